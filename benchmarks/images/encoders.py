@@ -223,7 +223,7 @@ def forward(
     rounds: int,
     dtype: str,
 ) -> Forward:
-    device = model.trunks[0].encoder.device
+    device = model.backbones[0].encoder.device
     sequences = sequences_of(model, pictures)
     engines = {
         "shoal": packed_run(model, sequences),
@@ -246,16 +246,16 @@ def forward(
 
 def packed_run(model: ImageModel, sequences: Sequence[InputSequence]) -> Callable[[], object]:
     """All images in one batch, sorted by length as the worker does."""
-    trunk = next(trunk for trunk in model.trunks if "image" in trunk.heads)
-    head = trunk.heads["image"]
+    backbone = next(backbone for backbone in model.backbones if "image" in backbone.heads)
+    head = backbone.heads["image"]
     batch = sorted(sequences, key=lambda sequence: -sequence.tokens)
 
     @torch.inference_mode()
     def run() -> object:
-        packed = trunk.pack(batch, [None] * len(batch))
+        packed = backbone.pack(batch, [None] * len(batch))
         return [
             one.cpu()
-            for one in head.forward(trunk.encoder.forward(packed, head.rows), packed, batch)
+            for one in head.forward(backbone.encoder.forward(packed, head.rows), packed, batch)
         ]
 
     return run

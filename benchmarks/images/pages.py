@@ -188,7 +188,7 @@ def pages(
         torch.manual_seed(0)
         model, processor = tower.make(Path(name), layers)
         ours = load_vision_language(Path(name), dtype=DTYPES[dtype], device=device, use=tower.use)
-    own = ours.trunks[0].tower
+    own = ours.backbones[0].tower
     if not isinstance(own, ImageTower):
         raise ValueError(f"{tower.name} has no tower")
     rows = [ours.input.sequence(data, "page").rows for data in files]
@@ -211,7 +211,7 @@ def pages(
             f"{tower.name}: rows {tuple(got.shape)} and {tuple(wanted.shape)} differ by {error:.2g}"
         )
     seconds = take_turns(engines, rounds, device)
-    patches = sum(own.tokens_of(picture) for picture in pictures)
+    patches = sum(own.count_tokens(picture) for picture in pictures)
     mine, other = (len(files) / median(seconds[engine]) for engine in ("shoal", "transformers"))
     return Pages(tower.name, dtype, patches, mine, other, ratio(seconds), tower.least)
 

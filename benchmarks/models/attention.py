@@ -132,7 +132,7 @@ def kernels(
             q,
             k,
             v,
-            Layout.of(lengths, lengths),
+            Layout.from_lengths(lengths, lengths),
             case.dim**-0.5,
             case.causal,
             case.window,

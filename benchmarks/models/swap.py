@@ -24,7 +24,7 @@ import torch
 from benchmarks.common.texts import MINILM_ID, minilm_directory
 from libs.kernels.linear.packed import has_bfloat16
 from libs.models import EncodeWork, load_model, outputs_of
-from libs.models.work import go_on_anyway
+from libs.models.work import never_cancelled
 from services.worker.machine.device import Device, open_device
 from services.worker.machine.disk import Shelf
 from services.worker.memory.files import ModelFiles
@@ -124,7 +124,7 @@ class Bench:
             self._changed.clear()
             await self._changed.wait()
         loaded = time.perf_counter()
-        prepared = resident.model.prepare(EncodeWork([TEXT]), go_on_anyway)
+        prepared = resident.model.prepare(EncodeWork([TEXT]), never_cancelled)
         resident.model.finish(
             prepared, outputs_of(resident.model.forward(prepared.head, prepared.sequences))
         )

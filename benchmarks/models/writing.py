@@ -27,7 +27,7 @@ import transformers
 from benchmarks.models.families import DTYPES
 from libs.kernels.attention.paged import pages_for
 from libs.kernels.native.library import name as native_name
-from libs.models.generation import DecodeLoop, Request, Writer, load_writer
+from libs.models.generation import DecodeLoop, LanguageModel, Request, load_language_model
 from libs.models.generation.decoding.rules import Ids
 from tests.parity.checkpoints import random_model, write_checkpoint
 
@@ -55,7 +55,7 @@ class Texts:
         return sum(self.answers)
 
 
-def loop_run(writer: Writer, texts: Texts) -> Callable[[], float]:
+def loop_run(writer: LanguageModel, texts: Texts) -> Callable[[], float]:
     """Seconds from the requests to the first token of the first of them; all are written."""
     pages = sum(
         pages_for(len(prompt) + most)
@@ -119,7 +119,7 @@ def take_turns(
     return seconds, median(firsts)
 
 
-def joining(writer: Writer, texts: Texts) -> tuple[float, float]:
+def joining(writer: LanguageModel, texts: Texts) -> tuple[float, float]:
     """Seconds of a decode step of 15 sequences, and of the prefill of another one of 128 tokens
     that joins them.
     """
@@ -173,7 +173,7 @@ def main() -> None:
             directory = write_checkpoint(
                 given.kind, Path(folder), head="causal_lm", dtype=dtype, config=config, **size
             )
-            writer = load_writer(directory, torch.device("cpu"), dtype)
+            writer = load_language_model(directory, torch.device("cpu"), dtype)
             reference = random_model(given.kind, head="causal_lm", config=config, **size).to(dtype)
             for count in map(int, given.counts.split(",")):
                 texts = Texts(count, given.tokens)

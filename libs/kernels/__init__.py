@@ -1,6 +1,6 @@
-"""Tensor kernels with one signature each: the device and the installed packages decide which
-implementation runs.
+"""Tensor kernels with one signature each. The device and the installed packages select the
+implementation.
 
-Packages by what is computed: `attention/`, `linear/`, `rows/` and `pooling/`. Those in C++ for CPUs
-lie in `native/`. `layout.py` says which queries of a batch see which keys.
+Packages: `attention/`, `linear/`, `rows/` and `pooling/`. C++ kernels for CPUs are in `native/`.
+`layout.py` defines which queries of a batch attend to which keys.
 """

@@ -1,7 +1,7 @@
 """The layout of a packed batch for attention kernels: which queries attend to which keys.
 
-Built once per batch on the host (`libs/models/packed.py`), so that no kernel reads a length from
-the device.
+Built once per batch on the host (`libs/models/packed.py`), so kernels never read lengths from the
+device.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from torch import Tensor
 class Run:
     """Adjacent sequences of one shape, which a kernel can view as one dense batch.
 
-    `query` and `key`: the row of the first sequence's first query and key; `queries` and `keys`:
-    how many each sequence has.
+    Attributes:
+        query: Row of the first sequence's first query.
+        key: Row of the first sequence's first key.
+        queries: Queries of each sequence.
+        keys: Keys of each sequence.
     """
 
     query: int
@@ -33,22 +36,22 @@ class Run:
 
     @property
     def offset(self) -> int:
-        """The position of the first query relative to the first key.
+        """Return the position of the first query relative to the first key.
 
-        Queries end where the keys end: surplus keys are a shared prefix, or all but the last row of
-        a sequence. With fewer keys than queries, the keys are the beginning of the sequence, and
-        the queries begin with them.
+        Queries end with the keys: surplus keys are a shared prefix, or all but the last row of a
+        sequence. With fewer keys than queries, the keys are the beginning of the sequence, and the
+        queries begin with them.
         """
         return max(0, self.keys - self.queries)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sequence i has the queries `cu_queries[i]:cu_queries[i + 1]` and the keys
-    `cu_keys[i]:cu_keys[i + 1]`, both int32.
+    """The queries `cu_queries[i]:cu_queries[i + 1]` and keys `cu_keys[i]:cu_keys[i + 1]` of each
+    sequence i, both int32.
 
-    `memo`: a cache of what a kernel computes once per batch for all layers (masks, biases by
-    distance), under keys of its own.
+    `memo`: a cache of data that a kernel computes once per batch for all layers (masks, biases by
+    distance); each kernel has separate keys.
     """
 
     cu_queries: Tensor
@@ -59,11 +62,11 @@ class Layout:
     memo: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
-    def of(
+    def from_lengths(
         queries: Sequence[int], keys: Sequence[int], device: torch.device | str = "cpu"
     ) -> Layout:
-        """The layout of sequences with these numbers of queries and keys, laid end to end in this
-        order.
+        """Build the layout of sequences with these numbers of queries and keys, laid end to end in
+        this order.
         """
         is_same = queries is keys or tuple(queries) == tuple(keys)
         cu_queries, *other = upload(
@@ -75,24 +78,24 @@ class Layout:
     def at(
         cu_queries: Tensor, cu_keys: Tensor, queries: Sequence[int], keys: Sequence[int]
     ) -> Layout:
-        """The same, of the sequences' ends that are on the device already."""
+        """Build the same from bounds that are on the device already."""
         return Layout(cu_queries, cu_keys, max(queries), max(keys), runs(queries, keys))
 
     @property
     def max_positions(self) -> int:
-        """The number of positions of the longest sequence, in queries or keys."""
+        """Return the positions of the longest sequence, in queries or keys."""
         return max(self.max_queries, self.max_keys)
 
     @property
     def ends_align(self) -> bool:
-        """Whether every sequence has at least as many keys as queries, which the CUDA kernels'
+        """Return whether every sequence has at least as many keys as queries, as the CUDA kernels'
         causal and window masks assume.
         """
         return all(run.keys >= run.queries for run in self.runs)
 
 
 def runs(queries: Sequence[int], keys: Sequence[int]) -> tuple[Run, ...]:
-    """The runs of adjacent sequences of equal shape."""
+    """Return the runs of adjacent sequences of equal shape."""
     found: list[Run] = []
     query = key = 0
     for (own, seen), group in groupby(zip(queries, keys, strict=True)):
@@ -104,24 +107,24 @@ def runs(queries: Sequence[int], keys: Sequence[int]) -> tuple[Run, ...]:
 
 
 def ends(lengths: Sequence[int]) -> NDArray[np.int32]:
-    """Where each sequence begins, and the end of the last: [sequences + 1] int32."""
+    """Return the start of each sequence and the end of the last: [sequences + 1] int32."""
     return np.cumsum((0, *lengths), dtype=np.int32)
 
 
 def cumulated(lengths: Sequence[int], device: torch.device | str) -> Tensor:
-    """`ends` on the device."""
+    """Return `ends` on the device."""
     return to_device(ends(lengths), device)
 
 
 _ALIGNED: Final = 4
-"""Numbers in 16 bytes. Triton compiles a kernel once for tensors that begin at a multiple of that,
-and once more for others.
+"""Numbers in 16 bytes. Triton compiles a kernel separately for tensors that begin at a multiple of
+that and for others.
 """
 
 
 def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device | str) -> list[Tensor]:
-    """Copies of these arrays [n] on the device, which is not waited for: on CUDA views of one
-    buffer, which one copy brings.
+    """Copy arrays [n] to the device without waiting for it: on CUDA, views of one buffer, filled by
+    one copy.
     """
     if torch.device(device).type != "cuda":
         return [to_device(array, device) for array in arrays]
@@ -139,7 +142,7 @@ def upload(arrays: Sequence[NDArray[np.int32]], device: torch.device | str) -> l
 def to_device(
     array: NDArray[np.number], device: torch.device | str, dtype: type[np.generic] = np.int32
 ) -> Tensor:
-    """A copy of type `dtype` that does not wait for the device."""
+    """Copy to the device with type `dtype`, without waiting for it."""
     tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=dtype))
     if torch.device(device).type != "cuda":
         return tensor.to(device)

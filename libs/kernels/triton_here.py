@@ -1,4 +1,6 @@
-"""Whether the Triton kernels (`*_triton.py`, imported only where they run) can run on a tensor."""
+"""Check whether the Triton kernels (`*_triton.py`, imported only where they run) can run on a
+tensor.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ from functools import cache
 
 from torch import Tensor
 
-# In Triton's interpreter they also run on CPU tensors, for which a test replaces this.
+# In Triton's interpreter they also run on CPU tensors; a test then replaces this.
 _DEVICES = ("cuda",)
 
 
 def has_triton(x: Tensor) -> bool:
-    """Whether `x` lies on a CUDA device and Triton is installed, as it is beside torch's CUDA
-    builds for Linux.
+    """Return whether `x` is on a CUDA device and Triton is installed, as in torch's CUDA builds for
+    Linux.
     """
     return x.device.type in _DEVICES and _installed()
 

@@ -1,11 +1,11 @@
-"""Models as a library: `load_model`, then `prepare` (threads), `forward` (the device thread),
+"""Models as a library: `load_model`, then `prepare` (threads), `forward` (the device thread) and
 `finish` (threads).
 
-`model.py` is the interface of a model, `work.py` its requests, `results.py` its results;
-`packed_model.py` implements it with trunks (`trunk.py`: an encoder and its heads). This folder and
-`layers/`, the packed encoder, are shared by all kinds of models; `text/` holds what only models of
-texts need, `images/` what only models of images do. Everything depends on torch, safetensors,
-tokenizers and numpy only, `images/` on Pillow too; nothing depends on a service.
+`model.py` is the interface of a model, `work.py` its requests and `results.py` its results.
+`packed_model.py` implements it with backbones (`backbone.py`: an encoder and its heads). All kinds
+of models share this folder and `layers/`, the packed encoder; `text/` is for text models and
+`images/` for image models. The package depends on torch, safetensors, tokenizers and numpy, and
+`images/` on Pillow too; nothing depends on a service.
 """
 
 from libs.models.loading import load_model, load_served_model
@@ -33,16 +33,16 @@ from libs.models.schema import (
     SchemaStructure,
 )
 from libs.models.work import (
-    WRITE,
+    GENERATE,
     Aggregation,
-    Between,
+    CancelCheck,
     ClassifyWork,
     DataType,
     EncodeWork,
     EntitiesWork,
     Forwarded,
+    GeneratedIds,
     Given,
-    GoOn,
     Head,
     InputRows,
     InputSequence,
@@ -61,17 +61,17 @@ from libs.models.work import (
     Truncation,
     Unfinished,
     Work,
-    WrittenIds,
+    YieldPoint,
     is_finite,
-    nothing_between,
+    never_yield,
     outputs_of,
     with_truncation,
 )
 
 __all__ = [
-    "WRITE",
+    "GENERATE",
     "Aggregation",
-    "Between",
+    "CancelCheck",
     "ClassifyWork",
     "DataType",
     "EncodeResult",
@@ -81,8 +81,8 @@ __all__ = [
     "ExtractResult",
     "Extraction",
     "Forwarded",
+    "GeneratedIds",
     "Given",
-    "GoOn",
     "Head",
     "InputRows",
     "InputSequence",
@@ -117,11 +117,11 @@ __all__ = [
     "Truncation",
     "Unfinished",
     "Work",
-    "WrittenIds",
+    "YieldPoint",
     "is_finite",
     "load_model",
     "load_served_model",
-    "nothing_between",
+    "never_yield",
     "outputs_of",
     "with_truncation",
 ]

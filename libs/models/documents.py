@@ -1,8 +1,8 @@
-"""Pages of documents as images of an item, and their text layer as an answer.
+"""Replace documents by their pages as images, and answer from a document's text layer.
 
-`codec.py` of the worker leaves a `DocumentFile` where an item has a document; `with_pages` puts the
-document's pages in its place. A page is drawn when a processor decodes it, one at a time on each
-thread, and nothing of it is kept.
+The worker's `codec.py` puts a `DocumentFile` where an item has a document; `with_pages` replaces it
+by the document's pages. A page is rendered when a processor decodes it, one at a time on each
+thread, and its pixels are not kept.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from libs.documents.reader import DocumentReader, OpenDocument
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.results import Extraction, ExtractResult, PageText
 from libs.models.work import (
+    CancelCheck,
     EntitiesWork,
-    GoOn,
     Part,
     Parts,
     Prepared,
@@ -33,8 +33,14 @@ from libs.models.work import (
 
 
 class DocumentFile(bytes):
-    """A document as it came: the file's bytes, or none and the index of one of the request's files.
-    `last` 0: its last page. `dpi` 0: the default."""
+    """A document as received.
+
+    Attributes:
+        file: Index of one of the request's files; None if this object holds the bytes.
+        first: First page, from 1.
+        last: Last page; 0 for the document's last page.
+        dpi: Dots per inch; 0 for the default.
+    """
 
     file: int | None
     first: int
@@ -42,7 +48,7 @@ class DocumentFile(bytes):
     dpi: int
 
     @classmethod
-    def of(cls, data: bytes, file: int | None, first: int, last: int, dpi: int) -> DocumentFile:
+    def create(cls, data: bytes, file: int | None, first: int, last: int, dpi: int) -> DocumentFile:
         made = cls(data)
         made.file, made.first, made.last, made.dpi = file, first, last, dpi
         return made
@@ -50,7 +56,7 @@ class DocumentFile(bytes):
 
 @dataclass(slots=True)
 class _Spent:
-    """What the pages of one item took so far."""
+    """Pages, pixels and seconds that one item has used."""
 
     pages: int = 0
     pixels: int = 0
@@ -60,17 +66,13 @@ class _Spent:
         self.pixels += pixels
         if self.pixels > limits.ITEM_PIXELS:
             message = f"the item's pages have more than {limits.ITEM_PIXELS:,} pixels"
-            raise InvalidInput(
-                f"{message}: ask for fewer at a time, or fewer dots per inch", field=field
-            )
+            raise InvalidInput(f"{message}: request fewer pages or a lower dpi", field=field)
 
     def add_seconds(self, seconds: float, field: str) -> None:
         self.seconds += seconds
         if self.seconds > limits.ITEM_SECONDS:
             message = f"reading the item's pages took more than {limits.ITEM_SECONDS:.0f} s"
-            raise InvalidInput(
-                f"{message}: ask for fewer pages at a time, or fewer dots per inch", field=field
-            )
+            raise InvalidInput(f"{message}: request fewer pages or a lower dpi", field=field)
 
 
 class Page(Drawn):
@@ -83,10 +85,12 @@ class Page(Drawn):
     measured: tuple[int, int]
 
     @classmethod
-    def of(
+    def create(
         cls, document: OpenDocument, number: int, dpi: int, spent: _Spent, measured: tuple[int, int]
     ) -> Page:
-        """`measured`: height and width; (0, 0): it is measured once it is drawn, if it ever is."""
+        """Create a page. `measured` is its height and width; (0, 0) defers measuring until it is
+        rendered.
+        """
         made = cls(b"%s page %d at %d" % (document.key, number, dpi))
         made.document, made.number, made.dpi, made.spent, made.measured = (
             document,
@@ -118,23 +122,25 @@ class Page(Drawn):
 
 
 def has_documents(work: Work) -> bool:
-    """Whether any item of the work has a document."""
+    """Return whether any item of the work has a document."""
     if isinstance(work, EntitiesWork | RelationsWork | StructureWork | TokenWork):
         return False
     return any(isinstance(one.content, DocumentFile) for one in parts_of(work))
 
 
-def with_pages(work: Work, files: Sequence[bytes], reader: DocumentReader, go_on: GoOn) -> Work:
-    """The work with each document's pages in its place. `files`: those of the job.
+def with_pages(
+    work: Work, files: Sequence[bytes], reader: DocumentReader, check_cancelled: CancelCheck
+) -> Work:
+    """Replace each document of a work by its pages. `files` are the files of the job.
 
-    Raises InvalidInput with the document's path for one that cannot be read or is beyond a limit,
-    and what `go_on` raises.
+    Raises InvalidInput with the document's path if it cannot be read or exceeds a limit, and the
+    exceptions of `check_cancelled`.
     """
     if isinstance(
         work, EntitiesWork | RelationsWork | StructureWork | TokenWork
     ) or not has_documents(work):
         return work
-    opening = _Opening(files, reader, go_on, is_drawn=not isinstance(work, TextWork))
+    opening = _Opening(files, reader, check_cancelled, is_drawn=not isinstance(work, TextWork))
     parts = {index: opening.item(item) for index, item in work.parts.items()}
     if isinstance(work, ScoreWork):
         return replace(work, parts=parts, query_parts=opening.item(work.query_parts))
@@ -145,9 +151,19 @@ class _Opening:
     """Opens the documents of one job, each file once."""
 
     def __init__(
-        self, files: Sequence[bytes], reader: DocumentReader, go_on: GoOn, *, is_drawn: bool
+        self,
+        files: Sequence[bytes],
+        reader: DocumentReader,
+        check_cancelled: CancelCheck,
+        *,
+        is_drawn: bool,
     ) -> None:
-        self._files, self._reader, self._go_on, self._is_drawn = files, reader, go_on, is_drawn
+        self._files, self._reader, self._go_on, self._is_drawn = (
+            files,
+            reader,
+            check_cancelled,
+            is_drawn,
+        )
         self._open: dict[int, OpenDocument] = {}
 
     def item(self, parts: Parts) -> Parts:
@@ -169,7 +185,8 @@ class _Opening:
         first, last = max(1, asked.first), min(asked.last or document.length, document.length)
         if first > document.length:
             raise InvalidInput(
-                f"the document has {document.length:,} pages; the first to read is {first:,}",
+                f"the first page requested is {first:,}, but the document has "
+                f"{document.length:,} pages",
                 field=field,
             )
         count, dpi = last - first + 1, asked.dpi or limits.DPI
@@ -178,18 +195,21 @@ class _Opening:
                 f"pages {first} to {last} at {dpi} dots per inch cannot be read", field=field
             )
         if not asked.last and count > limits.UNKNOWN_PAGES:
-            message = f"the document has {document.length:,} pages, and at most {limits.UNKNOWN_PAGES} are read where none is the last"
-            raise InvalidInput(f"{message}: ask for a range of pages", field=field)
+            message = f"the document has {document.length:,} pages; without a last page"
+            raise InvalidInput(
+                f"{message}, at most {limits.UNKNOWN_PAGES} are read: request a range of pages",
+                field=field,
+            )
         spent.pages += count
         if spent.pages > limits.PAGES:
             raise InvalidInput(
-                f"the item has more than {limits.PAGES} pages: ask for fewer at a time", field=field
+                f"the item has more than {limits.PAGES} pages: request fewer at a time", field=field
             )
         sizes = document.sizes(first, last, dpi) if self._is_drawn else [(0, 0)] * count
         spent.add_pixels(sum(height * width for height, width in sizes), field)
         spent.add_seconds(document.seconds, field)
         return [
-            Page.of(document, number, dpi, spent, size)
+            Page.create(document, number, dpi, spent, size)
             for number, size in enumerate(sizes, start=first)
         ]
 
@@ -206,49 +226,55 @@ class _Opening:
 NO_HEAD: Final = ""
 
 
-def read_text_layers(work: TextWork, model: str, go_on: GoOn) -> Prepared:
-    """The answer to a TextWork for a model that writes no text: the text layers of its pages,
-    without a forward.
+def read_text_layers(work: TextWork, model: str, check_cancelled: CancelCheck) -> Prepared:
+    """Answer a TextWork from the text layers of its pages, without a forward, for a model that does
+    not generate text.
 
-    Raises TaskNotSupported with the part's path for what is no page, and for a page without a text
-    layer where the model is to read such pages.
+    Raises TaskNotSupported with the part's path for content that is not a page, and for a page
+    without a text layer unless only text layers are requested.
     """
     if work.text_layer == "never":
         raise TaskNotSupported(
-            f"{model} writes no text, and the text layer is not to be used", field="text.text_layer"
+            f"{model} does not generate text, and the request forbids the text layer",
+            field="text.text_layer",
         )
     if work.json_schema:
         raise TaskNotSupported(
-            f"{model} writes no text, and none by a schema", field="text.json_schema"
+            f"{model} does not generate text, so it cannot follow a schema",
+            field="text.json_schema",
         )
     if work.turns or work.template_values:
         field = "text.turns" if work.turns else "text.template_values"
-        raise TaskNotSupported(f"{model} writes no text, and none in a conversation", field=field)
+        raise TaskNotSupported(
+            f"{model} does not generate text, so it cannot continue a conversation", field=field
+        )
     found: list[Extraction] = []
     taken = 0
     for index in range(len(work.texts)):
         pages: list[PageText] = []
         lengths: Mapping[bytes, int] = {}
         for part in work.parts.get(index, (Part("", f"items[{index}].text"),)):
-            go_on()
+            check_cancelled()
             if not isinstance(part.content, Page):
                 raise TaskNotSupported(
-                    f"{model} writes no text: it gives the text layer of documents alone",
+                    f"{model} does not generate text: it returns only the text layer of documents",
                     field=part.field,
                 )
             page = part.content
             text = page.text(part.field)
             has_layer = bool(text.strip())
             if not has_layer and work.text_layer != "only":
-                message = f"page {page.number} has no text layer, and {model} writes no text"
+                message = (
+                    f"page {page.number} has no text layer, and {model} does not generate text"
+                )
                 raise TaskNotSupported(
-                    f"{message}: ask a model that does, or for the text layer only",
+                    f"{message}: use a generative model, or request the text layer only",
                     field=part.field,
                 )
             taken += len(text.encode())
             if taken > limits.JOB_TEXT_BYTES:
                 raise InvalidInput(
-                    "the pages have too much text: ask for fewer at a time", field=part.field
+                    "the pages have too much text: request fewer at a time", field=part.field
                 )
             pages.append(PageText(page.number, text, has_layer))
             lengths = {**lengths, page.document.key: page.document.length}

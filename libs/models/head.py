@@ -1,4 +1,4 @@
-"""The interface of a model's heads: hidden states to outputs."""
+"""The interface of a model's heads, which turn hidden states into outputs."""
 
 from __future__ import annotations
 
@@ -10,48 +10,51 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from libs.models.packed import Packed, Rows
-from libs.models.work import Between, InputSequence, Output
+from libs.models.work import InputSequence, Output, YieldPoint
 
 Array = NDArray[np.generic]
 
 
 class ModelHead(Protocol):
-    """Turns hidden states into an output for each sequence, in two steps with one copy from the
-    device between them.
+    """Turns hidden states into one output per sequence, in two steps with one device-to-host copy
+    between them.
     """
 
     @property
     def rows(self) -> Rows | None:
-        """The only row of each sequence that the head looks at; None: all."""
+        """The only row of each sequence that the head reads; None for all rows."""
 
     def forward(
         self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
     ) -> tuple[Tensor, ...]:
-        """On the device, without waiting for it.
+        """Compute the head's tensors on the device, without waiting for it.
 
-        `hidden`: [tokens, hidden], or [sequences, hidden] where `rows` chose them. `sequences`:
-        those of the batch, in its order.
+        Args:
+            hidden: [tokens, hidden], or [sequences, hidden] if `rows` selected them.
+            sequences: The sequences of the batch, in its order.
         """
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
-        """Splits the output of `forward`, now on the host, into one output per sequence."""
+        """Split the output of `forward`, now on the host, into one output per sequence."""
 
 
 @runtime_checkable
 class PreemptedHead(Protocol):
-    """A head with layers of its own, between which it may be preempted."""
+    """A head that may be preempted between two of its layers."""
 
-    def forward_between(
-        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence], between: Between
+    def forward_preemptible(
+        self,
+        hidden: Tensor,
+        batch: Packed,
+        sequences: Sequence[InputSequence],
+        yield_point: YieldPoint,
     ) -> tuple[Tensor, ...]:
-        """As `forward`; `between`, a preemption point, is called between two layers."""
+        """Compute `forward`, and call `yield_point` between two layers."""
 
 
 @runtime_checkable
 class ReadsDevice(Protocol):
-    """A head whose `forward` reads a value from the device and so waits for all that was launched
-    before.
-    """
+    """A head with a `forward` that waits for all earlier launches, as it reads from the device."""
 
     reads_device: Literal[True]
 
@@ -70,25 +73,25 @@ class CapturableHead(ModelHead, Protocol):
 
 @runtime_checkable
 class Compacts(Protocol):
-    """A head that compacts its output on the device, to copy less to the host. `split` then gets
-    the compacted arrays.
+    """A head that compacts its output on the device to copy less to the host. `split` receives the
+    compacted arrays.
     """
 
     def compact(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """`tensors`: the output of `forward`. Called after the batch's last launch, so it may wait
-        for the device.
+        """Compact `tensors`, the output of `forward`. Called after the batch's last launch, so it
+        may wait for the device.
 
         Another batch may have been launched since, so `tensors` must not be views of the hidden
         states.
         """
 
 
-def row_each(array: Array) -> list[Output]:
-    """[sequences, ...] -> one row per sequence."""
+def split_rows(array: Array) -> list[Output]:
+    """Split [sequences, ...] into one row per sequence."""
     return list(array.astype(np.float32, copy=False))
 
 
-def rows_each(array: Array, sequences: Sequence[InputSequence]) -> list[Output]:
-    """[tokens, ...] -> the rows of each sequence's tokens."""
+def split_token_rows(array: Array, sequences: Sequence[InputSequence]) -> list[Output]:
+    """Split [tokens, ...] into the token rows of each sequence."""
     ends = np.cumsum([sequence.tokens for sequence in sequences])[:-1]
     return list(np.split(array.astype(np.float32, copy=False), ends))

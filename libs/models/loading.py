@@ -1,6 +1,4 @@
-"""Loads any checkpoint directory: its card says whether it is a model of texts or of images, or one
-that writes.
-"""
+"""Load any checkpoint directory. Its card selects a text, image or generative model."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from libs.catalog.kinds.vision.images import images_folder
 from libs.catalog.kinds.vision.vision_language import is_vision_language
 from libs.catalog.kinds.writing.image_writer import is_image_writer
 from libs.catalog.overrides import Overrides
-from libs.models.generation.serving import load_writer_model
+from libs.models.generation.serving import load_generative_model
 from libs.models.images.serving import load_image_model
 from libs.models.images.vlm.serving import load_vision_language_model
 from libs.models.model import Model
@@ -32,15 +30,19 @@ def load_model(
     overrides: Overrides | None = None,
     base: Path | None = None,
 ) -> PackedModel:
-    """Loads a checkpoint directory; the encoders compute in `dtype` unless the card has one, the
-    heads in float32.
+    """Load a checkpoint directory. Encoders compute in `dtype` unless the card has a type; heads in
+    float32.
 
-    torch.int8, or a card's int8: weights are quantised, and what is not is in the worker's type
-    (`dtype`, or the device's default). On an accelerator, for a model of images, and on a CPU that
-    cannot do it, the whole model is, and a warning is logged. `overrides`: the catalog's for the
-    model. `base`: of a directory that holds a LoRA adapter alone, that of the model which it is
-    merged into. Raises ModelBroken with the file and the key or tensor at fault, or with what a
-    model would lose in int8.
+    With torch.int8, or a card's int8, weights are quantised and everything else uses the worker's
+    type (`dtype`, or the device's default). On an accelerator, for an image model, and on a CPU
+    without int8 support, the whole model uses that type and a warning is logged.
+
+    Args:
+        overrides: The catalog's overrides for the model.
+        base: The model that the LoRA adapter in `directory` is merged into.
+
+    Raises ModelBroken with the file and the key or tensor at fault, or with the accuracy that int8
+    would lose.
     """
     if base is not None or is_vision_language(directory):
         return load_vision_language_model(directory, model_id, device, dtype, overrides, base)
@@ -60,11 +62,11 @@ def load_served_model(
     base: Path | None = None,
     memory_bytes: int = 0,
 ) -> Model:
-    """As `load_model`, and models that write. `memory_bytes`: as of `load_writer_model`."""
+    """Load any model, generative ones included. `memory_bytes`: see `load_generative_model`."""
     if base is None and is_image_writer(
         directory, None if overrides is None else overrides.detect.kind
     ):
         return load_reader_model(directory, model_id, device, dtype, overrides, memory_bytes)
     if base is None and read_card(directory, model_id, overrides).kind == "writer":
-        return load_writer_model(directory, model_id, device, dtype, overrides, memory_bytes)
+        return load_generative_model(directory, model_id, device, dtype, overrides, memory_bytes)
     return load_model(directory, model_id, device, dtype, overrides, base)

@@ -1,6 +1,4 @@
-"""The interface of a model, whatever its input: the contract between a model and the code that runs
-it.
-"""
+"""The interface between a model of any kind and the code that runs it."""
 
 from __future__ import annotations
 
@@ -10,16 +8,16 @@ from typing import Protocol
 from libs.catalog.card import Card
 from libs.models.results import Result
 from libs.models.work import (
-    Between,
+    CancelCheck,
     Forwarded,
-    GoOn,
     Head,
     InputSequence,
     Output,
     Prepared,
     Work,
-    go_on_anyway,
-    nothing_between,
+    YieldPoint,
+    never_cancelled,
+    never_yield,
 )
 
 
@@ -28,63 +26,70 @@ class Parked(Protocol):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of host memory that it takes."""
+        """Bytes of host memory in use."""
 
     def resume(self) -> Model:
-        """Moves it back to the device. Blocking, but need not wait for the copy: the first forward
-        does, on the device.
+        """Move the model back to the device. Blocks, but need not wait for the copy: the first
+        forward waits for it on the device.
         """
 
 
 class Model(Protocol):
-    """`prepare` (threads) -> `forward` (the device thread) -> `finish` (threads), three calls that
-    overlap. `PackedModel` is one.
+    """A loaded model: `prepare` (threads) -> `forward` (the device thread) -> `finish` (threads).
+    The three calls overlap. `PackedModel` is one.
 
     On an asynchronous device `forward` may be split in two (`LaunchesBatches` in `pending.py`).
 
-    `bytes`: of weights on the device.
+    `bytes`: weights on the device.
     """
 
     card: Card
     bytes: int
 
-    def prepare(self, work: Work, go_on: GoOn) -> Prepared:
-        """Tokenises a job. `go_on`, a cancellation check, is called every few milliseconds; what it
-        raises ends the preparation.
+    def prepare(self, work: Work, check_cancelled: CancelCheck) -> Prepared:
+        """Tokenise a job. `check_cancelled` is called every few milliseconds; its exception ends
+        the preparation.
         """
 
     def forward(
-        self, head: Head, sequences: list[InputSequence], between: Between = nothing_between
+        self, head: Head, sequences: list[InputSequence], yield_point: YieldPoint = never_yield
     ) -> Sequence[Forwarded]:
-        """Runs a batch. `between`, a preemption point, may be called between layers and run a
-        forward of this model or another.
+        """Run a batch. `yield_point` may be called between layers, and may run a forward of this or
+        another model.
         """
 
     def finish(
-        self, prepared: Prepared, outputs: list[Output], go_on: GoOn = go_on_anyway
+        self,
+        prepared: Prepared,
+        outputs: list[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
-        """The job's result. `go_on`, a cancellation check, is called between two items; what it
-        raises ends the job. An item's results take at most `prepared.answer_bytes`
-        (`answering.py`)."""
+        """Return the job's result, with at most `prepared.answer_bytes` per item
+        (`answer_budget.py`).
 
-    def widened(self) -> Model | None:
-        """The model in float32 on the CPU, loaded anew; None if it computes in float32 already.
-        Blocking; raises ShoalError.
+        `check_cancelled` is called between two items; its exception ends the job.
+        """
+
+    def load_fp32_fallback(self) -> Model | None:
+        """Load the checkpoint again in float32 on the CPU; None if the model already computes in
+        float32.
+
+        Blocks. Raises ShoalError.
         """
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the copy that it keeps in host memory while it is resident; 0: it keeps none."""
+        """Bytes of the copy in host memory that the resident model keeps; 0 for none."""
 
     def drop_host_copy(self) -> None:
-        """Frees the host copy and keeps none from now on. Blocking."""
+        """Free the host copy and keep none from now on. Blocks."""
 
     def park(self) -> Parked:
-        """Frees its device memory and stays in host memory. No call of the model may be in
-        progress. Blocking.
+        """Free the device memory and stay in host memory. Blocks. No call of the model may be in
+        progress.
         """
 
     def probe(self) -> float:
-        """Bytes of activations per token of a batch on the device, measured with a tiny forward.
-        Blocking.
+        """Measure the bytes of activations per token of a batch on the device with a tiny forward.
+        Blocks.
         """

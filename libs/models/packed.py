@@ -1,8 +1,8 @@
-"""The batch a model's forward sees: sequences laid end to end, without padding.
+"""The batch that a model's forward receives: sequences laid end to end, without padding.
 
-Built from the token ids that `prepare` made, and read by the encoder. Everything the host must know
-during a forward (lengths, runs) is kept in host memory here, so that a forward never synchronises
-with the device.
+It is built from the token ids that `prepare` produced and read by the encoder. Everything that the
+host needs during a forward (lengths, runs) is kept in host memory here, so a forward never
+synchronises with the device.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from libs.kernels.layout import Layout, ends, to_device, upload
 Ids = npt.NDArray[np.int32]
 Axes = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 Rows = Literal["first", "last"]
-"""One row of each sequence: of its first token ([CLS], <s>) or of its last."""
+"""The row of each sequence's first token ([CLS], <s>) or of its last."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenRows:
-    """Rows of a batch's input that no token id stands for, such as the embeddings of an image's
-    patches.
+    """Input rows of a batch that have no token id, such as the embeddings of image patches.
 
-    `places`: [n] int64, which of the batch's tokens they are the input of. `values`: [n,
-    InputLayer.row_size]. `deeper`: as large, what is added to these tokens' hidden states after the
-    first layer, the second and so on.
+    Attributes:
+        places: [n] int64. The tokens of the batch that these rows are the input of.
+        values: [n, InputLayer.row_size].
+        deeper: Tensors of the same shape, added to these tokens' hidden states after the first
+            layer, the second and so on.
     """
 
     places: Tensor
@@ -41,10 +42,10 @@ class GivenRows:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Sequences in the order in which they were given, each of at least one token.
+    """Sequences in the order given, each of at least one token.
 
-    The CPU's attention handles a run of equally long neighbours at once, so sort by length before
-    packing.
+    The CPU's attention handles adjacent sequences of equal length together, so sort by length
+    before packing.
     """
 
     ids: Tensor  # [tokens] int32
@@ -56,25 +57,27 @@ class Packed:
     layout: Layout  # every token is a query
     key_rows: (
         Tensor | None
-    )  # [keys] int32: the rows that are keys, in the layout's order; None: all, each once
-    keys: tuple[int, ...]  # how many keys each sequence has
+    )  # [keys] int32: the rows that are keys, in the layout's order; None for all, each one time
+    keys: tuple[int, ...]  # number of keys of each sequence
     given: GivenRows | None = None  # None: the input of every token is its id
-    one_row: Layout | None = None  # what `row_layout` gives; None: it is made when asked for
+    one_row: Layout | None = None  # cached result of `row_layout`; None: computed on request
     axes: Tensor | None = (
         # [axes, tokens] int32 or float32: positions in several dimensions; None: `positions` in all
         None
     )
-    wholes: tuple[int, ...] = ()  # tokens of the sequences of which these are parts; empty: `keys`
+    wholes: tuple[
+        int, ...
+    ] = ()  # token counts of the whole sequences that these are parts of; empty: `keys`
     windows: Layout | None = (
-        None  # of an image's windows as sequences of their own, for the layers that have such
+        None  # the windows of an image as sequences, for layers with windowed attention
     )
     cu_rows: Tensor | None = (
-        # [sequences + 1] int32: 0, 1, 2 and so on, for `row_layout`; None: made when asked for
+        # [sequences + 1] int32: 0, 1, 2 and so on, for `row_layout`; None: computed on request
         None
     )
 
     @staticmethod
-    def of(
+    def from_sequences(
         sequences: Sequence[Ids],
         type_ids: Sequence[Ids | None] | None = None,
         device: torch.device | str = "cpu",
@@ -87,15 +90,19 @@ class Packed:
         axes: Sequence[Axes | None] | None = None,
         windows: Sequence[int] | None = None,
     ) -> Packed:
-        """Pack token ids; where only some sequences have type ids, the others count as segment 0.
+        """Pack token ids into one batch on `device`.
 
-        `seen`: sequence i's tokens attend to its first `seen[i]` tokens only (0: to all). `before`:
-        the index of another sequence of this batch that is sequence i's shared prefix, to all of
-        whose tokens sequence i's attend (None: no prefix). `places`: the tokens of sequence i whose
-        input is no id but a row of `values`, which has those of all sequences in turn. `deeper`: as
-        `GivenRows.deeper`. `axes`: sequence i's positions in several dimensions, [axes, tokens]
-        (None: their places in all). `windows`: the lengths of the windows that all sequences
-        consist of.
+        Args:
+            type_ids: Segments of each sequence. If only some have them, the others are segment 0.
+            seen: Sequence i's tokens attend to its first `seen[i]` tokens only; 0 for all.
+            before: Index of the sequence in this batch that is sequence i's shared prefix, to which
+                all its tokens attend; None for no prefix.
+            places: Tokens of sequence i with a row of `values` as their input instead of an id.
+            values: The rows of all sequences in turn.
+            deeper: See `GivenRows.deeper`.
+            axes: Sequence i's positions in several dimensions, [axes, tokens]; None for its token
+                indices in every dimension.
+            windows: Lengths of the windows that make up all sequences.
         """
         lengths = tuple(len(ids) for ids in sequences)
         segments = None
@@ -122,7 +129,7 @@ class Packed:
             "cu_keys": None if keys == lengths else ends(keys),
             "types": segments,
             "key_rows": key_rows,
-            # On a CPU few batches need them, and they cost more than the others' copy.
+            # Few batches on a CPU need them, and building them costs more than copying the others.
             "cu_rows": np.arange(len(lengths) + 1, dtype=np.int32)
             if torch.device(device).type == "cuda"
             else None,
@@ -143,25 +150,25 @@ class Packed:
             if values is None
             else GivenRows(_rows_at(places or (), starts, device), values, tuple(deeper)),
             axes=_axes(axes or (), positions, lengths, device),
-            windows=None if windows is None else Layout.of(windows, windows, device),
+            windows=None if windows is None else Layout.from_lengths(windows, windows, device),
             cu_rows=found.get("cu_rows"),
         )
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """Where each sequence begins, and the end of the last: [sequences + 1] int32."""
+        """Return the start of each sequence and the end of the last: [sequences + 1] int32."""
         return self.layout.cu_queries
 
     def rows(self, which: Rows) -> Tensor:
-        """[sequences] int32"""
+        """Return the index of one row of each sequence: [sequences] int32."""
         return self.cu_seqlens[:-1] if which == "first" else self.cu_seqlens[1:] - 1
 
     def row_layout(self) -> Layout:
-        """The layout of one query per sequence, which attends to the sequence's keys."""
+        """Return the layout of one query per sequence, which attends to the sequence's keys."""
         ones = (1,) * len(self.lengths)
         if self.cu_rows is not None:
             return Layout.at(self.cu_rows, self.layout.cu_keys, ones, self.keys)
-        return self.one_row or Layout.of(ones, self.keys, self.ids.device)
+        return self.one_row or Layout.from_lengths(ones, self.keys, self.ids.device)
 
 
 def _rows_at(places: Sequence[Ids | None], starts: Ids, device: torch.device | str) -> Tensor:

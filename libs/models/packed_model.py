@@ -1,5 +1,5 @@
-"""A model as it is served: `prepare` (threads) -> `forward` (the device thread) -> `finish`
-(threads), calls that overlap.
+"""The served model: `prepare` (threads) -> `forward` (the device thread) -> `finish` (threads). The
+calls overlap.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import nn
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.tasks import OwnAdapters
 from libs.errors import TaskNotSupported
-from libs.models.answering import extracted
+from libs.models.answer_budget import build_result
+from libs.models.backbone import Backbone
 from libs.models.documents import read_text_layers
 from libs.models.graphs.capture import PendingCopy
 from libs.models.graphs.graphs import Graphs, Replayed
@@ -30,16 +31,14 @@ from libs.models.loaded.peft import Names
 from libs.models.loaded.probe import activation_bytes_per_token, image_bytes
 from libs.models.loaded.tasks import add_own_adapters
 from libs.models.loaded.tiers import Arena, ParkedModel, copying, sharing, tensors_of
+from libs.models.output_cache import FindOutput, OutputCache
 from libs.models.packed import Packed
 from libs.models.pending import DeviceQueue, Submission
 from libs.models.processor import Processor, Tokens
-from libs.models.recall import Find, OutputCache
 from libs.models.results import ExtractResult, Result
-from libs.models.trunk import Backbone
 from libs.models.weights import TensorFile
 from libs.models.work import (
-    Between,
-    GoOn,
+    CancelCheck,
     Head,
     InputSequence,
     Output,
@@ -47,115 +46,124 @@ from libs.models.work import (
     TextWork,
     TokenWork,
     Work,
-    go_on_anyway,
-    nothing_between,
+    YieldPoint,
+    never_cancelled,
+    never_yield,
 )
 
 
 class PackedModel:
-    """A model of one or several trunks, whose batches are packed: every `Model` that is served.
+    """A model of one or several backbones with packed batches. Every served model that is not
+    generative is one.
 
-    `bytes`: of weights on the device, or more if the card reserves more; `max_tokens`: the longest
-    sequence; `data_type`: of its weights, such as "bfloat16".
+    Attributes:
+        bytes: Size of the weights on the device, or more if the card reserves more.
+        max_tokens: Length of the longest sequence.
+        data_type: Type of the weights, such as "bfloat16".
     """
 
     def __init__(
         self,
         card: Card,
-        trunks: Sequence[Backbone],
+        backbones: Sequence[Backbone],
         processor: Processor,
         names: Names,
         device: torch.device,
         base: Callable[[], TensorFile] | None = None,
     ) -> None:
-        """`trunks`: the first is the one whose encoder LoRA adapters are for. `names`: of its
-        layers, as adapters have them.
+        """Assemble a model.
 
-        `base`: as of `Adapters`.
+        Args:
+            backbones: LoRA adapters apply to the encoder of the first one.
+            names: Names of its layers in adapters.
+            base: See `Adapters`.
         """
         self.card = card
-        self.trunks = tuple(trunks)
+        self.backbones = tuple(backbones)
         self.bytes = 0
         self.max_tokens = card.max_tokens
-        self._trunk_of = {name: trunk for trunk in self.trunks for name in trunk.heads}
+        self._backbone_of = {
+            name: backbone for backbone in self.backbones for name in backbone.heads
+        }
         self._processor, self._device = processor, device
-        main = self.trunks[0].encoder
+        main = self.backbones[0].encoder
         self.data_type = str(main.dtype).removeprefix("torch.")
         self._adapters = Adapters(main, names, main.dtype, device, base)
         self.count()
         # A batch's adapters are bound to the encoder's layers, so forwards take turns. A forward
-        # that preempts another, on the same thread and between two of its layers, binds its own.
+        # that preempts another, on the same thread and between two of its layers, binds its
+        # adapters.
         self._computing = RLock()
         self._arena: Arena | None = None
         self._graphs: Graphs | None = None
         self.queue: DeviceQueue | None = cuda_queue(device) if device.type == "cuda" else None
-        """The queue of an asynchronous device; None: a forward has computed when it returns."""
+        """The queue of an asynchronous device; None if a forward has computed when it returns."""
         self._last: Submission | None = (
-            None  # launched last and not collected yet; guarded by `_computing`
+            None  # the newest batch not collected yet; guarded by `_computing`
         )
-        self.largest_picture = 0
-        """Tokens of the largest input of its tower, in the tower."""
+        self.max_tower_tokens = 0
+        """Tokens, within the tower, of its largest input."""
         self.tokens: Tokens | None = None
-        """Its tokenizer's own processor; None: it reads no texts."""
-        self.recall: OutputCache | None = None
-        """What finds outputs of items with images; None: the model has none that may be kept."""
-        self.widen: Callable[[], PackedModel] | None = None
-        """Loads the checkpoint anew in float32 on the CPU; None: the model computes in float32."""
+        """The processor of the tokenizer; None if the model reads no texts."""
+        self.output_cache: OutputCache | None = None
+        """Looks up outputs of items with images; None if the model has no outputs to cache."""
+        self.fp32_loader: Callable[[], PackedModel] | None = None
+        """Loads the checkpoint again in float32 on the CPU; None if the model computes in float32.
+        """
 
     @property
     def heads(self) -> Mapping[str, ModelHead]:
-        """The heads, by the names that `Prepared.head` may have."""
-        return {name: trunk.heads[name] for name, trunk in self._trunk_of.items()}
+        """The heads by name, as in `Prepared.head`."""
+        return {name: backbone.heads[name] for name, backbone in self._backbone_of.items()}
 
     def modules(self) -> list[nn.Module]:
-        """The modules that hold its weights: encoders, towers and heads."""
+        """Return the modules that hold weights: encoders, towers and heads."""
         return [
-            *(module for trunk in self.trunks for module in trunk.modules()),
+            *(module for backbone in self.backbones for module in backbone.modules()),
             self._adapters.own,
         ]
 
     def count(self) -> None:
-        """Sets `bytes` anew, after weights were replaced."""
+        """Update `bytes` after weights were replaced."""
         self.bytes = max(
             sum(resident_bytes(module) for module in self.modules()), self.card.memory_bytes
         )
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
-        """Tokenises a job; thread-safe. Raises TaskNotSupported, InputTooLong or InvalidInput with
-        the field's path in the job.
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
+        """Tokenise a job. Thread-safe.
 
-        `go_on`, a cancellation check, is called every few milliseconds; what it raises ends the
-        preparation.
+        `check_cancelled` is called every few milliseconds; its exception ends the preparation.
+        Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job.
         """
         if isinstance(work, TokenWork):
-            return self._own_tokens.prepare(work, go_on)
+            return self._own_tokens.prepare(work, check_cancelled)
         if isinstance(work, TextWork) and "text" not in self.card.tasks:
-            return read_text_layers(work, self.card.model, go_on)
-        prepared = self._processor.prepare(work, go_on)
+            return read_text_layers(work, self.card.model, check_cancelled)
+        prepared = self._processor.prepare(work, check_cancelled)
         for head, indices in prepared.groups().items():
-            self._trunk(head).refuse_outside([prepared.sequences[index] for index in indices])
+            self._backbone(head).refuse_outside([prepared.sequences[index] for index in indices])
         return prepared
 
     @property
     def _own_tokens(self) -> Tokens:
         if self.tokens is None:
             raise TaskNotSupported(
-                f"{self.card.model} reads no texts, so it has no tokenizer", field="model"
+                f"{self.card.model} reads no text, so it has no tokenizer", field="model"
             )
         return self.tokens
 
-    def _trunk(self, head: Head) -> Backbone:
-        return self._trunk_of[head.split("+", 1)[0]]
+    def _backbone(self, head: Head) -> Backbone:
+        return self._backbone_of[head.split("+", 1)[0]]
 
     @torch.inference_mode()
     def forward(
-        self, head: Head, sequences: Sequence[InputSequence], between: Between = nothing_between
+        self, head: Head, sequences: Sequence[InputSequence], yield_point: YieldPoint = never_yield
     ) -> list[Output]:
-        """Runs sequences of any number of jobs for the same head, packed in one batch: one output
-        each, in their order.
+        """Run sequences of any number of jobs for one head as one packed batch, and return their
+        outputs in order.
 
-        `between` is called on a CPU only: an accelerator computes asynchronously, after the host
-        has launched all layers.
+        `yield_point` is called on a CPU only: an accelerator computes asynchronously, after the
+        host has launched all layers.
         """
         if self.queue is not None:
             return self.launch(head, sequences).collect()
@@ -163,7 +171,7 @@ class PackedModel:
         with self._computing:
             if self._arena is not None:
                 self._arena.wait()
-            called = between if self._device.type == "cpu" else nothing_between
+            called = yield_point if self._device.type == "cpu" else never_yield
             computed = self._compute(head, [sequences[i] for i in order], called)
             if computed.copy is not None:
                 rows = computed.split_copy(computed.copy)
@@ -178,32 +186,34 @@ class PackedModel:
         return [outputs[i] for i in range(len(sequences))]
 
     def can_launch(self, head: Head) -> bool:
-        """As `LaunchesBatches.can_launch`. A tower's inputs are copied to the device while the host
-        waits.
+        """Implement `LaunchesBatches.can_launch`. Copying a tower's inputs to the device blocks the
+        host.
         """
         if self.queue is None:
             return False
-        trunk = self._trunk(head)
-        return trunk.tower is None and not any(
-            isinstance(trunk.heads[name], ReadsDevice) for name in head.split("+")
+        backbone = self._backbone(head)
+        return backbone.tower is None and not any(
+            isinstance(backbone.heads[name], ReadsDevice) for name in head.split("+")
         )
 
     @torch.inference_mode()
     def launch(self, head: Head, sequences: Sequence[InputSequence]) -> PackedBatch:
-        """As `LaunchesBatches.launch`. Raises RuntimeError on a device that is not asynchronous."""
+        """Implement `LaunchesBatches.launch`. Raises RuntimeError on a device that is not
+        asynchronous.
+        """
         if self.queue is None:
-            raise RuntimeError(
-                "a batch can be launched on an asynchronous device only: call forward"
-            )
+            raise RuntimeError("launch needs an asynchronous device: call forward instead")
         order = _order(sequences)
         with self._computing:
             if self._arena is not None:
                 self._arena.wait()
             self.queue.begin()
-            computed = self._compute(head, [sequences[i] for i in order], nothing_between)
-            # All heads are launched before the first copy, and what is compacted is copied once its
+            computed = self._compute(head, [sequences[i] for i in order], never_yield)
+            # All heads are launched before the first copy. Outputs to compact are copied once their
             # size is known.
-            plain = [result for each, result in computed.of_heads if not isinstance(each, Compacts)]
+            plain = [
+                result for head_, result in computed.of_heads if not isinstance(head_, Compacts)
+            ]
             self._last = submission = self.queue.submit(
                 [] if computed.copy is not None else list(chain.from_iterable(plain))
             )
@@ -214,17 +224,15 @@ class PackedModel:
             if self._last is submission:
                 self._last = None
 
-    def _settle(self) -> None:
-        """Waits until the device has computed all batches that were launched. `_computing` is held.
-        Raises the device's error.
+    def _wait_for_launched(self) -> None:
+        """Wait until the device has computed all launched batches. Requires `_computing`. Raises
+        the device's error.
         """
         if self._last is not None:
             self._last.wait()
 
     def forward_all(self, prepared: Prepared) -> list[Output]:
-        """Runs all sequences of a job, those of each head as one batch: one output each, in their
-        order.
-        """
+        """Run all sequences of a job, one batch per head, and return their outputs in order."""
         outputs: dict[int, Output] = dict(prepared.known)
         for head, indices in prepared.groups().items():
             found = self.forward(head, [prepared.sequences[index] for index in indices])
@@ -232,48 +240,47 @@ class PackedModel:
         return [outputs[index] for index in range(len(prepared.sequences))]
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
-        """Turns the outputs of `prepared.sequences` into the job's result; thread-safe. `go_on` is
-        called between two items.
+        """Turn the outputs of `prepared.sequences` into the job's result. Thread-safe.
+        `check_cancelled` is called between two items.
         """
         if isinstance(prepared.work, TokenWork):
             return self._own_tokens.finish(prepared)
         if isinstance(prepared.work, TextWork) and isinstance(prepared.notes, ExtractResult):
-            return extracted(prepared.notes.items, prepared.answer_bytes, go_on)
-        return self._processor.finish(prepared, outputs, go_on)
+            return build_result(prepared.notes.items, prepared.answer_bytes, check_cancelled)
+        return self._processor.finish(prepared, outputs, check_cancelled)
 
     def add_adapter(self, name: str, directory: Path) -> int:
-        """Loads a LoRA adapter, for sequences that name it; returns its bytes on the device. Any
-        thread, also during a forward.
+        """Load a LoRA adapter for sequences that name it, and return its bytes on the device.
 
-        Raises ModelBroken with the file and the key or tensor at fault.
+        May be called from any thread, also during a forward. Raises ModelBroken with the file and
+        the key or tensor at fault.
         """
         with sharing():
             return self._adapters.add(name, directory)
 
     def add_own_adapters(self, own: OwnAdapters, directory: Path, factors: TensorFile) -> None:
-        """Loads the adapters of the checkpoint in `directory` itself, which stay with the model.
-        Before `gather`.
+        """Load the adapters that are part of the checkpoint in `directory`. Call it before
+        `gather`.
 
-        `factors`: those among its tensors. Raises ModelBroken with the file and the key or tensor
-        at fault.
+        `factors` are their tensors. Raises ModelBroken with the file and the key or tensor at
+        fault.
         """
         add_own_adapters(self._adapters, own, directory, factors)
         self.count()
 
     def remove_adapter(self, name: str) -> None:
-        """Unloads an adapter, if it is loaded. Any thread; not while sequences that name it are
-        waiting.
-        """
+        """Unload an adapter if it is loaded. Any thread; no waiting sequence may name it."""
         self._adapters.remove(name)
 
     def _compute(
-        self, head: Head, sequences: Sequence[InputSequence], between: Between
+        self, head: Head, sequences: Sequence[InputSequence], yield_point: YieldPoint
     ) -> _Computed:
-        """Launches the encoder and all heads: a copy to the host that waits for the device
-        follows.
-        """
+        """Launch the encoder and all heads. The caller then copies the results to the host."""
         shared = _shared(sequences)
         packed = [*shared.values(), *sequences]
         number = {key: place for place, key in enumerate(shared)}
@@ -281,25 +288,25 @@ class PackedModel:
             None if item.before is None else number[item.adapter, item.before.tobytes()]
             for item in packed
         ]
-        trunk = self._trunk(head)
-        heads = [trunk.heads[name] for name in head.split("+")]
+        backbone = self._backbone(head)
+        heads = [backbone.heads[name] for name in head.split("+")]
         adapters = [item.adapter for item in packed]
         with (
             self._adapters.bound(adapters, [item.tokens for item in packed])
-            if trunk is self.trunks[0]
+            if backbone is self.backbones[0]
             else nullcontext()
         ):
-            done = None if self._graphs is None else self._graphs.forward(trunk, packed, heads)
+            done = None if self._graphs is None else self._graphs.forward(backbone, packed, heads)
             if done is None:
-                batch = trunk.pack(packed, places, between)
-                hidden = trunk.encoder.forward(
-                    batch, heads[0].rows if len(heads) == 1 else None, between
+                batch = backbone.pack(packed, places, yield_point)
+                hidden = backbone.encoder.forward(
+                    batch, heads[0].rows if len(heads) == 1 else None, yield_point
                 )
                 done = Replayed(hidden, batch, is_pooled=False)
         if done.is_pooled:
             return _Computed([(heads[0], (done.output,))], packed, len(shared), done.copy)
         return _Computed(
-            [(each, _run_head(each, done.output, done.batch, packed, between)) for each in heads],
+            [(one, _run_head(one, done.output, done.batch, packed, yield_point)) for one in heads],
             packed,
             len(shared),
         )
@@ -312,22 +319,25 @@ class PackedModel:
         return head.split(tuple(tensor.cpu().numpy() for tensor in result), packed)
 
     def keep_graphs(self, graphs: Graphs) -> None:
-        """From now on forwards of small batches are replayed from graphs, until the model is
-        parked. The shapes that most batches have wait for `capture_graph`."""
+        """Replay forwards of small batches from graphs until the model is parked.
+
+        The most frequent shapes wait for `capture_graph`.
+        """
         with self._computing:
             self._graphs = graphs
-            graphs.expect(self.trunks)
+            graphs.expect(self.backbones)
 
     @property
     def awaits_capture(self) -> bool:
-        """Whether `capture_graph` has something to do. May be called from any thread."""
+        """True if `capture_graph` has work to do. May be read from any thread."""
         graphs = self._graphs
         return graphs is not None and graphs.is_pending
 
     @torch.inference_mode()
     def capture_graph(self) -> None:
-        """Capture the next graph that is worth it. On the device thread, while no batch is in
-        progress; takes tens of milliseconds."""
+        """Capture the next worthwhile graph. Call it on the device thread while no batch is in
+        progress; it takes tens of milliseconds.
+        """
         with self._computing:
             if self._graphs is not None:
                 if self._arena is not None:
@@ -335,28 +345,27 @@ class PackedModel:
                 self._graphs.capture_one()
 
     def drop_graphs(self) -> None:
-        """Free the memory of all graphs; they are captured again when memory is granted. Waits for
-        batches in progress.
+        """Free the memory of all graphs after waiting for batches in progress. They are captured
+        again when memory is granted.
         """
         with self._computing:
             if self._graphs is not None:
-                self._settle()
+                self._wait_for_launched()
                 self._graphs.drop()
 
-    def recall_from(self, find: Find | None) -> bool:
-        """From now on `prepare` looks with `find` for outputs of items with images; None: it does
-        not look any more.
+    def use_output_cache(self, find: FindOutput | None) -> bool:
+        """Let `prepare` look up outputs of items with images by `find`; None turns lookups off.
 
         Returns whether the model has such outputs.
         """
-        if self.recall is None:
+        if self.output_cache is None:
             return False
-        self.recall.find = find
+        self.output_cache.find = find
         return True
 
     def gather(self) -> None:
-        """Moves all tensors into one buffer, on the device and in host memory. Once, before the
-        first forward.
+        """Move all tensors into one buffer, on the device and in host memory. Call it one time,
+        before the first forward.
         """
         self._arena = Arena(self.modules(), self._device)
         self._arena.stow()
@@ -365,26 +374,26 @@ class PackedModel:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the copy of its weights in host memory; 0: there is none."""
+        """Bytes of the weights' copy in host memory; 0 without one."""
         return 0 if self._arena is None else self._arena.host_bytes
 
     def drop_host_copy(self) -> None:
-        """Frees the copy in host memory and keeps none from now on."""
+        """Free the copy in host memory and keep none from now on."""
         if self._arena is not None:
             self._arena.drop_host_copy()
 
     def park(self) -> ParkedModel[PackedModel]:
-        """Moves the model to host memory and unloads its adapters. No forward may start before
+        """Move the model to host memory and unload its adapters. No forward may start before
         `resume`.
 
-        Waits for the batches that were launched: their kernels read the weights, and their outputs
-        can still be collected.
+        Waits for the launched batches: their kernels read the weights. Their outputs can still be
+        collected.
         """
         with self._computing:
-            self._settle()
+            self._wait_for_launched()
         for name in self._adapters.directories():
             self._adapters.remove(name)
-        self.drop_graphs()  # they read the weights where these are now
+        self.drop_graphs()  # graphs read the weights at their current addresses
         self._graphs = None
         if self._arena is None:
             return ParkedModel(self, self.bytes, None)
@@ -392,40 +401,48 @@ class PackedModel:
         return ParkedModel(self, self._arena.bytes, self._arena)
 
     def probe(self) -> float:
-        """Bytes of activations per token of a batch on the device, measured with a tiny forward."""
+        """Measure the bytes of activations per token of a batch on the device with a tiny
+        forward.
+        """
         with self._computing, copying(self._device):
             weights = tensors_of(*self.modules())
-            return max(activation_bytes_per_token(trunk, weights) for trunk in self.trunks)
+            return max(activation_bytes_per_token(backbone, weights) for backbone in self.backbones)
 
     def image_bytes(self, tokens: int) -> int:
-        """Bytes of activations on the device of a batch of `tokens` tokens that are all of images,
-        or of the largest image alone if that needs more; 0 for a model of texts. Measured with a
-        small image. Blocking."""
+        """Measure the bytes of activations on the device for a batch of `tokens` image tokens, or
+        for the largest image if that needs more; 0 for a text model.
+
+        Runs a small image. Blocks.
+        """
         with self._computing, copying(self._device):
             weights, images = tensors_of(*self.modules()), self.card.images
             largest = 0 if images is None else images.max_tokens
             return max(
-                image_bytes(trunk, weights, tokens, largest, self.largest_picture)
-                for trunk in self.trunks
+                image_bytes(backbone, weights, tokens, largest, self.max_tower_tokens)
+                for backbone in self.backbones
             )
 
-    def widened(self) -> PackedModel | None:
-        """The same checkpoint loaded anew, in float32 on the CPU; None if this one computes in
-        float32. Raises as `load`.
+    def load_fp32_fallback(self) -> PackedModel | None:
+        """Load the checkpoint again in float32 on the CPU; None if the model computes in float32.
+        Raises as `load`.
         """
-        if self.widen is None:
+        if self.fp32_loader is None:
             return None
-        wide = self.widen()
-        wide._adapters.follow(self._adapters)
-        return wide
+        fallback = self.fp32_loader()
+        fallback._adapters.follow(self._adapters)
+        return fallback
 
 
 @dataclass(slots=True, eq=False)
 class _Computed:
-    """A batch behind its last launch. `of_heads`: each head and its result on the device. `packed`:
-    the sequences of the batch, of which the first `shared` are prefixes without an output. `copy`:
-    a graph's copy of the only head's result, on its way to the host, with rows of fillers behind
-    those of the batch."""
+    """A fully launched batch.
+
+    Attributes:
+        of_heads: Each head and its result on the device.
+        packed: The sequences of the batch. The first `shared` are prefixes without an output.
+        copy: A graph's running copy of the only head's result to the host. Rows of padding follow
+            those of the batch.
+    """
 
     of_heads: list[tuple[ModelHead, tuple[torch.Tensor, ...]]]
     packed: list[InputSequence]
@@ -433,14 +450,12 @@ class _Computed:
     copy: PendingCopy | None = None
 
     def split_copy(self, copy: PendingCopy) -> list[Output]:
-        """The outputs, once the copy is over."""
+        """Wait for the copy and return the outputs."""
         return self.of_heads[0][0].split((copy.wait()[: len(self.packed)],), self.packed)
 
 
 class PackedBatch:
-    """A `PendingBatch`. `order`: the places of the packed sequences in the batch as it was
-    launched.
-    """
+    """A `PendingBatch`. `order` maps packed sequences to their indices in the launched batch."""
 
     def __init__(
         self,
@@ -473,7 +488,8 @@ class PackedBatch:
         for head, result in computed.of_heads if computed.copy is None else ():
             if isinstance(head, Compacts):
                 tensors = self._queue.read(partial(head.compact, result))
-            else:  # copied once more, as the page-locked memory of the copies is scarce and outputs may be kept for minutes
+            else:
+                # Page-locked memory is scarce and outputs may be kept for minutes: copy them.
                 tensors = tuple(next(copies).clone() for _ in result)
             found.append(
                 head.split(tuple(tensor.numpy() for tensor in tensors), computed.packed)[
@@ -493,8 +509,8 @@ class PackedBatch:
 
 
 def _order(sequences: Sequence[InputSequence]) -> list[int]:
-    """Adjacent sequences of one adapter share a product, and those of equal length a kernel call on
-    CPU.
+    """Sort sequences so that neighbours share an adapter's product and, on a CPU, a kernel call of
+    equal lengths.
     """
     return sorted(
         range(len(sequences)),
@@ -503,7 +519,7 @@ def _order(sequences: Sequence[InputSequence]) -> list[int]:
 
 
 def _joined(of_heads: list[list[Output]]) -> list[Output]:
-    """The outputs of each head for a batch as one output for each sequence."""
+    """Combine the outputs of all heads into one output per sequence."""
     return of_heads[0] if len(of_heads) == 1 else list(zip(*of_heads, strict=True))
 
 
@@ -512,15 +528,15 @@ def _run_head(
     hidden: torch.Tensor,
     batch: Packed,
     packed: Sequence[InputSequence],
-    between: Between,
+    yield_point: YieldPoint,
 ) -> tuple[torch.Tensor, ...]:
     if isinstance(head, PreemptedHead):
-        return head.forward_between(hidden, batch, packed, between)
+        return head.forward_preemptible(hidden, batch, packed, yield_point)
     return head.forward(hidden, batch, packed)
 
 
 def _shared(sequences: Sequence[InputSequence]) -> dict[tuple[str, bytes], InputSequence]:
-    """The shared prefixes as sequences of their own, each once per adapter: the jobs of a split
+    """Return the shared prefixes as sequences, one per adapter and prefix. The jobs of a split
     request share a prefix.
     """
     found = [(item.adapter, item.before) for item in sequences if item.before is not None]

@@ -6,30 +6,33 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from libs.models.results import Result
-from libs.models.work import GoOn, ModelWork, Output, Prepared, TokenWork
+from libs.models.work import CancelCheck, ModelWork, Output, Prepared, TokenWork
 
 
 class Processor(Protocol):
-    """A model's pre- and post-processing on the CPU, around the forward; thread-safe."""
+    """A model's pre- and post-processing on the CPU, around the forward. Thread-safe."""
 
-    def prepare(self, work: ModelWork, go_on: GoOn) -> Prepared:
-        """Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job,
-        and what `go_on` raises.
+    def prepare(self, work: ModelWork, check_cancelled: CancelCheck) -> Prepared:
+        """Tokenise a job. `check_cancelled` is called before each `cutting.SLICE` characters, and
+        its exceptions propagate.
 
-        `go_on` is called before each `cutting.SLICE` characters.
+        Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job.
         """
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn) -> Result:
-        """`outputs`: one for each of `prepared.sequences`. `go_on` is called between two items, and
-        what it raises is raised.
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck
+    ) -> Result:
+        """Build the result from one output for each of `prepared.sequences`.
+
+        `check_cancelled` is called between two items, and its exceptions propagate.
         """
 
 
 class Tokens(Protocol):
-    """What a model's tokenizer answers by itself, without a forward; thread-safe."""
+    """The work of a model's tokenizer without a forward. Thread-safe."""
 
-    def prepare(self, work: TokenWork, go_on: GoOn) -> Prepared:
-        """Raises as `Processor.prepare`. The result has no sequences."""
+    def prepare(self, work: TokenWork, check_cancelled: CancelCheck) -> Prepared:
+        """Prepare a job without sequences. Raises as `Processor.prepare`."""
 
     def finish(self, prepared: Prepared) -> Result:
-        """The result of the job."""
+        """Return the result of the job."""

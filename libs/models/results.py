@@ -1,4 +1,5 @@
-"""The results that `PackedModel.finish` returns, in numpy and without protobuf:
+"""The results that `PackedModel.finish` returns, in numpy and without protobuf.
+
 `services/worker/mesh/codec.py` serialises them.
 """
 
@@ -18,10 +19,13 @@ from libs.models.work import DataType, ToolCall
 class Stored:
     """An array as tensor.proto stores it.
 
-    `values` holds the stored numbers, little-endian, so that `values.tobytes()` is the message's
-    `data`: float32, float16, uint16 (the bits of bfloat16), int8, uint8, or uint8 with eight
-    numbers a byte (binary). `shape` counts numbers, also for binary. `scale` and `offset` have one
-    float32 a row, and are None where tensor.proto leaves them empty.
+    Attributes:
+        shape: Counts numbers, also for binary.
+        values: The stored numbers, little-endian, so `values.tobytes()` is the message's `data`:
+            float32, float16, uint16 (the bits of bfloat16), int8, uint8, or uint8 with eight
+            numbers a byte (binary).
+        scale: One float32 a row; None where tensor.proto leaves it empty.
+        offset: As `scale`.
     """
 
     data_type: DataType
@@ -52,17 +56,17 @@ class SparseRows:
     indices: NDArray[np.uint32]
     values: Stored
     truncated: bool = False
-    """Whether a row had more numbers than its share of the answer holds, of which the largest are
-    kept.
-    """
+    """True if a row had more numbers than its share of the answer holds. The largest are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The chunks of texts, those of text i at `offsets[i]:offsets[i + 1]`.
+    """The chunks of texts. Text i has the chunks `offsets[i]:offsets[i + 1]`.
 
-    `starts`, `ends`: code points of the text, ends exclusive. `tokens`: that each chunk's vectors
-    are made of.
+    Attributes:
+        starts: First code point of each chunk in its text.
+        ends: Code point after each chunk.
+        tokens: Number of tokens that each chunk's vectors are computed from.
     """
 
     offsets: list[int]  # [texts + 1], the first 0
@@ -73,8 +77,8 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class EncodeResult:
-    """Row i is for text i, or for chunk i if texts were divided; representations that were not
-    requested are None.
+    """Row i is for text i, or for chunk i of chunked texts. Representations that were not requested
+    are None.
     """
 
     dense: Stored | None = None  # [texts or chunks, dimensions]
@@ -85,7 +89,7 @@ class EncodeResult:
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """Higher is better."""
+    """Scores of documents. Higher is better."""
 
     scores: NDArray[np.float32]  # [documents]
 
@@ -103,7 +107,7 @@ class Entity:
 
 @dataclass(frozen=True, slots=True)
 class LabelScore:
-    """A label and how well it fits: 0..1, for embedding models the cosine to the label's prompt."""
+    """A label and its score: 0..1; for embedding models the cosine to the label's prompt."""
 
     label: str
     score: float
@@ -111,7 +115,7 @@ class LabelScore:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """`head` stands in the relation `label` to `tail`; score 0..1."""
+    """A relation `label` from `head` to `tail`; score 0..1."""
 
     head: Entity
     tail: Entity
@@ -124,8 +128,8 @@ class Region:
     """A labelled box. Edges in pixels from the left and from the top of the upright image; score
     0..1.
 
-    `polygon`: x and y of each corner of its outline in turn, in pixels; empty: the model gives no
-    outline.
+    `polygon`: x and y of each corner of the outline in turn, in pixels; empty if the model returns
+    no outline.
     """
 
     label: str
@@ -139,8 +143,8 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class PageText:
-    """The text of a document's page. `page` counts from 1. `is_text_layer`: it stood in the file,
-    and no model wrote it.
+    """The text of a document's page. `page` counts from 1. `is_text_layer`: the text was read from
+    the file, not generated.
     """
 
     page: int
@@ -150,7 +154,7 @@ class PageText:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The answer to a schema's question: labels best first."""
+    """The labels of a schema's classification, best first."""
 
     name: str
     labels: tuple[LabelScore, ...]
@@ -158,8 +162,8 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of a field: words of the text, from `start` to `end` (exclusive) in code points, or a
-    choice; score 0..1.
+    """A value of a field: words of the text or a choice; score 0..1. `start` and `end` (exclusive)
+    are code points.
     """
 
     text: str
@@ -170,7 +174,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a structure. `many`: it is a list; else it has at most one value."""
+    """A field of a structure. Without `many` it has at most one value."""
 
     name: str
     values: tuple[Value, ...]
@@ -179,7 +183,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """One thing of the schema's structure `name`, with all of its fields in their order."""
+    """One instance of the schema's structure `name`, with all of its fields in their order."""
 
     name: str
     fields: tuple[Field, ...]
@@ -187,7 +191,7 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's text and log probability. `top`: the likeliest tokens in its place, in descending
+    """A token's text and log probability. `top`: the likeliest alternatives, in descending
     order.
     """
 
@@ -201,10 +205,15 @@ class Extraction:
     """The results for one item: entities ordered by start, labels, relations and regions best
     first.
 
-    `pages`: the texts of an item's pages, in their order; `document_pages`: how many pages its
-    documents have, read or not. `text`: what a model wrote, `finish`: why it ended, and `json`:
-    what it says as an object, where the model writes a form. `tool_calls`: the functions that the
-    model called. `tokens`: those of `text`, where their log probabilities were asked for.
+    Attributes:
+        pages: Texts of the item's pages, in their order.
+        document_pages: Number of pages of its documents, read or not.
+        text: Generated text.
+        finish: Reason why generation ended.
+        json: The generated object, if the model generates a form.
+        truncated: Results were dropped because the item's share of the answer is full.
+        tool_calls: Functions that the model called.
+        tokens: Tokens of `text`, if their log probabilities were requested.
     """
 
     entities: tuple[Entity, ...] = ()
@@ -219,14 +228,13 @@ class Extraction:
     classifications: tuple[Classification, ...] = ()
     structures: tuple[Structure, ...] = ()
     truncated: bool = False
-    """Whether results were left out, since the item's share of the answer holds no more."""
     tool_calls: tuple[ToolCall, ...] = ()
     tokens: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractResult:
-    """Entry i for item i. `output_tokens`: that were written, stop tokens among them."""
+    """Entry i for item i. `output_tokens`: number of generated tokens, including stop tokens."""
 
     items: list[Extraction]
     output_tokens: int = 0
@@ -237,14 +245,17 @@ class Tokenization:
     """The tokens of one text.
 
     Attributes:
-        count: Tokens of the whole text. kept_tokens: Tokens that Encode would keep. ids: Of the
-        returned tokens, [tokens] uint32. Empty where counts alone are asked for, as are all that
-        follow. starts: The first character of each token, code points, [tokens] uint32; 0 for
-        special tokens. ends: One past the last character of each token. names: The tokens as the
-        vocabulary writes them; empty if they are not asked for. special_before: How many of the
-        returned tokens are special ones before the text. special_after: How many of them are
-        special ones after the text. kept_start: The first character that Encode would keep.
-        kept_end: One past the last character that Encode would keep.
+        count: Tokens of the whole text.
+        kept_tokens: Tokens that Encode would keep.
+        ids: Ids of the returned tokens, [tokens] uint32. Empty for a count only, as are all fields
+            below.
+        starts: First character of each token, code points, [tokens] uint32; 0 for special tokens.
+        ends: Character after each token.
+        names: The tokens as the vocabulary writes them; empty unless requested.
+        special_before: Number of returned special tokens before the text.
+        special_after: Number of returned special tokens after the text.
+        kept_start: First character that Encode would keep.
+        kept_end: Character after the last one that Encode would keep.
     """
 
     count: int
@@ -261,7 +272,7 @@ class Tokenization:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeResult:
-    """Entry i for text i. `max_tokens`: how many the model takes."""
+    """Entry i for text i. `max_tokens`: the model's limit."""
 
     items: list[Tokenization]
     max_tokens: int

@@ -1,8 +1,8 @@
-"""What a schema asks for: entities, classifications, relations and structures of typed fields, all
-found in one forward.
+"""A schema: entities, classifications, relations and structures of typed fields, all extracted in
+one forward.
 
-`StructureWork` carries one; names and labels are unique within their list, and no text in it is
-empty but descriptions.
+`StructureWork` carries one. Names and labels are unique within their list, and only descriptions
+may be empty.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SchemaLabel:
-    """A label of entities, a relation, or a label of a classification. `threshold` None: the
-    schema's.
-    """
+    """A label of entities or of a classification, or a relation. `threshold` None: the schema's."""
 
     name: str
     description: str = ""
@@ -24,8 +22,8 @@ class SchemaLabel:
 
 @dataclass(frozen=True, slots=True)
 class SchemaClassification:
-    """A question about the whole text. `multi_label`: each label on its own. `threshold` None: all
-    labels are returned.
+    """A classification of the whole text. `multi_label`: score each label independently.
+    `threshold` None: return all labels.
     """
 
     name: str
@@ -37,8 +35,11 @@ class SchemaClassification:
 
 @dataclass(frozen=True, slots=True)
 class SchemaField:
-    """A field of a structure. `single`: the best value only. `choices`: its only possible values;
-    empty: words of the text.
+    """A field of a structure.
+
+    Attributes:
+        single: Return the best value only.
+        choices: The only possible values; empty for words of the text.
     """
 
     name: str
@@ -50,7 +51,7 @@ class SchemaField:
 
 @dataclass(frozen=True, slots=True)
 class SchemaStructure:
-    """A thing with fields, of which a text may describe several."""
+    """A structure with fields. A text may describe several instances."""
 
     name: str
     fields: tuple[SchemaField, ...]
@@ -58,7 +59,9 @@ class SchemaStructure:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """`threshold` None: the model's own, for whatever sets none."""
+    """The request's schema. `threshold` applies to entries without one; None: the model's
+    default.
+    """
 
     entities: tuple[SchemaLabel, ...] = ()
     classifications: tuple[SchemaClassification, ...] = ()
@@ -67,7 +70,9 @@ class Schema:
     threshold: float | None = None
 
     def texts(self) -> Iterator[str]:
-        """All names, labels, choices and descriptions, which the model reads before each text."""
+        """Return all names, labels, choices and descriptions, which the model reads before each
+        text.
+        """
         labels = (
             *self.entities,
             *self.relations,

@@ -1,8 +1,8 @@
-"""Loads checkpoint files into model weights. Every tensor of a file must be accounted for, or
-loading fails with its name.
+"""Load checkpoint files into model weights. Loading fails with the tensor's name if a tensor of a
+file is not accounted for.
 
-Only safetensors are read, single or sharded, mapped into memory without a copy; the store has
-converted torch checkpoints before. Called by the registry when a model is loaded.
+Only safetensors are read, single or sharded, mapped into memory without a copy; the store converts
+torch checkpoints beforehand. The registry calls this when it loads a model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from libs.kernels.linear.packed import PackedLinear
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """A rule for names that a checkpoint may leave out, such as those of a decoder tied to the
+    """A rule for names that a checkpoint may omit, such as those of a decoder tied to the
     embeddings.
     """
 
@@ -39,37 +39,36 @@ class Maybe:
 
 @dataclass(frozen=True, slots=True)
 class InFile:
-    """A rule for a large, optional table of which a head needs only a few rows: a view of the
-    mapped file, as stored.
+    """A rule for a large, optional table of which a head needs few rows: a view of the mapped file,
+    as stored.
     """
 
     target: str
 
 
 @dataclass(frozen=True, slots=True)
-class Spare:
-    """A rule for names that a checkpoint may hold though the model that config.json describes has
-    no place for them.
+class AllowedExtra:
+    """A rule for names that a checkpoint may hold although its config.json describes a model
+    without them.
     """
 
     target: str
 
 
-Rule = str | tuple[str, int] | Spare | None
-"""Where a family puts a checkpoint's tensor: our name | (our name, slot of a fused weight) |
+Rule = str | tuple[str, int] | AllowedExtra | None
+"""The destination of a checkpoint's tensor: our name | (our name, slot of a fused weight) |
 optional place | known and ignored.
 
-A weight that some checkpoints fuse and others do not has rules of both sorts.
+A weight that some checkpoints fuse and others do not has rules of both kinds.
 """
 
 HeadRule = str | Maybe | InFile | None
-"""The same for a head: the name in its state | the name, if present | the name of a view, if
-present | known and ignored.
+"""A rule of a head: the name in its state | the name, if present | the name of a view, if present |
+known and ignored.
 
 Rules are kept in literal tables `checkpoint stem -> rule`. A stem is a tensor's name without the
 family's prefix and without its last part (`weight`, `bias`); `{}` stands for a layer's number. A
-tensor without such a part is listed by its whole name, and so is the place that such a rule gives
-it.
+tensor without such a part is listed by its whole name, and so is the destination of such a rule.
 """
 
 SINGLE = "model.safetensors"
@@ -77,7 +76,8 @@ INDEX = "model.safetensors.index.json"
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 _OLD_ENDINGS = {
     "gamma": "weight",
@@ -98,11 +98,12 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class LowRankUpdate:
-    """What an adapter adds to a weight of [outputs, inputs]: scale b a. `a`: [rank, inputs]; `b`:
-    [outputs, rank].
+    """An adapter's update of a weight of [outputs, inputs]: scale b a.
 
-    `magnitude`, of DoRA: the length of each row of the sum, [outputs]; None: the sum stays as it
-    is.
+    Attributes:
+        a: [rank, inputs]
+        b: [outputs, rank]
+        magnitude: DoRA's length of each row of the sum, [outputs]; None to keep the sum.
     """
 
     a: Tensor
@@ -120,8 +121,11 @@ class TensorFile:
 
     @staticmethod
     def open(root: Path, folder: str = "") -> TensorFile:
-        """The safetensors in a folder of a checkpoint. Raises ModelBroken, naming the file, if
-        there are none, and for pickles, damaged files and files outside `root`."""
+        """Open the safetensors in a folder of a checkpoint.
+
+        Raises ModelBroken, naming the file, if none exist, and for pickles, damaged files and files
+        outside `root`.
+        """
         directory = root / folder
         if (directory / SINGLE).is_file():
             return TensorFile(SINGLE, _read_header(root, str(Path(folder) / SINGLE)))
@@ -135,35 +139,36 @@ class TensorFile:
         raise ModelBroken(f"{SINGLE}: no such file, nor {INDEX}")
 
     @staticmethod
-    def of(root: Path, name: str) -> TensorFile:
-        """One safetensors file of any name, as a path from the checkpoint's root."""
+    def open_file(root: Path, name: str) -> TensorFile:
+        """Open one safetensors file of any name, given as a path from the checkpoint's root."""
         return TensorFile(name, _read_header(root, name))
 
     def split(self, prefix: str) -> tuple[TensorFile, TensorFile]:
-        """The tensors that begin with a prefix, without it, and all others."""
+        """Return the tensors that begin with a prefix, with the prefix removed, and all others."""
         own, rest = self.partition(lambda name: name.startswith(prefix))
         return own.renamed(lambda name: name.removeprefix(prefix)), rest
 
     def partition(self, is_wanted: Callable[[str], bool]) -> tuple[TensorFile, TensorFile]:
-        """The tensors of some names, and all others."""
+        """Return the tensors with wanted names, and all others."""
         own = {name: entry for name, entry in self._entries.items() if is_wanted(name)}
         rest = {name: entry for name, entry in self._entries.items() if name not in own}
         return TensorFile(self.source, own), TensorFile(self.source, rest)
 
     def renamed(self, name: Callable[[str], str]) -> TensorFile:
-        """The same tensors, each by what `name` makes of its name."""
+        """Return the same tensors, renamed by `name`."""
         return TensorFile(
             self.source, {name(stored): entry for stored, entry in self._entries.items()}
         )
 
     def with_zeros(self, shapes: Mapping[str, tuple[int, ...]]) -> TensorFile:
-        """With float32 tensors of zeros beside them, by name. Raises ModelBroken for a name that is
-        there already.
+        """Add float32 tensors of zeros by name. Raises ModelBroken for a name that exists
+        already.
         """
         for name in shapes:
             if name in self._entries:
                 raise ModelBroken(
-                    f"{self.file_of(name)}: tensor {name!r} has no place in the model that config.json describes"
+                    f"{self.file_of(name)}: tensor {name!r} has no place in the model that "
+                    "config.json describes"
                 )
         zeros = {
             name: _Entry(
@@ -174,10 +179,9 @@ class TensorFile:
         return TensorFile(self.source, {**self._entries, **zeros})
 
     def joined(self, first: str, second: str) -> TensorFile:
-        """The same tensors, with the rows of `second` after those of `first`, under its name: a
-        copy in memory.
+        """Append the rows of `second` to those of `first`, under its name: a copy in memory.
 
-        Raises ModelBroken where one is missing, or their rows differ in size or type.
+        Raises ModelBroken if one is missing, or if their rows differ in size or type.
         """
         for name in (first, second):
             if name not in self._entries:
@@ -186,7 +190,7 @@ class TensorFile:
         if one.shape[1:] != other.shape[1:] or one.dtype != other.dtype:
             place = f"{self.file_of(second)}: tensor {second!r}"
             raise ModelBroken(
-                f"{place} is {_told(other)}; {first!r}, which it continues, is {_told(one)}"
+                f"{place} is {_describe(other)}; {first!r}must match it:  {_describe(one)}"
             )
         rows = torch.cat((one, other))
         mapping = mmap.mmap(-1, max(1, rows.nbytes))
@@ -202,25 +206,26 @@ class TensorFile:
         return list(self._entries)
 
     def file_of(self, name: str) -> str:
-        """The file that holds a tensor, for error messages."""
+        """Return the file that holds a tensor, for error messages."""
         return self._entries[name].file
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
 
     def merged(self, updates: Mapping[str, LowRankUpdate]) -> TensorFile:
-        """The same tensors with updates added to some, in float32. Raises ModelBroken for a tensor
-        that is missing or misshapen.
+        """Add updates to some tensors, in float32. Raises ModelBroken for a tensor that is missing
+        or misshapen.
         """
         entries = dict(self._entries)
         for name, update in updates.items():
             entry, wanted = entries.get(name), (len(update.b), update.a.shape[1])
             if entry is None or entry.shape != wanted:
                 found = (
-                    "there is none" if entry is None else f"it has the shape {list(entry.shape)}"
+                    "it is missing" if entry is None else f"it has the shape {list(entry.shape)}"
                 )
                 raise ModelBroken(
-                    f"{self.source}: an adapter is for the tensor {name!r} of {list(wanted)}: {found}"
+                    f"{self.source}: an adapter updates the tensor {name!r} of shape "
+                    f"{list(wanted)}: {found}"
                 )
             entries[name] = _Entry(
                 entry.file, entry.mapping, entry.dtype, entry.shape, entry.begin, update
@@ -228,8 +233,8 @@ class TensorFile:
         return TensorFile(self.source, entries)
 
     def read(self, name: str) -> Tensor:
-        """The tensor, as a read-only view of the memory-mapped file: pages are read on first use.
-        Float32 where it is updated.
+        """Return the tensor as a read-only view of the memory-mapped file, read on first use; a
+        float32 copy if it has an update.
         """
         entry = self._entries[name]
         count = prod(entry.shape)
@@ -248,7 +253,7 @@ class TensorFile:
         return merged * scale[:, None]
 
 
-def _told(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     return f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
 
 
@@ -270,15 +275,15 @@ def _read_shards(root: Path, folder: str) -> dict[str, _Entry]:
 
 
 def _read_header(root: Path, name: str) -> dict[str, _Entry]:
-    """The tensors of a file, mapped into memory."""
+    """Map the tensors of a file into memory."""
     found = tensor_entries(root, name)
     path = locate(root, name)
     if path is None:
         raise ModelBroken(f"{name}: missing from {root}")
     try:
         with path.open("rb") as file:
-            # A private writable mapping, as torch warns of read-only buffers; nothing is written,
-            # so pages stay shared with the page cache.
+            # The mapping is private and writable because torch warns of read-only buffers. Nothing
+            # is written, so pages stay shared with the page cache.
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
         raise ModelBroken(f"{name}: cannot be read: {error}") from error
@@ -304,20 +309,24 @@ def load(
     device: torch.device,
     as_stored: bool = False,
 ) -> dict[str, Tensor]:
-    """Fill a model that was built on the meta device, and return the head's tensors, float32, under
-    the names its table gives them.
+    """Fill a model that was built on the meta device, and return the head's tensors in float32
+    under the names of its table.
 
-    `prefixes`: those that the family's names may have; the one on the token embeddings, or else on
-    the last norm, decides. A head's rule takes precedence over the family's. Tensors are cast and
-    moved only where needed; `as_stored`: the weights of linear layers that will be quantised are
-    not cast, so that they take no memory beside the mapped file. Raises ModelBroken with file and
-    tensor.
+    Tensors are cast and moved only where needed. A head's rule takes precedence over the family's.
+
+    Args:
+        prefixes: Prefixes that the family's names may have. The one on the token embeddings, or
+            else on the last norm, decides.
+        as_stored: Do not cast the weights of linear layers that will be quantised, so they take no
+            memory in addition to the mapped file.
+
+    Raises ModelBroken with file and tensor.
     """
     prefix = _prefix(tensors, table, prefixes)
     left = {_modern(name.removeprefix(prefix)): name for name in tensors.names()}
     if len(left) < len(tensors.names()):
         raise ModelBroken(
-            f"{tensors.source}: some tensors are there twice, with and without the prefix {prefix!r}"
+            f"{tensors.source}: duplicate tensors, with and without the prefix {prefix!r}"
         )
     _fill(model, tensors, left, _sources(table), prefix, dtype, device, as_stored)
     state = head_state(tensors, left, head_table, device)
@@ -327,9 +336,10 @@ def load(
             raise ModelBroken(
                 f"{tensors.file_of(stored)}: tensor {stored!r} is unknown to this family of models"
             )
-        if not isinstance(table[found.stem], Spare | None):
+        if not isinstance(table[found.stem], AllowedExtra | None):
             raise ModelBroken(
-                f"{tensors.file_of(stored)}: tensor {stored!r} has no place in the model that config.json describes"
+                f"{tensors.file_of(stored)}: tensor {stored!r} has no place in the model that "
+                "config.json describes"
             )
     return state
 
@@ -337,8 +347,8 @@ def load(
 def stored_tensor(
     tensors: TensorFile, table: Mapping[str, Rule], prefixes: Sequence[str], ours: str, ending: str
 ) -> Tensor | None:
-    """Our tensor `ours.ending`, float32, as the file holds it or its parts; None if the file has
-    none of it.
+    """Return the tensor `ours.ending` in float32, joined from its stored parts; None if the file
+    has none of it.
     """
     prefix = _prefix(tensors, table, prefixes)
     pattern, number = _numbered(ours)
@@ -351,7 +361,7 @@ def stored_tensor(
 
 
 def _prefix(tensors: TensorFile, table: Mapping[str, Rule], prefixes: Sequence[str]) -> str:
-    # An image encoder has no token embeddings.
+    # Image encoders have no token embeddings.
     anchor = next(
         stem for place in ("embed.token", "norm") for stem, rule in table.items() if rule == place
     )
@@ -360,7 +370,8 @@ def _prefix(tensors: TensorFile, table: Mapping[str, Rule], prefixes: Sequence[s
         if f"{prefix}{anchor}.weight" in names:
             return prefix
     raise ModelBroken(
-        f"{tensors.source}: tensor '{anchor}.weight' is missing (tried before it: {', '.join(map(repr, prefixes))})"
+        f"{tensors.source}: tensor '{anchor}.weight' is missing (prefixes tried: "
+        f"{', '.join(map(repr, prefixes))})"
     )
 
 
@@ -374,7 +385,7 @@ def _fill(
     device: torch.device,
     as_stored: bool,
 ) -> None:
-    """Give every parameter its tensors, taking their names out of `left`."""
+    """Assign tensors to every parameter, removing their names from `left`."""
     state: dict[str, Tensor] = {}
     linears = {
         name: module for name, module in model.named_modules() if isinstance(module, PackedLinear)
@@ -411,11 +422,11 @@ def _check_shapes(
     *,
     whole_name: bool,
 ) -> None:
-    """Raises ModelBroken for a wrong shape. Parts of a fused weight are slices of its first
+    """Raise ModelBroken for a wrong shape. Parts of a fused weight are slices of its first
     dimension, each of its slot's size.
 
-    `whole_name`: the tensor has a rule for its whole name, as class tokens have; transformers gives
-    these leading dimensions of 1.
+    `whole_name`: the tensor has a rule for its whole name, such as a class token, to which
+    transformers adds leading dimensions of 1.
     """
     sizes = whole[:1] if slots is None or len(stored) == 1 else slots
     for name, size in zip(stored, sizes, strict=True):
@@ -434,8 +445,8 @@ def _check_shapes(
 def head_state(
     tensors: TensorFile, left: dict[str, str], table: Mapping[str, HeadRule], device: torch.device
 ) -> dict[str, Tensor]:
-    """The tensors that the head's table names, taken out of `left`: the names in the files by those
-    without a prefix.
+    """Return the tensors of the head's table, and remove them from `left`, which maps names without
+    a prefix to names in the files.
     """
     state: dict[str, Tensor] = {}
     filled: set[str] = set()
@@ -465,7 +476,7 @@ def head_state(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The match of a name in a table: the whole name, or its stem, ending and layer number."""
+    """A table's match for a name: the whole name, or its stem, ending and layer number."""
 
     stem: str
     ending: str = ""
@@ -483,7 +494,7 @@ def find(name: str, table: Mapping[str, object]) -> Found | None:
 
 
 def _numbered(stem: str) -> tuple[str, str]:
-    """`layers.3.attn.out` -> (`layers.{}.attn.out`, `3`)"""
+    """Replace the layer number: `layers.3.attn.out` -> (`layers.{}.attn.out`, `3`)."""
     number = _NUMBER.search(stem)
     if number is None:
         return stem, ""
@@ -491,8 +502,8 @@ def _numbered(stem: str) -> tuple[str, str]:
 
 
 def _sources(table: Mapping[str, Rule]) -> dict[str, list[list[str]]]:
-    """Our stem -> the forms in which it may be stored: one stem of the checkpoint, or several in
-    the order of their slots.
+    """Map each of our stems to its stored forms: one stem of the checkpoint, or several in the
+    order of their slots.
     """
     whole: dict[str, list[list[str]]] = {}
     parts: dict[str, dict[int, str]] = {}
@@ -500,7 +511,9 @@ def _sources(table: Mapping[str, Rule]) -> dict[str, list[list[str]]]:
         if isinstance(rule, tuple):
             parts.setdefault(rule[0], {})[rule[1]] = stem
         elif rule is not None:
-            whole.setdefault(rule.target if isinstance(rule, Spare) else rule, []).append([stem])
+            whole.setdefault(rule.target if isinstance(rule, AllowedExtra) else rule, []).append(
+                [stem]
+            )
     slots = {ours: [[filled[slot] for slot in sorted(filled)]] for ours, filled in parts.items()}
     return {ours: whole.get(ours, []) + slots.get(ours, []) for ours in whole | slots}
 

@@ -2,7 +2,7 @@
 
 `services/worker/mesh/codec.py` decodes a Job to a Work, and `PackedModel.prepare` turns a Work into
 a Prepared. Paths in errors (`items[3].text`, `documents[0].text`, `query.text`, `dimensions`) count
-from the job's own first item.
+from the job's first item.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Role = Literal["", "query", "document"]
 Representation = Literal["dense", "sparse", "multi_vector"]
 DataType = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary"]
 Truncation = Literal["none", "end", "start", "default"]
-"""What is cut of a text that is too long. "default": the model's own end, which `with_truncation`
-puts in its place.
+"""The end at which a text that is too long is cut. "default": the model's end, substituted by
+`with_truncation`.
 """
 Scale = Literal["", "logit", "probability"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
@@ -33,38 +33,37 @@ Head = str
 """The name of the model's head that a forward runs, or of several heads joined by "+"
 (`dense+sparse`).
 """
-WRITE: Final = "write"
-"""The head of models that write: a forward adds to the texts of its sequences, and any number of
-forwards makes an output.
+GENERATE: Final = "write"
+"""The head of generative models: a forward adds tokens to its sequences, and an output takes any
+number of forwards.
 """
 
-GoOn = Callable[[], None]
-"""A cancellation check, called between slices of a job's preparation. Raises if nobody waits for
-the job's result any more.
+CancelCheck = Callable[[], None]
+"""Called between slices of a job's preparation. Raises if no caller waits for the job's result."""
+
+
+def never_cancelled() -> None:
+    """Ignore cancellation, for work that is never cancelled."""
+
+
+YieldPoint = Callable[[], None]
+"""Called by a forward between two layers, on its thread. May run a forward of the same model or
+another.
 """
 
 
-def go_on_anyway() -> None:
-    """A GoOn for work that is never cancelled."""
-
-
-Between = Callable[[], None]
-"""A preemption point, called by a forward between two layers, on its thread. May run a forward of
-the same model or another.
-"""
-
-
-def nothing_between() -> None:
-    """A Between for a forward that is never preempted."""
+def never_yield() -> None:
+    """Do nothing, for a forward that is never preempted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One piece of an item: a text, or the bytes of an image file. `field`: its path in the job,
-    such as `items[3].image`.
+    """One piece of an item: a text, or the bytes of an image file.
 
-    `scope`: whose output of the image may be kept and found again, such as a tenant's; None:
-    nobody's.
+    Attributes:
+        field: Its path in the job, such as `items[3].image`.
+        scope: Scope within which the image's output may be cached, such as a tenant's; None: do not
+            cache.
     """
 
     content: str | bytes
@@ -78,7 +77,7 @@ Parts = tuple[Part, ...]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A chunk that the caller chose: code points of its text, end exclusive. `context`: what is put
+    """A chunk that the caller chose: code points of its text, end exclusive. `context`: text put
     before the chunk.
     """
 
@@ -89,11 +88,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """How texts are divided into chunks.
+    """Division of texts into chunks.
 
-    `max_tokens`: of a chunk, without special tokens, prompt and context; 0: as `dividing.py`
-    chooses. `overlap`: tokens that a chunk repeats of the one before. `late`: the model reads whole
-    texts, and the states of a chunk's tokens are pooled.
+    Attributes:
+        max_tokens: Limit of a chunk without special tokens, prompt and context; 0: `dividing.py`
+            chooses.
+        overlap: Tokens repeated from the previous chunk.
+        late: The model reads whole texts, and the states of a chunk's tokens are pooled.
     """
 
     method: ChunkMethod = "sentences"
@@ -104,15 +105,19 @@ class Chunking:
 
 @dataclass(frozen=True, slots=True)
 class EncodeWork:
-    """Texts to vectors. No representations: the model's main one. `dimensions` 0: all. `normalize`
-    None: as the checkpoint says.
+    """Encode texts as vectors.
 
-    `pooling_factor`: how many times fewer vectors a multi-vector is pooled to; 0 or 1: it is not.
-    `parts`, here and in other work: the items that are no text alone, by their index; each has an
-    empty text in `texts`. `adapter`, here and in other work: the LoRA adapter that the request
-    names; empty: none. `chunking`: how each text is divided; None: it is not. `spans`: of each
-    text, for the method "spans"; else empty. `contexts`: what is put before each chunk of a text;
-    empty: nothing for any text.
+    Attributes:
+        representations: Empty for the model's main one.
+        dimensions: 0 for all.
+        normalize: None for the checkpoint's default.
+        parts: Items that are not plain text, by index, here and in other work. Each has an empty
+            text in `texts`.
+        pooling_factor: Divisor of a multi-vector's number of vectors; 0 or 1 to keep all.
+        adapter: Name of the LoRA adapter, here and in other work; empty for none.
+        chunking: Division of each text; None to keep it whole.
+        spans: Chunks of each text for the method "spans"; else empty.
+        contexts: Text put before each chunk of a text; empty for none.
     """
 
     texts: list[str]
@@ -133,9 +138,12 @@ class EncodeWork:
 
 @dataclass(frozen=True, slots=True)
 class ScoreWork:
-    """The relevance of each document to the query. `scale` empty: the model's own.
+    """Score the relevance of each document to the query.
 
-    `query_parts`: of a query that is no text alone; `query` is empty then. `parts`: of documents.
+    Attributes:
+        scale: Empty for the model's default.
+        query_parts: Parts of a query that is not plain text; `query` is empty then.
+        parts: Parts of documents that are not plain text.
     """
 
     query: str
@@ -164,11 +172,13 @@ class EntitiesWork:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyWork:
-    """Text classification. `multi_label` None: as the checkpoint says.
+    """Classify texts.
 
-    `hypothesis`, for zero-shot models, is the template that texts are compared with; `{}` stands
-    for the label. Empty: the default of the model's kind. `among_labels`: the softmax is over
-    `labels`, not over all classes of the model.
+    Attributes:
+        multi_label: None for the checkpoint's default.
+        hypothesis: Template of zero-shot models that texts are compared with; `{}` stands for the
+            label. Empty for the default of the model's kind.
+        among_labels: Apply softmax over `labels` instead of all classes of the model.
     """
 
     texts: list[str]
@@ -184,7 +194,7 @@ class ClassifyWork:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An entity that the request provides: code points, end exclusive, within its text."""
+    """An entity in the request: code points within its text, end exclusive."""
 
     start: int
     end: int
@@ -193,11 +203,12 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class RelationsWork:
-    """Relation extraction: pairs of entities in texts that stand in one of the relations `labels`.
+    """Extract pairs of entities that have one of the relations `labels`.
 
-    `entity_labels`: the types of entities, for models that find them. `threshold` None: the model's
-    own. `entities`: those of each text, for models that take them as input; empty: none for any
-    text.
+    Attributes:
+        entity_labels: Types of entities, for models that extract them.
+        threshold: None for the model's default.
+        entities: Entities of each text, for models that take them as input; empty for none.
     """
 
     texts: list[str]
@@ -210,8 +221,8 @@ class RelationsWork:
 
 @dataclass(frozen=True, slots=True)
 class RegionsWork:
-    """Boxes in images, by label. `threshold` None: the model's own. `texts`: one for each item,
-    empty where it has `parts`.
+    """Detect labelled boxes in images. `threshold` None: the model's default. `texts`: one per
+    item, empty where it has `parts`.
     """
 
     texts: list[str]
@@ -222,7 +233,7 @@ class RegionsWork:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a function by its name. `arguments`: a JSON object."""
+    """A call of a function. `arguments`: a JSON object."""
 
     name: str
     arguments: str
@@ -230,7 +241,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was said before an item. `tool_calls`: of an assistant."""
+    """A message before an item. `tool_calls`: those of an assistant."""
 
     role: Literal["user", "assistant", "system", "tool"]
     text: str
@@ -239,8 +250,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a request has tokens chosen. None: as the checkpoint says, else neutral; `temperature` 0:
-    the likeliest token.
+    """Sampling of tokens. None: the checkpoint's default, or else neutral. `temperature` 0: the
+    likeliest token.
     """
 
     temperature: float | None = None
@@ -254,25 +265,30 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class TextWork:
-    """What a model writes about items. `max_tokens` 0: the model's own. `texts`: one for each item,
-    empty where it has `parts`.
+    """Generate text about items.
 
-    `instruction`: what the model is asked for, or a task of its own by its name. `region`: the part
-    of the image that is asked about, left, top, right and bottom in pixels. `text_layer`: "prefer"
-    answers pages that have a text layer with it, "only" never asks the model, "never" asks it for
-    all pages. `json_schema`, itself JSON: each answer is JSON of that schema, and the model is
-    asked for all pages; empty: answers of any form. `turns`: what was said before each item, which
-    is the user's next message. `template_values`: what the chat template is given besides, a JSON
-    object; empty: nothing.
-
-    `seeds`: of the random numbers of each item's answer; empty: one for all. `stops`: texts that an
-    answer ends before. `top_logprobs`: how many likely tokens are wanted with their log
-    probabilities beside each written one; None: of none, not of the written ones either.
-    `raw_prompt`: a text is the whole prompt, and the space around an answer stays.
-
-    `tools`: functions that the model may call, a JSON list in OpenAI's form; empty: none.
-    `calls_tool`: it must call one. `tool`: the one that it must call; empty: any.
-    `single_tool_call`: it may call one once. `item_role`: who says the items.
+    Attributes:
+        texts: One per item, empty where it has `parts`.
+        max_tokens: 0 for the model's default.
+        text_layer: "prefer" uses a page's text layer if it has one, "only" never runs the model,
+            "never" runs it for all pages.
+        instruction: Instruction for the model, or the name of one of its tasks.
+        region: The part of the image that the request is about: left, top, right and bottom in
+            pixels.
+        json_schema: JSON schema that each answer follows, with the model run for all pages; empty
+            for free text.
+        turns: Messages before each item, which is the user's next message.
+        template_values: Additional values for the chat template, a JSON object; empty for none.
+        seeds: Random seed of each item; empty for one common seed.
+        stops: Texts before which an answer ends.
+        top_logprobs: Number of likely tokens returned with log probabilities next to each generated
+            one; None for no log probabilities at all.
+        raw_prompt: The text is the whole prompt, and whitespace around an answer is kept.
+        tools: Functions that the model may call, a JSON list in OpenAI's format; empty for none.
+        calls_tool: The model must call a function.
+        tool: The function that it must call; empty for any.
+        single_tool_call: The model may call at most one function.
+        item_role: Role of the items' messages.
     """
 
     texts: list[str]
@@ -299,7 +315,7 @@ class TextWork:
 
 @dataclass(frozen=True, slots=True)
 class StructureWork:
-    """All that a schema asks for, in texts."""
+    """Extract the contents of a schema from texts."""
 
     texts: list[str]
     schema: Schema
@@ -308,13 +324,15 @@ class StructureWork:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeWork:
-    """Texts to tokens.
+    """Tokenise texts.
 
     Attributes:
-        texts: The texts. add_special_tokens: Whether special tokens are added around each text.
-        truncation: Which tokens of a text that is too long are returned. "default": all; "none":
-        the text is refused. count_only: Whether counts alone are returned. return_tokens: Whether
-        the tokens are returned as the vocabulary writes them, too.
+        texts: The texts.
+        add_special_tokens: Whether special tokens are added around each text.
+        truncation: The tokens returned of a text that is too long. "default": all; "none": the text
+            is refused.
+        count_only: Whether only counts are returned.
+        return_tokens: Whether the tokens are also returned as the vocabulary writes them.
     """
 
     texts: list[str]
@@ -326,10 +344,10 @@ class TokenizeWork:
 
 @dataclass(frozen=True, slots=True)
 class DetokenizeWork:
-    """Tokens to texts.
+    """Convert tokens to texts.
 
     Attributes:
-        sequences: The ids of each text's tokens, uint32 each.
+        sequences: Token ids of each text, uint32.
         skip_special_tokens: Whether special tokens are left out.
     """
 
@@ -337,11 +355,11 @@ class DetokenizeWork:
     skip_special_tokens: bool = False
 
 
-WriteWork = TextWork | RegionsWork
-"""What models that write are asked for: regions are written as text."""
+GenerationWork = TextWork | RegionsWork
+"""Work of generative models, which generate regions as text."""
 
 TokenWork = TokenizeWork | DetokenizeWork
-"""Work of a tokenizer alone, which needs no forward."""
+"""Work of a tokenizer without a forward."""
 
 ModelWork = (
     EncodeWork
@@ -359,14 +377,14 @@ Work = ModelWork | TokenWork
 
 
 def with_truncation(work: Work, card: Card) -> Work:
-    """The same work with the model's own truncation where the request names none."""
+    """Replace the truncation "default" by the model's truncation."""
     if isinstance(work, RegionsWork | TextWork | TokenWork) or work.truncation != "default":
         return work
     return replace(work, truncation=card.truncation)
 
 
 def parts_of(work: Work) -> list[Part]:
-    """The parts of every item that is no text alone, the query's first."""
+    """Return the parts of every item that is not plain text, the query's first."""
     if isinstance(work, EntitiesWork | RelationsWork | StructureWork | TokenWork):
         return []
     query = work.query_parts if isinstance(work, ScoreWork) else ()
@@ -376,7 +394,7 @@ def parts_of(work: Work) -> list[Part]:
 def items_as_parts(
     work: EncodeWork | ScoreWork | ClassifyWork | RegionsWork | TextWork,
 ) -> list[Parts]:
-    """The parts of each item, documents of a ScoreWork; a text alone is one part."""
+    """Return the parts of each item, or of each document of a ScoreWork. Plain text is one part."""
     texts, name = (
         (work.documents, "documents") if isinstance(work, ScoreWork) else (work.texts, "items")
     )
@@ -391,7 +409,7 @@ def query_as_parts(work: ScoreWork) -> Parts:
 
 
 def without_images(work: Work) -> Work:
-    """The work without the bytes of its images, which are no longer needed once it is prepared."""
+    """Drop the bytes of images, which are not needed once the work is prepared."""
     if isinstance(work, EntitiesWork | RelationsWork | StructureWork | TokenWork) or not work.parts:
         return (
             replace(work, query_parts=())
@@ -407,12 +425,13 @@ def without_images(work: Work) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class InputRows:
-    """The input of those tokens of a sequence that have none in the vocabulary: image patches, or
-    embeddings made elsewhere.
+    """The input of a sequence's tokens that are not in the vocabulary: image patches, or
+    precomputed embeddings.
 
-    `places`: [n] int32, ascending, which tokens they are. `values`: [n, InputLayer.row_size]; or,
-    where the model's trunk has a tower, the tower's input, of which it makes n rows. `more`:
-    further input of the tower, where a sequence has several images.
+    Attributes:
+        places: [n] int32, ascending: their indices in the sequence.
+        values: [n, InputLayer.row_size]; or, if the backbone has a tower, its input for n rows.
+        more: Further input of the tower, for a sequence of several images.
     """
 
     places: NDArray[np.int32]
@@ -421,24 +440,29 @@ class InputRows:
 
     @property
     def inputs(self) -> tuple[NDArray[np.generic], ...]:
-        """All input of the tower, in the order of its rows."""
+        """Return all input of the tower, in the order of its rows."""
         return self.values, *self.more
 
 
 @dataclass(frozen=True, slots=True)
 class InputSequence:
-    """One row of a packed batch. int32 [tokens] each; no type ids: all of segment 0.
+    """One row of a packed batch.
 
-    `skip`: leading tokens that are left out of pooling, for models that do not pool their prompt.
-    `seen`: leading tokens that the sequence's tokens attend to (0: all); the tokens after them
-    attend but are not attended to, as a ColBERT query's mask tokens. `before`: a shared prefix,
-    computed once for all sequences of a batch that have the same one, causal models only. `input`:
-    further input of the model's head for this sequence (positions of words or labels); None for
-    most. `adapter`: its LoRA adapter; empty: none. `rows`: the input of tokens that have no id, for
-    which `ids` has a placeholder within the vocabulary. `axes`: [axes, tokens], positions in
-    several dimensions (M-RoPE, DINOv3); None: a token's position is its place. `key`: sequences
-    with the same have the same output, which may be kept and found again; empty: nothing is known
-    of it.
+    Attributes:
+        ids: int32 [tokens].
+        type_ids: int32 [tokens]; None for segment 0.
+        skip: Leading tokens left out of pooling, for models that do not pool their prompt.
+        seen: Leading tokens that the sequence's tokens attend to; 0 for all. Later tokens attend
+            but are not attended to, like the mask tokens of a ColBERT query.
+        before: A shared prefix, computed one time for all sequences of a batch that share it.
+            Causal models only.
+        input: Further input of the model's head (positions of words or labels).
+        adapter: LoRA adapter; empty for none.
+        rows: Input of tokens without an id. `ids` has a placeholder within the vocabulary for
+            these.
+        axes: [axes, tokens], positions in several dimensions (M-RoPE, DINOv3); None: a token's
+            position is its index.
+        key: Cache key of its output: equal keys have equal outputs; empty to bypass the cache.
     """
 
     ids: NDArray[np.int32]
@@ -454,16 +478,17 @@ class InputSequence:
 
     @property
     def tokens(self) -> int:
-        """Its own tokens, without the shared prefix."""
+        """Return the number of its tokens, without the shared prefix."""
         return len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
 class SparseRow:
-    """A sparse vector, over the vocabulary or over spans: `indices` of the non-zero weights,
-    ascending; `values` float32, as many.
+    """A sparse vector over the vocabulary or over spans: ascending `indices` of the non-zero
+    weights, and their `values`.
 
-    Indices are int32, or int64 where there are more columns."""
+    Indices are int32, or int64 if more columns exist.
+    """
 
     indices: NDArray[np.int32] | NDArray[np.int64]
     values: NDArray[np.float32]
@@ -471,8 +496,8 @@ class SparseRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """The log probability of a token that was written, and of the likeliest ones in its place, in
-    descending order.
+    """The log probability of a generated token, and of the likeliest alternatives in descending
+    order.
     """
 
     logprob: float
@@ -480,9 +505,14 @@ class TokenScore:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenIds:
-    """The tokens that a model wrote after a prompt, int32, a stop token among them. `finish`: why
-    it ended. `scores`: of each token, where they were asked for."""
+class GeneratedIds:
+    """The tokens generated after a prompt, including a stop token.
+
+    Attributes:
+        ids: int32.
+        finish: Reason why generation ended.
+        scores: Scores of each token, if requested.
+    """
 
     ids: NDArray[np.int32]
     finish: Literal["stop", "length"]
@@ -491,22 +521,24 @@ class WrittenIds:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """Not an output yet: the sequence needs a further forward. `ids`: the tokens so far; the next
-    forward may add to them.
+    """The sequence needs another forward. `ids`: the tokens so far; the next forward may append to
+    them.
     """
 
     ids: Sequence[int] = field(default=(), compare=False)
 
 
-Output = NDArray[np.float32] | SparseRow | WrittenIds | tuple["Output", ...]
+Output = NDArray[np.float32] | SparseRow | GeneratedIds | tuple["Output", ...]
 """The output of a head for one sequence; a tuple for several heads, in the order of their names."""
 
 Forwarded = Output | Unfinished
-"""What a forward gives for one sequence."""
+"""The result of a forward for one sequence."""
 
 
 def outputs_of(forwarded: Sequence[Forwarded]) -> list[Output]:
-    """The outputs of a forward of a model that does not write. Raises TypeError for any other's."""
+    """Return the outputs of a forward of a non-generative model. Raises TypeError for an unfinished
+    sequence.
+    """
     found = [each for each in forwarded if not isinstance(each, Unfinished)]
     if len(found) != len(forwarded):
         raise TypeError("a sequence is unfinished")
@@ -514,10 +546,10 @@ def outputs_of(forwarded: Sequence[Forwarded]) -> list[Output]:
 
 
 def is_finite(output: Output) -> bool:
-    """Whether every number of an output is finite."""
+    """Return whether every number of an output is finite."""
     if isinstance(output, tuple):
         return all(is_finite(part) for part in output)
-    if isinstance(output, WrittenIds):
+    if isinstance(output, GeneratedIds):
         return True
     values = output.values if isinstance(output, SparseRow) else output
     return bool(np.isfinite(values).all())
@@ -528,16 +560,17 @@ ANY_BYTES: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A job ready for the device: `forward(head, sequences)`, then `finish(prepared, outputs)` with
-    one output a sequence.
+    """A job ready for `forward(head, sequences)` and `finish(prepared, outputs)`.
 
-    `notes`: state that the processor passes from `prepare` to `finish`. `looked_up`: tokens of
-    texts that need no forward and have no sequence, since their result was looked up and is in
-    `notes`. `heads`: of each sequence, where they differ (texts and images in one job go to
-    encoders of their own); empty: `head` for all. `fields`: the path in the job of what each
-    sequence was made of, where that is no item's text. `image_tokens`: those of all tokens that
-    were made of images. `known`: outputs that were kept, by the index of their sequence, which then
-    needs no forward.
+    Attributes:
+        notes: State that the processor passes from `prepare` to `finish`.
+        looked_up: Tokens of texts without a sequence: their result was looked up and is in `notes`.
+        heads: Head of each sequence, if they differ (texts and images in one job have separate
+            encoders); empty: `head` for all.
+        fields: Path in the job of each sequence's input, if that is not an item's text.
+        image_tokens: Number of tokens that represent images.
+        known: Cached outputs by the index of their sequence, which then needs no forward.
+        answer_bytes: Maximum bytes of the results of one item in the answer.
     """
 
     work: Work
@@ -550,10 +583,9 @@ class Prepared:
     image_tokens: int = 0
     known: Mapping[int, Output] = field(default_factory=dict)
     answer_bytes: int = ANY_BYTES
-    """The most bytes that the results of one item may take in the answer."""
 
     def groups(self) -> dict[Head, list[int]]:
-        """The indices of the sequences of each head that need a forward, in order."""
+        """Return the indices of the sequences of each head that need a forward, in order."""
         found: dict[Head, list[int]] = {}
         for index in range(len(self.sequences)):
             if index not in self.known:
@@ -562,8 +594,8 @@ class Prepared:
 
     @property
     def tokens(self) -> int:
-        """Tokens that go through the model or are looked up, special tokens, prompts and labels
-        included.
+        """Return the tokens that the model computes or looks up, including special tokens, prompts
+        and labels.
         """
         shared = {
             id(sequence.before): len(sequence.before)

@@ -10,7 +10,7 @@ import pytest
 
 from libs.models.layers.spec import EmbeddingSpec, EncoderSpec, LayerSpec
 from libs.models.text.registry import _FAMILIES
-from libs.models.weights import Spare
+from libs.models.weights import AllowedExtra
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text("utf-8")
 OWN_MODULES = {"bart", "deberta", "jina_code", "nomic_moe", "privacy_filter", "t5_classifier"}
@@ -55,7 +55,7 @@ def test_targets_are_those_that_families_use() -> None:
     for family in _FAMILIES:
         if str(vars(family)["__name__"]).rpartition(".")[2] not in OWN_MODULES:
             for rule in family.WEIGHTS.values():
-                if isinstance(rule, Spare):
+                if isinstance(rule, AllowedExtra):
                     used.add(rule.target)
                 elif rule is not None:
                     used.add(rule if isinstance(rule, str) else rule[0])

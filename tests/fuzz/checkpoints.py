@@ -694,7 +694,7 @@ def _try_settings(data: bytes) -> None:
             for part in map(parts.get, ("generation", "images"))
         )
         _try_images(
-            ImageProcessing.of(
+            ImageProcessing.from_config(
                 Config(images, file="preprocessor_config.json"), "CLIPImageProcessor"
             )
         )

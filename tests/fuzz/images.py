@@ -257,7 +257,7 @@ def _make(random: Random, known: Sequence[bytes]) -> bytes:
 
 
 def _input(size: dict[str, object], patches: PatchSpec, kind: str) -> ImageInput:
-    return ImageInput(ImageProcessing.of(Config(size), kind), patches, _LIMITS)
+    return ImageInput(ImageProcessing.from_config(Config(size), kind), patches, _LIMITS)
 
 
 _INPUTS: Final = (
@@ -327,7 +327,7 @@ def _prepared(model: ImageInput, data: bytes, found: tuple[int, int] | None) -> 
         raise Broken("a file is prepared that is not decoded")
     height, width = sequence.rows.values.shape[:2]
     if (
-        sequence.tokens != model.patches.tokens_of(height, width)
+        sequence.tokens != model.patches.count_tokens(height, width)
         or len(sequence.rows.places) != sequence.tokens - model.patches.before
     ):
         raise Broken("tokens and patches differ")

@@ -1,6 +1,9 @@
-"""Chat templates in the style of published ones. Each does something of its own with roles, space,
-thoughts or instructions.
+"""Chat templates in the style of published ones. Each differs in roles, whitespace, thoughts or
+instructions.
 """
+
+# The templates are data.
+# ruff: noqa: E501
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ LLAMA3 = """
     {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
 {%- endif %}
 """
-"""Strips messages, and has a system message of its own."""
+"""Strip messages and add a default system message."""
 
 GEMMA = """{{ bos_token }}
 {%- if messages[0]['role'] == 'system' -%}

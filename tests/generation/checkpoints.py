@@ -33,11 +33,14 @@ _SEQ2SEQ = {
     "forced_eos_token_id": None,
 }
 _BART = _SEQ2SEQ | {
-    "vocab_size": VOCABULARY, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 2, "encoder_ffn_dim": 96, "decoder_ffn_dim": 128, "max_position_embeddings": 128,
+    "vocab_size": VOCABULARY, "d_model": 64, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 96, "decoder_ffn_dim": 128,
+    "max_position_embeddings": 128,
 }  # fmt: skip
 _T5 = _SEQ2SEQ | {
-    "vocab_size": VOCABULARY, "d_model": 64, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4, "d_kv": 16, "d_ff": 96,
+    "vocab_size": VOCABULARY, "d_model": 64, "num_layers": 3, "num_decoder_layers": 2,
+    "num_heads": 4, "d_kv": 16, "d_ff": 96,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
 }  # fmt: skip
 SEQ2SEQ: dict[str, tuple[str, Mapping[str, object]]] = {
@@ -104,7 +107,7 @@ def _seq2seq(kind: str, config: Mapping[str, object]) -> transformers.PreTrained
 
 
 def prompts(count: int, seed: int = 0, longest: int = 48) -> list[Ids]:
-    """Of different lengths, from one token on, and across the ends of pages."""
+    """Return prompts of different lengths, from one token up, some across page boundaries."""
     random = np.random.default_rng(seed)
     lengths = [1, 31, 32, 33, *random.integers(2, longest, max(0, count - 4)).tolist()][:count]
     return [random.integers(3, VOCABULARY, length).astype(np.int32) for length in lengths]

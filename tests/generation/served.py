@@ -22,7 +22,8 @@ TEMPLATE = (
     "{% if enable_thinking is defined and not enable_thinking %}<think> </think> {% endif %}"
 )
 _TOKENIZERS: Mapping[str, Kind] = {
-    "qwen3": "qwen3", "llama": "llama", "gemma2": "gemma2", "phi3": "phi3", "bart": "bart", "marian": "t5", "t5": "t5",
+    "qwen3": "qwen3", "llama": "llama", "gemma2": "gemma2", "phi3": "phi3", "bart": "bart",
+    "marian": "t5", "t5": "t5",
 }  # fmt: skip
 # Random weights repeat themselves; what may not be repeated makes every answer another one.
 VARIED = {"no_repeat_ngram_size": 2, "repetition_penalty": 1.2, "suppress_tokens": [0]}
@@ -40,8 +41,9 @@ def write(
 
 
 def write_ending(name: str, directory: Path, **generation: object) -> None:
-    """As `write`, of 512 positions, with a token that ends answers. Lists of generation_config.json
-    are tokens' texts.
+    """Write a checkpoint like `write`, with 512 positions and a token that ends answers.
+
+    Lists of generation_config.json hold the texts of tokens.
     """
     write(name, directory)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -71,7 +73,9 @@ def reference(
     turns: Sequence[tuple[str, str]] = (),
     **template_values: object,
 ) -> str:
-    """What transformers writes about a text. `turns`: what was said before it, by whom."""
+    """Return the text that transformers generates for a text. `turns`: earlier messages with their
+    roles.
+    """
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     if model.config.is_encoder_decoder:
         ids: Ids = tokenizer(f"{instruction} {text}" if instruction else text, return_tensors="np")[

@@ -36,17 +36,22 @@ from tests.generation.served import write
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TEMPLATES = {
-    "qwen3": QWEN3, "llama 3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL, "llama 2": LLAMA2, "r1": R1, "smollm 3": SMOLLM3,
+    "qwen3": QWEN3, "llama 3": LLAMA3, "gemma": GEMMA, "mistral": MISTRAL, "llama 2": LLAMA2,
+    "r1": R1, "smollm 3": SMOLLM3,
     "nemotron": NEMOTRON, "glm 4": GLM4,
 }  # fmt: skip
 SHAPES = [
-    "uau", "suau", "uauau", "suauau", "uauauau", "uu", "auu", "uaau", "suuau", "au", "usu", "suauauauauauauauau",
+    "uau", "suau", "uauau", "suauau", "uauauau", "uu", "auu", "uaau", "suuau", "au", "usu",
+    "suauauauauauauauau",
 ]  # fmt: skip
 ROLES: dict[str, Role] = {"s": "system", "u": "user", "a": "assistant"}
 PIECES = [
-    "a", " ", "\n", "\n\n", "\t", "\u2003", "\u00a0", "word", "é", "東京", "🐟", "e\u0301", "{{ x }}", "{% if %}", "{0}", "\\n",
+    "a", " ", "\n", "\n\n", "\t", "\u2003", "\u00a0", "word", "é", "東京", "🐟", "e\u0301",
+    "{{ x }}",
+    "{% if %}", "{0}", "\\n",
     "<|im_end|>",
-    "<|im_start|>system\n", "<end_of_turn>", "[/INST]", "<bos>", "<s>", "<b>", "\ue000", "\ue001", "\ue002", "\ue003", "<think>",
+    "<|im_start|>system\n", "<end_of_turn>", "[/INST]", "<bos>", "<s>", "<b>", "\ue000", "\ue001",
+    "\ue002", "\ue003", "<think>",
 ]  # fmt: skip
 THOUGHTS = [
     "<think>\nI see.\n</think>\n\n",
@@ -70,14 +75,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def template(directory: Path) -> Callable[..., ChatTemplate]:
-    """Of a template, once for all tests."""
+    """Return a loader of templates that caches each one for all tests."""
     card = read_card(directory, "random/llama")
 
     @cache
-    def of(source: str, parts: bool = False) -> ChatTemplate:
+    def load_template(source: str, parts: bool = False) -> ChatTemplate:
         return ChatTemplate(replace(card, template=source, message_parts=parts), directory)
 
-    return of
+    return load_template
 
 
 def said(roles: Sequence[Role], texts: Sequence[str]) -> list[Message]:
@@ -169,7 +174,7 @@ def test_thoughts_of_earlier_answers_are_the_templates_to_leave_out(
         ("mistral", "suau", "Only user and assistant roles are supported"),
     ],
 )
-def test_what_is_refused(
+def test_invalid_conversations_are_refused(
     name: str, shape: str, message: str, template: Callable[..., ChatTemplate]
 ) -> None:
     with pytest.raises(InvalidInput, match=message) as caught:
@@ -194,7 +199,7 @@ LOOP = "{% for m in messages %}[{{ m.role }}]CONTENT{% endfor %}[assistant]"
         ),
     ],
 )
-def test_what_takes_too_much_is_refused_and_harms_nothing_else(
+def test_templates_over_the_limits_are_refused_and_harm_nothing_else(
     content: str, message: str, template: Callable[..., ChatTemplate]
 ) -> None:
     own = template(LOOP.replace("CONTENT", "{{ m.content }}" + content))
@@ -261,18 +266,21 @@ def test_values_of_the_caller_are_those_that_the_template_looks_for(
         "namespace",
     ):
         with pytest.raises(
-            InvalidInput, match=f"no value '{name}' to be set: it looks for enable_thinking$"
+            InvalidInput, match=f"does not use the value '{name}': it uses enable_thinking$"
         ) as caught:
             own.prompt(messages, json.dumps({name: 1}))
         assert caught.value.field == "text.template_values"
-    itself = "{% set enable_thinking = enable_thinking | default(true) %}{% for one in tools or [] %}{% endfor %}"
+    itself = (
+        "{% set enable_thinking = enable_thinking | default(true) %}"
+        "{% for one in tools or [] %}{% endfor %}"
+    )
     assert (
         template(itself + "{{ messages[0].content }}{{ enable_thinking }}").prompt(
             messages, '{"enable_thinking": 0}'
         )
         == "a0"
     )
-    with pytest.raises(InvalidInput, match="it looks for none"):
+    with pytest.raises(InvalidInput, match="it uses none"):
         template(GEMMA).prompt(messages, '{"enable_thinking": false}')
 
 

@@ -17,7 +17,7 @@ import pytest
 from libs.errors import InvalidInput, ShoalError, TaskNotSupported
 from libs.models import ExtractResult
 from libs.models.generation.decoding.rules import Bits, Ids
-from libs.models.generation.grammars import FIELD, Grammars, form_of
+from libs.models.generation.grammars import FIELD, Grammars, parse_answer
 from libs.models.generation.grammars import matching as module
 from libs.models.generation.model import GenerativeModel
 from libs.models.generation.texts import TextReader
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 NAME = {"type": "string", "maxLength": 12}
 
 
-def of(**properties: Any) -> dict[str, Any]:
+def object_schema(**properties: Any) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": properties,
@@ -40,21 +40,21 @@ def of(**properties: Any) -> dict[str, Any]:
 
 
 SCHEMAS: dict[str, dict[str, Any]] = {
-    "scalars": of(
+    "scalars": object_schema(
         name=NAME,
         age={"type": "integer", "minimum": 0, "maximum": 150},
         paid={"type": "boolean"},
         note={"type": "null"},
     ),
-    "choices": of(
+    "choices": object_schema(
         kind={"enum": ["invoice", "receipt", 'a "quoted" one', "ünïcode"]}, version={"const": 3}
     ),
-    "lists": of(
+    "lists": object_schema(
         lines={
             "type": "array",
             "minItems": 1,
             "maxItems": 3,
-            "items": of(text=NAME, sum={"enum": [1.5, 20, -3]}),
+            "items": object_schema(text=NAME, sum={"enum": [1.5, 20, -3]}),
         }
     ),
     "optional": {
@@ -62,18 +62,18 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "properties": {"a": NAME, "b": {"type": "boolean"}},
         "additionalProperties": False,
     },
-    "either": of(value={"anyOf": [{"type": "boolean"}, of(deeper=NAME)]}),
-    "patterns": of(
+    "either": object_schema(value={"anyOf": [{"type": "boolean"}, object_schema(deeper=NAME)]}),
+    "patterns": object_schema(
         code={"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"},
         day={"type": "string", "format": "date"},
     ),
     "defined": {
-        **of(first={"$ref": "#/$defs/name"}, last={"$ref": "#/$defs/name"}),
+        **object_schema(first={"$ref": "#/$defs/name"}, last={"$ref": "#/$defs/name"}),
         "$defs": {"name": NAME},
     },
 }
-# What has no end of its own, a model with random weights does not end.
-ENDLESS = of(text={"type": "string"})
+# A model with random weights never ends an answer without a fixed length.
+ENDLESS = object_schema(text={"type": "string"})
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def work(text: str, schema: dict[str, Any] | None, most: int = 200) -> TextWork:
 
 
 def answers(model: GenerativeModel, works: list[TextWork]) -> list[Any]:
-    """Of jobs that join one after the other."""
+    """Return the results of jobs that join one after another."""
     jobs = [model.prepare(each) for each in works]
     found = []
     for job, own in zip(jobs, outputs(model, jobs), strict=True):
@@ -151,15 +151,15 @@ def test_cancellation_returns_the_memory(model: GenerativeModel) -> None:
 
 
 def test_sequence_that_is_written_again_begins_again(model: GenerativeModel) -> None:
-    asked = work("a text", SCHEMAS["scalars"])
-    job = model.prepare(asked)
+    requested = work("a text", SCHEMAS["scalars"])
+    job = model.prepare(requested)
     for _ in range(3):
         model.forward("write", job.sequences)
         model.drop(job.sequences)
     (own,) = outputs(model, [job])
     result = model.finish(job, own)
     assert isinstance(result, ExtractResult)
-    assert result.items == answers(model, [asked])
+    assert result.items == answers(model, [requested])
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def ids_of(bits: Bits) -> Ids:
 
 def walk(grammars: Grammars, schema: dict[str, Any], seed: int, longest: int = 400) -> list[int]:
     """Tokens that a grammar allows, one of each set by chance, until it stops."""
-    grammar = grammars.of(json.dumps(schema))
+    grammar = grammars.compile_schema(json.dumps(schema))
     assert grammar is not None
     allows, chance, written = grammar.allows(), random.Random(seed), list[int]()
     while len(written) < longest:
@@ -199,8 +199,8 @@ def test_whatever_is_allowed_leads_to_a_valid_answer(
         jsonschema.validate(json.loads(model._reader.text(written)), SCHEMAS[name])
 
 
-def test_what_was_written_may_be_taken_back(grammars: Grammars) -> None:
-    grammar = grammars.of(json.dumps(SCHEMAS["lists"]))
+def test_grammar_rolls_back_tokens(grammars: Grammars) -> None:
+    grammar = grammars.compile_schema(json.dumps(SCHEMAS["lists"]))
     assert grammar is not None
     beams, (first, second) = (
         grammar.allows(),
@@ -210,9 +210,7 @@ def test_what_was_written_may_be_taken_back(grammars: Grammars) -> None:
         for text in (first, second):
             written = np.array(text[:length], np.int32)
             assert np.array_equal(beams(written), grammar.allows()(written))
-    nothing = ids_of(
-        beams(np.array([first[0], first[0]], np.int32))
-    )  # what the grammar does not have
+    nothing = ids_of(beams(np.array([first[0], first[0]], np.int32)))  # tokens outside the grammar
     assert nothing.tolist() == grammars._stops
 
 
@@ -220,68 +218,78 @@ def test_schema_that_grew_too_complex_is_compiled_anew(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(module.LIMITS, "max_lexer_states", 300)
-    schema = of(code={"type": "string", "pattern": "^(.*a.{300})$"})
+    schema = object_schema(code={"type": "string", "pattern": "^(.*a.{300})$"})
     first = walk(grammars, schema, 1)
     assert len(first) < 400  # it was ended
-    with pytest.raises(InvalidInput, match="could not be written to its end"):
-        form_of('{"code": "', "stop")
+    with pytest.raises(InvalidInput, match="could not be completed"):
+        parse_answer('{"code": "', "stop")
     assert len(walk(grammars, schema, 1)) == len(first)
 
 
 def test_few_schemas_are_kept(grammars: Grammars) -> None:
-    for number in range(module.KEPT + 3):
-        assert grammars.of(json.dumps(of(**{f"p{number}": NAME}))) is not None
-    assert len(grammars._kept) == module.KEPT
+    for number in range(module.MAX_CACHED_SCHEMAS + 3):
+        assert (
+            grammars.compile_schema(json.dumps(object_schema(**{f"p{number}": NAME}))) is not None
+        )
+    assert len(grammars._kept) == module.MAX_CACHED_SCHEMAS
 
 
 def deep(times: int) -> dict[str, Any]:
     schema: dict[str, Any] = NAME
     for _ in range(times):
-        schema = of(a=schema)
+        schema = object_schema(a=schema)
     return schema
 
 
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not valid JSON"),
         ("[" * 20_000, "is no JSON"),
         ('{"type": "array"}', "at #: an answer is an object"),
         ("[]", "at #: an answer is an object"),
         (
-            of(a={"type": "array", "uniqueItems": True}),
+            object_schema(a={"type": "array", "uniqueItems": True}),
             "at #/properties/a: 'uniqueItems' is not served",
         ),
         (
-            of(a={"anyOf": [NAME, {"multipleOf": 9973}]}),
+            object_schema(a={"anyOf": [NAME, {"multipleOf": 9973}]}),
             "at #/properties/a/anyOf/1: 'multipleOf' is not served",
         ),
         (
-            {**of(a=NAME), "patternProperties": {"^a": NAME}},
+            {**object_schema(a=NAME), "patternProperties": {"^a": NAME}},
             "at #: 'patternProperties' is not served",
         ),
-        ({**of(a=NAME), "x-guidance": {"lenient": True}}, "at #: 'x-guidance' is not served"),
         (
-            of(a={"$ref": "http://127.0.0.1/schema.json"}),
-            r"at #/properties/a/\$ref: only places in the schema",
+            {**object_schema(a=NAME), "x-guidance": {"lenient": True}},
+            "at #: 'x-guidance' is not served",
         ),
-        (of(a={"$ref": "#/$defs/none"}), "at #: "),
-        (of(a={"type": "strings"}), "at #: Invalid type: strings"),
-        (of(a={"type": "string", "pattern": "(?=a)b"}), "at #: regex parse error: .*look-around"),
         (
-            of(a={"type": "string", "pattern": "a" * 300}),
+            object_schema(a={"$ref": "http://127.0.0.1/schema.json"}),
+            r"at #/properties/a/\$ref: only references within the schema",
+        ),
+        (object_schema(a={"$ref": "#/$defs/none"}), "at #: "),
+        (object_schema(a={"type": "strings"}), "at #: Invalid type: strings"),
+        (
+            object_schema(a={"type": "string", "pattern": "(?=a)b"}),
+            "at #: regex parse error: .*look-around",
+        ),
+        (
+            object_schema(a={"type": "string", "pattern": "a" * 300}),
             "at #/properties/a/pattern: a pattern has at most 256",
         ),
-        (of(a=False), "at #: Unsatisfiable"),
-        (of(**{f"p{number}": NAME for number in range(257)}), "more than 256 schemas"),
-        (of(a={"anyOf": [NAME] * 65}), "more than 64 branches"),
-        (of(a={"enum": [*range(1001)]}), "more than 1,000 values"),
+        (object_schema(a=False), "at #: Unsatisfiable"),
+        (object_schema(**{f"p{number}": NAME for number in range(257)}), "more than 256 schemas"),
+        (object_schema(a={"anyOf": [NAME] * 65}), "more than 64 branches"),
+        (object_schema(a={"enum": [*range(1001)]}), "more than 1,000 values"),
         (
-            of(**{f"p{number}": {"type": "string", "pattern": "a"} for number in range(17)}),
+            object_schema(
+                **{f"p{number}": {"type": "string", "pattern": "a"} for number in range(17)}
+            ),
             "more than 16 patterns",
         ),
         (deep(17), "nested more than 16 times"),
-        (of(a={"const": "a" * 40_000}), "more than 32,768 bytes"),
+        (object_schema(a={"const": "a" * 40_000}), "more than 32,768 bytes"),
     ],
 )
 def test_schemas_that_are_not_served_are_refused_with_their_place(
@@ -295,35 +303,36 @@ def test_schemas_that_are_not_served_are_refused_with_their_place(
 
 # Each was slow to compile, or to follow, before it had a limit; or took much memory.
 HOSTILE: dict[str, dict[str, Any]] = {
-    "repeated": of(a={"type": "string", "pattern": "^((((a?){100}){100}){100}){100}$"}),
-    "far back": of(a={"type": "string", "pattern": "^(.*a.{500})$"}),
-    "long": of(
+    "repeated": object_schema(a={"type": "string", "pattern": "^((((a?){100}){100}){100}){100}$"}),
+    "far back": object_schema(a={"type": "string", "pattern": "^(.*a.{500})$"}),
+    "long": object_schema(
         a={"type": "string", "minLength": 10**9},
         b={"type": "array", "minItems": 10**9, "items": NAME},
     ),
-    "itself": {**of(a={"$ref": "#"})},
+    "itself": {**object_schema(a={"$ref": "#"})},
     "around": {
-        **of(a={"$ref": "#/$defs/b"}),
+        **object_schema(a={"$ref": "#/$defs/b"}),
         "$defs": {"b": {"$ref": "#/$defs/c"}, "c": {"$ref": "#/$defs/b"}},
     },
     "the same 64 times": {
-        **of(a={"$ref": "#/$defs/n"}),
+        **object_schema(a={"$ref": "#/$defs/n"}),
         "$defs": {"n": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/n"}}] * 64}},
     },
-    "all of any": of(
+    "all of any": object_schema(
         a={
             "allOf": [
-                {"anyOf": [of(**{f"p{one}{two}": NAME}) for two in range(4)]} for one in range(12)
+                {"anyOf": [object_schema(**{f"p{one}{two}": NAME}) for two in range(4)]}
+                for one in range(12)
             ]
         }
     ),
-    "numbers": of(
+    "numbers": object_schema(
         **{
             f"p{number}": {"type": "number", "minimum": number + 0.123456789, "maximum": 1e15}
             for number in range(200)
         }
     ),
-    "any of patterns": of(
+    "any of patterns": object_schema(
         a={"anyOf": [{"type": "string", "pattern": f".*{one}.{{{one}}}"} for one in range(16)]}
     ),
 }
@@ -345,20 +354,20 @@ def test_hostile_schemas_are_refused_or_end(name: str, model: GenerativeModel) -
 def test_models_that_cannot_refuse(
     tmp_path: Path, model: GenerativeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = work("a text", SCHEMAS["scalars"])
+    requested = work("a text", SCHEMAS["scalars"])
     write("t5", tmp_path / "t5")
-    with pytest.raises(TaskNotSupported, match="writes no JSON by a schema") as caught:
-        load(tmp_path / "t5").prepare(asked)
+    with pytest.raises(TaskNotSupported, match="does not support JSON schemas") as caught:
+        load(tmp_path / "t5").prepare(requested)
     assert caught.value.field == FIELD
     write("qwen3", tmp_path / "endless")
-    with pytest.raises(TaskNotSupported, match="no token that ends an answer"):
-        load(tmp_path / "endless").prepare(asked)
+    with pytest.raises(TaskNotSupported, match="needs a token that ends an answer"):
+        load(tmp_path / "endless").prepare(requested)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     write("qwen3", tmp_path / "missing", {"eos_token_id": 2})
     with pytest.raises(
         TaskNotSupported, match=r"llguidance is not installed: pip install 'shoal-mesh\[grammar\]'"
     ):
-        load(tmp_path / "missing").prepare(asked)
+        load(tmp_path / "missing").prepare(requested)
 
 
 def nested(levels: int) -> str:
@@ -377,15 +386,15 @@ def nested(levels: int) -> str:
         ('{"a": "\\ud800"}', False),
     ],
 )
-def test_what_a_struct_can_hold(text: str, fits: bool) -> None:
+def test_struct_limits_of_answers(text: str, fits: bool) -> None:
     from services.worker.mesh.codec import _struct
 
-    form = form_of(text, "stop")
+    form = parse_answer(text, "stop")
     assert (form is not None) == fits
     if form is not None:
         made = _struct(form)
         assert type(made).FromString(made.SerializeToString()) == made
 
 
-def test_what_was_cut_off_has_no_form() -> None:
-    assert form_of('{"a": 1}', "length") is None
+def test_cut_off_answer_has_no_json() -> None:
+    assert parse_answer('{"a": 1}', "length") is None

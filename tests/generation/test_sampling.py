@@ -43,7 +43,7 @@ def random_scores(rows: int, width: int = 300, seed: int = 0) -> Tensor:
 
 
 def reference(scores: Tensor, sampler: Sampler) -> Tensor:
-    """Of one row, by transformers' warpers in the order of its `generate`."""
+    """Apply transformers' warpers to one row in the order of its `generate`."""
     ids = torch.zeros((1, 1), dtype=torch.int64)
     scores = logits_process.TemperatureLogitsWarper(sampler.temperature)(ids, scores)
     if sampler.top_k:
@@ -103,7 +103,7 @@ def test_draw_depends_on_its_seed_and_step_alone() -> None:
     scores = random_scores(len(samplers) + 1)
     draws = {row: Draw(sampler, 7) for row, sampler in enumerate(samplers)}
     together = choose(scores.clone(), draws)
-    assert together[-1] == int(scores[-1].argmax())  # greedy beside sampled ones
+    assert together[-1] == int(scores[-1].argmax())  # a greedy row among sampled ones
     assert together[:-1] == [
         choose(scores[row : row + 1].clone(), {0: draw})[0] for row, draw in draws.items()
     ]
@@ -162,12 +162,12 @@ def test_seed_writes_the_same_alone_and_among_others(tmp_path: Path) -> None:
     write("qwen3", tmp_path)
     writer = load(tmp_path)
     settings = replace(writer.settings, temperature=1.0, top_p=0.95, presence_penalty=0.3)
-    asked = requests(settings, range(12))
-    asked[3] = replace(asked[3], settings=writer.settings)  # greedy
-    together = finished(DecodeLoop(writer, 96, most_rows=40), asked, every=2)
-    alone = [finished(DecodeLoop(writer, 8), [each])[0] for each in asked]
+    requested = requests(settings, range(12))
+    requested[3] = replace(requested[3], settings=writer.settings)  # greedy
+    together = finished(DecodeLoop(writer, 96, most_rows=40), requested, every=2)
+    alone = [finished(DecodeLoop(writer, 8), [each])[0] for each in requested]
     assert together == alone
-    again = finished(DecodeLoop(writer, 96), [replace(each, seed=b"another") for each in asked])
+    again = finished(DecodeLoop(writer, 96), [replace(each, seed=b"another") for each in requested])
     assert [number for number in range(12) if again[number] == together[number]] == [3]
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from libs.errors import InputTooLong, InvalidInput, ShoalError, TaskNotSupported
-from libs.models import EncodeWork, ExtractResult, Output, Prepared, Unfinished, WrittenIds
+from libs.models import EncodeWork, ExtractResult, GeneratedIds, Output, Prepared, Unfinished
 from libs.models.generation.model import GenerativeModel
-from libs.models.generation.serving import load_writer_model
-from libs.models.work import TextWork, Turn, go_on_anyway
+from libs.models.generation.serving import load_generative_model
+from libs.models.work import TextWork, Turn, never_cancelled
 from tests.generation.chat_templates import MISTRAL
 from tests.generation.served import reference, write
 
@@ -28,7 +28,7 @@ TEXTS = [
 
 
 def load(directory: Path) -> GenerativeModel:
-    return load_writer_model(directory, "random/writer", torch.device("cpu"), torch.float32)
+    return load_generative_model(directory, "random/writer", torch.device("cpu"), torch.float32)
 
 
 def outputs(model: GenerativeModel, jobs: list[Prepared]) -> list[list[Output]]:
@@ -65,7 +65,7 @@ def test_texts_are_those_of_transformers(name: str, instruction: str, tmp_path: 
         TextWork([text], max_tokens=32 - 3 * number, instruction=instruction)
         for number, text in enumerate(TEXTS)
     ]
-    jobs = [model.prepare(work, go_on_anyway) for work in works]
+    jobs = [model.prepare(work, never_cancelled) for work in works]
     written = outputs(model, jobs)
     for job, own, text, work in zip(jobs, written, TEXTS, works, strict=True):
         result = model.finish(job, own)
@@ -91,7 +91,7 @@ def test_conversations_are_those_of_transformers(instruction: str, tmp_path: Pat
         TextWork(TEXTS[:2], max_tokens=20, instruction=instruction, turns=turns[:count])
         for count in (0, 2, 3, 4)
     ]
-    jobs = [model.prepare(work, go_on_anyway) for work in works]
+    jobs = [model.prepare(work, never_cancelled) for work in works]
     found = set()
     for job, own, work in zip(jobs, outputs(model, jobs), works, strict=True):
         result = model.finish(job, own)
@@ -112,7 +112,7 @@ def test_without_a_system_message_the_users_first_one_begins_with_the_instructio
     turns = (Turn("user", "a question"), Turn("assistant", "an answer"))
 
     def prompt(work: TextWork) -> str:
-        (sequence,) = model.prepare(work, go_on_anyway).sequences
+        (sequence,) = model.prepare(work, never_cancelled).sequences
         return model._reader.text(sequence.ids.tolist())
 
     told = prompt(TextWork(["and then?"], instruction="Be short.", turns=turns))
@@ -124,18 +124,18 @@ def test_without_a_system_message_the_users_first_one_begins_with_the_instructio
 def test_stop_token_ends_a_text(tmp_path: Path) -> None:
     theirs = write("qwen3", tmp_path)
     model = load(tmp_path)
-    job = model.prepare(TextWork(TEXTS[:1], max_tokens=20), go_on_anyway)
+    job = model.prepare(TextWork(TEXTS[:1], max_tokens=20), never_cancelled)
     ((all_of_it,),) = outputs(model, [job])
-    assert isinstance(all_of_it, WrittenIds)
+    assert isinstance(all_of_it, GeneratedIds)
     stop = int(all_of_it.ids[9])
     first = all_of_it.ids.tolist().index(stop)
     theirs.generation_config.eos_token_id = stop
     theirs.generation_config.save_pretrained(tmp_path)
     model = load(tmp_path)
     ((written,),) = outputs(
-        model, [model.prepare(TextWork(TEXTS[:1], max_tokens=20), go_on_anyway)]
+        model, [model.prepare(TextWork(TEXTS[:1], max_tokens=20), never_cancelled)]
     )
-    assert isinstance(written, WrittenIds)
+    assert isinstance(written, GeneratedIds)
     assert (written.finish, written.ids.tolist()) == ("stop", all_of_it.ids[: first + 1].tolist())
 
 
@@ -144,8 +144,8 @@ def test_dropped_and_failed_sequences_return_their_memory(
 ) -> None:
     write("qwen3", tmp_path)
     model = load(tmp_path)
-    wanted = outputs(model, [model.prepare(TextWork(TEXTS, max_tokens=30), go_on_anyway)])
-    job = model.prepare(TextWork(TEXTS, max_tokens=30), go_on_anyway)
+    wanted = outputs(model, [model.prepare(TextWork(TEXTS, max_tokens=30), never_cancelled)])
+    job = model.prepare(TextWork(TEXTS, max_tokens=30), never_cancelled)
     monkeypatch.setattr("libs.models.generation.model.STEPS_SECONDS", 0.0)
     assert model.forward("write", job.sequences) == [Unfinished()] * 4
     assert (model.writing, model.claimed_bytes > 0) == (4, True)
@@ -163,8 +163,8 @@ def test_dropped_and_failed_sequences_return_their_memory(
     monkeypatch.setattr(model._reader.writer, "forward", forward)
     again = outputs(model, [job])
     for one, other in zip(again[0], wanted[0], strict=True):
-        assert isinstance(one, WrittenIds)
-        assert isinstance(other, WrittenIds)
+        assert isinstance(one, GeneratedIds)
+        assert isinstance(other, GeneratedIds)
         assert one.ids.tolist() == other.ids.tolist()
 
 
@@ -173,9 +173,9 @@ def test_sequences_without_room_wait(name: str, tmp_path: Path) -> None:
     write(name, tmp_path)
     model = load(tmp_path)
     model.pages = 6
-    job = model.prepare(TextWork(TEXTS * 4, max_tokens=20), go_on_anyway)
+    job = model.prepare(TextWork(TEXTS * 4, max_tokens=20), never_cancelled)
     found = [
-        [each for each in own if isinstance(each, WrittenIds)] for own in outputs(model, [job])
+        [each for each in own if isinstance(each, GeneratedIds)] for own in outputs(model, [job])
     ]
     assert [each.ids.tolist() for each in found[0][:4]] * 4 == [
         each.ids.tolist() for each in found[0]
@@ -207,19 +207,19 @@ def test_refuses(name: str, tmp_path: Path) -> None:
     write("qwen3", tmp_path)
     work, error, field = REFUSED[name]
     with pytest.raises(error) as caught:
-        load(tmp_path).prepare(work, go_on_anyway)
+        load(tmp_path).prepare(work, never_cancelled)
     assert caught.value.field == field
     with pytest.raises(TaskNotSupported):
-        load(tmp_path).prepare(EncodeWork(["a"]), go_on_anyway)
+        load(tmp_path).prepare(EncodeWork(["a"]), never_cancelled)
 
 
 def test_models_without_a_chat_template_read_no_conversations(tmp_path: Path) -> None:
     write("t5", tmp_path)
     with pytest.raises(TaskNotSupported) as caught:
-        load(tmp_path).prepare(TextWork(["a"], turns=(Turn("user", "a"),)), go_on_anyway)
+        load(tmp_path).prepare(TextWork(["a"], turns=(Turn("user", "a"),)), never_cancelled)
     assert caught.value.field == "text.turns"
     with pytest.raises(TaskNotSupported) as caught:
         load(tmp_path).prepare(
-            TextWork(["a"], template_values='{"enable_thinking": false}'), go_on_anyway
+            TextWork(["a"], template_values='{"enable_thinking": false}'), never_cancelled
         )
     assert caught.value.field == "text.template_values"

@@ -1,5 +1,5 @@
-"""Decode steps on CUDA, in Triton's interpreter: what a loop writes by them, eagerly and from a
-fake's graphs, and their inputs.
+"""Decode steps on CUDA, in Triton's interpreter: the tokens that a loop generates, eagerly and from
+a fake's graphs, and the inputs of steps.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 import transformers
 
 from libs.kernels import triton_here
-from libs.models.generation import DecodeLoop, Request, Settings, Writer, load_writer
+from libs.models.generation import DecodeLoop, LanguageModel, Request, Settings, load_language_model
 from libs.models.generation.decoding import graphs as graphs_module
 from libs.models.generation.decoding.graphs import StepGraphs
 from libs.models.generation.decoding.rules import Rules
 from libs.models.generation.decoding.steps import StepRow, StepShape
 from libs.models.generation.model import _pool_pages
-from libs.models.generation.serving import load_writer_model
+from libs.models.generation.serving import load_generative_model
 from libs.models.graphs.buckets import Uses
 from libs.models.graphs.graphs import Event, Graphs, Owner
 from tests.generation.checkpoints import prompts, write, written
@@ -41,7 +41,7 @@ pytestmark = [
     ),
 ]
 
-MOST = 4
+MAX_NEW_TOKENS = 4
 SEQUENCES = (1, 2, 4)
 
 
@@ -63,8 +63,8 @@ class Told:
         return size <= self.limit
 
 
-def load(directory: Path) -> Writer:
-    return load_writer(directory, torch.device("cpu"), torch.float32)
+def load(directory: Path) -> LanguageModel:
+    return load_language_model(directory, torch.device("cpu"), torch.float32)
 
 
 @pytest.fixture(scope="module", name="llama")
@@ -107,13 +107,13 @@ def test_steps_write_what_transformers_writes(name: str, tmp_path: Path) -> None
     """
     model = write(name, tmp_path)
     writer, inputs = load(tmp_path), prompts(3)
-    wanted = written(model, inputs, MOST)
-    asked = [Request(ids, most=MOST) for ids in inputs]
+    wanted = written(model, inputs, MAX_NEW_TOKENS)
+    requested = [Request(ids, most=MAX_NEW_TOKENS) for ids in inputs]
     loop = DecodeLoop(writer, 64, most_rows=40)
-    assert [text for text, _ in finished(loop, asked, every=2)] == wanted
+    assert [text for text, _ in finished(loop, requested, every=2)] == wanted
     told, capture = Told(), FakeCapture()
     capture_all(graphs_of(loop, told, capture))
-    assert [text for text, _ in finished(loop, asked, every=2)] == wanted
+    assert [text for text, _ in finished(loop, requested, every=2)] == wanted
     assert told.events.count("replayed") == sum(each.replays for each in capture.made) > 0
     assert {each.buffer.shape[0] for each in capture.made if each.replays} <= {
         StepShape(count, loop._steps.width).size for count in (1, 2, 4) if loop._steps is not None
@@ -124,25 +124,25 @@ def test_steps_write_what_transformers_writes(name: str, tmp_path: Path) -> None
 def test_choices_that_need_scores_are_the_same_from_a_graph(
     llama: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sampled, by beams, with log probabilities and with rules, beside a greedy one, with a bound
-    on the vocabulary.
+    """Sample, search by beams, and use log probabilities and rules next to a greedy sequence, with
+    a bounded vocabulary.
     """
     monkeypatch.setattr(graphs_module, "SEQUENCES", (8,))
     writer = load(llama[1])
     writer.settings = replace(writer.settings, vocabulary=writer.vocabulary - 40)
     plain, own = prompts(1)[0], writer.settings
-    asked = [
-        Request(plain, most=MOST),
-        Request(plain, most=MOST, settings=replace(own, temperature=1.0), seed=b"seed"),
-        Request(plain, most=MOST, settings=replace(own, beams=2)),
-        Request(plain, most=MOST, top_logprobs=2),
-        Request(plain, most=MOST, settings=replace(own, no_repeat_ngram=2)),
+    requested = [
+        Request(plain, most=MAX_NEW_TOKENS),
+        Request(plain, most=MAX_NEW_TOKENS, settings=replace(own, temperature=1.0), seed=b"seed"),
+        Request(plain, most=MAX_NEW_TOKENS, settings=replace(own, beams=2)),
+        Request(plain, most=MAX_NEW_TOKENS, top_logprobs=2),
+        Request(plain, most=MAX_NEW_TOKENS, settings=replace(own, no_repeat_ngram=2)),
     ]
     loop = DecodeLoop(writer, 64)
-    eager = finished(loop, asked)
+    eager = finished(loop, requested)
     capture = FakeCapture()
     capture_all(graphs_of(loop, Told(), capture))
-    assert finished(loop, asked) == eager
+    assert finished(loop, requested) == eager
     assert sum(each.replays for each in capture.made)
     assert all(max(text) < writer.vocabulary - 40 for text, _ in eager)
 
@@ -175,7 +175,7 @@ def test_without_memory_steps_are_eager_and_captured_later(
     capture_all(graphs)
     assert (told.events, capture.made) == (["refused"] * len(SEQUENCES), [])
     graphs._uses = Uses(after=1)
-    finished(loop, [Request(prompts(1)[0], most=MOST)])
+    finished(loop, [Request(prompts(1)[0], most=MAX_NEW_TOKENS)])
     assert graphs._pending == {1}
     told.limit = 1 << 40
     capture_all(graphs)
@@ -189,13 +189,13 @@ def test_graph_that_differs_or_fails_is_the_last(
 ) -> None:
     model, directory = llama
     inputs = prompts(1)
-    wanted = written(model, inputs, MOST)
+    wanted = written(model, inputs, MAX_NEW_TOKENS)
     told, capture = Told(), FakeCapture()
     loop = DecodeLoop(load(directory), 8)
     graphs = graphs_of(loop, told, capture, check_every=1)
     capture_all(graphs)
-    assert [text for text, _ in finished(loop, [Request(inputs[0], most=MOST)])] == wanted
-    assert told.events.count("checked") == MOST - 1
+    assert [text for text, _ in finished(loop, [Request(inputs[0], most=MAX_NEW_TOKENS)])] == wanted
+    assert told.events.count("checked") == MAX_NEW_TOKENS - 1
     step = graphs._steps[1]
     run = step.run
 
@@ -206,17 +206,17 @@ def test_graph_that_differs_or_fails_is_the_last(
         return tokens
 
     capture.made[-1]._forward = wrong
-    assert [text for text, _ in finished(loop, [Request(inputs[0], most=MOST)])] == wanted
+    assert [text for text, _ in finished(loop, [Request(inputs[0], most=MAX_NEW_TOKENS)])] == wanted
     assert told.events[-1] == "differed"
     assert (graphs.is_off, graphs.is_pending, capture.kept, told.reserved) == (True, False, [], 0)
-    assert [text for text, _ in finished(loop, [Request(inputs[0], most=MOST)])] == wanted
+    assert [text for text, _ in finished(loop, [Request(inputs[0], most=MAX_NEW_TOKENS)])] == wanted
 
     told, capture = Told(), FakeCapture()
     capture.error = RuntimeError("operation not permitted when stream is capturing")
     graphs = graphs_of(loop, told, capture)
     capture_all(graphs)
     assert (graphs.is_off, told.events) == (True, ["failed"])
-    assert [text for text, _ in finished(loop, [Request(inputs[0], most=MOST)])] == wanted
+    assert [text for text, _ in finished(loop, [Request(inputs[0], most=MAX_NEW_TOKENS)])] == wanted
 
 
 def test_inputs_overwrite_those_before_and_are_aligned() -> None:
@@ -252,7 +252,7 @@ def test_on_a_cpu_nothing_changes(llama: tuple[transformers.PreTrainedModel, Pat
 @pytest.mark.usefixtures("triton")
 def test_model_captures_between_batches_and_parks_without_graphs(tmp_path: Path) -> None:
     write_served("qwen3", tmp_path)
-    model = load_writer_model(tmp_path, "random/writer", torch.device("cpu"), torch.float32)
+    model = load_generative_model(tmp_path, "random/writer", torch.device("cpu"), torch.float32)
     told, capture = Told(), FakeCapture()
     assert [model.awaits_capture] == [False]
     model.keep_graphs(Graphs(capture, told.owner, most=8))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from libs.models import ExtractResult, Unfinished, WrittenIds
+from libs.models import ExtractResult, GeneratedIds, Unfinished
 from libs.models.generation.model import GenerativeModel
-from libs.models.generation.stops import StopStrings, before_stop, settled
-from libs.models.work import Sampling, TextWork, go_on_anyway
+from libs.models.generation.stops import StopStrings, stable_text, text_before_stop
+from libs.models.work import Sampling, TextWork, never_cancelled
 from tests.generation.served import reference, write
 from tests.generation.test_serving import TEXTS, load, outputs
 from tests.parity.checkpoints import Kind, write_tokenizer
@@ -37,14 +37,14 @@ def model(directory: Path, whole: str) -> GenerativeModel:
 
 def streamed(model: GenerativeModel, work: TextWork) -> tuple[list[str], ExtractResult]:
     """The text after each step, and the answer."""
-    job = model.prepare(work, go_on_anyway)
+    job = model.prepare(work, never_cancelled)
     (sequence,), texts = job.sequences, []
     for _ in range(10_000):
         (outcome,) = model.forward("write", [sequence])
         if not isinstance(outcome, Unfinished):
             break
         texts.append(model.text(job, outcome.ids))
-    assert isinstance(outcome, WrittenIds)
+    assert isinstance(outcome, GeneratedIds)
     texts += [
         model.text(job, outcome.ids[:count].tolist()) for count in range(len(outcome.ids) + 1)
     ]
@@ -56,7 +56,9 @@ def streamed(model: GenerativeModel, work: TextWork) -> tuple[list[str], Extract
 def test_every_piece_of_an_answer_ends_it_when_it_is_a_stop_string(
     model: GenerativeModel, whole: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 1 to 9 characters from each place on, most of which begin or end within a token."""
+    """Return texts of 1 to 9 characters from each position on, most of which begin or end within a
+    token.
+    """
     monkeypatch.setattr("libs.models.generation.model.STEPS_SECONDS", 0.0)
     for start in range(2, 30, 3):
         for length in (1, 2, 5, 9):
@@ -101,7 +103,7 @@ def test_long_stop_strings_are_found_across_many_tokens(kind: Kind, tmp_path: Pa
     )
     stop = tokenizer.decode(
         tokenizer.encode(stop, add_special_tokens=False).ids
-    )  # without what the vocabulary lacks
+    )  # without characters outside the vocabulary
     ids = np.array(tokenizer.encode(f"{before} {stop}", add_special_tokens=False).ids, np.int32)
     ends = StopStrings(tokenizer.decode, [stop])
     assert [ends(ids[:count]) for count in range(1, len(ids) + 1)] == [False] * (len(ids) - 1) + [
@@ -109,27 +111,29 @@ def test_long_stop_strings_are_found_across_many_tokens(kind: Kind, tmp_path: Pa
     ]
 
 
-def test_what_may_become_a_stop_string_is_held_back() -> None:
+def test_possible_stop_string_is_held_back() -> None:
     stops = ("</call>", "END", "\n\n")
     text = "a <b> </cal EN E</call> more"
-    whole = before_stop(text, stops)
+    whole = text_before_stop(text, stops)
     assert whole == "a <b> </cal EN E"
-    assert all(whole.startswith(settled(text[:count], stops)) for count in range(len(text) + 1))
-    assert settled("a </cal", stops) == "a "
-    assert settled("a </cal ", stops) == "a </cal "
-    assert settled("a\n", stops) == "a"
-    assert settled("a", ()) == "a"
+    assert all(whole.startswith(stable_text(text[:count], stops)) for count in range(len(text) + 1))
+    assert stable_text("a </cal", stops) == "a "
+    assert stable_text("a </cal ", stops) == "a </cal "
+    assert stable_text("a\n", stops) == "a"
+    assert stable_text("a", ()) == "a"
 
 
 def test_seed_gives_one_text_alone_and_among_others(model: GenerativeModel) -> None:
     sampling = Sampling(temperature=1.5)
     seeds = tuple(bytes([number]) for number in range(len(TEXTS)))
     jobs = [
-        model.prepare(TextWork(TEXTS, max_tokens=20, sampling=sampling, seeds=seeds), go_on_anyway)
+        model.prepare(
+            TextWork(TEXTS, max_tokens=20, sampling=sampling, seeds=seeds), never_cancelled
+        )
     ]
     jobs += [
-        model.prepare(TextWork([text], max_tokens=20), go_on_anyway) for text in TEXTS
-    ]  # greedy ones beside them
+        model.prepare(TextWork([text], max_tokens=20), never_cancelled) for text in TEXTS
+    ]  # greedy ones in the same batch
     together = model.finish(jobs[0], outputs(model, jobs)[0])
     assert isinstance(together, ExtractResult)
     for text, seed, item in zip(TEXTS, seeds, together.items, strict=True):
@@ -143,7 +147,7 @@ def test_seed_gives_one_text_alone_and_among_others(model: GenerativeModel) -> N
     assert other.items[0].text != together.items[0].text
 
 
-def test_what_narrows_the_draw_asks_for_a_draw(model: GenerativeModel, whole: str) -> None:
+def test_top_k_top_p_or_min_p_turn_sampling_on(model: GenerativeModel, whole: str) -> None:
     for greedy in (
         Sampling(),
         Sampling(temperature=0.0, top_p=0.5),

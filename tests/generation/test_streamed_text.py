@@ -1,4 +1,4 @@
-"""What is told of an unfinished text is whole characters, and never changes."""
+"""The streamed text of an unfinished answer has whole characters, and never changes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from libs.errors import InvalidInput, TaskNotSupported
 from libs.models import ExtractResult
 from libs.models.generation.model import GenerativeModel
 from libs.models.generation.tools import HERMES, LLAMA, tool_form
-from libs.models.work import Sampling, TextWork, ToolCall, Turn, go_on_anyway
+from libs.models.work import Sampling, TextWork, ToolCall, Turn, never_cancelled
 from tests.generation.chat_templates import HERMES_TOOLS, LLAMA_TOOLS
 from tests.generation.served import _edit, write, write_ending
 from tests.generation.test_serving import load, outputs
@@ -57,13 +57,13 @@ def write_caller(directory: Path, template: str = HERMES_TOOLS) -> None:
 
 
 def answers(model: GenerativeModel, work: TextWork) -> ExtractResult:
-    job = model.prepare(work, go_on_anyway)
+    job = model.prepare(work, never_cancelled)
     result = model.finish(job, outputs(model, [job])[0])
     assert isinstance(result, ExtractResult)
     return result
 
 
-def asked(**more: Any) -> TextWork:
+def requested(**more: Any) -> TextWork:
     seeds = tuple(bytes([number]) for number in range(6))
     values: dict[str, Any] = {
         "max_tokens": 120,
@@ -78,13 +78,13 @@ def asked(**more: Any) -> TextWork:
 def test_required_call_is_one_of_the_functions_by_its_schema(template: str, tmp_path: Path) -> None:
     write_caller(tmp_path, template)
     model = load(tmp_path)
-    found = answers(model, asked(calls_tool=True, single_tool_call=True)).items
+    found = answers(model, requested(calls_tool=True, single_tool_call=True)).items
     assert all((len(item.tool_calls), item.text) == (1, "") for item in found)
     for item in found:
         jsonschema.validate(
             json.loads(item.tool_calls[0].arguments), SCHEMAS[item.tool_calls[0].name]
         )
-    named = answers(model, asked(calls_tool=True, tool="two")).items
+    named = answers(model, requested(calls_tool=True, tool="two")).items
     assert {call.name for item in named for call in item.tool_calls} == {"two"}
 
 
@@ -93,7 +93,7 @@ def test_prompt_is_that_of_transformers(tmp_path: Path) -> None:
     model, tokenizer = load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
     turns = (Turn("user", "the text"), Turn("assistant", "", (ToolCall("one", '{"a": "text"}'),)))
     work = TextWork(["another"], instruction="the", tools=TOOLS, turns=turns, item_role="tool")
-    (sequence,) = model.prepare(work, go_on_anyway).sequences
+    (sequence,) = model.prepare(work, never_cancelled).sequences
     call = {"type": "function", "function": {"name": "one", "arguments": {"a": "text"}}}
     messages = [
         {"role": "system", "content": "the"},
@@ -114,11 +114,11 @@ def test_schemas_are_checked_by_their_place_and_other_models_call_nothing(tmp_pa
     tools = json.loads(TOOLS)
     tools[1]["function"]["parameters"] = {"type": "object", "minProperties": 1}
     with pytest.raises(InvalidInput, match="minProperties") as caught:
-        model.prepare(asked(tools=json.dumps(tools), calls_tool=True), go_on_anyway)
+        model.prepare(requested(tools=json.dumps(tools), calls_tool=True), never_cancelled)
     assert caught.value.field == "text.tools[1].function.parameters"
     write("qwen3", tmp_path / "none")
-    with pytest.raises(TaskNotSupported, match="calls no functions"):
-        load(tmp_path / "none").prepare(asked(), go_on_anyway)
+    with pytest.raises(TaskNotSupported, match="does not support function calls"):
+        load(tmp_path / "none").prepare(requested(), never_cancelled)
 
 
 def test_model_that_may_call_writes_text_or_whole_calls(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_model_that_may_call_writes_text_or_whole_calls(tmp_path: Path) -> None:
     reader.tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>"])
     vocabulary = reader.tokenizer.get_vocab_size()
     reader._grammars._vocabulary = vocabulary
-    grammar = reader._grammars.of_tools(asked(), HERMES)
+    grammar = reader._grammars.compile_tools(requested(), HERMES)
     assert grammar is not None
     number = reader.tokenizer.token_to_id
     ids = [
@@ -151,7 +151,10 @@ def test_model_that_may_call_writes_text_or_whole_calls(tmp_path: Path) -> None:
 
 
 def test_calls_are_read_and_what_is_none_stays_text() -> None:
-    two = '{"name": "f", "arguments": {"a": "é"}}\n</tool_call>\n<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+    two = (
+        '{"name": "f", "arguments": {"a": "é"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+    )
     assert HERMES.read(f"I look. <tool_call>\n{two}") == (
         "I look. ",
         (ToolCall("f", '{"a": "é"}'), ToolCall("g", "{}")),
@@ -182,8 +185,8 @@ def test_calls_are_read_and_what_is_none_stays_text() -> None:
 def test_no_part_of_a_call_is_streamed(form: Any, text: str) -> None:
     before, calls = form.read(text)
     assert calls
-    assert all(before.startswith(form.settled(text[:count])) for count in range(len(text) + 1))
-    assert form.settled("a text <") == ("a text " if form is HERMES else "a text <")
+    assert all(before.startswith(form.stable_text(text[:count])) for count in range(len(text) + 1))
+    assert form.stable_text("a text <") == ("a text " if form is HERMES else "a text <")
 
 
 def test_forms_are_known_by_the_template() -> None:

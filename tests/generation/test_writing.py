@@ -17,14 +17,21 @@ import transformers
 
 from libs.errors import InvalidInput, ModelBroken, NoCapacity
 from libs.kernels.attention.paged import PAGE
-from libs.models.generation import DecodeLoop, Finish, Request, Settings, Writer, load_writer
+from libs.models.generation import (
+    DecodeLoop,
+    Finish,
+    LanguageModel,
+    Request,
+    Settings,
+    load_language_model,
+)
 from libs.models.generation.decoding.rules import Bits, Ids
 from tests.generation.checkpoints import CAUSAL, SEQ2SEQ, VOCABULARY, prompts, write, written
 from tests.kernels.ways import use_dense
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-MOST = 34
+MAX_NEW_TOKENS = 34
 # Random weights repeat themselves; what may not be repeated makes every answer another one.
 VARIED = {
     "no_repeat_ngram_size": 2,
@@ -41,22 +48,24 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def load(directory: Path) -> Writer:
-    return load_writer(directory, torch.device("cpu"), torch.float32)
+def load(directory: Path) -> LanguageModel:
+    return load_language_model(directory, torch.device("cpu"), torch.float32)
 
 
-def requests(writer: Writer, inputs: Sequence[Ids], most: int | None = MOST) -> list[Request]:
+def requests(
+    writer: LanguageModel, inputs: Sequence[Ids], most: int | None = MAX_NEW_TOKENS
+) -> list[Request]:
     if not writer.has_cross:
         return [Request(ids, most=most) for ids in inputs]
     return [Request(states=states, most=most) for states in writer.encode(inputs)]
 
 
 def finished(
-    loop: DecodeLoop, asked: Sequence[Request], every: int = 0
+    loop: DecodeLoop, requested: Sequence[Request], every: int = 0
 ) -> list[tuple[list[int], Finish | None]]:
-    """Writes all; `every`: another one joins after so many steps."""
+    """Generate all; with `every`, another request joins after this many steps."""
     texts: dict[int, list[int]] = {}
-    left, added = list(asked), []
+    left, added = list(requested), []
     for number in range(10_000):
         while left and (not every or number % every == 0):
             added.append(loop.add(left.pop(0)))
@@ -77,17 +86,17 @@ def test_writes_as_transformers_alone_and_among_others(name: str, tmp_path: Path
     """
     model = write(name, tmp_path, VARIED)
     writer, inputs = load(tmp_path), prompts(16)
-    wanted = written(model, inputs, MOST)
-    asked = [
-        replace(each, most=MOST - number % 7)
+    wanted = written(model, inputs, MAX_NEW_TOKENS)
+    requested = [
+        replace(each, most=MAX_NEW_TOKENS - number % 7)
         for number, each in enumerate(requests(writer, inputs))
     ]
-    together = finished(DecodeLoop(writer, 96, most_rows=40), asked, every=2)
-    assert [len(text) for text, _ in together] == [each.most for each in asked]
+    together = finished(DecodeLoop(writer, 96, most_rows=40), requested, every=2)
+    assert [len(text) for text, _ in together] == [each.most for each in requested]
     assert [text for text, _ in together] == [
-        text[: each.most] for text, each in zip(wanted, asked, strict=True)
+        text[: each.most] for text, each in zip(wanted, requested, strict=True)
     ]
-    assert finished(DecodeLoop(writer, 8), asked[:1]) == together[:1]
+    assert finished(DecodeLoop(writer, 8), requested[:1]) == together[:1]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3_text", "bart", "t5"])
@@ -121,8 +130,8 @@ def test_scores_of_every_step_are_those_of_the_full_forward(
 
     monkeypatch.setattr(writer, "forward", watched)
     prompt = prompts(2)[1]
-    asked = requests(writer, [prompt], 36)
-    (text, _), *_ = finished(DecodeLoop(writer, 8), asked)
+    requested = requests(writer, [prompt], 36)
+    (text, _), *_ = finished(DecodeLoop(writer, 8), requested)
     if writer.has_cross:
         begun = torch.tensor([[writer.settings.start, *text]])
         wanted = model(
@@ -270,12 +279,16 @@ def _ended(text: list[int], settings: Settings) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[transformers.PreTrainedModel, Writer]:
+def llama(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[transformers.PreTrainedModel, LanguageModel]:
     directory = tmp_path_factory.mktemp("llama")
     return write("llama", directory), load(directory)
 
 
-def test_answer_says_why_it_ended(llama: tuple[transformers.PreTrainedModel, Writer]) -> None:
+def test_answer_says_why_it_ended(
+    llama: tuple[transformers.PreTrainedModel, LanguageModel],
+) -> None:
     _, writer = llama
     ids = prompts(3)[2]
     text, finish = finished(DecodeLoop(writer, 4), [Request(ids, most=9)])[0]
@@ -289,7 +302,7 @@ def test_answer_says_why_it_ended(llama: tuple[transformers.PreTrainedModel, Wri
 
 
 def test_cancelled_sequence_returns_its_pages_and_leaves_the_others_alone(
-    llama: tuple[transformers.PreTrainedModel, Writer],
+    llama: tuple[transformers.PreTrainedModel, LanguageModel],
 ) -> None:
     model, writer = llama
     inputs = prompts(4)
@@ -311,7 +324,7 @@ def test_cancelled_sequence_returns_its_pages_and_leaves_the_others_alone(
 
 
 def test_memory_is_claimed_before_and_never_exceeded(
-    llama: tuple[transformers.PreTrainedModel, Writer],
+    llama: tuple[transformers.PreTrainedModel, LanguageModel],
 ) -> None:
     _, writer = llama
     loop = DecodeLoop(writer, 5)
@@ -319,7 +332,7 @@ def test_memory_is_claimed_before_and_never_exceeded(
     assert loop.needs(long) == 3
     loop.add(long)
     assert not loop.has_room(long)
-    with pytest.raises(NoCapacity, match="needs 3 pages of key/value memory, of which 2 are left"):
+    with pytest.raises(NoCapacity, match="needs 3 pages of key/value memory; 2 are free"):
         loop.add(long)
     while loop.next_step() is not None:
         loop.step()
@@ -328,7 +341,7 @@ def test_memory_is_claimed_before_and_never_exceeded(
 
 
 def test_cost_of_a_step_is_known_before_it(
-    llama: tuple[transformers.PreTrainedModel, Writer],
+    llama: tuple[transformers.PreTrainedModel, LanguageModel],
 ) -> None:
     _, writer = llama
     loop = DecodeLoop(writer, 16, most_rows=40)
@@ -347,7 +360,7 @@ def test_cost_of_a_step_is_known_before_it(
 
 
 def test_grammar_and_a_bound_on_ids_decide_what_may_follow(
-    llama: tuple[transformers.PreTrainedModel, Writer],
+    llama: tuple[transformers.PreTrainedModel, LanguageModel],
 ) -> None:
     _, writer = llama
     ids = prompts(2)[1]
@@ -362,14 +375,14 @@ def test_grammar_and_a_bound_on_ids_decide_what_may_follow(
     assert max(text) < 20
 
 
-def test_what_cannot_be_written_is_refused(
-    llama: tuple[transformers.PreTrainedModel, Writer], tmp_path: Path
+def test_requests_that_cannot_be_generated_are_refused(
+    llama: tuple[transformers.PreTrainedModel, LanguageModel], tmp_path: Path
 ) -> None:
     _, writer = llama
     loop = DecodeLoop(writer, 4)
     with pytest.raises(InvalidInput, match="leaves no room"):
         loop.add(Request(np.full(writer.max_positions, 3, np.int32)))
-    with pytest.raises(InvalidInput, match="none of the model's 300"):
+    with pytest.raises(InvalidInput, match=r"a token outside 0\.\.299"):
         loop.add(Request(np.array([VOCABULARY], np.int32)))
     with pytest.raises(InvalidInput, match="at least one token"):
         loop.add(Request())

@@ -54,15 +54,15 @@ class _Operators(TorchDispatchMode):
 
 
 def _is_upload(args: Any) -> bool:
-    """Whether a tensor of the host is copied to the device, which `layout.upload` does in one copy
-    on CUDA.
+    """Return whether a tensor is copied from the host to the device, as `layout.upload` does in one
+    copy on CUDA.
     """
     return bool(args) and isinstance(args[0], Tensor) and args[0].device.type == "cpu"
 
 
 def _is_view(out: Any, args: Any) -> bool:
-    """Whether an operator returns what it was given. Of those that may copy (`reshape`,
-    `contiguous`, `to`) the result decides.
+    """Return whether an operator returns its input. For operators that may copy (`reshape`,
+    `contiguous`, `to`), the result decides.
     """
     given = {_memory(one) for one in tree_leaves(args) if isinstance(one, Tensor)}
     return all(_memory(one) in given for one in tree_leaves(out) if isinstance(one, Tensor))
@@ -102,7 +102,7 @@ def launches(encoder: PackedEncoder, rows: Rows | None = None) -> Counter[str]:
     batch are not among them.
     """
     rng = np.random.default_rng(0)
-    batch = Packed.of(
+    batch = Packed.from_sequences(
         [rng.integers(5, 50, length, dtype=np.int32) for length in LENGTHS], device="meta"
     )
     with _as_on_a_gpu() as counts:
@@ -120,7 +120,7 @@ def encoder_of(kind: str, layers: int, config: Mapping[str, object] | None = Non
 
 
 def counts_of(kind: str, layers: int) -> tuple[int, Counter[str]]:
-    """How many kernels a forward of so many layers launches, and those of one layer more."""
+    """Count the kernels that a forward of `layers` layers launches, and those of one more layer."""
     config = CONFIGS.get(kind)
     some, more = launches(encoder_of(kind, 2, config)), launches(encoder_of(kind, 3, config))
     a_layer = more.copy()
@@ -148,5 +148,6 @@ if __name__ == "__main__":
     for model, (kind, layers) in PUBLISHED.items():
         total, a_layer = counts_of(kind, layers)
         print(
-            f"{model}: {total}, a layer {a_layer.total()}: {', '.join(f'{count} {name}' for name, count in a_layer.items())}"
+            f"{model}: {total}, a layer {a_layer.total()}: "
+            f"{', '.join(f'{count} {name}' for name, count in a_layer.items())}"
         )

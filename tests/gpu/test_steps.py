@@ -1,5 +1,5 @@
-"""Every step of benchmarks/gpu is there, says where there is no GPU, keeps what it has measured,
-and writes the schema.
+"""Every step of benchmarks/gpu exists, reports a missing GPU, keeps its measurements, and follows
+the schema.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def test_names_of_steps_differ() -> None:
     assert len(STEPS) == len(BY_NAME)
 
 
-def test_what_is_measured_is_written_at_once(context: Context, tmp_path: Path) -> None:
+def test_measurements_are_written_immediately(context: Context, tmp_path: Path) -> None:
     def fails() -> Row:
         raise RuntimeError("the driver is gone")
 
@@ -66,7 +66,7 @@ def test_what_is_measured_is_written_at_once(context: Context, tmp_path: Path) -
     assert "4 rows, 1 failed, 2 skipped; 0 of 1 targets met" in report.line()
 
 
-def test_what_was_measured_before_is_kept_and_time_ends(context: Context) -> None:
+def test_earlier_measurements_are_kept_and_time_ends(context: Context) -> None:
     context.kept = frozenset({"a"})
     context.measure("a", lambda: {"seconds": 1.0})
     assert context.report.rows == []
@@ -84,7 +84,7 @@ def test_targets() -> None:
     assert [Target("t", 3, "x", value, at_most=True).met for value in (3.0, 3.1)] == [True, False]
 
 
-def test_what_is_no_report_is_named(tmp_path: Path) -> None:
+def test_invalid_reports_are_named(tmp_path: Path) -> None:
     told = json.loads(Report("swap").to_json())
     assert faults(told) == []
     assert faults([]) == ["no object"]

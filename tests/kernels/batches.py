@@ -14,7 +14,7 @@ from libs.kernels.attention.varlen import varlen_attention
 from libs.kernels.layout import Layout
 
 # Queries and keys of each sequence: one token; runs that are viewed as one batch; long enough for
-# any block; a prefix that others computed; the last row alone; and queries that nobody attends to
+# any block; a prefix computed elsewhere; only the last row; and queries that no token attends to
 # (ColBERT's expansion).
 SHAPES = (
     (1, 1),
@@ -34,7 +34,7 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Batch:
-    """Queries, keys and values of packed sequences, and what attention is told of them."""
+    """Queries, keys and values of packed sequences, and the arguments of attention."""
 
     shapes: tuple[tuple[int, int], ...]
     q: Tensor
@@ -47,7 +47,7 @@ class Batch:
     softcap: float | None = None
 
     @staticmethod
-    def of(
+    def create(
         heads: tuple[int, int, int],
         sight: tuple[bool, int | None] = (False, None),
         *,
@@ -75,7 +75,7 @@ class Batch:
 
     @property
     def layout(self) -> Layout:
-        return Layout.of(
+        return Layout.from_lengths(
             [own for own, _ in self.shapes], [seen for _, seen in self.shapes], self.q.device
         )
 

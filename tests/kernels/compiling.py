@@ -1,9 +1,8 @@
-"""Compiles every Triton kernel for NVIDIA GPUs in the variants that are launched, which needs no
-GPU; run by `test_compiling.py` in a process of its own, since in the tests' own process Triton
-interprets.
+"""Compile every Triton kernel for NVIDIA GPUs in all launched variants, which needs no GPU.
 
-The functions that launch kernels are called with tensors of the meta device, in the shapes of
-published models. Prints a line of JSON for each variant.
+`test_compiling.py` runs it in a separate process, since Triton interprets in the tests' process.
+Launching functions are called with tensors of the meta device, in the shapes of published models.
+Prints a line of JSON for each variant.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SHARED_BYTES: Final = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 1
 TOKENS: Final = 100
 
 
-def of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """A tensor without values."""
     return torch.empty(*shape, dtype=dtype, device="meta")
 
@@ -42,7 +41,7 @@ def of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 def attention() -> None:
     """T5, MPNet and ALiBi (a bias alone), Gemma 2 (soft-capped, causal, windowed), float32, all
     masks together, and the widest heads."""
-    layout = Layout.of((TOKENS,), (TOKENS,), "meta")
+    layout = Layout.from_lengths((TOKENS,), (TOKENS,), "meta")
     sights = (
         (False, None, True, None),
         (True, None, False, 50.0),
@@ -53,8 +52,8 @@ def attention() -> None:
     for dtype, size, (causal, window, biased, softcap) in product(
         (torch.bfloat16, torch.float32), (64, 80, 128, 256), sights
     ):
-        q, k, v = of(TOKENS, 18, size, dtype=dtype).split_with_sizes((14, 2, 2), dim=1)
-        bias = of(14, 2 * TOKENS + 1, dtype=dtype) if biased else None
+        q, k, v = meta(TOKENS, 18, size, dtype=dtype).split_with_sizes((14, 2, 2), dim=1)
+        bias = meta(14, 2 * TOKENS + 1, dtype=dtype) if biased else None
         varlen_triton.attend(q, k, v, layout, 0.1, causal, window, bias, softcap)
 
 
@@ -70,15 +69,15 @@ def rows() -> None:
         (torch.bfloat16, 64, True, False),
         (torch.bfloat16, 5120, True, False),
     ):
-        x, weight = of(TOKENS, size, dtype=dtype), of(size, dtype=dtype)
-        bias = of(size, dtype=dtype) if is_biased else None
+        x, weight = meta(TOKENS, size, dtype=dtype), meta(size, dtype=dtype)
+        bias = meta(size, dtype=dtype) if is_biased else None
         fused_triton.norm(x, weight, bias, 1e-5, rms=rms)
         for fused in (fused_triton.add_norm, fused_triton.norm_of_sum, fused_triton.norm_plus):
             fused(x, x, weight, bias, 1e-5, rms=rms)
     for activation, gate_last in product(("gelu", "gelu_tanh", "relu", "silu"), (False, True)):
-        fused_triton.gate_up(of(TOKENS, 2 * 1152), activation, gate_last=gate_last)
+        fused_triton.gate_up(meta(TOKENS, 2 * 1152), activation, gate_last=gate_last)
     for how, dtype in product(("mean", "sum", "max"), (torch.bfloat16, torch.float32)):
-        fused_triton.reduce(of(TOKENS, 768, dtype=dtype), of(2, dtype=torch.int32), how)
+        fused_triton.reduce(meta(TOKENS, 768, dtype=dtype), meta(2, dtype=torch.int32), how)
 
 
 # Query heads, key heads, head size, pairs, whether heads are normalised.
@@ -97,35 +96,38 @@ def rotations() -> None:
     for dtype, (queries, keys, size, pairs, is_normed) in product(
         (torch.bfloat16, torch.float32), ROTATIONS
     ):
-        both = of(TOKENS, queries + 2 * keys, size, dtype=dtype)[:, : queries + keys]
+        both = meta(TOKENS, queries + 2 * keys, size, dtype=dtype)[:, : queries + keys]
         norms = (
-            HeadNorms(of(size, dtype=dtype), of(size, dtype=dtype), queries, 1e-6, 0.0)
+            HeadNorms(meta(size, dtype=dtype), meta(size, dtype=dtype), queries, 1e-6, 0.0)
             if is_normed
             else None
         )
         cos, sin = rope_triton.angles(
-            of(TOKENS, dtype=torch.int32), of(pairs, dtype=torch.float32), 1.0
+            meta(TOKENS, dtype=torch.int32), meta(pairs, dtype=torch.float32), 1.0
         )
         rope_triton.norm_rotate_(both, (cos, sin), norms)
-    rope_triton.norm_rotate_(of(TOKENS, 6, 64), None, HeadNorms(of(64), of(64), 4, 1e-6, 0.0))
+    rope_triton.norm_rotate_(meta(TOKENS, 6, 64), None, HeadNorms(meta(64), meta(64), 4, 1e-6, 0.0))
     for dtype in (torch.int32, torch.float32):
-        rope_triton.angles(of(TOKENS, 32, dtype=dtype), of(32, dtype=torch.float32), 1.0)
-    rope_triton.angles(of(TOKENS, dtype=torch.int32), of(TOKENS, 32, dtype=torch.float32), 1.0)
+        rope_triton.angles(meta(TOKENS, 32, dtype=dtype), meta(32, dtype=torch.float32), 1.0)
+    rope_triton.angles(meta(TOKENS, dtype=torch.int32), meta(TOKENS, 32, dtype=torch.float32), 1.0)
 
 
 def decode_steps() -> None:
     """Qwen3, and heads of 256 with everything; multi-query heads of 80 that only read."""
-    cu_keys, numbers = of(9, dtype=torch.int32), of(8, 64, dtype=torch.int32)
+    cu_keys, numbers = meta(9, dtype=torch.int32), meta(8, 64, dtype=torch.int32)
     for dtype, (heads, kv_heads, size, stores, is_all) in product(
         (torch.bfloat16, torch.float32),
         ((16, 8, 128, True, False), (16, 8, 256, True, True), (20, 1, 80, False, False)),
     ):
-        pages = of(9, kv_heads, size, PAGE, dtype=dtype), of(9, kv_heads, PAGE, size, dtype=dtype)
-        q, k, v = of(8, heads + 2 * kv_heads, size, dtype=dtype).split_with_sizes(
+        pages = (
+            meta(9, kv_heads, size, PAGE, dtype=dtype),
+            meta(9, kv_heads, PAGE, size, dtype=dtype),
+        )
+        q, k, v = meta(8, heads + 2 * kv_heads, size, dtype=dtype).split_with_sizes(
             (heads, kv_heads, kv_heads), dim=1
         )
         window, softcap = (5, 50.0) if is_all else (None, None)
-        bias = of(heads, 2 * TOKENS + 1, dtype=dtype) if is_all else None
+        bias = meta(heads, 2 * TOKENS + 1, dtype=dtype) if is_all else None
         paged_triton.attend(
             q,
             k if stores else None,
@@ -141,13 +143,13 @@ def decode_steps() -> None:
 
 
 def distances() -> None:
-    """DeBERTa, whose scores by distance have as many rows as a model with buckets of 256."""
-    layout = Layout.of((TOKENS,), (TOKENS,), "meta")
+    """Compile DeBERTa's kernel with scores by distance for buckets of 256."""
+    layout = Layout.from_lengths((TOKENS,), (TOKENS,), "meta")
     for dtype, size in product((torch.bfloat16, torch.float32), (64, 80, 256)):
-        q, k, v = of(TOKENS, 36, size, dtype=dtype).split(12, 1)
-        scores, table = of(12, TOKENS, 512, dtype=dtype), of(1023, dtype=torch.int32)
+        q, k, v = meta(TOKENS, 36, size, dtype=dtype).split(12, 1)
+        scores, table = meta(12, TOKENS, 512, dtype=dtype), meta(1023, dtype=torch.int32)
         disentangled_triton.attend(
-            q, k, v, scores, scores, table, 0, layout, 0.1, of(TOKENS, 12, size, dtype=dtype)
+            q, k, v, scores, scores, table, 0, layout, 0.1, meta(TOKENS, 12, size, dtype=dtype)
         )
 
 

@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Largest(TorchDispatchMode):
-    """Notes how many numbers the largest tensor has that any operation returns.
+    """Records the size of the largest tensor that an operation returns.
 
-    A view counts as what it is a view of, and views of `but` do not count.
+    A view counts as its base tensor; views of `but` do not count.
     """
 
     def __init__(self, but: Tensor | None = None) -> None:

@@ -42,7 +42,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     use_dense(monkeypatch)
     monkeypatch.setattr(dense, "_prefers_fused", lambda q, run: path.startswith("fused"))
     if path.endswith("blocks"):
-        monkeypatch.setattr(dense, "_SCORES_AT_ONCE", 2000)
+        monkeypatch.setattr(dense, "_MAX_SCORES", 2000)
         monkeypatch.setattr(dense, "_KEPT", 32)
         monkeypatch.setattr(dense, "_BAND_ROWS", 16)
     return path
@@ -64,7 +64,7 @@ def test_every_way_equals_the_definition(
     heads: tuple[int, int, int], sight: tuple[bool, int | None]
 ) -> None:
     for biased, softcap in ((False, None), (True, None), (True, 0.8), (False, 5.0)):
-        batch = Batch.of(heads, sight, biased=biased, softcap=softcap)
+        batch = Batch.create(heads, sight, biased=biased, softcap=softcap)
         assert error(batch.attend(), batch.defined()) < 1e-5
 
 
@@ -87,7 +87,7 @@ def test_triton_equals_the_definition(
     """Compiled where there is a GPU, else in Triton's interpreter."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for softcap in (None, 0.8):
-        batch = Batch.of(
+        batch = Batch.create(
             heads, sight, biased=biased, shapes=FEW_SHAPES, device=device, softcap=softcap
         )
         assert error(batch.by_triton(), batch.defined()) < 1e-5
@@ -100,7 +100,7 @@ def test_bfloat16_is_as_close_as_plain_torch(heads: tuple[int, int, int]) -> Non
     throughout.
     """
     for sight, biased in product(((False, None), (True, 20)), (False, True)):
-        batch = Batch.of(heads, sight, biased=biased, dtype=torch.bfloat16)
+        batch = Batch.create(heads, sight, biased=biased, dtype=torch.bfloat16)
         got, wanted = batch.attend(), batch.defined()
         assert got.dtype is torch.bfloat16
         assert error(got, wanted) < 3 * error(batch.defined(torch.bfloat16), wanted)
@@ -112,7 +112,7 @@ def test_triton_in_float16_is_as_close_as_plain_torch() -> None:
     accelerator.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    batch = Batch.of(
+    batch = Batch.create(
         (2, 1, 16), (True, None), biased=True, shapes=FEW_SHAPES, dtype=torch.float16, device=device
     )
     got, wanted = batch.by_triton(), batch.defined()
@@ -126,7 +126,7 @@ def test_last_row_of_each_sequence_equals_that_row_of_all(
     heads: tuple[int, int, int], sight: tuple[bool, int | None], way: str
 ) -> None:
     shapes = tuple((n, n) for n in (1, 7, 7, 30, 200))
-    whole = Batch.of(heads, sight, biased=True, shapes=shapes)
+    whole = Batch.create(heads, sight, biased=True, shapes=shapes)
     last = torch.tensor([sum(n for n, _ in shapes[: i + 1]) - 1 for i in range(len(shapes))])
     rows = Batch(
         tuple((1, n) for n, _ in shapes),
@@ -142,7 +142,7 @@ def test_last_row_of_each_sequence_equals_that_row_of_all(
 
 def test_order_and_neighbours_do_not_matter() -> None:
     """The same sequences in another order, so in other runs."""
-    straight = Batch.of(
+    straight = Batch.create(
         (4, 4, 32), (False, 5), shapes=tuple((n, n) for n in (1, 1, 7, 7, 7, 30, 64, 200))
     )
     order = [7, 2, 0, 5, 3, 6, 1, 4]
@@ -169,7 +169,7 @@ def test_layers_of_one_kind_share_masks_and_biases(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(dense, "_by_distance", counted)
     for sight, biased in product(SIGHT[1:], (False, True)):
-        batch = Batch.of((4, 2, 16), sight, biased=biased)
+        batch = Batch.create((4, 2, 16), sight, biased=biased)
         layout = batch.layout
         first = batch.attend(layout)
         # One matrix, but for last rows alone, which are a slice of the table.
@@ -192,18 +192,18 @@ def test_long_sequences_never_hold_all_scores(
         monkeypatch.setattr(dense, "_prefers_fused", lambda q, run: kept == "fused")
     length = 1024
     for sight, biased in product(((False, None), (True, None), (False, 64)), (False, True)):
-        batch = Batch.of(
+        batch = Batch.create(
             (2, 1, 8), sight, biased=biased, shapes=((length, length),), dtype=dtype, reach=length
         )
         with Largest() as largest:
             batch.attend()
-        assert 0 < largest.numbers <= dense._SCORES_AT_ONCE
+        assert 0 < largest.numbers <= dense._MAX_SCORES
 
 
 def test_nothing_is_read_on_the_host() -> None:
-    """On the meta device tensors have no values, so asking for one raises."""
+    """Reading a value raises on the meta device: tensors have no values there."""
     for sight, biased in product(SIGHT, (False, True)):
-        batch = Batch.of((4, 2, 16), sight, biased=biased, device="meta")
+        batch = Batch.create((4, 2, 16), sight, biased=biased, device="meta")
         assert batch.attend().shape == batch.q.shape
 
 
@@ -227,7 +227,7 @@ def test_accelerator_equals_the_definition(
         (False, True),
         (SHAPES, aligned),
     ):
-        batch = Batch.of(heads, sight, biased=biased, shapes=shapes, dtype=dtype, device="cuda")
+        batch = Batch.create(heads, sight, biased=biased, shapes=shapes, dtype=dtype, device="cuda")
         layout = batch.layout
         batch.attend(layout)  # kernels are compiled and loaded
         with no_synchronization():
@@ -236,9 +236,7 @@ def test_accelerator_equals_the_definition(
 
 
 def test_torch_has_the_flash_operator() -> None:
-    """With the arguments that `varlen.py` gives it: on the meta device the operator is checked, and
-    nothing computed.
-    """
+    """The operator accepts the arguments of `varlen.py` on the meta device, without computing."""
     q, k = (torch.empty(6, heads, 64, dtype=torch.bfloat16, device="meta") for heads in (4, 2))
     ends = torch.empty(3, dtype=torch.int32, device="meta")
     for sides in ((-1, -1), (-1, 0), (5, 5), (5, 0)):
@@ -255,7 +253,7 @@ def test_flash_operator_equals_torchs_own_call_of_it(
     """`varlen_attn` of this torch gives the operator the same arguments. From torch 2.12 on it must
     be asked for shared heads.
     """
-    batch = Batch.of(
+    batch = Batch.create(
         heads,
         sight,
         shapes=((1, 1), (7, 7), (40, 90), (200, 200)),
@@ -289,7 +287,7 @@ def test_flash_operator_equals_torchs_own_call_of_it(
 def test_flash_attn_is_used_only_with_its_interface(
     files: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """flash-attn 4 is a package, or a namespace, of the same name."""
+    """The package flash-attn 4, or its namespace, has the same name."""
     for file in files:
         (tmp_path / "flash_attn" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "flash_attn" / file).write_text("")

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 WIDE_ROWS = ("_norm_rotate", "_gate_up", "_attend")
-"""Kernels whose last stride is 1 by definition: each thread reads and writes 16 bytes at a time."""
+"""Kernels with a last stride of 1 by definition: each thread reads and writes 16 bytes at a
+time.
+"""
 
 
 # H100 and H200. With SHOAL_EVERY_GPU (make kernels-check) also A100; L4 and L40S; B200; RTX 50 and
@@ -21,9 +23,7 @@ WIDE_ROWS = ("_norm_rotate", "_gate_up", "_attend")
     "capability", [80, 89, 90, 100, 120] if os.environ.get("SHOAL_EVERY_GPU") else [90]
 )
 def test_every_kernel_compiles(capability: int, tmp_path: Path) -> None:
-    """In the variants that are launched, within the GPU's shared memory, and without spilling
-    registers.
-    """
+    """Launched variants fit the GPU's shared memory and do not spill registers."""
     pytest.importorskip("triton")
     from tests.support.triton_launches import launched_kernels
 
@@ -41,11 +41,11 @@ def test_every_kernel_compiles(capability: int, tmp_path: Path) -> None:
 
 
 def _stack(one: dict[str, Any]) -> int:
-    """Bytes that a variant may have beside its registers, as found with Triton 3.6 and 3.9.
+    """Return the bytes of local memory that a variant may use, as found with Triton 3.6 and 3.9.
 
-    Variants of attention that take all registers of a thread spill up to 40; sines of large angles
-    have a table of 28, which not every assembler keeps in registers. Products in exact float32 are
-    unrolled; in a decode step, whose rows are few, they spill: it is bfloat16 that is served fast.
+    Attention variants that use all registers of a thread spill up to 40; sines of large angles have
+    a table of 28, which some assemblers do not keep in registers. Products in exact float32 are
+    unrolled and spill in a decode step, which has few rows: bfloat16 is the fast type.
     """
     if one["kernel"] == "_decode" and "*bf16" not in one["pointers"]:
         return 1 << 16

@@ -1,5 +1,5 @@
-"""CUDA graphs on a GPU: a captured encoder against the eager one, the memory that a graph takes,
-and threads beside a capture.
+"""CUDA graphs on a GPU: a captured encoder against the eager one, a graph's memory, and threads
+during a capture.
 """
 
 from __future__ import annotations
@@ -75,22 +75,22 @@ def model_of(directory: Path, pooling: Pooling) -> PackedModel:
 
 @dataclass
 class Memory:
-    """An owner of graphs that grants all memory. `bytes`: what was reserved last."""
+    """An owner of graphs that grants all memory. `bytes`: the last reservation."""
 
-    told: Counter[Event] = field(default_factory=Counter)
+    reported: Counter[Event] = field(default_factory=Counter)
     bytes: int = 0
 
     def graphs(self, *, check_every: int) -> Graphs:
         return Graphs(
-            CudaCapture(DEVICE), Owner(self._reserve, self._tell), most=8, check_every=check_every
+            CudaCapture(DEVICE), Owner(self._reserve, self._report), most=8, check_every=check_every
         )
 
     def _reserve(self, size: int) -> bool:
         self.bytes = size
         return True
 
-    def _tell(self, event: Event, detail: str) -> None:
-        self.told[event] += 1
+    def _report(self, event: Event, detail: str) -> None:
+        self.reported[event] += 1
 
 
 def captured(
@@ -114,7 +114,7 @@ def assert_equal_to_eager(
     for lengths in BATCHES:
         batch = sequences(*lengths)
         hidden = replayed(graph, batch, bucket)
-        wanted = encoder.forward(Packed.of([one.ids for one in batch], device="cuda"))
+        wanted = encoder.forward(Packed.from_sequences([one.ids for one in batch], device="cuda"))
         assert distance(hidden, wanted) < tolerance(wanted.dtype)
 
 
@@ -173,8 +173,8 @@ def test_graphs_of_one_pool_answer_in_any_order(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_replays_without_a_wait_between_them(tmp_path: Path) -> None:
-    """Inputs are copied on a stream of their own: never before the replay before has read its
-    own.
+    """Inputs are copied on a separate stream, but never before the previous replay has read its
+    inputs.
     """
     encoder = encoder_of(tmp_path, torch.float32)
     graph = captured(encoder)
@@ -182,7 +182,7 @@ def test_replays_without_a_wait_between_them(tmp_path: Path) -> None:
     found = [replayed(graph, batch).clone() for batch in batches]
     for hidden, batch in zip(found, batches, strict=True):
         assert distance(
-            hidden, encoder.forward(Packed.of([batch[0].ids], device="cuda"))
+            hidden, encoder.forward(Packed.from_sequences([batch[0].ids], device="cuda"))
         ) < tolerance(torch.float32)
 
 
@@ -231,15 +231,15 @@ def test_models_vectors_come_from_its_graphs(tmp_path: Path, pooling: Pooling) -
     model.keep_graphs(memory.graphs(check_every=2))
     while model.awaits_capture:
         model.capture_graph()
-    assert memory.told["captured"] == 4
+    assert memory.reported["captured"] == 4
     for _ in range(4):
         for batch, vectors in zip(batches, wanted, strict=True):
             for got, one in zip(model.forward("dense", batch), vectors, strict=True):
                 assert distance(torch.tensor(got)[None], torch.tensor(one)[None]) < tolerance(
                     torch.bfloat16
                 )
-    assert memory.told["replayed"] == 12
-    assert (memory.told["failed"], memory.told["differed"]) == (0, 0)
+    assert memory.reported["replayed"] == 12
+    assert (memory.reported["failed"], memory.reported["differed"]) == (0, 0)
     model.park().resume()
     assert memory.bytes == 0
 
@@ -268,7 +268,7 @@ def test_dropped_graphs_give_their_memory_back(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_forgotten_capture_gives_its_memory_back(tmp_path: Path) -> None:
-    """As of a model that leaves the device without being asked to drop its graphs."""
+    """Delete the graphs of a model without dropping them first."""
     encoder = encoder_of(tmp_path, torch.bfloat16)
     captured(encoder)
     gc.collect()
@@ -367,8 +367,8 @@ def _recovers() -> object:
 @pytest.mark.parametrize("other", [_pins, _loads, _trims, _recovers])
 @torch.inference_mode()
 def test_captures_beside_other_threads(tmp_path: Path, other: Callable[[], object]) -> None:
-    """Adapters and answers use the device without asking; loads and trims wait for a capture, which
-    does not begin beside them.
+    """Adapters and outputs use the device without a lock; loads and trims wait for a capture, which
+    does not start during them.
     """
     encoder = encoder_of(tmp_path, torch.bfloat16)
     stop, errors = threading.Event(), []

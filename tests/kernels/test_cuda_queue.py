@@ -33,7 +33,7 @@ def model(tmp_path: Path) -> PackedModel:
 
 
 def busy(milliseconds: float) -> None:
-    """Keeps the current stream busy for about so long."""
+    """Keep the current stream busy for about this long."""
     torch.cuda._sleep(int(milliseconds * 1e6))
 
 

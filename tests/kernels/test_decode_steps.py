@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from libs.kernels.attention import paged_triton
-from libs.models.generation import DecodeLoop, Request, Writer, load_writer
+from libs.models.generation import DecodeLoop, LanguageModel, Request, load_language_model
 from libs.models.generation.decoding.graphs import SEQUENCES
 from libs.models.generation.decoding.rules import Ids
 from libs.models.generation.decoding.steps import StepForward, StepRow, StepShape
@@ -44,9 +44,9 @@ class Told:
         return sum(one == event for one, _ in self.events)
 
 
-def load(directory: Path, name: str, dtype: torch.dtype) -> Writer:
+def load(directory: Path, name: str, dtype: torch.dtype) -> LanguageModel:
     write(name, directory)
-    return load_writer(directory, torch.device("cuda"), dtype)
+    return load_language_model(directory, torch.device("cuda"), dtype)
 
 
 def prompts() -> list[Ids]:

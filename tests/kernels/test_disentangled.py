@@ -18,8 +18,8 @@ from tests.support.device import no_synchronization
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS = 2
-# Queries and keys: one and two tokens, the edges of a tile of 32, more positions than have a
-# distance of their own, the last row of a sequence alone, and queries that no token attends to.
+# Queries and keys: one and two tokens, the edges of a tile of 32, more positions than separate
+# distances, only the last row of a sequence, and queries that no token attends to.
 SHAPES = (
     (1, 1),
     (2, 2),
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the kernel is given."""
+    """Inputs of the kernel."""
 
     shapes: tuple[tuple[int, int], ...]
     distances: Distances
@@ -58,7 +58,7 @@ class Inputs:
     scale: float
 
     @staticmethod
-    def of(
+    def create(
         shapes: tuple[tuple[int, int], ...],
         distances: Distances,
         *,
@@ -82,7 +82,9 @@ class Inputs:
         return Inputs(shapes, distances, q, k, v[:, HEADS:], c2p, p2c, 1 / math.sqrt(3 * size))
 
     def layout(self) -> Layout:
-        return Layout.of([own for own, _ in self.shapes], [seen for _, seen in self.shapes], DEVICE)
+        return Layout.from_lengths(
+            [own for own, _ in self.shapes], [seen for _, seen in self.shapes], DEVICE
+        )
 
     def by_triton(self, layout: Layout | None = None, first: int = 0) -> Tensor:
         """`first`: leave out the rows before it, and as many at the end."""
@@ -155,35 +157,35 @@ def error(got: Tensor, wanted: Tensor) -> float:
 
 @pytest.mark.parametrize("distances", DISTANCES.values(), ids=DISTANCES.keys())
 def test_sequences_of_any_lengths_equal_the_definition(distances: Distances) -> None:
-    inputs = Inputs.of(SHAPES, distances)
+    inputs = Inputs.create(SHAPES, distances)
     assert error(inputs.by_triton(), inputs.defined()) < 1e-5
 
 
 @pytest.mark.parametrize("size", [5, 24, 64])
 @pytest.mark.parametrize("kinds", [("c2p",), ("p2c",), (), ("c2p", "p2c")])
 def test_each_kind_of_score_and_head_size(size: int, kinds: tuple[str, ...]) -> None:
-    inputs = Inputs.of(FEW_SHAPES, DISTANCES["buckets"], size=size, kinds=kinds)
+    inputs = Inputs.create(FEW_SHAPES, DISTANCES["buckets"], size=size, kinds=kinds)
     assert error(inputs.by_triton(), inputs.defined()) < 1e-5
 
 
 def test_rows_that_no_sequence_needs_are_left_out() -> None:
-    inputs = Inputs.of(((1, 1), (5, 5), (9, 9)), DISTANCES["far"])
+    inputs = Inputs.create(((1, 1), (5, 5), (9, 9)), DISTANCES["far"])
     rows = inputs.distances.rows_within(9)
     assert (rows.start, rows.stop) == (48, 80)
     assert error(inputs.by_triton(first=rows.start), inputs.defined()) < 1e-5
 
 
 def test_sequences_without_tokens_are_passed_over() -> None:
-    """Nothing is written for them, nor beside them."""
-    inputs = Inputs.of(((2, 2), (3, 3)), DISTANCES["exact"])
+    """Nothing is written for them or around them."""
+    inputs = Inputs.create(((2, 2), (3, 3)), DISTANCES["exact"])
     cu = torch.tensor((0, 2, 2, 5, 5), dtype=torch.int32, device=DEVICE)
     got = inputs.by_triton(Layout(cu, cu, 40, 40, ()))
     assert error(got, inputs.defined()) < 1e-5
 
 
 def test_large_scores_do_not_overflow() -> None:
-    """Of keys that are far apart from each other only the largest counts."""
-    inputs = Inputs.of(FEW_SHAPES, DISTANCES["exact"])
+    """Distant keys differ only in the largest one."""
+    inputs = Inputs.create(FEW_SHAPES, DISTANCES["exact"])
     assert inputs.c2p is not None
     inputs.c2p.mul_(1e4)
     got, wanted = inputs.by_triton(), inputs.defined()
@@ -193,7 +195,7 @@ def test_large_scores_do_not_overflow() -> None:
 
 def test_float16_is_as_close_as_plain_torch() -> None:
     """Triton's interpreter multiplies no bfloat16 matrices."""
-    inputs = Inputs.of(FEW_SHAPES, DISTANCES["buckets"], dtype=torch.float16)
+    inputs = Inputs.create(FEW_SHAPES, DISTANCES["buckets"], dtype=torch.float16)
     got, wanted = inputs.by_triton(), inputs.defined()
     assert got.dtype is torch.float16
     assert error(got, wanted) < 3 * error(inputs.defined(torch.float16), wanted)
@@ -207,7 +209,7 @@ def test_float16_is_as_close_as_plain_torch() -> None:
 )
 def test_accelerator_equals_the_definition(size: int, dtype: torch.dtype, bound: float) -> None:
     """Every type and tile, without waiting for the device."""
-    inputs = Inputs.of((*SHAPES, (90, 90)), DISTANCES["buckets"], size=size, dtype=dtype)
+    inputs = Inputs.create((*SHAPES, (90, 90)), DISTANCES["buckets"], size=size, dtype=dtype)
     layout = inputs.layout()
     inputs.by_triton(layout)  # the kernel is compiled and loaded
     module = importlib.import_module("libs.kernels.attention.disentangled_triton")

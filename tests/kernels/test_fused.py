@@ -46,7 +46,7 @@ def assert_close(got: Tensor, wanted: Tensor, bound: float) -> None:
 def normed(
     x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, rms: bool, shift: float
 ) -> Tensor:
-    """In float64."""
+    """Compute the operation in float64."""
     x = x if rms else x - x.mean(-1, keepdim=True)
     y = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * (weight + shift)
     return y if bias is None else y + bias
@@ -144,7 +144,7 @@ def test_norms_before_a_residual_add(
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
 def test_rms_norm_of_each_head(shift: float, fused: ModuleType) -> None:
-    """On a slice of a fused projection, as queries and keys are normalised."""
+    """Norms work on a slice of a fused projection, as for queries and keys."""
     x, weight = random(6, 5, 16)[:, 1:4], random(16)
     wanted = normed(x.double(), weight.double(), None, 1e-6, rms=True, shift=shift)
     assert_close(norms.rms_norm(x, weight, 1e-6, shift=shift), wanted, 2e-6)

@@ -15,7 +15,8 @@ from tests.support.device import no_synchronization
 
 HIDDEN, FFN, EXPERTS, USED = 64, 96, 5, 2
 SPEC = EncoderSpec(
-    hidden=HIDDEN, heads=2, head_size=32, ffn=FFN, layers=(LayerSpec(experts=EXPERTS),), norm="post", norm_eps=1e-5,
+    hidden=HIDDEN, heads=2, head_size=32, ffn=FFN, layers=(LayerSpec(experts=EXPERTS),),
+    norm="post", norm_eps=1e-5,
     activation="gelu", experts_used=USED,
 )  # fmt: skip
 
@@ -52,7 +53,7 @@ def routed(experts: Experts | GatedExperts, x: Tensor) -> tuple[Tensor, Tensor]:
 def one_by_one(
     experts: Experts | GatedExperts, x: Tensor, shares: Tensor, chosen: Tensor
 ) -> Tensor:
-    """In float64: every expert for every row."""
+    """Compute every expert for every row in float64."""
     spread = torch.zeros(len(x), EXPERTS, dtype=torch.float64, device=x.device).scatter(
         -1, chosen, shares.double()
     )
@@ -72,7 +73,7 @@ def test_sorted_tokens_equal_all_experts(gated: bool, rows: int) -> None:
 
 def test_every_pair_is_in_its_experts_bounds() -> None:
     chosen = torch.tensor([[3, 0], [0, 4], [4, 3]])
-    pairs = ByExpert.of(chosen, EXPERTS)
+    pairs = ByExpert.from_chosen(chosen, EXPERTS)
     assert pairs.experts.tolist() == [0, 0, 3, 3, 4, 4]
     assert pairs.rows.tolist() == [0, 1, 0, 2, 1, 2]
     assert pairs.ends.tolist() == [2, 2, 2, 4, 6]

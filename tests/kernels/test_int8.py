@@ -1,5 +1,5 @@
-"""Linear layers in int8: every implementation against what the codes stand for, rows that depend on
-nothing else, the choice.
+"""int8 linear layers: every implementation against the decoded numbers, independence of rows, and
+the choice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def numbers(*shape: int) -> Tensor:
 
 
 def defined(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product of what the codes stand for, in float64."""
+    """Return the product of the decoded numbers, in float64."""
     codes, scale = codes_of(weight)
     wide = x.double()
     low = wide.amin(1, keepdim=True)
@@ -85,7 +85,7 @@ def test_equals_what_the_codes_stand_for(
 
 
 def test_gelu_is_near_the_exact_one(chosen: Way) -> None:
-    """Of a layer that passes 256 numbers on as they are."""
+    """Return the codes of a layer that passes 256 numbers through unchanged."""
     layer = Int8Weight(torch.eye(256), None, chosen)
     for width in (1.0, 6.0, 100.0):
         x = torch.linspace(-width, width, 256)[None]
@@ -115,7 +115,7 @@ def test_row_depends_on_nothing_but_itself(chosen: Way, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 def test_rows_of_a_larger_tensor(chosen: Way, dtype: torch.dtype) -> None:
-    """All around them is NaN; and rows whose elements are not adjacent."""
+    """Memory around the tensors is NaN, and elements of rows are not adjacent."""
     layer = Int8Weight(numbers(40, 70), numbers(40), chosen)
     x = numbers(9, 70).to(dtype)
     frame = torch.full((11, 75), float("nan"), dtype=dtype)
@@ -127,7 +127,7 @@ def test_rows_of_a_larger_tensor(chosen: Way, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", BOUNDS)
-def test_what_is_not_finite_stays_in_its_row(chosen: Way, dtype: torch.dtype, bad: float) -> None:
+def test_nonfinite_numbers_stay_in_their_row(chosen: Way, dtype: torch.dtype, bad: float) -> None:
     layer = Int8Weight(numbers(40, 70), numbers(40), chosen)
     x = numbers(9, 70).to(dtype)
     wanted = layer.forward(x)
@@ -141,7 +141,7 @@ def test_what_is_not_finite_stays_in_its_row(chosen: Way, dtype: torch.dtype, ba
 
 
 def test_rows_and_outputs_without_a_range(chosen: Way) -> None:
-    """Zeros, one number everywhere, and an output whose weights are all zero."""
+    """Test zeros, one number everywhere, and an output with zero weights."""
     weight = numbers(8, 70)
     weight[3] = 0
     layer = Int8Weight(weight, numbers(8), chosen)
@@ -151,7 +151,7 @@ def test_rows_and_outputs_without_a_range(chosen: Way) -> None:
 
 
 def test_codes_at_their_limits(chosen: Way) -> None:
-    """Where products of bytes are added in 16 bits, these would saturate."""
+    """Implementations that add products of bytes in 16 bits would saturate on these."""
     weight = torch.ones(16, 1536)
     x = torch.ones(6, 1536)
     x[:, 0] = 0
@@ -187,7 +187,7 @@ class TestPackedLinear:
             assert F.cosine_similarity(small.forward(x), wanted).min() > 0.999
 
     def test_adapters_are_added_in_their_own_type(self) -> None:
-        rows = Rows.of([None, 0], [7, 10])
+        rows = Rows.from_adapters([None, 0], [7, 10])
         delta = Delta(rows, {0: LowRank(numbers(4, 96), numbers(4, 64))})
         x, residual = numbers(17, 96), numbers(17, 64)
         for gelu in (False, True):

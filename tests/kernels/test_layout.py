@@ -1,4 +1,4 @@
-"""What a batch brings to the device, in one copy."""
+"""A batch is uploaded to the device in one copy."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
 
 
 def test_equal_queries_and_keys_share_their_ends() -> None:
-    layout = Layout.of((1, 3), [1, 3])
+    layout = Layout.from_lengths((1, 3), [1, 3])
     assert layout.cu_queries is layout.cu_keys
     assert layout.cu_queries.tolist() == [0, 1, 4]
-    other = Layout.of((1, 3), (2, 3))
+    other = Layout.from_lengths((1, 3), (2, 3))
     assert (other.cu_queries.tolist(), other.cu_keys.tolist(), other.max_keys) == (
         [0, 1, 4],
         [0, 2, 5],
@@ -29,7 +29,7 @@ def test_equal_queries_and_keys_share_their_ends() -> None:
 
 
 def test_positions_follow_the_shared_prefix() -> None:
-    batch = Packed.of(IDS, before=[None, None, 1, None], seen=[0, 0, 2, 0])
+    batch = Packed.from_sequences(IDS, before=[None, None, 1, None], seen=[0, 0, 2, 0])
     assert batch.positions.tolist() == [0, 0, 1, 2, 3, 4, 5, *range(8)]
     assert batch.positions.dtype is torch.int32
     assert batch.keys == (1, 3, 5, 8)
@@ -43,7 +43,7 @@ def test_positions_follow_the_shared_prefix() -> None:
 
 def test_axes_are_positions_where_none_are_given() -> None:
     given = np.full((3, 3), 9, np.int32)
-    batch = Packed.of(IDS, axes=[None, given, None, None])
+    batch = Packed.from_sequences(IDS, axes=[None, given, None, None])
     assert batch.axes is not None
     assert batch.axes.tolist() == [[0, 9, 9, 9, 0, 1, 2, *range(8)]] * 3
 
@@ -64,10 +64,12 @@ def test_one_copy_brings_all_and_each_part_is_aligned() -> None:
 @pytest.mark.gpu
 @GPU
 def test_batch_on_the_accelerator_equals_that_on_the_cpu() -> None:
-    def of(device: str) -> Packed:
-        return Packed.of(IDS, TYPES, device, before=[None, None, 1, None], seen=[0, 0, 2, 0])
+    def packed_on(device: str) -> Packed:
+        return Packed.from_sequences(
+            IDS, TYPES, device, before=[None, None, 1, None], seen=[0, 0, 2, 0]
+        )
 
-    ours, wanted = of("cuda"), of("cpu")
+    ours, wanted = packed_on("cuda"), packed_on("cpu")
     for name in ("ids", "positions", "type_ids", "key_rows"):
         assert getattr(ours, name).cpu().tolist() == getattr(wanted, name).tolist()
     for own, plain in ((ours.layout, wanted.layout), (ours.row_layout(), wanted.row_layout())):

@@ -53,8 +53,7 @@ def test_equals_linear_gelu_and_add(
         more = residual.to(dtype).double()
         parts = torch.cat((wanted, more))
         assert error(plain.forward(low), wanted) < bound
-        # GELU may take all large numbers away, and a sum cancel them, but not what they were
-        # rounded by.
+        # GELU may remove all large numbers, and a sum cancel them, but not their rounding errors
         assert error(curved.forward(low), F.gelu(wanted), wanted) < bound
         assert error(plain.add(low, residual.to(dtype)), wanted + more, parts) < bound
         assert error(curved.add(low, residual.to(dtype)), F.gelu(wanted) + more, parts) < bound

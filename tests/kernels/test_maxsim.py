@@ -18,7 +18,7 @@ def test_equals_a_loop(chunk: int) -> None:
         [(part @ query.T).max(0).values.sum() for part in documents.split(LENGTHS)]
     )
     torch.testing.assert_close(
-        maxsim(query, documents, LENGTHS, at_once=chunk), wanted, rtol=1e-5, atol=1e-5
+        maxsim(query, documents, LENGTHS, chunk_elements=chunk), wanted, rtol=1e-5, atol=1e-5
     )
 
 
@@ -38,5 +38,5 @@ def test_memory_is_bounded_however_many_documents(tokens: int) -> None:
     lengths = (10,) * 100
     query, documents = torch.randn(tokens, 16), torch.randn(sum(lengths), 16).bfloat16()
     with Largest(but=documents) as largest:
-        maxsim(query, documents, lengths, at_once=2000)
+        maxsim(query, documents, lengths, chunk_elements=2000)
     assert 0 < largest.numbers <= 2000

@@ -57,8 +57,8 @@ def has_avx2() -> bool:
 @pytest.mark.skipif(not has_avx2(), reason="there is no kernel for this CPU")
 @pytest.mark.usefixtures("library")
 def test_where_there_is_a_compiler_it_is_used() -> None:
-    """So that nothing makes it fall back unnoticed: asked in a process of its own, which has no
-    variable set.
+    """The library does not fall back unnoticed: a separate process without the variable checks
+    it.
     """
     script = "import torch; from libs.kernels import native; print(native.name())"
     variables = {
@@ -83,7 +83,7 @@ def test_every_length(dtype: torch.dtype) -> None:
         ((2, 1, 64), (True, None)),
         ((2, 2, 16), (False, 20)),
     ):
-        batch = Batch.of(dim, sight, shapes=EVERY, dtype=dtype)
+        batch = Batch.create(dim, sight, shapes=EVERY, dtype=dtype)
         assert error(batch.attend(), batch.defined()) < BOUNDS[dtype]
 
 
@@ -93,7 +93,7 @@ def test_every_length(dtype: torch.dtype) -> None:
 )
 @pytest.mark.usefixtures("instructions")
 def test_every_size_of_heads(dim: int, dtype: torch.dtype) -> None:
-    batch = Batch.of((2, 1, dim), (True, 40), biased=True, shapes=SOME, dtype=dtype, reach=600)
+    batch = Batch.create((2, 1, dim), (True, 40), biased=True, shapes=SOME, dtype=dtype, reach=600)
     assert error(batch.attend(), batch.defined()) < 3 * BOUNDS[dtype]
 
 
@@ -109,7 +109,7 @@ def test_other_keys_than_queries(dtype: torch.dtype) -> None:
         lambda n: (n, 0 if n % 3 else n),
     ):
         for sight, biased in product(((False, None), (True, None), (False, 8)), (False, True)):
-            batch = Batch.of(
+            batch = Batch.create(
                 (2, 2, 32),
                 sight,
                 biased=biased,
@@ -123,7 +123,7 @@ def test_other_keys_than_queries(dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("instructions")
 def test_sharp_scores() -> None:
     """Almost all of the weight on one key: up to 300 between scores, where weights underflow."""
-    plain = Batch.of((2, 2, 64), shapes=EVERY)
+    plain = Batch.create((2, 2, 64), shapes=EVERY)
     sharp = Batch(EVERY, plain.q * 8, plain.k * 8, plain.v, None, False, None)
     assert error(sharp.attend(), sharp.defined()) < 2e-4
 
@@ -131,8 +131,8 @@ def test_sharp_scores() -> None:
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.usefixtures("instructions")
-def test_what_is_not_finite_stays_in_its_sequence(bad: float, dtype: torch.dtype) -> None:
-    batch = Batch.of((2, 2, 32), shapes=((20, 20), (150, 150), (20, 20)), dtype=dtype)
+def test_nonfinite_numbers_stay_in_their_sequence(bad: float, dtype: torch.dtype) -> None:
+    batch = Batch.create((2, 2, 32), shapes=((20, 20), (150, 150), (20, 20)), dtype=dtype)
     wanted = batch.attend()
     batch.q[25, 0, 3] = bad
     batch.k[30] = bad
@@ -155,9 +155,9 @@ def in_a_frame(t: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.usefixtures("instructions")
 def test_nothing_around_is_read(dtype: torch.dtype) -> None:
-    """Rows before and after, and the heads beside these, are NaN, and rows begin at odd places."""
+    """Rows before and after and the neighbouring heads are NaN, and rows begin at odd addresses."""
     for dim in (5, 16, 31, 64):
-        plain = Batch.of((2, 2, dim), (False, 9), shapes=SOME, dtype=dtype)
+        plain = Batch.create((2, 2, dim), (False, 9), shapes=SOME, dtype=dtype)
         framed = Batch(
             SOME, in_a_frame(plain.q), in_a_frame(plain.k), in_a_frame(plain.v), None, False, 9
         )
@@ -176,7 +176,7 @@ def test_threads_compute_the_same() -> None:
         ((1, 1, 32), ((600, 700), (3, 3))),
     ):
         for sight in ((False, None), (True, 100)):
-            batch = Batch.of(heads, sight, shapes=shapes)
+            batch = Batch.create(heads, sight, shapes=shapes)
             found = []
             for threads in (1, 2, 3, 8):
                 torch.set_num_threads(threads)
@@ -188,7 +188,7 @@ def test_threads_compute_the_same() -> None:
 @pytest.mark.usefixtures("instructions")
 def test_batch_whose_biases_change() -> None:
     """The table of a bias is kept for the layers that share it, and only for them."""
-    batch = Batch.of((2, 2, 16), biased=True)
+    batch = Batch.create((2, 2, 16), biased=True)
     assert batch.bias is not None
     layout = batch.layout
     other = Batch(batch.shapes, batch.q, batch.k, batch.v, batch.bias * 2, False, None)
@@ -196,13 +196,13 @@ def test_batch_whose_biases_change() -> None:
         assert error(one.attend(layout), one.defined()) < 1e-5
 
 
-def test_what_it_does_not_take_is_left_to_torch(library: Path) -> None:
+def test_unsupported_inputs_are_left_to_torch(library: Path) -> None:
     chosen = loading.load(library, "avx2")
 
     def takes(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> bool:
         return attention.attend_with(chosen, q, k, v, layout, 0.3, False, None, None) is not None
 
-    batch = Batch.of((2, 2, 16))
+    batch = Batch.create((2, 2, 16))
     q, k, v = batch.q, batch.k, batch.v
     assert takes(q, k, v, batch.layout)
     assert not takes(q.half(), k.half(), v.half(), batch.layout)
@@ -217,7 +217,7 @@ def test_what_it_does_not_take_is_left_to_torch(library: Path) -> None:
 
 @pytest.fixture
 def asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The choice is made once a process: here by a function with a cache of its own."""
+    """The choice is made once a process; here, by a function with a separate cache."""
     monkeypatch.setattr(loading, "choice", loading.choice.__wrapped__)
 
 
@@ -235,8 +235,8 @@ def test_variable_turns_it_off(library: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_without_it_torch_computes(
     library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each reason, by the name that a worker logs; and attention is what it was."""
-    batch = Batch.of((4, 2, 16), (True, 20), biased=True)
+    """Each reason is the name that a worker logs, and attention is unchanged."""
+    batch = Batch.create((4, 2, 16), (True, 20), biased=True)
 
     def is_left_out(reason: str) -> None:
         assert re.fullmatch(f"none: .*{reason}.*", native.name())
@@ -254,7 +254,7 @@ def test_without_it_torch_computes(
         is_left_out("libnobody")
     with monkeypatch.context() as patch:
         patch.setattr(loading, "TRIALS", [lambda loaded: "layers"])
-        is_left_out("something else")
+        is_left_out("results differ")
     with monkeypatch.context() as patch:
         patch.setattr(loading, "_open", lambda path: FakeOldCpu())
         is_left_out("AVX2")
@@ -327,15 +327,15 @@ def test_memory_that_runs_out_leaves_it_to_torch(
 ) -> None:
     use_native(monkeypatch, library, "avx2")
     monkeypatch.setattr(attention, "native", lambda: Native("avx2", lambda packed, kind: 1))
-    batch = Batch.of((4, 2, 16))
+    batch = Batch.create((4, 2, 16))
     assert error(batch.attend(), batch.defined()) < 1e-5
 
 
 def test_dense_and_native_agree_in_a_model_of_both(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As near to each other as both are to the definition."""
-    batch = Batch.of((4, 2, 32), (False, 64), dtype=torch.bfloat16)
+    """Both results are as near to each other as to the definition."""
+    batch = Batch.create((4, 2, 32), (False, 64), dtype=torch.bfloat16)
     with monkeypatch.context() as patch:
         use_dense(patch)
         by_torch = batch.attend()
@@ -344,7 +344,7 @@ def test_dense_and_native_agree_in_a_model_of_both(
 
 
 class TestBuild:
-    def test_what_is_there_is_not_built_again(self, library: Path) -> None:
+    def test_existing_library_is_not_built_again(self, library: Path) -> None:
         changed = library.stat().st_mtime_ns
         assert build.build() == library
         assert library.stat().st_mtime_ns == changed
@@ -375,7 +375,7 @@ class TestBuild:
         assert build.main() == 0
         assert (
             capsys.readouterr().err
-            == "native kernels are left out: no C++ compiler: neither $CXX nor g++ nor c++\n"
+            == "native kernels were not built: no C++ compiler: neither $CXX nor g++ nor c++\n"
         )
         broken = tmp_path / "broken"
         broken.write_text("#!/bin/sh\necho no such option >&2; exit 1\n")
@@ -393,8 +393,8 @@ class TestBuild:
             build.build(tmp_path)
 
     def test_it_runs_on_old_systems(self, library: Path) -> None:
-        """Those that torch's own wheels run on (manylinux_2_28): no symbol of a later glibc or
-        libstdc++.
+        """The library runs where torch's wheels run (manylinux_2_28): it needs no symbol of a later
+        glibc or libstdc++.
         """
         content = library.read_bytes()
         assert all(int(minor) <= 28 for minor in re.findall(rb"GLIBC_2\.(\d+)", content))

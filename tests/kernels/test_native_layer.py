@@ -71,12 +71,14 @@ def loaded(
 
 
 def encoder_of(model: PackedModel) -> PackedEncoder:
-    return model.trunks[0].encoder
+    return model.backbones[0].encoder
 
 
 def batch_of(lengths: tuple[int, ...]) -> Packed:
     rng = np.random.default_rng(sum(lengths))
-    return Packed.of([rng.integers(5, 200, length, dtype=np.int32) for length in lengths])
+    return Packed.from_sequences(
+        [rng.integers(5, 200, length, dtype=np.int32) for length in lengths]
+    )
 
 
 @pytest.fixture(params=SETS, ids=str)
@@ -90,7 +92,8 @@ def dtype(
         pytest.skip("weights are not prepacked here")
     if not lies_in_panels(found):
         pytest.skip(
-            "oneDNN lays weights of this type out otherwise on this CPU, as on those with AMX, so torch's way is taken"
+            "oneDNN lays weights of this type out otherwise on this CPU, as on those with "
+            "AMX, so torch's way is taken"
         )
     return found
 
@@ -193,12 +196,12 @@ def test_text_has_the_same_bits_in_any_batch(
     ]
     choices: tuple[Rows | None, ...] = (None, "first", "last")
     for rows in choices:
-        alone = [encoder.forward(Packed.of([text]), rows) for text in mine]
+        alone = [encoder.forward(Packed.from_sequences([text]), rows) for text in mine]
         for batch in (mine[:3], mine, [*others[:12], *mine, *others[12:]]):
             own = [next((i for i, text in enumerate(mine) if text is each), None) for each in batch]
             sizes = [len(each) if rows is None else 1 for each in batch]
             for number, part in zip(
-                own, encoder.forward(Packed.of(batch), rows).split(sizes), strict=True
+                own, encoder.forward(Packed.from_sequences(batch), rows).split(sizes), strict=True
             ):
                 assert number is None or torch.equal(part, alone[number])
 
@@ -221,10 +224,10 @@ def test_minilm_gives_a_text_the_same_bits_in_any_batch(dtype: torch.dtype) -> N
     assert [vectors([text])[0] for text in many[:6]] == whole[:6]
 
 
-def test_what_is_not_finite_stays_in_its_sequence(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_nonfinite_numbers_stay_in_their_sequence(dtype: torch.dtype, tmp_path: Path) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype))
     encoder.token_weight[7] = float("nan")
-    batch = Packed.of(
+    batch = Packed.from_sequences(
         [np.full(4, 5, np.int32), np.array([5, 7, 5], np.int32), np.full(4, 6, np.int32)]
     )
     first, second, third = encoder.forward(batch).split((4, 3, 4))
@@ -233,7 +236,7 @@ def test_what_is_not_finite_stays_in_its_sequence(dtype: torch.dtype, tmp_path: 
     assert third.isfinite().all()
 
 
-def test_what_is_counted_and_adapters_take_torchs_way(
+def test_counted_forwards_and_adapters_use_torch(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = encoder_of(loaded("bert", tmp_path, dtype))
@@ -249,7 +252,7 @@ def test_what_is_counted_and_adapters_take_torchs_way(
     encoder.forward(batch_of((9,)))
     assert counted.layers == 2
     one.attn.out.delta = None
-    keys = Packed.of([np.full(4, 5, np.int32)] * 2, seen=[2, 0])
+    keys = Packed.from_sequences([np.full(4, 5, np.int32)] * 2, seen=[2, 0])
     encoder.forward(keys)
     assert counted.layers == 2, "keys that are chosen"
 

@@ -27,8 +27,9 @@ def natives_of_this_cpu(library: Path) -> list[Native]:
 
 
 def drawn(height: int, width: int, seed: int, *, is_harsh: bool) -> NDArray[np.uint8]:
-    """With a fourth byte, which must not be seen. Harsh: 0 and 255, so that sums leave the range of
-    a byte between the passes.
+    """Return an image with a fourth byte, which must be ignored.
+
+    Harsh: 0 and 255, so sums leave the range of a byte between the passes.
     """
     draw = np.random.default_rng(seed)
     if is_harsh:
@@ -73,7 +74,7 @@ def test_side_that_stays(natives: list[Native], size: tuple[int, int], step: int
         np.testing.assert_array_equal(resize.resized(pixels, size, resize.BICUBIC, native), wanted)
 
 
-def test_what_the_library_leaves_to_others(natives: list[Native]) -> None:
+def test_unsupported_resizes_return_none(natives: list[Native]) -> None:
     pixels = drawn(4, 4, 1, is_harsh=False)
     assert resize.resized(pixels, (2, 2), Image.Resampling.NEAREST, natives[0]) is None
     assert resize.resized(pixels[:0], (2, 2), resize.BICUBIC, natives[0]) is None

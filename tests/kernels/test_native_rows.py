@@ -1,5 +1,5 @@
 """Row functions of the native library against float64: every instruction set, sizes with and
-without tails, what is not finite.
+without tails, and nonfinite numbers.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def test_mean_far_from_zero_costs_no_digits() -> None:
 
 @TYPES
 @pytest.mark.parametrize("bad", ENDED)
-def test_what_is_not_finite_stays_in_its_row(bad: float, dtype: torch.dtype) -> None:
+def test_nonfinite_numbers_stay_in_their_row(bad: float, dtype: torch.dtype) -> None:
     x, weight = random(3, 70, dtype=dtype), torch.ones(70, dtype=dtype)
     x[1, 69] = bad
     for rms in (False, True):
@@ -198,7 +198,7 @@ def test_sums_means_and_maxima(size: int, dtype: torch.dtype) -> None:
 @TYPES
 @pytest.mark.parametrize("bad", [*ENDED, float("-inf")])
 @pytest.mark.parametrize("how", ["sum", "mean", "max"])
-def test_what_is_not_finite_stays_in_its_sequence(how: str, bad: float, dtype: torch.dtype) -> None:
+def test_nonfinite_numbers_stay_in_their_sequence(how: str, bad: float, dtype: torch.dtype) -> None:
     x = random(30, 40, dtype=dtype)
     for row in (10, 15, 19):
         x[row, 7] = bad
@@ -271,7 +271,7 @@ def test_threads_compute_the_same(dtype: torch.dtype) -> None:
             assert torch.equal(one, other)
 
 
-def test_what_it_does_not_take_is_left_to_torch() -> None:
+def test_unsupported_inputs_are_left_to_torch() -> None:
     x, weight, ends = random(6, 32), random(32), cumulated((2, 4), "cpu")
     assert rows.norm(x.half(), weight.half(), None, 1e-5) is None
     assert rows.norm(x.bfloat16(), weight, None, 1e-5) is None, "weights of another type"

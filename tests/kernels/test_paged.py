@@ -83,11 +83,11 @@ def test_equals_attention_over_rows(
         ]
     )
     some = [place for place, count in enumerate(before) if count]
-    stored = PagedLayout.of(
+    stored = PagedLayout.from_lengths(
         [before[i] for i in some], [pages[i] for i in some], rows=[before[i] for i in some]
     )
     paged.store(keys[old], values[old], memory, stored)
-    where = PagedLayout.of(KEYS, pages, rows=ROWS)
+    where = PagedLayout.from_lengths(KEYS, pages, rows=ROWS)
     found = paged.attend(
         q, keys[new], values[new], memory, where, scale=0.2, causal=causal, window=window, bias=bias
     )  # fmt: skip
@@ -95,7 +95,7 @@ def test_equals_attention_over_rows(
         q.float(),
         keys.float(),
         values.float(),
-        Layout.of(ROWS, KEYS),
+        Layout.from_lengths(ROWS, KEYS),
         scale=0.2,
         causal=causal,
         window=window,
@@ -107,16 +107,20 @@ def test_equals_attention_over_rows(
 
 @pytest.mark.usefixtures("_way")
 def test_queries_without_keys_of_their_own_see_what_is_stored() -> None:
-    """As a decoder sees an encoder's states; and pages that no row is in are left alone."""
+    """A decoder attends to an encoder's states, and pages without rows are unchanged."""
     [memory] = empty_pages(1, 4, 2, 16, torch.float32, "cpu")
     memory[0].zero_(), memory[1].zero_()
     k, v, q = torch.randn(40, 2, 16), torch.randn(40, 2, 16), torch.randn(3, 2, 16)
-    paged.store(k, v, memory, PagedLayout.of([40], [[2, 0]], rows=[40]))
+    paged.store(k, v, memory, PagedLayout.from_lengths([40], [[2, 0]], rows=[40]))
     found = paged.attend(
-        q, None, None, memory, PagedLayout.of([40], [[2, 0]], rows=[0], queries=[3]), scale=0.25, causal=False
+        q, None, None, memory, PagedLayout.from_lengths([40], [[2, 0]], rows=[0], queries=[3]),
+        scale=0.25, causal=False
     )  # fmt: skip
     torch.testing.assert_close(
-        found, varlen_attention(q, k, v, Layout.of([3], [40]), scale=0.25), rtol=1e-5, atol=1e-5
+        found,
+        varlen_attention(q, k, v, Layout.from_lengths([3], [40]), scale=0.25),
+        rtol=1e-5,
+        atol=1e-5,
     )
     assert not memory[0][[1, 3]].any()
     assert not memory[1][[1, 3]].any()

@@ -48,7 +48,7 @@ class Case:
     bias: Tensor
 
     @staticmethod
-    def of(
+    def create(
         keys: Sequence[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: str
     ) -> Case:
         """Pages in no order, and everything that was never written is NaN."""
@@ -69,14 +69,16 @@ class Case:
         old[last] = False
         some = [place for place, count in enumerate(keys) if count > 1]
         before = [keys[place] - 1 for place in some]
-        stored = PagedLayout.of(before, [pages[place] for place in some], device, rows=before)
+        stored = PagedLayout.from_lengths(
+            before, [pages[place] for place in some], device, rows=before
+        )
         paged._store(every_k[old], every_v[old], memory, stored)
         # Queries, keys and values are views of one tensor, as a layer's projection makes them.
         fused = random(len(keys), heads + 2 * kv_heads, dim)
         q, k, v = fused.split_with_sizes((heads, kv_heads, kv_heads), dim=1)
         k.copy_(every_k[last]), v.copy_(every_v[last])
         bias = torch.randn(heads, 2 * 256 + 1, generator=generator).to(device)
-        where = PagedLayout.of(keys, pages, device, rows=[1] * len(keys))
+        where = PagedLayout.from_lengths(keys, pages, device, rows=[1] * len(keys))
         return Case(memory, where, q, k, v, every_k, every_v, bias)
 
 
@@ -106,8 +108,8 @@ def test_step_equals_attention_over_gathered_pages(
     biased: bool,
     softcap: float | None,
 ) -> None:
-    """bfloat16 is tested on the GPU: Triton's interpreter multiplies no such matrices."""
-    case = Case.of(KEYS, heads, kv_heads, dim, dtype, "cpu")
+    """Tests of bfloat16 need a GPU: Triton's interpreter cannot multiply such matrices."""
+    case = Case.create(KEYS, heads, kv_heads, dim, dtype, "cpu")
     check(case, window, biased, softcap, 1e-5 if dtype is torch.float32 else 0.004)
 
 
@@ -129,7 +131,7 @@ def check(
         case.q.float(),
         case.every_k.float(),
         case.every_v.float(),
-        Layout.of(case.where.queries, case.where.keys, case.q.device),
+        Layout.from_lengths(case.where.queries, case.where.keys, case.q.device),
         **sight,
     )
     torch.testing.assert_close(found.float(), wanted, rtol=bound, atol=bound)
@@ -141,8 +143,8 @@ def check(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="compiled where there is a GPU")
 @pytest.mark.usefixtures("interpreted")
 def test_sequences_without_keys_get_zeros_and_store_nothing() -> None:
-    """As the empty places of a graph's batch: their page tables say anything."""
-    case = Case.of((40, 7), 4, 2, 16, torch.float32, "cpu")
+    """Unused slots of a graph's batch have arbitrary page tables."""
+    case = Case.create((40, 7), 4, 2, 16, torch.float32, "cpu")
     before = [tensor.clone() for tensor in case.memory]
     q, k, v = (
         torch.cat((tensor[:1], torch.full_like(tensor, torch.nan), tensor[1:]))
@@ -154,7 +156,12 @@ def test_sequences_without_keys_get_zeros_and_store_nothing() -> None:
     )
     found = paged_triton.attend(q, k, v, case.memory, cu_keys, numbers, 0.2, None, None, None)
     wanted = varlen_attention(
-        case.q, case.every_k, case.every_v, Layout.of((1, 1), (40, 7)), scale=0.2, causal=True
+        case.q,
+        case.every_k,
+        case.every_v,
+        Layout.from_lengths((1, 1), (40, 7)),
+        scale=0.2,
+        causal=True,
     )
     torch.testing.assert_close(found[[0, 3]], wanted, rtol=1e-5, atol=1e-5)
     assert not found[1:3].any()
@@ -166,15 +173,15 @@ def test_sequences_without_keys_get_zeros_and_store_nothing() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="compiled where there is a GPU")
 @pytest.mark.usefixtures("interpreted")
 def test_queries_without_keys_of_their_own_see_what_is_stored() -> None:
-    """As a decoder sees an encoder's states."""
+    """A decoder attends to an encoder's states."""
     [memory] = empty_pages(1, 6, 2, 16, torch.float32, "cpu")
     memory[0].fill_(torch.nan), memory[1].fill_(torch.nan)
     k, v, q = torch.randn(73, 2, 16), torch.randn(73, 2, 16), torch.randn(2, 4, 16)
     pages = [[4, 0], [2, 5]]
-    paged._store(k, v, memory, PagedLayout.of([40, 33], pages, rows=[40, 33]))
-    where = PagedLayout.of([40, 33], pages, rows=[0, 0], queries=[1, 1])
+    paged._store(k, v, memory, PagedLayout.from_lengths([40, 33], pages, rows=[40, 33]))
+    where = PagedLayout.from_lengths([40, 33], pages, rows=[0, 0], queries=[1, 1])
     found = paged.attend(q, None, None, memory, where, scale=0.25, causal=False)
-    wanted = varlen_attention(q, k, v, Layout.of([1, 1], [40, 33]), scale=0.25)
+    wanted = varlen_attention(q, k, v, Layout.from_lengths([1, 1], [40, 33]), scale=0.25)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -186,10 +193,10 @@ def test_prefill_takes_the_path_of_gathered_pages(monkeypatch: pytest.MonkeyPatc
     [memory] = empty_pages(1, 2, 2, 16, torch.float32, "cpu")
     k, v = torch.randn(40, 2, 16), torch.randn(40, 2, 16)
     for rows, queries in ((40, 40), (40, 1)):
-        where = PagedLayout.of([40], [[1, 0]], rows=[rows], queries=[queries])
+        where = PagedLayout.from_lengths([40], [[1, 0]], rows=[rows], queries=[queries])
         found = paged.attend(k[-queries:], k, v, memory, where, scale=0.25)
         wanted = varlen_attention(
-            k[-queries:], k, v, Layout.of([queries], [40]), scale=0.25, causal=True
+            k[-queries:], k, v, Layout.from_lengths([queries], [40]), scale=0.25, causal=True
         )
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
@@ -206,7 +213,7 @@ def test_programs_are_a_power_of_two_of_splits(group: int) -> None:
 
 
 def test_slots_are_those_of_the_last_rows() -> None:
-    where = PagedLayout.of([40, 3, 65], [[4, 1], [0], [7, 6, 2]], rows=[2, 3, 1])
+    where = PagedLayout.from_lengths([40, 3, 65], [[4, 1], [0], [7, 6, 2]], rows=[2, 3, 1])
     page, place = where.slots()
     assert (page.tolist(), place.tolist()) == ([1, 1, 0, 0, 0, 2], [6, 7, 0, 1, 2, 0])
     assert page.dtype is place.dtype is torch.int64
@@ -228,9 +235,9 @@ def test_slots_are_those_of_the_last_rows() -> None:
 def test_accelerator_equals_attention_over_rows(
     heads: int, kv_heads: int, dim: int, window: int | None, biased: bool, softcap: float | None
 ) -> None:
-    """In all types, with pages that were never written, and without waiting for the device."""
+    """All types work with unwritten pages, and without waiting for the device."""
     for dtype, bound in ((torch.float32, 2e-5), (torch.bfloat16, 0.03), (torch.float16, 0.004)):
-        case = Case.of(KEYS, heads, kv_heads, dim, dtype, "cuda")
+        case = Case.create(KEYS, heads, kv_heads, dim, dtype, "cuda")
         check(case, window, biased, softcap, bound)
         with no_synchronization():
             paged.attend(

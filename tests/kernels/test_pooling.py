@@ -39,7 +39,7 @@ def test_equals_a_loop(pool: Callable[[Tensor, Tensor], Tensor], dtype: torch.dt
 
 
 def test_means_are_summed_in_float32() -> None:
-    """In bfloat16, 256 + 1 is 256."""
+    """Sums are float32: in bfloat16, 256 + 1 is 256."""
     hidden = torch.ones(512, 3, dtype=torch.bfloat16)
     assert torch.equal(
         pooled.mean(hidden, torch.tensor((0, 512), dtype=torch.int32)), torch.ones(1, 3)

@@ -32,7 +32,7 @@ def fused() -> ModuleType:
 
 
 def turned(x: Tensor, angle: Tensor, factor: float) -> Tensor:
-    """In float64; angle: [tokens, pairs]."""
+    """Rotate in float64; angle: [tokens, pairs]."""
     pairs = angle.shape[1]
     angle = angle.double()[:, None]
     pair = torch.complex(x[..., :pairs], x[..., pairs : 2 * pairs]) * torch.polar(
@@ -126,9 +126,7 @@ def test_rows_with_gaps_are_refused(fused: ModuleType) -> None:
 def test_angles_equal_their_definition(
     by_pair: bool, by_token: bool, dtype: torch.dtype, fused: ModuleType
 ) -> None:
-    """Also of positions at the end of a long text, whose sines a fast approximation does not
-    give.
-    """
+    """Positions at the end of a long text need exact sines, which a fast approximation lacks."""
     tokens, pairs = 6, 5
     positions = torch.tensor((0, 1, 7, 500, 8191, 131_071)).to(dtype)
     positions = positions[:, None] + torch.arange(pairs).to(dtype) if by_pair else positions
@@ -153,7 +151,7 @@ def test_angles_equal_their_definition(
     [(12, 12, 64, 32), (16, 8, 128, 64), (3, 1, 256, 128), (14, 2, 64, 32), (64, 8, 128, 32)],
 )
 def test_accelerator_norms_and_rotates_as_plain_torch(heads: tuple[int, int, int, int]) -> None:
-    """In the sizes of published models, and without waiting for the device."""
+    """Sizes of published models work without waiting for the device."""
     queries, keys, size, pairs = heads
     positions = torch.arange(1000, dtype=torch.int32) * 7
     frequencies = 1e4 ** -(torch.arange(pairs) / pairs)

@@ -17,7 +17,7 @@ ACTIVATIONS: list[SpladeActivation] = ["log1p_relu", "log1p_relu_twice"]
 def weights(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, activation: SpladeActivation
 ) -> list[Tensor]:
-    """Of all tokens, sequence by sequence, in float64."""
+    """Compute the maximum of all tokens, sequence by sequence, in float64."""
     logits = hidden.double() @ weight.double().T
     logits = torch.log1p(torch.relu(logits if bias is None else logits + bias.double()))
     return list(
@@ -26,12 +26,12 @@ def weights(
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("at_once", [None, 1, 64, 1000])
+@pytest.mark.parametrize("chunk_elements", [None, 1, 64, 1000])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_pooled_over_tokens(
     activation: SpladeActivation,
-    at_once: int | None,
+    chunk_elements: int | None,
     biased: bool,
     dtype: torch.dtype,
     bound: float,
@@ -40,11 +40,19 @@ def test_pooled_over_tokens(
     bias = torch.randn(100) if biased else None
     parts = weights(hidden, weight, bias, activation)
     best = splade_max(
-        hidden, weight, bias, CU_SEQLENS, LENGTHS, activation=activation, at_once=at_once
+        hidden,
+        weight,
+        bias,
+        CU_SEQLENS,
+        LENGTHS,
+        activation=activation,
+        chunk_elements=chunk_elements,
     )
     assert best.dtype is torch.float32
     assert (best - torch.stack([part.amax(0) for part in parts])).abs().max() < bound
-    total = splade_sum(hidden, weight, bias, CU_SEQLENS, activation=activation, at_once=at_once)
+    total = splade_sum(
+        hidden, weight, bias, CU_SEQLENS, activation=activation, chunk_elements=chunk_elements
+    )
     assert total.dtype is torch.float32
     assert (total - torch.stack([part.sum(0) for part in parts])).abs().max() < 10 * bound
 
@@ -52,7 +60,7 @@ def test_pooled_over_tokens(
 def test_logits_of_all_tokens_are_never_there() -> None:
     hidden, weight = torch.randn(sum(LENGTHS), 16), torch.randn(5000, 16)
     with Largest(but=weight) as largest:
-        splade_max(hidden, weight, torch.randn(5000), CU_SEQLENS, LENGTHS, at_once=4000)
+        splade_max(hidden, weight, torch.randn(5000), CU_SEQLENS, LENGTHS, chunk_elements=4000)
     assert 0 < largest.numbers <= len(LENGTHS) * 5000 < sum(LENGTHS) * 5000
 
 

@@ -39,7 +39,9 @@ def test_equals_the_plain_path(kind: Kind, tmp_path: Path, monkeypatch: pytest.M
         head_tables={},
     )
     rng = np.random.default_rng(0)
-    batch = Packed.of([rng.integers(5, 300, length, dtype=np.int32) for length in (1, 4, 9)])
+    batch = Packed.from_sequences(
+        [rng.integers(5, 300, length, dtype=np.int32) for length in (1, 4, 9)]
+    )
 
     def forward() -> tuple[Tensor, Tensor]:
         return encoder(batch), encoder(batch, rows="last")

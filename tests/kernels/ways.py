@@ -15,7 +15,7 @@ def use_dense(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def use_native(monkeypatch: pytest.MonkeyPatch, path: Path, instructions: str) -> None:
-    """By one of the library's instruction sets; skips where the CPU does not have it."""
+    """Use one of the library's instruction sets; skip if the CPU lacks it."""
     if instructions not in library.instruction_sets(path):
         pytest.skip(f"this CPU has no {instructions}")
     chosen = library.load(path, instructions)

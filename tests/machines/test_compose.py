@@ -35,7 +35,7 @@ OURS: Final = {name: one for name, one in SERVICES.items() if one["image"].start
 
 
 def role_of(service: Service) -> str:
-    """edge, router, scheduler or worker."""
+    """Return a service: edge, router, scheduler or worker."""
     return str(service["build"]["target"].partition("-")[0])
 
 

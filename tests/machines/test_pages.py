@@ -1,6 +1,4 @@
-"""The pages of docs/operations against what they are about: versions, images, commands, alerts and
-objects.
-"""
+"""The pages of docs/operations name existing versions, images, commands, alerts and objects."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ RULES: Final = {
 
 
 def commands(page: str) -> str:
-    """Return what a page tells readers to run, one command a line."""
+    """Return the commands on a page, one per line."""
     blocks = re.findall(r"```sh\n(.*?)```", PAGES[page], re.DOTALL)
     return "\n".join([*blocks, *re.findall(r"`([^`\n]+)`", PAGES[page])])
 
@@ -89,8 +87,10 @@ def test_compose_commands_name_the_file_and_its_profiles() -> None:
         if line.startswith("docker compose ")
     ]
     assert lines
-    profiles = {name for one in yaml.safe_load((ROOT / "docker/compose.yaml").read_text())["services"].values()
-                for name in one.get("profiles", ())}  # fmt: skip
+    compose = yaml.safe_load((ROOT / "docker/compose.yaml").read_text())
+    profiles = {
+        name for service in compose["services"].values() for name in service.get("profiles", ())
+    }
     for line in lines:
         assert line.startswith("docker compose -f docker/compose.yaml ")
         assert set(re.findall(r"--profile (\w+)", line)) <= profiles

@@ -240,7 +240,7 @@ async def test_conversation(mesh: Cluster, models: Path) -> None:
             CHAT_PATH, {**asked, "chat_template_kwargs": {"enable_thinkin": False}}
         )
         assert (reply.status, reply.json["error"]["param"]) == (400, "chat_template_kwargs")
-        assert "it looks for enable_thinking" in reply.json["error"]["message"]
+        assert "it uses enable_thinking" in reply.json["error"]["message"]
         for content, place in ((" ", 2), ("", 2)):
             before[1]["content"] = content
             reply = await http.post(CHAT_PATH, asked)

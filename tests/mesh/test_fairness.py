@@ -25,8 +25,8 @@ from shoal.v1 import (
     models_pb2_grpc,
 )
 
-from libs.models import Between, GoOn, Head, InputSequence, Output, Prepared, Work
-from libs.models.work import go_on_anyway, nothing_between
+from libs.models import CancelCheck, Head, InputSequence, Output, Prepared, Work, YieldPoint
+from libs.models.work import never_cancelled, never_yield
 from services.worker.app import serve
 from services.worker.machine.device import Device
 from services.worker.machine.disk import Shelf
@@ -50,13 +50,13 @@ class SteppedModel(FakeModel):
         super().__init__(name)
         self._device = device
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
-        prepared = super().prepare(work, go_on)
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
+        prepared = super().prepare(work, check_cancelled)
         self._device.prepared.extend(sequence.tokens for sequence in prepared.sequences)
         return prepared
 
     def forward(
-        self, head: Head, sequences: list[InputSequence], between: Between = nothing_between
+        self, head: Head, sequences: list[InputSequence], yield_point: YieldPoint = never_yield
     ) -> list[Output]:
         self._device.begun.append([sequence.tokens for sequence in sequences])
         self._device.leave.acquire()

@@ -220,9 +220,9 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "too large a file": (bytes((16 << 20) + 1), "16,777,217 bytes; at most 16,777,216"),
     "a drawing": (
         b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>',
-        "no image of a format",
+        "not an image in a supported format",
     ),
-    "an archive": (zipped(), "no image of a format"),
+    "an archive": (zipped(), "not an image in a supported format"),
     "half a header": (FILES[0][:20], "no image of a format|truncated or damaged"),
 }
 

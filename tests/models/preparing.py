@@ -1,8 +1,8 @@
-"""A process of its own that prepares what a hostile client sent, so that its memory can be
-measured: `python -m ... DIRECTORY`.
+"""A separate process that prepares a hostile client's input, to measure its memory: `python -m ...
+DIRECTORY`.
 
-Reads a line `<items> <slices>` and prepares so many texts behind an instruction of 2 MB, until
-`go_on` was called so often. Writes how many sequences there are, or `ended`.
+Reads a line `<items> <slices>` and prepares `items` texts with an instruction of 2 MB, until
+`check_cancelled` was called `slices` times. Writes the number of sequences, or `ended`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     items, slices = map(int, sys.stdin.readline().split())
     left = slices
 
-    def go_on() -> None:
+    def check_cancelled() -> None:
         nonlocal left
         left -= 1
         if left < 0:
@@ -35,7 +35,7 @@ def main() -> None:
         print(
             len(
                 model.prepare(
-                    EncodeWork(["a text"] * items, instruction=INSTRUCTION), go_on
+                    EncodeWork(["a text"] * items, instruction=INSTRUCTION), check_cancelled
                 ).sequences
             ),
             flush=True,

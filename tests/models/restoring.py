@@ -9,7 +9,7 @@ from libs.models import Stored
 
 
 def restore(stored: Stored) -> NDArray[np.float32]:
-    """float32 again; binary becomes 0 and 1."""
+    """Convert to float32; binary becomes 0 and 1."""
     if stored.data_type == "binary":
         return np.unpackbits(stored.values.view(np.uint8), axis=-1, count=stored.shape[-1]).astype(
             np.float32

@@ -23,7 +23,8 @@ from tests.support.texts import texts
 METHODS: tuple[ChunkMethod, ...] = ("sentences", "tokens", "markdown")
 LONG = " ".join(texts(30, shortest=5, longest=25, seed=3))
 HARD = (
-    "日本語の文。次の文です。😀👩\u200d👩\u200d👧 emoji! e\u0301te\u0301 naïve.\r\nNew line.\r\n\r\n"
+    "日本語の文。次の文です。😀👩\u200d👩\u200d👧 emoji! e\u0301te\u0301 naïve.\r\nNew "
+    "line.\r\n\r\n"
     "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd. The end\u200b of it."
 )
 MARKDOWN = (
@@ -59,9 +60,7 @@ def check(text: TextProcessor, own: str, chunking: Chunking) -> None:
     for span in spans:
         piece = own[span.start : span.end]
         assert piece == piece.strip()
-        if (
-            chunking.method != "tokens"
-        ):  # whose chunks may have other tokens alone than in their text
+        if chunking.method != "tokens":  # chunks may have other tokens alone than in their text
             assert text.count_tokens(piece, 1 << 20) <= chunking.max_tokens or len(piece) == 1
 
 
@@ -116,25 +115,25 @@ def test_chunks_of_tokens_begin_with_words() -> None:
 def test_too_many_chunks_are_refused_before_they_are_made() -> None:
     calls = 0
 
-    def go_on() -> None:
+    def check_cancelled() -> None:
         nonlocal calls
         calls += 1
 
     work = EncodeWork(["word " * 4 * MAX_CHUNKS], chunking=Chunking(max_tokens=1))
     with pytest.raises(InvalidInput, match="more than 8,192 chunks") as caught:
-        divide(processor("bert"), work, 0, 500, go_on)
+        divide(processor("bert"), work, 0, 500, check_cancelled)
     assert caught.value.field == "items[0].text"
     assert calls < 1000
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_job_that_is_cancelled_is_divided_no_further(method: ChunkMethod) -> None:
-    def go_on() -> None:
+    def check_cancelled() -> None:
         raise DeadlinePassed("the deadline passed")
 
     work = EncodeWork([LONG * 20], chunking=Chunking(method, max_tokens=20))
     with pytest.raises(DeadlinePassed):
-        divide(processor("bert"), work, 0, 500, go_on)
+        divide(processor("bert"), work, 0, 500, check_cancelled)
 
 
 def test_long_texts_are_tokenised_at_once_by_no_more_than_one_thread() -> None:

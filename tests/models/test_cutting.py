@@ -23,7 +23,7 @@ from libs.models.text.processing.extraction.words import WordFrame
 from libs.models.text.tokenising import cutting
 from libs.models.text.tokenising.cutting import Cutter, encoded, sliced
 from libs.models.text.tokenising.text import TextProcessor
-from libs.models.work import Truncation, go_on_anyway
+from libs.models.work import Truncation, never_cancelled
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.tokenizers import Style, tokenizer_of
 from tests.support.peak import Peak
@@ -69,15 +69,15 @@ def _no_words(tokenizer: Tokenizer) -> None:
 
 
 def _greedy_mask(tokenizer: Tokenizer) -> None:
-    """As RoBERTa's: it takes the spaces before it; and runs of spaces are tokens, as ModernBERT has
-    them.
+    """Return a mask token like RoBERTa's, which consumes the spaces before it; runs of spaces are
+    tokens, as in ModernBERT.
     """
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=True, special=True)])
     tokenizer.add_tokens([AddedToken(" " * count, normalized=False) for count in range(2, 9)])
 
 
 def _ahead(tokenizer: Tokenizer) -> None:
-    """Groups digits from the right: the last one of a number tells where the first word of it
+    """Group digits from the right: the last digit of a number determines where its first word
     ends.
     """
     digits = pre_tokenizers.Split(Regex(r"\d{1,3}(?=(?:\d{3})*\b)"), "isolated")
@@ -98,11 +98,14 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
 }
 
 PIECES = [
-    "copying distribution and modification ", "a", "aaaa", "the ", " " * 7, "\n", "\t ", "1234567", "1 ", "x1,", "...", "''''",
-    "\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}", "\N{THUMBS UP SIGN}\U0001f3fd", "🇩🇪🇫🇷", "e\u0301", "\u0301\u0316", "ǅ", "ﬁ", "中文字符",
+    "copying distribution and modification ", "a", "aaaa", "the ", " " * 7, "\n", "\t ", "1234567",
+    "1 ", "x1,", "...", "''''",
+    "\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}", "\N{THUMBS UP SIGN}\U0001f3fd", "🇩🇪🇫🇷", "e\u0301",
+    "\u0301\u0316", "ǅ", "ﬁ", "中文字符",
 
     "한국어 ", "ﷺ",
-    "\u00a0", "\u3000", "\u200b", "\x00", "Σ", "İ", "[SEP]", "<mask>", " <mask> ", "</s>", "<|im_end|>",
+    "\u00a0", "\u3000", "\u200b", "\x00", "Σ", "İ", "[SEP]", "<mask>", " <mask> ", "</s>",
+    "<|im_end|>",
     "▁", "▁▁", "_", "'s ",
     "don't ", "\r\n", "Word", "\N{SKULL}", "́" * 30, "a" * 120, "<|im_", "\u1112\u1161\u11ab",
 ]  # fmt: skip
@@ -139,7 +142,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("side", ["end", "start"])
-def test_what_is_kept_are_the_tokens_of_the_whole(name: str, side: Truncation) -> None:
+def test_kept_tokens_equal_those_of_the_whole_text(name: str, side: Truncation) -> None:
     text, plain = _processor(name), TOKENIZERS[name]()
     plain.enable_truncation(LIMIT, direction="right" if side == "end" else "left")
     for seed in range(6):
@@ -157,7 +160,7 @@ def test_what_is_kept_are_the_tokens_of_the_whole(name: str, side: Truncation) -
             assert list(zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)) == inside
 
 
-# Which have words or pieces that end at a space, and whose patterns are known.
+# Tokenizers with words or pieces that end at a space, and with known patterns.
 _BOTH = [
     "bert",
     "mpnet",
@@ -177,7 +180,7 @@ _BOTH = [
 def test_long_text_costs_what_its_kept_tokens_cost(name: str, side: Truncation) -> None:
     """Also one without an end: the tokenizer sees a small part of it."""
     [part] = Cutter(TOKENIZERS[name]()).parts(
-        ["copying distribution and, 17 modifications. " * 20_000], LIMIT, side, go_on_anyway
+        ["copying distribution and, 17 modifications. " * 20_000], LIMIT, side, never_cancelled
     )
     assert not part.is_whole
     assert LIMIT < len(part.encoding) < 100 * LIMIT
@@ -185,12 +188,12 @@ def test_long_text_costs_what_its_kept_tokens_cost(name: str, side: Truncation) 
 
 @pytest.mark.parametrize("name", ["looks ahead", "llama", "gemma"])
 def test_tokenizer_that_may_look_at_anything_is_given_the_whole(name: str) -> None:
-    [part] = Cutter(TOKENIZERS[name]()).parts(["123 copies " * 200], LIMIT, "end", go_on_anyway)
+    [part] = Cutter(TOKENIZERS[name]()).parts(["123 copies " * 200], LIMIT, "end", never_cancelled)
     assert part.is_whole
 
 
 def test_around_a_text_everything_stays() -> None:
-    """As a chat template has it: what stands before and after it is not cut."""
+    """Text before and after, as in a chat template, is not cut."""
     before, after = "copying: ", " and modification."
     for name in ("qwen", "bert", "xlm-roberta"):
         plain = TOKENIZERS[name]()
@@ -199,7 +202,7 @@ def test_around_a_text_everything_stays() -> None:
         text_of = _processor(name)
         for side in typing.get_args(Truncation)[1:]:
             [(ids, is_whole)] = text_of.encode_plain(
-                [text], side, go_on_anyway, before=before, after=after
+                [text], side, never_cancelled, before=before, after=after
             )
             assert not is_whole
             assert len(ids) > LIMIT
@@ -217,11 +220,13 @@ def test_too_long_says_what_it_knows() -> None:
 def test_texts_are_tokenised_a_slice_at_a_time() -> None:
     looks = 0
 
-    def go_on() -> None:
+    def check_cancelled() -> None:
         nonlocal looks
         looks += 1
 
-    assert [list(part) for part in sliced([cutting.SLICE, 1, 1, cutting.SLICE * 2, 1], go_on)] == [
+    assert [
+        list(part) for part in sliced([cutting.SLICE, 1, 1, cutting.SLICE * 2, 1], check_cancelled)
+    ] == [
         [0],
         [1, 2],
         [3],
@@ -230,7 +235,7 @@ def test_texts_are_tokenised_a_slice_at_a_time() -> None:
     assert looks == 4
     looks = 0
     _processor("bert").encode(
-        ["copying " * 60] * 2000, "end", _where, prompt="a" * 100, go_on=go_on
+        ["copying " * 60] * 2000, "end", _where, prompt="a" * 100, go_on=check_cancelled
     )
     assert looks >= 2000 * 580 // cutting.SLICE
 
@@ -243,14 +248,14 @@ def test_labels_before_a_text_are_tokenised_a_slice_at_a_time(
     monkeypatch.setattr(cutting, "SLICE", 100)
     tokenizer, looks = TOKENIZERS[name](), 0
 
-    def go_on() -> None:
+    def check_cancelled() -> None:
         nonlocal looks
         looks += 1
 
     words = [word for text in _texts(1, 200) for word in text.split()]
     wanted = tokenizer.encode([*words, "a", "text"], is_pretokenized=True)
     frame = WordFrame(tokenizer, limit=len(wanted), max_words=2, pooling="first")
-    [framed] = frame.encode(["a text"], words, "end", "entities.labels", go_on)
+    [framed] = frame.encode(["a text"], words, "end", "entities.labels", check_cancelled)
     assert framed.ids.tolist() == wanted.ids
     assert looks >= sum(map(len, words)) // (2 * cutting.SLICE)
 
@@ -270,7 +275,7 @@ def test_of_an_endless_word_only_what_can_matter_is_tokenised(
     assert short.ids.tolist() == whole.ids.tolist()
 
 
-def test_what_is_encoded_in_slices_is_what_is_encoded_at_once(
+def test_slices_encode_to_the_same_tokens_as_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cutting, "SLICE", 100)

@@ -76,7 +76,7 @@ def test_job_for_a_self_test(model: PackedModel) -> None:
         )
 
 
-def test_what_is_no_image(model: PackedModel) -> None:
+def test_items_other_than_images_are_refused(model: PackedModel) -> None:
     with pytest.raises(TaskNotSupported) as caught:
         model.prepare(RegionsWork(["a text"], LABELS))
     assert caught.value.field == "items[0].text"
@@ -86,8 +86,8 @@ def test_what_is_no_image(model: PackedModel) -> None:
 
 
 def test_routers_price_images_by_their_size(model: PackedModel) -> None:
-    """From the header: of an image that keeps its proportions as many tokens as it has, but for a
-    rounding of its sides.
+    """Tokens are known from the header: for an image that keeps its proportions, up to a rounding
+    of its sides.
     """
     told = to_card(model.card).images
     for index, sequence in enumerate(model.prepare(job()).sequences):
@@ -100,5 +100,5 @@ def test_routers_price_images_by_their_size(model: PackedModel) -> None:
         assert thin < square <= told.max_tokens
 
 
-def test_what_a_batch_needs_is_measured(model: PackedModel) -> None:
+def test_memory_of_a_batch_is_measured(model: PackedModel) -> None:
     assert model.image_bytes(1 << 16) >= 1.5 * model.image_bytes(1 << 15) > 0

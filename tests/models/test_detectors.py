@@ -1,5 +1,5 @@
-"""Detectors beside parity: OWLv2's pixels, labels, hostile images, boxes in the image as sent, and
-what is not served.
+"""Detectors except parity: OWLv2's pixels, labels, hostile images, boxes in the original image, and
+unsupported input.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from libs.models import PackedModel
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.loading import load_detector
 from libs.models.images.detection.padded import padded_and_resized
-from libs.models.images.detection.regions import Asked, regions_of
+from libs.models.images.detection.regions import RegionOptions, regions_of
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.words import Label
 from libs.models.work import InputSequence, Output, is_finite
-from tests.models.test_trunks import joined
+from tests.models.test_backbones import joined
 from tests.parity.detection_models import LABELS, MODELS, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -51,9 +51,9 @@ def detector(request: pytest.FixtureRequest, directories: dict[str, Path]) -> De
 
 @torch.inference_mode()
 def outputs(model: Detector, *sequences: InputSequence) -> list[Output]:
-    batch = model.trunk.pack(sequences, [None] * len(sequences))
-    head = model.trunk.heads[HEAD]
-    found = head.forward(model.trunk.encoder.forward(batch), batch, sequences)
+    batch = model.backbone.pack(sequences, [None] * len(sequences))
+    head = model.backbone.heads[HEAD]
+    found = head.forward(model.backbone.encoder.forward(batch), batch, sequences)
     return head.split(tuple(one.numpy() for one in found), sequences)
 
 
@@ -89,7 +89,7 @@ def test_labels_are_encoded_once(detector: Detector) -> None:
         detector.sequence(file_of(40, 60), FIELD, read),
         detector.sequence(file_of(60, 40), FIELD, read[:2]),
     ]
-    head = detector.trunk.heads[HEAD].labels  # type: ignore[attr-defined]
+    head = detector.backbone.heads[HEAD].labels  # type: ignore[attr-defined]
     assert isinstance(head, LabelVectors)
     head.forget()
     with patch.object(
@@ -107,7 +107,7 @@ def test_labels_that_cannot_be_asked_for(detector: Detector) -> None:
     with pytest.raises(InvalidInput, match="at least one label") as caught:
         detector.labels([])
     assert caught.value.field == "regions.labels"
-    with pytest.raises(InvalidInput, match="nothing that the model's tokenizer knows") as caught:
+    with pytest.raises(InvalidInput, match="no text that the model's tokenizer knows") as caught:
         detector.labels(["cat", " "])
     assert caught.value.field == "regions.labels[1]"
     with pytest.raises(InputTooLong, match=r"regions.labels\[0\] has .* tokens"):
@@ -118,7 +118,7 @@ def test_prompt_of_too_many_labels(directories: dict[str, Path]) -> None:
     """Grounding DINO reads all labels at once."""
     detector = load(directories["grounding-dino"])
     assert len(detector.labels(["cat"] * 31)) == 31
-    with pytest.raises(InputTooLong, match="66 tokens together; the model takes 64") as caught:
+    with pytest.raises(InputTooLong, match="66 tokens; at most 64 are allowed") as caught:
         detector.labels(["cat"] * 32)
     assert caught.value.field == "regions.labels"
 
@@ -126,10 +126,10 @@ def test_prompt_of_too_many_labels(directories: dict[str, Path]) -> None:
 def test_boxes_are_in_pixels_of_the_upright_image(detector: Detector) -> None:
     read = detector.labels(["cat"])
     turned = detector.sequence(file_of(40, 60, orientation=6), FIELD, read)
-    assert turned.input == Asked(read, 60, 40)
+    assert turned.input == RegionOptions(read, 60, 40)
     for sequence in (turned, detector.sequence(file_of(40, 60), FIELD, read)):
         output = outputs(detector, sequence)[0]
-        assert isinstance(sequence.input, Asked)
+        assert isinstance(sequence.input, RegionOptions)
         found = detector.regions(sequence, output, (0.0,))
         assert found
         assert all(0 <= one.left < one.right <= sequence.input.width for one in found)
@@ -161,7 +161,9 @@ def test_hostile_images_are_refused_before_they_are_decoded(detector: Detector) 
 
 
 def test_regions_are_clipped_ordered_and_bounded() -> None:
-    asked = Asked((Label("a", np.zeros(1, np.int32)), Label("b", np.zeros(1, np.int32))), 10, 20)
+    asked = RegionOptions(
+        (Label("a", np.zeros(1, np.int32)), Label("b", np.zeros(1, np.int32))), 10, 20
+    )
     boxes = np.array([[0.5, 0.5, 2, 2], [0.25, 0.75, 0.1, 0.2], [0.9, 2.5, 0.1, 0.1]], np.float32)
     scores = np.array([[0.5, 0.9], [0.6, 0.1], [0.99, 0.99]], np.float32)
     found = regions_of(scores, boxes, (10, 20), asked, (0.55, 0.2))
@@ -197,16 +199,21 @@ def edit(directory: Path, file: str, **values: object) -> None:
             "owlv2",
             "preprocessor_config.json",
             {"size": {"height": 64, "width": 48}},
-            "makes images of size",
+            "images have size",
         ),
         (
             "owlv2",
             "preprocessor_config.json",
             {"image_processor_type": "CLIPImageProcessor"},
-            "Owlv2ImageProcessor is needed",
+            "it must be Owlv2ImageProcessor",
         ),
         ("grounding-dino", "config.json", {"two_stage": False}, "two_stage is False"),
-        ("grounding-dino", "config.json", {"d_model": 48}, "d_model is 48: a multiple of 32"),
+        (
+            "grounding-dino",
+            "config.json",
+            {"d_model": 48},
+            "d_model is 48: it must be a multiple of 32",
+        ),
         (
             "grounding-dino",
             "config.json",
@@ -229,7 +236,7 @@ def edit(directory: Path, file: str, **values: object) -> None:
         ),
     ],
 )
-def test_what_cannot_be_served_is_named(
+def test_unsupported_detectors_are_named(
     kind: str, file: str, settings: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     write_checkpoint(kind, tmp_path)
@@ -269,7 +276,8 @@ def test_copies_in_old_checkpoints_are_left_out(
     heads = {name: tensor for name, tensor in tensors.items() if name.startswith("bbox_embed.0.")}
     copies = {f"model.decoder.{name}": tensor.clone() for name, tensor in heads.items()}
     copies |= {name.replace(".0.", ".1.", 1): tensor.clone() for name, tensor in heads.items()}
-    block = "model.backbone.conv_encoder.model.encoder.layers.0.blocks.0.attention.self.relative_position_index"
+    layer = "model.backbone.conv_encoder.model.encoder.layers.0.blocks.0"
+    block = f"{layer}.attention.self.relative_position_index"
     save_file(
         {**tensors, **copies, block: torch.zeros(9, 9, dtype=torch.int64)},
         tmp_path / "model.safetensors",
@@ -278,11 +286,11 @@ def test_copies_in_old_checkpoints_are_left_out(
 
 
 def test_detector_is_served_as_every_model(detector: Detector, embedder: PackedModel) -> None:
-    """An image gives among others, in any order, what it gives alone; encoders within its head
-    count; its memory is measured.
+    """An image has the same result alone and in any batch; encoders within its head are counted;
+    its memory is measured.
     """
-    model = joined(embedder, detector.trunk)
-    assert model.bytes > embedder.bytes + detector.trunk.encoder.bytes
+    model = joined(embedder, detector.backbone)
+    assert model.bytes > embedder.bytes + detector.backbone.encoder.bytes
     assert model.probe() >= embedder.probe()
     read = detector.labels(LABELS)
     sequences = [

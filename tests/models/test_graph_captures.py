@@ -1,9 +1,9 @@
-"""What is left after a capture on CUDA: torch's allocator and its pools, the stream and the
-generator of random numbers.
+"""State after a capture on CUDA: torch's allocator and its pools, the stream and the generator of
+random numbers.
 
-`FakeCuda` stands for a GPU. Its pools are counted as in torch's `CUDACachingAllocator.cpp`, and
+`FakeCuda` replaces a GPU. Its pools are counted as in torch's `CUDACachingAllocator.cpp`, and
 graphs end a capture in the order of `CUDAGraph.cpp`: torch 2.11's, in which a failed capture stays
-under way, and that of later versions (`is_fixed`).
+active, and that of later versions (`is_fixed`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FakeEvent:
 
 
 class FakeCUDAGraph:
-    """As torch.cuda.CUDAGraph."""
+    """A fake of torch.cuda.CUDAGraph."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         self._cuda, self._pool = cuda, (0, 0)

@@ -26,9 +26,10 @@ from torch.utils._pytree import tree_leaves
 from libs.catalog.card import PoolingMode
 from libs.kernels import triton_here
 from libs.models import (
+    CancelCheck,
     EncodeWork,
     EntitiesWork,
-    GoOn,
+    GeneratedIds,
     InputRows,
     InputSequence,
     Output,
@@ -37,7 +38,6 @@ from libs.models import (
     Result,
     SparseRow,
     Work,
-    WrittenIds,
 )
 from libs.models.graphs.buckets import (
     HOT,
@@ -81,11 +81,11 @@ def sequences(*lengths: int) -> list[InputSequence]:
 
 @dataclass
 class Memory:
-    """What may be reserved, what was, and what was told."""
+    """An owner of graphs that records reservations and events."""
 
     limit: int = GIB
     reserved: list[int] = field(default_factory=list)
-    told: Counter[Event] = field(default_factory=Counter)
+    reported: Counter[Event] = field(default_factory=Counter)
     details: list[str] = field(default_factory=list)
 
     def reserve(self, size: int) -> bool:
@@ -93,13 +93,13 @@ class Memory:
             self.reserved.append(size)
         return size <= self.limit
 
-    def tell(self, event: Event, detail: str) -> None:
-        self.told[event] += 1
+    def report(self, event: Event, detail: str) -> None:
+        self.reported[event] += 1
         self.details += [detail] if detail else []
 
     @property
     def owner(self) -> Owner:
-        return Owner(self.reserve, self.tell, activation_bytes_per_token=10.0)
+        return Owner(self.reserve, self.report, activation_bytes_per_token=10.0)
 
 
 @dataclass
@@ -141,8 +141,8 @@ def kept(tmp_path: Path) -> Kept:
 
 def close(got: Sequence[Output], wanted: Sequence[Output]) -> None:
     for one, other in zip(got, wanted, strict=True):
-        assert not isinstance(one, tuple | SparseRow | WrittenIds)
-        assert not isinstance(other, tuple | SparseRow | WrittenIds)
+        assert not isinstance(one, tuple | SparseRow | GeneratedIds)
+        assert not isinstance(other, tuple | SparseRow | GeneratedIds)
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
@@ -186,12 +186,12 @@ def test_shape_is_due_after_its_uses_and_put_off_twice_as_long() -> None:
     uses = Uses(after=2)
     assert [uses.add("a") for _ in range(3)] == [False, False, True]
     assert uses.add("a"), "until it is captured or put off"
-    uses.put_off("a")
+    uses.postpone("a")
     assert [uses.add("a") for _ in range(5)] == [False] * 4 + [True]
-    uses.put_off("a")
+    uses.postpone("a")
     assert sum(not uses.add("a") for _ in range(20)) == 8
     for _ in range(20):
-        uses.put_off("a")
+        uses.postpone("a")
     assert sum(not uses.add("a") for _ in range(2000)) == MAX_WAIT_BATCHES, (
         "however often it was refused"
     )
@@ -208,7 +208,7 @@ def test_sample_fills_all_but_one_sequence_of_its_bucket(kept: Kept) -> None:
         *hot_buckets(512),
         *hot_buckets(8),
     ]:
-        shape = Shape(kept.model.trunks[0].encoder, None, None, False, bucket)
+        shape = Shape(kept.model.backbones[0].encoder, None, None, False, bucket)
         lengths = [one.tokens for one in shape.sample()]
         assert len(lengths) == bucket.sequences - 1
         assert max(lengths) <= bucket.longest
@@ -253,7 +253,7 @@ def test_buffer_holds_the_batch_and_its_fillers() -> None:
         16,
     )
     own = own_batch(buffer, bucket, (2, 3), typed=True)
-    eager = Packed.of([one.ids for one in given], [one.type_ids for one in given])
+    eager = Packed.from_sequences([one.ids for one in given], [one.type_ids for one in given])
     for name in ("ids", "positions", "type_ids", "cu_seqlens"):
         assert torch.equal(getattr(own, name), getattr(eager, name))
     assert (own.lengths, own.keys, own.layout.runs) == (
@@ -294,7 +294,7 @@ def test_every_family_answers_as_eagerly(kind: str, tmp_path: Path) -> None:
             for batch, one in zip(batches, wanted, strict=True):
                 close(kept.model.forward("dense", batch), one)
         made = len(kept.capture.made)
-        assert kept.memory.told == {"captured": made, "replayed": 10, "checked": 10 + made}
+        assert kept.memory.reported == {"captured": made, "replayed": 10, "checked": 10 + made}
         assert 3 <= made < len(batches), "some share a graph"
 
 
@@ -326,14 +326,14 @@ def test_equal_to_the_bit_on_an_accelerators_kernels(
         )
         assert captured is not None
         for batch in (sequences(1, 4, 9), sequences(12), sequences(20, 2, 3)):
-            wanted = encoder.forward(Packed.of([one.ids for one in batch]), rows)
+            wanted = encoder.forward(Packed.from_sequences([one.ids for one in batch]), rows)
             hidden = captured.replay(partial(fill, bucket=bucket, sequences=batch))
             assert len(hidden) == (32 if rows is None else 4)
             assert distance(hidden[: len(wanted)], wanted) < 1e-5
 
 
 def _forward(encoder: PackedEncoder, bucket: Bucket, rows: Rows | None) -> Forward:
-    """With no lengths on the host, as on a GPU."""
+    """The batch has no lengths on the host, as on a GPU."""
 
     def forward(buffer: Tensor) -> Tensor:
         whole = whole_batch(buffer, bucket, typed=False)
@@ -352,8 +352,9 @@ def _forward(encoder: PackedEncoder, bucket: Bucket, rows: Rows | None) -> Forwa
     "kind", [kind for kind in RECIPES if kind != "qwen3_5_text"]
 )  # which is never captured
 def test_no_value_is_read_on_the_host(kind: str, tmp_path: Path) -> None:
-    """On the meta device tensors have no values, so asking for one raises, and so does copying one
-    there from the host: neither may happen within a capture."""
+    """Reading a value or copying from the host raises on the meta device: neither may happen within
+    a capture.
+    """
     write_checkpoint(kind, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     encoder, *_ = build_encoder(
@@ -399,13 +400,13 @@ def test_segments_and_plain_batches_have_graphs_of_their_own(kept: Kept) -> None
     for batch, one in zip(batches * 2, wanted * 2, strict=True):
         close(kept.model.forward("dense", batch), one)
     assert len(kept.capture.made) == 3
-    assert kept.memory.told["differed"] == 0
+    assert kept.memory.reported["differed"] == 0
 
 
 @pytest.mark.parametrize("head", ["sparse", "words", "labels"])
 def test_heads_run_on_the_batchs_own_rows(head: str, tmp_path: Path) -> None:
-    """Those that read the vocabulary's logits, recurrent layers over words, and a label for each
-    token.
+    """These heads read the vocabulary's logits, use recurrent layers over words, or return a label
+    for each token.
     """
     texts = ["a text of some words", "another one", "x"]
     work: Work = EncodeWork(texts)
@@ -439,24 +440,26 @@ def test_heads_run_on_the_batchs_own_rows(head: str, tmp_path: Path) -> None:
         ):
             for a, b in zip(_arrays(got), _arrays(one), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
-    is_by_runs = kept.model.trunks[0].encoder.goes_by_runs
-    assert kept.memory.told == ({} if is_by_runs else {"captured": 1, "replayed": 2, "checked": 3})
+    is_by_runs = kept.model.backbones[0].encoder.goes_by_runs
+    assert kept.memory.reported == (
+        {} if is_by_runs else {"captured": 1, "replayed": 2, "checked": 3}
+    )
 
 
 def _arrays(output: Output) -> list[NDArray[np.float32] | NDArray[np.int32] | NDArray[np.int64]]:
     if isinstance(output, tuple):
         return [array for part in output for array in _arrays(part)]
-    assert not isinstance(output, WrittenIds)
+    assert not isinstance(output, GeneratedIds)
     return [output.indices, output.values] if isinstance(output, SparseRow) else [output]
 
 
 def test_two_heads_of_one_forward_share_its_graph(kept: Kept) -> None:
-    trunk = kept.model.trunks[0]
-    heads = {"dense": trunk.heads["dense"], "first": PooledHead(("cls",), ())}
+    backbone = kept.model.backbones[0]
+    heads = {"dense": backbone.heads["dense"], "first": PooledHead(("cls",), ())}
     both = Kept(
         PackedModel(
             kept.model.card,
-            (replace(trunk, heads=heads),),
+            (replace(backbone, heads=heads),),
             _NoProcessor(),
             Names({}, (), {}),
             torch.device("cpu"),
@@ -471,21 +474,23 @@ def test_two_heads_of_one_forward_share_its_graph(kept: Kept) -> None:
             zip(*both.model.forward("dense+first", batch), strict=True), wanted, strict=True
         ):
             close(one, own)
-    assert (len(both.capture.made), both.memory.told["replayed"]) == (1, 2)
+    assert (len(both.capture.made), both.memory.reported["replayed"]) == (1, 2)
 
 
 class _NoProcessor(Processor):
-    def prepare(self, work: Work, go_on: GoOn) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck) -> Prepared:
         raise NotImplementedError
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck
+    ) -> Result:
         raise NotImplementedError
 
 
 # What has no graph
 
 
-def test_what_is_not_plain_runs_eagerly(tmp_path: Path) -> None:
+def test_unsupported_batches_run_eagerly(tmp_path: Path) -> None:
     kept = Kept(
         load(write_checkpoint("qwen3", tmp_path, sentence=SentenceFiles(pooling="lasttoken")))
     )
@@ -499,9 +504,10 @@ def test_what_is_not_plain_runs_eagerly(tmp_path: Path) -> None:
         sequences(*[9] * 65),
     ):
         kept.warm(batch)
-        trunk = kept.model.trunks[0]
+        backbone = kept.model.backbones[0]
         assert (
-            graphs.forward(trunk, [replace(one, adapter="a"), one], [trunk.heads["dense"]]) is None
+            graphs.forward(backbone, [replace(one, adapter="a"), one], [backbone.heads["dense"]])
+            is None
         )
     assert (kept.capture.made, kept.memory.reserved) == ([], [])
     kept.warm([one])
@@ -526,17 +532,17 @@ def test_adapters_run_eagerly_beside_graphs(tmp_path: Path) -> None:
     kept.warm(plain, tuned)
     for batch, one in zip((plain, tuned, plain), (*wanted, wanted[0]), strict=True):
         close(kept.model.forward("dense", batch), one)
-    assert kept.memory.told == {"captured": 1, "replayed": 2, "checked": 3}
+    assert kept.memory.reported == {"captured": 1, "replayed": 2, "checked": 3}
 
 
-# When it is captured, and what it may take
+# When a graph is captured, and its memory limit
 
 
 def test_shape_is_captured_after_its_uses_and_checked_now_and_then(kept: Kept) -> None:
     kept.keep(after=3, check_every=4)
     for _ in range(4 + 9):
         kept.warm(sequences(5))
-    assert kept.memory.told == {"captured": 1, "replayed": 9, "checked": 1 + 2}
+    assert kept.memory.reported == {"captured": 1, "replayed": 9, "checked": 1 + 2}
     assert kept.capture.made[0].replays == 1 + 9
 
 
@@ -545,22 +551,22 @@ def test_no_batch_waits_for_a_capture(kept: Kept) -> None:
     graphs = kept.keep(is_hot=True)
     for _ in range(20):
         kept.model.forward("dense", sequences(5))
-    assert (kept.capture.made, kept.memory.told) == ([], {})
+    assert (kept.capture.made, kept.memory.reported) == ([], {})
     assert graphs.is_pending
     kept.model.capture_graph()
     assert len(kept.capture.made) == 1
 
 
 def test_expected_shapes_are_captured_after_a_load_the_largest_first(kept: Kept) -> None:
-    """With the head: a query's vector comes from the graph alone."""
+    """The graph includes the head: it computes a query's vector alone."""
     wanted = kept.model.forward("dense", sequences(12))
     kept.keep(is_hot=True, check_every=1000)
     kept.settle()
     assert [len(one.buffer) for one in kept.capture.made] == [
         3 * tokens + count + 1 for tokens, count in HOT
     ]
-    assert kept.memory.told == {"captured": 4, "checked": 4}
-    head = kept.model.trunks[0].heads["dense"]
+    assert kept.memory.reported == {"captured": 4, "checked": 4}
+    head = kept.model.backbones[0].heads["dense"]
     assert isinstance(head, PooledHead)
     close(kept.model.forward("dense", sequences(12)), wanted)
     query = kept.capture.made[-1]
@@ -577,7 +583,7 @@ def test_prompts_that_are_not_pooled_have_the_encoder_alone_in_their_graph(kept:
     kept.warm(batch)
     close(kept.model.forward("dense", batch), wanted)
     assert kept.capture.made[0]._output.shape == (32, 64)
-    assert kept.memory.told == {"captured": 1, "replayed": 1, "checked": 2}
+    assert kept.memory.reported == {"captured": 1, "replayed": 1, "checked": 2}
 
 
 @torch.inference_mode()
@@ -586,10 +592,12 @@ def test_two_answers_of_one_graph_may_be_on_their_way(kept: Kept) -> None:
     wanted = [kept.model.forward("dense", sequences(length)) for length in (5, 6)]
     graphs = kept.keep(check_every=1000)
     kept.warm(sequences(5))
-    trunk = kept.model.trunks[0]
+    backbone = kept.model.backbones[0]
     for length in (5, 5, 6, 5):  # the first one of a graph is checked
         kept.model.forward("dense", sequences(length))
-    flying = [graphs.forward(trunk, sequences(length), [trunk.heads["dense"]]) for length in (5, 6)]
+    flying = [
+        graphs.forward(backbone, sequences(length), [backbone.heads["dense"]]) for length in (5, 6)
+    ]
     for one, vectors in zip(flying, wanted, strict=True):
         assert one is not None
         assert one.copy is not None
@@ -613,7 +621,7 @@ def test_memory_is_reserved_before_the_capture_and_resized_to_what_it_took(kept:
     assert kept.memory.reserved[4:] == [0]
     assert kept.capture.kept == [], "all of them, as they share their memory"
     kept.warm(sequences(5))
-    assert kept.memory.told["captured"] == 3
+    assert kept.memory.reported["captured"] == 3
 
 
 def test_waiting_shapes_are_captured_the_largest_first(kept: Kept) -> None:
@@ -636,16 +644,16 @@ def test_running_out_of_memory_in_a_capture_drops_the_models_graphs(kept: Kept) 
     kept.capture.error = torch.OutOfMemoryError("no")
     kept.warm(sequences(30))
     assert (kept.capture.kept, kept.memory.reserved[-1], graphs.is_off) == ([], 0, False)
-    assert kept.memory.told["refused"] == 1
+    assert kept.memory.reported["refused"] == 1
     close(kept.model.forward("dense", sequences(5)), wanted)
     kept.capture.error = None
     kept.warm()
     close(kept.model.forward("dense", sequences(5)), wanted)
-    assert kept.memory.told["captured"] == 2
+    assert kept.memory.reported["captured"] == 2
 
 
 @pytest.mark.parametrize("why", ["limit", "larger than thought", "busy", "out of memory"])
-def test_what_is_refused_runs_eagerly_and_is_tried_later(kept: Kept, why: str) -> None:
+def test_refused_capture_runs_eagerly_and_is_retried(kept: Kept, why: str) -> None:
     wanted = kept.model.forward("dense", sequences(5))
     kept.keep(after=1)
     if why == "limit":
@@ -659,7 +667,7 @@ def test_what_is_refused_runs_eagerly_and_is_tried_later(kept: Kept, why: str) -
     for _ in range(3):
         close(kept.model.forward("dense", sequences(5)), wanted)
         kept.settle()
-    assert kept.memory.told == {"refused": 1}
+    assert kept.memory.reported == {"refused": 1}
     assert kept.memory.reserved[-1:] in ([0], []), "nothing was granted, or all was given back"
     assert kept.capture.kept == []
     kept.memory.limit, kept.capture = GIB, FakeCapture()
@@ -667,23 +675,23 @@ def test_what_is_refused_runs_eagerly_and_is_tried_later(kept: Kept, why: str) -
     kept.warm(sequences(5))
     close(kept.model.forward("dense", sequences(5)), wanted)
     assert not fresh.is_off
-    assert kept.memory.told["captured"] == 1
+    assert kept.memory.reported["captured"] == 1
 
 
 def test_refused_while_a_load_runs_and_captured_after_it(kept: Kept) -> None:
-    """Loads use the device's memory beside the device thread: no graph is captured then, and
-    batches go on eagerly.
+    """Loads use the device's memory concurrently: no graph is captured then, and batches continue
+    eagerly.
     """
     wanted = kept.model.forward("dense", sequences(12))
     kept.keep(is_hot=True)
     kept.capture.is_busy = True
     kept.settle()
-    assert (kept.capture.made, kept.memory.told) == ([], {"refused": 4})
+    assert (kept.capture.made, kept.memory.reported) == ([], {"refused": 4})
     kept.capture.is_busy = False
     for _ in range(2):
         close(kept.model.forward("dense", sequences(12)), wanted)
         kept.settle()
-    assert kept.memory.told["captured"] == 1
+    assert kept.memory.reported["captured"] == 1
 
 
 def test_no_more_graphs_than_allowed(kept: Kept) -> None:
@@ -692,7 +700,7 @@ def test_no_more_graphs_than_allowed(kept: Kept) -> None:
         for length in (5, 20, 40):
             kept.warm(sequences(length))
     assert len(kept.capture.made) == 2
-    assert kept.memory.told == {"captured": 2, "replayed": 4, "checked": 2 + 4, "refused": 3}
+    assert kept.memory.reported == {"captured": 2, "replayed": 4, "checked": 2 + 4, "refused": 3}
 
 
 def test_graphs_that_are_no_longer_used_make_room_together(kept: Kept) -> None:
@@ -711,7 +719,7 @@ def test_graphs_that_are_no_longer_used_make_room_together(kept: Kept) -> None:
 def test_answer_that_differs_is_not_given_and_ends_graphs(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if the buffer were not filled: the graph answers for the batch before."""
+    """Leave the buffer unfilled: the graph returns the previous batch."""
     wanted = [kept.model.forward("dense", sequences(length)) for length in (5, 6)]
     graphs = kept.keep(check_every=2)
     kept.warm(sequences(5))
@@ -720,11 +728,11 @@ def test_answer_that_differs_is_not_given_and_ends_graphs(
     monkeypatch.setattr(kept.capture.made[0], "replay", lambda fill: stale)
     close(kept.model.forward("dense", sequences(6)), wanted[1])
     assert graphs.is_off
-    assert kept.memory.told == {"captured": 1, "replayed": 2, "checked": 2, "differed": 1}
+    assert kept.memory.reported == {"captured": 1, "replayed": 2, "checked": 2, "differed": 1}
     assert "1 sequences and 6 tokens" in kept.memory.details[0]
     assert kept.memory.reserved[-1] == 0
     close(kept.model.forward("dense", sequences(6)), wanted[1])
-    assert kept.memory.told["replayed"] == 2
+    assert kept.memory.reported["replayed"] == 2
 
 
 def test_graph_that_differs_at_its_capture_never_answers(
@@ -735,7 +743,7 @@ def test_graph_that_differs_at_its_capture_never_answers(
     monkeypatch.setattr(FakeCaptured, "replay", lambda self, fill: self._output.zero_())
     kept.settle()
     assert graphs.is_off
-    assert kept.memory.told == {"checked": 1, "differed": 1}
+    assert kept.memory.reported == {"checked": 1, "differed": 1}
     assert (kept.capture.kept, kept.memory.reserved[-1]) == ([], 0)
     close(kept.model.forward("dense", sequences(5)), wanted)
 
@@ -748,7 +756,7 @@ def test_capture_that_fails_ends_graphs_and_not_the_batch(kept: Kept) -> None:
         close(kept.model.forward("dense", sequences(5)), wanted)
         kept.settle()
     assert graphs.is_off
-    assert kept.memory.told == {"failed": 1}
+    assert kept.memory.reported == {"failed": 1}
     assert "not permitted" in kept.memory.details[0]
     assert kept.memory.reserved[-1] == 0
 

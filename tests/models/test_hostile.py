@@ -46,7 +46,7 @@ from tests.fuzz.run import limited
 from tests.support.peak import Peak
 
 BYTES = 512 << 20
-"""What a refusal may take of memory."""
+"""Memory limit of a refusal."""
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def device(path: Path) -> None:
     "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
 )
 @pytest.mark.parametrize("put", [out, pipe, loop, device])
-def test_what_is_no_file_of_the_checkpoint_is_not_read(
+def test_files_outside_the_checkpoint_are_not_read(
     checkpoint: Path, name: str, put: Callable[[Path], None]
 ) -> None:
     put(checkpoint / name)
@@ -160,9 +160,12 @@ def test_json_that_would_fail_later_is_refused_when_it_is_read(
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("num_hidden_layers", 10**9), ("hidden_size", 10**12), ("vocab_size", 10**15), ("num_attention_heads", 10**9),
-        ("intermediate_size", -1), ("layer_norm_eps", float("nan")), ("layer_norm_eps", float("inf")), ("type_vocab_size", 10**12),
-        ("max_position_embeddings", 0), ("hidden_size", "8"), ("num_hidden_layers", True), ("max_position_embeddings", 10**12),
+        ("num_hidden_layers", 10**9), ("hidden_size", 10**12), ("vocab_size", 10**15),
+        ("num_attention_heads", 10**9),
+        ("intermediate_size", -1), ("layer_norm_eps", float("nan")),
+        ("layer_norm_eps", float("inf")), ("type_vocab_size", 10**12),
+        ("max_position_embeddings", 0), ("hidden_size", "8"), ("num_hidden_layers", True),
+        ("max_position_embeddings", 10**12),
     ],
 )  # fmt: skip
 def test_sizes_beyond_every_model_take_no_memory(checkpoint: Path, key: str, value: object) -> None:
@@ -172,8 +175,8 @@ def test_sizes_beyond_every_model_take_no_memory(checkpoint: Path, key: str, val
 
 
 def test_card_can_always_be_told(checkpoint: Path) -> None:
-    """A worker tells the cards of all models on its disk in one message: a single one that cannot
-    be told would silence it.
+    """A worker reports the cards of all models on its disk in one message: a single invalid card
+    would silence it.
     """
     for changes in (
         {"hidden_size": 2**40},
@@ -356,13 +359,17 @@ def test_index_names_shards_beside_it_only(tmp_path: Path, shard: object) -> Non
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Removed", "invert": False}}, "for ever"),
-        ({"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 5000}}, "5,000 bytes of one"),
-        ({"normalizer": {"type": "Prepend", "prepend": "a" * 5000}}, "5,000 characters before a text"),
+        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Removed",
+            "invert": False}}, "for ever"),
+        ({"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 5000}},
+        "5,000 bytes of one"),
+        ({"normalizer": {"type": "Prepend", "prepend": "a" * 5000}},
+        "5,000 characters before a text"),
         # the library panics
         ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "chunk size"),
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "Precompiled"),
-        ({"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "X", "type_id": 0}}] * 9, "pair": [],
+        ({"post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "X", "type_id": 0}}] * 9, "pair": [],
                              "special_tokens": {}}}, "no entry found"),
     ],
 )  # fmt: skip
@@ -386,7 +393,7 @@ def test_many_special_tokens_are_refused(checkpoint: Path) -> None:
 def test_tokens_beyond_the_table_fail_their_text_and_no_device(
     checkpoint: Path, number: int
 ) -> None:
-    """On an accelerator an index beyond a table takes the whole process down."""
+    """An index beyond a table would crash the whole process on an accelerator."""
     model = dict(tiny.TOKENIZER["model"])  # type: ignore[call-overload]
     change(checkpoint, "tokenizer.json", model=model | {"vocab": model["vocab"] | {"z": number}})
     served = load(checkpoint)
@@ -404,8 +411,9 @@ def test_segments_beyond_the_table_are_refused(checkpoint: Path) -> None:
 
 
 def test_search_that_the_library_gives_up_fails_its_text(checkpoint: Path) -> None:
-    """Exponential, in a way that neither reading nor trying the pattern told; the library ends it
-    by a panic, which must not end a thread."""
+    """The pattern is exponential, which neither reading nor trying it reveals; the library ends it
+    with a panic, which must not end a thread.
+    """
     split = {
         "type": "Split",
         "pattern": {"Regex": r"(?:\x71w\x65|\x71w\x65)*c(?=d)"},
@@ -442,7 +450,8 @@ def test_patterns_that_may_take_for_ever_are_known(pattern: str) -> None:
     [
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
         # Llama 3, Qwen
-        r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+        r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{M}]*[\p{Ll}\p{M}]+(?i:'s|'t)?|\p{N}{1,3}",  # o200k
         " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+",  # BLOOM
         r"\d{1,3}(?=(?:\d{3})*\b)",
@@ -461,7 +470,7 @@ def test_tokenizer_that_is_loaded_is_the_one_in_the_file(checkpoint: Path) -> No
     )
 
 
-# What a tokenizer may ask for
+# Limits of a tokenizer
 
 
 def _template(**changes: object) -> dict[str, object]:
@@ -527,10 +536,12 @@ CHARSMAP: Final = base64.b64encode(bytes(4) + b"x" * 5000 + b"\0").decode()
 
 BOMBS: Final[Mapping[str, tuple[dict[str, object], str]]] = {
     "ids of a special token": (
-        {"post_processor": _template(single=[A, *[SEP] * 1000], special_tokens=MANY)}, "puts 20,000,000 tokens around a single"
+        {"post_processor": _template(single=[A, *[SEP] * 1000], special_tokens=MANY)},
+        "puts 20,000,000 tokens around a single"
     ),
     "ids of a special token, five times that": (
-        {"post_processor": _template(single=[A, *[SEP] * 5000], special_tokens=MANY)}, "puts 100,000,000 tokens around a single"
+        {"post_processor": _template(single=[A, *[SEP] * 5000], special_tokens=MANY)},
+        "puts 100,000,000 tokens around a single"
     ),
     "ids around a pair": (
         {"post_processor": _template(single=[A], pair=[A, *[SEP] * 1000], special_tokens=MANY)},
@@ -540,43 +551,69 @@ BOMBS: Final[Mapping[str, tuple[dict[str, object], str]]] = {
         {"post_processor": {"type": "Sequence", "processors": [_template(single=[A, SEP])] * 100}},
         "puts 100 tokens around a single",
     ),
-    "a text a million times": ({"post_processor": _template(single=[A] * 1_000_000)}, "a text into `single` more than once"),
-    "a long special token": ({"post_processor": _template(special_tokens=LONG)}, "a token of 1,000,000 characters"),
-    "a long replacement": ({"normalizer": _replace({"String": "a"}, "a" * 200)}, "`normalizer` can make 200 bytes of one"),
-    "replacements in a row": ({"normalizer": _normalizers(*[_replace({"String": "a"}, "aa")] * 20)}, "can make 1,048,576 bytes"),
-    "a ligature for each letter": ({"normalizer": _normalizers(_replace({"String": "a"}, "\ufdfa"))}, "can make 33 bytes"),
-    "what is found everywhere": ({"normalizer": _normalizers(*[_replace({"Regex": "(?=.)"}, "a")] * 20)}, "can make 1,048,576 b"),
-    "much before a text": ({"normalizer": {"type": "Prepend", "prepend": "a" * 5000}}, "puts 5,000 characters before a text"),
-    "a charsmap": ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": CHARSMAP}}, "can make 152 bytes"),
-    "bytes of bytes": ({"normalizer": _normalizers(*[{"type": "ByteLevel"}] * 20)}, "`normalizer` can make"),
-    "bytes of bytes of words": ({"pre_tokenizer": _pre_tokenizers(*[BYTES_AS_LETTERS] * 20)}, "`pre_tokenizer` can make"),
-    "a decoder that grows": ({"decoder": _replace({"String": "a"}, "a" * 200)}, "`decoder` can make 200 bytes of one"),
-    "decoders in a row": ({"decoder": _decoders(*[_replace({"Regex": "(?=.)"}, "a")] * 20)}, "`decoder` can make"),
+    "a text a million times": ({"post_processor": _template(single=[A] * 1_000_000)},
+        "a text into `single` more than once"),
+    "a long special token": ({"post_processor": _template(special_tokens=LONG)},
+        "a token of 1,000,000 characters"),
+    "a long replacement": ({"normalizer": _replace({"String": "a"}, "a" * 200)},
+        "`normalizer` can make 200 bytes of one"),
+    "replacements in a row": ({"normalizer": _normalizers(*[_replace({"String": "a"},
+        "aa")] * 20)}, "can make 1,048,576 bytes"),
+    "a ligature for each letter": ({"normalizer": _normalizers(_replace({"String": "a"},
+        "\ufdfa"))}, "can make 33 bytes"),
+    "what is found everywhere": ({"normalizer": _normalizers(*[_replace({"Regex": "(?=.)"},
+        "a")] * 20)}, "can make 1,048,576 b"),
+    "much before a text": ({"normalizer": {"type": "Prepend", "prepend": "a" * 5000}},
+        "puts 5,000 characters before a text"),
+    "a charsmap": ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": CHARSMAP}},
+        "can make 152 bytes"),
+    "bytes of bytes": ({"normalizer": _normalizers(*[{"type": "ByteLevel"}] * 20)},
+        "`normalizer` can make"),
+    "bytes of bytes of words": ({"pre_tokenizer": _pre_tokenizers(*[BYTES_AS_LETTERS] * 20)},
+        "`pre_tokenizer` can make"),
+    "a decoder that grows": ({"decoder": _replace({"String": "a"}, "a" * 200)},
+        "`decoder` can make 200 bytes of one"),
+    "decoders in a row": ({"decoder": _decoders(*[_replace({"Regex": "(?=.)"}, "a")] * 20)},
+        "`decoder` can make"),
     "a decoder for ever": ({"decoder": _replace({"Regex": "(a+)+$"}, "")}, "for ever"),
-    "a long suffix": ({"decoder": {"type": "BPEDecoder", "suffix": "a" * 2000}}, "`decoder` has a text of 2,000 characters"),
-    "spaces before spaces": ({"pre_tokenizer": _pre_tokenizers(*[SPACES] * 20)}, "`pre_tokenizer` can make"),
-    "parts": ({"normalizer": _normalizers(*[{"type": "NFKC"}] * 1000)}, "`normalizer` has 1,001 parts"),
-    "long added tokens": ({"added_tokens": _added("x" * 5000)}, "`added_tokens` has a token of 5,000 characters"),
-    "much in added tokens": ({"added_tokens": _added(*(f"{n:01000}" for n in range(5000)))}, "has 5,000,000 characters"),
-    "many added tokens": ({"added_tokens": _added(*map(str, range(100_001)))}, "has 100,001 tokens"),
-    "long words": ({"model": _model(max_input_chars_per_word=10**9)}, "`max_input_chars_per_word` is 1000000000"),
-    "a long token for all that is unknown": ({"model": _model(unk_token="x" * 100_000)}, "`unk_token` has 100,000 characters"),
-    "a long prefix": ({"model": _model(continuing_subword_prefix="x" * 100_000)}, "`continuing_subword_prefix` has 100,000"),
-    "a long piece": ({"model": _unigram("x" * 2_000_000)}, "`vocab` has a piece of 2,000,000 characters"),
-    "long pieces": ({"model": _unigram(*(f"{number:0250}" for number in range(20_000)))}, "`vocab` has 5,000,005 characters"),
-    "two names for a token": ({"model": _model(vocab={"a": 0, "[UNK]": 1, "x" * 100_000: 0})}, "some that share a number"),
+    "a long suffix": ({"decoder": {"type": "BPEDecoder", "suffix": "a" * 2000}},
+        "`decoder` has a text of 2,000 characters"),
+    "spaces before spaces": ({"pre_tokenizer": _pre_tokenizers(*[SPACES] * 20)},
+        "`pre_tokenizer` can make"),
+    "parts": ({"normalizer": _normalizers(*[{"type": "NFKC"}] * 1000)},
+        "`normalizer` has 1,001 parts"),
+    "long added tokens": ({"added_tokens": _added("x" * 5000)},
+        "`added_tokens` has a token of 5,000 characters"),
+    "much in added tokens": ({"added_tokens": _added(*(f"{n:01000}" for n in range(5000)))},
+        "has 5,000,000 characters"),
+    "many added tokens": ({"added_tokens": _added(*map(str, range(100_001)))},
+        "has 100,001 tokens"),
+    "long words": ({"model": _model(max_input_chars_per_word=10**9)},
+        "`max_input_chars_per_word` is 1000000000"),
+    "a long token for all that is unknown": ({"model": _model(unk_token="x" * 100_000)},
+        "`unk_token` has 100,000 characters"),
+    "a long prefix": ({"model": _model(continuing_subword_prefix="x" * 100_000)},
+        "`continuing_subword_prefix` has 100,000"),
+    "a long piece": ({"model": _unigram("x" * 2_000_000)},
+        "`vocab` has a piece of 2,000,000 characters"),
+    "long pieces": ({"model": _unigram(*(f"{number:0250}" for number in range(20_000)))},
+        "`vocab` has 5,000,005 characters"),
+    "two names for a token": ({"model": _model(vocab={"a": 0, "[UNK]": 1, "x" * 100_000: 0})},
+        "some that share a number"),
     "a pattern that takes a square": (
-        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"\s+$"}, "behavior": "Removed", "invert": False}}, "takes "
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"\s+$"}, "behavior": "Removed",
+            "invert": False}}, "takes "
     ),
     "a pattern that takes for ever": (
-        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(?:a|a)*b"}, "behavior": "Removed", "invert": False}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(?:a|a)*b"},
+            "behavior": "Removed", "invert": False}},
         "takes more",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_what_a_tokenizer_asks_for_is_bounded(checkpoint: Path, name: str) -> None:
+def test_memory_and_time_of_tokenizers_are_bounded(checkpoint: Path, name: str) -> None:
     changes, problem = BOMBS[name]
     change(checkpoint, "tokenizer.json", **changes)
     with (
@@ -605,7 +642,7 @@ sys.stdin.readline()
     "name", ["ids of a special token, five times that", "a long piece", "bytes of bytes of words"]
 )
 def test_tokenizer_takes_no_memory_before_it_is_refused(checkpoint: Path, name: str) -> None:
-    """Of a process of its own: the library ends it where there is no memory."""
+    """Run in a separate process: the library aborts it when memory is short."""
     changes, problem = BOMBS[name]
     change(checkpoint, "tokenizer.json", **changes)
     command = [sys.executable, "-c", LOADS, str(checkpoint)]
@@ -648,17 +685,22 @@ def test_tokenizer_is_read_as_the_library_will_read_it(
     "changes",
     [
         # XLM-R, Gemma, ALBERT, Llama 3: what their normalisers and pre-tokenizers do.
-        {"normalizer": _normalizers(_replace({"Regex": " {2,}"}, "\u2581")), "pre_tokenizer": SPACES},
+        {"normalizer": _normalizers(_replace({"Regex": " {2,}"}, "\u2581")),
+        "pre_tokenizer": SPACES},
         {"normalizer": _replace({"String": " "}, "\u2581")},
-        {"normalizer": _normalizers(_replace({"String": "``"}, '"'), {"type": "NFKD"}, {"type": "StripAccents"},
-                                    {"type": "Lowercase"}, _replace({"Regex": " {2,}"}, " ")), "pre_tokenizer": SPACES},
-        {"pre_tokenizer": _pre_tokenizers({"type": "Split", "pattern": {"Regex": max(PUBLISHED, key=len)}, "behavior": "Isolated",
+        {"normalizer": _normalizers(_replace({"String": "``"}, '"'), {"type": "NFKD"},
+            {"type": "StripAccents"},
+                                    {"type": "Lowercase"}, _replace({"Regex": " {2,}"}, " ")),
+                                    "pre_tokenizer": SPACES},
+        {"pre_tokenizer": _pre_tokenizers({"type": "Split",
+            "pattern": {"Regex": max(PUBLISHED, key=len)}, "behavior": "Isolated",
                                            "invert": False}, BYTES_AS_LETTERS)},
-        {"padding": {"strategy": {"Fixed": 1_000_000_000}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+        {"padding": {"strategy": {"Fixed": 1_000_000_000}, "direction": "Right",
+            "pad_to_multiple_of": None, "pad_id": 0,
                      "pad_type_id": 0, "pad_token": "[PAD]"}},
     ],
 )  # fmt: skip
-def test_what_published_tokenizers_ask_for_is_served(
+def test_published_tokenizers_stay_within_the_bounds(
     checkpoint: Path, changes: dict[str, object]
 ) -> None:
     change(checkpoint, "tokenizer.json", **changes)
@@ -696,7 +738,10 @@ def render(source: str) -> str:
     [
         "{{ 'a' * 10**10 }}",
         "{{ 10**(10**9) }}",
-        "{% set ns = namespace(s='a') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
+        (
+            "{% set ns = namespace(s='a') %}"
+            "{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}"
+        ),
         "{% macro f(n) %}{{ f(n) ~ f(n) }}{% endmacro %}{{ f(1) }}",
         "{{ '%10000000000d' % 1 }}",
         "{{ 'x' * 2000000 }}",

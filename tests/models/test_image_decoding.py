@@ -40,14 +40,14 @@ def chunk(name: bytes, body: bytes) -> bytes:
 
 
 def png(
-    width: int, height: int, body: bytes, *between: bytes, bits: int = 8, colour: int = 2
+    width: int, height: int, body: bytes, *yield_point: bytes, bits: int = 8, colour: int = 2
 ) -> bytes:
     """A PNG of given header and decompressed body."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0))
     return (
         b"\x89PNG\r\n\x1a\n"
         + header
-        + b"".join(between)
+        + b"".join(yield_point)
         + chunk(b"IDAT", zlib.compress(body, 9))
         + chunk(b"IEND", b"")
     )
@@ -130,7 +130,7 @@ def test_image_without_memory_is_not_decoded() -> None:
         raise NoCapacity("no memory", field=field)
 
     with reserving(refuse), pytest.raises(NoCapacity):
-        decode(file_of(PHOTO)[:60], FIELD)  # whose pixels are not there
+        decode(file_of(PHOTO)[:60], FIELD)  # without pixels
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
@@ -227,10 +227,10 @@ def test_limits_are_checked_from_the_header() -> None:
     limits = Limits(bytes=1 << 20, pixels=37 * 53)
     whole = file_of(PHOTO)
     assert decode(whole, FIELD, limits).shape == (37, 53, 3)
-    assert "the image has 54 x 37 pixels; at most 1,961 are taken" in refused(
+    assert "the image has 54 x 37 pixels; at most 1,961 are allowed" in refused(
         file_of(Image.new("RGB", (54, 37))), limits=limits
     )
-    assert "bytes; at most 100 are taken" in refused(whole, limits=Limits(bytes=100))
+    assert "bytes; at most 100 are allowed" in refused(whole, limits=Limits(bytes=100))
     for check in (decode, header_size):
         with pytest.raises(InvalidInput, match="pixels; at most 1,961") as caught:
             check(file_of(Image.new("RGB", (54, 37))), FIELD, limits)
@@ -266,7 +266,7 @@ def test_bombs(size: tuple[int, int]) -> None:
         message = refused(data)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert "pixels; at most 50,000,000 are taken" in message
+        assert "pixels; at most 50,000,000 are allowed" in message
         assert peak < 4 << 20
 
 
@@ -330,12 +330,12 @@ OTHERS: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_formats_that_are_not_served(name: str) -> None:
-    assert "no image of a format that is served: PNG, JPEG, WEBP" in refused(OTHERS[name]())
+    assert "not an image in a supported format: PNG, JPEG, WEBP" in refused(OTHERS[name]())
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_32_bits_a_channel_are_refused(kind: type[np.generic]) -> None:
     values: NDArray[np.generic] = np.ones((4, 4), kind)
-    assert "32 bits a channel; 8 and 16 are served" in refused(
+    assert "32 bits a channel; 8 and 16 are supported" in refused(
         file_of(Image.fromarray(values), "TIFF")
     )

@@ -54,8 +54,8 @@ def test_catalog_knows_every_family() -> None:
 
 
 def test_texts_and_images_of_one_job(loaded: Loaded) -> None:
-    """In the order of the items, each with the vector of its own encoder; tokens of images are
-    counted apart.
+    """Results are in the order of items, each with the vector of its encoder; image tokens are
+    counted separately.
     """
     model, theirs = loaded
     work = EncodeWork(
@@ -123,7 +123,7 @@ def test_labels_of_images(loaded: Loaded, multi: bool | None) -> None:
         assert close([found[label] for label in labels], row)
 
 
-def test_what_is_refused(loaded: Loaded) -> None:
+def test_unsupported_work_is_refused(loaded: Loaded) -> None:
     model, _ = loaded
     both = (Part("text", "items[1].parts[0].text"), Part(FILES[0], "items[1].parts[1].image"))
     cases: list[tuple[EncodeWork, type[Exception], str]] = [

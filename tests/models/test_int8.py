@@ -1,5 +1,5 @@
-"""What a model loses in int8: refused below the bounds, loaded otherwise where int8 is not
-computed, and the bounds themselves.
+"""Accuracy of int8 models: refused below the bounds, loaded in another type if the CPU lacks int8,
+and the bounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INT8 = Overrides("here", dtype="int8")
 
 
 def write_outliers(directory: Path) -> Path:
-    """A model whose layers see one number a thousand times as large as all others and give it no
+    """Return a model with one number a thousand times as large as all others, which has no
     weight.
     """
     write_checkpoint("bert", directory, sentence=SentenceFiles())
@@ -94,9 +94,7 @@ def test_memory_is_about_a_quarter_of_float32s(tmp_path: Path) -> None:
 
 
 def test_activations_are_measured_in_int8(tmp_path: Path) -> None:
-    """With the bytes of the rows that are quantised, which is the least that could be seen of
-    it.
-    """
+    """Memory includes the rows that are quantised, its lower bound."""
     directory = write_checkpoint("bert", tmp_path, sentence=SentenceFiles())
     plain, small = (
         load_model(directory, "org/name", CPU, torch.float32, overrides)
@@ -149,7 +147,7 @@ class TestAgreement:
             False,
         )
 
-    def test_what_is_no_number_is_not_good(self, tmp_path: Path) -> None:
+    def test_nan_is_not_good(self, tmp_path: Path) -> None:
         model = self.reranker(tmp_path)
         prepared = model.prepare(ScoreWork("query", ["one"]))
         bad, good = [np.array([np.nan], np.float32)], [np.array([1.0], np.float32)]

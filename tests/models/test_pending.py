@@ -20,12 +20,12 @@ from libs.models import (
     ClassifyWork,
     EncodeWork,
     EntitiesWork,
+    GeneratedIds,
     Output,
     PackedModel,
     Prepared,
     SparseRow,
     Work,
-    WrittenIds,
 )
 from libs.models.graphs.graphs import Graphs, Owner
 from libs.models.head import ReadsDevice
@@ -95,7 +95,7 @@ def arrays(outputs: Sequence[Output]) -> list[NDArray[np.generic]]:
         if isinstance(output, tuple):
             found += arrays(output)
         else:
-            assert not isinstance(output, WrittenIds)
+            assert not isinstance(output, GeneratedIds)
             found += [output.indices, output.values] if isinstance(output, SparseRow) else [output]
     return found
 
@@ -134,7 +134,7 @@ def test_forward_of_an_asynchronous_device_is_a_launch_and_its_collection(
 
 
 def test_outputs_do_not_lie_in_the_page_locked_copies(model: PackedModel) -> None:
-    """Those are few, and outputs may be kept for minutes."""
+    """Pinned buffers are few, and outputs may be kept for minutes."""
     queue = model.queue = FakeQueue()
     job = prepared(model, FIRST)
     outputs = launched(model, job).collect()
@@ -246,7 +246,7 @@ def test_memory_that_is_short_when_results_are_compacted_fails_the_batch_alone(
     assert_equal(model.forward(jobs[0].head, jobs[0].sequences), wanted[0])
 
 
-def test_what_waits_for_the_device_is_not_launched(model: PackedModel) -> None:
+def test_heads_that_wait_for_the_device_are_not_launched(model: PackedModel) -> None:
     assert not model.can_launch("dense"), "a CPU computes while it launches"
     with pytest.raises(RuntimeError, match="asynchronous"):
         model.launch("dense", prepared(model, FIRST).sequences)

@@ -18,16 +18,16 @@ from libs.models.text.processing import embedding, pooling
 from libs.models.text.processing.pooling import pooled
 from tests.parity.vlm_models import pages, small
 
-# transformers and its dependencies warn of their own future, scipy of a matrix that looks like one
-# of distances, as it does there.
+# transformers and its dependencies emit deprecation warnings; scipy warns of a matrix that looks
+# like distances, which it is.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 Array = NDArray[np.float32]
 
 
 def theirs(vectors: Array, factor: int) -> Array:
-    """Ward's linkage over the rows of 1 - cosines, cut to so many clusters, and their means at
-    length 1.
+    """Return Ward's linkage over the rows of 1 - cosines, cut to `clusters` clusters, and their
+    normalised means.
     """
     distances = 1 - vectors.astype(np.float64) @ vectors.astype(np.float64).T
     labels = fcluster(
@@ -62,7 +62,7 @@ def test_reference_pools_alike(count: int, dimensions: int, factor: int) -> None
 
 
 def test_vectors_that_are_equal_become_one() -> None:
-    """Of an empty page, too."""
+    """An empty page is pooled too."""
     blank = np.tile(unit(np.ones((1, 8))), (30, 1))
     np.testing.assert_allclose(pooled(blank, 3, normalize=True)[:1], blank[:1], atol=1e-6)
     vectors = np.repeat(unit(np.eye(4, 8)), 5, axis=0)
@@ -79,7 +79,7 @@ def test_vectors_of_any_length_keep_their_scale() -> None:
 
 
 @pytest.mark.parametrize(("count", "factor"), [(1, 2), (3, 0), (3, 1)])
-def test_what_is_not_pooled(count: int, factor: int) -> None:
+def test_vectors_that_are_not_pooled(count: int, factor: int) -> None:
     vectors = np.ones((count, 4), np.float32)
     assert pooled(vectors, factor, normalize=True) is vectors
 

@@ -1,6 +1,4 @@
-"""What `prepare` refuses and how it says so, what it cuts, and that threads do not disturb each
-other.
-"""
+"""`prepare` refuses and cuts input with clear messages, and is thread-safe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a token of a batch takes on the device beside the weights."""
+"""Activation memory of a batch's token on the device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_peak_is_of_what_lives_at_a_time() -> None:
     assert live.peak == 8000
 
 
-def test_what_was_there_before_is_not_counted() -> None:
+def test_existing_tensors_are_not_counted() -> None:
     weight = torch.zeros(100, 100)
     with LiveBytes([weight]) as live:
         assert weight.T.reshape(-1)[:10].view(10).sum() == 0
@@ -89,9 +89,9 @@ def test_model_of_texts_needs_nothing_for_images(embedder: PackedModel) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["colpali", "idefics3", "qwen2_5_vl"])
-def test_what_a_batch_of_pages_needs(tmp_path: Path, kind: str) -> None:
-    """Of a tower too: at most what is reserved, and at least a quarter of it, for an image far
-    larger than what was measured.
+def test_memory_of_a_batch_of_pages(tmp_path: Path, kind: str) -> None:
+    """The estimate for an image far larger than the sample, including its tower, is an upper bound
+    within a factor of four.
     """
     small(kind).save(tmp_path)
     model = load_model(tmp_path, "test/model", torch.device("cpu"), torch.float32)
@@ -106,15 +106,15 @@ def test_what_a_batch_of_pages_needs(tmp_path: Path, kind: str) -> None:
     with LiveBytes(tensors_of(*model.modules())) as live:
         model.forward_all(prepared)
     model.card = replace(model.card, images=replace(model.card.images, max_tokens=1))  # type: ignore[type-var]
-    model.largest_picture = 1
+    model.max_tower_tokens = 1
     reserved = model.image_bytes(prepared.tokens)
     assert reserved / 6 <= live.peak <= 1.25 * reserved
-    model.largest_picture = 100_000
+    model.max_tower_tokens = 100_000
     assert model.image_bytes(prepared.tokens) > reserved, "of one picture that is larger"
 
 
 @pytest.mark.parametrize("family", ["clip", "siglip"])
-def test_what_a_batch_of_images_needs(tmp_path: Path, family: Family) -> None:
+def test_memory_of_a_batch_of_images(tmp_path: Path, family: Family) -> None:
     model = load_model(
         write_repository(family, tmp_path).directory,
         "test/model",

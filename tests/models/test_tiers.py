@@ -19,11 +19,11 @@ from libs.kernels.linear import packed
 from libs.models import (
     EncodeWork,
     EntitiesWork,
+    GeneratedIds,
     Output,
     PackedModel,
     SparseRow,
     Work,
-    WrittenIds,
     load_model,
 )
 from libs.models.loaded.tiers import Arena, tensors_of
@@ -39,7 +39,7 @@ Make = Callable[[Path], Path]
 
 @pytest.fixture(autouse=True)
 def _as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights are not laid out for oneDNN, whose layouts cannot be moved."""
+    """Weights do not use oneDNN's layouts, which cannot be moved."""
     monkeypatch.setattr(packed, "prepacking_works", lambda dtype: False)
 
 
@@ -57,7 +57,7 @@ def _splade(root: Path) -> Path:
 
 
 def _recurrent(root: Path) -> Path:
-    """Its LSTM's weights lie in memory of their own."""
+    """Its LSTM's weights have separate memory."""
     return make_reference(root, {}).directory
 
 
@@ -79,7 +79,7 @@ MODELS: dict[str, tuple[Make, Work]] = {
 
 
 def load(directory: Path, dtype: torch.dtype = torch.bfloat16) -> PackedModel:
-    """By default half of its numbers are bfloat16 and those of its heads float32, as on an
+    """Half of its numbers are bfloat16 and those of its heads float32, as on an
     accelerator.
     """
     return load_model(directory, "test/model", torch.device("cpu"), dtype)
@@ -97,7 +97,7 @@ def outputs(model: PackedModel, work: Work) -> list[NDArray[np.generic]]:
 def _arrays(output: Output) -> list[NDArray[np.generic]]:
     if isinstance(output, SparseRow):
         return [output.indices, output.values]
-    assert not isinstance(output, WrittenIds)
+    assert not isinstance(output, GeneratedIds)
     return (
         [array for part in output for array in _arrays(part)]
         if isinstance(output, tuple)
@@ -174,7 +174,7 @@ def test_tied_decoder_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     model = load(_splade(tmp_path))
     model.gather()
     head = model.heads["sparse"]
-    assert head._table[0] is model.trunks[0].encoder.token_weight  # type: ignore[attr-defined]
+    assert head._table[0] is model.backbones[0].encoder.token_weight  # type: ignore[attr-defined]
     assert model.bytes < 1.2 * sum(tensor.nbytes for tensor in held(model)), (
         "no more than gaps for alignment"
     )

@@ -25,7 +25,7 @@ from services.router.admission.validation import pictures
 from services.worker.mesh.codec import to_card
 from tests.parity.vlm_models import QUERIES, conversation, pages, small
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CPU = torch.device("cpu")

@@ -52,7 +52,7 @@ def test_every_form_equals_transformers(settings: Settings, tmp_path: Path) -> N
         worst(packed(encoder, ids), reference(random_model("deberta-v2", config=settings), ids))
         <= 1e-5
     )
-    batch = Packed.of(ids)
+    batch = Packed.from_sequences(ids)
     assert worst([encoder(batch, rows="last")], [encoder(batch)[batch.rows("last")]]) <= 1e-5
 
 
@@ -70,7 +70,7 @@ def test_kernel_of_accelerators_equals_the_runs(
     pytest.importorskip("triton")
     encoder = load(write_checkpoint("deberta-v2", tmp_path, config=VARIANTS[name]))
     ids = random_ids((1, 2, 9, 45))
-    batches = Packed.of(ids), Packed.of(ids, seen=(0, 1, 5, 0))
+    batches = Packed.from_sequences(ids), Packed.from_sequences(ids, seen=(0, 1, 5, 0))
     plain = [[encoder(batch), encoder(batch, rows="last")] for batch in batches]
     monkeypatch.setattr(deberta, "has_triton", lambda x: True)
     assert not encoder.stack[0].attn.goes_by_runs
@@ -92,7 +92,7 @@ def test_lengths_do_not_decide_what_the_kernel_of_accelerators_launches(
     launched = []
     for lengths in ((9, 9, 9), (8, 9, 10)):
         with _Operators() as operators:
-            encoder(Packed.of(random_ids(lengths)))
+            encoder(Packed.from_sequences(random_ids(lengths)))
         launched.append(operators.names)
     assert launched[0] == launched[1]
     assert launched[0].count("aten.bmm.default") == 2
@@ -114,7 +114,7 @@ def test_convolution_around_the_only_layer(tmp_path: Path) -> None:
     settings = {"conv_kernel_size": 3}
     encoder = load(write_checkpoint("deberta-v2", tmp_path, config=settings, layers=1))
     ids = random_ids((1, 2, 9, 9))
-    batch = Packed.of(ids)
+    batch = Packed.from_sequences(ids)
     wanted = reference(random_model("deberta-v2", config=settings, layers=1), ids)
     assert worst(packed(encoder, ids), wanted) <= 1e-5
     assert (
@@ -180,7 +180,7 @@ def test_tokens_that_see_only_the_first_ones(tmp_path: Path) -> None:
     assert isinstance(model, transformers.DebertaV2Model)
     ids, seen = random_ids((5, 40, 40, 70)), (3, 40, 11, 64)
     hidden = encoder(
-        Packed.of(
+        Packed.from_sequences(
             ids,
             seen=[
                 0 if count == len(each) else count for each, count in zip(ids, seen, strict=True)

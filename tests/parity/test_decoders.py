@@ -355,7 +355,7 @@ def test_embeddings_are_scaled_by_a_number_of_their_type(tmp_path: Path) -> None
     model = random_model("gemma3_text", hidden=96).to(torch.bfloat16)
     ids = random_ids((40,))
     theirs = cast(Any, model).embed_tokens(torch.from_numpy(ids[0])[None].long())[0]
-    assert torch.equal(encoder.embed(Packed.of(ids)), theirs)
+    assert torch.equal(encoder.embed(Packed.from_sequences(ids)), theirs)
 
 
 def end_with(directory: Path, token: str) -> None:

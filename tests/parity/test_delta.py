@@ -15,12 +15,12 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from libs.errors import InvalidInput
+from libs.models.backbone import Backbone
 from libs.models.layers.delta import CHUNK, Chunks
 from libs.models.layers.encoder import Shared
 from libs.models.layers.hybrid import GatedDeltaNet
 from libs.models.layers.spec import DeltaSpec, EncoderSpec, LayerSpec
 from libs.models.packed import Packed
-from libs.models.trunk import Backbone
 from libs.models.work import InputSequence
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.test_families import load, packed, random_ids, reference, worst
@@ -70,7 +70,7 @@ def layers(key_heads: int, value_heads: int) -> tuple[Any, GatedDeltaNet]:
 
 def run(layer: GatedDeltaNet, x: Tensor, lengths: list[int]) -> Tensor:
     """The layer with its output projection: [tokens, hidden] -> the same"""
-    batch = Packed.of([np.zeros(length, np.int32) for length in lengths])
+    batch = Packed.from_sequences([np.zeros(length, np.int32) for length in lengths])
     return layer.out.forward(layer.forward(x, batch, Shared({}, None, Chunks.of(lengths))))
 
 
@@ -156,11 +156,11 @@ def test_hidden_and_shared_tokens_are_refused(tmp_path: Path) -> None:
     """
     encoder = load(write_checkpoint("qwen3_5_text", tmp_path))
     ids = random_ids((9,))[0]
-    trunk = Backbone(encoder, {})
-    trunk.refuse_outside([InputSequence(ids)])
+    backbone = Backbone(encoder, {})
+    backbone.refuse_outside([InputSequence(ids)])
     assert encoder.causal
     assert not encoder.shares_prefixes
     assert encoder.goes_by_runs  # no graph is captured
     for one in (InputSequence(ids, seen=3), InputSequence(ids, before=ids)):
-        with pytest.raises(InvalidInput, match="carries a state"):
-            trunk.refuse_outside([one])
+        with pytest.raises(InvalidInput, match="is recurrent"):
+            backbone.refuse_outside([one])

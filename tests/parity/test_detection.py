@@ -62,10 +62,10 @@ def images(kind: str) -> list[bytes]:
 
 @torch.inference_mode()
 def outputs(model: Detector, sequences: Sequence[InputSequence]) -> list[Floats]:
-    trunk = model.trunk
-    batch = trunk.pack(sequences, [None] * len(sequences))
-    hidden = trunk.encoder.forward(batch)
-    head = trunk.heads[HEAD]
+    backbone = model.backbone
+    batch = backbone.pack(sequences, [None] * len(sequences))
+    hidden = backbone.encoder.forward(batch)
+    head = backbone.heads[HEAD]
     return head.split(
         tuple(one.numpy() for one in head.forward(hidden, batch, sequences)), sequences
     )  # type: ignore[return-value]

@@ -76,7 +76,11 @@ def reference(
 
 
 def packed(encoder: PackedEncoder, ids: Ids, types: Ids | None = None) -> list[Tensor]:
-    return list(encoder(Packed.of(ids, types)).float().split([len(sequence) for sequence in ids]))
+    return list(
+        encoder(Packed.from_sequences(ids, types))
+        .float()
+        .split([len(sequence) for sequence in ids])
+    )
 
 
 def worst(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
@@ -129,7 +133,7 @@ def test_one_row_a_sequence_equals_that_row_of_all(
     kind: Kind, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     encoder = load(write_checkpoint(kind, tmp_path), dtype)
-    batch = Packed.of(random_ids())
+    batch = Packed.from_sequences(random_ids())
     whole = encoder(batch).float()
     both: tuple[Rows, ...] = ("first", "last")
     for rows in both:
@@ -148,7 +152,7 @@ def test_segments_are_honoured(kind: Kind, tmp_path: Path) -> None:
 def test_sequences_without_segments_among_others_are_of_segment_0(tmp_path: Path) -> None:
     encoder = load(write_checkpoint("bert", tmp_path))
     first, second = random_ids((7, 9))
-    mixed = encoder(Packed.of([first, second], [None, np.ones(9, np.int32)]))
+    mixed = encoder(Packed.from_sequences([first, second], [None, np.ones(9, np.int32)]))
     assert worst([mixed[:7]], packed(encoder, [first])) <= 1e-5
 
 
@@ -169,7 +173,7 @@ def test_forward_reads_no_tensor_on_the_host() -> None:
         config = Config(random_model(kind).config.to_dict())
         encoder, _ = empty_encoder(config)
         prepare(encoder)
-        batch = Packed.of(random_ids(), device="meta")
+        batch = Packed.from_sequences(random_ids(), device="meta")
         assert encoder(batch).shape == (sum(LENGTHS), 64)
         assert encoder(batch, rows="last").shape == (len(LENGTHS), 64)
 

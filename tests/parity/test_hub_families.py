@@ -85,7 +85,7 @@ def test_bfloat16_is_as_good_as_the_reference_in_bfloat16(name: str, tmp_path: P
 @pytest.mark.parametrize("name", FAMILIES)
 def test_one_row_a_sequence_equals_that_row_of_all(name: str, tmp_path: Path) -> None:
     encoder, _, _ = checkpoint(name, tmp_path)
-    batch = Packed.of(random_ids())
+    batch = Packed.from_sequences(random_ids())
     whole = encoder(batch)
     both: tuple[Rows, ...] = ("first", "last")
     for rows in both:
@@ -104,7 +104,10 @@ def test_segments_are_honoured(name: str, tmp_path: Path) -> None:
 def test_forward_reads_no_tensor_on_the_host(name: str) -> None:
     encoder, _ = empty_encoder(Config(HUB[name].config(*SIZE)))
     prepare(encoder)
-    assert encoder(Packed.of(random_ids(), device="meta"), rows="last").shape == (len(LENGTHS), 64)
+    assert encoder(Packed.from_sequences(random_ids(), device="meta"), rows="last").shape == (
+        len(LENGTHS),
+        64,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

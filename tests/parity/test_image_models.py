@@ -48,10 +48,10 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> ImageModel:
 @torch.inference_mode()
 def vectors(model: ImageModel, name: str, sequences: Sequence[InputSequence]) -> Tensor:
     """The head's outputs for sequences in one packed batch."""
-    trunk = next(trunk for trunk in model.trunks if name in trunk.heads)
-    head = trunk.heads[name]
-    batch: Packed = trunk.pack(sequences, [None] * len(sequences))
-    hidden = trunk.encoder.forward(batch, head.rows)
+    backbone = next(backbone for backbone in model.backbones if name in backbone.heads)
+    head = backbone.heads[name]
+    batch: Packed = backbone.pack(sequences, [None] * len(sequences))
+    hidden = backbone.encoder.forward(batch, head.rows)
     outputs = head.split(
         tuple(one.numpy() for one in head.forward(hidden, batch, sequences)), sequences
     )
@@ -280,7 +280,7 @@ def test_layout_of_sentence_transformers(tmp_path: Path) -> None:
         (
             "vit",
             {"image_size": 64},
-            "makes images of size .32, 32., and the model of config.json takes 64 x 64 pixels",
+            "images have size .32, 32.; config.json needs 64 x 64 pixels",
         ),
         ("vit", {"model_type": "levit"}, "model_type is 'levit': supported are clip"),
         ("vit", {"num_hidden_layers": 1}, "has no place in the model that config.json describes"),
@@ -392,4 +392,4 @@ def test_size_of_naflex_equals_transformers() -> None:
             *numbers.integers(1, 4000, (40, 2)).tolist(),
         ]:
             wanted = get_image_size_for_max_num_patches(height, width, 16, most)
-            assert PatchBudget(16, most).of(height, width) == wanted, (height, width, most)
+            assert PatchBudget(16, most).size_of(height, width) == wanted, (height, width, most)

@@ -93,7 +93,7 @@ def test_float_pixels_are_within_rounding_of_torch(
 ) -> None:
     """DINOv3's are resized as float32. A difference of one colour in 255 would be 0.004."""
     processor.save_pretrained(tmp_path)
-    ours = ImageProcessing.of(
+    ours = ImageProcessing.from_config(
         Config(json.loads((tmp_path / "preprocessor_config.json").read_text())), ""
     )
     for data, image in images():
@@ -117,7 +117,7 @@ def normalised(processing: ImageProcessing, pixels: NDArray[Any]) -> NDArray[np.
 @pytest.mark.parametrize("name", CLASSES)
 def test_pixels_equal_transformers(name: str, settings: Mapping[str, object]) -> None:
     theirs = CLASSES[name](**settings)
-    ours = ImageProcessing.of(Config({"image_processor_type": name, **settings}), "")
+    ours = ImageProcessing.from_config(Config({"image_processor_type": name, **settings}), "")
     for data, image in images():
         pixels = decode(data, "items[0]")
         got = ours.apply(pixels, "items[0]")
@@ -138,7 +138,7 @@ def test_what_transformers_writes_is_read(name: str, tmp_path: Path) -> None:
     """Every key that it writes, and the defaults where there is none."""
     CLASSES[name]().save_pretrained(tmp_path)
     written = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    assert ImageProcessing.of(Config(written), "") == ImageProcessing.of(Config({}), name)
+    assert ImageProcessing.from_config(Config(written), "") == ImageProcessing.from_config(Config({}), name)
     assert written["image_processor_type"] == name
 
 
@@ -151,13 +151,13 @@ def test_old_names_and_forms() -> None:
             "resample": 3,
         }
     )
-    processing = ImageProcessing.of(old, "")
+    processing = ImageProcessing.from_config(old, "")
     assert (processing.size, processing.crop) == (24, (20, 20))
-    assert processing == ImageProcessing.of(
+    assert processing == ImageProcessing.from_config(
         Config({"size": {"shortest_edge": 24}, "crop_size": {"height": 20, "width": 20}}),
         "CLIPImageProcessorFast",
     )
-    assert ImageProcessing.of(Config({"size": 24}), "ViTImageProcessor").size == (24, 24)
+    assert ImageProcessing.from_config(Config({"size": 24}), "ViTImageProcessor").size == (24, 24)
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,10 @@ def test_old_names_and_forms() -> None:
             {"image_processor_type": "Owlv2ImageProcessor"},
             "image_processor_type is 'Owlv2ImageProcessor': supported are Bit",
         ),
-        ({"size": {"longest_edge": 5}}, "size is .*: height and width are needed"),
+        ({"size": {"longest_edge": 5}}, "size is .*: it needs height and width"),
         (
             {"size": {"shortest_edge": 10, "longest_edge": 50}},
-            "size is .*: height and width are needed",
+            "size is .*: it needs height and width",
         ),
         ({"size": {"shortest_edge": 0}}, r"size\.shortest_edge is 0: a number of at least 1"),
         ({"size": {"shortest_edge": 100_000}}, r"size\.shortest_edge is 100000: at most 16,384"),
@@ -195,11 +195,11 @@ def test_old_names_and_forms() -> None:
 )
 def test_settings_that_are_not_served(settings: Mapping[str, object], message: str) -> None:
     with pytest.raises(ModelBroken, match=f"^preprocessor_config.json: {message}"):
-        ImageProcessing.of(Config(settings, file="preprocessor_config.json"), "CLIPImageProcessor")
+        ImageProcessing.from_config(Config(settings, file="preprocessor_config.json"), "CLIPImageProcessor")
 
 
 def test_images_too_thin_to_be_resized() -> None:
-    processing = ImageProcessing.of(Config({}), "CLIPImageProcessor")
+    processing = ImageProcessing.from_config(Config({}), "CLIPImageProcessor")
     assert processing.seen(1, 900, "items[2]") == (224, 224)
     with pytest.raises(InvalidInput, match="too thin: 1 x 50,000,000 pixels") as caught:
         processing.seen(50_000_000, 1, "items[2]")

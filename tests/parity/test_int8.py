@@ -114,7 +114,7 @@ def test_whole_models_are_loaded_in_int8(kind: Kind, head: Any, tmp_path: Path) 
     assert all(found.is_good for _, found in compared(small, done))
     assert small.data_type == "int8"
     assert small.bytes < 0.35 * wide.bytes
-    twin = small.widened()
+    twin = small.load_fp32_fallback()
     assert twin is not None
     assert twin.data_type == "float32"
 
@@ -150,7 +150,7 @@ def test_labels_are_remembered_as_they_are_in_int8(tmp_path: Path) -> None:
 
 
 def token_table(model: PackedModel) -> Table:
-    embed = model.trunks[0].encoder.embed
+    embed = model.backbones[0].encoder.embed
     assert isinstance(embed, TokenEmbedding)
     return embed.token
 
@@ -168,7 +168,7 @@ def test_card_and_a_worker_may_ask_for_it(tmp_path: Path) -> None:
         model = load_model(directory, "org/name", CPU, dtype, overrides)
         assert model.data_type == wanted
         if dtype is torch.float32:
-            assert model.trunks[0].encoder.dtype is torch.float32
+            assert model.backbones[0].encoder.dtype is torch.float32
 
 
 @pytest.mark.parametrize("kind", ["bert", "qwen3", "deberta-v2"])

@@ -328,7 +328,7 @@ def test_float32_twin_has_the_adapters_too(tmp_path: Path) -> None:
     made.
     """
     a = adapted(tmp_path, "bert", BERT_ADAPTERS[:1], torch.bfloat16)
-    twin = a.model.widened()
+    twin = a.model.load_fp32_fallback()
     assert twin is not None
     merged = write_random_adapter("bert", tmp_path / "late", seed=9, r=2, target_modules=["query"])
     a.model.add_adapter("org/late", tmp_path / "late")
@@ -429,7 +429,7 @@ QUERY = "base_model.model.encoder.layer.0.attention.self.query"
             (4, 400),
             "adapts an embedding",
         ),
-        ("base_model.model.classifier.weight", (2, 64), "is of what was trained as a whole"),
+        ("base_model.model.classifier.weight", (2, 64), "was trained as a whole"),
     ],
 )
 def test_tensor_that_does_not_fit_is_named(
@@ -445,7 +445,7 @@ def test_tensor_that_is_there_twice(base: PackedModel, sound: Path) -> None:
     tensors = load_file(sound / lora.WEIGHTS)
     save_file(tensors | {f"{QUERY}.lora_A.other.weight": torch.zeros(4, 64)}, sound / lora.WEIGHTS)
     with pytest.raises(
-        ModelBroken, match=r"adapter_model.safetensors: tensor '.*query.lora_A.*' is there twice"
+        ModelBroken, match=r"adapter_model.safetensors: tensor '.*query.lora_A.*' is a duplicate"
     ):
         base.add_adapter("a", sound)
 

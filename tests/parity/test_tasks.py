@@ -155,7 +155,7 @@ def test_bfloat16_keeps_to_the_reference(v3: FakeJinaV3) -> None:
 
 
 def test_float32_fallback_has_the_tasks(v3: FakeJinaV3) -> None:
-    wide = load(v3.directory, torch.bfloat16).widened()
+    wide = load(v3.directory, torch.bfloat16).load_fp32_fallback()
     assert wide is not None
     assert (
         worst(
@@ -239,7 +239,7 @@ def test_prompts_are_config_jsons_where_no_other_file_has_them(tmp_path: Path) -
         ({"lora_adaptations": ["a", "a"]}, "each once"),
         ({"task_instructions": {"separation": ["a"]}}, "separation"),
         ({"lora_adaptations": ["../a"]}, "plain name"),
-        ({"lora_adaptations": list(TASKS[:4])}, "config.json asks for"),
+        ({"lora_adaptations": list(TASKS[:4])}, "config.json needs"),
     ],
 )
 def test_config_that_does_not_fit_is_refused_with_key_or_tensor(

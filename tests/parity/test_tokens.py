@@ -15,7 +15,7 @@ from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
 from libs.models import PackedModel, load_served_model
 from libs.models.results import DetokenizeResult, Tokenization, TokenizeResult
 from libs.models.text.tokens import TokenProcessor
-from libs.models.work import DetokenizeWork, TokenizeWork, Truncation, go_on_anyway
+from libs.models.work import DetokenizeWork, TokenizeWork, Truncation, never_cancelled
 from tests.generation.served import write
 from tests.parity import image_models
 from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint
@@ -199,7 +199,7 @@ def test_models_of_images_and_texts_tokenize_and_those_of_images_alone_do_not(
 def test_models_that_write_tokenize_without_a_forward_pass(tmp_path: Path) -> None:
     write("qwen3", tmp_path)
     writer = load_served_model(tmp_path, "test/writer", torch.device("cpu"), torch.float32)
-    prepared = writer.prepare(TokenizeWork(["a text"]), go_on_anyway)
+    prepared = writer.prepare(TokenizeWork(["a text"]), never_cancelled)
     result = writer.finish(prepared, [])
     assert isinstance(result, TokenizeResult)
     assert (

@@ -360,10 +360,10 @@ def test_template_that_cannot_be_used(export: Path) -> None:
     file = export / "chat_template.jinja"
     assert file.is_file()
     file.write_text("{% for turn in messages %}{{ turn.role }}{% endfor %}")
-    with pytest.raises(ModelBroken, match="no place for the one image"):
+    with pytest.raises(ModelBroken, match="no place for the image"):
         loaded(export)
     file.unlink()
-    with pytest.raises(ModelBroken, match="is missing: pages are shown"):
+    with pytest.raises(ModelBroken, match="is missing: pages need"):
         loaded(export)
 
 
@@ -379,5 +379,5 @@ def test_configuration_of_another_name(export: Path) -> None:
     file = export / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "v_splade"}))
     model = load_vision_language(export, dtype=torch.float32, device=CPU)
-    assert list(model.trunks[0].heads) == ["sparse"]
+    assert list(model.backbones[0].heads) == ["sparse"]
     assert worst(of_pages(loaded(export), 1), v_splade().pages([opened(FILES[1])])) <= FLOAT_BOUND

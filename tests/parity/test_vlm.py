@@ -61,11 +61,11 @@ def vectors(
     model: VisionLanguageModel, sequences: Sequence[InputSequence], head: str = "multi_vector"
 ) -> list[Tensor]:
     """The head's outputs for sequences in one packed batch, of length 1."""
-    (trunk,) = model.trunks
-    batch = trunk.pack(sequences, [None] * len(sequences))
-    hidden = trunk.encoder.forward(batch)
-    arrays = tuple(one.numpy() for one in trunk.heads[head].forward(hidden, batch, sequences))
-    outputs = trunk.heads[head].split(arrays, sequences)
+    (backbone,) = model.backbones
+    batch = backbone.pack(sequences, [None] * len(sequences))
+    hidden = backbone.encoder.forward(batch)
+    arrays = tuple(one.numpy() for one in backbone.heads[head].forward(hidden, batch, sequences))
+    outputs = backbone.heads[head].split(arrays, sequences)
     return [
         torch.nn.functional.normalize(torch.from_numpy(np.asarray(one)), dim=-1) for one in outputs
     ]
@@ -129,11 +129,11 @@ def test_prices_are_known_from_the_header(
     monkeypatch.setattr("libs.models.images.vlm.parts.decoding", None)
     for data, one in zip(pages(), sequences, strict=True):
         assert model.input.tokens(data, "items[0]") == one.tokens
-        tower = model.trunks[0].tower
+        tower = model.backbones[0].tower
         assert isinstance(tower, ImageTower)
         assert one.rows is not None
         assert model.input.patches(data, "items[0]") == sum(
-            tower.tokens_of(picture) for picture in one.rows.inputs
+            tower.count_tokens(picture) for picture in one.rows.inputs
         )
 
 
@@ -221,7 +221,7 @@ def test_adapters_are_merged_into_their_base(tmp_path: Path) -> None:
     tensors = load_file(adapter / "adapter_model.safetensors")
     assert base_of(adapter) == "some/base"
     assert base_of(base) == ""
-    with pytest.raises(ModelBroken, match="the model 'some/base' is needed"):
+    with pytest.raises(ModelBroken, match="needs its base model 'some/base'"):
         load_vision_language(adapter, dtype=torch.float32, device=CPU)
     model = load_vision_language(adapter, dtype=torch.float32, device=CPU, base=base)
     wanted = adapted.pages(images) + adapted.queries(QUERIES)
@@ -230,7 +230,7 @@ def test_adapters_are_merged_into_their_base(tmp_path: Path) -> None:
         f"base_model.model.model.extra.lora_{factor}.weight": torch.zeros(3, 3) for factor in "AB"
     }
     save_file(tensors | odd, adapter / "adapter_model.safetensors")
-    with pytest.raises(ModelBroken, match="an adapter is for the tensor"):
+    with pytest.raises(ModelBroken, match="an adapter updates the tensor"):
         load_vision_language(adapter, dtype=torch.float32, device=CPU, base=base)
 
 
@@ -241,7 +241,7 @@ def test_language_models_embed_and_judge(tmp_path: Path) -> None:
     """
     theirs = conversation()
     theirs.save(tmp_path)
-    with pytest.raises(ModelBroken, match="a card must say what the language model is used for"):
+    with pytest.raises(ModelBroken, match="a card must define the language model's use"):
         load_vision_language(tmp_path, dtype=torch.float32, device=CPU)
     page, told = pages()[1], Part("a page", "items[0].parts[1]")
     mark = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -274,9 +274,11 @@ def test_language_models_embed_and_judge(tmp_path: Path) -> None:
         f"<|im_start|>system\n{judged}<|im_end|>\n<|im_start|>user\n{text}{end}", [opened(page)]
     )
     yes, no = (score.input.text.token_id(word) for word in ("yes", "no"))
-    trunk = score.trunks[0]
-    batch = trunk.pack([pair], [None])
-    (found,) = trunk.heads["score"].forward(trunk.encoder.forward(batch, "last"), batch, [pair])
+    backbone = score.backbones[0]
+    batch = backbone.pack([pair], [None])
+    (found,) = backbone.heads["score"].forward(
+        backbone.encoder.forward(batch, "last"), batch, [pair]
+    )
     torch.testing.assert_close(found[0, 0], logits[yes] - logits[no], rtol=1e-5, atol=1e-5)
     wordless = replace(dense.input, prompts=replace(dense.input.prompts, instruction=""))
     with pytest.raises(InvalidInput, match="takes no instruction"):
@@ -290,4 +292,4 @@ def test_pooling_of_sentence_transformers_is_a_use(tmp_path: Path) -> None:
         json.dumps([{"path": "", "type": kind} for kind in kinds])
     )
     model = load_vision_language(tmp_path, dtype=torch.float32, device=CPU)
-    assert list(model.trunks[0].heads) == ["dense"]
+    assert list(model.backbones[0].heads) == ["dense"]

@@ -41,7 +41,7 @@ def noise(height: int, width: int) -> Image.Image:
 @pytest.mark.parametrize("settings", TILES)
 def test_tiles_equal_transformers(settings: Mapping[str, object]) -> None:
     theirs = transformers.Idefics3ImageProcessorPil(**settings)
-    ours = Tiles.of(Config(settings), 16, 4)
+    ours = Tiles.from_config(Config(settings), 16, 4)
     sizes = (*SIZES, (300, 200)) if settings else ((3000, 2000), (1, 300))
     for size in sizes:
         image = noise(*size)
@@ -84,7 +84,7 @@ def test_squares_equal_transformers(settings: Mapping[str, object]) -> None:
     theirs = transformers.Qwen2VLImageProcessorPil(**settings)
     side = int(str(settings.get("patch_size", 14)))
     spec = PatchSpec(8, side, (0, 0), class_token=False, resampled=True)
-    ours = SmartResize.of(Config(settings), spec, 2, plain=False)
+    ours = SmartResize.from_config(Config(settings), spec, 2, plain=False)
     for size in (
         (60, 30),
         (61, 133),
@@ -111,7 +111,7 @@ def test_squares_equal_transformers(settings: Mapping[str, object]) -> None:
 
 
 def test_images_that_make_no_tiles() -> None:
-    few = Tiles.of(Config({"do_resize": False, "max_image_size": {"longest_edge": 10}}), 16, 4)
+    few = Tiles.from_config(Config({"do_resize": False, "max_image_size": {"longest_edge": 10}}), 16, 4)
     with pytest.raises(InvalidInput, match="makes 10,000 tiles") as caught:
         few.lay(1000, 1000, "items[3]")
     assert caught.value.field == "items[3]"

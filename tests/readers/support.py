@@ -10,7 +10,7 @@ import torch
 from libs.models.generation.model import GenerativeModel
 from libs.models.loading import load_served_model
 from libs.models.results import ExtractResult
-from libs.models.work import Part, TextWork, Unfinished, WriteWork
+from libs.models.work import GenerationWork, Part, TextWork, Unfinished
 
 MOST = 40
 
@@ -27,12 +27,12 @@ def work_on(images: list[bytes], **settings: Any) -> TextWork:
     return TextWork([""] * len(images), parts=parts, **({"max_tokens": MOST} | settings))
 
 
-def written_for(model: GenerativeModel, *works: WriteWork) -> list[list[list[int]]]:
+def written_for(model: GenerativeModel, *works: GenerationWork) -> list[list[list[int]]]:
     """The ids of each job's texts, all of them in one loop."""
     return [[output.ids.tolist() for output in outputs] for _, outputs in _answers(model, works)]
 
 
-def result_of(model: GenerativeModel, work: WriteWork) -> ExtractResult:
+def result_of(model: GenerativeModel, work: GenerationWork) -> ExtractResult:
     ((prepared, outputs),) = _answers(model, [work])
     found = model.finish(prepared, outputs)
     assert isinstance(found, ExtractResult)

@@ -23,7 +23,7 @@ from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, Tas
 from libs.models.generation.decoding.loop import DecodeLoop
 from libs.models.loading import load_served_model
 from libs.models.readers.conversation import ConversationReader
-from libs.models.work import Part, RegionsWork, TextWork, Turn, nothing_between
+from libs.models.work import Part, RegionsWork, TextWork, Turn, never_yield
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers.conversation_models import KINDS, QWEN, write, written
 from tests.readers.support import MOST, load, result_of, work_on, written_for
@@ -72,7 +72,7 @@ def test_sides_are_multiples_of_what_the_processor_says(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="too small: 40 x 3 pixels"):
         load(tmp_path).prepare(work_on([png_of(3, 40)]))
     file.write_text(json.dumps(values | {"patch_size": 6}))
-    with pytest.raises(ModelBroken, match=r"patch_size.*multiples of 4 pixels"):
+    with pytest.raises(ModelBroken, match=r"patch_size.*side, 4 pixels"):
         load(tmp_path)
 
 
@@ -196,9 +196,7 @@ def test_prefill_in_pieces(kind: str, tmp_path: Path) -> None:
     for most in (7, 2048):
         loop = DecodeLoop(reader.writer, 400, most_rows=most)
         texts: dict[int, list[int]] = {}
-        going = [
-            loop.add(request) for request in reader.requests(prepared.sequences, nothing_between)
-        ]
+        going = [loop.add(request) for request in reader.requests(prepared.sequences, never_yield)]
         while loop.sequences:
             for each in loop.step():
                 texts.setdefault(id(each.sequence), []).extend(each.ids)
@@ -221,7 +219,7 @@ def test_logits_as_transformers(kind: str, tmp_path: Path, monkeypatch: pytest.M
         return seen[-1].clone()
 
     monkeypatch.setattr(reader.writer, "forward", kept)
-    loop.add(reader.requests(sequences, nothing_between)[0])
+    loop.add(reader.requests(sequences, never_yield)[0])
     loop.step()
     theirs: list[torch.Tensor] = []
     hook = reference.lm_head.register_forward_hook(

@@ -20,7 +20,7 @@ from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, Tas
 from libs.models.generation.model import GenerativeModel
 from libs.models.readers.florence import FlorenceReader
 from libs.models.readers.florence_tasks import TASKS, Form, regions_of
-from libs.models.work import Part, RegionsWork, TextWork, WrittenIds, go_on_anyway, nothing_between
+from libs.models.work import GeneratedIds, Part, RegionsWork, TextWork, never_cancelled, never_yield
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers import florence_models
 from tests.readers.support import MOST, apart, load, result_of, work_on, written_for
@@ -72,14 +72,14 @@ def test_encoders_states(written: tuple[Any, Path, GenerativeModel]) -> None:
     reader = model._reader
     assert isinstance(reader, FlorenceReader)
     (sequence,) = model.prepare(work_on([image], instruction="What is it?")).sequences
-    found = reader.requests([sequence], nothing_between)[0].states
+    found = reader.requests([sequence], never_yield)[0].states
     pixels = florence_models.processor(directory)(Image.open(BytesIO(image)), return_tensors="pt")[
         "pixel_values"
     ]
     with torch.inference_mode():
         seen = reference.get_image_features(pixels).pooler_output
         assert sequence.rows is not None
-        (ours,) = reader._model.images.states([sequence.rows.values], nothing_between)
+        (ours,) = reader._model.images.states([sequence.rows.values], never_yield)
         rows = reference.get_input_embeddings()(
             torch.from_numpy(sequence.ids[len(sequence.rows.places) :]).long()
         )
@@ -135,7 +135,7 @@ def test_bfloat16_is_as_near_as_transformers(tmp_path: Path) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         reader = load(tmp_path, dtype)._reader
         assert isinstance(reader, FlorenceReader)
-        (states[dtype],) = reader._model.images.states([sequence.rows.values], nothing_between)
+        (states[dtype],) = reader._model.images.states([sequence.rows.values], never_yield)
     pixels = florence_models.processor(tmp_path)(Image.open(BytesIO(image)), return_tensors="pt")[
         "pixel_values"
     ]
@@ -201,10 +201,10 @@ def test_phrases_that_have_no_place_are_left_out(
         assert isinstance(reader, FlorenceReader)
         ids = np.array(reader.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
         work = work_on([pictures()[0]], instruction="<CAPTION_TO_PHRASE_GROUNDING> it")
-        _, notes = reader.prepare(work, go_on_anyway)
+        _, notes = reader.prepare(work, never_cancelled)
         return [
             region.label
-            for region in reader.finish(work, notes, [WrittenIds(ids, "stop")]).items[0].regions
+            for region in reader.finish(work, notes, [GeneratedIds(ids, "stop")]).items[0].regions
         ]
 
     # microsoft's layout has the words in code, transformers' in a file.

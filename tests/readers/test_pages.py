@@ -16,9 +16,9 @@ import transformers
 from PIL import Image
 
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
-from libs.models.readers.donut import form_of, read_processing
+from libs.models.readers.donut import parse_answer, read_processing
 from libs.models.readers.encoder_decoder import EncoderDecoderReader
-from libs.models.work import RegionsWork, TextWork, WrittenIds, nothing_between
+from libs.models.work import GeneratedIds, RegionsWork, TextWork, never_yield
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers.page_models import processed, write_donut, write_trocr, written
 from tests.readers.support import MOST, apart, load, result_of, work_on, written_for
@@ -161,7 +161,7 @@ def test_encoders_states(write: Any, tmp_path: Path) -> None:
         (sequence,) = model.prepare(work_on([image])).sequences
         reader = model._reader
         assert isinstance(reader, EncoderDecoderReader)
-        states = reader.requests([sequence], nothing_between)[0].states
+        states = reader.requests([sequence], never_yield)[0].states
         assert states is not None
         found[dtype] = states
     assert apart(found[torch.float32], wanted) < 1e-5
@@ -178,14 +178,14 @@ def test_what_tags_say() -> None:
     for _ in range(500):
         text = "".join(_tagged(chance, 3) for _ in range(chance.randint(0, 3)))
         wanted = reader.token2json(text)
-        found = form_of(text, frozenset({"<paid/>"}))
+        found = parse_answer(text, frozenset({"<paid/>"}))
         if isinstance(wanted, list):
             wanted = wanted[0] if len(wanted) == 1 else {"items": wanted}
         assert found == wanted, text
         nested += "{" in str(wanted)[1:]
     assert nested > 50
     deep = "<s_a>" * 2000 + "x" + "</s_a>" * 2000
-    assert form_of(deep)  # and no more than Python's stack is needed
+    assert parse_answer(deep)  # and no more than Python's stack is needed
 
 
 def _tagged(chance: random.Random, depth: int) -> str:
@@ -217,7 +217,7 @@ def test_form_deeper_than_a_message_is_a_text_alone(tmp_path: Path) -> None:
             ]
         )
         ids = np.array(reader.tokenizer.encode(tags, add_special_tokens=False).ids, np.int32)
-        found = reader._extraction("<s_docvqa>", WrittenIds(ids, "stop"))
+        found = reader._extraction("<s_docvqa>", GeneratedIds(ids, "stop"))
         assert found.text == tags
         assert (found.json is not None) == whole
 

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 
 from libs.errors import ModelBroken
-from libs.models import Between, Forwarded, InputSequence, Model, nothing_between
+from libs.models import Forwarded, InputSequence, Model, YieldPoint, never_yield
 from services.worker.__main__ import main
 from services.worker.machine.device import Device, Load, open_device
 from services.worker.settings import Settings
@@ -62,13 +62,13 @@ class FaultyModel:
         return getattr(self._model, name)
 
     def forward(
-        self, head: str, sequences: list[InputSequence], between: Between = nothing_between
+        self, head: str, sequences: list[InputSequence], yield_point: YieldPoint = never_yield
     ) -> Sequence[Forwarded]:
         if threading.current_thread().name == "device" and self._is_out_of_memory(sequences):
             raise torch.OutOfMemoryError(
                 "CUDA out of memory. Tried to allocate 1.00 GiB (a fault of our making)"
             )
-        return self._model.forward(head, sequences, between)
+        return self._model.forward(head, sequences, yield_point)
 
     def _is_out_of_memory(self, sequences: list[InputSequence]) -> bool:
         self._left -= 1

@@ -22,10 +22,9 @@ from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2, worker_pb2_grpc
 from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, NoCapacity
 from libs.models import (
-    Between,
+    CancelCheck,
     EncodeResult,
     EncodeWork,
-    GoOn,
     Head,
     InputSequence,
     Output,
@@ -33,8 +32,9 @@ from libs.models import (
     Result,
     Stored,
     Work,
+    YieldPoint,
 )
-from libs.models.work import go_on_anyway, nothing_between
+from libs.models.work import never_cancelled, never_yield
 from services.router.lanes.exchange import Exchange
 
 POISON = "\N{SKULL}"
@@ -84,18 +84,18 @@ class FakeModel:
         """Answers with LASTING or STUCK that are made."""
         self.twin: FakeModel | None = None
         self.widenings: list[int] = []
-        """The thread of each call of `widened`, which gives `twin`."""
+        """The thread of each call of `load_fp32_fallback`, which gives `twin`."""
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         if not isinstance(work, EncodeWork):
             raise InvalidInput("only encode")
         for index, text in enumerate(work.texts):
-            go_on()
+            check_cancelled()
             self.creeping += CREEPING in text
             try:
                 while CREEPING in text:
                     time.sleep(0.001)
-                    go_on()
+                    check_cancelled()
             finally:
                 self.creeping -= CREEPING in text
             if len(text) > MAX_TOKENS:
@@ -109,7 +109,7 @@ class FakeModel:
         return Prepared(work, "dense", sequences)
 
     def forward(
-        self, head: Head, sequences: list[InputSequence], between: Between = nothing_between
+        self, head: Head, sequences: list[InputSequence], yield_point: YieldPoint = never_yield
     ) -> list[Output]:
         self.batches.append([sequence.tokens for sequence in sequences])
         self.started.set()
@@ -117,7 +117,7 @@ class FakeModel:
         if SLOW in letters:
             self.gate.wait(30)
         while LAYERED in letters and not self.gate.wait(0.001):
-            between()
+            yield_point()
         if POISON in letters:
             raise RuntimeError("poisoned")
         return [self._vector(sequence) for sequence in sequences]
@@ -132,14 +132,17 @@ class FakeModel:
         return np.array([sequence.tokens, total], dtype=np.float32)
 
     def finish(
-        self, prepared: Prepared, outputs: list[Output], go_on: GoOn = go_on_anyway
+        self,
+        prepared: Prepared,
+        outputs: list[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         texts = "".join(prepared.work.texts) if isinstance(prepared.work, EncodeWork) else ""
         self.lasting += LASTING in texts or STUCK in texts
         try:
             while LASTING in texts:
                 time.sleep(0.001)
-                go_on()
+                check_cancelled()
             if STUCK in texts:
                 self.gate.wait(30)
         finally:
@@ -160,7 +163,7 @@ class FakeModel:
     def remove_adapter(self, name: str) -> None:
         self.adapters.pop(name, None)
 
-    def widened(self) -> FakeModel | None:
+    def load_fp32_fallback(self) -> FakeModel | None:
         self.widenings.append(threading.get_ident())
         return self.twin
 

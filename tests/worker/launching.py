@@ -10,7 +10,7 @@ import torch
 from shoal.v1 import worker_pb2
 
 from libs.errors import ShoalError
-from libs.models import Between, Head, InputSequence, Output, nothing_between
+from libs.models import Head, InputSequence, Output, YieldPoint, never_yield
 from services.worker.jobs.execution.ladder import OomRecovery
 from services.worker.jobs.execution.runner import Runner
 from services.worker.jobs.held import HeldJob, Lease
@@ -91,13 +91,13 @@ class LaunchingModel(FakeModel):
         return FakePending(submission, self.log, name, self.at_collect(name))
 
     def forward(
-        self, head: Head, sequences: list[InputSequence], between: Between = nothing_between
+        self, head: Head, sequences: list[InputSequence], yield_point: YieldPoint = never_yield
     ) -> list[Output]:
         assert self.queue.pending == 0, (
             "a batch that is not launched runs while another is on the device"
         )
         self.log.append(f"forward {batch_name(sequences)}")
-        return super().forward(head, sequences, between)
+        return super().forward(head, sequences, yield_point)
 
 
 def batch_name(sequences: Sequence[InputSequence]) -> str:

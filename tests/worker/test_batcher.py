@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.models import WRITE
+from libs.models import GENERATE
 from services.worker.scheduling.batcher import (
     BULK_SHARE,
     CANDIDATES,
@@ -322,7 +322,7 @@ def test_bunch_of_a_light_client_goes_before_a_backlog_but_no_longer_than_its_cr
 def test_model_that_writes_has_no_burst_before_the_other_models_of_its_caller_and_half_their_weight() -> (
     None
 ):
-    room, writer = WaitingRoom(), Group("org/writer", WRITE)
+    room, writer = WaitingRoom(), Group("org/writer", GENERATE)
     arrived = 0
 
     def one_more(now: float) -> None:

@@ -16,7 +16,7 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import InvalidInput
 from libs.models import EncodeResult, EncodeWork, outputs_of
-from libs.models.work import go_on_anyway
+from libs.models.work import never_cancelled
 from libs.store import open_store
 from services.worker.machine import disk
 from services.worker.machine.device import open_device
@@ -92,8 +92,8 @@ async def test_what_a_card_says_is_reported_and_done(tmp_path: Path) -> None:
         assert (line(made).pinned, line(made).card.data_type) == (True, "bfloat16")
         # Half of the encoder's numbers, as against float32.
         assert resident.model.bytes < (directory / "model.safetensors").stat().st_size * 0.6
-        prepared = resident.model.prepare(EncodeWork(["text"], role="query"), go_on_anyway)
-        plain = resident.model.prepare(EncodeWork(["text"]), go_on_anyway)
+        prepared = resident.model.prepare(EncodeWork(["text"], role="query"), never_cancelled)
+        plain = resident.model.prepare(EncodeWork(["text"]), never_cancelled)
         assert prepared.sequences[0].tokens > plain.sequences[0].tokens
         answer = resident.model.finish(
             prepared, outputs_of(resident.model.forward(prepared.head, prepared.sequences))
@@ -119,7 +119,7 @@ async def test_card_asks_for_int8(tmp_path: Path) -> None:
         assert 0.95 * claimed < line(made).bytes < 1.05 * claimed
         resident = made.serving(MODEL)
         assert resident is not None
-        prepared = resident.model.prepare(EncodeWork(["text"]), go_on_anyway)
+        prepared = resident.model.prepare(EncodeWork(["text"]), never_cancelled)
         answer = resident.model.finish(
             prepared, outputs_of(resident.model.forward(prepared.head, prepared.sequences))
         )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from libs.models import InputSequence
-from libs.models.recall import Find
+from libs.models.output_cache import FindOutput
 from libs.telemetry import metrics
 from services.worker.jobs.execution.sparing import keep, spare
 from services.worker.memory.images import ImageOutputs
@@ -26,9 +26,9 @@ ENTRY = 1024
 class SeeingModel(FakeModel):
     """`find`: where it looks outputs up."""
 
-    find: Find | None = None
+    find: FindOutput | None = None
 
-    def recall_from(self, find: Find | None) -> bool:
+    def use_output_cache(self, find: FindOutput | None) -> bool:
         self.find = find
         return True
 

@@ -207,7 +207,7 @@ def test_input_that_does_not_fit_alone_fails_with_its_item() -> None:
     with launch_bench(is_manual=False) as b:
         run = b.model.forward
 
-        def forward(head: str, sequences: list[object], between: object = None) -> object:
+        def forward(head: str, sequences: list[object], yield_point: object = None) -> object:
             run(head, sequences)  # type: ignore[arg-type]
             raise out_of_memory()
 

@@ -204,7 +204,7 @@ def test_cross_encoders_products_are_gemm_in_its_head_too(tmp_path: Path) -> Non
 
 def test_models_are_left_as_they_were(tmp_path: Path) -> None:
     model = embedder(tmp_path)
-    modules = [*model.trunks[0].encoder.modules()]
+    modules = [*model.backbones[0].encoder.modules()]
     before = [dict(module.__dict__) for module in modules]
     attend = native.attend
     with named_parts(model):

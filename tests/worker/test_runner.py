@@ -16,14 +16,14 @@ from shoal.v1 import inference_pb2, tensor_pb2, worker_pb2
 
 from libs.errors import DeadlinePassed, InternalError, OutOfMemory, ShoalError
 from libs.models import (
-    Between,
     EncodeResult,
     InputSequence,
     Output,
     Result,
     Stored,
+    YieldPoint,
     load_model,
-    nothing_between,
+    never_yield,
 )
 from services.worker.jobs.execution.ladder import OomRecovery
 from services.worker.jobs.execution.runner import IdleWork, Runner
@@ -79,9 +79,9 @@ class Bench:
         run = self.model.forward
 
         def forward(
-            head: str, sequences: list[InputSequence], between: Between = nothing_between
+            head: str, sequences: list[InputSequence], yield_point: YieldPoint = never_yield
         ) -> list[Output]:
-            outputs = run(head, sequences, between)
+            outputs = run(head, sequences, yield_point)
             if sum(sequence.tokens for sequence in sequences) > self.capacity:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return outputs
@@ -177,10 +177,10 @@ def test_jobs_of_all_dimensions_and_data_types_share_a_forward_pass(tmp_path: Pa
     run = model.forward
 
     def forward(
-        head: str, sequences: Sequence[InputSequence], between: Between = nothing_between
+        head: str, sequences: Sequence[InputSequence], yield_point: YieldPoint = never_yield
     ) -> list[Output]:
         passes.append(len(sequences))
-        return run(head, sequences, between)
+        return run(head, sequences, yield_point)
 
     model.forward = forward  # type: ignore[method-assign]
     wishes: tuple[dict[str, Any], ...] = (
@@ -372,11 +372,11 @@ def test_no_forward_pass_overlaps_another() -> None:
         real = b.model.forward
         overlaps: list[int] = []
 
-        def watched(head: str, sequences: list[object], between: Between) -> list[Output]:
+        def watched(head: str, sequences: list[object], yield_point: YieldPoint) -> list[Output]:
             if not running.acquire(blocking=False):
                 overlaps.append(1)
             try:
-                return real(head, sequences, between)  # type: ignore[arg-type]
+                return real(head, sequences, yield_point)  # type: ignore[arg-type]
             finally:
                 running.release()
 
@@ -493,12 +493,12 @@ def test_time_of_a_batch_that_overtook_is_not_that_of_the_other() -> None:
         run = b.model.forward
 
         def slowly(
-            head: str, sequences: list[InputSequence], between: Between = nothing_between
+            head: str, sequences: list[InputSequence], yield_point: YieldPoint = never_yield
         ) -> list[Output]:
             if chr(sequences[0].ids[0]) == SLOW:
                 time.sleep(0.3)
                 b.model.gate.set()
-            return run(head, sequences, between)
+            return run(head, sequences, yield_point)
 
         b.model.forward = slowly  # type: ignore[method-assign]
         charge(b, "heavy", 1.0)

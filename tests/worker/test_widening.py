@@ -145,7 +145,7 @@ def test_twin_of_a_real_model_answers_as_float32_does(loud: Path) -> None:
     half = load_model(loud, "test/loud", CPU, torch.float32, overrides)
     prepared = half.prepare(WORK)
     assert not all(is_finite(output) for output in half.forward(prepared.head, prepared.sequences))
-    twin = half.widened()
+    twin = half.load_fp32_fallback()
     assert twin is not None
     outputs = twin.forward(prepared.head, prepared.sequences)
     assert all(is_finite(output) for output in outputs)
@@ -159,7 +159,7 @@ def test_twin_of_a_real_model_answers_as_float32_does(loud: Path) -> None:
 
 
 def test_model_in_float32_has_no_twin(loud: Path) -> None:
-    assert load_model(loud, "test/loud", CPU, torch.float32).widened() is None
-    low = load_model(loud, "test/loud", CPU, torch.bfloat16).widened()
+    assert load_model(loud, "test/loud", CPU, torch.float32).load_fp32_fallback() is None
+    low = load_model(loud, "test/loud", CPU, torch.bfloat16).load_fp32_fallback()
     assert low is not None
-    assert low.widened() is None
+    assert low.load_fp32_fallback() is None

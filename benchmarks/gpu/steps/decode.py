@@ -26,7 +26,7 @@ from benchmarks.gpu.graphs import NEVER, Tally
 from benchmarks.gpu.report import Row
 from benchmarks.models.families import POSITIONS, Shape
 from libs.kernels.attention.paged import pages_for
-from libs.models.generation import DecodeLoop, Request, Writer, load_writer
+from libs.models.generation import DecodeLoop, LanguageModel, Request, load_language_model
 from libs.models.generation.decoding.rules import Ids
 from tests.parity.checkpoints import random_model
 
@@ -146,13 +146,13 @@ def checkpoint(
     return model
 
 
-def load(directory: Path, device: torch.device, dtype: torch.dtype) -> Writer:
-    writer = load_writer(directory, device, dtype)
+def load(directory: Path, device: torch.device, dtype: torch.dtype) -> LanguageModel:
+    writer = load_language_model(directory, device, dtype)
     writer.max_positions = min(writer.max_positions, 8192)  # as models are served
     return writer
 
 
-def prompts(writer: Writer, lengths: Sequence[int]) -> list[Ids]:
+def prompts(writer: LanguageModel, lengths: Sequence[int]) -> list[Ids]:
     random = np.random.default_rng(0)
     return [random.integers(5, writer.vocabulary, length).astype(np.int32) for length in lengths]
 

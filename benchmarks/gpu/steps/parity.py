@@ -27,12 +27,12 @@ from benchmarks.gpu.context import Context, NotHere
 from benchmarks.gpu.graphs import Tally
 from benchmarks.gpu.report import Row, Value
 from libs.models import EncodeWork, load_model
+from libs.models.backbone import Backbone
 from libs.models.graphs.shapes import distance
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
 from libs.models.text.heads.pooled import PooledHead
 from libs.models.text.registry import build_encoder
-from libs.models.trunk import Backbone
 from libs.models.weights import TensorFile
 from libs.models.work import InputSequence
 from tests.parity.checkpoints import random_model, write_checkpoint
@@ -148,20 +148,20 @@ def graph(encoder: PackedEncoder, device: torch.device) -> dict[str, Value]:
     graphs = tally.graphs(device, check_every=1)
     rng = np.random.default_rng(0)
     apart: list[float] = []
-    trunk = Backbone(encoder, {})
+    backbone = Backbone(encoder, {})
     with torch.inference_mode():
         for lengths in GRAPH_BATCHES * 2:
             batch = [
                 InputSequence(rng.integers(5, 300, length, dtype=np.int32)) for length in lengths
             ]
             for heads in GRAPH_HEADS:
-                found = graphs.forward(trunk, batch, heads)
+                found = graphs.forward(backbone, batch, heads)
                 while graphs.is_pending:
                     graphs.capture_one()
-                found = found or graphs.forward(trunk, batch, heads)
+                found = found or graphs.forward(backbone, batch, heads)
                 if found is None or graphs.is_off:
                     return {"wrong": "; ".join(tally.details) or "no graph"}
-                packed = Packed.of([one.ids for one in batch], device=device)
+                packed = Packed.from_sequences([one.ids for one in batch], device=device)
                 wanted = encoder.forward(packed, heads[0].rows if heads else None)
                 apart.append(
                     distance(
@@ -213,7 +213,7 @@ def encoder_of(directory: Path, dtype: torch.dtype, device: torch.device) -> Pac
 
 def own_states(encoder: PackedEncoder, ids: Ids, device: torch.device) -> list[torch.Tensor]:
     with torch.inference_mode():
-        states = encoder(Packed.of(ids, device=device)).float().cpu()
+        states = encoder(Packed.from_sequences(ids, device=device)).float().cpu()
     return list(states.split([len(one) for one in ids]))
 
 

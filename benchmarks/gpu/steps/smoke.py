@@ -73,7 +73,7 @@ def forward(context: Context, kind: str, dtype: torch.dtype) -> Row:
         )
         row: Row = {"distance": worst(found, exact), "bound": bound}
         if context.has_cuda:
-            batch = Packed.of(ids, device=context.device)
+            batch = Packed.from_sequences(ids, device=context.device)
             with torch.inference_mode():
                 try:
                     with no_synchronization():
@@ -140,7 +140,9 @@ def captures(context: Context) -> Row:
         graph = CudaCapture(context.device).capture(whole, filled(BUCKET, batch((5,))))
         assert graph is not None
         sequences = batch((9, 3, 17))
-        wanted = encoder.forward(Packed.of([one.ids for one in sequences], device=context.device))
+        wanted = encoder.forward(
+            Packed.from_sequences([one.ids for one in sequences], device=context.device)
+        )
         return distance(
             graph.replay(partial(fill, bucket=BUCKET, sequences=sequences))[:29], wanted
         )

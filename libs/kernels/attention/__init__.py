@@ -1,3 +1,3 @@
-"""Attention of packed sequences, also over keys and values in pages: `varlen.py` chooses the
-device's implementation.
+"""Attention of packed sequences, also over paged keys and values. `varlen.py` selects the device's
+implementation.
 """

@@ -1,8 +1,8 @@
 """Attention by torch's dense operators: each run of equally long sequences is viewed as one dense
 batch.
 
-`varlen.py` uses it on a CPU, and where Triton is missing. No padding; masks and biases depend only
-on the distance of key and query, so slices of one matrix per batch, made from a table by distance,
+`varlen.py` uses it on a CPU, and without Triton. Nothing is padded. Masks and biases depend only
+on the distance of key and query, so slices of one matrix per batch, built from a table by distance,
 serve every run and layer. Long sequences are split into blocks of queries that are computed against
 their visible keys only, so memory stays bounded and masked blocks cost nothing.
 """
@@ -24,27 +24,27 @@ from libs.kernels.layout import Layout, Run
 # is never slower (bfloat16, 4 texts of 256 tokens: 14 against 231 ms).
 _FUSED_UP_TO_TOKENS_HALF = 48
 _FUSED_FROM_KEYS_FLOAT = 192
-# The most scores held at a time between the two products: 2 MiB of float32, about what stays in a
-# core's cache (2 sequences of 512 tokens, 12 heads: 26 ms so, 57 to 76 at once).
-_SCORES_AT_ONCE = 1 << 19
+# Maximum scores between the two products: 2 MiB of float32, about the size of a core's cache (2
+# sequences of 512 tokens, 12 heads: 26 ms in blocks, 57 to 76 without).
+_MAX_SCORES = 1 << 19
 # Queries of one block of a windowed sequence (8,192 tokens, 64 keys on each side: 98 ms with 64,
 # 121 with 128, 175 with 256).
 _BAND_ROWS = 64
-# Side of the matrix of masks and biases that is kept for all layers; larger ones are made block by
-# block.
+# Side of the matrix of masks and biases that is cached for all layers; larger ones are built block
+# by block.
 _KEPT = 512
 
 
 @dataclass(frozen=True, slots=True)
 class _Sight:
-    """Which keys are visible to queries, and the bias on their scores."""
+    """The keys that are visible to queries, and the bias on their scores."""
 
     causal: bool
     window: int | None
     bias: Tensor | None
 
     def keys(self, first: int, last: int, keys: int) -> tuple[int, int]:
-        """The keys [low, high) that are visible to any of the queries at positions `first` to
+        """Return the keys [low, high) that are visible to any query at positions `first` to
         `last`.
         """
         low = 0 if self.window is None else max(0, first - self.window)
@@ -52,13 +52,13 @@ class _Sight:
         return low, min(high, keys)
 
     def is_all(self, first: int, last: int, low: int, high: int) -> bool:
-        """Whether all keys [low, high) are visible to all these queries, and there is no bias."""
+        """Return whether all keys [low, high) are visible to all these queries without a bias."""
         right = 0 if self.causal else self.window
         too_far = self.window is not None and last - low > self.window
         return self.bias is None and not too_far and (right is None or high - 1 - first <= right)
 
     def is_triangle(self, run: Run) -> bool:
-        """Whether a plain causal mask from the first key on is all that is needed."""
+        """Return whether a plain causal mask from the first key on suffices."""
         return (
             self.causal
             and self.bias is None
@@ -67,8 +67,8 @@ class _Sight:
         )
 
     def seeing(self, run: Run) -> int:
-        """How many queries of each sequence see any key: with fewer keys than queries, those beyond
-        the window see none.
+        """Return how many queries of each sequence see any key: with fewer keys than queries, those
+        beyond the window see none.
         """
         return (
             run.queries
@@ -79,8 +79,8 @@ class _Sight:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Sequences [start, stop) of a run, their queries [top, bottom) and all keys [low, high) that
-    these see.
+    """Sequences [start, stop) of a run, their queries [top, bottom) and all keys [low, high)
+    visible to them.
     """
 
     start: int
@@ -93,11 +93,13 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One block, the bias or mask added to its scores, and how it is computed.
+    """One block, the bias or mask added to its scores, and its method of computation.
 
-    `added` [1 or heads, rows, keys]; `behind`: `added` is to be made from the table, with the first
-    query so far after the first key; neither: nothing is added. `triangle`: the fused kernel's own
-    causal mask is used.
+    Attributes:
+        added: [1 or heads, rows, keys].
+        behind: Distance of the first query after the first key, to build `added` from the table. If
+            `added` is None too, nothing is added.
+        triangle: Use the fused kernel's causal mask.
     """
 
     block: _Block
@@ -126,7 +128,7 @@ class _Plan:
         )
 
     def added(self, step: _Step) -> Tensor | None:
-        """[1 or heads, rows, keys] in the type of the queries."""
+        """Return [1 or heads, rows, keys] in the type of the queries."""
         if step.behind is None:
             return step.added
         block = step.block
@@ -161,7 +163,7 @@ def attend(
     bias: Tensor | None,
     softcap: float | None = None,
 ) -> Tensor:
-    """`varlen_attention` for any device and type."""
+    """Compute `varlen_attention` on any device and type."""
     sight = _Sight(causal, window, bias)
     plan = layout.memo.get(key := (sight, q.shape[1], q.dtype, softcap))
     if not isinstance(plan, _Plan):
@@ -192,7 +194,7 @@ def attend(
 
 
 def _part(t: Tensor, start: int, stop: int, low: int, high: int) -> Tensor:
-    """t[start:stop, low:high], without slicing where that is all of it."""
+    """Return t[start:stop, low:high], without slicing if that is the whole tensor."""
     if stop - start == t.shape[0] and high - low == t.shape[1]:
         return t
     return t[start:stop, low:high]
@@ -222,12 +224,12 @@ def _blocks(run: Run, heads: int, sight: _Sight, fused: bool) -> Iterator[_Block
             run.offset, run.offset + queries - 1, low, high
         ) and not sight.is_triangle(run)
         if masked and max(run.offset + queries, high) > _KEPT:
-            rows = _SCORES_AT_ONCE // ((1 if sight.bias is None else heads) * width)
-    elif heads * queries * width > _SCORES_AT_ONCE:
-        rows = _SCORES_AT_ONCE // (heads * width)
+            rows = _MAX_SCORES // ((1 if sight.bias is None else heads) * width)
+    elif heads * queries * width > _MAX_SCORES:
+        rows = _MAX_SCORES // (heads * width)
     rows = min(queries, max(16, rows))
     if not fused:
-        sequences = max(1, _SCORES_AT_ONCE // (heads * rows * width))
+        sequences = max(1, _MAX_SCORES // (heads * rows * width))
     for start in range(0, run.count, sequences):
         for top in range(0, queries, rows):
             bottom = min(top + rows, queries)
@@ -238,7 +240,7 @@ def _blocks(run: Run, heads: int, sight: _Sight, fused: bool) -> Iterator[_Block
 def _by_fused_kernel(
     q: Tensor, k: Tensor, v: Tensor, scale: float, added: Tensor | None, triangle: bool
 ) -> Tensor:
-    """[sequences, rows, heads, dim] of queries, and so on of keys and values -> as q; `added` [1 or
+    """Compute queries [sequences, rows, heads, dim], with keys and values alike; `added` [1 or
     heads, rows, keys].
     """
     grouped = k.shape[2] != q.shape[2]
@@ -258,7 +260,7 @@ def _by_products(
     added: Tensor | None,
     softcap: float | None = None,
 ) -> Tensor:
-    """The same by two matrix products and a softmax."""
+    """Compute the same by two matrix products and a softmax."""
     count, rows, heads, dim = q.shape
     length, shared = k.shape[1:3]
     # Queries that share a key head become more rows of one product, so keys are never repeated.
@@ -277,8 +279,8 @@ def _by_products(
 
 
 def _table(positions: int, sight: _Sight, like: Tensor) -> Tensor:
-    """Bias and mask by distance, -inf for invisible keys: [1 or heads, 2 * reach + 1] in the type
-    of `like`.
+    """Return bias and mask by distance, -inf for invisible keys: [1 or heads, 2 * reach + 1] in the
+    type of `like`.
     """
     reach = positions if sight.bias is None else sight.bias.shape[1] // 2
     table = (
@@ -295,10 +297,10 @@ def _table(positions: int, sight: _Sight, like: Tensor) -> Tensor:
 
 
 def _by_distance(table: Tensor, behind: int, rows: int, keys: int) -> Tensor:
-    """The matrix [.., rows, keys] of a table by distance; the first query is `behind` positions
-    after the first key.
+    """Expand a table by distance to the matrix [.., rows, keys]; the first query is `behind`
+    positions after the first key.
     """
-    # The last row's distances come first in the table; every row begins one column before the row
+    # The table begins with the last row's distances; every row begins one column before the row
     # above it.
     begin = table.shape[1] // 2 - (behind + rows - 1)
     return table[:, begin : begin + rows - 1 + keys].unfold(1, keys, 1).flip(1)

@@ -1,12 +1,12 @@
 """Disentangled attention (DeBERTa, arXiv 2006.03654) over packed sequences of any lengths, in
-Triton: one launch for all of them.
+Triton: one launch for all.
 
-Called by `libs/models/text/families/bert/deberta.py` on CUDA. The scores by distance are two plain
-matrix products over all tokens, which the caller computes: of each query with every row of the
-distance keys (c2p), and of each key with every row of the distance queries (p2c). This kernel reads
-the score of each pair of a query and a key from them, by a table of the row of each distance, and
-continues as FlashAttention does (arXiv 2205.14135). Nothing is padded, and the host needs to know
-the longest length only.
+Called by `libs/models/text/families/bert/deberta.py` on CUDA. The caller computes the scores by
+distance as two plain matrix products over all tokens: each query with every row of the distance
+keys (c2p), and each key with every row of the distance queries (p2c). This kernel reads the score
+of each pair of a query and a key from them, through a table of the row of each distance, and
+continues like FlashAttention (arXiv 2205.14135). Nothing is padded, and the host needs only the
+longest length.
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ def attend(
     scale: float,
     out: Tensor,
 ) -> None:
-    """Writes softmax(q k' scale + c2p[query, row] + p2c[key, row]) v within each sequence of
+    """Write softmax(q k' scale + c2p[query, row] + p2c[key, row]) v within each sequence of
     `layout` to `out`.
 
-    The row is `table[reach + distance] - first`, where the distance is a query's position less a
-    key's, limited to +-reach.
+    The row is `table[reach + distance] - first`; the distance is a query's position minus a key's,
+    limited to +-reach.
 
     Args:
-        q: [queries, heads, dim] k: [keys, heads, dim] v: [keys, heads, dim] c2p: [heads, queries,
-        rows], contiguous, scaled already. None: there is no such score. p2c: [heads, keys, rows],
-        contiguous, scaled already. None: there is no such score. table: [2 * reach + 1] int32, the
-        row of each distance, non-negative. first: the row of the distance embeddings that is row 0
-        of `c2p` and `p2c`, which must hold those of all distances that the
-            layout's sequences have.
-        layout: where the queries of a sequence end with its keys if it has more keys than queries.
-        scale: of the content's scores. out: [queries, heads, dim], in the type of `q`.
+        q: [queries, heads, dim]
+        k: [keys, heads, dim]
+        v: [keys, heads, dim]
+        c2p: [heads, queries, rows], contiguous, already scaled; None to omit this score.
+        p2c: [heads, keys, rows], contiguous, already scaled; None to omit this score.
+        table: [2 * reach + 1] int32, the row of each distance, non-negative.
+        first: The row of the distance embeddings that is row 0 of `c2p` and `p2c`, which must cover
+            all distances in the layout's sequences.
+        layout: Queries of a sequence end with its keys if it has more keys than queries.
+        scale: Factor on the content's scores.
+        out: [queries, heads, dim], in the type of `q`.
     """
     q, k, v = (t if t.stride(2) == 1 else t.contiguous() for t in (q, k, v))
     if out.stride(2) != 1:
@@ -87,15 +90,15 @@ def attend(
         KEYS=tile,
         SIZE=padded,
         num_warps=warps,
-        # Without prefetching, which would hold every gathered score in registers or shared memory
-        # for longer.
+        # No prefetching, which would keep every gathered score longer in registers or shared
+        # memory.
         num_stages=1,
     )
 
 
 def tiles(dtype: torch.dtype, size: int) -> tuple[int, int, int]:
-    """How many queries, and how many keys, a block has, the head size that it computes with, and
-    its warps, for heads of `size`.
+    """Return queries and keys of a block, the head size of the computation and the warps, for heads
+    of `size`.
 
     Each score that is read by distance takes an address in registers, so a thread must read few of
     them: with these tiles ptxas uses 145 registers for bfloat16 and 78 for float32 on compute
@@ -108,8 +111,8 @@ def tiles(dtype: torch.dtype, size: int) -> tuple[int, int, int]:
     return 32, padded, 8 if is_wide else 4
 
 
-# Else a kernel would be compiled for each combination of these numbers' divisibility by 16, which
-# differs from batch to batch.
+# Otherwise a kernel is compiled for each combination of these numbers' divisibility by 16, which
+# differs between batches.
 @triton.jit(do_not_specialize=["all_queries", "all_keys"])
 def _disentangled(
     q_ptr: tl.tensor,
@@ -164,7 +167,7 @@ def _disentangled(
         q_ptr + q_rows[:, None] * q_row + head * q_head + dim[None, :], mask=q_mask, other=0.0
     )
     place = tl.maximum(keys - queries, 0) + top + own
-    # Tiles are addressed from their first row in 64 bits, and within a tile 32 bits are enough.
+    # Tiles are addressed from their first row in 64 bits; 32 bits suffice within a tile.
     c2p = c2p_ptr + (head.to(tl.int64) * all_queries + begin + top) * rows - first
     key_scores = head.to(tl.int64) * all_keys + keys_begin
 

@@ -1,10 +1,9 @@
-"""Attention over cached keys and values, which lie in pages of a fixed size (as in vLLM, arXiv
-2309.06180).
+"""Attention over cached keys and values in pages of a fixed size (as in vLLM, arXiv 2309.06180).
 
 A layer's keys are one tensor [pages, kv_heads, dim, PAGE], its values another [pages, kv_heads,
-PAGE, dim]. A sequence has a list of pages, which need not be neighbours. On x86-64 CPUs a kernel in
-C++ stores and reads them in place (`native/paged.py`), on CUDA one in Triton for one query a
-sequence (`paged_triton.py`); elsewhere the rows are gathered, and `varlen_attention` does the rest.
+PAGE, dim]. A sequence has a list of pages, which need not be adjacent. On x86-64 CPUs a C++ kernel
+stores and reads them in place (`native/paged.py`), on CUDA a Triton kernel for one query a sequence
+(`paged_triton.py`). Elsewhere the rows are gathered for `varlen_attention`.
 """
 
 from __future__ import annotations
@@ -25,18 +24,20 @@ from libs.kernels.native import paged as native_paged
 from libs.kernels.triton_here import has_triton
 
 PAGE: Final = 32
-"""Tokens of a page; as in native/source/paged/paged.h."""
+"""Tokens of a page; must equal native/source/paged/paged.h."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagedLayout:
     """The sequences of a forward and their pages.
 
-    `layout`: of its queries and of all keys of each sequence, in pages or about to be. `cu_rows`:
-    the rows whose keys are stored, which are the last keys of their sequence: [sequences + 1]
-    int32. `numbers`: each sequence's pages, [sequences, most] int32, and `host_numbers` the same on
-    the host. `fresh`: nothing was stored before these rows, so that a forward's own keys are all
-    that there are.
+    Attributes:
+        layout: Queries and all keys of each sequence, stored or about to be.
+        cu_rows: Bounds of the rows to store, the last keys of their sequence: [sequences + 1]
+            int32.
+        numbers: Pages of each sequence, [sequences, most] int32.
+        host_numbers: The same on the host.
+        fresh: No keys were stored before these rows, so the forward's keys are all keys.
     """
 
     layout: Layout
@@ -49,7 +50,7 @@ class PagedLayout:
     fresh: bool = False
 
     @staticmethod
-    def of(
+    def from_lengths(
         keys: Sequence[int],
         pages: Sequence[Sequence[int]],
         device: torch.device | str = "cpu",
@@ -57,14 +58,19 @@ class PagedLayout:
         rows: Sequence[int],
         queries: Sequence[int] | None = None,
     ) -> PagedLayout:
-        """`keys`: of each sequence, those of this forward included. `rows`: how many of them this
-        forward stores. `queries` None: as many as rows."""
+        """Build the layout.
+
+        Args:
+            keys: Keys of each sequence, including those of this forward.
+            rows: Number of them that this forward stores.
+            queries: None for as many as rows.
+        """
         queries = rows if queries is None else queries
         most = max(map(len, pages))
         numbers = np.zeros((len(pages), max(1, most)), np.int32)
         for own, found in zip(numbers, pages, strict=True):
             own[: len(found)] = found
-        layout = Layout.of(queries, keys, device)
+        layout = Layout.from_lengths(queries, keys, device)
         cu_rows = layout.cu_queries if tuple(rows) == tuple(queries) else cumulated(rows, device)
         fresh = all(own == every for own, every in zip(rows, keys, strict=True))
         counts = tuple(queries), tuple(keys), tuple(rows)
@@ -72,20 +78,20 @@ class PagedLayout:
 
     @property
     def is_step(self) -> bool:
-        """Whether each sequence has one query, and stores one key or none."""
+        """Return whether each sequence has one query, and stores one key or none."""
         return self.layout.max_queries == 1 and (set(self.rows) <= {1} or not any(self.rows))
 
     def slots(self) -> tuple[Tensor, Tensor]:
-        """The page and the place in it of each row that is stored: [rows] int64 twice."""
+        """Return the page of each stored row and the index in it: [rows] int64 twice."""
         return self._places("rows", self.rows)
 
     def all_slots(self) -> tuple[Tensor, Tensor]:
-        """The same of all keys."""
+        """Return the same for all keys."""
         return self._places("keys", self.keys)
 
     def _places(self, name: str, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Of the last `counts` keys of each sequence. Computed on the host, and uploaded once for
-        all layers of a forward.
+        """Return the slots of the last `counts` keys of each sequence. Computed on the host, and
+        uploaded one time for all layers.
         """
         made = self.layout.memo.get((PagedLayout, name))
         if not isinstance(made, tuple):
@@ -100,13 +106,13 @@ class PagedLayout:
 
 
 Pages = tuple[Tensor, Tensor]
-"""Keys and values of one layer, as above."""
+"""Keys and values of one layer, as in the module's docstring."""
 
 
 def empty_pages(
     layers: int, pages: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device | str
 ) -> list[Pages]:
-    """Memory of all layers' pages, in one block."""
+    """Allocate all layers' pages in one block."""
     block = torch.empty((layers, 2, pages, kv_heads * dim * PAGE), dtype=dtype, device=device)
     keys, values = (pages, kv_heads, dim, PAGE), (pages, kv_heads, PAGE, dim)
     return [
@@ -115,12 +121,12 @@ def empty_pages(
 
 
 def page_bytes(layers: int, kv_heads: int, dim: int, dtype: torch.dtype) -> int:
-    """Bytes of one page in all layers."""
+    """Return the bytes of one page in all layers."""
     return 2 * layers * kv_heads * dim * PAGE * dtype.itemsize
 
 
 def store(k: Tensor, v: Tensor, pages: Pages, where: PagedLayout) -> None:
-    """Writes the rows `where` says into pages. k, v: [rows, kv_heads, dim]"""
+    """Write rows k, v [rows, kv_heads, dim] to the pages of `where`."""
     if (
         native_paged.attend(
             None, k, v, pages, where.layout, where.cu_rows, where.numbers, 1.0, True, None, None
@@ -143,11 +149,11 @@ def attend(
     bias: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Stores k and v [rows, kv_heads, dim], if there are any, and returns `varlen_attention` of q
-    with all keys of each sequence.
+    """Store k and v [rows, kv_heads, dim], if given, and return `varlen_attention` of q with all
+    keys of each sequence.
 
-    q: [queries, heads, dim] -> the same. Queries are at the last of their sequence's keys; if not
-    `causal`, they see all.
+    q: [queries, heads, dim]; the result has the same shape. Queries are at the last of their
+    sequence's keys; if not `causal`, they see all.
     """
     if has_triton(q) and where.is_step:
         from libs.kernels.attention import paged_triton
@@ -180,13 +186,14 @@ def attend_gathered(
     bias: Tensor | None,
     softcap: float | None = None,
 ) -> Tensor:
-    """`attend` by torch's operators."""
+    """Compute `attend` by torch's operators."""
     if k is not None and v is not None:
         _store(k, v, pages, where)
     page, place = where.all_slots()
     keys, values = pages[0][page, :, :, place], pages[1][page, :, place]
     return varlen_attention(
-        q, keys, values, where.layout, scale=scale, causal=causal, window=window, bias=bias, softcap=softcap
+        q, keys, values, where.layout, scale=scale, causal=causal, window=window, bias=bias,
+        softcap=softcap,
     )  # fmt: skip
 
 
@@ -197,16 +204,16 @@ def _store(k: Tensor, v: Tensor, pages: Pages, where: PagedLayout) -> None:
 
 
 def pages_for(tokens: int) -> int:
-    """How many pages hold so many tokens."""
+    """Return the number of pages for `tokens` tokens."""
     return -(-tokens // PAGE)
 
 
 def copy_page(pages: Sequence[Pages], origin: int, to: int) -> None:
-    """Copies one page in all layers."""
+    """Copy one page in all layers."""
     for keys, values in pages:
         keys[to], values[to] = keys[origin], values[origin]
 
 
 def starts(lengths: Sequence[int]) -> list[int]:
-    """Where each of these lengths begins, laid end to end."""
+    """Return the start of each length when laid end to end."""
     return [0, *accumulate(lengths)][:-1]

@@ -1,14 +1,14 @@
-"""Attention of a decode step in Triton: one query a sequence over keys and values in pages, which
-are read where they lie.
+"""Attention of a decode step in Triton: one query a sequence over paged keys and values, read in
+place.
 
 Called by `paged.py` on CUDA for one new token of each sequence. A page holds the keys of one head
-as [dim][32], which is the right operand of a matrix product as it is, and its values as [32][dim],
-so that nothing is gathered or transposed. The heads that share keys are the rows of that product.
+as [dim][32], which is the right operand of a matrix product, and its values as [32][dim], so
+nothing is gathered or transposed. The heads that share keys are the rows of that product.
 
 One program computes all heads of one key head of one sequence over a part of its pages (a split, as
-in FlashDecoding), and `_merge` adds the splits up. The number of programs depends on the number of
-sequences alone, and lengths and page tables are read from the device, so that a CUDA graph of a
-step serves sequences of any length.
+in FlashDecoding), and `_merge` adds the splits. The number of programs depends only on the number
+of sequences, and lengths and page tables are read from the device, so a CUDA graph of a step serves
+sequences of any length.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from torch import Tensor
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 MAX_GROUP: Final = 64
-"""Heads that may share the keys of one head."""
+"""Maximum heads that share the keys of one head."""
 
 MAX_DIM: Final = 256
 
 MIN_SPLIT_PAGES: Final = 2
-"""A split has at least so many pages: fewer take less time than adding it up."""
+"""Minimum pages of a split: a shorter one takes less time than merging it."""
 
 _PROGRAMS: Final = 512
 """Programs that keep a large GPU busy: about four for each of its multiprocessors."""
@@ -39,18 +39,18 @@ _MAX_SPLITS: Final = 32
 
 
 def takes(heads: int, kv_heads: int, dim: int) -> bool:
-    """Whether the kernel is made for these numbers of heads and this head size."""
+    """Return whether the kernel supports these numbers of heads and this head size."""
     return heads // kv_heads <= MAX_GROUP and dim <= MAX_DIM
 
 
 def splits(sequences: int, kv_heads: int) -> int:
-    """Return into how many parts the pages of each sequence are divided: a power of two."""
+    """Return the number of splits of each sequence's pages: a power of two."""
     wanted = max(1, _PROGRAMS // (sequences * kv_heads))
     return min(_MAX_SPLITS, max(_MIN_SPLITS, 1 << (wanted.bit_length() - 1)))
 
 
 def shape(heads: int, kv_heads: int, dim: int) -> dict[str, int]:
-    """Return the constants of both kernels that are sizes."""
+    """Return the size constants of both kernels."""
     return {
         "GROUP": heads // kv_heads,
         "KV_HEADS": kv_heads,
@@ -60,16 +60,14 @@ def shape(heads: int, kv_heads: int, dim: int) -> dict[str, int]:
 
 
 def rows(heads: int, kv_heads: int) -> int:
-    """Return how many rows the product of queries and keys has: at least the 16 that tensor cores
+    """Return the rows of the product of queries and keys: at least the 16 that tensor cores
     need.
     """
     return max(16, int(triton.next_power_of_2(heads // kv_heads)))
 
 
 def stages(dtype: torch.dtype, dim: int) -> int:
-    """Return how many pages the loop loads ahead, plus one: as many as fit shared memory of 99
-    KiB.
-    """
+    """Return the loop's pipeline stages, limited by shared memory of 99 KiB."""
     return 3 if dim * dtype.itemsize <= 256 else 2
 
 
@@ -85,17 +83,19 @@ def attend(
     bias: Tensor | None,
     softcap: float | None,
 ) -> Tensor:
-    """`paged.attend` of one query a sequence, which is at the last of its keys, and stores at most
-    one key.
+    """Compute `paged.attend` of one query a sequence, at the last of its keys, storing at most one
+    key.
 
     Args:
-        q: [sequences, heads, dim]. k: The last key of each sequence, which is stored, [sequences,
-        kv_heads, dim]; None: all keys are in pages. v: The same of values. pages: Keys [pages,
-        kv_heads, dim, PAGE] and values [pages, kv_heads, PAGE, dim], contiguous. cu_keys: The
-        cumulated numbers of keys, [sequences + 1] int32. A sequence without keys has zeros as its
-        result, and nothing
-            is stored for it.
-        numbers: The pages of each sequence, [sequences, width] int32, contiguous.
+        q: [sequences, heads, dim].
+        k: The last key of each sequence, to be stored, [sequences, kv_heads, dim]; None if all keys
+            are in pages.
+        v: The same for values.
+        pages: Keys [pages, kv_heads, dim, PAGE] and values [pages, kv_heads, PAGE, dim],
+            contiguous.
+        cu_keys: Cumulative numbers of keys, [sequences + 1] int32. A sequence without keys has
+            zeros as its result, and nothing is stored for it.
+        numbers: Pages of each sequence, [sequences, width] int32, contiguous.
     """
     of_keys, of_values = pages
     sequences, heads, dim = q.shape
@@ -168,8 +168,8 @@ def _visible(
     LEAST: tl.constexpr,
     PAGE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """The first key that the last one sees, its page, how many pages there are from it on, and how
-    many each split has.
+    """Return the first key that the last one sees, its page, the number of pages from it on, and
+    pages per split.
     """
     low = 0
     if WINDOWED:
@@ -240,8 +240,8 @@ def _decode(
     stored = keys
     if STORES:
         stored = keys - 1
-        # The new key is the first of the online softmax in the split of the last page. It is not
-        # read back from the page.
+        # The new key starts the online softmax in the split of the last page. It is not read back
+        # from the page.
         if begin + share >= first + count:
             k = tl.load(k_ptr + sequence * k_row + kv_head * k_head + dim, mask=is_dim, other=0.0)
             v = tl.load(v_ptr + sequence * v_row + kv_head * v_head + dim, mask=is_dim, other=0.0)
@@ -275,9 +275,9 @@ def _decode(
         block = (number * KV_HEADS + kv_head) * (DIM * PAGE)
         key = page * PAGE + place
         seen = (key < stored) & (key >= low)
-        # Keys are not masked by their place, since a mask that ends anywhere would make each load
-        # one number wide. What lies beyond the last key spoils its own column alone, which is never
-        # seen; values, of which all add up, are masked.
+        # Keys are not masked by position, since a mask with an arbitrary end would make each load
+        # one number wide. Data beyond the last key affects only its column, which is never seen;
+        # values, which are all summed, are masked.
         k = tl.load(
             keys_ptr + block + dim[:, None] * PAGE + place[None, :], mask=is_dim[:, None], other=0.0
         )

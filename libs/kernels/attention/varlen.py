@@ -1,11 +1,10 @@
 """Variable-length attention over packed sequences: one interface that dispatches to every device's
 kernel.
 
-Called once a layer. On CUDA: flash-attn where it is installed, else torch's own flash kernel, and
-Triton (`varlen_triton.py`) for inputs that these do not support. On x86-64 CPUs: a kernel in C++
-(`native/`), where it was built. Elsewhere: runs of equally long sequences as dense batches
-(`dense.py`). Nothing here reads a tensor's value on the host: what the host must know comes as
-plain numbers (`libs/kernels/layout.py`).
+Called once a layer. On CUDA: flash-attn if it is installed, else torch's flash kernel, and Triton
+(`varlen_triton.py`) for inputs that these do not support. On x86-64 CPUs: a C++ kernel (`native/`),
+if it was built. Elsewhere: runs of equally long sequences as dense batches (`dense.py`). Nothing
+here reads a tensor's value on the host, which receives plain numbers (`libs/kernels/layout.py`).
 """
 
 from __future__ import annotations
@@ -40,14 +39,20 @@ def varlen_attention(
     bias: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """softmax(q k' * scale + bias) v within each sequence of `layout`.
+    """Compute softmax(q k' * scale + bias) v within each sequence of `layout`: [queries, heads,
+    dim].
 
-    q: [queries, heads, dim]; k, v: [keys, kv_heads, dim], where kv_heads divides heads. A query's
-    position among the keys is its row plus the run's `offset`. `window`: keys visible on each side
-    of the query. `bias` [heads, 2 * reach + 1]: added to the scores by distance, column `reach +
-    key - query`; `reach` is at least the largest distance. `softcap`: scores s become softcap *
-    tanh(s / softcap) before the bias is added (Gemma 2). Returns [queries, heads, dim]; a query
-    that attends to no key gets zeros.
+    A query that attends to no key gets zeros. A query's position among the keys is its row plus the
+    run's `offset`.
+
+    Args:
+        q: [queries, heads, dim]
+        k: [keys, kv_heads, dim]; kv_heads divides heads.
+        v: As `k`.
+        window: Keys visible on each side of the query.
+        bias: [heads, 2 * reach + 1], added to the scores by distance, column `reach + key - query`;
+            `reach` is at least the largest distance.
+        softcap: Scores s become softcap * tanh(s / softcap) before the bias is added (Gemma 2).
     """
     flash = (
         _flash_kernel()
@@ -80,8 +85,11 @@ def _has_flash(q: Tensor) -> bool:
 def _flash_takes(
     q: Tensor, layout: Layout, causal: bool, window: int | None, bias: Tensor | None
 ) -> bool:
-    """Whether the flash kernels support this: half precision, head sizes in multiples of 8 up to
-    256, no bias, and causal or window masks only where all queries end with their keys."""
+    """Return whether the flash kernels support this.
+
+    They need half precision, head sizes in multiples of 8 up to 256, no bias, and causal or window
+    masks only if all queries end with their keys.
+    """
     size = q.shape[2]
     aligned = layout.ends_align or not (causal or window is not None)
     return (
@@ -95,8 +103,8 @@ def _flash_takes(
 
 @cache
 def _flash_kernel() -> _FlashKernel | None:
-    """flash-attn's, or torch's; None where the GPU is older than both need (compute capability
-    8.0).
+    """Return flash-attn's kernel, or torch's; None if the GPU is older than compute capability
+    8.0.
     """
     if torch.cuda.get_device_capability() < (8, 0):
         return None
@@ -104,8 +112,8 @@ def _flash_kernel() -> _FlashKernel | None:
 
 
 def _has_flash_attn() -> bool:
-    """Whether flash-attn 2 is installed. flash-attn 4 is a package of the same name without this
-    module and its function.
+    """Return whether flash-attn 2 is installed. flash-attn 4 has the same name, but not this module
+    and function.
     """
     return (
         importlib.util.find_spec("flash_attn") is not None
@@ -127,8 +135,8 @@ def _flash_attn() -> _FlashKernel:
         scale: float,
         sides: tuple[int, int],
     ) -> Tensor:
-        # causal is set beside the window: a right side of 0 alone would select the slower kernel
-        # for windows.
+        # causal is set with the window: a right side of 0 alone would select the slower window
+        # kernel
         out: Tensor = kernel(
             q,
             k,
@@ -157,12 +165,10 @@ def _torch_flash(
     scale: float,
     sides: tuple[int, int],
 ) -> Tensor:
-    """The operator behind torch's `varlen_attn`, with the arguments that this gives it, in torch
-    2.11 and 2.13.
+    """Call the operator behind torch's `varlen_attn` with its arguments in torch 2.11 and 2.13.
 
-    `varlen_attn` itself is a custom operator in Python, which takes longer on the host than a small
-    layer's kernels do, and it launches one more kernel, to fill a state of random numbers that
-    nothing reads.
+    `varlen_attn` is a custom Python operator, which takes longer on the host than a small layer's
+    kernels, and it launches one more kernel, to fill an unused random state.
     """
     out: Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, cu_q, cu_k, max_q, max_k, 0.0, sides == (-1, 0), False,

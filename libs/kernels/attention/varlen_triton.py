@@ -1,7 +1,7 @@
 """Attention over packed sequences in Triton, for inputs that the flash kernels do not support.
 
 Called by `varlen.py` on CUDA for a bias by distance (T5, MPNet, ALiBi), soft-capped scores (Gemma
-2), float32, head sizes that are no multiple of 8, and masks where sequences have fewer keys than
+2), float32, head sizes that are not a multiple of 8, and masks for sequences with fewer keys than
 queries. One program computes a block of queries of one head of one sequence and iterates over their
 visible keys, with the online softmax of FlashAttention (arXiv 2205.14135).
 """
@@ -30,7 +30,7 @@ def attend(
     bias: Tensor | None,
     softcap: float | None = None,
 ) -> Tensor:
-    """`varlen_attention`, for any head size."""
+    """Compute `varlen_attention` for any head size."""
     q, k, v = (t if t.stride(2) == 1 else t.contiguous() for t in (q, k, v))
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     heads, size = q.shape[1:]
@@ -64,18 +64,18 @@ def attend(
         ROWS=tile,
         KEYS=tile,
         SIZE=padded,
-        # Four warps would have to spill the numbers of a tile of 64 times 128.
+        # Four warps would spill the numbers of a tile of 64 times 128.
         num_warps=8 if tile * padded > 4096 else 4,
     )
     return out
 
 
 def tiles(dtype: torch.dtype, size: int) -> tuple[int, int]:
-    """How many queries and keys a block has, and the head size that it computes with, for heads of
+    """Return queries and keys of a block, and the head size of the computation, for heads of
     `size`.
     """
     padded = max(16, triton.next_power_of_2(size))
-    # float32 tiles take twice the room, and so do wide heads.
+    # float32 and wide heads take twice the memory.
     return (
         64 if dtype is not torch.float32 and padded <= 128 else 32 if padded <= 128 else 16,
         padded,

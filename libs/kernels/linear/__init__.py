@@ -1,3 +1,3 @@
-"""Linear layers: prepacked (`packed.py`), of weights in int8, and with the low-rank products of
-LoRA adapters.
+"""Linear layers: prepacked (`packed.py`), with int8 weights, and with the low-rank products of LoRA
+adapters.
 """

@@ -1,9 +1,9 @@
-"""Products of each token with the weights of its experts: tokens are sorted by expert, and the
-bounds of each expert's tokens stay on the device.
+"""Products of tokens with the weights of their experts: tokens are sorted by expert, and the bounds
+of each expert's tokens stay on the device.
 
 torch's grouped product (`torch._grouped_mm`) reads these bounds on the device only on GPUs of
-compute capability 9.0, and only in bfloat16. Elsewhere it would copy them to the host, so that a
-forward would wait for the device.
+compute capability 9.0, and only in bfloat16. Elsewhere it would copy them to the host, so a forward
+would wait for the device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 _ALIGNMENT_BYTES = 16
-"""Rows of both operands begin at multiples of it."""
+"""Rows of both operands begin at multiples of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,10 @@ class ByExpert:
     places: Tensor
 
     @staticmethod
-    def of(chosen: Tensor, experts: int) -> ByExpert:
-        """`chosen`: [rows, used] the experts of each row, int64. Waits for no device."""
+    def from_chosen(chosen: Tensor, experts: int) -> ByExpert:
+        """Sort the pairs of `chosen`, int64 [rows, used], the experts of each row. Does not wait
+        for the device.
+        """
         by_expert, order = chosen.flatten().sort(stable=True)
         numbers = torch.arange(len(order), device=chosen.device)
         ends = torch.searchsorted(
@@ -46,21 +48,22 @@ class ByExpert:
         return ByExpert(order // chosen.shape[1], by_expert, ends, places)
 
     def product(self, x: Tensor, weights: Tensor) -> Tensor:
-        """x [pairs, inputs], in this order, times its expert's weights [experts, inputs, outputs]
-        -> [pairs, outputs]
+        """Multiply x [pairs, inputs] by each expert's weights [experts, inputs, outputs] -> [pairs,
+        outputs].
         """
         return torch._grouped_mm(x, weights, offs=self.ends)
 
     def weighted(self, answers: Tensor, shares: Tensor) -> Tensor:
-        """The sum over each row's experts of share * answer, float32. `answers`: [pairs, size];
-        `shares`: [rows, used].
+        """Return the float32 sum over each row's experts of share * answer.
+
+        `answers`: [pairs, size]; `shares`: [rows, used].
         """
         return (answers[self.places].float() * shares.float()[..., None]).sum(1)
 
 
 def has_grouped(x: Tensor, *sizes: int) -> bool:
-    """Whether grouped products of `x` with weights of these inputs and outputs run without waiting
-    for the device.
+    """Return whether grouped products of `x` with weights of these sizes run without waiting for
+    the device.
     """
     is_aligned = all(size * x.element_size() % _ALIGNMENT_BYTES == 0 for size in sizes)
     return x.is_cuda and x.dtype is torch.bfloat16 and is_aligned and _on_device(x.get_device())

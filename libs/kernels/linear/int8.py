@@ -1,14 +1,14 @@
-"""Linear layers in int8 on a CPU: weights by output, activations by row, each by its own range as
-the batch comes (dynamic).
+"""int8 linear layers on a CPU: weights are scaled per output, activations per row at run time
+(dynamic).
 
 A weight's row W becomes codes w of -127 ... 127 with W = scale * w, once after loading. A row x of
-activations becomes bytes q of 0 ... 255 with x = low + step * q, from its smallest number to its
-largest, in every product. Sums of products of codes are exact integers, so a row's result depends
-on nothing but the row.
+activations becomes bytes q of 0 ... 255 with x = low + step * q, from its smallest to its largest
+number, in every product. Sums of products of codes are exact integers, so a row's result depends
+only on the row.
 
-Computed by the native library (`native/source/int8/int8.h`), else by torch's integer product, which
-is private to torch; both are tried once per process against a plain computation, as is everything
-that may compute something else on another CPU.
+The native library computes them (`native/source/int8/int8.h`), else torch's private integer
+product. Both are tested once per process against a plain computation, as is everything that may
+give other results on another CPU.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from torch import Tensor, nn
 from libs.kernels.native.int8 import variants
 
 MAX_INPUTS: Final = 1 << 16
-"""Of a layer: the sum of so many products of codes fits 32 bits."""
+"""Maximum inputs of a layer: the sum of this many products of codes fits 32 bits."""
 
 _STEPS: Final = 255
 
 
 class Way(Protocol):
-    """One implementation. Its `name` is for logs."""
+    """One implementation. `name` is for logs."""
 
     @property
     def name(self) -> str: ...
 
     def pack(self, codes: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-        """codes [outputs, inputs] int8 and factors [3, outputs] float32 as `linear` wants them.
+        """Pack codes [outputs, inputs] int8 and factors [3, outputs] float32 for `linear`.
 
         The factors of an output: its scale, the scale times the sum of its codes, its bias.
         """
@@ -52,13 +52,13 @@ class Way(Protocol):
         gelu: bool,
         residual: Tensor | None,
     ) -> Tensor:
-        """[rows, inputs] -> [rows, outputs] in the type of x, float32 or bfloat16: x W' + b, then
-        GELU, then `residual` added.
+        """Map [rows, inputs] to [rows, outputs] in the type of x, float32 or bfloat16: x W' + b,
+        then GELU, then `residual` added.
         """
 
 
 class TorchInt8:
-    """torch's operators, with `torch._int_mm` for the product."""
+    """The implementation with torch's operators, with `torch._int_mm` for the product."""
 
     name = "torch"
 
@@ -78,7 +78,7 @@ class TorchInt8:
         wide = x.float()
         low = wide.amin(1, keepdim=True)
         step = (wide.amax(1, keepdim=True) - low) / _STEPS
-        # Codes less 128, since the product is of signed bytes; the low end is moved up by as much.
+        # Codes minus 128, since the product is of signed bytes; the low end is raised by as much.
         shifted = torch.where(step > 0, (wide - low) / step, 0.0).round_().sub_(128).to(torch.int8)
         scale, total, bias = factors
         y = torch._int_mm(shifted, codes.T).float() * (step * scale) + torch.addcmul(
@@ -89,11 +89,13 @@ class TorchInt8:
 
 
 class Int8Weight(nn.Module):
-    """A linear layer's weight and bias in int8. `bytes` beside the codes: 12 for each output."""
+    """A linear layer's weight and bias in int8. In addition to the codes, `bytes` has 12 for each
+    output.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, chosen: Way) -> None:
-        """`weight` [outputs, inputs] of any type, with at most MAX_INPUTS inputs; `bias`
-        [outputs].
+        """Quantise `weight` [outputs, inputs] of any type, with at most MAX_INPUTS inputs, and
+        `bias` [outputs].
         """
         super().__init__()
         codes, scale = codes_of(weight)
@@ -107,19 +109,19 @@ class Int8Weight(nn.Module):
         self._outputs, self._way = len(codes), chosen
 
     def forward(self, x: Tensor, *, gelu: bool = False, residual: Tensor | None = None) -> Tensor:
-        """As `Way.linear`."""
+        """Compute `Way.linear`."""
         return self._way.linear(
             x, self.codes, self.factors, self._outputs, gelu=gelu, residual=residual
         )
 
 
 def codes_of(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, columns] -> codes [rows, columns] int8 and scale [rows] float32, with weight = codes *
-    scale
+    """Quantise [rows, columns] to codes [rows, columns] int8 and scale [rows] float32, with weight
+    = codes * scale.
     """
     codes = torch.empty(weight.shape, dtype=torch.int8)
     scale = torch.empty(len(weight))
-    # In parts, so that a large table is not held in float32 as a whole.
+    # Work in parts, so a large table is never in float32 as a whole.
     step = max(1, (1 << 20) // max(1, weight.shape[1]))
     for first in range(0, len(weight), step):
         part = weight.detach()[first : first + step].float()
@@ -133,7 +135,7 @@ def codes_of(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def way() -> Way:
-    """The implementation to use. Raises RuntimeError with the reason where there is none."""
+    """Return the implementation to use. Raises RuntimeError with the reason if none works."""
     chosen = _choice()
     if isinstance(chosen, str):
         raise RuntimeError(chosen)
@@ -141,14 +143,14 @@ def way() -> Way:
 
 
 def missing() -> str:
-    """Why this CPU does not compute in int8; empty if it does."""
+    """Return the reason why this CPU cannot compute in int8; empty if it can."""
     chosen = _choice()
     return chosen if isinstance(chosen, str) else ""
 
 
 @cache
 def _choice() -> Way | str:
-    # On a thread of its own, since dispatch modes, such as one that counts a forward's memory,
+    # Use a separate thread, since dispatch modes, such as one that counts a forward's memory,
     # belong to the caller's.
     with ThreadPoolExecutor(1) as thread:
         tried = (each for each in ways() if thread.submit(agrees, each).result())
@@ -158,20 +160,20 @@ def _choice() -> Way | str:
 
 
 def ways() -> Iterator[Way]:
-    """All implementations that may work here, best first."""
+    """Yield all implementations that may work here, best first."""
     yield from reversed(variants())
     yield TorchInt8()
 
 
 def agrees(tried: Way) -> bool:
-    """Whether it runs on this CPU and computes what the same codes give in float64, also with codes
-    at their limits.
+    """Return whether it runs on this CPU and equals the float64 result of the same codes, also at
+    their limits.
     """
     generator = torch.Generator().manual_seed(0)
     x, weight, residual = (
         torch.randn(*shape, generator=generator) for shape in ((7, 133), (70, 133), (7, 70))
     )
-    # Where products of bytes are added in 16 bits, these would saturate.
+    # Implementations that add products of bytes in 16 bits would saturate on these.
     x[3], weight[5] = torch.linspace(0.99, 1.0, 133), 1.0
     x[3, 0] = 0.0
     for dtype, bound in ((torch.float32, 1e-3), (torch.bfloat16, 0.03)):
@@ -198,7 +200,7 @@ def agrees(tried: Way) -> bool:
 
 
 def _plain(x: Tensor, weight: Tensor) -> Tensor:
-    """The product of what the codes stand for, in float64."""
+    """Return the product of the decoded numbers, in float64."""
     codes, scale = codes_of(weight)
     wide = x.double()
     low = wide.amin(1, keepdim=True)

@@ -1,11 +1,11 @@
-"""The LoRA updates of a linear layer on a packed batch: many adapters in one batch, each for its
-own rows (multi-LoRA).
+"""LoRA updates of a linear layer on a packed batch: many adapters in one batch, each for its rows
+(multi-LoRA).
 
-Rows of one adapter are contiguous, and where they begin is known on the host, so nothing here
-synchronises with the device. On a CPU each adapter's rows take two thin products of their own,
-which is the least arithmetic. On an accelerator, where a launch costs more than that, the factors
-of the batch's adapters are concatenated: two products for all rows, with the other adapters' ranks
-masked to zero between them.
+Rows of one adapter are contiguous, and the host knows where they begin, so nothing here
+synchronises with the device. On a CPU each adapter's rows take two separate thin products, which is
+the least arithmetic. On an accelerator, where a launch costs more than that, the factors of the
+batch's adapters are concatenated: two products for all rows, with the other adapters' ranks masked
+to zero between them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from torch import Tensor
 
 from libs.kernels.layout import to_device
 
-_FEW = 2  # adapters; up to so many, separate products are faster than masks on any device
+_FEW = 2  # adapters; up to this many, separate products are faster than masks on any device
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
     """One adapter's factors for one linear layer: x -> (x a') b. `a`: [rank, inputs]; `b`: [rank,
-    outputs], its scale included.
+    outputs], including its scale.
 
-    `gain` and `shift`, [outputs], of an adapter that also scales the layer's own weights (DoRA):
-    the layer's result y becomes y gain + shift before the product is added, where the shift keeps
-    the layer's bias as it is. None: y stays.
+    `gain` and `shift`, [outputs], for an adapter that also scales the layer's weights (DoRA): the
+    layer's result y becomes y gain + shift before the product is added; the shift preserves the
+    layer's bias. None: y stays.
     """
 
     a: Tensor
@@ -50,8 +50,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The assignment of a batch's rows to adapters, for each number of rows that a layer may be
-    given: all tokens, or one per sequence.
+    """The assignment of a batch's rows to adapters, for each number of rows that a layer may
+    receive: all tokens, or one per sequence.
 
     Rows without an adapter are in no segment. `memo`: a cache of masks, computed once per batch and
     shared by all layers.
@@ -61,9 +61,12 @@ class Rows:
     memo: dict[object, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
-    def of(adapters: Sequence[int | None], lengths: Sequence[int]) -> Rows:
-        """`adapters`: the adapter number of each sequence of the batch, in its order; None: none.
-        `lengths`: tokens of each.
+    def from_adapters(adapters: Sequence[int | None], lengths: Sequence[int]) -> Rows:
+        """Build the assignment.
+
+        Args:
+            adapters: Adapter number of each sequence of the batch, in its order; None for none.
+            lengths: Tokens of each sequence.
         """
         return Rows(
             {
@@ -73,8 +76,8 @@ class Rows:
         )
 
     def within(self, rows: int, start: int, stop: int) -> Iterator[tuple[int, int, int | None]]:
-        """The rows `start` to `stop` of a batch of `rows`, split where the adapter changes: start,
-        stop and adapter of each.
+        """Yield the rows `start` to `stop` of a batch of `rows`, split where the adapter changes:
+        start, stop and adapter of each.
         """
         for segment in self.segments[rows]:
             if segment.stop > start and segment.start < stop:
@@ -100,16 +103,16 @@ def _segments(adapters: Sequence[int | None], lengths: Sequence[int]) -> tuple[S
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The updates of a batch's adapters to one linear layer. `parts`: by adapter number, of those
-    that adapt this layer.
+    """The updates of a batch's adapters to one linear layer. `parts`: by adapter number, for
+    adapters of this layer.
     """
 
     rows: Rows
     parts: Mapping[int, LowRank]
 
     def add_to(self, y: Tensor, x: Tensor) -> Tensor:
-        """Adds each row's adapter's update for x [rows, inputs] to y [rows, outputs] in place, and
-        returns y.
+        """Add each row's adapter's update for x [rows, inputs] to y [rows, outputs] in place, and
+        return y.
         """
         segments = [
             segment for segment in self.rows.segments[len(x)] if segment.adapter in self.parts
@@ -125,14 +128,14 @@ class Delta:
 
     @property
     def scales(self) -> bool:
-        """Whether an adapter scales the layer's own result, which must not have anything else added
-        to it then.
+        """Return whether an adapter scales the layer's result, to which nothing else may have been
+        added then.
         """
         return any(part.gain is not None for part in self.parts.values())
 
     def add_rows_to(self, y: Tensor, numbers: Tensor) -> Tensor:
-        """The same for a lookup table: adds the updates of its rows `numbers` [rows] to y [rows,
-        size] in place, and returns y.
+        """Add the updates of a lookup table's rows `numbers` [rows] to y [rows, size] in place, and
+        return y.
 
         Here `a` of a part is [table rows, rank]: the low-rank input of each row of the table.
         """
@@ -147,8 +150,8 @@ class Delta:
 def add_sliced(
     y: Tensor, x: Tensor, segments: Sequence[Segment], parts: Mapping[int, LowRank]
 ) -> Tensor:
-    """Computes each adapter's rows separately. An adapter of another type than the batch (float32)
-    is computed in its own type.
+    """Compute each adapter's rows separately. An adapter of another type than the batch (float32)
+    keeps its type.
     """
     for segment in segments:
         part, rows = parts[segment.adapter], slice(segment.start, segment.stop)
@@ -166,7 +169,7 @@ def add_masked(
     parts: Mapping[int, LowRank],
     memo: dict[object, Tensor],
 ) -> Tensor:
-    """Computes all rows with all adapters at once. Rows of the same adapter need not be contiguous
+    """Compute all rows with all adapters together. Rows of the same adapter need not be contiguous
     here.
     """
     used = list(dict.fromkeys(segment.adapter for segment in segments))
@@ -185,7 +188,7 @@ def _mask(
     low: Tensor,
     memo: dict[object, Tensor],
 ) -> Tensor:
-    """1 where row and rank belong to the same adapter, else 0: [rows, ranks] in the type of
+    """Return 1 where row and rank belong to the same adapter, else 0: [rows, ranks] in the type of
     `low`.
     """
     key = (rows, ranks)

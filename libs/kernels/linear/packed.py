@@ -1,11 +1,11 @@
-"""The linear layer of packed models, with the operation after it (GELU, residual add) fused where
-the device can.
+"""The linear layer of packed models, fused with the next operation (GELU, residual add) where the
+device supports it.
 
 On a CPU the weight is prepacked once after loading into oneDNN's blocked layout, which doubles
-float32 throughput and speeds small bfloat16 batches; the plain weight is then released. The
+float32 throughput and speeds up small bfloat16 batches; the plain weight is then released. The
 operators for that are private to torch, so they are checked against `F.linear` once per process and
-data type, and anything unexpected leaves the plain path in use. In a model in int8 the weight is
-quantised instead (`int8.py`).
+data type, and any deviation leaves the plain path in use. In an int8 model the weight is quantised
+instead (`int8.py`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from libs.kernels.linear.int8 import MAX_INPUTS, Int8Weight, way
 from libs.kernels.linear.lora import Delta
 from libs.kernels.native import panels
 
-# The number of rows that oneDNN chooses the layout for; the result serves any other number.
+# The number of rows that oneDNN optimises the layout for; the result serves any other number.
 _ROWS_HINT = 2048
 
 
 class PackedLinear(nn.Module):
-    """x W' + b on [rows, inputs], then exact (erf) GELU where `activation` says so.
+    """Computes x W' + b on [rows, inputs], then exact (erf) GELU if `activation` is set.
 
-    `slots`: for several fused projections, the outputs of each; they add up to `outputs`. `delta`:
-    the low-rank update of the current batch's LoRA adapters, added before the activation; None: no
-    adapter. `exact`: stays as it is in a model in int8.
+    Attributes:
+        slots: Outputs of each of several fused projections; they add up to `outputs`.
+        delta: Low-rank update of the current batch's LoRA adapters, added before the activation;
+            None for none.
+        exact: Not quantised in an int8 model.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class PackedLinear(nn.Module):
         self.quantised: Int8Weight | None = None
 
     def prepare(self) -> None:
-        """Prepacks the loaded weight for this device. To be called once, when the weight has its
+        """Prepack the loaded weight for this device. Call it one time, when the weight has its
         final type and device.
         """
         is_plain = self.packed is None and self.quantised is None
@@ -69,9 +71,11 @@ class PackedLinear(nn.Module):
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
     def quantise(self) -> None:
-        """In place of `prepare`, on a CPU: replaces the loaded weight by its codes in int8. Raises
-        RuntimeError where this CPU does not compute in int8 (`int8.missing`). A layer too wide for
-        it is prepacked."""
+        """Replace the loaded weight by int8 codes instead of calling `prepare`, on a CPU. A layer
+        that is too wide is prepacked.
+
+        Raises RuntimeError if this CPU cannot compute in int8 (`int8.missing`).
+        """
         if self.quantised is not None or self.packed is not None:
             return
         if self.weight.shape[1] > MAX_INPUTS:
@@ -82,7 +86,7 @@ class PackedLinear(nn.Module):
         self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, inputs] -> [rows, outputs]"""
+        """Map [rows, inputs] to [rows, outputs]."""
         gelu = self.activation == "gelu"
         if self.delta is None:
             if self.packed is not None:
@@ -104,9 +108,9 @@ class PackedLinear(nn.Module):
         )
 
     def add(self, x: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
-        """The linear's result plus `residual` [rows, outputs].
+        """Return the linear's result plus `residual` [rows, outputs].
 
-        `overwrite`: the result may take the residual's memory, which on CUDA saves a copy of it.
+        `overwrite`: the result may reuse the residual's memory, which on CUDA saves a copy.
         """
         if self.activation != "none" or (self.delta is not None and self.delta.scales):
             return self.forward(x) + residual
@@ -128,20 +132,21 @@ class PackedLinear(nn.Module):
 
 @cache
 def has_bfloat16() -> bool:
-    """Whether this CPU has instructions for bfloat16 products."""
+    """Return whether this CPU has instructions for bfloat16 products."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def must_widen(x: Tensor) -> bool:
-    """Whether to compute in float32: without bfloat16 instructions, half-precision products on a
-    CPU take ten times as long as float32's, casts included."""
+    """Return whether to compute in float32: without bfloat16 instructions, half-precision products
+    on a CPU take ten times as long as float32's, including casts.
+    """
     return (
         x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16) and not has_bfloat16()
     )
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # A weight of another type is one that waits to be quantised, as it was stored.
+    # A weight of another type waits for quantisation, as it was stored.
     if must_widen(x) or weight.dtype != x.dtype:
         return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).type_as(
             x
@@ -151,7 +156,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @cache
 def prepacking_works(dtype: torch.dtype) -> bool:
-    """Whether oneDNN's private operators exist in this torch, run on this CPU and agree with
+    """Return whether oneDNN's private operators exist in this torch, run on this CPU and agree with
     `F.linear`.
     """
     generator = torch.Generator().manual_seed(0)

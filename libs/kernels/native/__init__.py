@@ -1,8 +1,8 @@
-"""Kernels in C++ for x86-64 CPUs (`source/`), compiled by `build.py` into a library that is called
-over ctypes.
+"""C++ kernels for x86-64 CPUs (`source/`), compiled by `build.py` into a library that is called
+through ctypes.
 
-The library knows neither torch nor Python, so one build serves all versions of both. Where there is
-none, or where it cannot be trusted (`library.py`), everything runs on torch's operators.
+The library depends on neither torch nor Python, so one build serves all versions of both. Without
+it, or if it cannot be trusted (`library.py`), torch's operators are used.
 """
 
 from typing import Final
@@ -15,6 +15,6 @@ from libs.kernels.native.rows import embed, gate_up, norm, reduce, rotate
 __all__ = ["KERNELS", "attend", "embed", "gate_up", "name", "norm", "reduce", "rotate"]
 
 KERNELS: Final = ("attend", "embed", "gate_up", "norm", "reduce", "rotate")
-"""The functions that compute; callers call them as attributes of this module."""
+"""The compute functions; callers use them as attributes of this module."""
 
 library.TRIALS.append(trial.wrong)

@@ -1,6 +1,4 @@
-"""Varlen attention by the native library: packed queries, keys and values are read where they
-lie.
-"""
+"""Varlen attention by the native library: packed queries, keys and values are read in place."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ from libs.kernels.native.library import TYPES, Native, native
 _CALL: Final = Struct("7P8q7if")
 """`struct Attention` of source/attention/attention.h."""
 ALL: Final = 1 << 30
-"""A window that takes in every key."""
-_SPARE: Final = 32
-"""Columns at both ends of a table of biases, which whole vectors may be read from."""
+"""A window that includes every key."""
+_PADDING: Final = 32
+"""Columns at both ends of a table of biases that whole-vector reads may touch."""
 
 
 def attend(
@@ -33,8 +31,9 @@ def attend(
     window: int | None,
     bias: Tensor | None,
 ) -> Tensor | None:
-    """`varlen_attention`, or None where the library does not take this: there is none, another
-    device or type, elements of a head that are not adjacent, gradients."""
+    """Compute `varlen_attention`; None if the library does not support it: it is missing, another
+    device or type, non-adjacent elements of a head, gradients.
+    """
     if not q.is_cpu or (library := native()) is None:
         return None
     return attend_with(library, q, k, v, layout, scale, causal, window, bias)
@@ -51,7 +50,7 @@ def attend_with(
     window: int | None,
     bias: Tensor | None,
 ) -> Tensor | None:
-    """`attend` with this library."""
+    """Compute `attend` with this library."""
     kind = TYPES.get(q.dtype)
     if kind is None or not (q.dtype == k.dtype == v.dtype) or q.requires_grad:
         return None
@@ -99,7 +98,7 @@ def attend_with(
 
 
 def _rows(layout: Layout) -> object:
-    """How many queries and keys there must be; counted once per batch."""
+    """Return the expected numbers of queries and keys, counted once per batch."""
     rows = layout.memo.get(_rows)
     if rows is None:
         last = layout.runs[-1]
@@ -111,17 +110,17 @@ def _rows(layout: Layout) -> object:
 
 
 def table(bias: Tensor, layout: Layout) -> tuple[Tensor, int]:
-    """The bias times log2(e) by query - key, so that neighbouring queries are neighbours, and the
+    """Return the bias times log2(e) by query - key, so adjacent queries are adjacent, and the
     column of distance 0.
 
-    Made once per batch, of the distances that it has. [heads, 2 * reach + 1] -> [heads, 2 *
-    (shorter reach + _SPARE) + 1]
+    Built once per batch, for its distances. [heads, 2 * reach + 1] -> [heads, 2 * (shorter reach +
+    _PADDING) + 1]
     """
     made = layout.memo.get(table)
     if not isinstance(made, tuple) or made[0] is not bias:
         middle = bias.shape[1] // 2
         reach = min(middle, layout.max_positions)
         used = bias[:, middle - reach : middle + reach + 1].float()
-        biases = F.pad(used.flip(1), (_SPARE, _SPARE)).mul_(math.log2(math.e))
-        made = layout.memo[table] = (bias, biases, reach + _SPARE)
+        biases = F.pad(used.flip(1), (_PADDING, _PADDING)).mul_(math.log2(math.e))
+        made = layout.memo[table] = (bias, biases, reach + _PADDING)
     return made[1], made[2]

@@ -1,9 +1,9 @@
-"""`python libs/kernels/native/build.py [FOLDER]`: compiles `source/` with this machine's C++
+"""`python libs/kernels/native/build.py [FOLDER]`: compile `source/` with this machine's C++
 compiler, if it has one.
 
-Needs Python's standard library only, so that images and wheels are built without torch. The library
-lies beside this file, or in FOLDER; its name carries a digest of sources and flags, so that one
-made of others is never loaded. Nothing is done if it is there.
+Needs only Python's standard library, so images and wheels are built without torch. The library is
+placed next to this file, or in FOLDER; its name has a digest of sources and flags, so a library of
+other sources is never loaded. If it exists, nothing is done.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _COMMON = (
         "-Wextra",
         "-Wno-unknown-pragmas",
         "-Wno-maybe-uninitialized",
-    ),  # the last: of gcc 12's own headers
+    ),  # the last one: in gcc 12's headers
 )
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-# What is compiled with which instructions, by its path in `source/`; headers are included by
-# theirs. Nothing but the kernels may have more than any x86-64 CPU.
+# Instruction flags by path in `source/`; headers are included by theirs. Only kernels may use more
+# than any x86-64 CPU has.
 _UNITS = {
     "attention/attention.cpp": ("-fopenmp",),
     "layer/layer.cpp": ("-fopenmp",),
@@ -51,12 +51,12 @@ _LINK = ("-shared", "-fopenmp", "-static-libgcc", "-Wl,--as-needed")
 
 
 class CannotBuild(Exception):
-    """Why there is no library: no compiler, another machine, or what the compiler says."""
+    """The library cannot be built: no compiler, an unsupported machine, or a compiler error."""
 
 
 def library(folder: Path = HERE) -> Path:
-    """Where the library of these very sources lies, if it was built. Raises OSError if the sources
-    cannot be read.
+    """Return the path of the library for these sources, if it was built. Raises OSError if the
+    sources cannot be read.
     """
     digest = hashlib.sha256(repr((_COMMON, _UNITS, _LINK)).encode())
     for file in sorted(file for room in SOURCE.iterdir() for file in room.glob("*")):
@@ -66,19 +66,21 @@ def library(folder: Path = HERE) -> Path:
 
 
 def compiler() -> str | None:
-    """$CXX, g++ or c++."""
+    """Return $CXX, g++ or c++."""
     names = (os.environ.get("CXX"), "g++", "c++")
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
 def build(folder: Path = HERE) -> Path:
-    """The library, built if it is not there; older ones are removed. Raises CannotBuild."""
+    """Return the library after building it if needed; older ones are removed. Raises
+    CannotBuild.
+    """
     target = library(folder)
     if target.exists():
         return target
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         raise CannotBuild(
-            f"there are kernels for Linux on x86-64 only, not for {sys.platform} on {platform.machine()}"
+            f"kernels exist for Linux on x86-64, not for {sys.platform} on {platform.machine()}"
         )
     command = compiler()
     if command is None:
@@ -96,7 +98,7 @@ def build(folder: Path = HERE) -> Path:
         linked = Path(scratch) / target.name
         _run(command, *_LINK, *objects, "-o", linked)
         folder.mkdir(parents=True, exist_ok=True)
-        # Moved in one step within the folder: another process may be loading or building it.
+        # Rename atomically within the folder: another process may be loading or building it.
         with tempfile.TemporaryDirectory(dir=folder) as near:
             shutil.copy(linked, near)
             os.replace(Path(near) / target.name, target)
@@ -113,13 +115,13 @@ def _run(*command: str | Path) -> None:
 
 
 def main() -> int:
-    """Exit code 0 also where no library can be built: everything runs without it."""
+    """Return exit code 0 also if no library can be built: everything runs without it."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
     try:
         if not library(folder).exists():
             print(f"native kernels: {build(folder)}")
     except CannotBuild as error:
-        print(f"native kernels are left out: {error}", file=sys.stderr)
+        print(f"native kernels were not built: {error}", file=sys.stderr)
     return 0
 
 

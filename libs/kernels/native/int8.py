@@ -1,4 +1,4 @@
-"""Linear layers in int8 by the native library: the weights' layout in memory, and the call."""
+"""int8 linear layers by the native library: the weights' layout in memory, and the call."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
 _CALL: Final = Struct("6P4q2i")
 """`struct Int8Linear` of source/int8/int8.h."""
 _ALIGNMENT: Final = 64
-"""Bytes that a quantised row takes a multiple of."""
+"""A quantised row takes a multiple of this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeInt8:
-    """An instruction set of the library. `columns`: of a panel of weights; `group`: inputs of a
-    column that lie side by side.
+    """An instruction set of the library. `columns`: columns of a panel of weights; `group`:
+    adjacent inputs of a column.
     """
 
     name: str
@@ -32,8 +32,8 @@ class NativeInt8:
     call: Int8Linear
 
     def pack(self, codes: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-        """codes [outputs, inputs] int8 and factors [3, outputs] -> [panels, groups, columns, group]
-        and [3, panels * columns]
+        """Pack codes [outputs, inputs] int8 and factors [3, outputs] to [panels, groups, columns,
+        group] and [3, panels * columns].
         """
         outputs, inputs = codes.shape
         panels, groups = -(-outputs // self.columns), -(-inputs // self.group)
@@ -55,7 +55,7 @@ class NativeInt8:
         gelu: bool,
         residual: Tensor | None,
     ) -> Tensor:
-        """See `libs/kernels/linear/int8.py`."""
+        """Implement `Way.linear` of `libs/kernels/linear/int8.py`."""
         x = x if x.stride(1) == 1 else x.contiguous()
         rows, inputs = x.shape
         out = x.new_empty(rows, outputs)
@@ -81,12 +81,12 @@ class NativeInt8:
 
 
 VARIANTS: Final = (("avx2", 16, 2), ("avx512_vnni", 64, 4))
-"""Instruction sets, as the library numbers them: columns of a panel, inputs of a group."""
+"""Instruction sets in the library's order: columns of a panel, inputs of a group."""
 
 
 @cache
 def variants() -> tuple[NativeInt8, ...]:
-    """Those that this CPU has, the best last; none where the library is not used."""
+    """Return the instruction sets of this CPU, the best last; empty if the library is not used."""
     library = native()
     if library is None or library.int8 is None:
         return ()

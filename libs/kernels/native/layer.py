@@ -1,10 +1,10 @@
 """A whole transformer layer in one call of the native library, for batches of any size.
 
-Operator by operator, one short query spends half as much time in dispatch as in arithmetic, and
-oneDNN's products of few rows reach two thirds of what it can do; large batches are as fast either
-way. Whether a layer is computed like this depends on the model and the CPU, never on the number of
-tokens, so that a text's vector has the same bits in any batch. The weights are read where oneDNN
-has packed them (`panels.py`).
+With separate operators, one short query spends half as much time in dispatch as in arithmetic, and
+oneDNN's products of few rows reach two thirds of the possible speed; large batches are equally
+fast. The model and the CPU decide whether a layer is computed this way, never the number of tokens,
+so a text's vector has the same bits in any batch. Weights are read from oneDNN's packed memory
+(`panels.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from libs.kernels.native.attention import ALL, table
 from libs.kernels.native.library import TYPES, Native, native
 from libs.kernels.native.rows import ACTIVATIONS
 
-AT_ONCE: Final = frozenset((torch.bfloat16, torch.float32))
-"""Types in which layers are computed this way."""
+LAYER_DTYPES: Final = frozenset((torch.bfloat16, torch.float32))
+"""Types of layers that are computed this way."""
 
 _LAYER: Final = Struct("PPqq" * 4 + "6P" + "10i" + "3f" + "i")
 _CALL: Final = Struct("6P")
@@ -33,7 +33,7 @@ _BATCH: Final = Struct("6P2q6i")
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """`panels`: address of the prepacked weight (`panels.py`)."""
+    """A linear layer. `panels`: address of the prepacked weight (`panels.py`)."""
 
     panels: int
     bias: Tensor | None
@@ -49,12 +49,15 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """A layer of one of the common forms. `post`: norms come after attention and feed-forward; else
-    before each.
+    """A layer of one of the common forms.
 
-    `activation`: as in `gated.py`. `gated`: `up` has gate and up, in this order or, with
-    `gate_last`, in the other. `rms`: norms are RMSNorm with weights of `weight + shift`, else
-    LayerNorm. `q_norm`, `k_norm`: of each head, both or none.
+    Attributes:
+        post: Norms follow attention and feed-forward; otherwise they precede each.
+        activation: As in `gated.py`.
+        gated: `up` has gate and up, in this order or, with `gate_last`, the reverse.
+        rms: Norms are RMSNorm with weights of `weight + shift`; otherwise LayerNorm.
+        q_norm: Norm of each query head; both `q_norm` and `k_norm` are set, or none.
+        k_norm: Norm of each key head.
     """
 
     qkv: Linear
@@ -90,7 +93,7 @@ class LayerPages:
 
 
 class NativeLayer:
-    """A layer as the library takes it. `parts` must stay as they are: their addresses are kept."""
+    """A layer in the library's format. `parts` must not change: their addresses are stored."""
 
     def __init__(self, parts: LayerParts, dtype: torch.dtype) -> None:
         self._parts, self._dtype, self._kind = parts, dtype, TYPES[dtype]
@@ -100,8 +103,8 @@ class NativeLayer:
 
     @staticmethod
     def takes(parts: LayerParts, dtype: torch.dtype, library: Native | None = None) -> bool:
-        """Whether there is a kernel for such a layer on this CPU. `library` None: the one that this
-        process has chosen.
+        """Return whether this CPU has a kernel for such a layer. `library`: None for this process's
+        choice.
         """
         library = native() if library is None else library
         if library is None or not library.has_layers(dtype):
@@ -134,14 +137,17 @@ class NativeLayer:
         library: Native | None = None,
         pages: LayerPages | None = None,
     ) -> Tensor | None:
-        """[tokens, hidden] -> the same, or of the rows `chosen` [queries] int32 only. None: the
-        library cannot, now, or a dispatch mode is active on this thread, such as one that counts a
-        forward's memory, which would see nothing of the layer.
+        """Compute [tokens, hidden], or only the rows `chosen` [queries] int32.
 
-        `layout`: of the queries, which are `chosen` or all, and the tokens, which are all keys.
-        `rotation`: cos and sin [tokens, pairs] float32, or none; `bias`: as in `varlen_attention`.
-        `pages`: where keys and values are stored, and read if it says so: then `layout` counts all
-        keys of each sequence, and the tokens are the last of them.
+        None if the library cannot compute it now, or if a dispatch mode is active on this thread,
+        such as one that counts a forward's memory, which could not observe the layer.
+
+        Args:
+            layout: Queries (`chosen` or all) and keys (all tokens).
+            rotation: cos and sin [tokens, pairs] float32, or None.
+            bias: As in `varlen_attention`.
+            pages: Where keys and values are stored, and read if requested: then `layout` counts all
+                keys of each sequence, and the tokens are the last of them.
         """
         library = native() if library is None else library
         if (
@@ -204,8 +210,8 @@ def _batch(
     bias: Tensor | None,
     rows: int,
 ) -> tuple[bytes, int]:
-    """What the layers of a forward share, and the number of queries: packed once per batch, and
-    again for another rotation.
+    """Return the data that a forward's layers share, and the number of queries; packed once per
+    batch, and again for another rotation.
     """
     key = _batch, id(rotation)
     made = layout.memo.get(key)
@@ -230,6 +236,6 @@ def _batch(
             torch.get_num_threads(),
             0,
         )
-        # With everything whose address is in it.
+        # Keep everything alive that is referenced by address.
         made = layout.memo[key] = (packed, queries, bias, rotation, cos, sin, biases, chosen)
     return made[0], made[1]

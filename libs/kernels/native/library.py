@@ -1,8 +1,8 @@
-"""Loads the library, and decides once per process which of its instruction sets is used, if any.
+"""Load the library, and decide once per process which of its instruction sets is used, if any.
 
-Not used: with `SHOAL_NATIVE_KERNELS=0`, where it was not built or does not load, where the CPU has
-no AVX2, where torch brings no libgomp (the library would start a second pool of threads, which
-spins against torch's), and where its results are not those of torch's operators (`trial.py`).
+It is not used in these cases: `SHOAL_NATIVE_KERNELS=0`; it was not built or does not load; the CPU
+has no AVX2; torch has no libgomp (the library would start a second thread pool, which spins against
+torch's); its results differ from torch's operators (`trial.py`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import torch
 from libs.kernels.native import build
 
 SETS: Final = ("avx2", "avx512", "avx512_bf16")
-"""Instruction sets, as the library numbers them; each includes those before it."""
+"""Instruction sets in the library's order; each includes the previous ones."""
 
 TYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
-"""Types of elements, as the library numbers them."""
+"""Element types in the library's order."""
 
 _OPENMP: Final = "libgomp.so.1"
 _INT, _LONG, _FLOAT, _AT = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
@@ -33,7 +33,7 @@ _INT, _LONG, _FLOAT, _AT = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.
 
 class Rows:
     """The entry points of `rows.cpp`, called with their parameters after the instruction set.
-    `embed` returns 1 for wrong ids.
+    `embed` returns 1 for invalid ids.
     """
 
     def __init__(self, opened: ctypes.CDLL, number: int) -> None:
@@ -62,8 +62,8 @@ def _no_resize(
 
 
 Int8Linear = Callable[[bytes, int, int], None]
-"""(packed `struct Int8Linear` of `int8.h`, instruction set as `int8.py` numbers them, 0 for float32
-or 1 for bfloat16)
+"""Takes a packed `struct Int8Linear` of `int8.h`, the instruction set as numbered in `int8.py`, and
+0 for float32 or 1 for bfloat16.
 """
 
 
@@ -71,12 +71,17 @@ or 1 for bfloat16)
 class Native:
     """A loaded library and the instruction set to use.
 
-    `attention`: (packed `struct Attention` of `attention.h`, 0 for float32 or 1 for bfloat16) -> 0,
-    or 1 if it ran out of memory. `layer`: the same of `struct LayerCall`; `paged`: of `struct
-    Paged` of `paged.h`. `rows`: None: torch's operators. `int8`: linear layers in int8, which
-    `int8.py` calls; `int8_sets`: how many of its instruction sets this CPU has. `resize`: (address
-    of [height, width, step] bytes, height, width, step, address of the result, its height and
-    width, the number of the filter) -> as `attention`.
+    Attributes:
+        attention: Takes a packed `struct Attention` of `attention.h`, and 0 for float32 or 1 for
+            bfloat16. Returns 0, or 1 if out of memory.
+        layer: The same for `struct LayerCall`.
+        paged: The same for `struct Paged` of `paged.h`.
+        rows: None for torch's operators.
+        int8: Linear layers in int8, called by `int8.py`.
+        int8_sets: Number of its instruction sets on this CPU.
+        resize: Takes the address of [height, width, step] bytes, height, width, step, the address
+            of the result, its height and width, and the number of the filter. Returns as
+            `attention`.
     """
 
     instructions: str
@@ -89,58 +94,59 @@ class Native:
     resize: Callable[[int, int, int, int, int, int, int, int], int] = _no_resize
 
     def has_layers(self, dtype: torch.dtype) -> bool:
-        """Whether `layer` computes in this type."""
+        """Return whether `layer` computes in this type."""
         best = {torch.float32: ("avx512", "avx512_bf16"), torch.bfloat16: ("avx512_bf16",)}
         return self.layer is not _no_layer and self.instructions in best.get(dtype, ())
 
 
 TRIALS: Final[list[Callable[[Native], str]]] = []
-"""What a library must pass before it is used: each says what it computes differently from torch, or
-nothing. The package's `__init__.py` adds that of `trial.py`, which calls the kernels: they take
-their library from here, so this module imports none."""
+"""Tests that a library must pass before it is used: each returns the name of a deviating kernel, or
+an empty text. The package's `__init__.py` adds that of `trial.py`, which calls the kernels: they
+import this module, so it cannot import them.
+"""
 
 
 class _Unusable(Exception):
-    """Why the library is not used."""
+    """The reason why the library is not used."""
 
 
 def name() -> str:
-    """The instruction set of the native kernels in use ("avx512_bf16", "avx512" or "avx2"), or
-    "none: " and why there are none.
+    """Return the instruction set of the native kernels in use ("avx512_bf16", "avx512" or "avx2"),
+    or "none: " and the reason.
     """
     chosen = choice()
     return chosen if isinstance(chosen, str) else chosen.instructions
 
 
 def native() -> Native | None:
-    """The library to use; None: torch's operators."""
+    """Return the library to use; None for torch's operators."""
     chosen = choice()
     return None if isinstance(chosen, str) else chosen
 
 
 @cache
 def choice() -> Native | str:
-    """The library to use, or "none: " and why there is none. Asked once per process."""
+    """Return the library to use, or "none: " and the reason. Decided once per process."""
     if os.environ.get("SHOAL_NATIVE_KERNELS") == "0":
         return "none: SHOAL_NATIVE_KERNELS is 0"
     try:
         path = build.library()
         found = instruction_sets(path)
         loaded = load(path, found[-1])
-        # On a thread of its own, since dispatch modes, such as one that counts a forward's memory,
+        # Use a separate thread, since dispatch modes, such as one that counts a forward's memory,
         # belong to the caller's.
         with ThreadPoolExecutor(1) as thread:
             wrong = thread.submit(_wrong, loaded).result()
         if wrong:
-            raise _Unusable(f"{loaded.instructions} computes something else than {wrong}")
+            raise _Unusable(f"{loaded.instructions} results differ from torch's for {wrong}")
     except (OSError, RuntimeError, _Unusable) as error:
         return f"none: {error}"
     return loaded
 
 
 def instruction_sets(path: Path) -> tuple[str, ...]:
-    """Those of SETS that this CPU has. Raises OSError if the library does not load, _Unusable if it
-    is missing or cannot run.
+    """Return the SETS of this CPU. Raises OSError if the library does not load, _Unusable if it is
+    missing or cannot run.
     """
     best = _open(path).shoal_instruction_set()
     if best < 0:
@@ -149,9 +155,7 @@ def instruction_sets(path: Path) -> tuple[str, ...]:
 
 
 def load(path: Path, instructions: str) -> Native:
-    """The library with one of the instruction sets that this CPU has. Raises as
-    `instruction_sets`.
-    """
+    """Return the library with one of this CPU's instruction sets. Raises as `instruction_sets`."""
     opened, number = _open(path), SETS.index(instructions)
 
     def entry(name: str) -> Callable[[bytes, int], int]:

@@ -1,4 +1,4 @@
-"""Attention over keys and values in pages by the native library: they are stored and read in one
+"""Attention over paged keys and values by the native library, which stores and reads them in one
 call.
 """
 
@@ -34,11 +34,11 @@ def attend(
     bias: Tensor | None,
     library: Native | None = None,
 ) -> Tensor | None:
-    """`paged.attend`, or with `q` None `paged.store`, which returns the keys; None where the
-    library does not take this.
+    """Compute `paged.attend`, or with `q` None `paged.store`, which returns the keys; None if the
+    library does not support it.
 
-    `pages`, `cu_rows` and `numbers`: as in `attention/paged.py`. `library` None: the one that this
-    process has chosen.
+    `pages`, `cu_rows` and `numbers`: as in `attention/paged.py`. `library`: None for this process's
+    choice.
     """
     of_keys, of_values = pages
     library = native() if library is None else library
@@ -86,5 +86,5 @@ def attend(
 
 
 def page_table(cu_rows: Tensor, numbers: Tensor, *, attends: bool) -> bytes:
-    """The `struct PageTable` of these tensors, which must outlive it."""
+    """Return the `struct PageTable` of these tensors, which must outlive it."""
     return _TABLE.pack(cu_rows.data_ptr(), numbers.data_ptr(), numbers.stride(0), attends)

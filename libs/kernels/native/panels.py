@@ -1,8 +1,7 @@
-"""Where oneDNN keeps a prepacked weight, for kernels that read it there: no second copy of the
-weights is needed for them.
+"""Locate oneDNN's prepacked weights for kernels that read them in place, without a second copy.
 
-torch hides the layout and the address of such a tensor. The address comes from the C functions of
-its ahead-of-time compiler, and that the weight lies there as expected is seen from its numbers.
+torch hides the layout and the address of such a tensor. The address is read through the C functions
+of its ahead-of-time compiler, and the numbers at that address are checked.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from torch import Tensor
 PANEL: Final = 64
 """Outputs of a panel."""
 _UNIT: Final = 4
-"""Bytes: one float32, or two bfloat16 of neighbouring inputs."""
+"""Bytes: one float32, or two bfloat16 of adjacent inputs."""
 _UNITS: Final = 16
-"""Inputs are padded with zeros to whole multiples of so many units."""
+"""Inputs are padded with zeros to a multiple of this many units."""
 
 
 def address(packed: Tensor, weight: Tensor) -> int:
-    """The address of `packed`, made by oneDNN of `weight` [outputs, inputs]; 0: it holds no panels
-    (`source/layer/layer.h`).
+    """Return the address of `packed`, made by oneDNN from `weight` [outputs, inputs]; 0 if it has
+    no panels (`source/layer/layer.h`).
     """
     element = weight.element_size()
     per = _UNIT // element
@@ -57,20 +56,20 @@ def address(packed: Tensor, weight: Tensor) -> int:
 
 
 def _panel(rows: Tensor, inputs: int, per: int) -> Tensor:
-    """[up to 64, inputs] -> [units, 64, elements of a unit], flat."""
+    """Return a flat panel: [up to 64, inputs] -> [units, 64, elements of a unit]."""
     padded = F.pad(rows.detach(), (0, inputs - rows.shape[1], 0, PANEL - rows.shape[0]))
     return padded.view(PANEL, inputs // per, per).transpose(0, 1).flatten()
 
 
 def _data(tensor: Tensor) -> int:
-    """Raises RuntimeError if torch does not tell."""
-    # A tensor of torch's C++ interface is one pointer, and a handle is where that lies.
+    """Return the address of a tensor's data. Raises RuntimeError if torch does not return it."""
+    # A tensor of torch's C++ interface is one pointer; a handle is the address of that pointer.
     handle, found = ctypes.c_void_p(tensor._cdata), ctypes.c_void_p()
     if (
         _torch().aoti_torch_get_data_ptr(ctypes.byref(handle), ctypes.byref(found))
         or not found.value
     ):
-        raise RuntimeError("torch does not tell where the tensor lies")
+        raise RuntimeError("torch does not return the tensor's address")
     return found.value
 
 

@@ -1,5 +1,5 @@
-"""Resizing images by the native library, bit for bit as Pillow 13 does it: 22 bits of a weight,
-bytes between the two passes.
+"""Resize images with the native library, bit for bit like Pillow 13: 22 bits of a weight, bytes
+between the two passes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ _FILTERS: Final = (LANCZOS, BILINEAR, BICUBIC, BOX, HAMMING)
 def resized(
     pixels: NDArray[np.uint8], size: tuple[int, int], resample: int, library: Native | None = None
 ) -> NDArray[np.uint8] | None:
-    """[height, width, 3] or, with a fourth number that is left out, [height, width, 4] -> [*size,
-    3]
+    """Resize [height, width, 3], or [height, width, 4] ignoring the fourth channel, to [*size, 3].
+    Releases the GIL.
 
-    None where the library does not do it: there is none, another filter, no memory. `size`: height
-    and width, at least 1. `resample`: Pillow's number of the filter. `library` None: the one that
-    this process has chosen. The interpreter's lock is released meanwhile.
+    None if the library cannot do it: it is missing, another filter, out of memory.
+
+    Args:
+        size: Height and width, at least 1.
+        resample: Pillow's number of the filter.
+        library: None for this process's choice.
     """
     library = native() if library is None else library
     if library is None or resample not in _FILTERS or not pixels.size:

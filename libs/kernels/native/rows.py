@@ -1,8 +1,8 @@
 """Norms, gated activations, rotations, pooling and embeddings by the native library.
 
-Every function returns None where the library does not take its arguments: there is none, another
-device or type, elements of a row that are not adjacent, gradients. `library` None: the one that
-this process has chosen.
+Every function returns None if the library does not support its arguments: it is missing, another
+device or type, non-adjacent elements of a row, gradients. `library`: None for this process's
+choice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from libs.kernels.native.library import TYPES, Native, Rows, native
 
 ACTIVATIONS: Final = {"none": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4, "quick_gelu": 5}
-"""As the library numbers them (source/rows/rows.h)."""
+"""Numbers of the activations in the library (source/rows/rows.h)."""
 _POOLINGS: Final = {"sum": 0, "mean": 1, "max": 2}
 
 
@@ -34,8 +34,8 @@ def norm(
     shift: float = 0.0,
     library: Native | None = None,
 ) -> Tensor | None:
-    """LayerNorm, or with `rms` RMSNorm with weights of `weight + shift`. x: [rows, size] or [rows,
-    heads, size]
+    """Compute LayerNorm, or with `rms` RMSNorm with weights of `weight + shift`. x: [rows, size] or
+    [rows, heads, size].
     """
     kind = TYPES.get(x.dtype)
     if kind is None or not x.is_cpu or (rows := _entries(library)) is None:
@@ -62,8 +62,8 @@ def norm(
 def gate_up(
     x: Tensor, activation: str, *, gate_last: bool, library: Native | None = None
 ) -> Tensor | None:
-    """activation(gate) * up. x: [rows, 2 * size], the gate first or, with `gate_last`, after up ->
-    [rows, size]
+    """Compute activation(gate) * up. x: [rows, 2 * size], the gate first or, with `gate_last`,
+    after up -> [rows, size].
     """
     kind = TYPES.get(x.dtype)
     if kind is None or not x.is_cpu or (rows := _entries(library)) is None:
@@ -89,8 +89,8 @@ def gate_up(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, library: Native | None = None) -> Tensor | None:
-    """`x` [tokens, heads, dim] itself, of which the first 2 x pairs dimensions are rotated. cos,
-    sin: [tokens, pairs] float32
+    """Rotate the first 2 x pairs dimensions of `x` [tokens, heads, dim] in place, and return it.
+    cos, sin: [tokens, pairs] float32.
     """
     kind = TYPES.get(x.dtype)
     if kind is None or not x.is_cpu or (rows := _entries(library)) is None:
@@ -104,7 +104,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, library: Native | None = None) -
     ):
         return None
     rows.rotate(
-        kind, torch.get_num_threads(), x.data_ptr(), row, count, heads, dim, cos.data_ptr(), sin.data_ptr(), cos.shape[1]
+        kind, torch.get_num_threads(), x.data_ptr(), row, count, heads, dim,
+        cos.data_ptr(), sin.data_ptr(), cos.shape[1],
     )  # fmt: skip
     return x
 
@@ -112,8 +113,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, library: Native | None = None) -
 def reduce(
     values: Tensor, how: str, cu_seqlens: Tensor, library: Native | None = None
 ) -> Tensor | None:
-    """[tokens, size] and [sequences + 1] int32 -> [sequences, size] float32: "sum", "mean" or
-    "max". No sequence is empty.
+    """Reduce [tokens, size] with [sequences + 1] int32 to [sequences, size] float32 by "sum",
+    "mean" or "max". No sequence is empty.
     """
     kind = TYPES.get(values.dtype)
     if kind is None or not values.is_cpu or (rows := _entries(library)) is None:
@@ -146,10 +147,11 @@ def reduce(
 def embed(
     table: Tensor, numbers: Tensor, places: Tensor, positions: Tensor, library: Native | None = None
 ) -> Tensor | None:
-    """table[numbers] + places[positions]. Tables [n, size]; numbers and positions [rows] int32 ->
-    [rows, size].
+    """Compute table[numbers] + places[positions]. Tables [n, size]; numbers and positions [rows]
+    int32 -> [rows, size].
 
-    None also where a number is outside its table."""
+    None also for a number outside its table.
+    """
     kind = TYPES.get(table.dtype)
     if kind is None or not table.is_cpu or (rows := _entries(library)) is None:
         return None
@@ -164,7 +166,8 @@ def embed(
     count, size = numbers.shape[0], table.shape[1]
     out = table.new_empty((count, size))
     failed = rows.embed(
-        kind, torch.get_num_threads(), table.data_ptr(), table.shape[0], numbers.data_ptr(), places.data_ptr(), places.shape[0],
+        kind, torch.get_num_threads(), table.data_ptr(), table.shape[0], numbers.data_ptr(),
+        places.data_ptr(), places.shape[0],
         positions.data_ptr(), out.data_ptr(), count, size,
     )  # fmt: skip
     return None if failed else out

@@ -1,4 +1,4 @@
-"""Tries the library once per process against torch's operators: attention, every row function, and
+"""Test the library once per process against torch's operators: attention, every row function, and
 whole layers.
 """
 
@@ -21,7 +21,7 @@ _BOUNDS: Final = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 
 
 def wrong(loaded: Native) -> str:
-    """What it computes differently; empty: nothing."""
+    """Return the name of a deviating kernel; empty if none deviates."""
     trials: dict[str, Callable[[Native, torch.dtype, float], bool]] = {
         "softmax": _attends,
         "norms": _norms,
@@ -48,12 +48,12 @@ def _is_near(got: Tensor | None, wanted: Tensor, bound: float) -> bool:
 
 
 def _attends(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
-    """A batch with grouped heads, a prefix, and tails of all vectors."""
+    """Test a batch with grouped heads, a prefix, and tails of all vectors."""
     queries, keys = (1, 5, 19, 70), (1, 5, 19, 75)
     fused, bias, layout = (
         _random(sum(keys), 4 + 2 + 2, 20),
         _random(4, 2 * 75 + 1),
-        Layout.of(queries, keys),
+        Layout.from_lengths(queries, keys),
     )
     q, k, v = fused.to(dtype).split_with_sizes((4, 2, 2), dim=1)
     q = q[: sum(queries)]
@@ -180,8 +180,8 @@ def _embeds(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
 
 
 def _pages(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
-    """Grouped heads, a head size that fills no vector, the last queries of sequences across pages,
-    a window.
+    """Test grouped heads, a head size that does not fill a vector, the last queries of sequences
+    across pages, and a window.
     """
     queries, keys, numbers = (
         (1, 3),
@@ -191,7 +191,7 @@ def _pages(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
     k, v = (_random(sum(keys), 2, size).to(dtype)[..., :20] for size in (20, 21))
     q = _random(sum(queries), 6, 20).to(dtype)
     memory = torch.zeros(4, 2, 20, 32, dtype=dtype), torch.zeros(4, 2, 32, 20, dtype=dtype)
-    layout = Layout.of(queries, keys)
+    layout = Layout.from_lengths(queries, keys)
     got = paged.attend(
         q, k, v, memory, layout, layout.cu_keys, numbers, 0.25, True, 40, None, loaded
     )
@@ -201,13 +201,13 @@ def _pages(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
 
 
 def _layers(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
-    """BERT's form, and one with everything that others have. True also where weights do not lie as
-    the kernels need them.
+    """Test BERT's form, and one with every feature of other models. True also if weights are not
+    packed as the kernels need.
     """
     if not loaded.has_layers(dtype):
         return True
-    layout = Layout.of((3, 17), (3, 17))
-    chosen = Layout.of((1, 1), (3, 17)), torch.tensor((2, 19), dtype=torch.int32)
+    layout = Layout.from_lengths((3, 17), (3, 17))
+    chosen = Layout.from_lengths((1, 1), (3, 17)), torch.tensor((2, 19), dtype=torch.int32)
     x = _random(20, 48).to(dtype)
     rotation = _random(20, 6), _random(1, 20, 6)[0]
     for post in (True, False):
@@ -221,7 +221,7 @@ def _layers(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
         wanted = _plain_layer(x.float(), weights, parts, (3, 17), turn)
         got = layer.forward(x, layout, None, turn, None, loaded)
         few = layer.forward(x, chosen[0], chosen[1], turn, None, loaded)
-        # In bfloat16 errors of one step grow in the next ones.
+        # In bfloat16, errors of one step grow in the next ones.
         if not (
             _is_near(got, wanted, 4 * bound) and _is_near(few, wanted[chosen[1].long()], 4 * bound)
         ):
@@ -230,7 +230,7 @@ def _layers(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
 
 
 def _images(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
-    """Bytes, whatever the type: torch sums in int16 weights, so that one may differ by one."""
+    """Test bytes, whatever the type: torch uses int16 weights, so results may differ by one."""
     x = torch.arange(21 * 37 * 3).mul(79).remainder(256).to(torch.uint8).view(21, 37, 3)
     got = resize.resized(x.numpy(), (9, 50), resize.BICUBIC, loaded)
     wanted = F.interpolate(
@@ -240,7 +240,7 @@ def _images(loaded: Native, dtype: torch.dtype, bound: float) -> bool:
 
 
 def _layer(dtype: torch.dtype, *, post: bool) -> tuple[list[Tensor], LayerParts]:
-    """A layer of 4 heads of 16 with random weights, those of its linear layers plain too."""
+    """Return a layer of 4 heads of 16 with random weights, with its plain linear weights."""
     kv_heads, up = (4, 80) if post else (2, 128)
     shapes = (16 * (4 + 2 * kv_heads), 48), (48, 64), (up, 48), (48, up if post else 64)
     weights = [(_random(*shape) * 0.2).to(dtype) for shape in shapes]
@@ -255,9 +255,12 @@ def _layer(dtype: torch.dtype, *, post: bool) -> tuple[list[Tensor], LayerParts]
         for size in (48, 48, 16, 16)
     ]
     parts = LayerParts(
-        qkv, out, inner, down, attention_norm=norms[0], ffn_norm=norms[1], q_norm=None if post else norms[2],
-        k_norm=None if post else norms[3], heads=4, kv_heads=kv_heads, dim=16, scale=0.25, causal=not post,
-        window=None if post else 9, post=post, rms=not post, eps=1e-5, shift=0.0 if post else 1.0, gated=not post,
+        qkv, out, inner, down, attention_norm=norms[0], ffn_norm=norms[1],
+        q_norm=None if post else norms[2],
+        k_norm=None if post else norms[3], heads=4, kv_heads=kv_heads, dim=16,
+        scale=0.25, causal=not post,
+        window=None if post else 9, post=post, rms=not post, eps=1e-5,
+        shift=0.0 if post else 1.0, gated=not post,
         gate_last=False, activation="gelu" if post else "silu",
     )  # fmt: skip
     # The packed weights live as long as the plain ones, which the caller keeps.
@@ -271,7 +274,7 @@ def _plain_layer(
     lengths: tuple[int, ...],
     rotation: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """In float32."""
+    """Compute the layer in float32."""
 
     def linear(x: Tensor, number: int, one: Linear) -> Tensor:
         return F.linear(x, weights[number].float(), None if one.bias is None else one.bias.float())

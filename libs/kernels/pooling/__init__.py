@@ -1,3 +1,3 @@
-"""From the states of tokens to results of sequences: pooled vectors, SPLADE's sparse vectors,
-MaxSim of token vectors.
+"""Results of sequences from the states of tokens: pooled vectors, SPLADE's sparse vectors, MaxSim
+of token vectors.
 """

@@ -16,18 +16,18 @@ from libs.kernels.rows.segments import reduce
 
 
 def maxsim(
-    query: Tensor, documents: Tensor, lengths: Sequence[int], *, at_once: int = 1 << 24
+    query: Tensor, documents: Tensor, lengths: Sequence[int], *, chunk_elements: int = 1 << 24
 ) -> Tensor:
-    """Scores [documents], float32, of documents laid end to end: query [query tokens, dim],
-    documents [tokens, dim].
+    """Score documents laid end to end: query [query tokens, dim], documents [tokens, dim] ->
+    [documents] float32.
 
-    `at_once`: the most similarities, and the most elements of documents in float32, held at a time,
-    which bounds memory (64 MiB each) whatever the number of documents.
+    `chunk_elements`: maximum similarities, and maximum float32 elements of documents, at a time;
+    bounds memory (64 MiB each).
     """
     query = query.float()
     scores = []
     start = 0
-    for chunk in _chunks(lengths, max(1, at_once // max(query.shape))):
+    for chunk in _chunks(lengths, max(1, chunk_elements // max(query.shape))):
         tokens = sum(chunk)
         similarity = documents[start : start + tokens].float() @ query.T  # [tokens, query tokens]
         scores.append(reduce(similarity, "max", cumulated(chunk, documents.device)).sum(1))
@@ -36,7 +36,9 @@ def maxsim(
 
 
 def _chunks(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Consecutive documents of at most `budget` tokens together; a longer document stands alone."""
+    """Yield consecutive documents of at most `budget` tokens together; a longer document is a
+    separate group.
+    """
     chunk: list[int] = []
     used = 0
     for length in lengths:

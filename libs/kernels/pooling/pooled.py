@@ -15,28 +15,28 @@ from libs.kernels.rows.segments import reduce
 
 
 def cls(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The first token's state."""
+    """Return the first token's state."""
     return hidden.index_select(0, cu_seqlens[:-1]).float()
 
 
 def last(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The last token's state."""
+    """Return the last token's state."""
     return hidden.index_select(0, cu_seqlens[1:] - 1).float()
 
 
 def mean(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The mean over the sequence's tokens."""
+    """Return the mean over the sequence's tokens."""
     return reduce(hidden, "mean", cu_seqlens)
 
 
 def maximum(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The largest value of each dimension over the sequence's tokens."""
+    """Return the maximum of each dimension over the sequence's tokens."""
     return reduce(hidden, "max", cu_seqlens)
 
 
 def weighted_mean(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The mean weighted by position, the first token counting 1, the second 2 and so on (SGPT,
-    arXiv 2202.08904).
+    """Return the mean weighted by position, 1 for the first token, 2 for the second and so on
+    (SGPT, arXiv 2202.08904).
     """
     lengths = cu_seqlens.diff()
     tokens = torch.arange(1, hidden.shape[0] + 1, device=hidden.device, dtype=torch.float32)

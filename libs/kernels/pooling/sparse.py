@@ -1,8 +1,8 @@
 """Weights over a vocabulary for each sequence: SPLADE's maximum over tokens, and the largest weight
 of each token id (bge-m3).
 
-Called by the sparse heads: `splade_max` at the end of a forward, `max_by_id` on results that lie in
-host memory.
+Called by the sparse heads: `splade_max` at the end of a forward, `max_by_id` on results in host
+memory.
 """
 
 from __future__ import annotations
@@ -30,24 +30,28 @@ def splade_max(
     lengths: Sequence[int],
     *,
     activation: SpladeActivation = "log1p_relu",
-    at_once: int | None = None,
+    chunk_elements: int | None = None,
 ) -> Tensor:
-    """The maximum over each sequence's tokens of activation(hidden W' + bias): [sequences,
+    """Return the maximum of activation(hidden W' + bias) over each sequence's tokens: [sequences,
     vocabulary], float32.
 
-    hidden: [tokens, hidden]; weight: [vocabulary, hidden], of the same type; bias: [vocabulary];
-    cu_seqlens [sequences + 1] and `lengths` on the host say the same. The activation is monotonic,
-    and bias is the same for every token, so both are applied after the maximum. `at_once`: the most
-    logits held at a time, whatever tokens times vocabulary is (None: what suits the device; one
-    sequence of more tokens than that still takes one column at a time). Does not wait for the
-    device.
+    The activation is monotonic, and bias is the same for every token, so both are applied after the
+    maximum. Does not wait for the device.
+
+    Args:
+        hidden: [tokens, hidden]
+        weight: [vocabulary, hidden], of the same type.
+        bias: [vocabulary]
+        cu_seqlens: [sequences + 1], equal to `lengths` on the host.
+        chunk_elements: Maximum logits at a time, unless one column of a sequence exceeds it; None
+            for the device's default.
     """
-    at_once = _suited(hidden) if at_once is None else at_once
+    chunk_elements = _suited(hidden) if chunk_elements is None else chunk_elements
     best = hidden.new_empty(len(lengths), weight.shape[0], dtype=torch.float32)
-    for first, group, start in _groups(lengths, at_once // min(weight.shape[0], 512)):
+    for first, group, start in _groups(lengths, chunk_elements // min(weight.shape[0], 512)):
         rows = hidden[start : start + sum(group)]
         ends = cu_seqlens[first : first + len(group) + 1] - start
-        columns = max(1, at_once // rows.shape[0])
+        columns = max(1, chunk_elements // rows.shape[0])
         for left in range(0, weight.shape[0], columns):
             right = left + columns
             logits = F.linear(rows, weight[left:right])
@@ -65,13 +69,13 @@ def splade_sum(
     cu_seqlens: Tensor,
     *,
     activation: SpladeActivation = "log1p_relu",
-    at_once: int | None = None,
+    chunk_elements: int | None = None,
 ) -> Tensor:
-    """The same with the sum over each sequence's tokens (SPLADE's first version, arXiv
+    """Return the sum over each sequence's tokens instead (SPLADE's first version, arXiv
     2107.05720).
     """
-    at_once = _suited(hidden) if at_once is None else at_once
-    columns = max(1, at_once // hidden.shape[0])
+    chunk_elements = _suited(hidden) if chunk_elements is None else chunk_elements
+    columns = max(1, chunk_elements // hidden.shape[0])
     sums = []
     for left in range(0, weight.shape[0], columns):
         logits = F.linear(hidden, weight[left : left + columns]).float()
@@ -87,10 +91,10 @@ def splade_sum(
 def max_by_id(
     ids: Tensor, weights: Tensor, lengths: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest weight of each distinct id in each sequence, as rows of a CSR matrix, ids
+    """Return the largest weight of each distinct id in each sequence, as rows of a CSR matrix, ids
     ascending.
 
-    ids, weights: [tokens], in host memory, since the size of the answer depends on them. Returns
+    ids, weights: [tokens], in host memory, since the size of the result depends on them. Returns
     offsets [sequences + 1] int64, ids [entries] int64 and weights [entries] in the type of
     `weights`.
     """
@@ -109,15 +113,15 @@ def max_by_id(
 
 
 def _suited(hidden: Tensor) -> int:
-    """The default `at_once`: on a CPU logits should stay in its caches, on a GPU products should be
-    large (32 MiB of bfloat16).
+    """Return the default `chunk_elements`: on a CPU logits should stay in its caches, on a GPU
+    products should be large (32 MiB of bfloat16).
     """
     return 1 << 24 if hidden.is_cuda else 1 << 19
 
 
 def _groups(lengths: Sequence[int], budget: int) -> Iterator[tuple[int, Sequence[int], int]]:
-    """Consecutive sequences of at most `budget` tokens together, a longer one alone: number of the
-    first, lengths, first row.
+    """Yield consecutive sequences of at most `budget` tokens together, a longer one alone: index of
+    the first, lengths, first row.
     """
     first = start = used = 0
     for number, length in enumerate(lengths):

@@ -1,3 +1,3 @@
-"""What is computed of one row or one sequence at a time: norms, gated activations, rotations, sums
-and maxima.
+"""Operations on one row or one sequence at a time: norms, gated activations, rotations, sums and
+maxima.
 """

@@ -17,13 +17,13 @@ _ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}
 _REDUCTIONS = {"mean": 0, "sum": 1, "max": 2}
 
 MIN_ELEMENTS = 512
-"""Numbers that a program normalises at least: rows of heads are too short to occupy one each."""
+"""Minimum numbers that a program normalises: rows of heads are too short for one program each."""
 
 
 def norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, *, rms: bool, shift: float = 0.0
 ) -> Tensor:
-    """The norm of x over the last axis."""
+    """Return the norm of x over the last axis."""
     return _launch_norm(x, None, weight, bias, eps, rms, shift, "none")[1]
 
 
@@ -37,7 +37,7 @@ def add_norm(
     rms: bool,
     shift: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """(x + residual, its norm over the last axis)"""
+    """Return x + residual, and its norm over the last axis."""
     return _launch_norm(x, residual, weight, bias, eps, rms, shift, "stored")
 
 
@@ -51,7 +51,7 @@ def norm_of_sum(
     rms: bool,
     shift: float = 0.0,
 ) -> Tensor:
-    """The norm of x + residual, without storing the sum."""
+    """Return the norm of x + residual, without storing the sum."""
     return _launch_norm(x, residual, weight, bias, eps, rms, shift, "summed")[1]
 
 
@@ -65,7 +65,7 @@ def norm_plus(
     rms: bool,
     shift: float = 0.0,
 ) -> Tensor:
-    """residual + the norm of x"""
+    """Return residual + the norm of x."""
     return _launch_norm(x, residual, weight, bias, eps, rms, shift, "after")[1]
 
 
@@ -79,8 +79,9 @@ def _launch_norm(
     shift: float,
     residual_is: Literal["none", "stored", "summed", "after"],
 ) -> tuple[Tensor, Tensor]:
-    """`residual_is`: added before the norm, and the sum stored or not; or added after the norm.
-    Returns (sum, result).
+    """Launch the norm and return (sum, result).
+
+    `residual_is`: added before the norm, with the sum stored or not; or added after the norm.
     """
     rows = x.reshape(-1, x.shape[-1])
     size = rows.shape[1]
@@ -165,7 +166,9 @@ def _norm(
 
 
 def gate_up(x: Tensor, activation: str, *, gate_last: bool) -> Tensor:
-    """activation(gate) * up. x: [rows, 2 * size], the gate first or last -> [rows, size]"""
+    """Compute activation(gate) * up. x: [rows, 2 * size], the gate first or last -> [rows,
+    size].
+    """
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, size = x.shape[0], x.shape[1] // 2
     out = x.new_empty(rows, size)
@@ -213,7 +216,7 @@ def _gate_up(
 
 
 def reduce(values: Tensor, cu_seqlens: Tensor, how: str) -> Tensor:
-    """Sum, mean or max over each sequence's rows: [sequences, size] float32."""
+    """Return the sum, mean or max over each sequence's rows: [sequences, size] float32."""
     values = values if values.stride(1) == 1 else values.contiguous()
     size = values.shape[1]
     out = values.new_empty(cu_seqlens.shape[0] - 1, size, dtype=torch.float32)

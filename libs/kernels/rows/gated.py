@@ -18,7 +18,7 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    """[...] -> the same, a new tensor."""
+    """Apply the activation to a tensor of any shape; the result is a new tensor."""
     if activation == "silu":
         return F.silu(x)
     if activation == "relu":
@@ -27,8 +27,8 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 
 
 def gate_up(x: Tensor, activation: Activation, *, gate_last: bool = False) -> Tensor:
-    """activation(gate) * up. x: [rows, 2 * size], the gate first or, with `gate_last`, after up ->
-    [rows, size]
+    """Compute activation(gate) * up. x: [rows, 2 * size], the gate first or, with `gate_last`,
+    after up -> [rows, size].
     """
     if has_triton(x):
         from libs.kernels.rows import fused_triton

@@ -15,14 +15,14 @@ from libs.kernels.triton_here import has_triton
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """(x - mean) / sqrt(var + eps) * weight + bias; x: [..., size]."""
+    """Return (x - mean) / sqrt(var + eps) * weight + bias; x: [..., size]."""
     done = native.norm(x, weight, bias, eps)
     return done if done is not None else F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * (weight + shift); `shift` 1 for Gemma, whose weights are stored
-    around zero. x: [..., size].
+    """Return x / sqrt(mean(x²) + eps) * (weight + shift); x: [..., size]. `shift` is 1 for Gemma,
+    which stores weights around zero.
     """
     if has_triton(x):
         from libs.kernels.rows import fused_triton
@@ -39,7 +39,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0) -> Te
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """(x + residual, its LayerNorm); x, residual: [..., size]."""
+    """Return x + residual, and its LayerNorm; x, residual: [..., size]."""
     if has_triton(x):
         from libs.kernels.rows import fused_triton
 
@@ -51,7 +51,7 @@ def add_layer_norm(
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """(x + residual, its RMSNorm); x, residual: [..., size]."""
+    """Return x + residual, and its RMSNorm; x, residual: [..., size]."""
     if has_triton(x):
         from libs.kernels.rows import fused_triton
 
@@ -63,7 +63,7 @@ def add_rms_norm(
 def layer_norm_of_sum(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """The LayerNorm of x + residual alone: on CUDA the sum is not stored."""
+    """Return the LayerNorm of x + residual; on CUDA the sum is not stored."""
     if has_triton(x):
         from libs.kernels.rows import fused_triton
 
@@ -74,7 +74,7 @@ def layer_norm_of_sum(
 def rms_norm_of_sum(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0
 ) -> Tensor:
-    """The RMSNorm of x + residual alone: on CUDA the sum is not stored."""
+    """Return the RMSNorm of x + residual; on CUDA the sum is not stored."""
     if has_triton(x):
         from libs.kernels.rows import fused_triton
 
@@ -85,7 +85,7 @@ def rms_norm_of_sum(
 def layer_norm_plus(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """residual + the LayerNorm of x; x, residual: [..., size]."""
+    """Return residual + the LayerNorm of x; x, residual: [..., size]."""
     if has_triton(x):
         from libs.kernels.rows import fused_triton
 
@@ -96,7 +96,7 @@ def layer_norm_plus(
 def rms_norm_plus(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, shift: float = 0.0
 ) -> Tensor:
-    """residual + the RMSNorm of x; x, residual: [..., size]."""
+    """Return residual + the RMSNorm of x; x, residual: [..., size]."""
     if has_triton(x):
         from libs.kernels.rows import fused_triton
 

@@ -19,7 +19,7 @@ from libs.kernels.triton_here import has_triton
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMSNorm of each head of queries and keys, of which the first `queries` heads are queries.
+    """RMSNorm of each head of queries and keys; the first `queries` heads are queries.
 
     `query_weight`, `key_weight`: [head size], to which `shift` is added.
     """
@@ -32,10 +32,10 @@ class HeadNorms:
 
 
 def angles(positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-    """cos and sin [tokens, pairs], float32, times `factor` (YaRN's attention factor).
+    """Return cos and sin [tokens, pairs], float32, times `factor` (YaRN's attention factor).
 
-    positions: [tokens], or [tokens, pairs] where they differ by pair; frequencies: [pairs], or
-    [tokens, pairs] where they differ by token.
+    positions: [tokens], or [tokens, pairs] if they differ by pair; frequencies: [pairs], or
+    [tokens, pairs] if they differ by token.
     """
     if has_triton(positions):
         from libs.kernels.rows import rope_triton
@@ -48,8 +48,8 @@ def angles(positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the first 2 x pairs dimensions of every head, not the rest. x: [tokens, heads, dim]
-    -> the same shape and type.
+    """Rotate the first 2 x pairs dimensions of every head. x: [tokens, heads, dim] -> the same
+    shape and type.
 
     Dimension i is paired with i + pairs (GPT-NeoX's layout, as in transformers), computed in
     float32. `x` may be rotated in place: use only the result.
@@ -74,7 +74,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def norm_rotate(
     x: Tensor, norms: HeadNorms, rotation: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """Normalise every head, then `rotate` it by `rotation` (cos and sin; None: not at all).
+    """Normalise every head, then `rotate` it by `rotation` (cos and sin; None for no rotation).
 
     x: [tokens, query and key heads, dim], which may be overwritten -> queries and keys, [tokens,
     heads, dim] each.

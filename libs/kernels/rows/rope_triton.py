@@ -14,14 +14,12 @@ from torch import Tensor
 from libs.kernels.rows.rope import HeadNorms
 
 MAX_ELEMENTS = 4096
-"""Numbers that a program holds at a time: at 32 a thread and 128 threads, registers do not
-spill.
-"""
+"""Maximum numbers in a program: at 32 a thread and 128 threads, registers do not spill."""
 
 
 def angles(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of positions times frequencies, times `factor`: [tokens, pairs] float32 twice,
-    contiguous.
+    """Return cos and sin of positions times frequencies, times `factor`: [tokens, pairs] float32
+    twice, contiguous.
 
     positions: [tokens] or [tokens, pairs]; frequencies: [pairs] or [tokens, pairs].
     """
@@ -76,23 +74,24 @@ def norm_rotate_(
 ) -> Tensor:
     """Normalise each head and rotate its first 2 x pairs dimensions, in place.
 
-    x: [tokens, heads, dim], of any strides but 1 for the last; `rotation`: cos and sin [tokens,
-    pairs] float32, both with the same stride of rows and 1 for the last. Without `norms` the
-    dimensions from 2 x pairs on stay as they are.
+    x: [tokens, heads, dim] with stride 1 for the last dimension; `rotation`: cos and sin [tokens,
+    pairs] float32, both with the same stride of rows and 1 for the last. Without `norms`, further
+    dimensions are unchanged.
     """
     tokens, heads, size = x.shape
     pairs = size // 2 if rotation is None else rotation[0].shape[1]
     rest = size - 2 * pairs if norms is not None else 0
     padded, padded_rest = triton.next_power_of_2(pairs), triton.next_power_of_2(rest) if rest else 0
     width = 2 * padded + padded_rest
-    # A power of two, as all sizes of blocks in Triton.
+    # A power of two, like all block sizes in Triton.
     block = min(
         triton.next_power_of_2(heads), max(1, MAX_ELEMENTS // triton.next_power_of_2(width))
     )
     cos, sin = (x, x) if rotation is None else rotation
     if x.stride(2) != 1 or cos.stride(-1) != 1 or sin.stride() != cos.stride():
         raise ValueError(
-            f"rotation needs rows without gaps: strides are {x.stride()}, {cos.stride()} and {sin.stride()}"
+            f"rotation needs rows without gaps: strides are {x.stride()}, {cos.stride()} and "
+            f"{sin.stride()}"
         )
     _norm_rotate[(tokens, triton.cdiv(heads, block))](
         x,
@@ -147,7 +146,7 @@ def _norm_rotate(
     inside = pair < pairs
     is_head = (head < heads)[:, None]
     mask = is_head & inside[None, :]
-    # The stride of the last dimension is 1 and no argument, so that a thread reads 16 bytes at a
+    # The stride of the last dimension is 1 and not a parameter, so a thread reads 16 bytes at a
     # time.
     heads_at = x_ptr + row * x_row + head[:, None] * x_head
     low = heads_at + pair[None, :]
@@ -191,7 +190,7 @@ def _weights(
     is_query: tl.tensor,
     shift: float,
 ) -> tl.tensor:
-    """The weights of these columns for each head: [heads, columns]"""
+    """Load the weights of these columns for each head: [heads, columns]."""
     query = tl.load(query_ptr + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     key = tl.load(key_ptr + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     return tl.where(is_query, query, key) + shift

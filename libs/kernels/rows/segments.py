@@ -1,7 +1,6 @@
 """Sums, means and maxima over the rows of each sequence, in one launch on a GPU.
 
-Called by all of `libs/kernels/pooling`. Everything is accumulated in float32, whatever the type of
-the rows.
+Called by all of `libs/kernels/pooling`. Accumulation is in float32, whatever the type of the rows.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ Reduction = Literal["sum", "mean", "max"]
 
 
 def reduce(values: Tensor, how: Reduction, cu_seqlens: Tensor) -> Tensor:
-    """[tokens, size] and [sequences + 1] -> [sequences, size] float32. No sequence is empty."""
+    """Reduce [tokens, size] with [sequences + 1] to [sequences, size] float32. No sequence is
+    empty.
+    """
     if has_triton(values):
         from libs.kernels.rows import fused_triton
 
@@ -27,7 +28,7 @@ def reduce(values: Tensor, how: Reduction, cu_seqlens: Tensor) -> Tensor:
     if done is not None:
         return done
     if values.device.type == "cpu":
-        # Four to eight times faster than segment_reduce, which reduces one column after the other.
+        # Four to eight times faster than segment_reduce, which reduces one column after another.
         out = values.new_empty(cu_seqlens.shape[0] - 1, values.shape[1], dtype=torch.float32)
         ends: list[int] = cu_seqlens.tolist()
         for row, begin, end in zip(out, ends, ends[1:], strict=False):

@@ -1,49 +1,48 @@
-"""Models that write: prefill and decode steps over keys and values in pages, with continuous
-batching.
+"""Generative models: prefill and decode steps over paged keys and values, with continuous batching.
 
-The seam, in the order of use; but for `load_writer` all of it belongs to the device thread:
+The interface, in the order of use. All except `load_language_model` belongs to the device thread:
 
-    writer = load_writer(directory, torch.device("cpu"), torch.bfloat16)
-    loop = DecodeLoop(writer, pages=1024)     # takes 1024 * writer.page_bytes of memory, and never more
-    request = Request(prompt=ids, most=200)   # of a causal model: the prompt's token ids
-    request = Request(states=writer.encode([ids])[0])
-    loop.needs(request)            # pages for prompt and longest answer, known before; never are more taken
-    loop.has_room(request)         # whether so many are unclaimed
+    model = load_language_model(directory, torch.device("cpu"), torch.bfloat16)
+    loop = DecodeLoop(model, pages=1024)      # allocates 1024 * model.page_bytes, and never more
+    request = Request(prompt=ids, most=200)   # causal model: the prompt's token ids
+    request = Request(states=model.encode([ids])[0])
+    loop.needs(request)            # pages for prompt and longest answer; never exceeded
+    loop.has_room(request)         # whether this many pages are unclaimed
     sequence = loop.add(request)   # claims them
-    loop.next_step()               # the cost of the next step: Step(kind, rows, keys), or None
-    for written in loop.step():    # one forward: prefill of what has joined (at most `most_rows` tokens), or a token each
-        written.sequence, written.ids, written.finish   # finish: None, "stop" or "length"
-    loop.cancel(sequence)          # returns its pages at once; its finish is "cancelled"
+    loop.next_step()               # cost of the next step: Step(kind, rows, keys), or None
+    for delta in loop.step():      # one forward: a prefill of `most_rows` tokens, or a token each
+        delta.sequence, delta.ids, delta.finish   # finish: None, "stop" or "length"
+    loop.cancel(sequence)          # frees its pages; its finish is "cancelled"
 
-Families: llama, mistral, qwen2, qwen3, gemma, gemma3_text; BART, mBART, T5, mT5. Encoder-decoder
-models are asked with the encoder's hidden states [tokens, hidden]; the request's prompt is then
-what the decoder begins with (None: its start token).
+Families: llama, mistral, qwen2, qwen3, gemma, gemma3_text; BART, mBART, T5, mT5. Requests to
+encoder-decoder models carry the encoder's hidden states [tokens, hidden]; the request's prompt is
+then the decoder's (None: its start token).
 
-`written.ids` are new token ids, the stop token included; under beam search all of them come when it
-ends. `Settings` are what generation_config.json says: greedy, or beams where `num_beams` asks for
-them. They are changed by `dataclasses.replace` and given in `Request.settings`; `vocabulary` bounds
-the ids that may be chosen. `Request.allows` is a grammar: it is called with what was written so
-far, and returns the ids that may follow, as bits (`grammars`).
+`delta.ids` are new token ids, including the stop token; beam search returns all of them when it
+ends. `Settings` are read from generation_config.json: greedy, or beams if `num_beams` is set.
+Change them with `dataclasses.replace` and pass them in `Request.settings`; `vocabulary` bounds the
+ids that may be chosen. `Request.allows` is a grammar: called with the ids written so far, it
+returns the ids that may follow as bits (`grammars`).
 
-A model whose encoder is something else, such as a tower of images, computes `states` itself.
-`families.bart.load_decoder` loads the decoder alone, with a table of names and the width of the
+A model with another kind of encoder, such as an image tower, computes `states` itself.
+`families.bart.load_decoder` loads only the decoder, with a table of names and the width of the
 states: `DECODER_WEIGHTS` for a whole BART, `DECODER_ALONE` for a decoder.
 """
 
-from libs.models.generation.decoding.loop import DecodeLoop, Written
+from libs.models.generation.decoding.language_model import LanguageModel
+from libs.models.generation.decoding.loop import DecodeLoop, Delta
 from libs.models.generation.decoding.sequences import DecodeSequence, Finish, Request, Step
 from libs.models.generation.decoding.settings import Settings
-from libs.models.generation.decoding.writer import Writer
-from libs.models.generation.loading import load_writer
+from libs.models.generation.loading import load_language_model
 
 __all__ = [
     "DecodeLoop",
     "DecodeSequence",
+    "Delta",
     "Finish",
+    "LanguageModel",
     "Request",
     "Settings",
     "Step",
-    "Writer",
-    "Written",
-    "load_writer",
+    "load_language_model",
 ]

@@ -1,8 +1,7 @@
-"""The prompt of a model with a chat template: an instruction as the system's message, and what user
-and model say by turns.
+"""Render the prompt of a model with a chat template from a system message and a conversation.
 
-The template renders each conversation, as transformers' `apply_chat_template` does, in a process of
-its own with limits of memory and time that is kept while the model is loaded
+The template renders each conversation like transformers' `apply_chat_template`, in a separate
+process with limits of memory and time that lives as long as the model is loaded
 (`libs/models/text/tokenising/renderer.py`).
 """
 
@@ -33,14 +32,16 @@ VALUES_FIELD: Final = "text.template_values"
 _NOT_FOR_CALLERS: Final = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", *SPECIAL_TOKENS)
 )
-"""What a template is given anyway."""
+"""Template variables that callers cannot set."""
 _PLACEHOLDER: Final = "\ue000"
-"""A character that means nothing."""
+"""A private-use character without a meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`field`: its path in the job. `calls`: of an assistant."""
+    """One message of a conversation. `field`: its path in the job. `calls`: those of an
+    assistant.
+    """
 
     role: Role
     text: str
@@ -52,12 +53,12 @@ class ChatTemplate:
     """The template of one model. Thread-safe."""
 
     def __init__(self, card: Card, root: Path) -> None:
-        """`root`: where the tokenizer is. Raises ModelBroken for a template without a place for a
-        user's message.
+        """Load the template. `root` is the tokenizer's directory. Raises ModelBroken if the
+        template ignores a user's message.
         """
         self._parts = card.message_parts
         self.tool_form = tool_form(card.template)
-        """How it has calls of functions; None: it has none that are served."""
+        """The format of its function calls; None if it has none that is served."""
         given = {"tools": None, "documents": None, "add_generation_prompt": True}
         self._values: Mapping[str, object] = {
             **given,
@@ -65,29 +66,28 @@ class ChatTemplate:
             **card.template_values,
         }
         self._renderer = Renderer(card.template)
-        asked, told = Message("user", _PLACEHOLDER, ""), Message("system", _PLACEHOLDER, "")
+        user, system = Message("user", _PLACEHOLDER, ""), Message("system", _PLACEHOLDER, "")
         alone, after = self._renderer.render(
-            [self._given([asked]), self._given([told, Message("user", "a", "")])]
+            [self._given([user]), self._given([system, Message("user", "a", "")])]
         )
         if _PLACEHOLDER not in rendered_text(alone):
-            raise ModelBroken(
-                "the chat template: it has no place for the message of the role 'user'"
-            )
+            raise ModelBroken("the chat template ignores messages of the role 'user'")
         self.has_system = _PLACEHOLDER in after.text
-        """Whether there is a place for an instruction: some templates allow no message of the role
-        system, others leave it out.
+        """Whether the template renders a system message. Some templates reject it, others ignore
+        it.
         """
 
     def prompt(
         self, messages: Sequence[Message], template_values: str = "", tools: str = ""
     ) -> str:
-        """The whole prompt. The last message is the user's or a tool's.
+        """Render the whole prompt. The last message is the user's or a tool's.
 
-        `template_values`: what the template is given besides, a JSON object; `tools`: functions
-        that may be called, a JSON list.
+        Args:
+            template_values: Additional values for the template, a JSON object.
+            tools: Functions that may be called, a JSON list.
 
-        Raises InvalidInput for a conversation that the template does not take, and for values that
-        it does not look for.
+        Raises InvalidInput for a conversation that the template rejects, and for values that it
+        does not use.
         """
         given = self._given(messages)
         if tools:
@@ -98,23 +98,23 @@ class ChatTemplate:
     def around(
         self, messages: Sequence[Message], template_values: str = "", *, with_image: bool
     ) -> tuple[str, str]:
-        """The prompt before and after the text of the last message, which is the user's.
+        """Return the prompt before and after the text of the last message, which is the user's.
 
-        `with_image`: the last message is an image and a text, and what the template has for an
-        image is in the prompt before the text. Raises InvalidInput as `prompt`, and for a message
-        that the template does not put in as it is.
+        With `with_image` the last message is an image and a text, and the template's image
+        placeholder is in the prompt before the text. Raises InvalidInput as `prompt`, and for a
+        message that the template modifies.
         """
-        last, mark = messages[-1], f"{_PLACEHOLDER}{token_hex(8)}"  # which no message has
+        last, mark = messages[-1], f"{_PLACEHOLDER}{token_hex(8)}"  # occurs in no message
         marked = [*messages[:-1], Message(last.role, mark, last.field)]
         framed, prompt = self._rendered(
             messages,
-            [self._given(each, with_image=with_image) for each in (marked, messages)],
+            [self._given(turns, with_image=with_image) for turns in (marked, messages)],
             template_values,
         )
         before, _, after = framed.partition(mark)
         if prompt != before + last.text + after:
             raise InvalidInput(
-                "the model's chat template changes this message, which is not served after turns",
+                "the model's chat template changes this message; that is not supported after turns",
                 field=last.field,
             )
         return before, after
@@ -126,13 +126,13 @@ class ChatTemplate:
         try:
             return [
                 rendered_text(one)
-                for one in self._renderer.render([{**each, **own} for each in values])
+                for one in self._renderer.render([{**given, **own} for given in values])
             ]
         except ModelBroken as error:
             is_alone = [message.role for message in messages] in (["user"], ["system", "user"])
             field = messages[-1].field if is_alone else FIELD
             raise InvalidInput(
-                f"the model does not take such a conversation: {error.message}", field=field
+                f"the model's chat template rejects the conversation: {error.message}", field=field
             ) from error
 
     def _own_values(self, template_values: str) -> Mapping[str, object]:
@@ -140,9 +140,9 @@ class ChatTemplate:
         taken = self._renderer.names - _NOT_FOR_CALLERS
         unknown = sorted(values.keys() - taken)
         if unknown:
-            known = f"it looks for {', '.join(sorted(taken))}" if taken else "it looks for none"
+            known = f"it uses {', '.join(sorted(taken))}" if taken else "it uses none"
             raise InvalidInput(
-                f"the model's chat template has no value {unknown[0]!r} to be set: {known}",
+                f"the model's chat template does not use the value {unknown[0]!r}: {known}",
                 field=VALUES_FIELD,
             )
         return values

@@ -1,4 +1,4 @@
-"""A model that writes, as it is served: sequences stay in its decode loop between two forwards."""
+"""The served generative model. Sequences stay in its decode loop between two forwards."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ import torch
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
 from libs.kernels.attention.paged import pages_for
-from libs.models.answering import extracted
+from libs.models.answer_budget import build_result
 from libs.models.documents import Page
 from libs.models.generation.decoding.graphs import StepGraphs
 from libs.models.generation.decoding.loop import DecodeLoop
 from libs.models.generation.decoding.sequences import DecodeSequence, Request, pages_needed
 from libs.models.generation.reader import Reader
-from libs.models.generation.stops import settled
+from libs.models.generation.stops import stable_text
 from libs.models.graphs.graphs import Graphs
 from libs.models.loaded.tiers import Arena, ParkedModel
 from libs.models.results import Extraction, ExtractResult, PageText, Result
 from libs.models.text.checks import need_task
 from libs.models.text.tokens import TokenProcessor
 from libs.models.work import (
-    WRITE,
-    Between,
-    GoOn,
+    GENERATE,
+    CancelCheck,
+    GeneratedIds,
+    GenerationWork,
     Head,
     InputSequence,
     Output,
@@ -41,40 +42,39 @@ from libs.models.work import (
     TokenWork,
     Unfinished,
     Work,
-    WriteWork,
-    WrittenIds,
-    go_on_anyway,
+    YieldPoint,
     items_as_parts,
-    nothing_between,
+    never_cancelled,
+    never_yield,
     without_images,
 )
 
 STEPS_SECONDS: Final = 0.004
-"""A forward makes steps for so long, and one in any case: small models' steps take less than what
-comes between two forwards.
+"""Time for the steps of a forward, which makes at least one. Steps of small models take less time
+than the work between two forwards.
 """
 
 POOL_BYTES: Final = 256 << 20
-"""Memory of keys and values on a CPU, but at least what the longest request needs."""
+"""Memory of keys and values on a CPU; more if the longest request needs it."""
 
 POOL_TOKENS: Final = 131_072
-"""Tokens whose keys and values are kept on an accelerator: 64 sequences of 2,048."""
+"""Tokens with keys and values on an accelerator: 64 sequences of 2,048."""
 
 POOL_SHARE: Final = 1 / 8
-"""The most of an accelerator's memory for models that keys and values take, but at least what the
-longest request needs.
+"""Maximum share of an accelerator's model memory for keys and values; more if the longest request
+needs it.
 """
 
 MAX_REQUESTS: Final = 64
-"""Nor more than so many of the longest requests need."""
+"""Maximum size of the pool in requests of the longest length."""
 
 _ROW_VECTORS: Final = 16
-"""Activations of a row, in vectors of the hidden size in float32: an estimate."""
+"""Estimated activations of a row, in float32 vectors of the hidden size."""
 
 
 @dataclass(slots=True)
-class _Writing:
-    """A sequence that was begun. `decoding` None: there is no room for its keys and values yet."""
+class _Generation:
+    """A sequence in progress. `decoding` None: it waits for memory for its keys and values."""
 
     sequence: InputSequence
     request: Request
@@ -89,15 +89,15 @@ class _Notes:
     texts, by their places in `work`; pages that were read from the text layer are there as they
     are. None: the reader's items are the job's."""
 
-    work: WriteWork
+    work: GenerationWork
     of_reader: object
     items: tuple[_Item, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """`texts`: what is known, or the place of what is written and the page's number, 0 where the
-    item is no document.
+    """The texts of one item: known pages, or the index of a generated text and its page number (0
+    without a document).
     """
 
     texts: tuple[PageText | tuple[int, int], ...]
@@ -109,15 +109,15 @@ class _Item:
 
 
 class GenerativeModel:
-    """Implements `libs.models.Model`: `forward` answers `Unfinished` for sequences that need a
-    further forward.
+    """Implements `libs.models.Model`. `forward` returns `Unfinished` for sequences that need
+    another forward.
 
-    `bytes`: weights, and the keys and values of all sequences, whose memory is taken with the first
-    forward and never grows.
+    `bytes`: weights, and the keys and values of all sequences, allocated by the first forward and
+    constant from then on.
     """
 
     def __init__(self, card: Card, reader: Reader, memory_bytes: int = 0) -> None:
-        """`memory_bytes`: of the accelerator, for all models; 0: all that it has."""
+        """Create a model. `memory_bytes`: accelerator memory for all models; 0 for all of it."""
         writer = reader.writer
         self.card, self._reader = card, reader
         self._tokens = TokenProcessor(card, reader.tokenizer)
@@ -138,40 +138,45 @@ class GenerativeModel:
             self._arena.bring()
         weights = writer.bytes if self._arena is None else self._arena.bytes
         self.bytes = max(weights + self.pages * writer.page_bytes, card.memory_bytes)
-        # Of the device thread.
+        # State of the device thread.
         self._loop: DecodeLoop | None = None
-        self._granted: Graphs | None = None  # until the loop has made its graphs of it
+        self._granted: Graphs | None = None  # until the loop creates its graphs
         self._graphs: StepGraphs | None = None
-        # Held by whatever uses the device: graphs are dropped by other threads. A forward on a CPU
-        # may call another one.
+        # Guards the device, since other threads drop graphs. Reentrant: a forward on a CPU may call
+        # another.
         self._computing = RLock()
-        self._writing: dict[int, _Writing] = {}  # by the id of the sequence, which is kept here
+        self._writing: dict[
+            int, _Generation
+        ] = {}  # by the id of the sequence, which this keeps alive
 
     # Threads
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
-        """The prompts of a job; thread-safe. Pages with a text layer need none, unless the work
-        says so.
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
+        """Build the prompts of a job. Thread-safe. Pages with a text layer need none, unless the
+        work requests it.
         """
         if isinstance(work, TokenWork):
-            return self._tokens.prepare(work, go_on)
+            return self._tokens.prepare(work, check_cancelled)
         need_task(work, self.card)
         if isinstance(work, RegionsWork):
-            sequences, of_reader = self._reader.prepare(work, go_on)
+            sequences, of_reader = self._reader.prepare(work, check_cancelled)
             return self._prepared(
                 work, sequences, _Notes(_without_images(work), of_reader, None), ()
             )
         if not isinstance(work, TextWork):
-            raise TypeError("a model that writes has the tasks text and regions alone")
-        items, asked = _items(work, go_on)
-        if not asked:
+            raise TypeError("a generative model has only the tasks text and regions")
+        items, to_generate = _items(work, check_cancelled)
+        if not to_generate:
             notes = _Notes(replace(work, texts=[], parts={}), None, items)
-            return Prepared(replace(work, parts={}), WRITE, [], notes=notes)
+            return Prepared(replace(work, parts={}), GENERATE, [], notes=notes)
         own = replace(
-            work, texts=[""] * len(asked), parts=dict(enumerate(asked)), seeds=_seeds(work, items)
+            work,
+            texts=[""] * len(to_generate),
+            parts=dict(enumerate(to_generate)),
+            seeds=_seeds(work, items),
         )
-        sequences, of_reader = self._reader.prepare(own, go_on)
-        fields = tuple(parts[0].field for parts in asked)
+        sequences, of_reader = self._reader.prepare(own, check_cancelled)
+        fields = tuple(parts[0].field for parts in to_generate)
         return self._prepared(
             work, sequences, _Notes(_without_images(own), of_reader, items), fields
         )
@@ -182,18 +187,26 @@ class GenerativeModel:
         images = sum(len(each.rows.places) for each in sequences if each.rows is not None)
         fields = fields if len(fields) == len(sequences) else ()
         return Prepared(
-            without_images(work), WRITE, sequences, notes=notes, fields=fields, image_tokens=images
+            without_images(work),
+            GENERATE,
+            sequences,
+            notes=notes,
+            fields=fields,
+            image_tokens=images,
         )
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         if isinstance(prepared.work, TokenWork):
             return self._tokens.finish(prepared)
         notes = prepared.notes
-        written = [output for output in outputs if isinstance(output, WrittenIds)]
+        written = [output for output in outputs if isinstance(output, GeneratedIds)]
         if not isinstance(notes, _Notes) or len(written) != len(outputs):
-            raise TypeError("the job was not prepared, or not computed, by a model that writes")
+            raise TypeError("the job was not prepared or not computed by a generative model")
         made = (
             self._reader.finish(notes.work, notes.of_reader, written)
             if written
@@ -202,19 +215,19 @@ class GenerativeModel:
         items = (
             made.items
             if notes.items is None
-            else (_answer(item, made.items) for item in notes.items)
+            else (_merge_texts(item, made.items) for item in notes.items)
         )
-        return extracted(items, prepared.answer_bytes, go_on, made.output_tokens)
+        return build_result(items, prepared.answer_bytes, check_cancelled, made.output_tokens)
 
     def places(self, prepared: Prepared) -> Sequence[tuple[int, int]]:
-        """The item and the page (0: none) of each sequence; empty: what is written of the job is no
-        text before it is finished.
+        """Return the item and page (0: none) of each sequence; empty if the job's text cannot be
+        streamed.
         """
         notes = prepared.notes
         if (
             not isinstance(notes, _Notes)
             or notes.items is None
-            or not self._reader.reads_along(notes.of_reader)
+            or not self._reader.can_stream(notes.of_reader)
         ):
             return ()
         found: dict[int, tuple[int, int]] = {}
@@ -229,25 +242,27 @@ class GenerativeModel:
         )
 
     def text(self, prepared: Prepared, ids: Sequence[int]) -> str:
-        """Of the tokens so far of a sequence of this job: the beginning of its answer's text."""
+        """Return the beginning of the answer's text for the tokens so far of one of the job's
+        sequences.
+        """
         text, notes = self._reader.text(list(ids)), prepared.notes
         work = notes.work if isinstance(notes, _Notes) else None
         if not isinstance(work, TextWork):
             return text.strip()
-        found = settled(text, work.stops)
+        found = stable_text(text, work.stops)
         if work.tools and self._reader.tool_form is not None:
-            found = self._reader.tool_form.settled(found)
+            found = self._reader.tool_form.stable_text(found)
         return found if work.raw_prompt else found.strip()
 
     # The device thread
 
     def forward(
-        self, head: Head, sequences: list[InputSequence], between: Between = nothing_between
+        self, head: Head, sequences: list[InputSequence], yield_point: YieldPoint = never_yield
     ) -> list[Output | Unfinished]:
-        """Some steps for these sequences. After an exception they are written from the beginning,
-        if they come again.
+        """Run some steps for these sequences. After an exception, generation restarts if they are
+        sent again.
         """
-        called = between if self._reader.writer.device.type == "cpu" else nothing_between
+        called = yield_point if self._reader.writer.device.type == "cpu" else never_yield
         with self._computing:
             if self._arena is not None:
                 self._arena.wait()
@@ -267,21 +282,25 @@ class GenerativeModel:
             return [self._outcome(each) for each in sequences]
 
     def keep_graphs(self, graphs: Graphs) -> None:
-        """From now on decode steps are replayed from graphs in the memory of `graphs`, until the
-        model is parked. They wait for `capture_graph`."""
+        """Replay decode steps from graphs in the memory of `graphs` until the model is parked.
+
+        The graphs wait for `capture_graph`.
+        """
         self._granted = graphs
 
     @property
     def awaits_capture(self) -> bool:
-        """Whether `capture_graph` has something to do. May be called from any thread."""
+        """True if `capture_graph` has work to do. May be read from any thread."""
         graphs = self._graphs
         return self._granted is not None if graphs is None else graphs.is_pending
 
     @torch.inference_mode()
     def capture_graph(self) -> None:
-        """Capture the next graph, and before the first one allocate keys and values, whose
-        addresses graphs have. On the device thread, while no batch is in progress; takes tens of
-        milliseconds."""
+        """Capture the next graph. Call it on the device thread while no batch is in progress; it
+        takes tens of milliseconds.
+
+        The first call allocates keys and values, as graphs record their addresses.
+        """
         with self._computing:
             if self._arena is not None:
                 self._arena.wait()
@@ -292,15 +311,15 @@ class GenerativeModel:
                 self._graphs.capture_one()
 
     def drop_graphs(self) -> None:
-        """Free the memory of all graphs; they are captured again when memory is granted. Waits for
-        a forward in progress.
+        """Free the memory of all graphs after waiting for a forward in progress. They are captured
+        again when memory is granted.
         """
         with self._computing:
             if self._graphs is not None:
                 self._graphs.drop()
 
     def drop(self, sequences: Sequence[InputSequence]) -> None:
-        """Returns the memory of sequences that will not come again."""
+        """Free the memory of sequences that will not be sent again."""
         for each in sequences:
             writing = self._writing.pop(id(each), None)
             if writing is not None and writing.decoding is not None:
@@ -313,7 +332,7 @@ class GenerativeModel:
 
     @property
     def writing(self) -> int:
-        """Sequences that are being written."""
+        """Number of sequences in progress."""
         return 0 if self._loop is None else len(self._loop.sequences)
 
     @property
@@ -322,9 +341,9 @@ class GenerativeModel:
             self._loop = DecodeLoop(self._reader.writer, self.pages)
         return self._loop
 
-    def _begin(self, sequences: Sequence[InputSequence], between: Between) -> None:
-        """Adds to the loop those of the sequences for which there is room. Encoders run for no more
-        than could have room.
+    def _begin(self, sequences: Sequence[InputSequence], yield_point: YieldPoint) -> None:
+        """Add sequences to the loop while memory lasts. Encoders run only for sequences that could
+        fit.
         """
         loop = self._decode
         left = loop.pool.unclaimed
@@ -336,20 +355,20 @@ class GenerativeModel:
                     break
                 new.append(each)
         if new:
-            for each, request in zip(new, self._reader.requests(new, between), strict=True):
-                self._writing[id(each)] = _Writing(each, request)
+            for each, request in zip(new, self._reader.requests(new, yield_point), strict=True):
+                self._writing[id(each)] = _Generation(each, request)
         for each in sequences:
             writing = self._writing.get(id(each))
             if writing is not None and writing.decoding is None and loop.has_room(writing.request):
                 writing.decoding = loop.add(writing.request)
 
-    def _steps(self, writings: Sequence[_Writing], between: Between) -> None:
+    def _steps(self, writings: Sequence[_Generation], yield_point: YieldPoint) -> None:
         loop, until = self._decode, time.perf_counter() + STEPS_SECONDS
         among = {id(each.decoding): each for each in writings if each.decoding is not None}
         while among:
             decoding = [each.decoding for each in among.values() if each.decoding is not None]
             has_ended = False
-            for written in loop.step(decoding, between):
+            for written in loop.step(decoding, yield_point):
                 writing = among[id(written.sequence)]
                 writing.ids += written.ids
                 if written.score is not None:
@@ -357,7 +376,7 @@ class GenerativeModel:
                 has_ended |= written.finish is not None
             if has_ended or time.perf_counter() >= until:
                 return
-            between()
+            yield_point()
 
     def _outcome(self, sequence: InputSequence) -> Output | Unfinished:
         writing = self._writing.get(id(sequence))
@@ -365,7 +384,7 @@ class GenerativeModel:
             return Unfinished() if writing is None else Unfinished(writing.ids)
         del self._writing[id(sequence)]
         finish = writing.decoding.finish
-        return WrittenIds(
+        return GeneratedIds(
             np.array(writing.ids, np.int32),
             "stop" if finish == "stop" else "length",
             tuple(writing.scores),
@@ -382,7 +401,7 @@ class GenerativeModel:
             self._arena.drop_host_copy()
 
     def park(self) -> ParkedModel[GenerativeModel]:
-        self.drop_graphs()  # they read the weights, and keys and values, where these are now
+        self.drop_graphs()  # graphs record the current addresses of weights, keys and values
         self._loop = self._graphs = self._granted = None
         self._writing.clear()
         if self._arena is None:
@@ -397,64 +416,66 @@ class GenerativeModel:
             * np.dtype(np.float32).itemsize
         )
 
-    def widened(self) -> None:
-        """None: a text is an answer whatever the numbers were that it was chosen by."""
+    def load_fp32_fallback(self) -> None:
+        """Return None: a generated text is valid whatever the precision of its scores."""
         return
 
 
 def _pool_pages(device: torch.device, page_bytes: int, memory_bytes: int) -> int:
-    """Pages of keys and values beside `memory_bytes` for models, all that the device has if 0."""
+    """Return the number of key/value pages for `memory_bytes` of model memory; 0 for all of the
+    device's.
+    """
     if device.type != "cuda":
         return POOL_BYTES // page_bytes
     memory_bytes = memory_bytes or torch.cuda.get_device_properties(device).total_memory
     return min(pages_for(POOL_TOKENS), int(memory_bytes * POOL_SHARE) // page_bytes)
 
 
-def _without_images(work: WriteWork) -> WriteWork:
+def _without_images(work: GenerationWork) -> GenerationWork:
     found = without_images(work)
     if not isinstance(found, TextWork | RegionsWork):
         raise TypeError("work without its images is of the same kind")
     return found
 
 
-def _items(work: TextWork, go_on: GoOn) -> tuple[tuple[_Item, ...], list[Parts]]:
-    """What is known of each item, and the parts of each text that is to be written.
+def _items(work: TextWork, check_cancelled: CancelCheck) -> tuple[tuple[_Item, ...], list[Parts]]:
+    """Return the known texts of each item, and the parts of each text to generate.
 
-    An item with pages has a text for each, and no other parts. Raises InvalidInput or
+    An item with pages has one text for each, and no other parts. Raises InvalidInput or
     TaskNotSupported with a part's path.
     """
     if work.json_schema and work.text_layer == "only":
         raise InvalidInput(
-            "a text layer is no JSON of a schema: let the model read the pages",
+            "a text layer does not follow a JSON schema: let the model read the pages",
             field="text.text_layer",
         )
     if work.turns and work.text_layer == "only":
         raise InvalidInput(
-            "a text layer is no answer in a conversation: let the model read the pages",
+            "a text layer does not answer a conversation: let the model read the pages",
             field="text.text_layer",
         )
     asks_model = work.text_layer == "never" or bool(work.json_schema) or bool(work.turns)
     items: list[_Item] = []
-    asked: list[Parts] = []
+    to_generate: list[Parts] = []
     for parts in items_as_parts(work):
         if not any(isinstance(part.content, Page) for part in parts):
-            items.append(_Item(((len(asked), 0),), 0))
-            asked.append(parts)
+            items.append(_Item(((len(to_generate), 0),), 0))
+            to_generate.append(parts)
             continue
         texts: list[PageText | tuple[int, int]] = []
         lengths: dict[bytes, int] = {}
         for part in parts:
-            go_on()
+            check_cancelled()
             page = part.content
             if work.top_logprobs is not None or work.tools:
                 name = "text.tools" if work.tools else "text.top_logprobs"
                 raise InvalidInput(
-                    f"answers about pages of documents have no {name}: send images instead",
+                    f"{name} is not supported for pages of documents: send images instead",
                     field=name,
                 )
             if not isinstance(page, Page):
                 raise InvalidInput(
-                    "an item with a document has no other parts: send them as items",
+                    "an item with a document cannot have other parts: send them as separate items",
                     field=part.field,
                 )
             lengths[page.document.key] = page.document.length
@@ -462,14 +483,14 @@ def _items(work: TextWork, go_on: GoOn) -> tuple[tuple[_Item, ...], list[Parts]]
             if layer.strip() or work.text_layer == "only":
                 texts.append(PageText(page.number, layer, bool(layer.strip())))
             else:
-                texts.append((len(asked), page.number))
-                asked.append((part,))
+                texts.append((len(to_generate), page.number))
+                to_generate.append((part,))
         items.append(_Item(tuple(texts), sum(lengths.values())))
-    return tuple(items), asked
+    return tuple(items), to_generate
 
 
 def _seeds(work: TextWork, items: Sequence[_Item]) -> tuple[bytes, ...]:
-    """Of each text that is to be written: its item's, with the page where it is a document's."""
+    """Return the seed of each generated text: its item's, with the page number for a document."""
     if not work.seeds:
         return ()
     texts = [
@@ -482,7 +503,7 @@ def _seeds(work: TextWork, items: Sequence[_Item]) -> tuple[bytes, ...]:
     )
 
 
-def _answer(item: _Item, written: Sequence[Extraction]) -> Extraction:
+def _merge_texts(item: _Item, written: Sequence[Extraction]) -> Extraction:
     if not item.has_pages:
         ((place, _),) = [each for each in item.texts if not isinstance(each, PageText)]
         return written[place]

@@ -1,5 +1,5 @@
-"""The interface between what a model is asked for and the decode loop: a Reader makes prompts of
-jobs, and answers of tokens.
+"""The interface between requests and the decode loop: a Reader builds a job's prompts, and results
+from its tokens.
 """
 
 from __future__ import annotations
@@ -13,35 +13,44 @@ from torch import Tensor
 
 from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
+from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.rules import Ids
 from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.settings import Settings
-from libs.models.generation.decoding.writer import Writer
-from libs.models.generation.grammars import FIELD, Grammar, form_of
-from libs.models.generation.stops import StopStrings, before_stop
+from libs.models.generation.grammars import FIELD, Grammar, parse_answer
+from libs.models.generation.stops import StopStrings, text_before_stop
 from libs.models.generation.tools import FIELD as TOOLS_FIELD
 from libs.models.generation.tools import ToolForm
 from libs.models.packed import GivenRows
 from libs.models.results import Extraction, ExtractResult, TokenLogprob
-from libs.models.work import Between, GoOn, InputSequence, Sampling, TextWork, WriteWork, WrittenIds
+from libs.models.work import (
+    CancelCheck,
+    GeneratedIds,
+    GenerationWork,
+    InputSequence,
+    Sampling,
+    TextWork,
+    YieldPoint,
+)
 
 Decode = Callable[[Sequence[int]], str]
-"""Token ids to their text."""
+"""Converts token ids to text."""
 TokenText = Callable[[int], str]
-"""A token to its text alone; empty for one that is not in texts."""
+"""Converts one token to text; empty for a token that is not part of texts."""
 
 _WORD: Final = "\u2581"
-"""What tokens of SentencePiece have for the space before a word, which their decoders leave out at
-the beginning of a text.
+"""SentencePiece's mark for the space before a word, which decoders drop at the beginning of a
+text.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """`InputSequence.input` of readers of texts and conversations. `most`: tokens of the answer, 0:
-    the checkpoint's own number.
+class GenerationOptions:
+    """Generation options of one sequence: the `InputSequence.input` of readers of texts and
+    conversations.
 
-    The others are those of `Request`; a grammar and `ends` are the job's, a seed is the sequence's.
+    `most`: tokens of the answer, 0 for the checkpoint's number. The others are as in `Request`;
+    grammar and `ends` are the job's, the seed is the sequence's.
     """
 
     most: int
@@ -52,9 +61,9 @@ class Asked:
     seed: bytes = b""
 
     @staticmethod
-    def of(sequence: InputSequence) -> Asked:
-        if not isinstance(sequence.input, Asked):
-            raise TypeError("`input` is that of `prepare`")
+    def from_sequence(sequence: InputSequence) -> GenerationOptions:
+        if not isinstance(sequence.input, GenerationOptions):
+            raise TypeError("`input` must be the one that `prepare` set")
         return sequence.input
 
     def request(
@@ -64,7 +73,9 @@ class Asked:
         given: GivenRows | None = None,
         axes: Ids | None = None,
     ) -> Request:
-        """With the grammar from its beginning, since a sequence may be written again."""
+        """Build a request with the grammar at its beginning, since a sequence may be generated
+        again.
+        """
         return Request(
             prompt=prompt,
             states=states,
@@ -79,27 +90,29 @@ class Asked:
         )
 
 
-def asked(
+def generation_options(
     work: TextWork, card: Card, settings: Settings, decode: Decode, grammar: Grammar | None
-) -> list[Asked]:
-    """One for each item. `settings`: the checkpoint's; `decode`: tokens to text. Raises
-    TaskNotSupported.
+) -> list[GenerationOptions]:
+    """Return the options of each item. Raises TaskNotSupported.
+
+    `settings`: the checkpoint's. `decode`: converts tokens to text.
     """
     own = sampled_settings(settings, work.sampling)
     if work.top_logprobs is not None and own.beams > 1:
-        reason = f"answers of {card.model} are by {own.beams} beams, which have no log probabilities: set a temperature above 0"
+        reason = (
+            f"{card.model} uses beam search ({own.beams} beams), which has no log probabilities: "
+            "set a temperature above 0"
+        )
         raise TaskNotSupported(reason, field="text.top_logprobs")
     ends = StopStrings(decode, work.stops) if work.stops else None
-    same = Asked(
+    same = GenerationOptions(
         work.max_tokens, grammar, None if own == settings else own, ends, work.top_logprobs
     )
     return [replace(same, seed=seed) for seed in work.seeds or (b"",) * len(work.texts)]
 
 
 def sampled_settings(settings: Settings, sampling: Sampling) -> Settings:
-    """The checkpoint's settings as a request changes them. Answers that are sampled are not by
-    beams.
-    """
+    """Apply a request's sampling to the checkpoint's settings. Sampling turns beam search off."""
     given = {name: value for name in _SAMPLING if (value := getattr(sampling, name)) is not None}
     temperature = sampling.temperature
     if temperature is None and (
@@ -116,26 +129,28 @@ def sampled_settings(settings: Settings, sampling: Sampling) -> Settings:
 _SAMPLING: Final = tuple(field.name for field in fields(Sampling))
 
 
-def refuse_tools(work: WriteWork, card: Card) -> None:
-    """For models without a chat template that has tools in a form that is served. Raises
-    TaskNotSupported.
+def refuse_tools(work: GenerationWork, card: Card) -> None:
+    """Raise TaskNotSupported for tools. Called for models without a chat template in a supported
+    tool format.
     """
     if not isinstance(work, TextWork):
         return
-    cure = "the chat templates of Qwen 2.5 and 3, Hermes and Llama 3 have them"
+    cure = "the chat templates of Qwen 2.5 and 3, Hermes and Llama 3 support them"
     if work.tools:
-        raise TaskNotSupported(f"{card.model} calls no functions: {cure}", field=TOOLS_FIELD)
+        raise TaskNotSupported(
+            f"{card.model} does not support function calls: {cure}", field=TOOLS_FIELD
+        )
     if work.item_role == "tool" or any(
         turn.tool_calls or turn.role == "tool" for turn in work.turns
     ):
         raise TaskNotSupported(
-            f"{card.model} reads no results of functions: {cure}", field="text.turns"
+            f"{card.model} does not support function results: {cure}", field="text.turns"
         )
 
 
-def refuse_sampling(work: WriteWork, card: Card) -> None:
-    """For models with answers in a form of theirs, which are always the likeliest. Raises
-    TaskNotSupported.
+def refuse_sampling(work: GenerationWork, card: Card) -> None:
+    """Raise TaskNotSupported for sampling. Called for models that always return the likeliest
+    answer in a fixed format.
     """
     if not isinstance(work, TextWork):
         return
@@ -150,63 +165,62 @@ def refuse_sampling(work: WriteWork, card: Card) -> None:
     for name, was_set in is_set.items():
         if was_set:
             raise TaskNotSupported(
-                f"{card.model} writes the likeliest answer to an image: leave {name} out",
+                f"{card.model} always returns the likeliest answer: remove {name}",
                 field=name,
             )
 
 
-def refuse_schema(work: WriteWork, card: Card) -> None:
-    """For models that answer in no form, or in one of their own. Raises TaskNotSupported."""
+def refuse_schema(work: GenerationWork, card: Card) -> None:
+    """Raise TaskNotSupported for a JSON schema. Called for models without one, or with a fixed
+    answer format.
+    """
     if isinstance(work, TextWork) and work.json_schema:
         raise TaskNotSupported(
-            f"{card.model} writes no JSON by a schema: models with a chat template do, of texts or of images",
+            f"{card.model} does not support JSON schemas: use a model with a chat template",
             field=FIELD,
         )
 
 
-def refuse_chat(work: WriteWork, card: Card) -> None:
-    """For models without a chat template, which read no conversations of several turns. Raises
-    TaskNotSupported.
-    """
+def refuse_chat(work: GenerationWork, card: Card) -> None:
+    """Raise TaskNotSupported for conversations. Called for models without a chat template."""
     if isinstance(work, TextWork) and work.turns:
-        message = (
-            f"{card.model} reads one message: conversations are for models with a chat template"
-        )
+        message = f"{card.model} reads one message: conversations need a model with a chat template"
         raise TaskNotSupported(message, field="text.turns")
     if isinstance(work, TextWork) and work.template_values:
         raise TaskNotSupported(
-            f"{card.model} has no chat template to give values to", field="text.template_values"
+            f"{card.model} has no chat template, so it takes no values",
+            field="text.template_values",
         )
 
 
 def extraction(
-    work: WriteWork,
+    work: GenerationWork,
     whole: str,
-    written: WrittenIds,
+    written: GeneratedIds,
     token_text: TokenText,
     tools: ToolForm | None = None,
 ) -> Extraction:
-    """An answer, with what it says where it is JSON, its calls of functions and its tokens.
-    `whole`: the text of all its tokens.
+    """Build the result of a generated text: its JSON, function calls and tokens. `whole`: the text
+    of all tokens.
 
-    Raises InvalidInput for one whose grammar could not be followed to its end.
+    Raises InvalidInput if the grammar could not be followed to its end.
     """
     if not isinstance(work, TextWork):
         return Extraction(text=whole.strip(), finish=written.finish)
-    text = before_stop(whole, work.stops)
+    text = text_before_stop(whole, work.stops)
     tokens = _tokens(len(text), written, token_text) if written.scores else ()
     is_whole = len(text) == len(whole)
     text, calls = tools.read(text) if tools is not None and work.tools else (text, ())
     text = text if work.raw_prompt else text.strip()
-    form = form_of(text, written.finish) if work.json_schema and is_whole else None
+    form = parse_answer(text, written.finish) if work.json_schema and is_whole else None
     return Extraction(text=text, finish=written.finish, json=form, tokens=tokens, tool_calls=calls)
 
 
 def _tokens(
-    characters: int, written: WrittenIds, token_text: TokenText
+    characters: int, written: GeneratedIds, token_text: TokenText
 ) -> tuple[TokenLogprob, ...]:
-    """Those that a text of this many characters is made of: neither a stop token nor those of a
-    stop string.
+    """Return the tokens of a text of `characters` characters, without a stop token or a stop
+    string's tokens.
     """
     found: list[TokenLogprob] = []
     for number, score in zip(written.ids.tolist(), written.scores, strict=True):
@@ -221,7 +235,7 @@ def _tokens(
 
 
 def token_text(tokenizer: Tokenizer, number: int) -> str:
-    """A token's text alone, with the space before a word; empty for a special token."""
+    """Return a token's text with the space before a word; empty for a special token."""
     text: str = tokenizer.decode([number])
     begins_word = (tokenizer.id_to_token(number) or "").startswith(_WORD)
     return f" {text}" if begins_word and not text.startswith(" ") else text
@@ -231,39 +245,41 @@ class Reader(Protocol):
     """`prepare` (preparing threads) -> `requests` (the device thread) -> the decode loop ->
     `finish` (finishing threads).
 
-    One sequence for each text that is written, in the order of items (and of an item's pages).
-    `writer`: what the loop runs. `tokenizer`: the model's.
+    A job has one sequence for each generated text, in the order of items and of an item's pages.
     """
 
-    writer: Writer
+    writer: LanguageModel
     tokenizer: Tokenizer
 
     @property
     def tool_form(self) -> ToolForm | None:
-        """The form in which its answers call functions; None: they call none."""
+        """The format of its function calls; None if it calls none."""
 
-    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
-        """A job's prompts, and notes for `finish`. Raises InvalidInput with the path of the item.
+    def prepare(
+        self, work: GenerationWork, check_cancelled: CancelCheck
+    ) -> tuple[list[InputSequence], object]:
+        """Build a job's prompts, and notes for `finish`. Raises InvalidInput with the path of the
+        item.
 
-        `ids` has a token for each row of the prompt, or of the encoder's input, so that costs are
-        known by its length; images are in `rows` or `input`. `go_on` is called every few
+        `ids` has a token for each row of the prompt, or of the encoder's input, so its length
+        determines the cost; images are in `rows` or `input`. `check_cancelled` is called every few
         milliseconds.
         """
 
-    def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
-        """What the loop is to write: runs the encoder or the vision tower of a batch. `between`: a
-        preemption point.
-        """
+    def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
+        """Build the requests of the decode loop, running the batch's encoder or vision tower."""
 
-    def reads_along(self, notes: object) -> bool:
-        """Whether the answers of a job are what `text` says while they are written. `notes`: those
-        of `prepare`.
+    def can_stream(self, notes: object) -> bool:
+        """Return whether `text` returns parts of the job's final answers. `notes`: those of
+        `prepare`.
         """
 
     def text(self, ids: list[int]) -> str:
-        """The text of the tokens written so far, for clients that read along: ends before an
-        incomplete character.
+        """Return the text of the tokens so far, for streaming; it ends before an incomplete
+        character.
         """
 
-    def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
-        """The answer of a job."""
+    def finish(
+        self, work: GenerationWork, notes: object, written: list[GeneratedIds]
+    ) -> ExtractResult:
+        """Build the result of a job."""

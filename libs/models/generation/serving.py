@@ -1,4 +1,4 @@
-"""Loads a checkpoint directory of a model that writes as a model that is served."""
+"""Load a checkpoint directory as a served generative model."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import torch
 
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
-from libs.models.generation.loading import load_writer
+from libs.models.generation.loading import load_language_model
 from libs.models.generation.model import GenerativeModel
 from libs.models.generation.texts import TextReader
 from libs.models.loaded.tiers import copying
 from libs.models.text.loading import broken_tokenizer, without_int8
 from libs.models.text.tokenising.tokenizer import failing, largest_id, load_tokenizer
 
-LONGEST: Final = 8192
-"""Tokens of a prompt and its answer together, or of each of them where the model has an encoder.
-Memory for the keys and values of one such sequence is always there, so that every request that is
-taken can be answered."""
+MAX_SEQUENCE_TOKENS: Final = 8192
+"""Maximum tokens of a prompt and its answer together, or of each of them if the model has an
+encoder. Memory for the keys and values of one such sequence is always reserved, so every accepted
+request can be answered.
+"""
 
 
-def load_writer_model(
+def load_generative_model(
     directory: Path,
     model_id: str,
     device: torch.device,
@@ -31,26 +32,24 @@ def load_writer_model(
     overrides: Overrides | None = None,
     memory_bytes: int = 0,
 ) -> GenerativeModel:
-    """As `libs.models.load_model`, of a model that writes. int8 is not served, and a warning is
-    logged.
+    """Load a generative model. int8 is not served: a warning is logged.
 
-    `memory_bytes`: the accelerator's, for all models, of which keys and values get a part; 0: all
-    that it has.
+    `memory_bytes`: accelerator memory for all models, of which keys and values get a share; 0 for
+    all of it.
     """
     card = read_card(directory, model_id, overrides)
     card, dtype = without_int8(card, device, dtype)
     with copying(device), failing(broken_tokenizer):
         tokenizer = load_tokenizer(directory, lowercase=card.lowercase)
-        writer = load_writer(directory, device, dtype)
-        # Embedding tables are often larger than the vocabulary: their last rows are no tokens, and
-        # have no text.
+        writer = load_language_model(directory, device, dtype)
+        # Embedding tables are often larger than the vocabulary: their last rows are not tokens.
         known = min(largest_id(tokenizer) + 1, writer.vocabulary)
         writer.settings = replace(writer.settings, vocabulary=known)
-        writer.max_positions = min(writer.max_positions, LONGEST)
+        writer.max_positions = min(writer.max_positions, MAX_SEQUENCE_TOKENS)
         limit = (
             writer.max_positions
             if writer.encoder is None
-            else min(writer.encoder.max_positions, LONGEST)
+            else min(writer.encoder.max_positions, MAX_SEQUENCE_TOKENS)
         )
         card = replace(card, max_tokens=min(card.max_tokens, limit))
         return GenerativeModel(card, TextReader(card, writer, directory, tokenizer), memory_bytes)

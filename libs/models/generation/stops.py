@@ -1,4 +1,4 @@
-"""Stop strings: where an answer ends, and which part of an unfinished text is sure to stay."""
+"""Stop strings: the end of an answer, and the stable part of an unfinished text."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from typing import Final
 
 from libs.models.generation.decoding.rules import Ids
 
-SPARE_TOKENS: Final = 8
-"""Tokens that are decoded before a stop string's longest form: the first of them may be a part of a
+EXTRA_TOKENS: Final = 8
+"""Tokens decoded in addition to a stop string's longest form: the first of them may be a part of a
 character.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class StopStrings:
-    """Says whether an answer has one of its stop strings: a `Request.ends`. `decode`: token ids to
-    their text.
+    """Returns whether an answer has one of its stop strings: a `Request.ends`. `decode` converts
+    token ids to text.
     """
 
     decode: Callable[[Sequence[int]], str]
     stops: Sequence[str]
 
     def __call__(self, written: Ids) -> bool:
-        """Decodes the last tokens alone: what came before was looked at when it was written, and
-        each has a byte at least.
+        """Decode only the last tokens: earlier ones were checked before, and each has at least one
+        byte.
         """
-        tokens = max(len(stop.encode()) for stop in self.stops) + SPARE_TOKENS
+        tokens = max(len(stop.encode()) for stop in self.stops) + EXTRA_TOKENS
         text = self.decode(written[-tokens:].tolist())
         return any(stop in text for stop in self.stops)
 
 
-def before_stop(text: str, stops: Iterable[str]) -> str:
-    """The text before the first stop string in it; all of it where it has none."""
+def text_before_stop(text: str, stops: Iterable[str]) -> str:
+    """Return the text before the first stop string; all of it without one."""
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     return text[: min(places)] if places else text
 
 
-def settled(text: str, stops: Sequence[str]) -> str:
-    """What of an unfinished text is in the answer whatever follows: it ends before a stop string or
-    what may become one.
+def stable_text(text: str, stops: Sequence[str]) -> str:
+    """Return the part of an unfinished text that stays in the answer: it ends before a stop string
+    or the beginning of one.
     """
-    found = before_stop(text, stops)
+    found = text_before_stop(text, stops)
     if len(found) < len(text):
         return found
     return text[: len(text) - max((_begun(text, stop) for stop in stops), default=0)]
 
 
 def _begun(text: str, stop: str) -> int:
-    """The most characters at the text's end that the stop string begins with."""
+    """Return how many characters at the text's end are the beginning of the stop string."""
     return next(
         (
             size

@@ -1,6 +1,4 @@
-"""The readers of texts: causal models with a chat template, and encoder-decoder models of
-tokens.
-"""
+"""Readers of texts: causal models with a chat template, and encoder-decoder models of tokens."""
 
 from __future__ import annotations
 
@@ -15,13 +13,13 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
 from libs.models.generation.chat import ChatTemplate, Message
+from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.sequences import Request
-from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.grammars import Grammar, Grammars
 from libs.models.generation.reader import (
-    Asked,
-    asked,
+    GenerationOptions,
     extraction,
+    generation_options,
     refuse_chat,
     refuse_schema,
     refuse_tools,
@@ -31,26 +29,27 @@ from libs.models.results import ExtractResult
 from libs.models.text.checks import unsupported
 from libs.models.text.tokenising.text import TextProcessor
 from libs.models.work import (
-    Between,
-    GoOn,
+    CancelCheck,
+    GeneratedIds,
+    GenerationWork,
     InputSequence,
     TextWork,
-    WriteWork,
-    WrittenIds,
+    YieldPoint,
     items_as_parts,
 )
 
 _INCOMPLETE: Final = "�"
-"""What tokenizers make of the first bytes of a character."""
+"""Replacement that tokenizers return for the first bytes of a character."""
 
 
 class TextReader:
-    """Writes about texts. An instruction is the system's message, or a paragraph before the user's
-    first one where there is no place for it. Turns stand before each text."""
+    """Generates text about texts. An instruction becomes the system message, or a paragraph before
+    the user's first message if the template has none. Turns precede each text.
+    """
 
-    def __init__(self, card: Card, writer: Writer, root: Path, tokenizer: Tokenizer) -> None:
-        """`root`: where the tokenizer's files are. Raises ModelBroken for a chat template that
-        cannot be used.
+    def __init__(self, card: Card, writer: LanguageModel, root: Path, tokenizer: Tokenizer) -> None:
+        """Create a reader. `root` is the tokenizer's directory. Raises ModelBroken for an unusable
+        chat template.
         """
         self.writer = writer
         self._card, self.tokenizer = card, tokenizer
@@ -61,43 +60,48 @@ class TextReader:
         self._chat = ChatTemplate(card, root) if card.template else None
         self.tool_form = None if self._chat is None else self._chat.tool_form
 
-    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
-        """As `Reader.prepare`; `input` of a sequence is `Asked`."""
+    def prepare(
+        self, work: GenerationWork, check_cancelled: CancelCheck
+    ) -> tuple[list[InputSequence], object]:
+        """Implement `Reader.prepare`. The `input` of a sequence is `GenerationOptions`."""
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
         if work.region is not None:
             raise TaskNotSupported(
-                f"{self._card.model} reads texts, and no regions of images", field="text.region"
+                f"{self._card.model} reads text only, not regions of images", field="text.region"
             )
         if work.text_kind == "ocr_regions":
             raise TaskNotSupported(
-                f"{self._card.model} reads texts, and no images", field="text.kind"
+                f"{self._card.model} reads text only, not images", field="text.kind"
             )
-        if self.writer.encoder is not None:  # their vocabularies often lack the characters of JSON
+        if self.writer.encoder is not None:  # their vocabularies often lack JSON's characters
             refuse_schema(work, self._card)
         if self._chat is None:
             refuse_chat(work, self._card)
-        every = asked(
+        every = generation_options(
             work, self._card, self.writer.settings, self.tokenizer.decode, self._grammar(work)
         )
         found: list[InputSequence] = []
         for parts, own in zip(items_as_parts(work), every, strict=True):
-            go_on()
+            check_cancelled()
             texts = []
             for part in parts:
                 if not isinstance(part.content, str):
                     raise TaskNotSupported(
-                        f"{self._card.model} reads texts, and no images", field=part.field
+                        f"{self._card.model} reads text only, not images", field=part.field
                     )
                 texts.append(part.content)
             text, field = "\n".join(texts), parts[0].field
             if not text.strip():
-                raise InvalidInput("there is no text to write about", field=field)
-            ids = self._ids(text, field, work, go_on)
+                raise InvalidInput("the text is empty", field=field)
+            ids = self._ids(text, field, work, check_cancelled)
             longest = self._longest(work.max_tokens)
             if len(ids) > longest:
-                message = f"the text has more than {max(longest, 0):,} tokens with its prompt, which leaves no room for the answer"
-                raise InputTooLong(f"{message}: shorten it, or ask for fewer tokens", field=field)
+                limit = f"{max(longest, 0):,} tokens"
+                message = f"text and prompt exceed {limit} and leave no room for an answer"
+                raise InputTooLong(
+                    f"{message}: shorten the text or request fewer tokens", field=field
+                )
             found.append(InputSequence(ids, input=own))
         return found, None
 
@@ -105,24 +109,27 @@ class TextReader:
         if self.tool_form is None:
             refuse_tools(work, self._card)
         elif work.tools:
-            return self._grammars.of_tools(work, self.tool_form)
-        return self._grammars.of(work.json_schema)
+            return self._grammars.compile_tools(work, self.tool_form)
+        return self._grammars.compile_schema(work.json_schema)
 
-    def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
+    def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
         if self.writer.encoder is None:
-            return [Asked.of(each).request(each.ids) for each in sequences]
-        states = self.writer.encode([each.ids for each in sequences], between)
+            return [GenerationOptions.from_sequence(each).request(each.ids) for each in sequences]
+        states = self.writer.encode([each.ids for each in sequences], yield_point)
         return [
-            Asked.of(each).request(states=own) for own, each in zip(states, sequences, strict=True)
+            GenerationOptions.from_sequence(each).request(states=own)
+            for own, each in zip(states, sequences, strict=True)
         ]
 
-    def reads_along(self, notes: object) -> bool:
+    def can_stream(self, notes: object) -> bool:
         return True
 
     def text(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids).rstrip(_INCOMPLETE)
 
-    def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
+    def finish(
+        self, work: GenerationWork, notes: object, written: list[GeneratedIds]
+    ) -> ExtractResult:
         own_text = partial(token_text, self.tokenizer)
         items = [
             extraction(
@@ -133,13 +140,15 @@ class TextReader:
         return ExtractResult(items, sum(len(each.ids) for each in written))
 
     def _ids(
-        self, text: str, field: str, work: TextWork, go_on: GoOn
+        self, text: str, field: str, work: TextWork, check_cancelled: CancelCheck
     ) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-        """The prompt's ids, or one more than the limit of them. `field`: the text's path."""
+        """Return the prompt's ids; if they exceed the limit, one id more than it. `field`: the
+        text's path.
+        """
         if self._chat is None or work.raw_prompt:
             whole = f"{work.instruction} {text}" if work.instruction else text
             (part,) = self._text.encode(
-                [whole], "end", lambda _: "", limit=self._text.limit + 1, go_on=go_on
+                [whole], "end", lambda _: "", limit=self._text.limit + 1, go_on=check_cancelled
             )
             return part.ids
         prompt = self._chat.prompt(
@@ -147,12 +156,12 @@ class TextReader:
             work.template_values,
             work.tools,
         )
-        ((ids, is_whole),) = self._text.encode_plain([prompt], "end", go_on)
+        ((ids, is_whole),) = self._text.encode_plain([prompt], "end", check_cancelled)
         return ids if is_whole else np.zeros(self._text.limit + 1, np.int32)
 
     def _longest(self, most: int) -> int:
-        """The longest prompt, or input of the encoder. A causal model's answer needs positions
-        after it.
+        """Return the longest prompt, or input of the encoder. A causal model's answer needs
+        positions after it.
         """
         return (
             self._card.max_tokens
@@ -162,7 +171,7 @@ class TextReader:
 
 
 def _messages(text: str, field: str, work: TextWork, *, has_system: bool) -> list[Message]:
-    """The conversation that ends with a text."""
+    """Build the conversation that ends with a text."""
     turns = [
         Message(turn.role, turn.text, f"text.turns[{number}].text", turn.tool_calls)
         for number, turn in enumerate(work.turns)

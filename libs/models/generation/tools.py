@@ -1,9 +1,8 @@
-"""Calls of functions: the form in which a model's chat template has them, their grammar, and what
-an answer calls.
+"""Function calls: their format in a chat template, their grammar, and the calls in an answer.
 
-Served are the forms of Hermes and Qwen, a JSON object between `<tool_call>` and `</tool_call>`, any
-number of times after a text, and of Llama 3, where the whole answer is a JSON object. A template
-with another form is one without tools.
+Two formats are served. Hermes and Qwen write a JSON object between `<tool_call>` and
+`</tool_call>`, any number of times after a text. Llama 3 writes one JSON object as the whole
+answer. A template with another format counts as one without tools.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class ToolForm:
     closes: str
     arguments: str
 
-    def settled(self, text: str) -> str:
-        """What of an unfinished text is not, and does not become, a call."""
+    def stable_text(self, text: str) -> str:
+        """Return the part of an unfinished text that neither is nor can become a call."""
         if not self.opens:
             return "" if text.lstrip()[:1] in ("{", "") else text
         found = text.partition(self.opens)[0]
@@ -49,8 +48,8 @@ class ToolForm:
         return text[: len(text) - begun]
 
     def read(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
-        """The text before the first call, and the calls; the whole text where it has none, or one
-        that is not whole.
+        """Return the text before the first call, and the calls; the whole text if a call is missing
+        or incomplete.
         """
         before, calls = self._found(text)
         return (before, calls) if calls else (text, ())
@@ -65,7 +64,7 @@ class ToolForm:
         return before, tuple(call for each in calls for call in each) if all(calls) else ()
 
     def _calls(self, text: str, separator: str) -> tuple[ToolCall, ...]:
-        """Objects one after the other. Empty: there is something else."""
+        """Parse consecutive objects. Empty if the text has anything else."""
         found: list[ToolCall] = []
         decoder = json.JSONDecoder()
         while text and len(found) < _MAX_CALLS:
@@ -95,7 +94,7 @@ LLAMA: Final = ToolForm("", "", "parameters")
 
 
 def tool_form(template: str) -> ToolForm | None:
-    """The form of a chat template; None: it has no tools, or another form."""
+    """Return the format of a chat template; None if it has no tools or an unsupported format."""
     if "tools" not in template or any(other in template for other in _OTHER_FORMS):
         return None
     if _OPEN in template and _CLOSE in template:
@@ -105,8 +104,13 @@ def tool_form(template: str) -> ToolForm | None:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """How a tokenizer has what stands around calls. `opens`, `closes`: their tokens; None: they
-    have none of their own. `others`: added tokens that stand in texts, such as `<think>`."""
+    """Token ids of the marks around calls.
+
+    Attributes:
+        opens: Token before a call; None if the mark is not one token.
+        closes: Token after a call; None if the mark is not one token.
+        others: Added tokens that may occur in texts, such as `<think>`.
+    """
 
     opens: int | None
     closes: int | None
@@ -114,7 +118,7 @@ class Marks:
 
 
 def schemas_of(work: TextWork) -> list[tuple[str, str, dict[str, Any]]]:
-    """The path, the name and the parameters' schema of each function that may be called. A schema
+    """Return the path, the name and the parameters' schema of each callable function. A schema
     without a type is an object's.
     """
     found = []
@@ -131,8 +135,9 @@ def schemas_of(work: TextWork) -> list[tuple[str, str, dict[str, Any]]]:
 def grammar_source(
     work: TextWork, form: ToolForm, marks: Marks, options: Mapping[str, object]
 ) -> str | None:
-    """A grammar in llguidance's Lark. None: the answer is free text, of which `ToolForm.read` makes
-    calls. `options`: of JSON.
+    """Return a grammar in llguidance's Lark format; None for free text that `ToolForm.read` parses.
+
+    `options`: JSON options.
     """
     has_tokens = marks.opens is not None and marks.closes is not None
     if not work.calls_tool and not has_tokens:

@@ -1,9 +1,8 @@
-"""What a graph reads: a batch and its fillers as one piece of int32, so that one copy brings it to
-the device.
+"""The input of a graph: a batch and its fillers as one int32 array, copied to the device at once.
 
-Token ids, positions and token types ([tokens] each), then where each sequence begins and the last
-one ends ([sequences + 1]). The batch's own sequences come first, so heads, which are not in the
-graph, read them as views of the same buffer.
+Token ids, positions and token types ([tokens] each) are followed by the start of each sequence and
+the end of the last ([sequences + 1]). The batch's sequences are first, so heads outside the graph
+read them as views of the same buffer.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ def empty_inputs(bucket: Bucket) -> Ids:
 
 
 def fill(inputs: Ids, bucket: Bucket, sequences: Sequence[InputSequence]) -> None:
-    """Write the buffer's content for these sequences to `inputs`. Fillers are of token 0 at
-    position 0, which every encoder has.
+    """Write the buffer's content for these sequences to `inputs`. Fillers are token 0 at position
+    0, which every encoder has.
 
-    Raises ValueError if the sequences do not fit the bucket."""
+    Raises ValueError if the sequences do not fit the bucket.
+    """
     lengths = [one.tokens for one in sequences]
     total, fillers = sum(lengths), bucket.fillers(sum(lengths), len(lengths))
     if fillers is None:
@@ -48,20 +48,20 @@ def fill(inputs: Ids, bucket: Bucket, sequences: Sequence[InputSequence]) -> Non
 
 
 def filled(bucket: Bucket, sequences: Sequence[InputSequence]) -> Ids:
-    """Return a new array as `fill` writes it."""
+    """Return a new array filled by `fill`."""
     inputs = empty_inputs(bucket)
     fill(inputs, bucket, sequences)
     return inputs
 
 
 def whole_batch(buffer: Tensor, bucket: Bucket, *, typed: bool) -> Packed:
-    """All of a buffer as a batch, for the encoder. Lengths are not read from a device, whose
-    kernels take them from `layout`.
+    """Return the whole buffer as a batch, for the encoder. Lengths are not read from a device; its
+    kernels use `layout`.
     """
     ids, positions, types, ends = _parts(buffer, bucket)
     lengths = (
         tuple(ends.diff().tolist()) if buffer.device.type == "cpu" else ()
-    )  # attention on a CPU goes by runs
+    )  # attention on a CPU uses runs
     ones = torch.arange(bucket.sequences + 1, dtype=torch.int32, device=buffer.device)
     return Packed(
         ids=ids,
@@ -76,7 +76,7 @@ def whole_batch(buffer: Tensor, bucket: Bucket, *, typed: bool) -> Packed:
 
 
 def own_batch(buffer: Tensor, bucket: Bucket, lengths: tuple[int, ...], *, typed: bool) -> Packed:
-    """The batch's own sequences, without the fillers, for heads: views of the buffer."""
+    """Return the batch's sequences without the fillers, for heads: views of the buffer."""
     total = sum(lengths)
     ids, positions, types, ends = _parts(buffer, bucket)
     ends = ends[: len(lengths) + 1]
@@ -92,6 +92,6 @@ def own_batch(buffer: Tensor, bucket: Bucket, lengths: tuple[int, ...], *, typed
 
 
 def _parts(buffer: _Array, bucket: Bucket) -> tuple[_Array, _Array, _Array, _Array]:
-    """Views: ids, positions, types, ends."""
+    """Split into views: ids, positions, types, ends."""
     size = bucket.tokens
     return buffer[:size], buffer[size : 2 * size], buffer[2 * size : 3 * size], buffer[3 * size :]

@@ -6,7 +6,7 @@ one needs for its activations serves all. Capture and replay belong to the devic
 A capture that fails must not leave torch's allocator in the state of a capture, because
 `empty_cache` would fail from then on: torch 2.11 ends the allocation to the pool only after
 `cudaStreamEndCapture` has succeeded (`CUDAGraph::capture_end`, fixed by pytorch pull request
-180395). `CudaCapture._abandon` does what is left.
+180395). `CudaCapture._abandon` does the rest.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The graphs of one model: which batches are replayed, when a shape is captured, and the checks
-against the eager forward.
+"""The graphs of one model: replay batches, capture shapes, and check results against the eager
+forward.
 
-`packed_model.py` calls `forward` for each batch, which never captures: it counts, and shapes that
-are worth it wait in a queue. `capture_one` takes the next of them on the device thread while no
-batch waits (`services/worker/jobs/execution/runner.py`). Pooled heads are in the graph; others run
-eagerly on the encoder's output, so all of them work. Memory is granted by whoever runs the model
-(`Owner`). Every failure ends in the eager forward.
+`packed_model.py` calls `forward` for each batch, which never captures: it counts, and worthwhile
+shapes wait in a queue. `capture_one` takes the next of them on the device thread while no batch
+waits (`services/worker/jobs/execution/runner.py`). Pooled heads are part of the graph; others run
+eagerly on the encoder's output, so every head is supported. The model's runner grants memory
+(`Owner`). Every failure falls back to the eager forward.
 """
 
 from __future__ import annotations
@@ -18,51 +18,63 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
+from libs.models.backbone import Backbone
 from libs.models.graphs.buckets import AFTER, Uses
 from libs.models.graphs.buffers import fill, filled, own_batch
 from libs.models.graphs.capture import Capture, Captured, PendingCopy
-from libs.models.graphs.shapes import Shape, distance, hot_shapes, most_tokens, shape_of, tolerance
+from libs.models.graphs.shapes import (
+    Shape,
+    distance,
+    hot_shapes,
+    max_encoder_tokens,
+    shape_of,
+    tolerance,
+)
 from libs.models.graphs.store import MAX_BYTES, GraphStore
 from libs.models.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
-from libs.models.trunk import Backbone
 from libs.models.work import InputSequence
 
 CHECK_EVERY: Final = 256
-"""One of so many replays of each graph is compared with the eager forward, in addition to one at
-its capture.
+"""One of this many replays of each graph is compared with the eager forward, in addition to one
+after its capture.
 """
 
 ROUGH_BYTES: Final = 64 << 20
-"""Memory that a graph may take in addition to the activations of its tokens, until it is measured:
-torch's allocator takes 2 and 20 MiB at a time, cuBLAS up to 32 MiB once."""
+"""Memory that a graph may take in addition to its activations, until it is measured: torch's
+allocator takes 2 and 20 MiB at a time, cuBLAS up to 32 MiB one time.
+"""
 
 Event = Literal["captured", "refused", "failed", "replayed", "checked", "differed"]
-"""refused: no memory, or the device was in use. failed, differed: the model has no graphs from now
-on.
+"""refused: memory was short, or the device was in use. failed, differed: the model's graphs are
+switched off.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who runs the model. `reserve(bytes)`: reserves so much device memory for all its graphs
-    together, in place of what was reserved before; False: there is not so much. `tell(event,
-    detail)`. Both are called on the thread of the forward or `drop`."""
+    """Callbacks of the model's runner, called on the thread of the forward or `drop`.
+
+    `reserve(bytes)`: reserve device memory for all graphs together, replacing the earlier
+    reservation; False if memory is short. `report(event, detail)`: report an event.
+    """
 
     reserve: Callable[[int], bool]
-    tell: Callable[[Event, str], None]
+    report: Callable[[Event, str], None]
     activation_bytes_per_token: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A batch that was computed by a graph, or by the eager forward that checked it. Tensors are
-    views that the next call overwrites.
+    """A batch computed by a graph, or by the eager forward that checked it. The next call
+    overwrites these tensors.
 
-    `output`: the encoder's hidden states, or the head's output if `is_pooled`. `batch`: the batch
-    for heads. `copy`: the head's output on its way to the host, with rows of fillers after the
-    batch's own; None: `output` has to be copied.
+    Attributes:
+        output: The encoder's hidden states, or the head's output if `is_pooled`.
+        batch: The batch for heads.
+        copy: Running copy of the head's output to the host, with rows of fillers after the batch's;
+            None: `output` has to be copied.
     """
 
     output: Tensor
@@ -76,13 +88,13 @@ class _Pending:
     """A shape that waits for its capture, and the batch to capture and check it with."""
 
     shape: Shape
-    trunk: Backbone
+    backbone: Backbone
     sequences: Sequence[InputSequence]
 
 
 class Graphs:
-    """At most `most` graphs of `max_bytes` together. Calls must not overlap (the model's lock is
-    held), except of `is_pending`.
+    """Keeps at most `most` graphs of `max_bytes` together. Calls must not overlap (the model's lock
+    is held), except reads of `is_pending`.
     """
 
     def __init__(
@@ -101,31 +113,31 @@ class Graphs:
         self._store: GraphStore[Captured] = GraphStore(most)
         self._uses = Uses(after)
         self._pending: dict[Shape, _Pending] = {}
-        self._most_tokens: dict[PackedEncoder, int] = {}
+        self._max_encoder_tokens: dict[PackedEncoder, int] = {}
         self._now = 0
         self.is_off = False
 
     @property
     def is_pending(self) -> bool:
-        """Whether `capture_one` has something to do. May be called from any thread."""
+        """True if `capture_one` has work to do. May be read from any thread."""
         return bool(self._pending)
 
-    def expect(self, trunks: Iterable[Backbone]) -> None:
-        """Queue the shapes that most batches have, after a load."""
-        for trunk in trunks:
-            for shape in hot_shapes(trunk):
-                self._pending[shape] = _Pending(shape, trunk, shape.sample())
+    def expect(self, backbones: Iterable[Backbone]) -> None:
+        """Queue the most frequent shapes after a load."""
+        for backbone in backbones:
+            for shape in hot_shapes(backbone):
+                self._pending[shape] = _Pending(shape, backbone, shape.sample())
 
     def forward(
-        self, trunk: Backbone, sequences: Sequence[InputSequence], heads: Sequence[ModelHead]
+        self, backbone: Backbone, sequences: Sequence[InputSequence], heads: Sequence[ModelHead]
     ) -> Replayed | None:
-        """Replay the batch, without waiting for the device unless it is checked. None: it has no
-        graph and is to run eagerly.
+        """Replay the batch, without waiting for the device unless it is checked. None if it must
+        run eagerly.
         """
         shape = (
             None
             if self.is_off
-            else shape_of(trunk.encoder, heads, sequences, self._limit(trunk.encoder))
+            else shape_of(backbone.encoder, heads, sequences, self._limit(backbone.encoder))
         )
         if shape is None:
             return None
@@ -133,20 +145,23 @@ class Graphs:
         entry = self._store.use(shape, self._now)
         if entry is None:
             if self._uses.add(shape) and shape not in self._pending:
-                self._pending[shape] = _Pending(shape, trunk, list(sequences))
+                self._pending[shape] = _Pending(shape, backbone, list(sequences))
             return None
         is_checked = entry.uses % self._check_every == 0
         try:
-            replayed, _ = self._replay(shape, entry.graph, trunk, sequences, is_checked=is_checked)
+            replayed, _ = self._replay(
+                shape, entry.graph, backbone, sequences, is_checked=is_checked
+            )
         except Exception as error:
             self._switch_off("failed", f"{type(error).__name__}: {error}")
             raise
-        self._owner.tell("replayed", "")
+        self._owner.report("replayed", "")
         return replayed
 
     def capture_one(self) -> None:
-        """Capture the largest shape that waits, and check its graph against the eager forward. No
-        batch may be in progress on the device; takes tens of milliseconds."""
+        """Capture the largest waiting shape, and check its graph against the eager forward. No
+        batch may be in progress on the device; takes tens of milliseconds.
+        """
         if not self._pending:
             return
         shape = max(self._pending, key=lambda one: (one.bucket.tokens, one.bucket.sequences))
@@ -156,12 +171,12 @@ class Graphs:
         captured = None if self._store.is_full else self._captured(pending)
         if captured is None:
             if not self.is_off:
-                self._uses.put_off(shape)
-                self._owner.tell("refused", "")
+                self._uses.postpone(shape)
+                self._owner.report("refused", "")
             return
         try:
             _, is_equal = self._replay(
-                shape, captured, pending.trunk, pending.sequences, is_checked=True
+                shape, captured, pending.backbone, pending.sequences, is_checked=True
             )
         except Exception as error:
             self._switch_off("failed", f"{type(error).__name__}: {error}")
@@ -169,7 +184,7 @@ class Graphs:
         if is_equal:
             self._store.add(shape, captured, self._now)
             self._uses.captured(shape)
-            self._owner.tell("captured", "")
+            self._owner.report("captured", "")
 
     def drop(self) -> None:
         """Drop all graphs and their memory. No forward may be in progress on the device."""
@@ -180,13 +195,13 @@ class Graphs:
             self._owner.reserve(0)
 
     def _limit(self, encoder: PackedEncoder) -> int:
-        if encoder not in self._most_tokens:
-            self._most_tokens[encoder] = most_tokens(encoder)
-        return self._most_tokens[encoder]
+        if encoder not in self._max_encoder_tokens:
+            self._max_encoder_tokens[encoder] = max_encoder_tokens(encoder)
+        return self._max_encoder_tokens[encoder]
 
     def _captured(self, pending: _Pending) -> Captured | None:
-        """Capture a graph if memory for it is granted. Afterwards what the pool takes is reserved,
-        or all graphs are dropped.
+        """Capture a graph if memory for it is granted. Afterwards, reserve the pool's memory or
+        drop all graphs.
         """
         shape, held = pending.shape, self._capture.bytes
         size = (
@@ -198,7 +213,7 @@ class Graphs:
         try:
             captured = self._capture.capture(shape.run, filled(shape.bucket, pending.sequences))
         except torch.OutOfMemoryError:
-            self._store.clear()  # as the pool has lost all its graphs
+            self._store.clear()  # the pool has lost all its graphs
         except Exception as error:
             self._switch_off("failed", f"{type(error).__name__}: {error}")
             return None
@@ -213,13 +228,13 @@ class Graphs:
         self,
         shape: Shape,
         graph: Captured,
-        trunk: Backbone,
+        backbone: Backbone,
         sequences: Sequence[InputSequence],
         *,
         is_checked: bool,
     ) -> tuple[Replayed, bool]:
-        """Replay a batch. The second value is False if it was checked and differs; then the first
-        is the eager forward's.
+        """Replay a batch. The second value is False if a check found a difference; the first is
+        then the eager forward's.
         """
         lengths = tuple(one.tokens for one in sequences)
         output = graph.replay(partial(fill, bucket=shape.bucket, sequences=sequences))[
@@ -228,9 +243,9 @@ class Graphs:
         is_pooled = shape.head is not None
         copy = graph.start_copy() if is_pooled else None
         if is_checked:
-            wanted, eager = shape.run_eagerly(trunk, sequences)
-            self._owner.tell("checked", "")
-            # What reaches the host is compared, so that the copy is checked, too.
+            wanted, eager = shape.run_eagerly(backbone, sequences)
+            self._owner.report("checked", "")
+            # Compare the host's data, so the copy is checked too.
             got = (
                 output
                 if copy is None
@@ -239,7 +254,8 @@ class Graphs:
             if (apart := distance(got, wanted)) > tolerance(shape.encoder.dtype):
                 self._switch_off(
                     "differed",
-                    f"by {apart:.2g} in a batch of {len(lengths)} sequences and {sum(lengths)} tokens",
+                    f"by {apart:.2g} in a batch of {len(lengths)} sequences and {sum(lengths)} "
+                    "tokens",
                 )
                 return Replayed(wanted, eager, is_pooled), False
             copy = None
@@ -250,10 +266,10 @@ class Graphs:
             copy,
         ), True
 
-    def _switch_off(self, why: Event, detail: str) -> None:
+    def _switch_off(self, event: Event, detail: str) -> None:
         self.is_off = True
         self._pending.clear()
         self._store.clear()
         self._capture.drop()
         self._owner.reserve(0)
-        self._owner.tell(why, detail)
+        self._owner.report(event, detail)

@@ -1,5 +1,5 @@
-"""What one graph computes: an encoder, with a pooled head or for one or all rows of each sequence,
-in a bucket.
+"""The computation of one graph: an encoder in a bucket, with a pooled head, or for one or all rows
+of each sequence.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from libs.models.backbone import Backbone
 from libs.models.graphs.buckets import Bucket, bucket_of, hot_buckets, max_tokens
 from libs.models.graphs.buffers import whole_batch
 from libs.models.head import CapturableHead, ModelHead
 from libs.models.layers.encoder import PackedEncoder, resident_bytes
 from libs.models.packed import Packed, Rows
-from libs.models.trunk import Backbone
 from libs.models.work import InputSequence
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one graph is for.
+    """The shape of one graph.
 
-    `head`: computed in the graph, whose output are its vectors; None: the output are the encoder's
-    hidden states. `rows`: the only row of each sequence that is computed; None: all. `typed`: the
-    batch has token types.
+    Attributes:
+        head: Part of the graph, which returns its vectors; None: the graph returns the encoder's
+            hidden states.
+        rows: The only row of each sequence that is computed; None for all.
+        typed: The batch has token types.
     """
 
     encoder: PackedEncoder
@@ -36,8 +38,9 @@ class Shape:
     bucket: Bucket
 
     def run(self, buffer: Tensor) -> Tensor:
-        """Compute a buffer that `buffers.py` filled: [sequences, dimensions] with a head,
-        [sequences, hidden] with `rows`, else [tokens, hidden]."""
+        """Compute a filled buffer: [sequences, dimensions] with a head, [sequences, hidden] with
+        `rows`, else [tokens, hidden].
+        """
         batch = whole_batch(buffer, self.bucket, typed=self.typed)
         hidden = self.encoder.forward(batch, self.rows)
         if self.head is None:
@@ -45,10 +48,12 @@ class Shape:
         return self.head.pool(hidden, batch.cu_seqlens, is_one_row=self.rows is not None)
 
     def run_eagerly(
-        self, trunk: Backbone, sequences: Sequence[InputSequence]
+        self, backbone: Backbone, sequences: Sequence[InputSequence]
     ) -> tuple[Tensor, Packed]:
-        """Compute the same for these sequences without a graph, and return the batch, too."""
-        batch = trunk.pack(sequences, [None] * len(sequences))
+        """Compute the same for these sequences without a graph. Returns the output and the
+        batch.
+        """
+        batch = backbone.pack(sequences, [None] * len(sequences))
         hidden = self.encoder.forward(batch, self.rows)
         return (
             (hidden, batch)
@@ -57,9 +62,7 @@ class Shape:
         )
 
     def output_rows(self, sequences: Sequence[InputSequence]) -> int:
-        """Return how many rows of the output are of these sequences; those of the fillers
-        follow.
-        """
+        """Return the number of output rows of these sequences. Those of the fillers follow."""
         return (
             sum(one.tokens for one in sequences)
             if self.head is None and self.rows is None
@@ -87,8 +90,11 @@ def shape_of(
     sequences: Sequence[InputSequence],
     most: int,
 ) -> Shape | None:
-    """Return the shape of a batch for these heads, or None if no graph is for it: it has more than
-    `most` tokens, or adapters, shared prefixes, masked keys or rows of embeddings."""
+    """Return the shape of a batch for these heads.
+
+    None if no graph is possible: more than `most` tokens, adapters, shared prefixes, masked keys or
+    rows of embeddings.
+    """
     special = any(
         one.adapter or one.seen or one.before is not None or one.rows is not None
         for one in sequences
@@ -102,35 +108,35 @@ def shape_of(
     return Shape(encoder, head, rows, any(one.type_ids is not None for one in sequences), bucket)
 
 
-def most_tokens(encoder: PackedEncoder) -> int:
-    """Return the largest number of tokens that graphs of this encoder are for."""
+def max_encoder_tokens(encoder: PackedEncoder) -> int:
+    """Return the largest token count of graphs of this encoder."""
     return max_tokens(resident_bytes(encoder) // encoder.dtype.itemsize)
 
 
-def hot_shapes(trunk: Backbone) -> list[Shape]:
+def hot_shapes(backbone: Backbone) -> list[Shape]:
     """Return the shapes to capture after a load, the largest first: single texts without token
     types, for the first head.
     """
-    if trunk.encoder.goes_by_runs or not trunk.encoder.embed.vocabulary:
+    if backbone.encoder.goes_by_runs or not backbone.encoder.embed.vocabulary:
         return []
-    heads = list(trunk.heads.values())[:1]
+    heads = list(backbone.heads.values())[:1]
     if not heads:
         return []
     head, rows = computed_part(heads, is_prompted=False)
     return [
-        Shape(trunk.encoder, head, rows, False, bucket)
-        for bucket in hot_buckets(trunk.encoder.max_positions)
+        Shape(backbone.encoder, head, rows, False, bucket)
+        for bucket in hot_buckets(backbone.encoder.max_positions)
     ]
 
 
 def computed_part(
     heads: Sequence[ModelHead], *, is_prompted: bool
 ) -> tuple[CapturableHead | None, Rows | None]:
-    """Return the head that is part of the graph, or None, and the row of each sequence that is
-    computed, or None for all.
+    """Return the head that is part of the graph, or None, and the row of each sequence to compute,
+    or None for all.
 
-    Prompts that are not pooled (`is_prompted`) differ in length from batch to batch, so that
-    pooling them is in no graph.
+    Prompts that are not pooled (`is_prompted`) differ in length from batch to batch, so their
+    pooling is not in a graph.
     """
     if len(heads) != 1:
         return None, None
@@ -139,9 +145,11 @@ def computed_part(
 
 
 def distance(got: Tensor, wanted: Tensor) -> float:
-    """The largest distance of two rows, relative to the wanted row's length; infinite where only
-    `wanted` is finite. Waits for the device. [rows, size] each; rows that should not be finite are
-    left out."""
+    """Return the largest distance of two rows [rows, size], relative to the wanted row's length.
+    Waits for the device.
+
+    Infinite if only `wanted` is finite; rows that should not be finite are left out.
+    """
     got, wanted = got.float(), wanted.float()
     relative = (got - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(
         min=torch.finfo(torch.float32).tiny
@@ -151,7 +159,7 @@ def distance(got: Tensor, wanted: Tensor) -> float:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Half of the type's digits: products of other sizes round differently, a wrong row differs by
-    about 1.
+    """Return half of the type's digits: products of other sizes round differently, but a wrong row
+    differs by about 1.
     """
     return float(torch.finfo(dtype).eps ** 0.5)

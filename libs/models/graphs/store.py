@@ -1,5 +1,4 @@
-"""The graphs that a model keeps, and when all of them are dropped so that others can be captured.
-Decisions only.
+"""Rules: the graphs that a model keeps, and when all of them are dropped so others can be captured.
 
 The graphs of a model share their memory, so dropping one of them would free next to nothing.
 """
@@ -11,17 +10,17 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 STALE_FORWARDS: Final = 1000
-"""A graph is stale if it was not used within so many forwards."""
+"""A graph is stale if this many forwards did not use it."""
 
 MAX_BYTES: Final = 1 << 30
-"""Device memory of one model's graphs."""
+"""Maximum device memory of one model's graphs."""
 
 _Graph = TypeVar("_Graph")
 
 
 @dataclass(slots=True)
 class Entry(Generic[_Graph]):
-    """A graph. `used_at`: the number of the forward that used it last. `uses`: how many forwards
+    """A graph. `used_at`: number of the last forward that used it. `uses`: number of forwards that
     used it.
     """
 
@@ -31,7 +30,7 @@ class Entry(Generic[_Graph]):
 
 
 class GraphStore(Generic[_Graph]):
-    """At most `most` graphs. `now` in all methods: the number of the present forward."""
+    """Keeps at most `most` graphs. `now` in all methods: the number of the current forward."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -48,15 +47,15 @@ class GraphStore(Generic[_Graph]):
         return len(self._entries) >= self._most
 
     def use(self, key: Hashable, now: int) -> Entry[_Graph] | None:
-        """Return the graph of this key, which counts as used, or None."""
+        """Return the graph of this key and mark it as used, or None."""
         entry = self._entries.get(key)
         if entry is not None:
             entry.used_at, entry.uses = now, entry.uses + 1
         return entry
 
     def is_stale(self, now: int) -> bool:
-        """Whether at least half of the graphs are stale: the shapes of batches have changed, and
-        capturing again is worth it.
+        """Return whether at least half of the graphs are stale: the shapes of batches have changed,
+        so capturing again is worthwhile.
         """
         stale = sum(now - entry.used_at >= STALE_FORWARDS for entry in self._entries.values())
         return 0 < len(self._entries) <= 2 * stale

@@ -1,2 +1,3 @@
-"""Models of images: decoding and processing on the host (`decoding.py`, `processing.py`), towers as
-data and their families, and detectors of regions (`detection/`)."""
+"""Image models: decoding and processing on the host (`decoding.py`, `processing.py`), towers as
+data with their families, and detectors of regions (`detection/`).
+"""

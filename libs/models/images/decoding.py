@@ -1,11 +1,10 @@
-"""Bytes of an image file to pixels, safely: an allow-list of formats, and limits that are checked
-before anything is decoded.
+"""Decode image files safely: an allow-list of formats, and limits that are checked before decoding.
 
-Runs on the worker's prepare threads; Pillow releases the interpreter's lock while it decodes. What
-a file means is as in transformers' `load_image` and its `pil` image processors: the EXIF
-orientation is applied, transparency is composited on white, colour profiles are ignored. One thing
-differs: a grey picture of 16 bits keeps its high bytes, as Pillow does for 16 bits of red, green
-and blue, where `convert("RGB")` would make nearly all of it white.
+Runs on the worker's prepare threads; Pillow releases the GIL while it decodes. Files are
+interpreted like in transformers' `load_image` and its `pil` image processors: the EXIF orientation
+is applied, transparency is composited on white, colour profiles are ignored. One difference: a
+16-bit grey image keeps its high bytes, as Pillow does for 16-bit RGB, whereas `convert("RGB")`
+would turn nearly all of it white.
 """
 
 from __future__ import annotations
@@ -30,14 +29,19 @@ Pixels = NDArray[np.uint8]
 """[height, width, 3], red, green and blue."""
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP", "AVIF")
-"""By Pillow's names. AVIF is refused where Pillow was built without it."""
+"""Pillow's names. AVIF is refused if Pillow was built without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`bytes`: of the file. `pixels`: height × width, as the file's header has them. `side`: of the
-    longer one; resizing takes memory by the side: 0.6 GiB for 20,000,000 × 1 pixels by Pillow, 1.2
-    GiB by the kernel."""
+    """Limits of an image file.
+
+    Attributes:
+        bytes: Size of the file.
+        pixels: Height times width, read from the header.
+        side: Longer side. Resizing takes memory by the side: 0.6 GiB for 20,000,000 x 1 pixels with
+            Pillow, 1.2 GiB with the kernel.
+    """
 
     bytes: int = 32 << 20
     pixels: int = 50_000_000
@@ -47,13 +51,13 @@ class Limits:
 LIMITS: Final = Limits()
 
 _STRIP_PIXELS: Final = 1 << 20
-"""Pixels that are composited on white at a time."""
+"""Number of pixels that are composited on white at a time."""
 
 _WIDE_GREY = ("I;16", "I;16L", "I;16B", "I;16N")
-_UNDEFINED = ("I", "F")  # 32 bits a pixel: no range is agreed on
+_UNDEFINED = ("I", "F")  # 32 bits a pixel, without a defined range
 
-# What turns a stored picture upright, by its EXIF orientation. From 5 on, height and width change
-# places.
+# Transposition that turns a stored image upright, by EXIF orientation. From 5 on, height and width
+# are swapped.
 _UPRIGHT: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -64,8 +68,8 @@ _UPRIGHT: Final = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# Pillow's readers are written for honest files: for others they raise what Python raises for wrong
-# offsets, lengths and numbers.
+# Pillow's readers trust their input: malformed files raise Python's errors for wrong offsets,
+# lengths and numbers.
 _READERS_RAISE = (
     ArithmeticError,
     AssertionError,
@@ -84,10 +88,9 @@ _READERS_RAISE = (
 
 
 def header_size(data: bytes, field: str, limits: Limits = LIMITS) -> tuple[int, int]:
-    """Height and width of the picture that `decode` makes of a file, from its header: nothing is
-    decoded.
+    """Return height and width of the image that `decode` would return, from the file's header.
 
-    Raises as `decode`. A PNG whose orientation comes after its pixels is measured as it is stored.
+    Raises as `decode`. A PNG with its orientation after its pixels is measured as it is stored.
     """
     if isinstance(data, Drawn):
         return data.size(field)
@@ -97,9 +100,9 @@ def header_size(data: bytes, field: str, limits: Limits = LIMITS) -> tuple[int, 
 
 
 def decode(data: bytes, field: str, limits: Limits = LIMITS) -> Pixels:
-    """The first picture of a file. `field`: the item's path in the request, for errors.
+    """Decode the first image of a file. `field`: the item's path in the request, for errors.
 
-    Raises InvalidInput for a file that is too large, of no format of FORMATS, truncated or damaged.
+    Raises InvalidInput for a file that is too large, truncated, damaged or not in FORMATS.
     """
     with decoding(data, field, limits) as image:
         return np.asarray(image)
@@ -107,15 +110,15 @@ def decode(data: bytes, field: str, limits: Limits = LIMITS) -> Pixels:
 
 @contextmanager
 def decoding(data: bytes, field: str, limits: Limits = LIMITS) -> Iterator[Image.Image]:
-    """As `decode`, an image of mode RGB: for whoever resizes it, since each copy to an array or
-    back takes 0.7 ms a megapixel.
+    """Decode like `decode`, but to an RGB image for a resizer: each copy to an array or back takes
+    0.7 ms a megapixel.
 
-    The context holds the memory for it (`memory.py`), and is entered before anything is decoded.
-    Raises as `memory.reserved` too.
+    The context holds the image's memory (`memory.py`) and reserves it before decoding. Raises as
+    `memory.reserved` too.
     """
     if isinstance(data, Drawn):
-        # Drawn before the memory is reserved: the process that draws may take seconds, and others
-        # would wait for that memory.
+        # Render before memory is reserved: the rendering process may take seconds, and other
+        # threads would wait for that memory.
         pixels = data.pixels(field)
         with reserved(pixels.shape[0] * pixels.shape[1], field):
             yield Image.fromarray(pixels)
@@ -132,30 +135,31 @@ def decoding(data: bytes, field: str, limits: Limits = LIMITS) -> Iterator[Image
 
 @contextmanager
 def _opened(data: bytes, field: str, limits: Limits) -> Iterator[Image.Image]:
-    """The image with its header read and within the limits. What its reader raises becomes
+    """Open an image, read its header and check the limits. Errors of its reader become
     InvalidInput.
     """
     if len(data) > limits.bytes:
         raise InvalidInput(
-            f"the image has {len(data):,} bytes; at most {limits.bytes:,} are taken", field=field
+            f"the image has {len(data):,} bytes; at most {limits.bytes:,} are allowed", field=field
         )
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > limits.pixels:
                 raise _too_many(f"{image.width:,} x {image.height:,}", field, limits)
             if max(image.size) > limits.side:
-                text = f"the image has {image.width:,} x {image.height:,} pixels; a side may have at most {limits.side:,}"
+                size = f"{image.width:,} x {image.height:,}"
+                text = f"the image has {size} pixels; a side may have at most {limits.side:,}"
                 raise InvalidInput(text, field=field)
             if image.mode in _UNDEFINED:
                 raise InvalidInput(
-                    "the image has 32 bits a channel; 8 and 16 are served", field=field
+                    "the image has 32 bits a channel; 8 and 16 are supported", field=field
                 )
             yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_many("far too many", field, limits) from error
     except UnidentifiedImageError as error:
         raise InvalidInput(
-            f"the bytes are no image of a format that is served: {', '.join(FORMATS)}", field=field
+            f"the file is not an image in a supported format: {', '.join(FORMATS)}", field=field
         ) from error
     except _READERS_RAISE as error:
         raise InvalidInput(
@@ -166,19 +170,19 @@ def _opened(data: bytes, field: str, limits: Limits) -> Iterator[Image.Image]:
 
 def _too_many(found: str, field: str, limits: Limits) -> InvalidInput:
     return InvalidInput(
-        f"the image has {found} pixels; at most {limits.pixels:,} are taken. Send a smaller copy",
+        f"the image has {found} pixels; at most {limits.pixels:,} are allowed. Send a smaller copy",
         field=field,
     )
 
 
 def _orientation(image: Image.Image) -> int:
-    """1 to 8; 1, upright, where the EXIF data has none or is damaged, and for TIFF, which Pillow's
-    reader turns itself.
+    """Return the orientation, 1 to 8; 1 (upright) if the EXIF data is missing or damaged, and for
+    TIFF, which Pillow's reader turns itself.
     """
     if image.format == "TIFF":
         return 1
     try:
-        # Not PngImageFile.getexif, which decodes the picture to look behind it.
+        # PngImageFile.getexif would decode the image to read data after it.
         value = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
     except _READERS_RAISE:
         return 1
@@ -199,8 +203,8 @@ def _rgb(image: Image.Image) -> Image.Image:
             high if clear is None else np.where(grey == clear, np.uint8(255), high)
         ).convert("RGB")
     if not image.has_transparency_data:
-        return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
-    # In strips: an image with transparency would be in memory four times.
+        return image if image.mode == "RGB" else image.convert("RGB")  # convert would copy it
+    # Work in strips: an image with transparency would be in memory four times.
     made = Image.new("RGB", image.size)
     rows = max(1, _STRIP_PIXELS // image.width)
     for top in range(0, image.height, rows):

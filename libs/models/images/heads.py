@@ -1,4 +1,4 @@
-"""Heads that only image models have."""
+"""Heads of image models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from libs.models.head import Array, row_each
+from libs.models.head import Array, split_rows
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import EncoderSpec
 from libs.models.packed import Packed, Rows
@@ -17,15 +17,15 @@ from libs.models.work import InputSequence, Output
 
 
 class AttentionPooledHead(nn.Module):
-    """SigLIP's pooling: one learned query attends to all patches of an image, then a feed-forward.
-    [images, hidden] float32.
+    """SigLIP's pooling: one learned query attends to all patches of an image, followed by a
+    feed-forward. [images, hidden] float32.
     """
 
     rows: Rows | None = None
 
     def __init__(self, spec: EncoderSpec, state: Mapping[str, Tensor], file: str) -> None:
-        """`state`: `probe`, and weight and bias of `in_proj` (query, key and value), `out_proj`,
-        `norm`, `up` and `down`.
+        """Create the head from `state`: `probe`, and weight and bias of `in_proj` (query, key and
+        value), `out_proj`, `norm`, `up` and `down`.
 
         Raises ModelBroken, naming `file`, for a tensor that is missing or has another shape.
         """
@@ -47,7 +47,7 @@ class AttentionPooledHead(nn.Module):
         bias = state["in_proj.bias"].view(3, spec.heads, spec.head_size)
         probe = state["probe"].view(hidden)
         query = (weight[0] @ probe + bias[0]) * spec.head_size**-0.5
-        # The only query is known, so keys are folded into it; their bias adds the same to all
+        # The query is constant, so keys are folded into it. Their bias adds the same value to all
         # scores of a head.
         self.query = nn.Parameter(torch.einsum("hs,hsd->hd", query, weight[1]), requires_grad=False)
         self.value = nn.Parameter(weight[2].transpose(1, 2).contiguous(), requires_grad=False)
@@ -72,8 +72,8 @@ class AttentionPooledHead(nn.Module):
             own = slice(run.query, run.query + run.count * run.queries)
             share = scores[own].view(run.count, run.queries, -1).softmax(dim=1)
             seen.append(share.transpose(1, 2) @ x[own].view(run.count, run.queries, -1))
-        # Attention's weighted mean of states [images, heads, hidden], of which each head's values
-        # are then computed once.
+        # Attention's weighted mean of states [images, heads, hidden]; each head's values are then
+        # computed one time.
         values = (
             torch.bmm(torch.cat(seen).transpose(0, 1), self.value).transpose(0, 1).flatten(1)
             + self.value_bias
@@ -82,4 +82,4 @@ class AttentionPooledHead(nn.Module):
         return (x + self.down.forward(self._function(self.up.forward(self.norm.forward(x)))),)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
-        return row_each(arrays[0])
+        return split_rows(arrays[0])

@@ -1,5 +1,5 @@
-"""Loads a checkpoint directory of images: its config.json says which family it is, and that says
-which towers it has.
+"""Load a checkpoint directory of an image model. Its config.json names the family, which defines
+the towers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from libs.catalog.kinds.vision.images import is_open_clip
 from libs.errors import ModelBroken
 from libs.kernels.linear.packed import PackedLinear
 from libs.models import weights
+from libs.models.backbone import Backbone
 from libs.models.images.families import clip, dinov2, dinov3, open_clip, siglip, siglip2, vit
 from libs.models.images.families.family import Family, State, TowerSpec
 from libs.models.images.patches import ImageInput, PatchEmbedding, PatchRows, PatchSpec
@@ -25,61 +26,60 @@ from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import FeedForward, PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.text.registry import prepare
-from libs.models.trunk import Backbone
 from libs.models.weights import HeadRule, TensorFile
 
 _FAMILIES: Final[tuple[Family, ...]] = (clip, dinov2, dinov3, siglip, siglip2, vit)
 _PROCESSOR_FILE: Final = "preprocessor_config.json"
-_WHOLE_PROCESSOR_FILE: Final = (
-    "processor_config.json"  # of transformers 5, where it has an `image_processor`
-)
+_WHOLE_PROCESSOR_FILE: Final = "processor_config.json"  # of transformers 5, in `image_processor`
 
 
 @dataclass(frozen=True, slots=True)
 class ImageModel:
-    """`trunks`: that of texts first, if there is one; the head of texts is "dense", that of images
-    "image".
+    """A loaded image model.
 
-    `input`: the host's part for an image. `state`: tensors that belong to no encoder, such as the
-    scale of logits, float32.
+    Attributes:
+        backbones: Texts first, if the model reads texts. The head of texts is "dense", that of
+            images "image".
+        input: Converts an image file to a sequence.
+        state: Float32 tensors outside the encoders, such as the scale of logits.
     """
 
-    trunks: tuple[Backbone, ...]
+    backbones: tuple[Backbone, ...]
     input: ImageInput
     state: State
 
 
 def model_types() -> tuple[str, ...]:
-    """Every `model_type` that `load_images` takes."""
+    """Return every `model_type` that `load_images` supports."""
     return tuple(model_type for family in _FAMILIES for model_type in family.MODEL_TYPES)
 
 
 def load_images(directory: Path, *, dtype: torch.dtype, device: torch.device) -> ImageModel:
-    """The encoders in `dtype`, ready to run; their heads compute in float32.
+    """Load the encoders in `dtype`, ready to run. Their heads compute in float32.
 
-    Raises ModelBroken with the file and the key or tensor that cannot be served.
+    Raises ModelBroken with the file and the key or tensor that is not supported.
     """
     found = _open_clip(directory) if is_open_clip(directory) else _transformers(directory)
     rest, owned = found.tensors, {}
     for name, tower in found.towers.items():
         owned[name], rest = rest.split(tower.part)
-    # A checkpoint of one encoder has nothing else.
+    # A checkpoint of one encoder has no other tensors.
     state = _state(
         rest, found.rest if all(tower.part for tower in found.towers.values()) else {}, device
     )
-    trunks = [
-        _trunk(name, tower, owned[name], state, found.processing, dtype, device)
+    backbones = [
+        _backbone(name, tower, owned[name], state, found.processing, dtype, device)
         for name, tower in found.towers.items()
     ]
     patches = next(
         tower.input for tower in found.towers.values() if isinstance(tower.input, PatchSpec)
     )
-    return ImageModel(tuple(trunks), ImageInput(found.processing, patches), state)
+    return ImageModel(tuple(backbones), ImageInput(found.processing, patches), state)
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a directory holds. `rest`: where its tensors go that belong to no encoder."""
+    """The contents of a directory. `rest`: rules for tensors outside the encoders."""
 
     towers: Mapping[str, TowerSpec]
     rest: Mapping[str, HeadRule]
@@ -101,15 +101,15 @@ def _transformers(directory: Path) -> _Found:
 
 def _open_clip(directory: Path) -> _Found:
     config = Config(need_config(directory, open_clip.CONFIG).values, file=open_clip.CONFIG)
-    tensors = TensorFile.of(directory, open_clip.WEIGHTS).renamed(open_clip.tensor_name)
+    tensors = TensorFile.open_file(directory, open_clip.WEIGHTS).renamed(open_clip.tensor_name)
     return _Found(
         open_clip.towers(config, tensors), open_clip.REST, open_clip.processing(config), tensors
     )
 
 
 def _folder(directory: Path) -> Path:
-    """Where config.json lies; sentence-transformers has it in the folder of its first module
-    (`clip-ViT-B-32`: `0_CLIPModel`).
+    """Return the folder of config.json; sentence-transformers puts it in the folder of its first
+    module (`clip-ViT-B-32`: `0_CLIPModel`).
     """
     if read_config(directory, "config.json") is not None:
         return Path()
@@ -120,15 +120,15 @@ def _folder(directory: Path) -> Path:
 
 
 def read_processing(directory: Path, folder: Path, default: str) -> ImageProcessing:
-    """What a checkpoint's files say of its images. Raises ModelBroken if there is none, or for a
-    key that cannot be served.
+    """Read the image processing from a checkpoint's files. Raises ModelBroken if they lack it, or
+    for an unsupported key.
     """
-    return ImageProcessing.of(read_image_processor(directory, folder), default)
+    return ImageProcessing.from_config(read_image_processor(directory, folder), default)
 
 
 def read_image_processor(directory: Path, folder: Path) -> Config:
-    """The configuration of a checkpoint's image processor, from either file. Raises ModelBroken if
-    there is none.
+    """Read the configuration of the image processor from either file. Raises ModelBroken if both
+    lack it.
     """
     whole = read_config(directory, str(folder / _WHOLE_PROCESSOR_FILE))
     part = None if whole is None else whole.values.get("image_processor")
@@ -138,7 +138,7 @@ def read_image_processor(directory: Path, folder: Path) -> Config:
     return Config(need_config(directory, file).values, file=file)
 
 
-def _trunk(
+def _backbone(
     name: str,
     tower: TowerSpec,
     tensors: TensorFile,
@@ -170,7 +170,7 @@ def _trunk(
 
 
 def _empty(tower: TowerSpec, processing: ImageProcessing) -> PackedEncoder:
-    """On the meta device."""
+    """Build an encoder on the meta device."""
     try:
         with torch.device("meta"):
             if isinstance(tower.input, PatchSpec):
@@ -186,24 +186,24 @@ def _empty(tower: TowerSpec, processing: ImageProcessing) -> PackedEncoder:
         ValueError,
     ) as error:
         raise ModelBroken(
-            shortened(f"config.json: describes no encoder that can be built: {error}")
+            shortened(f"config.json: the encoder cannot be built: {error}")
         ) from error
 
 
 def _check_size(patches: PatchSpec, processing: ImageProcessing) -> None:
-    """An encoder whose positions are fixed needs images of one size."""
+    """Check that an encoder with fixed positions gets images of one size."""
     size = processing.crop or processing.size
     if patches.any_size or (isinstance(size, tuple) and patches.grid_of(*size) == patches.grid):
         return
     wanted = " x ".join(str(count * patches.patch) for count in patches.grid)
     raise ModelBroken(
-        f"{_PROCESSOR_FILE}: makes images of size {size}, and the model of config.json takes {wanted} pixels"
+        f"{_PROCESSOR_FILE}: images have size {size}; config.json needs {wanted} pixels"
     )
 
 
 def _fold_scales(encoder: PackedEncoder, state: State, source: str) -> None:
-    """Layer scale multiplies each block's output: folded into the weights of its last linear
-    layer.
+    """Fold layer scale, a factor on each block's output, into the weights of the block's last
+    linear layer.
     """
     for number, layer in enumerate(encoder.stack):
         blocks: dict[str, PackedLinear] = {"attn": layer.attn.out}
@@ -213,7 +213,7 @@ def _fold_scales(encoder: PackedEncoder, state: State, source: str) -> None:
             scale = state.get(f"layers.{number}.{block}.lambda1")
             if scale is None or scale.shape != (linear.outputs,):
                 raise ModelBroken(
-                    f"{source}: the scale of layer {number} is missing, or not of {linear.outputs} numbers"
+                    f"{source}: the scale of layer {number} must have {linear.outputs} numbers"
                 )
             linear.weight = _scaled(linear.weight, scale[:, None])
             if linear.bias is not None:
@@ -225,7 +225,7 @@ def _scaled(weight: Tensor, scale: Tensor) -> nn.Parameter:
 
 
 def _state(tensors: TensorFile, table: Mapping[str, HeadRule], device: torch.device) -> State:
-    """The tensors that belong to no encoder, float32 by the names of the table."""
+    """Return the float32 tensors outside the encoders, by the names of the table."""
     left = {name: name for name in tensors.names()}
     state = weights.head_state(tensors, left, table, device)
     for name in left:

@@ -1,8 +1,7 @@
-"""Memory for decoding an image: reserved before anything is decoded, by whatever the process has
-set for the calling thread.
+"""Reserve memory before an image is decoded, with the function set for the calling thread.
 
 A worker's preparing threads reserve it from the worker's memory
-(services/worker/memory/decoding.py). Elsewhere nothing is reserved.
+(services/worker/memory/decoding.py). Other processes reserve nothing.
 """
 
 from __future__ import annotations
@@ -13,18 +12,19 @@ from contextvars import ContextVar
 from typing import Final
 
 BYTES_A_PIXEL: Final = 16
-"""Memory that decoding takes for a pixel at its peak, until the image was resized. Measured with
-50,000,000 pixels: 4 for PNG and JPEG, 8 if the image is turned upright or has transparency, 12 with
-both or with CMYK, 16 for AVIF with both."""
+"""Peak memory of decoding per pixel, until the image is resized. Measured with 50,000,000 pixels: 4
+for PNG and JPEG, 8 if the image is turned upright or has transparency, 12 with both or with CMYK,
+16 for AVIF with both.
+"""
 
 WEBP_BYTES_A_PIXEL: Final = 21
-"""As BYTES_A_PIXEL, of WebP: libwebp keeps two frames, and Pillow copies one of them twice.
-Measured: 16, and 20.3 with both.
+"""Peak memory of decoding WebP per pixel: libwebp keeps two frames, and Pillow copies one of them
+twice. Measured: 16, and 20.3 with both.
 """
 
 Reserve = Callable[[int, str], AbstractContextManager[None]]
-"""Called with bytes and the item's path. The context holds the memory. Raises NoCapacity where
-there is none.
+"""Takes bytes and the item's path, and returns a context that holds the memory. Raises NoCapacity
+if memory is short.
 """
 
 
@@ -37,7 +37,7 @@ _RESERVE: ContextVar[Reserve] = ContextVar("reserve", default=_unlimited)
 
 @contextmanager
 def reserving(reserve: Reserve) -> Iterator[None]:
-    """Within the context, memory for what this thread decodes is reserved by `reserve`."""
+    """Reserve memory for decoding on this thread by `reserve` within the context."""
     token = _RESERVE.set(reserve)
     try:
         yield
@@ -48,10 +48,9 @@ def reserving(reserve: Reserve) -> Iterator[None]:
 def reserved(
     pixels: int, field: str, bytes_a_pixel: int = BYTES_A_PIXEL
 ) -> AbstractContextManager[None]:
-    """Holds the memory for decoding an image of so many pixels. `field`: the item's path, for
+    """Hold the memory for decoding an image of `pixels` pixels. `field`: the item's path, for
     errors.
 
-    Raises NoCapacity where there is none, and InvalidInput for an image that needs more than there
-    can ever be.
+    Raises NoCapacity if memory is short, and InvalidInput for an image that can never fit.
     """
     return _RESERVE.get()(pixels * bytes_a_pixel, field)

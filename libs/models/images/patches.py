@@ -1,7 +1,7 @@
 """The first layer of an image encoder: pixels to patches, and patches to hidden states.
 
-Rescaling, normalising and cutting into patches happen on the device, from uint8. Images of
-different sizes lie end to end in one packed batch, and nothing is padded.
+The device rescales, normalises and splits uint8 images. Images of different sizes lie end to end in
+one packed batch, without padding.
 """
 
 from __future__ import annotations
@@ -27,23 +27,27 @@ from libs.models.work import InputRows, InputSequence
 _MAX_PATCHES: Final = 1 << 14
 _COLOURS: Final = 3
 _SAMPLE: Final = 8
-"""Patches of a sample's side."""
+"""Patches per side of a sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class PatchSpec:
-    """How an image becomes hidden states: square patches through one projection, plus a learned
-    vector for each place of a grid.
+    """Conversion of an image to hidden states: square patches through one projection, plus a
+    learned vector for each cell of a grid.
 
-    `table`: whether there are such vectors; else the encoder rotates patches by the coordinates of
-    their centres.
-
-    `patch`: pixels of a side. `grid`: rows and columns of the table of positions. `class_token`: a
-    token before the patches, which has a position of its own. `distilled`: a second one after it.
-    `registers`: tokens after these, which have none. `resampled`: for images of another grid the
-    table is resampled, by `interpolation`; else they are refused. `linear`: the projection is
-    stored as that of a patch's rows, columns and colours, in this order; else as a convolution.
-    `norm_eps`: of a LayerNorm of all tokens; None: there is none.
+    Attributes:
+        table: Whether the learned vectors exist; otherwise the encoder rotates patches by the
+            coordinates of their centres.
+        patch: Pixels per side.
+        grid: Rows and columns of the table of positions.
+        class_token: A token before the patches, with its position.
+        distilled: A second token after the class token.
+        registers: Number of tokens after these, without positions.
+        resampled: Resample the table for images of another grid, by `interpolation`; otherwise such
+            images are refused.
+        linear: The projection is stored by a patch's rows, columns and colours, in this order;
+            otherwise as a convolution.
+        norm_eps: Epsilon of a LayerNorm of all tokens; None without one.
     """
 
     hidden: int
@@ -62,45 +66,45 @@ class PatchSpec:
 
     @property
     def before(self) -> int:
-        """Tokens before the patches."""
+        """Return the number of tokens before the patches."""
         return self.placed + self.registers
 
     @property
     def placed(self) -> int:
-        """Those of them that have positions, which come first."""
+        """Return the number of leading tokens with positions."""
         return self.class_token + self.distilled
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of an image's patches; pixels beyond a multiple of the patch are left
-        out.
+        """Return rows and columns of an image's patches. Pixels beyond a multiple of the patch size
+        are dropped.
         """
         return height // self.patch, width // self.patch
 
     @property
     def any_size(self) -> bool:
-        """Whether images of any size are taken, not those of `grid` alone."""
+        """Return whether the encoder takes images of any size, not only those of `grid`."""
         return self.resampled or not self.table
 
     @property
     def most(self) -> int:
-        """Tokens of the largest image."""
+        """Return the tokens of the largest image."""
         return _MAX_PATCHES if self.any_size else self.grid[0] * self.grid[1] + self.before
 
-    def tokens_of(self, height: int, width: int) -> int:
-        """Tokens of an image, the class token and registers included."""
+    def count_tokens(self, height: int, width: int) -> int:
+        """Return the tokens of an image, including the class token and registers."""
         rows, columns = self.grid_of(height, width)
         return rows * columns + self.before
 
     def axes(self, height: int, width: int) -> NDArray[np.float32] | None:
-        """What rotates an image's tokens, [2, tokens]: the row and column of a patch's centre, from
-        -1 to 1 across the image.
+        """Return the rotation coordinates of an image's tokens, [2, tokens]: row and column of each
+        patch's centre, -1 to 1.
 
-        0 for the tokens before the patches, which are not rotated. None for an encoder with a table
-        of positions.
+        Tokens before the patches have 0 and are not rotated. None for an encoder with a table of
+        positions.
         """
         if self.table:
             return None
-        found = np.zeros((2, self.tokens_of(height, width)), np.float32)
+        found = np.zeros((2, self.count_tokens(height, width)), np.float32)
         rows, columns = (
             (2 * np.arange(count, dtype=np.float32) + 1) / count - 1
             for count in self.grid_of(height, width)
@@ -110,14 +114,14 @@ class PatchSpec:
 
 
 class PatchEmbedding(InputLayer):
-    """As a PatchSpec says. `embed` makes the rows of a batch's images, which `processing`
-    normalises; `forward` places them.
+    """The input layer of a PatchSpec. `embed` computes the rows of a batch's images, normalised by
+    `processing`; `forward` places them.
     """
 
     def __init__(self, spec: PatchSpec, processing: ImageProcessing) -> None:
         super().__init__()
         places = spec.grid[0] * spec.grid[1] + spec.placed
-        # Its weight is kept as checkpoints have it: [hidden, colours, rows, columns], or [hidden,
+        # The weight keeps the checkpoint's layout: [hidden, colours, rows, columns], or [hidden,
         # rows * columns * colours].
         self.project = (
             nn.Linear(spec.patch**2 * _COLOURS, spec.hidden, bias=spec.bias)
@@ -151,9 +155,7 @@ class PatchEmbedding(InputLayer):
         self.register_buffer("std", None, persistent=False)
 
     def prepare(self) -> None:
-        """Once loaded: put the numbers of the normalisation on the device, in float32 whatever the
-        encoder's type.
-        """
+        """Move the normalisation's constants to the device after loading, always in float32."""
         device = self.project.weight.device
         side = self.spec.patch**2
         shape = (side, _COLOURS) if self.spec.linear else (_COLOURS, side)
@@ -165,9 +167,9 @@ class PatchEmbedding(InputLayer):
             setattr(self, name, numbers.unsqueeze(axis).expand(shape).flatten())
 
     def forward(self, batch: Packed) -> Tensor:
-        """[tokens, hidden]"""
+        """Return [tokens, hidden]."""
         if batch.given is None:
-            raise ValueError("an image encoder takes rows, no token ids")
+            raise ValueError("an image encoder takes rows, not token ids")
         x = batch.given.values.to(self.project.weight.dtype)
         if self.spec.before:
             before = self._before()
@@ -179,14 +181,15 @@ class PatchEmbedding(InputLayer):
         return x if self.norm is None else self.norm.forward(x)
 
     def embed(self, images: Sequence[NDArray[np.generic]]) -> Tensor:
-        """[height, width, 3] each, uint8, or float32 of 0 to 255 -> the rows of all, [patches,
-        hidden], with their positions.
+        """Compute the rows of images with their positions, [patches, hidden].
+
+        `images`: [height, width, 3] each, uint8, or float32 of 0 to 255.
         """
         flat = torch.from_numpy(np.concatenate([image.reshape(-1) for image in images]))
         device = self.project.weight.device
         flat = flat.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else flat
         patches = torch.cat([self._patches(run) for run in _runs(flat, images)])
-        # Divided, as 1 / 255 has no exact float32: so the numbers are those of transformers, which
+        # Divide, since 1 / 255 has no exact float32: the results equal those of transformers, which
         # multiplies in float64.
         values = (
             patches.float()
@@ -205,7 +208,7 @@ class PatchEmbedding(InputLayer):
         )
 
     def _before(self) -> Tensor:
-        """The tokens before the patches, [before, hidden], those that have positions with these."""
+        """Return the tokens before the patches, [before, hidden], with their positions added."""
         placed = [
             token[None] for token in (self.class_token, self.distilled_token) if token is not None
         ]
@@ -214,8 +217,8 @@ class PatchEmbedding(InputLayer):
         return torch.cat([*placed, *([] if self.registers is None else [self.registers])])
 
     def _patches(self, images: Tensor) -> Tensor:
-        """Images of one size: [n, height, width, 3] -> [n * patches, patch's numbers], in the order
-        of the projection's.
+        """Split images of one size, [n, height, width, 3], into [n * patches, numbers of a patch]
+        in the projection's order.
         """
         side = self.spec.patch
         rows, columns = self.spec.grid_of(images.shape[1], images.shape[2])
@@ -226,12 +229,14 @@ class PatchEmbedding(InputLayer):
         return whole.permute(order).reshape(-1, _COLOURS * side * side)
 
     def _positions(self, position: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
-        """[patches of all, hidden], resampled once for each size of a batch's images."""
+        """Return positions [patches of all, hidden], resampled one time per size of a batch's
+        images.
+        """
         spec = self.spec
         table = position[spec.placed :]
         found = {spec.grid: table}
         if any(grid != spec.grid for grid in grids):
-            # Contiguous: in another order torch 2.13 resamples to a single column wrongly.
+            # Contiguous: torch 2.13 resamples other layouts to a single column wrongly.
             square = table.float().view(1, *spec.grid, -1).permute(0, 3, 1, 2).contiguous()
             for size in {*grids} - {spec.grid}:
                 resampled = F.interpolate(
@@ -246,7 +251,7 @@ class PatchEmbedding(InputLayer):
 
 
 def _runs(flat: Tensor, images: Sequence[NDArray[np.generic]]) -> Iterator[Tensor]:
-    """Neighbours of one shape as one tensor each, views of all images' bytes in turn."""
+    """Yield adjacent images of one shape as one tensor each, views of all images' bytes."""
     start = 0
     for shape, run in groupby(image.shape for image in images):
         count = sum(1 for _ in run)
@@ -257,21 +262,19 @@ def _runs(flat: Tensor, images: Sequence[NDArray[np.generic]]) -> Iterator[Tenso
 
 @dataclass(frozen=True, slots=True)
 class PatchRows:
-    """The tower of an image encoder's own trunk: the rows of its images. Its weights are the
-    encoder's.
-    """
+    """The tower of an image encoder's backbone. It shares the encoder's weights."""
 
     embedding: PatchEmbedding
 
     def forward(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
-        """`inputs`: as `PatchEmbedding.embed` -> [patches of all, hidden]"""
+        """Compute [patches of all, hidden] as `PatchEmbedding.embed`."""
         return self.embedding.embed(inputs)
 
     def sample(self) -> InputSequence:
-        """Of one small image."""
+        """Return a sequence of one small image."""
         spec = self.embedding.spec
         side = _SAMPLE * spec.patch
-        tokens = spec.tokens_of(side, side)
+        tokens = spec.count_tokens(side, side)
         places = np.arange(spec.before, tokens, dtype=np.int32)
         rows = InputRows(places, np.zeros((side, side, _COLOURS), np.uint8))
         return InputSequence(np.zeros(tokens, np.int32), rows=rows, axes=spec.axes(side, side))
@@ -279,8 +282,8 @@ class PatchRows:
 
 @dataclass(frozen=True, slots=True)
 class ImageInput:
-    """The host's part for one image: a file to a sequence of patches. Thread-safe. `field`: the
-    item's path, for errors.
+    """Converts an image file to a sequence of patches. Thread-safe. `field`: the item's path, for
+    errors.
     """
 
     processing: ImageProcessing
@@ -288,15 +291,15 @@ class ImageInput:
     limits: Limits = LIMITS
 
     def tokens(self, data: bytes, field: str) -> int:
-        """How many tokens the image is, from its header. Raises InvalidInput if that cannot be
-        read, and beyond a limit.
+        """Return the image's number of tokens from its header. Raises InvalidInput if it is
+        unreadable or exceeds a limit.
         """
         height, width = header_size(data, field, self.limits)
         return self._tokens(height, width, field)
 
     def sequence(self, data: bytes, field: str) -> InputSequence:
-        """Raises InvalidInput for a file that cannot be decoded, and beyond a limit, before
-        anything is decoded.
+        """Decode a file to a sequence. Raises InvalidInput for a damaged file, and beyond a limit
+        before decoding.
         """
         self.tokens(data, field)
         with decoding(data, field, self.limits) as image:
@@ -308,10 +311,10 @@ class ImageInput:
 
     def _tokens(self, height: int, width: int, field: str) -> int:
         seen = self.processing.seen(height, width, field)
-        tokens = self.patches.tokens_of(*seen)
+        tokens = self.patches.count_tokens(*seen)
         if tokens > self.patches.most:
             raise InvalidInput(
-                f"the image makes {tokens:,} patches; the model takes {self.patches.most:,}",
+                f"the image has {tokens:,} patches; the model takes at most {self.patches.most:,}",
                 field=field,
             )
         if min(self.patches.grid_of(*seen)) == 0:

@@ -1,9 +1,8 @@
-"""The pixels that a model sees: resized and cropped as its preprocessor_config.json says, still
-uint8.
+"""Resize and crop images as preprocessor_config.json defines, as uint8 pixels.
 
-Equal to transformers' `pil` image processors bit for bit. DINOv3 has none of those: its pixels are
-float32, as torchvision resizes them. Rescaling and normalising follow on the device (`patches.py`),
-from the numbers that stand here.
+Results equal transformers' `pil` image processors bit for bit. DINOv3 has none: its pixels are
+float32, as torchvision resizes them. The device rescales and normalises later (`patches.py`), with
+the constants kept here.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ _MAX_PATCHES: Final = 1 << 14
 _FINEST: Final = 1e-5
 MIN_SCALE: Final = 1e-6
 MAX_SCALE: Final = 1e3
-"""Of what pixels are multiplied by; published models have 1/255, 1/127.5 or 1."""
+"""Limit of the factor on pixels; published models have 1/255, 1/127.5 or 1."""
 MAX_COLOUR: Final = 1e4
-"""Of the means and deviations of colours, which are below 256 where pixels are not rescaled."""
+"""Limit of the means and deviations of colours, which are below 256 if pixels are not rescaled."""
 
 Numbers = tuple[float, ...]
-"""One for each of red, green and blue."""
+"""One number for each of red, green and blue."""
 
 
 @dataclass(frozen=True, slots=True)
 class PatchBudget:
     """A size that depends on the image (SigLIP 2's NaFlex): at most `most` square patches of `side`
-    pixels, the proportions kept.
+    pixels, with the proportions kept.
 
     Height and width are rounded up to whole patches.
     """
@@ -51,9 +50,9 @@ class PatchBudget:
     side: int
     most: int
 
-    def of(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width. The scale is found by halving, since another search would give other
-        sizes than transformers'.
+    def size_of(self, height: int, width: int) -> tuple[int, int]:
+        """Return height and width. The scale is found by bisection, since another search would give
+        other sizes than transformers.
         """
         low, high = _FINEST / 10, 100.0
         while high - low >= _FINEST:
@@ -68,21 +67,19 @@ class PatchBudget:
 
 @dataclass(frozen=True, slots=True)
 class _Defaults:
-    """What a class of transformers takes where its file has no key. `size`: the short side, or with
-    `square` both sides.
-    """
+    """Defaults of a class of transformers. `size`: the short side, or both sides with `square`."""
 
     mean: Numbers = _HALF
     std: Numbers = _HALF
     resample: int = Image.Resampling.BICUBIC
     square: bool = True
     crop: bool = False
-    squares_numbers: bool = False  # a size that is one number means a square
-    budget: bool = False  # the size is by a budget of patches
-    rounded: bool = True  # resized pixels are whole numbers
+    squares_numbers: bool = False  # a size of one number is a square
+    budget: bool = False  # the size is a budget of patches
+    rounded: bool = True  # resized pixels are integers
 
 
-# By the names in `image_processor_type`, without their endings.
+# Keyed by `image_processor_type` without its suffix.
 _CLASSES: Final = {
     "BitImageProcessor": _Defaults(_CLIP_MEAN, _CLIP_STD, square=False, crop=True),
     "CLIPImageProcessor": _Defaults(_CLIP_MEAN, _CLIP_STD, square=False, crop=True),
@@ -96,9 +93,9 @@ _CLASSES: Final = {
 }
 _OLD_NAMES: Final = {
     f"{name}FeatureExtractor": f"{name}ImageProcessor" for name in ("CLIP", "DeiT", "ViT")
-}  # of transformers before 4.26
+}  # before transformers 4.26
 
-# What other processors do, and these do not.
+# Steps of other processors that are not supported.
 _NOT_SERVED = (
     "do_pad",
     "do_flip_channel_order",
@@ -110,12 +107,15 @@ _NOT_SERVED = (
 
 @dataclass(frozen=True, slots=True)
 class ImageProcessing:
-    """How a model's images are made. Sizes are (height, width).
+    """Processing of a model's images. Sizes are (height, width).
 
-    `size`: resized to it, or to a short side of that many pixels, the proportions kept, or by a
-    budget; None: not resized. `resample`: the number of Pillow's filter. `crop`: what is cut from
-    the middle; an image that is too small gets black edges. `scale`, `mean`, `std`, on the device:
-    (pixel * scale - mean) / std, in float32. `rounded`: resized pixels are uint8; else float32.
+    Attributes:
+        size: Target size, short side (with the proportions kept) or patch budget; None to keep the
+            size.
+        resample: Number of Pillow's filter.
+        crop: Size of the central crop; smaller images get black borders.
+        scale: With `mean` and `std`, the device computes (pixel * scale - mean) / std in float32.
+        rounded: Resized pixels are uint8; otherwise float32.
     """
 
     size: tuple[int, int] | int | PatchBudget | None
@@ -127,10 +127,10 @@ class ImageProcessing:
     rounded: bool = True
 
     @staticmethod
-    def of(config: Config, default: str) -> ImageProcessing:
-        """What a preprocessor_config.json says. `default`: the class where the file names none.
+    def from_config(config: Config, default: str) -> ImageProcessing:
+        """Read a preprocessor_config.json. `default`: the class if the file names none.
 
-        Raises ModelBroken with the key that cannot be served.
+        Raises ModelBroken with the unsupported key.
         """
         key = (
             "image_processor_type"
@@ -157,10 +157,9 @@ class ImageProcessing:
 
     @staticmethod
     def unsized(config: Config, like: str, resample: int) -> ImageProcessing:
-        """The numbers and the filter alone, for images whose size the caller sees to.
+        """Read only the normalisation and the filter, for images that the caller resizes.
 
-        `like`: the class that has the same numbers where the file has none. `resample`: the filter
-        there.
+        `like`: class with the default normalisation. `resample`: default filter.
         """
         return ImageProcessing._plain(config, _CLASSES[like], resample)
 
@@ -186,19 +185,20 @@ class ImageProcessing:
         )
 
     def seen(self, height: int, width: int, field: str) -> tuple[int, int]:
-        """The size of what `apply` makes of an image of this size, so that it can be priced before
-        it is decoded.
+        """Return the size of `apply`'s result, so an image can be priced before it is decoded.
 
-        Raises InvalidInput, with the item's path `field`, for one so thin that it would be resized
-        to more than 50 million pixels.
+        Raises InvalidInput, with the item's path `field`, for an image so thin that resizing would
+        exceed 50 million pixels.
         """
         resized = self._resized(height, width, field)
         return self.crop or resized
 
     def apply(self, given: Pixels | Image.Image, field: str) -> NDArray[np.generic]:
-        """[height, width, 3], or an image of mode RGB, which takes less time -> [height, width, 3]
-        of the size `seen`, which raises for the same images. uint8, or float32 of 0 to 255 where
-        pixels are not rounded."""
+        """Resize and crop an array [height, width, 3] or, faster, an RGB image, to the size of
+        `seen`.
+
+        Raises as `seen`. Returns uint8, or float32 of 0 to 255 if pixels are not rounded.
+        """
         pixels = self._pixels(given, self._resized(*size_of(given), field))
         return np.ascontiguousarray(pixels if self.crop is None else _cropped(pixels, *self.crop))
 
@@ -207,8 +207,7 @@ class ImageProcessing:
             return resized(given, size, self.resample)
         image = given if isinstance(given, Image.Image) else Image.fromarray(given)
         wide = (size[1], size[0]), Image.Resampling(self.resample)
-        # Pillow resizes float32 numbers of one colour at a time, as torch's antialiased interpolate
-        # does.
+        # Pillow resizes one float32 colour at a time, like torch's antialiased interpolate.
         return np.stack(
             [np.asarray(one.convert("F").resize(*wide)) for one in image.split()], axis=-1
         )
@@ -219,7 +218,7 @@ class ImageProcessing:
         if isinstance(self.size, tuple):
             return self.size
         if isinstance(self.size, PatchBudget):
-            return self.size.of(height, width)
+            return self.size.size_of(height, width)
         long = int(self.size * max(height, width) / min(height, width))
         if long * self.size > _MAX_PIXELS:
             raise InvalidInput(f"the image is too thin: {width:,} x {height:,} pixels", field=field)
@@ -227,8 +226,8 @@ class ImageProcessing:
 
 
 def _cropped(pixels: NDArray[np.generic], height: int, width: int) -> NDArray[np.generic]:
-    """The middle. An odd spare row is cut after it; where rows lack, they are black, and an odd one
-    lies before it.
+    """Return the central crop. An odd extra row is cut at the end; missing rows are black, an odd
+    one at the beginning.
     """
     for axis, wanted in enumerate((height, width)):
         spare = pixels.shape[axis] - wanted
@@ -245,7 +244,7 @@ def _size(config: Config, known: _Defaults) -> tuple[int, int] | int | PatchBudg
     if known.budget:
         most = config.size("max_num_patches", 256)
         if most > _MAX_PATCHES:
-            raise config.unsupported("max_num_patches", f"at most {_MAX_PATCHES:,} is served")
+            raise config.unsupported("max_num_patches", f"at most {_MAX_PATCHES:,} is supported")
         return PatchBudget(_side(config, "patch_size", 16), most)
     if config.is_number("size"):
         side = _side(config, "size")
@@ -257,7 +256,7 @@ def _size(config: Config, known: _Defaults) -> tuple[int, int] | int | PatchBudg
         return _side(size, "shortest_edge")
     if size.has("height") and size.has("width"):
         return _side(size, "height"), _side(size, "width")
-    raise config.unsupported("size", "height and width are needed, or shortest_edge alone")
+    raise config.unsupported("size", "it needs height and width, or only shortest_edge")
 
 
 def _crop(config: Config) -> tuple[int, int]:
@@ -270,12 +269,12 @@ def _crop(config: Config) -> tuple[int, int]:
 def _side(config: Config, key: str, default: int | None = None) -> int:
     side = config.size(key, default)
     if side > _MAX_SIDE:
-        raise config.unsupported(key, f"at most {_MAX_SIDE:,} is served")
+        raise config.unsupported(key, f"at most {_MAX_SIDE:,} is supported")
     return side
 
 
 def _filter(config: Config, default: int) -> int:
     resample = config.integer("resample", default)
     if not 0 <= resample < _FILTERS:
-        raise config.unsupported("resample", "a number of Pillow's filters is needed, 0 to 5")
+        raise config.unsupported("resample", "it must be the number of a Pillow filter, 0 to 5")
     return resample

@@ -1,9 +1,9 @@
 """Encode, score and classify with a model of images, or of images and texts in one space.
 
-An item is one image or one text: each becomes one sequence, and goes to the trunk of its kind.
-Images are decoded here, on the threads that prepare jobs. A model that reads several parts as one
-sequence has a processor of its own with the same interface (`libs/models/processor.py`): it gets
-every item's parts in order (`work.items_as_parts`).
+An item is one image or one text: it becomes one sequence for the backbone of its kind. Images are
+decoded here, on the threads that prepare jobs. A model that reads several parts as one sequence has
+another processor with the same interface (`libs/models/processor.py`), which receives every item's
+parts in order (`work.items_as_parts`).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
-from libs.models.answering import extracted
+from libs.models.answer_budget import build_result
 from libs.models.images.patches import ImageInput
 from libs.models.images.texts import ImageModelTexts
-from libs.models.recall import JobRecall, OutputCache
+from libs.models.output_cache import JobOutputCache, OutputCache
 from libs.models.results import EncodeResult, Extraction, ExtractResult, Result, ScoreResult
 from libs.models.text.checks import hypotheses, need_labels, need_task, refuse_chunks, unsupported
 from libs.models.text.processing import answers
 from libs.models.text.processing.embedding import asked_forms, check_encode
 from libs.models.text.processing.entities import softmax
 from libs.models.work import (
+    CancelCheck,
     ClassifyWork,
     EncodeWork,
-    GoOn,
     Head,
     InputSequence,
     Output,
@@ -40,8 +40,8 @@ from libs.models.work import (
     ScoreWork,
     Truncation,
     Work,
-    go_on_anyway,
     items_as_parts,
+    never_cancelled,
     query_as_parts,
     without_images,
 )
@@ -53,9 +53,11 @@ TEXT_HEAD, IMAGE_HEAD = "dense", "image"
 
 @dataclass(frozen=True, slots=True)
 class LabelScale:
-    """How cosines of images and labels become logits: cosine * `scale` + `bias`. `each_alone`: the
-    model was trained to score each label on its own (sigmoid), else one against the others
-    (softmax)."""
+    """Conversion of cosines of images and labels to logits: cosine * `scale` + `bias`.
+
+    `each_alone`: the model was trained to score each label independently (sigmoid), otherwise by
+    softmax over the labels.
+    """
 
     scale: float
     bias: float
@@ -67,8 +69,12 @@ def _unmade(tokens: int) -> InputSequence:
 
 
 class ImageProcessor:
-    """`texts`: of a model that has them. `labels`: of a model that compares images with texts.
-    `recall`: finds outputs.
+    """The processor of an image model.
+
+    Attributes:
+        texts: For models that read texts.
+        labels: For models that compare images with texts.
+        output_cache: Looks up cached outputs.
     """
 
     def __init__(
@@ -77,12 +83,12 @@ class ImageProcessor:
         images: ImageInput,
         texts: ImageModelTexts | None,
         labels: LabelScale | None,
-        recall: OutputCache | None = None,
+        output_cache: OutputCache | None = None,
     ) -> None:
         self._card, self._images, self._texts, self._labels = card, images, texts, labels
-        self._recall = recall or OutputCache()
+        self._recall = output_cache or OutputCache()
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         refuse_chunks(work, self._card)
         match work:
@@ -101,7 +107,7 @@ class ImageProcessor:
             case _:
                 raise unsupported(work, self._card)
         known = self._recall.job()
-        found = [self._sequence(parts, work.truncation, go_on, known) for parts in items]
+        found = [self._sequence(parts, work.truncation, check_cancelled, known) for parts in items]
         heads = tuple(head for head, _ in found)
         return Prepared(
             without_images(work),
@@ -114,7 +120,10 @@ class ImageProcessor:
         )
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work, rows = prepared.work, cast("Sequence[Array]", outputs)
         match work:
@@ -123,17 +132,23 @@ class ImageProcessor:
             case ScoreWork():
                 return ScoreResult(answers.cosine_scores(rows[0], np.stack(rows[1:]), work.scale))
             case ClassifyWork():
-                return self._classified(work, np.stack(rows), prepared.answer_bytes, go_on)
+                return self._classified(
+                    work, np.stack(rows), prepared.answer_bytes, check_cancelled
+                )
         raise unsupported(work, self._card)
 
     def _sequence(
-        self, parts: Parts, truncation: Truncation, go_on: GoOn, known: JobRecall
+        self,
+        parts: Parts,
+        truncation: Truncation,
+        check_cancelled: CancelCheck,
+        known: JobOutputCache,
     ) -> tuple[Head, InputSequence]:
-        go_on()
+        check_cancelled()
         if len(parts) > 1:
             field = parts[1].field.rpartition(".")[0]
             raise TaskNotSupported(
-                f"{self._card.model} reads one image or one text an item, not {len(parts)} parts",
+                f"{self._card.model} reads one image or one text per item, not {len(parts)} parts",
                 field=field,
             )
         (part,) = parts
@@ -143,12 +158,14 @@ class ImageProcessor:
             )
         if self._texts is None:
             raise TaskNotSupported(f"{self._card.model} reads images, not texts", field=part.field)
-        return TEXT_HEAD, self._texts.sequence(part.content, part.field, truncation, go_on)
+        return TEXT_HEAD, self._texts.sequence(
+            part.content, part.field, truncation, check_cancelled
+        )
 
     def _classified(
-        self, work: ClassifyWork, vectors: Array, answer_bytes: int, go_on: GoOn
+        self, work: ClassifyWork, vectors: Array, answer_bytes: int, check_cancelled: CancelCheck
     ) -> ExtractResult:
-        """`vectors`: of the items, then of the labels' prompts."""
+        """Score labels. `vectors`: those of the items, then those of the labels' prompts."""
         if self._labels is None:
             raise unsupported(work, self._card)
         items, labels = (
@@ -162,4 +179,6 @@ class ImageProcessor:
             answers.best_first(list(zip(work.labels, row, strict=True)), work.threshold)
             for row in scores
         )
-        return extracted((Extraction(labels=each) for each in found), answer_bytes, go_on)
+        return build_result(
+            (Extraction(labels=each) for each in found), answer_bytes, check_cancelled
+        )

@@ -1,8 +1,8 @@
-"""Resizing bytes of red, green and blue: by the native kernel where there is one, else by Pillow,
-with the same result bit for bit.
+"""Resize RGB bytes with the native kernel if possible, otherwise with Pillow; the results are
+bit-identical.
 
-Which of the two passes comes first, and so the last bit, depends on Pillow's version: the kernel is
-used only if it gives what the Pillow that is installed gives for small images of every kind.
+Pillow's version determines which of the two passes is first, and so the last bit. The kernel is
+used only if it equals the installed Pillow for small images of every kind.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from libs.models.images.decoding import Pixels
 _SIZES: Final = ((9, 14), (31, 6), (23, 40))
 _RESIZED: Final = ((5, 9), (8, 5), (9, 17), (40, 7), (23, 9), (12, 14))
 
-# Pillow then keeps an image in one piece, which it lets others read in place. Beyond 16 MiB it
+# Pillow then keeps an image in one block, which other code can read in place. Images beyond 16 MiB
 # would be in several.
 Image.core.set_use_block_allocator(1)  # type: ignore[attr-defined]
 
 
 class _ArrowArray(ctypes.Structure):
-    """`struct ArrowArray` of Arrow's C data interface."""
+    """The `struct ArrowArray` of Arrow's C data interface."""
 
 
 _ArrowArray._fields_ = [
@@ -45,10 +45,10 @@ _ArrowArray._fields_ = [
 
 
 def resized(image: Image.Image | Pixels, size: tuple[int, int], resample: int) -> Pixels:
-    """[height, width, 3], or an image of mode RGB -> [*size, 3], not to be written to.
+    """Resize an array [height, width, 3] or, faster, an RGB image to [*size, 3]. The result is
+    read-only.
 
-    `size`: height and width. `resample`: the number of Pillow's filter. An image takes less time
-    than its array.
+    `size`: height and width. `resample`: the number of Pillow's filter.
     """
     if size_of(image) == size:
         return np.asarray(image)
@@ -57,7 +57,7 @@ def resized(image: Image.Image | Pixels, size: tuple[int, int], resample: int) -
 
 
 def size_of(image: Image.Image | Pixels) -> tuple[int, int]:
-    """Height and width."""
+    """Return height and width."""
     return (
         (image.height, image.width)
         if isinstance(image, Image.Image)
@@ -71,7 +71,7 @@ def _by_pillow(image: Image.Image | Pixels, size: tuple[int, int], resample: int
 
 
 def _natively(image: Image.Image | Pixels, size: tuple[int, int], resample: int) -> Pixels | None:
-    """None where that cannot be done."""
+    """Resize with the kernel; None if it cannot be used."""
     if not isinstance(image, Image.Image):
         return resize.resized(image, size, resample)
     try:
@@ -79,30 +79,30 @@ def _natively(image: Image.Image | Pixels, size: tuple[int, int], resample: int)
     except (
         AttributeError,
         ValueError,
-    ):  # another version of Pillow; an image that is not in one piece
+    ):  # another version of Pillow, or an image in several blocks
         return None
     return resize.resized(
         _pixels_of(held, image.height, image.width), size, resample
-    )  # `held` keeps the pixels until here
+    )  # `held` keeps the pixels alive until here
 
 
 def _pixels_of(held: object, height: int, width: int) -> NDArray[np.uint8]:
-    """The bytes that a capsule of an image of mode RGB holds, in place: [height, width, 4], valid
-    as long as the capsule.
+    """Return the bytes of an RGB image's capsule in place: [height, width, 4], valid as long as the
+    capsule.
     """
     take = ctypes.pythonapi.PyCapsule_GetPointer
     take.argtypes, take.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
     array = _ArrowArray.from_address(take(held, b"arrow_array"))
-    # One fixed-size list of four bytes for each pixel; the second buffer of its only child are the
-    # bytes.
+    # The array is one fixed-size list of four bytes per pixel; the second buffer of its only child
+    # has the bytes.
     at = ctypes.cast(array.children[0].contents.buffers[1], ctypes.POINTER(ctypes.c_uint8))
     return np.ctypeslib.as_array(at, (height, width, 4))
 
 
 @cache
 def _is_exact() -> bool:
-    """Whether the kernel gives what Pillow gives, for all filters, with either pass first and with
-    one alone.
+    """Return whether the kernel equals Pillow for all filters, with either pass first and with only
+    one pass.
     """
     draw = np.random.default_rng(0)
     for height, width in _SIZES:

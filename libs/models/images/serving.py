@@ -1,9 +1,9 @@
-"""Loads a checkpoint directory of images as a model that is served: `loading.py`'s trunks, with a
-processor around them.
+"""Load a checkpoint directory of images as a served model: the backbones of `loading.py` with a
+processor.
 
-The interface between image models and a worker is small: an `ImageModel` (trunks, and the host's
-part for an image), a Card of kind "images", and a `Processor` that makes sequences of items' parts
-and results of outputs.
+The interface between image models and a worker is an `ImageModel` (backbones and image input), a
+Card of kind "images", and a `Processor` that builds sequences from items' parts and results from
+outputs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from libs.catalog.card import Card, ImageSize
 from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
+from libs.models.backbone import Backbone
 from libs.models.images.detection.detector import Detector
 from libs.models.images.detection.dino_loading import LimitedProcessing
 from libs.models.images.detection.loading import load_detector
@@ -31,12 +32,11 @@ from libs.models.images.processor import IMAGE_HEAD, TEXT_HEAD, ImageProcessor, 
 from libs.models.images.texts import ImageModelTexts, read_texts
 from libs.models.loaded.peft import Names
 from libs.models.loaded.tiers import copying
+from libs.models.output_cache import OutputCache
 from libs.models.packed_model import PackedModel
 from libs.models.processor import Processor
-from libs.models.recall import OutputCache
 from libs.models.text.loading import Tokenising, without_int8
 from libs.models.text.tokens import TokenProcessor
-from libs.models.trunk import Backbone
 
 log = logging.getLogger(__name__)
 
@@ -48,20 +48,21 @@ def load_image_model(
     dtype: torch.dtype,
     overrides: Overrides | None = None,
 ) -> PackedModel:
-    """As `libs.models.load_model`. LoRA adapters are refused when they are loaded. int8 is not
-    served for images: the model is loaded in the device's default type, and a warning is logged."""
+    """Load an image model. LoRA adapters are refused when they are loaded. int8 is not supported:
+    the model is loaded in the device's default type, and a warning is logged.
+    """
     card = read_card(directory, model_id, overrides)
     card, dtype = without_int8(card, device, dtype)
     with copying(device):
-        card, trunks, processor, recall, texts = _parts(directory, card, dtype, device)
-        model = PackedModel(card, trunks, Tokenising(processor), Names({}, (), {}), device)
-        model.recall = recall
+        card, backbones, processor, output_cache, texts = _parts(directory, card, dtype, device)
+        model = PackedModel(card, backbones, Tokenising(processor), Names({}, (), {}), device)
+        model.output_cache = output_cache
         model.tokens = None if texts is None else TokenProcessor(card, texts.tokenizer)
         if device.type != "cpu":
             model.gather()
     if dtype is not torch.float32:
         wide = None if overrides is None else replace(overrides, dtype="float32")
-        model.widen = partial(
+        model.fp32_loader = partial(
             load_image_model, directory, model_id, torch.device("cpu"), torch.float32, wide
         )
     return model
@@ -74,16 +75,22 @@ def _parts(
         detector = load_detector(directory, dtype=dtype, device=device)
         images = detector_size(detector)
         card = replace(card, max_tokens=images.max_tokens, images=images)
-        return card, (detector.trunk,), RegionsProcessor(card, detector), None, None
+        return card, (detector.backbone,), RegionsProcessor(card, detector), None, None
     loaded = load_images(directory, dtype=dtype, device=device)
     texts = _texts(directory, card, loaded)
     card = _measured(card, loaded, texts)
-    recall = OutputCache(card.model, card.revision, dtype, loaded.input)
-    return card, loaded.trunks, _processor(card, loaded, texts, recall), recall, texts
+    output_cache = OutputCache(card.model, card.revision, dtype, loaded.input)
+    return (
+        card,
+        loaded.backbones,
+        _processor(card, loaded, texts, output_cache),
+        output_cache,
+        texts,
+    )
 
 
 def detector_size(detector: Detector) -> ImageSize:
-    """How a detector's images become tokens."""
+    """Return the rule that gives a detector's image tokens."""
     size = detector.processing.size
     if isinstance(detector.processing, LimitedProcessing) and isinstance(size, int):
         return ImageSize(
@@ -100,7 +107,7 @@ def detector_size(detector: Detector) -> ImageSize:
     most = (
         detector.count(height, width)
         if isinstance(size, tuple)
-        else detector.trunk.encoder.max_positions
+        else detector.backbone.encoder.max_positions
     )
     return ImageSize(
         height=height,
@@ -113,16 +120,16 @@ def detector_size(detector: Detector) -> ImageSize:
 
 
 def _measured(card: Card, loaded: ImageModel, read: ImageModelTexts | None) -> Card:
-    """The card with what only the loaded model knows: limits, and how images become tokens."""
+    """Complete the card with facts of the loaded model: limits and image sizes."""
     images = replace(image_size(loaded.input), text_tokens=0 if read is None else read.filled)
-    texts = next((trunk for trunk in loaded.trunks if TEXT_HEAD in trunk.heads), None)
+    texts = next((backbone for backbone in loaded.backbones if TEXT_HEAD in backbone.heads), None)
     most = images.max_tokens if texts is None else min(card.max_tokens, texts.encoder.max_positions)
     return replace(card, max_tokens=most, images=images)
 
 
 def image_size(given: ImageInput) -> ImageSize:
-    """How the images of an input become tokens. Scaled to a budget of patches, all have about the
-    budget's tokens.
+    """Return the rule that gives an input's image tokens. All images scaled to a patch budget have
+    about the budget's tokens.
     """
     processing, patches = given.processing, given.patches
     if isinstance(processing.size, PatchBudget):
@@ -138,35 +145,35 @@ def image_size(given: ImageInput) -> ImageSize:
         short_side=processing.size if fixed is None and isinstance(processing.size, int) else 0,
         patch=patches.patch,
         extra_tokens=patches.before,
-        max_tokens=patches.tokens_of(height, width) if fixed else patches.most,
+        max_tokens=patches.count_tokens(height, width) if fixed else patches.most,
     )
 
 
 def _texts(directory: Path, card: Card, loaded: ImageModel) -> ImageModelTexts | None:
-    """What reads the texts of a model of texts and images; None for other models."""
-    heads = {name for trunk in loaded.trunks for name in trunk.heads}
+    """Return the text input of a model of texts and images; None for other models."""
+    heads = {name for backbone in loaded.backbones for name in backbone.heads}
     if TEXT_HEAD not in heads or IMAGE_HEAD not in heads:
         return None
     root = directory / card.encoder_folder
-    (trunk,) = (trunk for trunk in loaded.trunks if TEXT_HEAD in trunk.heads)
-    return read_texts(root, min(card.max_tokens, trunk.encoder.max_positions))
+    (backbone,) = (backbone for backbone in loaded.backbones if TEXT_HEAD in backbone.heads)
+    return read_texts(root, min(card.max_tokens, backbone.encoder.max_positions))
 
 
 def _processor(
-    card: Card, loaded: ImageModel, texts: ImageModelTexts | None, recall: OutputCache
+    card: Card, loaded: ImageModel, texts: ImageModelTexts | None, output_cache: OutputCache
 ) -> ImageProcessor:
     if texts is None:
-        return ImageProcessor(card, loaded.input, None, None, recall)
-    return ImageProcessor(card, loaded.input, texts, _labels(loaded), recall)
+        return ImageProcessor(card, loaded.input, None, None, output_cache)
+    return ImageProcessor(card, loaded.input, texts, _labels(loaded), output_cache)
 
 
 def _labels(loaded: ImageModel) -> LabelScale:
-    """The family's REST tensors: the logarithm of the scale, and where labels are scored alone, a
-    bias.
+    """Read the family's REST tensors: the logarithm of the scale and, for independently scored
+    labels, a bias.
     """
     bias = loaded.state.get("logit_bias")
     scale = math.exp(min(float(loaded.state["logit_scale"]), _MAX_SCALE))
     return LabelScale(scale, 0.0 if bias is None else float(bias), each_alone=bias is not None)
 
 
-_MAX_SCALE = 80.0  # its exponential is still a float32
+_MAX_SCALE = 80.0  # its exponential still fits float32

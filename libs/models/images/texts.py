@@ -1,6 +1,4 @@
-"""The texts of a model of texts and images: what a family's tokenizer does that tokenizer.json does
-not say.
-"""
+"""Texts of models of texts and images: tokenizer rules of a family that tokenizer.json lacks."""
 
 from __future__ import annotations
 
@@ -17,18 +15,23 @@ from libs.catalog.kinds.vision.images import OPEN_CLIP, is_open_clip
 from libs.models.layers.spec import Config
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
-from libs.models.work import GoOn, InputSequence, Truncation
+from libs.models.work import CancelCheck, InputSequence, Truncation
 
 _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """`lower`: texts are lower-cased. `spaced`: repeated white space becomes one space.
-    `canonical`: texts lose ASCII punctuation too; `underscore` is put in the place of an
-    underscore. `padding`: the id with which each text is filled up to the model's longest, as the
-    model was trained; None: it is not. `ends_once`: the model reads a text up to its first token
-    that ends it.
+    """Rules that are applied to texts.
+
+    Attributes:
+        lower: Lower-case texts.
+        spaced: Collapse repeated whitespace to one space.
+        canonical: Remove ASCII punctuation too.
+        underscore: Replacement of underscores.
+        padding: Id that pads each text to the model's maximum length, as in its training; None for
+            no padding.
+        ends_once: The model reads a text up to its first end token.
     """
 
     lower: bool = False
@@ -47,7 +50,7 @@ _CLEANING: Final = {
 
 
 class ImageModelTexts:
-    """Texts to sequences of the trunk of texts. Thread-safe."""
+    """Converts texts to sequences of the text backbone. Thread-safe."""
 
     def __init__(self, text: TextProcessor, rules: TextRules) -> None:
         self._text, self._rules = text, rules
@@ -58,13 +61,15 @@ class ImageModelTexts:
 
     @property
     def filled(self) -> int:
-        """Tokens of every text, where texts are filled up; else 0."""
+        """Tokens of every text if texts are padded; else 0."""
         return 0 if self._rules.padding is None else self._text.limit
 
-    def sequence(self, text: str, field: str, truncation: Truncation, go_on: GoOn) -> InputSequence:
-        """Raises InputTooLong or InvalidInput with `field`, the text's path."""
+    def sequence(
+        self, text: str, field: str, truncation: Truncation, check_cancelled: CancelCheck
+    ) -> InputSequence:
+        """Convert a text. Raises InputTooLong or InvalidInput with `field`, the text's path."""
         (sequence,) = self._text.encode(
-            [self._written(text)], truncation, lambda _: field, go_on=go_on
+            [self._written(text)], truncation, lambda _: field, go_on=check_cancelled
         )
         ids = sequence.ids
         if self._rules.ends_once:
@@ -83,8 +88,10 @@ class ImageModelTexts:
 
 
 def read_texts(root: Path, limit: int) -> ImageModelTexts:
-    """`root`: where config.json, or open_clip's, and the tokenizer lie. `limit`: the longest text
-    in tokens. Raises ModelBroken.
+    """Read the tokenizer and its rules. Raises ModelBroken.
+
+    `root`: directory of config.json, or open_clip's, and the tokenizer. `limit`: longest text in
+    tokens.
     """
     tokenizer = load_tokenizer(root, lowercase=False)
     text = TextProcessor(tokenizer, limit=limit, segments=False)
@@ -101,11 +108,13 @@ def read_texts(root: Path, limit: int) -> ImageModelTexts:
 
 
 def _open_clip_rules(root: Path, config: Config, text: TextProcessor) -> TextRules:
-    """open_clip's HFTokenizer: `clean` says how a text is written; without it only white space is.
-    Texts are always filled up.
+    """Read the rules of open_clip's HFTokenizer: `clean` normalises a text, or only its whitespace.
+    Texts are always padded.
     """
     texts = config.part("model_cfg").part("text_cfg")
-    texts.require("strip_sep_token", False)  # of other models: ends of texts would become padding
+    texts.require(
+        "strip_sep_token", False
+    )  # other models use it; it would turn the ends of texts into padding
     clean = texts.part("tokenizer_kwargs").text("clean", "whitespace")
     if clean not in _CLEANING:
         raise texts.unsupported(

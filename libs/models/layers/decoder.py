@@ -27,7 +27,7 @@ from libs.models.layers.encoder import (
 )
 from libs.models.layers.spec import EncoderSpec, LayerSpec
 from libs.models.packed import Packed, Rows
-from libs.models.work import Between, nothing_between
+from libs.models.work import YieldPoint, never_yield
 
 
 class CrossAttention(nn.Module):
@@ -185,7 +185,7 @@ class Decoder(nn.Module):
         batch: Packed,
         table: Table,
         rows: Rows | None = None,
-        between: Between = nothing_between,
+        between: YieldPoint = never_yield,
     ) -> Tensor:
         """The states of the batch's tokens shifted right by one: [tokens, hidden], or [sequences,
         hidden] with `rows`.
@@ -231,7 +231,7 @@ class EncoderDecoder(PackedEncoder):
 
     @torch.inference_mode()
     def forward(
-        self, batch: Packed, rows: Rows | None = None, between: Between = nothing_between
+        self, batch: Packed, rows: Rows | None = None, between: YieldPoint = never_yield
     ) -> Tensor:
         states = super().forward(batch, None, between)
         return self.decoder.forward(states, batch, self.table, rows, between)

@@ -39,7 +39,7 @@ from libs.models.layers.embeddings import InputLayer, TokenEmbedding
 from libs.models.layers.experts import Experts, GatedExperts
 from libs.models.layers.spec import EncoderSpec, LayerSpec, Rope
 from libs.models.packed import Packed, Rows
-from libs.models.work import Between, nothing_between
+from libs.models.work import YieldPoint, never_yield
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin, [tokens, pairs] float32."""
@@ -340,7 +340,7 @@ class Layer(nn.Module):
         """
         if not x.is_cpu or batch.key_rows is not None or has_triton(x):
             return None
-        if x.dtype not in native_layer.AT_ONCE or native() is None:
+        if x.dtype not in native_layer.LAYER_DTYPES or native() is None:
             return None
         if not self._is_asked:
             # Now, when all weights are loaded and packed.
@@ -549,7 +549,7 @@ class PackedEncoder(nn.Module):
 
     @torch.inference_mode()
     def forward(
-        self, batch: Packed, rows: Rows | None = None, between: Between = nothing_between
+        self, batch: Packed, rows: Rows | None = None, between: YieldPoint = never_yield
     ) -> Tensor:
         """Hidden states [tokens, hidden] in the encoder's type.
 

@@ -1,3 +1,3 @@
-"""What is done with a loaded model: LoRA adapters, moves between device and host memory, and how
-much memory a batch takes.
+"""Operations on a loaded model: LoRA adapters, moves between device and host memory, and measuring
+a batch's memory.
 """

@@ -1,7 +1,7 @@
-"""LoRA adapters of a loaded model: binds a batch's adapters to the linear layers (multi-LoRA).
+"""LoRA adapters of a loaded model: bind a batch's adapters to the linear layers (multi-LoRA).
 
-Adapters are loaded into a resident model, and unloaded, while it serves. `PackedModel.forward`
-binds those of a batch to the layers (`Adapters.bound`), which add the low-rank products
+Adapters are loaded and unloaded while a resident model serves. `PackedModel.forward` binds a
+batch's adapters to the layers (`Adapters.bound`), which add the low-rank products
 (`libs/kernels/linear/lora.py`). `peft.py` reads their files.
 """
 
@@ -32,7 +32,7 @@ MERGE: Final = "merge it (merge_and_unload) and serve the result as a model"
 
 
 class AdapterConstants(Protocol):
-    """State that an encoder computed from an adapter, beside the adapter's own factors."""
+    """State that an encoder computed from an adapter, in addition to the adapter's factors."""
 
     @property
     def bytes(self) -> int: ...
@@ -51,10 +51,10 @@ class PrecomputesConstants(Protocol):
     """
 
     def spent(self) -> Mapping[str, Shape]:
-        """The layers that were needed only for that and were freed, by name."""
+        """Return the layers that were freed after this computation, by name."""
 
     def relearn(self, parts: Mapping[str, LowRank]) -> Mapping[str, AdapterConstants]:
-        """The adapter's share of these constants, by the name of the module to which it is bound as
+        """Return the adapter's share of the constants, by the name of the module to bind it to as
         `delta` (`BoundConstants`).
         """
 
@@ -81,7 +81,7 @@ _Binding = tuple[_Bindable, "Delta | BoundConstants[Any]"]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An adapter on the device. `parts`: by our name of a linear layer; `learned`: by name of a
+    """An adapter on the device. `parts`: by our name of a linear layer. `learned`: by name of a
     module (`PrecomputesConstants`).
     """
 
@@ -92,8 +92,8 @@ class Loaded:
 
 
 class OwnFactors(nn.Module):
-    """The adapters of a checkpoint itself. A module, so that their tensors are counted and moved
-    with the model's.
+    """The adapters that belong to a checkpoint. It is a module, so their tensors are counted and
+    moved with the model's.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class OwnFactors(nn.Module):
         self.adapters: dict[str, Loaded] = {}
 
     def add(self, name: str, parts: Mapping[str, LowRank]) -> None:
-        """Adds an adapter. Its tensors are views of few buffers."""
+        """Add an adapter. Its tensors are views of few buffers."""
         tensors = _tensors_of(parts)
         for tensor in tensors:
             self.register_buffer(f"factor_{len(self._buffers)}", tensor, persistent=False)
@@ -118,7 +118,7 @@ def _tensors_of(parts: Mapping[str, LowRank]) -> list[Tensor]:
 
 
 class Adapters:
-    """The adapters of one model, by name. `add` and `remove` may be called from any thread during a
+    """The adapters of one model, by name. Any thread may call `add` and `remove`, also during a
     forward.
 
     Binding writes to the layers, so a forward needs exclusive use of the encoder
@@ -133,8 +133,11 @@ class Adapters:
         device: torch.device,
         base: Callable[[], TensorFile] | None = None,
     ) -> None:
-        """`base`: opens the encoder's tensors, of which adapters with magnitudes (DoRA) need the
-        weights; None: it cannot have such adapters."""
+        """Create the set of adapters.
+
+        `base`: opens the encoder's tensors, since adapters with magnitudes (DoRA) need the weights;
+        None if such adapters are not supported.
+        """
         self._encoder, self.names, self._device, self._base = encoder, names, device, base
         self._dtype = (
             torch.float32 if must_widen(torch.empty(0, dtype=dtype, device=device)) else dtype
@@ -162,8 +165,8 @@ class Adapters:
             }
         )
         self.own = OwnFactors()
-        """The factors of the checkpoint's own adapters, which are part of the model."""
-        # Copy-on-write: a forward keeps the mapping that it began with. The lock is for writers.
+        """The factors of the checkpoint's adapters, which are part of the model."""
+        # Copy on write: a forward keeps the mapping that it began with. The lock is for writers.
         self._loaded: Mapping[str, Loaded] = {}
         self._replacing = Lock()
         self._followed: Adapters | None = None
@@ -171,16 +174,16 @@ class Adapters:
 
     @property
     def bytes(self) -> int:
-        """Device memory of all adapters."""
+        """Return the device memory of all adapters."""
         return sum(adapter.bytes for adapter in self._loaded.values())
 
     def directories(self) -> dict[str, Path]:
-        """The directory that each adapter was read from, by name."""
+        """Return the directory of each adapter, by name."""
         return {name: adapter.directory for name, adapter in self._loaded.items()}
 
     @torch.inference_mode()
     def add(self, name: str, directory: Path) -> int:
-        """Reads an adapter's directory; returns its bytes on the device. Raises ModelBroken with
+        """Load an adapter's directory and return its bytes on the device. Raises ModelBroken with
         the file and key or tensor.
         """
         parts = self._parts(self.read(directory))
@@ -194,22 +197,20 @@ class Adapters:
         return size
 
     def read(self, directory: Path) -> list[Piece]:
-        """The factors of an adapter's directory. Raises ModelBroken with the file and key or
+        """Read the factors in an adapter's directory. Raises ModelBroken with the file and key or
         tensor.
         """
         return read_pieces(directory, self.names, self.shapes)
 
     @torch.inference_mode()
     def add_own(self, name: str, pieces: Sequence[Piece]) -> None:
-        """Adds an adapter of the checkpoint itself: it stays while the model is there, also in host
-        memory. Before any forward.
+        """Add an adapter of the checkpoint, which stays with the model, also in host memory. Call
+        it before any forward.
         """
         self.own.add(name, self._parts(pieces))
 
     def remove(self, name: str) -> None:
-        """Unloads an adapter, if it is loaded. Its memory is free once the forward in progress is
-        over.
-        """
+        """Unload an adapter if it is loaded. Its memory is free after the forward in progress."""
         with self._replacing:
             self._loaded = {
                 other: adapter for other, adapter in self._loaded.items() if other != name
@@ -217,12 +218,15 @@ class Adapters:
 
     @contextmanager
     def bound(self, names: Sequence[str], lengths: Sequence[int]) -> Iterator[None]:
-        """Binds a batch's adapters to the layers. `names`: the adapter of each sequence, empty for
-        none; `lengths`: tokens of each. A batch that preempts another replaces its bindings, which
-        are restored afterwards.
+        """Bind a batch's adapters to the layers. A batch that preempts another replaces its
+        bindings and restores them.
 
-        Raises KeyError for an adapter that is not loaded, ModelBroken for one that is fetched from
-        another model (`follow`) and cannot be read.
+        Args:
+            names: Adapter of each sequence; empty for none.
+            lengths: Tokens of each sequence.
+
+        Raises KeyError for an adapter that is not loaded, ModelBroken for one from another model
+        (`follow`) that cannot be read.
         """
         used = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
         before = self._bound
@@ -232,7 +236,8 @@ class Adapters:
         known = self._loaded if self._followed is None else self._fetched(used, self._followed)
         known = {**self.own.adapters, **known}
         bindings = self._bindings(
-            [known[name] for name in used], Rows.of([used.get(name) for name in names], lengths)
+            [known[name] for name in used],
+            Rows.from_adapters([used.get(name) for name in names], lengths),
         )
         try:
             self._bind(bindings)
@@ -241,7 +246,7 @@ class Adapters:
             self._bind(before)
 
     def _bind(self, bindings: list[_Binding]) -> None:
-        """Replaces the current bindings."""
+        """Replace the current bindings."""
         for module, _ in self._bound:
             module.delta = None
         for module, delta in bindings:
@@ -249,8 +254,9 @@ class Adapters:
         self._bound = bindings
 
     def follow(self, other: Adapters) -> None:
-        """Adapters that a batch needs and that are not loaded here are read from the directories of
-        `other`, which belongs to the same model in another data type."""
+        """Load missing adapters from the directories of `other`, the same model in another data
+        type, when a batch needs them.
+        """
         self._followed = other
 
     def _fetched(self, names: Iterable[str], other: Adapters) -> Mapping[str, Loaded]:
@@ -279,7 +285,7 @@ class Adapters:
         ]
 
     def _parts(self, pieces: Sequence[Piece]) -> dict[str, LowRank]:
-        """The factors of each layer, on the device."""
+        """Return the factors of each layer, on the device."""
         by_layer: dict[str, list[Piece]] = {}
         for piece in pieces:
             by_layer.setdefault(piece.place.layer, []).append(piece)
@@ -299,7 +305,7 @@ class Adapters:
         }
 
     def _placed(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-        """The tensors in one buffer on the device."""
+        """Move the tensors to one buffer on the device."""
         if not tensors:
             return []
         buffer = torch.cat([tensor.flatten() for tensor in tensors]).to(
@@ -312,12 +318,14 @@ class Adapters:
         ]
 
     def _weights(self, pieces: Sequence[Piece]) -> Callable[[str], Weights]:
-        """What returns the stored weight and bias of a layer, of which magnitudes need both."""
+        """Return a function that reads the stored weight and bias of a layer, which magnitudes
+        need.
+        """
         if all(piece.magnitude is None for piece in pieces):
             return _no_weights
         if self._base is None or isinstance(self._encoder, PrecomputesConstants):
             raise ModelBroken(
-                f"{FILE}: `use_dora` is true, which is not served for a model of this family: {MERGE}"
+                f"{FILE}: `use_dora` is not supported for this family of models: {MERGE}"
             )
         tensors = self._base()
 
@@ -325,7 +333,8 @@ class Adapters:
             weight = stored_tensor(tensors, self.names.table, self.names.prefixes, layer, "weight")
             if weight is None:
                 raise ModelBroken(
-                    f"{tensors.source}: holds no weight of {layer}, which an adapter with `use_dora` needs: {MERGE}"
+                    f"{tensors.source}: the weight of {layer}, needed for `use_dora`, is "
+                    f"missing: {MERGE}"
                 )
             return weight, stored_tensor(
                 tensors, self.names.table, self.names.prefixes, layer, "bias"
@@ -341,7 +350,10 @@ def _no_weights(layer: str) -> Weights:
 @dataclass(frozen=True, slots=True)
 class _Fused:
     """One layer's factors in float32: a [ranks, inputs], b [ranks, outputs], 0 outside a piece's
-    slot. `scales`: gain and shift (`LowRank`), where a piece has magnitudes."""
+    slot.
+
+    `scales`: gain and shift (`LowRank`), if a piece has magnitudes.
+    """
 
     a: Tensor
     b: Tensor
@@ -349,7 +361,7 @@ class _Fused:
 
 
 def _fused(pieces: Sequence[Piece], shape: Shape, weights: Callable[[], Weights]) -> _Fused:
-    """`weights`: the layer's own, read where a piece needs them."""
+    """Fuse the pieces of a layer. `weights`: reads the layer's weight for pieces that need it."""
     if shape.is_table:
         return _Fused(pieces[0].a.float(), pieces[0].b.float().T * pieces[0].scale)
     a = torch.cat([piece.a.float() for piece in pieces])

@@ -1,5 +1,4 @@
-"""Reads the factors of LoRA adapters as PEFT writes them, and finds the layers of a family that
-they are for.
+"""Read the factors of LoRA adapters in PEFT's format, and map them to the layers of a family.
 
 As with weights, every tensor of a file must be accounted for by the family's table, or reading
 fails with its name.
@@ -18,10 +17,10 @@ from torch import Tensor
 from libs.catalog.checkpoint.adapter import FILE, TORCH_WEIGHTS, WEIGHTS, Adapter, read_adapter
 from libs.catalog.checkpoint.files import NOT_OPENED, shortened
 from libs.errors import ModelBroken
-from libs.models.weights import HeadRule, LowRankUpdate, Rule, Spare, TensorFile, find
+from libs.models.weights import AllowedExtra, HeadRule, LowRankUpdate, Rule, TensorFile, find
 
-# `base_model.model.` is PEFT's wrapper; an adapter's own name stands between lora_A and weight
-# until PEFT takes it out.
+# `base_model.model.` is PEFT's wrapper. The adapter's name stands between lora_A and weight until
+# PEFT removes it.
 _NAME: Final = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\.lora_"
     r"(?:(?P<factor>[AB])(?:\.[\w-]+)?\.weight|(?P<magnitude>magnitude_vector)(?:\.[\w-]+){0,2})",
@@ -30,13 +29,13 @@ _NAME: Final = re.compile(
 _MAGNITUDE: Final = "magnitude_vector"
 
 _MAX_NAME: Final = 1024
-"""Characters. Layers of real models have names of a hundred."""
+"""Characters of a name. Layers of real models have names of a hundred."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of a layer that can be adapted: `slots` add up to its outputs. `is_table`: a lookup
-    table, of `inputs` rows.
+    """The shape of an adaptable layer: `slots` add up to its outputs. `is_table`: a lookup table of
+    `inputs` rows.
     """
 
     inputs: int
@@ -47,7 +46,7 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class Names:
     """The tensor names of a family's checkpoints: the family's table, the prefixes of its names,
-    and the table of the head.
+    and the head's table.
     """
 
     table: Mapping[str, Rule]
@@ -55,9 +54,11 @@ class Names:
     head_table: Mapping[str, HeadRule]
 
     def place(self, module: str) -> Place | None:
-        """The place of a linear layer, by its name; None if the family ignores such layers. Raises
-        KeyError for an unknown name, and LookupError with the reason for a layer that cannot have
-        adapters."""
+        """Return the place of a linear layer by its name; None if the family ignores such layers.
+
+        Raises KeyError for an unknown name, and LookupError with the reason for a layer that cannot
+        have adapters.
+        """
         for prefix in sorted(self.prefixes, key=len, reverse=True):
             stem = module.removeprefix(prefix)
             if not module.startswith(prefix):
@@ -75,7 +76,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Our name of a linear layer, and which of its slots; None: all of it."""
+    """Our name of a linear layer, and the index of its slot; None for the whole layer."""
 
     layer: str
     slot: int | None
@@ -86,16 +87,16 @@ def _place(rule: Rule, number: str) -> Place | None:
         return None
     if isinstance(rule, tuple):
         return Place(rule[0].format(number), rule[1])
-    return Place((rule.target if isinstance(rule, Spare) else rule).format(number), None)
+    return Place((rule.target if isinstance(rule, AllowedExtra) else rule).format(number), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The two factors of one adapted module, as stored: a [rank, inputs], b [outputs, rank]; and
+    """The two factors of one adapted module, as stored: a [rank, inputs], b [outputs, rank], and
     the scale of their product b a.
 
-    Of a lookup table a is [rows, rank]. `magnitude`, of DoRA: the length of each row of the model's
-    weight with the product.
+    For a lookup table, a is [rows, rank]. `magnitude` (DoRA): length of each row of the model's
+    weight plus the product.
     """
 
     place: Place
@@ -106,15 +107,15 @@ class Piece:
 
 
 def outputs_of(place: Place, shape: Shape) -> tuple[int, int]:
-    """Where a slot's outputs begin, and how many they are."""
+    """Return the first output of a slot, and the number of its outputs."""
     if place.slot is None:
         return 0, sum(shape.slots)
     return sum(shape.slots[: place.slot]), shape.slots[place.slot]
 
 
 def read_pieces(directory: Path, names: Names, shapes: Mapping[str, Shape]) -> list[Piece]:
-    """An adapter's factors, as views of the mapped file. Raises ModelBroken with the file and the
-    key or tensor at fault.
+    """Read an adapter's factors as views of the mapped file. Raises ModelBroken with the file and
+    the key or tensor at fault.
     """
     adapter = read_adapter(directory)
     tensors = _open(directory)
@@ -122,13 +123,13 @@ def read_pieces(directory: Path, names: Names, shapes: Mapping[str, Shape]) -> l
     for stored in tensors.names():
         module, factor = _parse(stored)
         if factors.setdefault(module, {}).setdefault(factor, stored) != stored:
-            raise _broken(stored, f"is there twice: as {factors[module][factor]!r} too")
+            raise _broken(stored, f"is a duplicate of {factors[module][factor]!r}")
     pieces = [
         _piece(module, found, adapter, tensors, names, shapes) for module, found in factors.items()
     ]
     wanted = [piece for piece in pieces if piece is not None]
     if not wanted:
-        raise ModelBroken(f"{WEIGHTS}: no tensor adapts a layer that this model computes")
+        raise ModelBroken(f"{WEIGHTS}: no tensor adapts a layer of this model")
     places = [piece.place for piece in wanted]
     twice = next((place for number, place in enumerate(places) if place in places[:number]), None)
     if twice is not None:
@@ -137,8 +138,8 @@ def read_pieces(directory: Path, names: Names, shapes: Mapping[str, Shape]) -> l
 
 
 def read_updates(directory: Path) -> dict[str, LowRankUpdate]:
-    """An adapter's factors by their modules, to be merged into a checkpoint's tensors. Raises
-    ModelBroken as `read_pieces`.
+    """Read an adapter's factors by module, to merge them into a checkpoint's tensors. Raises as
+    `read_pieces`.
     """
     adapter = read_adapter(directory)
     tensors = _open(directory)
@@ -153,7 +154,8 @@ def read_updates(directory: Path) -> dict[str, LowRankUpdate]:
         if a.dim() != 2 or b.dim() != 2 or len(a) != rank or b.shape[1] != rank:
             raise _broken(
                 found["A"],
-                f"and its partner have the shapes {list(a.shape)} and {list(b.shape)}; the rank is {rank}",
+                f"and its partner have the shapes {list(a.shape)} and {list(b.shape)}; the "
+                f"rank is {rank}",
             )
         updates[module] = LowRankUpdate(
             a, b, adapter.scale_of(module), _magnitude(found, adapter, tensors, len(b))
@@ -163,14 +165,14 @@ def read_updates(directory: Path) -> dict[str, LowRankUpdate]:
 
 def _open(directory: Path) -> TensorFile:
     if (directory / WEIGHTS).is_file():
-        return TensorFile.of(directory, WEIGHTS)
+        return TensorFile.open_file(directory, WEIGHTS)
     if (directory / TORCH_WEIGHTS).is_file():
         raise ModelBroken(f"{TORCH_WEIGHTS}: {NOT_OPENED}")
     raise ModelBroken(f"{WEIGHTS}: no such file")
 
 
 def _parse(stored: str) -> tuple[str, str]:
-    """Module and factor (A, B or magnitude_vector) of a tensor's name."""
+    """Parse a tensor's name into module and factor (A, B or magnitude_vector)."""
     match = _NAME.fullmatch(stored)
     if match is not None and len(stored) <= _MAX_NAME:
         return match["module"], match["factor"] or match["magnitude"]
@@ -178,11 +180,11 @@ def _parse(stored: str) -> tuple[str, str]:
         raise _broken(stored, "adapts an embedding; only linear layers can have adapters")
     if "lora_" in stored:
         raise _broken(
-            stored, "is not known; only lora_A.weight and lora_B.weight of linear layers are"
+            stored, "is not supported; only lora_A.weight and lora_B.weight of linear layers are"
         )
     raise _broken(
         stored,
-        "is of what was trained as a whole (modules_to_save, or a bias); only LoRA's factors are served",
+        "was trained as a whole (modules_to_save, or a bias); only LoRA's factors are supported",
     )
 
 
@@ -194,7 +196,7 @@ def _piece(
     names: Names,
     shapes: Mapping[str, Shape],
 ) -> Piece | None:
-    """None for a layer that the family leaves out of the model itself."""
+    """Return the piece of a module; None for a layer that the family omits from the model."""
     stored = next(iter(found.values()))
     _check_partners(found)
     if not adapter.is_target(module):
@@ -213,7 +215,8 @@ def _piece(
     if shape is None or shape.is_table:
         raise _broken(
             stored,
-            "adapts a layer that is not a linear layer of this model; only linear layers can have adapters",
+            "adapts a layer that is not a linear layer of this model; only linear layers can "
+            "have adapters",
         )
     rank = adapter.rank_of(module)
     _check_shape(tensors, found["A"], (rank, shape.inputs))
@@ -237,15 +240,15 @@ def _check_partners(found: Mapping[str, str]) -> None:
 def _magnitude(
     found: Mapping[str, str], adapter: Adapter, tensors: TensorFile, outputs: int
 ) -> Tensor | None:
-    """The magnitudes of a module of an adapter with DoRA. Raises ModelBroken where
-    adapter_config.json and tensors differ on it.
+    """Return the magnitudes of a DoRA module. Raises ModelBroken if adapter_config.json and the
+    tensors disagree.
     """
     stored = found.get(_MAGNITUDE)
     if (stored is not None) != adapter.dora:
         named = stored or found["A"]
         raise _broken(
             named,
-            f"has {'a' if stored else 'no'} magnitude beside it, and {FILE} says `use_dora` {adapter.dora}",
+            f"has {'a' if stored else 'no'} magnitude, but `use_dora` in {FILE} is {adapter.dora}",
         )
     if stored is None:
         return None
@@ -258,7 +261,7 @@ def _check_shape(tensors: TensorFile, stored: str, wanted: tuple[int, ...]) -> N
     if shape != wanted:
         raise _broken(
             stored,
-            f"has shape {list(shape)}; the model and the rank in {FILE} ask for {list(wanted)}",
+            f"has shape {list(shape)}; the model and the rank in {FILE} need {list(wanted)}",
         )
 
 

@@ -1,7 +1,7 @@
-"""Host memory that a CUDA device copies from and to, page-locked where the driver allows it.
+"""Host memory for copies of a CUDA device, page-locked if the driver allows it.
 
-Memory is registered with the driver rather than allocated as page-locked: torch keeps such
-allocations for good, and rounds them up to powers of two.
+Memory is registered with the driver instead of allocated as page-locked: torch never frees such
+allocations, and rounds them up to powers of two.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ALIGNMENT: Final = 256
 class HostMemory:
     """`size` bytes of aligned host memory, page-locked for a CUDA device.
 
-    Where the driver refuses to lock it, for instance beyond `ulimit -l` or without enough physical
-    memory, it stays pageable: copies are right, but slower.
+    If the driver refuses to lock it, for instance beyond `ulimit -l` or without enough physical
+    memory, it stays pageable: copies are correct, but slower.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -66,10 +66,10 @@ def clear_error(device: torch.device) -> None:
 
 @cache
 def _runtime_library() -> ctypes.CDLL | None:
-    """The CUDA runtime that torch has loaded; None if torch has none, or one without a name of its
-    own.
+    """Return the CUDA runtime that torch has loaded; None if torch has none, or one without a file
+    name.
 
-    RTLD_NOLOAD: a second runtime beside torch's would have an error state of its own.
+    RTLD_NOLOAD: a second runtime would have a separate error state.
     """
     version = torch.version.cuda
     if version is None:
@@ -84,7 +84,8 @@ def _runtime_library() -> ctypes.CDLL | None:
 @cache
 def _warn_once(status: int) -> None:
     log.warning(
-        "host memory could not be page-locked (cudaHostRegister returned %d): models return from host memory more slowly; "
+        "host memory could not be page-locked (cudaHostRegister returned %d): models return "
+        "from host memory more slowly; "
         "raise the limit of locked memory (ulimit -l)",
         status,
     )

@@ -1,9 +1,8 @@
-"""Measures the activation memory of a batch, beside the weights: the peak bytes of new tensors that
-live at a time.
+"""Measure the activation memory of a batch: the peak bytes of new tensors alive at the same time.
 
-Once per model and process, after its first load, with a tiny forward. Counted at operator dispatch,
-so that it is the same on every device and needs no idle one; a kernel's internal workspace is not
-seen.
+Runs one time per model and process, after the first load, with a tiny forward. Bytes are counted at
+operator dispatch, so the result is the same on every device, and the device need not be idle; a
+kernel's internal workspace is not included.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from libs.models.backbone import Backbone, LayeredTower, SampledTower
 from libs.models.layers.embeddings import InputLayer
-from libs.models.trunk import Backbone, LayeredTower, SampledTower
-from libs.models.work import InputRows, InputSequence, nothing_between
+from libs.models.work import InputRows, InputSequence, never_yield
 
 _SEQUENCES = 4
-_TOKENS = 16  # of each
+_TOKENS = 16  # of each sequence
 
-_ALONE = Lock()  # torch keeps in globals that a dispatch mode is active
+_MODE_LOCK = Lock()  # torch stores in globals that a dispatch mode is active
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active on this thread: `peak` is the most bytes that new storages of strided tensors
-    took at a time.
+    """Measures new storages of strided tensors on this thread while active. `peak`: most bytes at
+    the same time.
     """
 
     def __init__(self, known: Sequence[Tensor] = ()) -> None:
-        """`known`: existing tensors, which are not counted."""
+        """Start measuring. `known`: existing tensors, which are not counted."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self._live = 0
@@ -81,57 +80,59 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @torch.inference_mode()
-def activation_bytes_per_token(trunk: Backbone, weights: Sequence[Tensor]) -> float:
-    """Measured with a few short sequences, through the trunk's encoder and each head. `weights`:
+def activation_bytes_per_token(backbone: Backbone, weights: Sequence[Tensor]) -> float:
+    """Measure a few short sequences through the backbone's encoder and each head. `weights`:
     existing tensors, not counted.
 
-    Heads that need more input of a sequence than its tokens are left out, and so is a tower, as its
-    input is not of tokens: that is `image_bytes`. Raises what the encoder raises.
+    Heads that need more input than tokens are left out, and so is a tower, which `image_bytes`
+    measures. Errors of the encoder propagate.
     """
-    trunk = replace(trunk, tower=None)
-    length = min(_TOKENS, trunk.encoder.max_positions)
-    rows = [_sequence(trunk.encoder.embed, number, length) for number in range(_SEQUENCES)]
+    backbone = replace(backbone, tower=None)
+    length = min(_TOKENS, backbone.encoder.max_positions)
+    rows = [_sequence(backbone.encoder.embed, number, length) for number in range(_SEQUENCES)]
     live = LiveBytes(weights)
-    with _ALONE, live:
-        _run(trunk, rows)
+    with _MODE_LOCK, live:
+        _run(backbone, rows)
     return live.peak / (length * _SEQUENCES)
 
 
 @torch.inference_mode()
 def image_bytes(
-    trunk: Backbone, weights: Sequence[Tensor], tokens: int, largest: int, picture: int
+    backbone: Backbone, weights: Sequence[Tensor], tokens: int, largest: int, image: int
 ) -> int:
-    """Bytes of activations of a batch of `tokens` tokens that are all of images, or of the largest
-    image alone if that needs more; 0 for a trunk of texts. Measured with one small image, and taken
-    to grow with the tokens.
+    """Return the bytes of activations for a batch of `tokens` image tokens, or for the largest
+    image if that needs more; 0 for a text backbone.
 
-    `largest`: tokens of the largest image; `picture`: those of a tower's largest input, of its own.
-    Raises what the trunk raises.
+    One small image is measured and scaled by tokens. Errors of the backbone propagate.
+
+    Args:
+        largest: Tokens of the largest image.
+        image: Tower tokens of a tower's largest input.
     """
-    tower, tokens = trunk.tower, max(tokens, largest)
+    tower, tokens = backbone.tower, max(tokens, largest)
     if not isinstance(tower, SampledTower):
         return 0
     sample = tower.sample()
     live = LiveBytes(weights)
     if not isinstance(tower, LayeredTower):
-        with _ALONE, live:
-            _run(trunk, [sample])
+        with _MODE_LOCK, live:
+            _run(backbone, [sample])
         return math.ceil(live.peak / sample.tokens * tokens)
     inputs = () if sample.rows is None else sample.rows.inputs
-    with _ALONE, live:
-        rows = tower.forward_between(inputs, nothing_between)
-    patches = sum(map(tower.tokens_of, inputs))
-    at_once = max(min(tokens * patches / len(rows), tower.at_once), picture)
-    # The rows are there while the text encoder computes.
-    a_token = activation_bytes_per_token(trunk, weights) + rows.nbytes / len(rows)
-    return math.ceil(max(live.peak / patches * at_once, a_token * tokens))
+    with _MODE_LOCK, live:
+        rows = tower.forward_preemptible(inputs, never_yield)
+    patches = sum(map(tower.count_tokens, inputs))
+    chunk_tokens = max(min(tokens * patches / len(rows), tower.chunk_tokens), image)
+    # The rows exist while the text encoder computes.
+    a_token = activation_bytes_per_token(backbone, weights) + rows.nbytes / len(rows)
+    return math.ceil(max(live.peak / patches * chunk_tokens, a_token * tokens))
 
 
-def _run(trunk: Backbone, rows: Sequence[InputSequence]) -> None:
-    """A forward through the encoder and each head."""
-    batch = trunk.pack(rows, [None] * len(rows))
-    hidden = trunk.encoder.forward(batch)
-    for head in trunk.heads.values():
+def _run(backbone: Backbone, rows: Sequence[InputSequence]) -> None:
+    """Run a forward through the encoder and each head."""
+    batch = backbone.pack(rows, [None] * len(rows))
+    hidden = backbone.encoder.forward(batch)
+    for head in backbone.heads.values():
         try:
             head.forward(hidden, batch, rows)
         except Exception:  # noqa: S112  # the head needs words or labels, which these sequences lack

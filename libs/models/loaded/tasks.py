@@ -1,10 +1,10 @@
-"""The LoRA adapters that a checkpoint has of its own, one for each of its tasks: those of
-jina-embeddings-v3 and -v5.
+"""The LoRA adapters that are part of a checkpoint, one for each of its tasks (jina-embeddings-v3
+and -v5).
 
-jina-embeddings-v3 keeps them among the model's tensors, as parametrizations of its linear layers
-and tables: instead of `X.weight` there are `X.parametrizations.weight.original` and, for all tasks
-together, `X.parametrizations.weight.0.lora_A` and `lora_B`, whose first dimension is the task.
-jina-embeddings-v5 has a directory of PEFT's for each.
+jina-embeddings-v3 stores them among the model's tensors, as parametrizations of its linear layers
+and tables: `X.parametrizations.weight.original` replaces `X.weight`, and
+`X.parametrizations.weight.0.lora_A` and `lora_B` hold all tasks, with the task as the first
+dimension. jina-embeddings-v5 has a PEFT directory for each.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _FACTOR: Final = re.compile(
 
 
 def without_parametrizations(tensors: TensorFile) -> tuple[TensorFile, TensorFile]:
-    """Return the tensors as a checkpoint without parametrizations names them, and the factors of
-    the parametrizations.
+    """Return the tensors with the names of a checkpoint without parametrizations, and the factors
+    of the parametrizations.
     """
     factors, plain = tensors.partition(lambda name: _FACTOR.fullmatch(name) is not None)
     return plain.renamed(_plain_name), factors
@@ -41,13 +41,14 @@ def _plain_name(stored: str) -> str:
 def add_own_adapters(
     adapters: Adapters, own: OwnAdapters, directory: Path, factors: TensorFile
 ) -> None:
-    """Load every adapter of the checkpoint itself. Raise ModelBroken with the file and the key or
-    tensor at fault.
+    """Load every adapter of the checkpoint. Raises ModelBroken with the file and the key or tensor
+    at fault.
     """
     if not own.names and factors.names():
         name = factors.names()[0]
         raise ModelBroken(
-            f"{factors.file_of(name)}: tensor {name!r} is of an adapter, and config.json names none"
+            f"{factors.file_of(name)}: tensor {name!r} belongs to an adapter, but config.json "
+            "names none"
         )
     if not own.names:
         return
@@ -89,7 +90,7 @@ def _read_factors(
             raise _broken(
                 factors,
                 stored,
-                "adapts no whole linear layer or table of this model, or has no partner",
+                "does not adapt a whole linear layer or table of this model, or has no partner",
             )
         a, b = (
             (len(own.names), own.rank, shape.inputs),
@@ -109,14 +110,14 @@ def _read_factors(
             )
     if not pieces[0]:
         raise ModelBroken(
-            f"{factors.source}: config.json names the tasks {', '.join(own.names)} in `lora_adaptations`, and the file has no "
-            "tensors of their adapters"
+            f"{factors.source}: the tensors of the adapters {', '.join(own.names)}, "
+            "listed in `lora_adaptations` of config.json, are missing"
         )
     return pieces
 
 
 def _place(module: str, names: Names, factors: TensorFile, stored: str) -> Place | None:
-    """Return the place of the adapted module; None for one that the family leaves out."""
+    """Return the place of the adapted module; None for one that the family omits."""
     try:
         return names.place(module)
     except KeyError:
@@ -128,9 +129,7 @@ def _place(module: str, names: Names, factors: TensorFile, stored: str) -> Place
 def _check_shape(factors: TensorFile, stored: str, wanted: tuple[int, ...]) -> None:
     shape = factors.shape(stored)
     if shape != wanted:
-        raise _broken(
-            factors, stored, f"has shape {list(shape)}; config.json asks for {list(wanted)}"
-        )
+        raise _broken(factors, stored, f"has shape {list(shape)}; config.json needs {list(wanted)}")
 
 
 def _broken(factors: TensorFile, stored: str, problem: str) -> ModelBroken:

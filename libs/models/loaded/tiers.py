@@ -1,10 +1,10 @@
-"""Moves a loaded model between device and host memory: its tensors share one buffer on either side,
+"""Move a loaded model between device and host memory. Its tensors share one buffer on either side,
 moved by one copy.
 
-Weights of recurrent layers have buffers of their own on the device. Used after a model was loaded
-on an accelerator, and whenever it is made warm or resident again. The copy to the device is
-asynchronous, on a stream of its own; the first forward's stream waits for it, the host never does.
-On a CPU there is nothing to move.
+Weights of recurrent layers have separate buffers on the device. This is used after a model was
+loaded on an accelerator, and whenever it becomes warm or resident again. The copy to the device is
+asynchronous, on a separate stream; the first forward's stream waits for it, the host never does. On
+a CPU nothing is moved.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Model = TypeVar("_Model")
 
 
 def tensors_of(*roots: object) -> list[Tensor]:
-    """All distinct tensors that modules hold: parameters, buffers, and attributes, also within
+    """Return all distinct tensors of modules: parameters, buffers, and attributes, also within
     tuples, lists and mappings.
     """
     found: dict[int, Tensor] = {}
@@ -50,8 +50,8 @@ def _parts(
 
 
 def _apart(*roots: object) -> set[int]:
-    """The ids of recurrent layers' tensors: cuDNN needs each layer's in one contiguous buffer that
-    holds nothing else.
+    """Return the ids of recurrent layers' tensors: cuDNN needs each layer's in one contiguous,
+    exclusive buffer.
     """
     modules = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]
     return {
@@ -69,7 +69,7 @@ class ParkedModel(Generic[_Model]):
     model: _Model
     host_bytes: int
     arena: Arena | None
-    """None: device and host memory are the same."""
+    """None if device and host memory are the same."""
 
     def resume(self) -> _Model:
         if self.arena is not None:
@@ -79,9 +79,7 @@ class ParkedModel(Generic[_Model]):
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A tensor, and where its elements lie in a region: `begin` in bytes, the rest as in
-    torch.as_strided.
-    """
+    """A tensor and its location in a region: `begin` in bytes, the rest as in torch.as_strided."""
 
     tensor: Tensor
     region: int
@@ -103,8 +101,8 @@ class _Region:
 
 
 class Arena:
-    """The tensors on `device` that `roots` (modules) hold: `stow` moves them to host memory,
-    `bring` moves them back.
+    """The tensors of `roots` (modules) on `device`: `stow` moves them to host memory, `bring` moves
+    them back.
 
     Tensors that shared storage still share it. Callers of `stow` and `bring` need exclusive use of
     the model.
@@ -128,16 +126,16 @@ class Arena:
 
     @property
     def bytes(self) -> int:
-        """Size of the tensors, on the device as in host memory."""
+        """Return the size of the tensors, equal on the device and in host memory."""
         return sum(_padded(region.bytes) for region in self._regions)
 
     @property
     def host_bytes(self) -> int:
-        """Size of the copy in host memory; 0: there is none."""
+        """Return the size of the copy in host memory; 0 without one."""
         return 0 if self._host is None else self.bytes
 
     def stow(self) -> None:
-        """Moves the tensors to host memory and frees the device's. Copies nothing if the host has a
+        """Move the tensors to host memory and free the device's. Copies nothing if the host has a
         copy: weights never change.
         """
         self._settle()
@@ -148,9 +146,9 @@ class Arena:
         self._pieces = None
 
     def bring(self) -> None:
-        """Moves the stowed tensors to the device. Does not wait for the copy."""
+        """Move the stowed tensors to the device, without waiting for the copy."""
         if self._host is None:
-            raise RuntimeError("nothing was stowed")
+            raise RuntimeError("the tensors are not stowed")
         with copying(self._device):
             whole = sum(_padded(region.bytes) for region in self._regions if not region.is_apart)
             buffer = torch.empty(whole, dtype=torch.uint8, device=self._device)
@@ -162,13 +160,13 @@ class Arena:
         self._bind(self._pieces)
 
     def wait(self) -> None:
-        """Makes the current stream wait for the copy to the device. Called before a forward."""
+        """Make the current stream wait for the copy to the device. Called before a forward."""
         if self._arrived is not None:
             torch.cuda.current_stream(self._device).wait_event(self._arrived)
             self._arrived = None
 
     def drop_host_copy(self) -> None:
-        """Frees the host copy of a resident model."""
+        """Free the host copy of a resident model."""
         self._settle()
         self._host = None
 
@@ -184,8 +182,8 @@ class Arena:
         return piece.copy_(host.part(region.begin, region.bytes), non_blocking=True)
 
     def _lay_out(self, tensors: Iterable[Tensor], apart: set[int]) -> None:
-        """Lays out one region for each storage: the part that its tensors span. Regions with
-        buffers of their own come last.
+        """Lay out one region for each storage, for the part that its tensors span. Regions with
+        separate buffers are last.
         """
         by_storage: dict[int, list[Tensor]] = {}
         for tensor in tensors:
@@ -211,7 +209,7 @@ class Arena:
             begin += _padded(size)
 
     def _copied(self) -> HostMemory:
-        """Copies the tensors from the device to host memory."""
+        """Copy the tensors from the device to host memory."""
         host = HostMemory(self.bytes, self._device)
         for number, region in enumerate(self._regions):
             view = next(view for view in self._views if view.region == number)
@@ -223,8 +221,8 @@ class Arena:
         return host
 
     def _bind(self, pieces: list[Tensor]) -> None:
-        """Points every tensor at the buffer of its region. The tensor objects stay, so references
-        to them remain valid.
+        """Point every tensor at the buffer of its region. The tensor objects stay, so references to
+        them remain valid.
         """
         for view in self._views:
             piece = pieces[view.region]
@@ -234,7 +232,7 @@ class Arena:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """The tensor's range of bytes within its storage, end exclusive."""
+    """Return the tensor's range of bytes within its storage, end exclusive."""
     start = int(tensor.storage_offset()) * tensor.itemsize
     if tensor.numel() == 0:
         return start, start
@@ -262,15 +260,16 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextmanager
 def copying(device: torch.device) -> Iterator[None]:
-    """The stream for loads and copies, apart from the serving stream. torch gives it memory of its
-    own, too, so that filling it need not wait for the serving stream."""
+    """Use the stream for loads and copies, separate from the serving stream. Its memory is separate
+    too, so filling it need not wait for the serving stream.
+    """
     with sharing(), torch.cuda.stream(_stream(device)) if device.type == "cuda" else nullcontext():
         yield
 
 
 class _Users:
-    """The threads that allocate, copy or free device memory beside the device thread. Guarded by
-    `changed`.
+    """The threads, other than the device thread, that allocate, copy or free device memory. Guarded
+    by `changed`.
     """
 
     def __init__(self) -> None:
@@ -284,8 +283,9 @@ _USERS: Final = _Users()
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """For work on device memory beside the forwards, on any thread: waits while the device thread
-    captures a graph, which such work could spoil. May be nested."""
+    """Work on device memory during forwards, on any thread. Waits while the device thread captures
+    a graph, which such work could spoil. Reentrant.
+    """
     with _USERS.changed:
         _USERS.changed.wait_for(lambda: not _USERS.is_alone)
         _USERS.count += 1
@@ -298,7 +298,7 @@ def sharing() -> Iterator[None]:
 
 @contextmanager
 def alone() -> Iterator[bool]:
-    """Keeps such work from beginning; False if some is in progress. Never waits."""
+    """Keep such work from starting; yields False if some is in progress. Never waits."""
     with _USERS.changed:
         is_alone = _USERS.count == 0 and not _USERS.is_alone
         _USERS.is_alone |= is_alone

@@ -1,1 +1,1 @@
-"""A model in int8, and how near its answers are to those of a wider format, by built-in samples."""
+"""int8 models, and the agreement of their outputs with a wider format on built-in samples."""

@@ -1,5 +1,5 @@
-"""How near a model's answers in one number format are to those in another: cosines of vectors,
-differences of probabilities.
+"""Compare a model's outputs in two number formats: cosines of vectors, differences of
+probabilities.
 """
 
 from __future__ import annotations
@@ -18,18 +18,23 @@ from libs.models.results import ScoreResult
 from libs.models.work import Output, Prepared, Representation, ScoreWork, SparseRow
 
 MIN_COSINE: Final = 0.99
-"""Of each text's vectors to those of the model in float32: below it a model loses too much quality
-in another number format.
+"""Minimum cosine of a text's vectors with those in float32. Below it, a number format loses too
+much quality.
 """
 
 MAX_DIFFERENCE: Final = 0.1
-"""Of the probability of a score, a label or an entity."""
+"""Maximum difference of the probability of a score, a label or an entity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """`figure` as text: the lowest cosine of a text's vectors, or the largest difference of a
-    probability. `is_good`: within its bound, MIN_COSINE or MAX_DIFFERENCE."""
+    """The agreement of outputs.
+
+    Attributes:
+        figure: Text with the lowest cosine of a text's vectors, or the largest difference of a
+            probability.
+        is_good: Within the bound, MIN_COSINE or MAX_DIFFERENCE.
+    """
 
     figure: str
     is_good: bool
@@ -38,7 +43,7 @@ class Agreement:
 def agreement(
     model: PackedModel, prepared: Prepared, outputs: Sequence[Output], wanted: Sequence[Output]
 ) -> Agreement:
-    """Of a job's `outputs` with those that are right, one for each of its sequences."""
+    """Compare a job's `outputs` with the correct ones, one for each of its sequences."""
     if set(prepared.head.split("+")) <= set(get_args(Representation)):
         lowest = _lowest(
             cosine(*pair) for one in zip(outputs, wanted, strict=True) for pair in _parts(*one)
@@ -55,21 +60,21 @@ def agreement(
 
 
 def _lowest(cosines: Iterable[float]) -> float:
-    """1 without any; what is no number stays so, and is within no bound."""
+    """Return the minimum; 1 if empty. NaN stays NaN, and is not within any bound."""
     return float(np.min(list(cosines), initial=1.0))
 
 
 def cosine(one: Output, other: Output) -> float:
     a, b = vector(one, other), vector(other, one)
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
-    # Two empty answers are the same answer.
+    # Two empty outputs are equal.
     return (
         float(a @ b) / norms if norms else float(a.shape == b.shape and not a.any() and not b.any())
     )
 
 
 def vector(output: Output, other: Output) -> NDArray[np.float64]:
-    """All numbers of an output; sparse ones over the columns that it or `other` has."""
+    """Return all numbers of an output; for sparse ones, over the columns of it or `other`."""
     if isinstance(output, tuple):
         others: Sequence[Output] = other if isinstance(other, tuple) else (other,) * len(output)
         return np.concatenate([vector(part, its) for part, its in zip(output, others, strict=True)])
@@ -92,7 +97,7 @@ def _parts(output: Output, other: Output) -> list[tuple[Output, Output]]:
 
 
 def _difference(card: Card, logits: Output, right: Output) -> float:
-    """The largest difference of a probability."""
+    """Return the largest difference of a probability."""
     a, b = (
         _probabilities(card, np.asarray(values, dtype=np.float64)) for values in (logits, right)
     )
@@ -100,7 +105,7 @@ def _difference(card: Card, logits: Output, right: Output) -> float:
 
 
 def _probabilities(card: Card, logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """By softmax where one of the model's own classes is the right one, else by sigmoid."""
+    """Apply softmax if exactly one of the model's classes is correct, else sigmoid."""
     one_of = card.kind == "token_labels" or (
         card.kind == "sequence_labels" and card.problem == "single_label"
     )
@@ -114,8 +119,8 @@ def _probabilities(card: Card, logits: NDArray[np.float64]) -> NDArray[np.float6
 def _ranked_alike(
     model: PackedModel, prepared: Prepared, outputs: Sequence[Output], wanted: Sequence[Output]
 ) -> str:
-    """Of a reranker: how many pairs of documents have the right order, of those with different
-    scores.
+    """Return, for a reranker, how many pairs of documents with different scores have the correct
+    order.
     """
     if not isinstance(prepared.work, ScoreWork):
         return ""

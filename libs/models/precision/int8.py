@@ -1,8 +1,8 @@
-"""Quantises a loaded model to int8, on a CPU, and refuses one whose answers suffer.
+"""Quantise a loaded model to int8 on a CPU, and refuse it if its outputs degrade.
 
-Linear layers of encoders and their tables of tokens are quantised; norms, attention, position
-tables, routers of experts, heads and adapters stay in the model's own type, and so does a table of
-tokens that a head shares (SPLADE's decoder).
+Linear layers of encoders and their token tables are quantised. Norms, attention, position tables,
+routers of experts, heads and adapters keep the model's type, and so does a token table that a head
+shares (SPLADE's decoder).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ DATA_TYPE: Final = "int8"
 
 @runtime_checkable
 class _Remembers(Protocol):
-    """A module that keeps results of its encoder."""
+    """A module that caches results of its encoder."""
 
     def forget(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A job and what the model gave for its sequences. `task`: "encode", "score" and so on."""
+    """A job and the model's outputs for its sequences. `task`: "encode", "score" and so on."""
 
     task: str
     prepared: Prepared
@@ -48,7 +48,7 @@ def answered(model: PackedModel, prepared: Prepared) -> Answered:
 
 
 def compared(model: PackedModel, wanted: list[Answered]) -> Iterator[tuple[str, Agreement]]:
-    """The tasks of these jobs, and how the model's answers agree with them."""
+    """Yield the task of each job, and the agreement of the model's outputs."""
     for one in wanted:
         outputs = model.forward_all(one.prepared)
         yield one.task, agreement(model, one.prepared, outputs, one.outputs)
@@ -56,15 +56,15 @@ def compared(model: PackedModel, wanted: list[Answered]) -> Iterator[tuple[str, 
 
 @torch.inference_mode()
 def quantise(model: PackedModel) -> None:
-    """To be called once, with linear layers that have their weights as stored (`build_encoder(...,
-    int8=True)`).
+    """Quantise a model with stored weights in its linear layers (`build_encoder(...,
+    int8=True)`). Call it one time.
 
-    Raises ModelBroken if answers to the built-in texts are too far from those of the model as it
-    was (`agreement.py`).
+    Raises ModelBroken if the outputs for the built-in texts are too far from those of the original
+    model (`agreement.py`).
     """
-    # A text twice adds nothing here.
+    # A duplicate text adds nothing here.
     texts = list(dict.fromkeys(TEXTS))
-    # Tasks of one head have outputs of the same sort, so one of them will do.
+    # Tasks of one head have outputs of the same kind, so one of them suffices.
     jobs: dict[str, Prepared] = {}
     for work in works(model.card, texts):
         prepared = model.prepare(work)
@@ -77,21 +77,28 @@ def quantise(model: PackedModel) -> None:
 
 
 def refused(model: str, task: str, found: Agreement) -> ModelBroken:
-    bound = f"a cosine of at least {MIN_COSINE:g}, or probabilities within {MAX_DIFFERENCE:g}, are needed"
-    advice = "say `dtype: bfloat16` or `float32` in its card (`shoal models check` measures it)"
+    bound = (
+        f"a cosine of at least {MIN_COSINE:g}, or probabilities within "
+        f"{MAX_DIFFERENCE:g}, are needed"
+    )
+    advice = "set `dtype: bfloat16` or `float32` in its card (`shoal models check` measures it)"
     return ModelBroken(
-        f"{model} loses too much in int8: {task}: {found.figure}; {bound}. Instead {advice}"
+        f"{model} loses too much in int8: {task}: {found.figure}; {bound}. Instead, {advice}"
     )
 
 
 def _quantise(model: PackedModel) -> None:
-    encoders = {trunk.encoder for trunk in model.trunks}
-    shared = [id(tensor) for trunk in model.trunks for tensor in tensors_of(*trunk.heads.values())]
+    encoders = {backbone.encoder for backbone in model.backbones}
+    shared = [
+        id(tensor)
+        for backbone in model.backbones
+        for tensor in tensors_of(*backbone.heads.values())
+    ]
     for root in model.modules():
         for module in root.modules():
             if isinstance(module, PackedEncoder) and isinstance(module.embed, TokenEmbedding):
                 table = module.embed.token
-                # A further encoder, of labels, is part of a head itself.
+                # A second encoder, for labels, is part of a head.
                 if module not in encoders or id(table.weight) not in shared:
                     table.quantise()
             elif isinstance(module, PackedLinear):

@@ -1,5 +1,5 @@
-"""Built-in texts and images, and a job for each task of a model: for self-tests, where a model's
-own texts are not known.
+"""Built-in texts and images, and a job for each task of a model, for self-tests without the model's
+domain texts.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from libs.models.work import (
 TEXTS: Final = (
     "Ada Lovelace wrote the first program in London.",
     "Herring",
-    "A shoal of fish turns as one, though each of them follows only its neighbours; no leader says where it should go. "
-    * 3,
+    "A shoal of fish turns as one, though each of them follows only its neighbours; no leader "
+    "says where it should go. " * 3,
     "Ada Lovelace wrote the first program in London.",
 )
-"""Short and long ones; one twice."""
+"""Short and long texts; one occurs twice."""
 
 _LABELS = ("person", "place")
 
@@ -63,12 +63,15 @@ _SCHEMA: Final = Schema(
 )
 
 _SIZES: Final = ((64, 96), (300, 40), (64, 96))
-"""Heights and widths of the built-in images; the last is the first again."""
+"""Heights and widths of the built-in images; the last one equals the first."""
 
 
 def works(card: Card, texts: list[str]) -> Iterator[Work]:
-    """A job for each task of the model. Of a model of images the items are these, and then texts,
-    if it reads them; where texts are queries alone, the documents of a score are images."""
+    """Yield a job for each task of the model.
+
+    Items of an image model are the built-in images, and then texts if it reads texts. If texts can
+    only be queries, the documents of a score are images.
+    """
     if "image" in card.inputs:
         yield from _image_works(card, texts if "text" in card.inputs else [])
         return
@@ -93,8 +96,8 @@ def works(card: Card, texts: list[str]) -> Iterator[Work]:
 
 
 def generation_work(card: Card, max_tokens: int, *, has_probabilities: bool) -> TextWork:
-    """A greedy job for a model that writes: short texts, or images where it reads these alone; the
-    last item is the first again.
+    """Return a greedy job for a generative model: short texts, or images if it reads only these.
+    The last item repeats the first.
     """
     texts = [TEXTS[0], TEXTS[1], TEXTS[3]]
     parts = {}
@@ -108,7 +111,7 @@ def generation_work(card: Card, max_tokens: int, *, has_probabilities: bool) -> 
         return TextWork(texts, max_tokens=max_tokens, parts=parts)
     likeliest = Sampling(
         temperature=1.0, top_k=1
-    )  # Temperature 0 would leave beams, which have no probabilities.
+    )  # Temperature 0 would keep beams, which have no probabilities.
     return TextWork(texts, max_tokens=max_tokens, parts=parts, sampling=likeliest, top_logprobs=0)
 
 
@@ -139,7 +142,7 @@ def _image_works(card: Card, texts: list[str]) -> Iterator[Work]:
 
 
 def _png(height: int, width: int) -> bytes:
-    """Gradients of three colours."""
+    """Return an image of gradients in three colours."""
     rows = [
         b"\0" + b"".join(bytes((x * 255 // width, y * 255 // height, 90)) for x in range(width))
         for y in range(height)
@@ -154,5 +157,5 @@ def _png(height: int, width: int) -> bytes:
 
 
 def _ends(text: str) -> tuple[Given, ...]:
-    """A text's first and last three characters, for models that relate given entities."""
+    """Return a text's first and last three characters, for models that relate given entities."""
     return Given(0, 3), Given(len(text) - 3, len(text))

@@ -20,14 +20,14 @@ from libs.catalog.card import Card, ImageSize
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, TaskNotSupported
 from libs.kernels.layout import to_device
 from libs.models.generation.chat import ChatTemplate, Message
+from libs.models.generation.decoding.language_model import LanguageHead, LanguageModel
 from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.settings import Settings
-from libs.models.generation.decoding.writer import LanguageHead, Writer
 from libs.models.generation.grammars import Grammars
 from libs.models.generation.reader import (
-    Asked,
-    asked,
+    GenerationOptions,
     extraction,
+    generation_options,
     refuse_chat,
     refuse_tools,
     token_text,
@@ -47,14 +47,14 @@ from libs.models.text.tokenising.renderer import rendered, rendered_text, specia
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
 from libs.models.work import (
-    Between,
-    GoOn,
+    CancelCheck,
+    GeneratedIds,
+    GenerationWork,
     InputSequence,
     Part,
     TextWork,
     Turn,
-    WriteWork,
-    WrittenIds,
+    YieldPoint,
     items_as_parts,
 )
 
@@ -174,7 +174,7 @@ def _around(renderings: list[str]) -> tuple[str, str]:
 class ConversationModel:
     """`writer.tower`: of images."""
 
-    writer: Writer
+    writer: LanguageModel
     parts: VisionLanguageModel
     conversation: Conversation
     tokenizer: Tokenizer
@@ -198,13 +198,13 @@ def load_conversation(
     loaded = load_vision_language(
         directory, dtype=dtype, device=device, use="write", prompts=conversation.prompts
     )
-    (trunk,) = loaded.trunks
-    encoder = trunk.encoder
+    (backbone,) = loaded.backbones
+    encoder = backbone.encoder
     if not encoder.causal:
         raise ModelBroken("config.json: the text encoder is not causal, and cannot write")
-    writer = Writer(encoder, _head(directory, config, encoder, dtype), settings)
+    writer = LanguageModel(encoder, _head(directory, config, encoder, dtype), settings)
     writer.max_positions = min(writer.max_positions, LONGEST)
-    writer.tower = trunk.tower if isinstance(trunk.tower, ImageTower) else None
+    writer.tower = backbone.tower if isinstance(backbone.tower, ImageTower) else None
     loaded.input.text.limit = writer.max_positions
     return ConversationModel(
         writer, loaded, conversation, load_tokenizer(directory, lowercase=False)
@@ -245,8 +245,10 @@ class ConversationReader:
             model.tokenizer.token_to_id(_DOCTAG) is None
         )  # the tags of SmolDocling are special tokens
 
-    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
-        """As `Reader.prepare`; `input` of a sequence is `Asked`."""
+    def prepare(
+        self, work: GenerationWork, go_on: CancelCheck
+    ) -> tuple[list[InputSequence], object]:
+        """As `Reader.prepare`; `input` of a sequence is `GenerationOptions`."""
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
         if work.region is not None:
@@ -261,13 +263,15 @@ class ConversationReader:
             )
         if self._conversation.template is None:
             refuse_chat(work, self._card)
-        found, grammar = [], self._grammars.of(work.json_schema)
-        every = asked(work, self._card, self.writer.settings, self._decoded, grammar)
+        found, grammar = [], self._grammars.compile_schema(work.json_schema)
+        every = generation_options(work, self._card, self.writer.settings, self._decoded, grammar)
         for item, own in zip(items_as_parts(work), every, strict=True):
             go_on()
             path = item[0].field if len(item) == 1 else item[0].field.rpartition(".parts")[0]
             parts = self._asked(item, work)
-            sequence = self._input_of(parts, path, work).of_parts(parts, path, go_on=go_on)
+            sequence = self._input_of(parts, path, work).of_parts(
+                parts, path, check_cancelled=go_on
+            )
             longest = self.writer.max_positions - max(work.max_tokens, 1)
             if sequence.tokens > longest:
                 most = f"{self.writer.max_positions:,} for it and the answer"
@@ -282,11 +286,13 @@ class ConversationReader:
         return found, None
 
     @torch.inference_mode()
-    def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
+    def requests(self, sequences: list[InputSequence], between: YieldPoint) -> list[Request]:
         tower, rows = self.writer.tower, [each.rows for each in sequences if each.rows is not None]
         given: list[GivenRows] = []
         if rows and isinstance(tower, ImageTower):
-            values = tower.forward_between([one for each in rows for one in each.inputs], between)
+            values = tower.forward_preemptible(
+                [one for each in rows for one in each.inputs], between
+            )
             size, counts = self.writer.decoder.embed.row_size, [len(each.places) for each in rows]
             layers = [torch.split(each, counts) for each in torch.split(values, size, dim=1)]
             for number, each in enumerate(rows):
@@ -296,7 +302,7 @@ class ConversationReader:
                 )
         of_images = iter(given)
         return [
-            Asked.of(each).request(
+            GenerationOptions.from_sequence(each).request(
                 each.ids,
                 given=None if each.rows is None else next(of_images),
                 axes=None if each.axes is None else each.axes.astype(np.int32, copy=False),
@@ -304,13 +310,15 @@ class ConversationReader:
             for each in sequences
         ]
 
-    def reads_along(self, notes: object) -> bool:
+    def can_stream(self, notes: object) -> bool:
         return True
 
     def text(self, ids: list[int]) -> str:
         return self._decoded(ids).rstrip(_INCOMPLETE)
 
-    def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
+    def finish(
+        self, work: GenerationWork, notes: object, written: list[GeneratedIds]
+    ) -> ExtractResult:
         items = [
             extraction(work, self._decoded(each.ids.tolist()), each, self._token_text)
             for each in written

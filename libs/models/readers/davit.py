@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import Activation, Config
-from libs.models.work import Between, nothing_between
+from libs.models.work import YieldPoint, never_yield
 
 _MAX_NUMBER: Final = 4096
 _MAX_WINDOW: Final = 64
@@ -147,7 +147,7 @@ class Davit(nn.Module):
             for stage in spec.stages
         )
 
-    def forward(self, pixels: Tensor, between: Between = nothing_between) -> Tensor:
+    def forward(self, pixels: Tensor, between: YieldPoint = never_yield) -> Tensor:
         """[images, 3, height, width] -> [images, rows, columns, width]. `between`: a preemption
         point.
         """

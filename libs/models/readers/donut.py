@@ -111,7 +111,7 @@ def read_processing(directory: Path) -> DonutProcessing:
     plain: dict[str, object] = {"resample": 2} | {
         key: value for key, value in values.items() if key not in own
     }
-    read = ImageProcessing.of(
+    read = ImageProcessing.from_config(
         Config({**plain, "size": size, "do_center_crop": False}, file=file), "SiglipImageProcessor"
     )
     return DonutProcessing(
@@ -172,7 +172,7 @@ class DonutPrompt:
         return self.start
 
 
-def form_of(written: str, categories: frozenset[str] = frozenset()) -> Mapping[str, object]:
+def parse_answer(written: str, categories: frozenset[str] = frozenset()) -> Mapping[str, object]:
     """What tags say, as an object: `<s_k>v</s_k>` is {"k": "v"}, `<sep/>` divides the entries of a
     list, and tags without an end are left out. Of a list of forms: {"items": [...]}; of a text
     without tags: {"text_sequence": text}.

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from libs.catalog.card import Card, ImageSize
 from libs.errors import InputTooLong, ModelBroken, TaskNotSupported
 from libs.models import weights
+from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.settings import Settings
-from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.families import bart
 from libs.models.generation.grammars import fits
 from libs.models.generation.reader import refuse_chat, refuse_sampling, refuse_schema
@@ -44,13 +44,13 @@ from libs.models.text.registry import prepare
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
 from libs.models.work import (
-    Between,
-    GoOn,
+    CancelCheck,
+    GeneratedIds,
+    GenerationWork,
     InputRows,
     InputSequence,
     TextWork,
-    WriteWork,
-    WrittenIds,
+    YieldPoint,
     items_as_parts,
 )
 
@@ -61,7 +61,7 @@ _KEYS: Final = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_t
 class ImageStates(Protocol):
     """An image encoder. An nn.Module."""
 
-    def states(self, images: Sequence[NDArray[np.generic]], between: Between) -> list[Tensor]:
+    def states(self, images: Sequence[NDArray[np.generic]], between: YieldPoint) -> list[Tensor]:
         """uint8 [height, width, 3] each -> the states that a decoder attends to, [tokens, width]
         each.
         """
@@ -86,7 +86,7 @@ class _Swin(nn.Module):
         super().__init__()
         self.swin = Swin(spec, normed=False)
 
-    def forward(self, pixels: Tensor, between: Between) -> Tensor:
+    def forward(self, pixels: Tensor, between: YieldPoint) -> Tensor:
         """[images, 3, height, width] -> [images, places, width]. One image at a time, as windows
         are of one image.
         """
@@ -105,11 +105,11 @@ class _Patches(nn.Module):
         self._spec = embed.spec
 
     @torch.inference_mode()
-    def states(self, images: Sequence[NDArray[np.generic]], between: Between) -> list[Tensor]:
+    def states(self, images: Sequence[NDArray[np.generic]], between: YieldPoint) -> list[Tensor]:
         """As `ImageStates`. An image given twice is computed once."""
         alone = list({id(each): each for each in images}.values())
-        counts = [self._spec.tokens_of(*each.shape[:2]) for each in alone]
-        batch = Packed.of(
+        counts = [self._spec.count_tokens(*each.shape[:2]) for each in alone]
+        batch = Packed.from_sequences(
             [np.zeros(count, np.int32) for count in counts],
             device=self.encoder.device,
             places=[np.arange(self._spec.before, count, dtype=np.int32) for count in counts],
@@ -125,7 +125,7 @@ class EncoderDecoder:
     """`tokens`: states of an image. `project`: these to the decoder's width, where they differ.
     `prompt`: None: TrOCR's, which has none."""
 
-    writer: Writer
+    writer: LanguageModel
     images: ImageStates
     processing: ImageProcessing
     tokenizer: Tokenizer
@@ -212,7 +212,7 @@ def _settings(
 def _donut(
     directory: Path, config: Config, tensors: TensorFile, dtype: torch.dtype, device: torch.device
 ) -> tuple[ImageStates, ImageProcessing, int, int]:
-    spec, processing = SwinSpec.of(config, "donut-swin"), donut.read_processing(directory)
+    spec, processing = SwinSpec.from_config(config, "donut-swin"), donut.read_processing(directory)
     height, width = _pixels(processing)
     sizes = map_sizes(height, width)
     if min(sizes[-1]) <= spec.window:
@@ -264,7 +264,7 @@ def _patches(
     return (
         _Patches(encoder.requires_grad_(False).eval(), embed),
         processing,
-        patches.tokens_of(*_pixels(processing)),
+        patches.count_tokens(*_pixels(processing)),
         patches.hidden,
     )
 
@@ -289,7 +289,9 @@ class EncoderDecoderReader:
             token for token in added if token.startswith("<") and token.endswith("/>")
         )
 
-    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+    def prepare(
+        self, work: GenerationWork, go_on: CancelCheck
+    ) -> tuple[list[InputSequence], object]:
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
         refuse_schema(work, self._card)
@@ -328,7 +330,7 @@ class EncoderDecoderReader:
             )
         return found, prompt
 
-    def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
+    def requests(self, sequences: list[InputSequence], between: YieldPoint) -> list[Request]:
         states = self._model.images.states(
             [each.rows.values for each in sequences if each.rows is not None], between
         )
@@ -337,7 +339,7 @@ class EncoderDecoderReader:
                 states = [F.linear(each, project.weight, project.bias) for each in states]
         return [_request(own, each) for own, each in zip(states, sequences, strict=True)]
 
-    def reads_along(self, notes: object) -> bool:
+    def can_stream(self, notes: object) -> bool:
         return True
 
     def text(self, ids: list[int]) -> str:
@@ -345,13 +347,15 @@ class EncoderDecoderReader:
             "�"
         )
 
-    def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
+    def finish(
+        self, work: GenerationWork, notes: object, written: list[GeneratedIds]
+    ) -> ExtractResult:
         if not isinstance(notes, str):
             raise TypeError("notes are those of `prepare`")
         items = [self._extraction(notes, each) for each in written]
         return ExtractResult(items, sum(len(each.ids) for each in written))
 
-    def _extraction(self, prompt: str, written: WrittenIds) -> Extraction:
+    def _extraction(self, prompt: str, written: GeneratedIds) -> Extraction:
         if self._model.prompt is None:
             return Extraction(
                 text=self.tokenizer.decode(written.ids.tolist()).strip(), finish=written.finish
@@ -360,7 +364,7 @@ class EncoderDecoderReader:
         for token in ("<s>", "</s>", "<pad>"):
             own = own.replace(token, "")
         whole = re.sub(r"<.*?>", "", prompt + own, count=1).strip()  # the tag of the task
-        form = donut.form_of(whole, self._categories)
+        form = donut.parse_answer(whole, self._categories)
         return Extraction(
             text=own.strip(), finish=written.finish, json=form if fits(form) else None
         )

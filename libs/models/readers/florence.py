@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from libs.catalog.card import Card, ImageSize
 from libs.catalog.checkpoint.files import read_config
 from libs.errors import InputTooLong, ModelBroken
+from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.rules import Ids
 from libs.models.generation.decoding.sequences import Request
 from libs.models.generation.decoding.settings import Settings
-from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.families import bart
 from libs.models.generation.reader import refuse_chat, refuse_sampling, refuse_schema
 from libs.models.images.detection.building import fill, on_meta, processor_values
@@ -42,13 +42,13 @@ from libs.models.results import Extraction, ExtractResult, Region
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
 from libs.models.work import (
-    Between,
-    GoOn,
+    CancelCheck,
+    GeneratedIds,
+    GenerationWork,
     InputRows,
     InputSequence,
     RegionsWork,
-    WriteWork,
-    WrittenIds,
+    YieldPoint,
     items_as_parts,
 )
 
@@ -70,7 +70,7 @@ class _Images(nn.Module):
         self.tower = Davit(spec)
         self.projector = Projector(spec.width, hidden, places, frames)
 
-    def forward(self, pixels: Tensor, between: Between) -> Tensor:
+    def forward(self, pixels: Tensor, between: YieldPoint) -> Tensor:
         """Normalised [images, 3, height, width] -> [images, tokens, hidden]"""
         return self.projector.forward(self.tower.forward(pixels, between))
 
@@ -81,7 +81,7 @@ class Florence:
     have no place.
     """
 
-    writer: Writer
+    writer: LanguageModel
     images: Tower
     processing: ImageProcessing
     tokenizer: Tokenizer
@@ -162,7 +162,7 @@ def _processing(directory: Path) -> ImageProcessing:
     key = "image_processor_type"
     if str(plain.get(key, "")).startswith("Florence"):
         plain[key] = "CLIPImageProcessor"
-    return ImageProcessing.of(
+    return ImageProcessing.from_config(
         Config({"do_center_crop": False} | plain, file=file), "CLIPImageProcessor"
     )
 
@@ -244,7 +244,9 @@ class FlorenceReader:
         self._card, self._model, self.tokenizer = card, model, model.tokenizer
         self._ends = [self._special(each) for each in _FRAME[:2]]
 
-    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+    def prepare(
+        self, work: GenerationWork, go_on: CancelCheck
+    ) -> tuple[list[InputSequence], object]:
         refuse_schema(work, self._card)
         refuse_chat(work, self._card)
         refuse_sampling(work, self._card)
@@ -268,13 +270,13 @@ class FlorenceReader:
         return found, notes
 
     @torch.inference_mode()
-    def requests(self, sequences: list[InputSequence], between: Between) -> list[Request]:
+    def requests(self, sequences: list[InputSequence], between: YieldPoint) -> list[Request]:
         encoder = self.writer.encoder
         if encoder is None:
             raise TypeError("Florence-2 has an encoder")
         rows = [each.rows for each in sequences if each.rows is not None]
         states = torch.cat(self._model.images.states([each.values for each in rows], between))
-        batch = Packed.of(
+        batch = Packed.from_sequences(
             [each.ids for each in sequences],
             device=self.writer.device,
             places=[each.places for each in rows],
@@ -286,7 +288,7 @@ class FlorenceReader:
             for each, sequence in zip(made, sequences, strict=True)
         ]
 
-    def reads_along(self, notes: object) -> bool:
+    def can_stream(self, notes: object) -> bool:
         return isinstance(notes, list) and all(
             one.form == "text" for one in notes
         )  # regions are known at their end
@@ -298,7 +300,9 @@ class FlorenceReader:
             text.removesuffix(begun) if any(token.startswith(begun) for token in _FRAME) else text
         )
 
-    def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
+    def finish(
+        self, work: GenerationWork, notes: object, written: list[GeneratedIds]
+    ) -> ExtractResult:
         if not isinstance(notes, list):
             raise TypeError("notes are those of `prepare`")
         tokens = sum(len(each.ids) for each in written)
@@ -315,7 +319,7 @@ class FlorenceReader:
             [self._extraction(one, each) for one, each in zip(notes, written, strict=True)], tokens
         )
 
-    def _extraction(self, one: _Asked, written: WrittenIds) -> Extraction:
+    def _extraction(self, one: _Asked, written: GeneratedIds) -> Extraction:
         text = self._plain(written.ids.tolist())
         if one.form == "text":
             return Extraction(text=text.strip(), finish=written.finish)

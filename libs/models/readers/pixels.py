@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from libs.errors import TaskNotSupported
 from libs.models.images.decoding import decoding
 from libs.models.images.processing import ImageProcessing
-from libs.models.work import Between, Parts
+from libs.models.work import Parts, YieldPoint
 
 MAX_AT_ONCE: Final = 8
 """Images of one forward of an encoder: more would only take more memory."""
@@ -66,7 +66,7 @@ class Tower(nn.Module):
             self.register_buffer(name, numbers[:, None, None], persistent=False)
 
     @torch.inference_mode()
-    def states(self, images: Sequence[NDArray[np.generic]], between: Between) -> list[Tensor]:
+    def states(self, images: Sequence[NDArray[np.generic]], between: YieldPoint) -> list[Tensor]:
         """uint8 [height, width, 3] each -> rows of states, [rows, width] each. One given twice is
         computed once.
         """
@@ -80,11 +80,11 @@ class Tower(nn.Module):
                 found |= zip(map(id, some), self._forward(np.stack(some), between), strict=True)
         return [found[id(each)] for each in images]
 
-    def _forward(self, images: NDArray[np.generic], between: Between) -> Tensor:
+    def _forward(self, images: NDArray[np.generic], between: YieldPoint) -> Tensor:
         weight = next(self.encoder.parameters())
         pixels = torch.from_numpy(images).to(weight.device).permute(0, 3, 1, 2).float()
         # Divided, as 1 / 255 has no exact float32: so the numbers are those of transformers, which
         # multiplies in float64.
         normal = (pixels / (1 / self._processing.scale) - self.mean) / self.std
-        forward: Callable[[Tensor, Between], Tensor] = self.encoder.forward
+        forward: Callable[[Tensor, YieldPoint], Tensor] = self.encoder.forward
         return forward(normal.to(weight.dtype), between)

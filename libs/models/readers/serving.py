@@ -15,8 +15,8 @@ from libs.catalog.checkpoint.files import need_config
 from libs.catalog.detect import read_card
 from libs.catalog.kinds.writing.image_writer import ENCODER_DECODER, FLORENCE
 from libs.catalog.overrides import Overrides
+from libs.models.generation.decoding.language_model import LanguageModel
 from libs.models.generation.decoding.settings import read_settings
-from libs.models.generation.decoding.writer import Writer
 from libs.models.generation.model import GenerativeModel
 from libs.models.layers.spec import Config
 from libs.models.loaded.tiers import copying
@@ -35,7 +35,7 @@ def load_reader_model(
     overrides: Overrides | None = None,
     memory_bytes: int = 0,
 ) -> GenerativeModel:
-    """As `load_writer_model`, of a model that reads images and writes."""
+    """As `load_generative_model`, of a model that reads images and writes."""
     card = read_card(directory, model_id, overrides)
     card, dtype = without_int8(card, device, dtype)
     config, settings = (
@@ -56,7 +56,7 @@ def load_reader_model(
         return GenerativeModel(card, EncoderDecoderReader(card, model), memory_bytes)
 
 
-def _measured(card: Card, writer: Writer, tokenizer: Tokenizer, size: ImageSize) -> Card:
+def _measured(card: Card, writer: LanguageModel, tokenizer: Tokenizer, size: ImageSize) -> Card:
     """The card with what only the loaded model knows. Ids beyond the tokenizer's, whose rows are
     random, are never chosen.
     """

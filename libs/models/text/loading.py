@@ -19,6 +19,7 @@ from libs.catalog.detect import read_card
 from libs.catalog.overrides import Overrides
 from libs.errors import InvalidInput, ModelBroken
 from libs.kernels.linear import int8 as kernels
+from libs.models.backbone import Backbone
 from libs.models.loaded.peft import Names
 from libs.models.loaded.tasks import without_parametrizations
 from libs.models.loaded.tiers import copying
@@ -32,9 +33,8 @@ from libs.models.text.kinds.kind import Parts
 from libs.models.text.registry import build_encoder, default_dtype, names_of
 from libs.models.text.tokenising.tokenizer import failing
 from libs.models.text.tokens import TokenProcessor
-from libs.models.trunk import Backbone
 from libs.models.weights import TensorFile
-from libs.models.work import GoOn, ModelWork, Output, Prepared
+from libs.models.work import CancelCheck, ModelWork, Output, Prepared
 
 log = logging.getLogger(__name__)
 
@@ -79,12 +79,12 @@ def _load(
             table, (*prefixes, *(card.encoder_prefix + prefix for prefix in prefixes)), tables
         )
         built = kind.build(Parts(card, directory, encoder, state, rest, device, quantised))
-        trunks, processor = (
-            (Backbone(encoder, built.heads), *built.trunks),
+        backbones, processor = (
+            (Backbone(encoder, built.heads), *built.backbones),
             Tokenising(TextsAlone(built.processor)),
         )
         model = PackedModel(
-            card, trunks, processor, names, device, lambda: _tensors(directory, card)[0]
+            card, backbones, processor, names, device, lambda: _tensors(directory, card)[0]
         )
         model.tokens = TokenProcessor(card, built.tokenizer)
         model.add_own_adapters(adapters, directory, factors)
@@ -94,7 +94,7 @@ def _load(
         int8.quantise(model)
     if quantised or dtype is not torch.float32:
         wide = None if overrides is None else replace(overrides, dtype="float32")
-        model.widen = partial(
+        model.fp32_loader = partial(
             load_text_model, directory, model_id, torch.device("cpu"), torch.float32, wide
         )
     return model
@@ -158,11 +158,11 @@ class TextsAlone:
     def __init__(self, processor: Processor) -> None:
         self._processor = processor
 
-    def prepare(self, work: ModelWork, go_on: GoOn) -> Prepared:
+    def prepare(self, work: ModelWork, go_on: CancelCheck) -> Prepared:
         refuse_parts(work)
         return self._processor.prepare(work, go_on)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck) -> Result:
         return self._processor.finish(prepared, outputs, go_on)
 
 
@@ -174,11 +174,11 @@ class Tokenising:
     def __init__(self, processor: Processor) -> None:
         self._processor = processor
 
-    def prepare(self, work: ModelWork, go_on: GoOn) -> Prepared:
+    def prepare(self, work: ModelWork, go_on: CancelCheck) -> Prepared:
         with failing(_cannot_tokenise):
             return self._processor.prepare(work, go_on)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn) -> Result:
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck) -> Result:
         return self._processor.finish(prepared, outputs, go_on)
 
 

@@ -20,6 +20,7 @@ from libs.catalog.detect import read_card
 from libs.catalog.kinds.embedding.static import MODEL2VEC, TABLES
 from libs.catalog.overrides import Overrides
 from libs.errors import ModelBroken
+from libs.models.backbone import Backbone
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import EmbeddingSpec, EncoderSpec
@@ -39,9 +40,8 @@ from libs.models.text.tokenising.tokenizer import (
     load_tokenizer,
 )
 from libs.models.text.tokens import TokenProcessor
-from libs.models.trunk import Backbone
 from libs.models.weights import TensorFile
-from libs.models.work import GoOn, InputSequence, Role, Truncation
+from libs.models.work import CancelCheck, InputSequence, Role, Truncation
 
 _MAPPING: Final = "mapping"
 _WEIGHTS: Final = "weights"
@@ -91,9 +91,9 @@ def load_static_model(
         # Model2Vec's own limit replaces that of tokenizer.json.
         limit = 0 if card.family == MODEL2VEC else _truncation(root)
         processor = StaticProcessor(card, tokenizer, limit, empty=len(table) - 1)
-        trunk = Backbone(encoder.requires_grad_(False).eval(), {"dense": head})
+        backbone = Backbone(encoder.requires_grad_(False).eval(), {"dense": head})
         model = PackedModel(
-            card, (trunk,), Tokenising(TextsAlone(processor)), Names({}, (), {}), device
+            card, (backbone,), Tokenising(TextsAlone(processor)), Names({}, (), {}), device
         )
         model.tokens = TokenProcessor(
             card, tokenizer, min(card.max_tokens, limit or card.max_tokens)
@@ -134,7 +134,7 @@ class StaticProcessor(EmbeddingProcessor):
         role: Role,
         truncation: Truncation,
         where: Where,
-        go_on: GoOn,
+        go_on: CancelCheck,
     ) -> Framed:
         """The sequences of texts. `where`: the path in the job of each."""
         if self._max_characters and truncation == "end":

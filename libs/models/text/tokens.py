@@ -21,7 +21,14 @@ from libs.models.results import DetokenizeResult, Result, Tokenization, Tokenize
 from libs.models.text.tokenising.cutting import sliced
 from libs.models.text.tokenising.text import run_of_ones, too_long
 from libs.models.text.tokenising.tokenizer import failing
-from libs.models.work import DetokenizeWork, GoOn, Prepared, TokenizeWork, TokenWork, Truncation
+from libs.models.work import (
+    CancelCheck,
+    DetokenizeWork,
+    Prepared,
+    TokenizeWork,
+    TokenWork,
+    Truncation,
+)
 
 _NONE = np.zeros(0, np.uint32)
 
@@ -35,7 +42,7 @@ class TokenProcessor:
         self._tokenizer = tokenizer
         self._limit = limit or card.max_tokens
 
-    def prepare(self, work: TokenWork, go_on: GoOn) -> Prepared:
+    def prepare(self, work: TokenWork, go_on: CancelCheck) -> Prepared:
         """Do the work; the result is in the notes.
 
         Raises InputTooLong or InvalidInput with the field's path in the job, and what `go_on`
@@ -59,7 +66,7 @@ class TokenProcessor:
             raise TypeError("the job is not prepared by a TokenProcessor")
         return prepared.notes
 
-    def _tokenize(self, work: TokenizeWork, go_on: GoOn) -> list[Tokenization]:
+    def _tokenize(self, work: TokenizeWork, go_on: CancelCheck) -> list[Tokenization]:
         encode = (
             self._tokenizer.encode_batch_fast if work.count_only else self._tokenizer.encode_batch
         )
@@ -154,7 +161,7 @@ class TokenProcessor:
             [np.arange(before), np.arange(start, start + room), np.arange(count - after, count)]
         )
 
-    def _detokenize(self, work: DetokenizeWork, go_on: GoOn) -> list[str]:
+    def _detokenize(self, work: DetokenizeWork, go_on: CancelCheck) -> list[str]:
         texts: list[str] = []
         for numbers in sliced([len(ids) for ids in work.sequences], go_on):
             for number in numbers:

@@ -17,9 +17,9 @@ import torch
 
 from libs.catalog.overrides import Overrides
 from libs.errors import TaskNotSupported
-from libs.models import ExtractResult, Model, Prepared, WrittenIds, load_served_model
+from libs.models import ExtractResult, GeneratedIds, Model, Prepared, load_served_model
 from libs.models.precision.samples import generation_work
-from libs.models.work import go_on_anyway
+from libs.models.work import never_cancelled
 from services.worker.check.explain import Test
 
 MAX_TOKENS: Final = 16
@@ -51,35 +51,35 @@ def _prepared(model: Model) -> Prepared:
     """The greedy job of the self-test; with probabilities, where the model gives them."""
     try:
         return model.prepare(
-            generation_work(model.card, MAX_TOKENS, has_probabilities=True), go_on_anyway
+            generation_work(model.card, MAX_TOKENS, has_probabilities=True), never_cancelled
         )
     except TaskNotSupported:  # Readers of images answer in a form of theirs, always the likeliest.
         return model.prepare(
-            generation_work(model.card, MAX_TOKENS, has_probabilities=False), go_on_anyway
+            generation_work(model.card, MAX_TOKENS, has_probabilities=False), never_cancelled
         )
 
 
-def _generate(model: Model, prepared: Prepared, indices: Sequence[int]) -> list[WrittenIds]:
+def _generate(model: Model, prepared: Prepared, indices: Sequence[int]) -> list[GeneratedIds]:
     """The answers of these sequences of a job, generated together."""
-    made: dict[int, WrittenIds] = {}
+    made: dict[int, GeneratedIds] = {}
     while left := [index for index in indices if index not in made]:
         outputs = model.forward(prepared.head, [prepared.sequences[index] for index in left])
         made |= {
             index: output
             for index, output in zip(left, outputs, strict=True)
-            if isinstance(output, WrittenIds)
+            if isinstance(output, GeneratedIds)
         }
     return [made[index] for index in indices]
 
 
-def _probabilities(dtype: str, outputs: Sequence[WrittenIds]) -> Iterator[Test]:
+def _probabilities(dtype: str, outputs: Sequence[GeneratedIds]) -> Iterator[Test]:
     found = np.array([score.logprob for output in outputs for score in output.scores])
     if len(found):
         detail = f"log probabilities of {len(found)} tokens, {found.min():.2f} to {found.max():.2f}"
         yield Test(f"generate: finite in {dtype}", bool(np.isfinite(found).all()), detail)
 
 
-def _answers(model: Model, prepared: Prepared, outputs: Sequence[WrittenIds]) -> Iterator[Test]:
+def _answers(model: Model, prepared: Prepared, outputs: Sequence[GeneratedIds]) -> Iterator[Test]:
     """The last item of the job is the first again."""
     tokens = sum(len(output.ids) for output in outputs)
     yield Test(
@@ -102,7 +102,7 @@ def _answers(model: Model, prepared: Prepared, outputs: Sequence[WrittenIds]) ->
         is_same,
         "the same tokens" if is_same else "other tokens",
     )
-    result = model.finish(prepared, list(outputs), go_on_anyway)
+    result = model.finish(prepared, list(outputs), never_cancelled)
     texts = [item.text for item in result.items] if isinstance(result, ExtractResult) else []
     yield Test(
         "generate: answer",

@@ -17,8 +17,8 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from libs.models import Model, Output, SparseRow, WrittenIds
-from libs.models.recall import CachedOutput, Find
+from libs.models import GeneratedIds, Model, Output, SparseRow
+from libs.models.output_cache import CachedOutput, FindOutput
 from libs.telemetry import metrics
 from services.worker.memory.budget import Claim, Ledger, Size
 
@@ -35,7 +35,7 @@ _ASK_AGAIN_SECONDS: Final = 1.0
 class RecallsImages(Protocol):
     """A model that may look outputs up before it decodes."""
 
-    def recall_from(self, find: Find | None) -> bool: ...
+    def use_output_cache(self, find: FindOutput | None) -> bool: ...
 
 
 class ImageOutputs:
@@ -103,7 +103,7 @@ class ImageCache:
         if (
             not self._limit
             or not isinstance(model, RecallsImages)
-            or not model.recall_from(partial(self.find, name))
+            or not model.use_output_cache(partial(self.find, name))
         ):
             return None
         self._models.add(name)
@@ -113,7 +113,7 @@ class ImageCache:
     def forget(self, name: str, model: Model) -> None:
         """The model leaves the device, and its outputs with it."""
         if isinstance(model, RecallsImages):
-            model.recall_from(None)
+            model.use_output_cache(None)
         self._models.discard(name)
         with self._lock:
             for key in [key for key in self._entries if key[0] == name]:
@@ -198,7 +198,7 @@ def _bytes(output: Output) -> int:
         return sum(map(_bytes, output))
     if isinstance(output, SparseRow):
         return output.indices.nbytes + output.values.nbytes
-    return output.ids.nbytes if isinstance(output, WrittenIds) else output.nbytes
+    return output.ids.nbytes if isinstance(output, GeneratedIds) else output.nbytes
 
 
 def _copied(output: Output) -> Output:
@@ -207,7 +207,7 @@ def _copied(output: Output) -> Output:
         return tuple(map(_copied, output))
     if isinstance(output, SparseRow):
         return SparseRow(output.indices.copy(), output.values.copy())
-    if isinstance(output, WrittenIds):
+    if isinstance(output, GeneratedIds):
         return output
     copied = np.array(output)
     copied.flags.writeable = False

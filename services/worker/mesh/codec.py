@@ -60,10 +60,10 @@ from libs.models.results import (
     TokenLogprob,
 )
 from libs.models.work import (
+    CancelCheck,
     Chunking,
     ChunkMethod,
     DetokenizeWork,
-    GoOn,
     Sampling,
     Span,
     TextKind,
@@ -72,7 +72,7 @@ from libs.models.work import (
     TokenizeWork,
     ToolCall,
     Turn,
-    go_on_anyway,
+    never_cancelled,
 )
 from libs.versions import WIRE_VERSION
 
@@ -233,7 +233,7 @@ def result_of(
     tokens: int,
     timings: Timings,
     image_tokens: int = 0,
-    go_on: GoOn = go_on_anyway,
+    go_on: CancelCheck = never_cancelled,
 ) -> bytes:
     """A serialised JobResult. A job's ScoreResponse has no ranking: only the router sees all
     documents.
@@ -642,7 +642,7 @@ def _piece(holder: inference_pb2.Item | inference_pb2.Part, field: str, scope: s
             asked = holder.document
             file = asked.file if asked.WhichOneof("source") == "file" else None
             pages = asked.first_page, asked.last_page, asked.dots_per_inch
-            return Part(DocumentFile.of(asked.data, file, *pages), f"{field}.document", scope)
+            return Part(DocumentFile.create(asked.data, file, *pages), f"{field}.document", scope)
     raise InvalidInput("neither a text nor a picture is set", field=field)
 
 

@@ -18,7 +18,7 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import Final
 
-from libs.models import WRITE
+from libs.models import GENERATE
 from services.worker.scheduling.turns import BURST_SECONDS, Turns
 
 BULK_SHARE: Final = 1 / 9
@@ -54,7 +54,7 @@ class Group:
         """Whether forwards go on with the same sequences, and a further one in a batch costs
         little: every caller's join it.
         """
-        return self.head == WRITE
+        return self.head == GENERATE
 
 
 Caller = tuple[str, bool]

@@ -1,3 +1,3 @@
-"""The decode loop: prefill and decode steps of sequences that join and leave, over keys and values
-in pages.
+"""The decode loop: prefill and decode steps of sequences that join and leave, over paged keys and
+values.
 """

@@ -1,6 +1,4 @@
-"""Beam search of one sequence, step by step as transformers does it, so that the same answer
-wins.
-"""
+"""Beam search of one sequence, step by step like transformers, so the same answer wins."""
 
 from __future__ import annotations
 
@@ -14,19 +12,19 @@ from libs.models.generation.decoding.rules import Ids
 from libs.models.generation.decoding.settings import Settings
 
 _LOW = -1e9
-"""Of beams that must not win but may fill a place."""
+"""Score of beams that must not win but may fill a slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A beam of the next step: which beam it continues, and by which token."""
+    """A beam of the next step: the beam that it continues, and its token."""
 
     beam: int
     token: int
 
 
 class BeamSearch:
-    """`beams` texts at a time, of which those that end are kept as `finished` while they may still
+    """Searches `beams` texts at a time. Finished texts are kept in `finished` while they may still
     win.
 
     `prompt` and `longest`: tokens of the prompt, and of prompt and longest answer together.
@@ -38,7 +36,7 @@ class BeamSearch:
         self._kept = max(2, 1 + len(settings.stops)) * settings.beams
         self._length = len(prompt)
         self._texts = [prompt] * settings.beams
-        # All beams begin alike, and only the first one's continuations count.
+        # All beams start equal, so only the first one's continuations count.
         self._scores = torch.full((settings.beams,), _LOW)
         self._scores[0] = 0.0
         self._finished: list[Ids] = [prompt] * settings.beams
@@ -48,12 +46,12 @@ class BeamSearch:
 
     @property
     def best(self) -> Ids:
-        """Prompt and answer of the best text that has ended."""
+        """Return prompt and answer of the best finished text."""
         return self._finished[0]
 
     def advance(self, log_probabilities: Tensor) -> list[Chosen]:
-        """[beams, vocabulary], after the rules -> the beams of the next step; none: the search is
-        over.
+        """Return the beams of the next step for [beams, vocabulary] after the rules; empty when the
+        search is over.
         """
         beams, settings = self._settings.beams, self._settings
         vocabulary = log_probabilities.shape[1]
@@ -77,7 +75,7 @@ class BeamSearch:
         return [Chosen(parents[place], int(tokens[place])) for place in going.tolist()]
 
     def _keep_finished(self, top: Tensor, stops: Tensor, texts: list[Ids]) -> None:
-        """Of what has ended and what ended just now among the best, as many as there are beams."""
+        """Keep the best of the finished texts and those that ended in this step, one per beam."""
         beams, settings = self._settings.beams, self._settings
         just = stops & (torch.arange(len(stops)) < beams)
         scores = top / ((self._length + 1 - self._prompt) ** settings.length_penalty)
@@ -96,8 +94,8 @@ class BeamSearch:
         self._finished_scores, self._is_finished = merged[best], ended[best]
 
     def _can_win(self) -> bool:
-        """Whether the best running beam may still get a better score than the worst of the finished
-        ones.
+        """Return whether the best running beam may still score better than the worst finished
+        one.
         """
         settings = self._settings
         far = settings.early_stopping == "never" and settings.length_penalty > 0

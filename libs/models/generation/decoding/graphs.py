@@ -1,8 +1,8 @@
-"""CUDA graphs of decode steps: one for each of a few numbers of sequences, captured while no batch
-waits, checked as encoders' are.
+"""CUDA graphs of decode steps, one for each of a few numbers of sequences.
 
-Token choice is in the graph, so that a greedy step reads back one number a sequence. Every failure
-ends in the eager step.
+They are captured while no batch waits, and checked like the graphs of encoders. A graph includes
+the choice of tokens, so a greedy step copies one number per sequence to the host. Every failure
+falls back to the eager step.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from libs.models.graphs.graphs import CHECK_EVERY, ROUGH_BYTES, Event, Owner
 from libs.models.graphs.shapes import distance, tolerance
 
 SEQUENCES: Final = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of sequences that have a graph. A step with more is launched eagerly: it takes the device
-longer than the host.
+"""Numbers of sequences that have a graph. Larger steps run eagerly: they take the device longer
+than the host.
 """
 
 _SCORE_BYTES: Final = 12
-"""Of a token's score: in the head's type, in float32, and in a copy."""
+"""Bytes of a token's score: in the head's type, in float32, and in a copy."""
 
 
 class _Step:
-    """What one graph records. `scores`: of the last replay, [sequences, vocabulary] float32, which
-    stay where they are.
+    """The recorded step of one graph. `scores`: result of the last replay at a fixed address,
+    [sequences, vocabulary] float32.
     """
 
     def __init__(self, forward: StepForward, shape: StepShape) -> None:
@@ -46,7 +46,7 @@ class _Step:
 
 
 class StepGraphs:
-    """The graphs of one loop's steps. Calls must not overlap, except of `is_pending`."""
+    """The graphs of one loop's steps. Calls must not overlap, except reads of `is_pending`."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class StepGraphs:
 
     @property
     def is_pending(self) -> bool:
-        """Whether `capture_one` has something to do. May be called from any thread."""
+        """True if `capture_one` has work to do. May be read from any thread."""
         return bool(self._pending)
 
     def run(self, rows: Sequence[StepRow]) -> tuple[Tensor, Tensor] | None:
-        """`StepForward.eager` by a graph: views that the next step overwrites. None: there is none
-        for so many sequences.
+        """Replay `StepForward.eager`: returns views that the next step overwrites. None if no graph
+        fits the number of sequences.
         """
         count = next((count for count in SEQUENCES if count >= len(rows)), 0)
         step = self._steps.get(count)
@@ -87,7 +87,7 @@ class StepGraphs:
         return tokens[: len(rows)], scores[: len(rows)]
 
     def capture_one(self) -> None:
-        """Capture the largest step that waits: smaller ones fit in its memory. No forward may be in
+        """Capture the largest pending step; smaller ones fit in its memory. No forward may be in
         progress on the device.
         """
         if not self._pending:
@@ -99,7 +99,7 @@ class StepGraphs:
             try:
                 step.captured = self._capture.capture(step.run, step.shape.empty())
             except torch.OutOfMemoryError:
-                self._steps.clear()  # as the pool has lost all its graphs
+                self._steps.clear()  # the pool has lost all its graphs
             except Exception as error:
                 self._switch_off("failed", f"{type(error).__name__}: {error}")
                 return
@@ -107,12 +107,12 @@ class StepGraphs:
             self._release()
             step.captured = None
         if step.captured is None:
-            self._uses.put_off(step.shape.sequences)
-            self._owner.tell("refused", "")
+            self._uses.postpone(step.shape.sequences)
+            self._owner.report("refused", "")
             return
         self._steps[step.shape.sequences] = step
         self._uses.captured(step.shape.sequences)
-        self._owner.tell("captured", "")
+        self._owner.report("captured", "")
 
     def drop(self) -> None:
         """Drop all graphs and their memory. No forward may be in progress on the device."""
@@ -122,29 +122,29 @@ class StepGraphs:
 
     def _replay(self, step: _Step, rows: Sequence[StepRow]) -> tuple[Tensor, Tensor]:
         if step.captured is None:
-            raise RuntimeError("a step was not captured")
+            raise RuntimeError("the step was not captured")
         tokens = step.captured.replay(partial(step.shape.fill, rows=rows))
         scores, is_checked = step.scores, step.uses % self._check_every == 0
         if scores is None:
-            raise RuntimeError("a step has left no scores")
+            raise RuntimeError("the replayed step has no scores")
         step.uses += 1
-        self._owner.tell("replayed", "")
+        self._owner.report("replayed", "")
         if not is_checked:
             return tokens, scores
-        # On the graph's own inputs: the same keys and values are stored once more.
+        # The check runs on the graph's inputs and stores the same keys and values again.
         wanted_tokens, wanted = self._forward.run(step.shape, step.captured.buffer)
-        self._owner.tell("checked", "")
+        self._owner.report("checked", "")
         if (apart := distance(scores[: len(rows)], wanted[: len(rows)])) > tolerance(
             self._forward.writer.decoder.dtype
         ):
             self._switch_off("differed", f"by {apart:.2g} in a step of {len(rows)} sequences")
         return wanted_tokens, wanted
 
-    def _switch_off(self, why: Event, detail: str) -> None:
+    def _switch_off(self, event: Event, detail: str) -> None:
         self.is_off = True
         self._pending.clear()
         self._release()
-        self._owner.tell(why, detail)
+        self._owner.report(event, detail)
 
     def _release(self) -> None:
         self._steps.clear()

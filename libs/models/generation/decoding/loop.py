@@ -1,5 +1,5 @@
-"""The decode loop: sequences of different requests are written together, and join and leave between
-two steps.
+"""The decode loop: sequences of different requests are generated together, and join and leave
+between two steps.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from libs.errors import InvalidInput, NoCapacity
 from libs.kernels.attention.paged import copy_page, pages_for
 from libs.kernels.layout import to_device
 from libs.models.generation.decoding.graphs import StepGraphs
+from libs.models.generation.decoding.language_model import KeyValuePlaces, LanguageModel
 from libs.models.generation.decoding.pages import PagePool
 from libs.models.generation.decoding.rules import Ids, apply
 from libs.models.generation.decoding.sampling import Draw, choose, token_scores
@@ -27,20 +28,19 @@ from libs.models.generation.decoding.sequences import (
     pages_needed,
 )
 from libs.models.generation.decoding.steps import StepForward, StepRow
-from libs.models.generation.decoding.writer import Places, Writer
 from libs.models.graphs.capture import Capture
 from libs.models.graphs.graphs import Owner
 from libs.models.packed import GivenRows, Packed
-from libs.models.work import Between, TokenScore, nothing_between
+from libs.models.work import TokenScore, YieldPoint, never_yield
 
 MAX_ROWS = 2048
-"""Tokens of a prefill step: longer prompts are cut into pieces."""
+"""Tokens of a prefill step; longer prompts are split."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What a step added to a sequence: token ids, and whether it has ended. `score`: of the token,
-    where it was asked for.
+class Delta:
+    """The result of a step for one sequence: new token ids, and whether it has ended. `score`: of
+    the token, if requested.
     """
 
     sequence: DecodeSequence
@@ -51,7 +51,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The next `count` tokens of a row that get keys."""
+    """The next `count` tokens of a row to compute keys for."""
 
     sequence: DecodeSequence
     row: Row
@@ -59,13 +59,13 @@ class _Piece:
 
 
 class DecodeLoop:
-    """Not thread-safe: all calls come from the device thread, `add` and `cancel` between two
-    steps.
+    """Generates sequences. Not thread-safe: the device thread makes all calls, and calls `add` and
+    `cancel` between two steps.
     """
 
-    def __init__(self, writer: Writer, pages: int, *, most_rows: int = MAX_ROWS) -> None:
-        """`pages`: memory of keys and values, `pages * writer.page_bytes`, which is all that the
-        loop ever takes for them.
+    def __init__(self, writer: LanguageModel, pages: int, *, most_rows: int = MAX_ROWS) -> None:
+        """Create a loop. Keys and values take `pages * writer.page_bytes` of memory, and never
+        more.
         """
         self.writer, self.pool = writer, PagePool(pages)
         self._pages = writer.pages(pages)
@@ -79,12 +79,12 @@ class DecodeLoop:
 
     @property
     def sequences(self) -> tuple[DecodeSequence, ...]:
-        """Those that are being written."""
+        """Return the sequences in progress."""
         return tuple(self._sequences)
 
     def needs(self, request: Request) -> int:
-        """Pages that are claimed for it. Raises InvalidInput for a request that the model cannot
-        take.
+        """Return the number of pages that a request claims. Raises InvalidInput for a request that
+        the model cannot process.
         """
         prompt, longest = self._extent(request)
         settings = request.settings or self.writer.settings
@@ -95,13 +95,14 @@ class DecodeLoop:
         return self.needs(request) <= self.pool.unclaimed
 
     def add(self, request: Request) -> DecodeSequence:
-        """Claims its pages; its prefill is one of the next steps. Raises InvalidInput, and
+        """Claim a request's pages. A following step prefills it. Raises InvalidInput, and
         NoCapacity if `has_room` is false.
         """
         claim = self.pool.claim(needed := self.needs(request))
         if claim is None:
             raise NoCapacity(
-                f"the request needs {needed} pages of key/value memory, of which {self.pool.unclaimed} are left"
+                f"the request needs {needed} pages of key/value memory; {self.pool.unclaimed} "
+                "are free"
             )
         prompt, longest = self._extent(request)
         sequence = DecodeSequence(
@@ -111,12 +112,12 @@ class DecodeLoop:
         return sequence
 
     def cancel(self, sequence: DecodeSequence) -> None:
-        """Ends a sequence and frees its pages. Nothing happens if it has ended."""
+        """End a sequence and free its pages, unless it has ended already."""
         if sequence.finish is None:
             self._end(sequence, "cancelled")
 
     def next_step(self) -> Step | None:
-        """What the next `step` of all sequences costs; None: nothing is left to write."""
+        """Return the cost of the next `step` of all sequences; None if nothing is left to do."""
         pieces = self._next(self._sequences)
         if not pieces:
             return None
@@ -129,16 +130,19 @@ class DecodeLoop:
 
     @torch.inference_mode()
     def step(
-        self, among: Sequence[DecodeSequence] | None = None, between: Between = nothing_between
-    ) -> list[Written]:
-        """One forward, and what it wrote; nothing, if a prompt has more pieces or nothing is left
-        to write.
+        self, among: Sequence[DecodeSequence] | None = None, yield_point: YieldPoint = never_yield
+    ) -> list[Delta]:
+        """Run one forward and return its results; empty if a prompt has more pieces or nothing is
+        left to do.
 
-        `among`: the sequences that it is for; None: all. `between`: called between two layers; it
-        may call `step` for others.
+        Args:
+            among: The sequences to advance; None for all.
+            yield_point: Called between two layers; it may call `step` for other sequences.
         """
         pieces = self._next(
-            self._sequences if among is None else [each for each in among if each.finish is None]
+            self._sequences
+            if among is None
+            else [sequence for sequence in among if sequence.finish is None]
         )
         if not pieces:
             return []
@@ -150,20 +154,20 @@ class DecodeLoop:
             return self._decode(self._steps, pieces)
         self._keep_states([piece.sequence for piece in pieces if piece.sequence.states is not None])
         places = self._places(pieces)
-        scores = self.writer.forward(self._batch(pieces, places), self._pages, places, between)
+        scores = self.writer.forward(self._batch(pieces, places), self._pages, places, yield_point)
         for piece in pieces:
             piece.row.stored += piece.count
         return self._choose(pieces, scores)
 
     def keep_graphs(self, capture: Capture, owner: Owner) -> StepGraphs | None:
-        """From now on decode steps are replayed from graphs, which wait for their capture. None:
-        the writer's steps have none.
+        """Replay decode steps from graphs, which wait for their capture. None if the model's steps
+        cannot be captured.
         """
         self._graphs = None if self._steps is None else StepGraphs(self._steps, capture, owner)
         return self._graphs
 
-    def _decode(self, steps: StepForward, pieces: Sequence[_Piece]) -> list[Written]:
-        """A step of one token of each sequence, on CUDA."""
+    def _decode(self, steps: StepForward, pieces: Sequence[_Piece]) -> list[Delta]:
+        """Run a step of one token for each sequence on CUDA."""
         rows = [_step_row(piece.sequence, piece.row) for piece in pieces]
         made = None if self._graphs is None else self._graphs.run(rows)
         likeliest, scores = steps.eager(rows) if made is None else made
@@ -178,36 +182,35 @@ class DecodeLoop:
         ]
 
     def _extent(self, request: Request) -> tuple[Ids, int]:
-        """The prompt, and how many tokens it has with the longest answer."""
+        """Return the prompt, and its length with the longest answer."""
         writer, settings = self.writer, request.settings or self.writer.settings
         prompt = request.prompt
         if prompt is None and settings.start is not None:
             prompt = np.array([settings.start], np.int32)
         if prompt is None or not len(prompt):
-            raise InvalidInput("a prompt of at least one token is needed")
+            raise InvalidInput("the prompt is empty: at least one token is needed")
         if writer.has_cross != (request.states is not None) or (
             request.states is not None and not len(request.states)
         ):
             raise InvalidInput(
-                "encoder states are needed by models that have an encoder, and by no others"
+                "encoder states must be given for models with an encoder, and only for those"
             )
         if not 0 <= int(prompt.min()) <= int(prompt.max()) < writer.decoder.embed.vocabulary:
             raise InvalidInput(
-                f"the prompt has a token that is none of the model's {writer.decoder.embed.vocabulary}"
+                f"the prompt has a token outside 0..{writer.decoder.embed.vocabulary - 1}"
             )
         new = settings.longest(len(prompt), request.most, writer.max_positions)
         turn = writer.decoder.long_from
         if settings.beams > 1 and len(prompt) <= turn:
-            new = min(
-                new, turn - len(prompt)
-            )  # beams share pages of keys, which are not computed again
+            # Beams share pages of keys, so their keys cannot be computed again.
+            new = min(new, turn - len(prompt))
         if new < 1:
             raise InvalidInput(f"a prompt of {len(prompt)} tokens leaves no room for an answer")
         return prompt, len(prompt) + new
 
     def _next(self, among: Sequence[DecodeSequence]) -> list[_Piece]:
-        """Prompts that have no keys yet come before the next tokens of the others, but these are
-        not kept waiting for two steps.
+        """Return the pieces of the next step: prefill first, but decoding sequences never wait for
+        two steps.
         """
         waiting = [sequence for sequence in among if not sequence.is_prefilled]
         going = [sequence for sequence in among if sequence.is_prefilled]
@@ -235,7 +238,7 @@ class DecodeLoop:
             states, self._pages, [sequence.cross_pages for sequence in sequences]
         )
 
-    def _places(self, pieces: Sequence[_Piece]) -> Places:
+    def _places(self, pieces: Sequence[_Piece]) -> KeyValuePlaces:
         cross = None
         if self.writer.has_cross:
             cross = (
@@ -244,9 +247,11 @@ class DecodeLoop:
             )
         keys = [piece.row.stored + piece.count for piece in pieces]
         pages = [piece.row.pages for piece in pieces]
-        return Places.of([piece.count for piece in pieces], keys, pages, self.writer.device, cross)
+        return KeyValuePlaces.create(
+            [piece.count for piece in pieces], keys, pages, self.writer.device, cross
+        )
 
-    def _batch(self, pieces: Sequence[_Piece], places: Places) -> Packed:
+    def _batch(self, pieces: Sequence[_Piece], places: KeyValuePlaces) -> Packed:
         device, where = self.writer.device, places.every
         spans = [(last - count, last) for last, count in zip(where.keys, where.rows, strict=True)]
         ids = np.concatenate(
@@ -269,9 +274,9 @@ class DecodeLoop:
             wholes=tuple(piece.row.length for piece in pieces),
         )
 
-    def _choose(self, pieces: Sequence[_Piece], scores: Tensor) -> list[Written]:
-        """The next token of every row whose tokens all have keys now."""
-        done: list[Written] = []
+    def _choose(self, pieces: Sequence[_Piece], scores: Tensor) -> list[Delta]:
+        """Choose the next token of every row with keys for all its tokens."""
+        done: list[Delta] = []
         greedy = [
             place
             for place, piece in enumerate(pieces)
@@ -291,19 +296,19 @@ class DecodeLoop:
             found = {} if logprobs is None else _scores(logprobs, scored, tokens, chosen)
             for row, (piece, token) in enumerate(zip(chosen, tokens, strict=True)):
                 done.append(self._write(piece, token, found.get(row)))
-        begun: dict[int, list[int]] = {}
+        searches: dict[int, list[int]] = {}
         for place, piece in enumerate(pieces):
             if piece.row.left == 0 and piece.sequence.beams is not None:
-                begun.setdefault(id(piece.sequence), []).append(place)
-        for places in begun.values():
+                searches.setdefault(id(piece.sequence), []).append(place)
+        for places in searches.values():
             done += self._search(pieces[places[0]].sequence, scores[places])
         return done
 
-    def _write(self, piece: _Piece, token: int, score: TokenScore | None) -> Written:
+    def _write(self, piece: _Piece, token: int, score: TokenScore | None) -> Delta:
         sequence, row = piece.sequence, piece.row
         row.write(token)
         if row.length - 1 == self.writer.decoder.long_from:
-            row.stored = 0  # all keys are computed again, by the frequencies of long sequences
+            row.stored = 0  # long sequences have other frequencies: compute all keys again
         ends = sequence.request.ends
         finish: Finish | None = None
         if token in sequence.settings.stops or (
@@ -314,13 +319,13 @@ class DecodeLoop:
             finish = "length"
         if finish is not None:
             self._end(sequence, finish)
-        return Written(sequence, (token,), finish, score)
+        return Delta(sequence, (token,), finish, score)
 
-    def _search(self, sequence: DecodeSequence, scores: Tensor) -> list[Written]:
-        """A step of beam search; what it wrote comes when it ends."""
+    def _search(self, sequence: DecodeSequence, scores: Tensor) -> list[Delta]:
+        """Run a step of beam search. Its tokens are returned when the search ends."""
         search, settings = sequence.beams, sequence.settings
         if search is None:
-            raise TypeError("the sequence is written without beams")
+            raise TypeError("the sequence does not use beam search")
         texts = [row.text for row in sequence.rows]
         logs = torch.log_softmax(scores, dim=-1)
         apply(logs, [sequence.rules.edits(text) for text in texts])
@@ -328,12 +333,12 @@ class DecodeLoop:
             logs = torch.log_softmax(logs, dim=-1)
         chosen = search.advance(logs.cpu().expand(settings.beams, -1))
         if chosen:
-            sequence.go_on(chosen)
+            sequence.replace_beams(chosen)
             return []
         ids = tuple(int(token) for token in search.best[sequence.prompt :])
         finish: Finish = "stop" if ids and ids[-1] in settings.stops else "length"
         self._end(sequence, finish)
-        return [Written(sequence, ids, finish)]
+        return [Delta(sequence, ids, finish)]
 
     def _end(self, sequence: DecodeSequence, finish: Finish) -> None:
         sequence.end(finish)
@@ -346,7 +351,7 @@ def _step_row(sequence: DecodeSequence, row: Row) -> StepRow:
 
 
 def _needs_scores(sequence: DecodeSequence, vocabulary: int | None) -> bool:
-    """Whether its next token is not simply the likeliest of so many."""
+    """Return whether choosing its next token needs more than the argmax over `vocabulary`."""
     is_greedy = (
         sequence.beams is None
         and sequence.sampler is None
@@ -358,7 +363,7 @@ def _needs_scores(sequence: DecodeSequence, vocabulary: int | None) -> bool:
 
 
 def _draws(pieces: Sequence[_Piece]) -> dict[int, Draw]:
-    """Of the rows that are sampled."""
+    """Return the draws of the sampled rows."""
     return {
         row: Draw(piece.sequence.sampler, piece.row.length - piece.sequence.prompt)
         for row, piece in enumerate(pieces)
@@ -369,7 +374,7 @@ def _draws(pieces: Sequence[_Piece]) -> dict[int, Draw]:
 def _scores(
     logprobs: Tensor, rows: Sequence[int], tokens: Sequence[int], pieces: Sequence[_Piece]
 ) -> dict[int, TokenScore]:
-    """By row. `logprobs`: one for each of `rows`."""
+    """Return the scores by row. `logprobs`: one for each of `rows`."""
     counts = [pieces[row].sequence.request.top_logprobs or 0 for row in rows]
     return dict(
         zip(rows, token_scores(logprobs, [tokens[row] for row in rows], counts), strict=True)
@@ -377,7 +382,7 @@ def _scores(
 
 
 def _given(pieces: Sequence[_Piece], spans: Sequence[tuple[int, int]]) -> GivenRows | None:
-    """The rows that stand for no token, of these pieces of prompts."""
+    """Return the given rows of these pieces of prompts."""
     places, values, deeper, start = [], [], [], 0
     for piece, (first, last) in zip(pieces, spans, strict=True):
         given = piece.sequence.request.given
@@ -397,7 +402,7 @@ def _given(pieces: Sequence[_Piece], spans: Sequence[tuple[int, int]]) -> GivenR
 
 
 def _positions(sequence: DecodeSequence, first: int, last: int) -> Ids:
-    """Of tokens of the prompt, or of those written after it, which are counted on from the prompt's
+    """Return the positions of prompt tokens, or of generated ones, which continue from the prompt's
     largest position.
     """
     return np.arange(first, last, dtype=np.int32) + np.int32(
@@ -411,8 +416,8 @@ def _axes(
     positions: Sequence[Ids],
     device: torch.device,
 ) -> Tensor | None:
-    """Positions in several dimensions; None: in all of them they are `positions`, as those of all
-    tokens that were written.
+    """Return positions in several dimensions; None if they are `positions` in all of them, as for
+    generated tokens.
     """
     own = [
         None

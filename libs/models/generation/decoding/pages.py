@@ -1,13 +1,13 @@
-"""Who has which page of key/value memory: pages are claimed for the longest answer at first, and
-taken as it grows.
+"""The pool of key/value pages: a request claims pages for its longest answer, and takes them as it
+grows.
 """
 
 from __future__ import annotations
 
 
 class PagePool:
-    """`total` pages by number. What a claim takes at once is never more than it claimed; whoever
-    shares a page holds it too.
+    """`total` numbered pages. A claim never holds more pages than it claimed; pages may be
+    shared.
     """
 
     def __init__(self, total: int) -> None:
@@ -18,7 +18,7 @@ class PagePool:
 
     @property
     def taken(self) -> int:
-        """Pages that hold keys and values now."""
+        """Pages in use."""
         return self.total - len(self._free)
 
     @property
@@ -26,7 +26,7 @@ class PagePool:
         return self.total - self.claimed
 
     def claim(self, pages: int) -> Claim | None:
-        """None: there are not so many."""
+        """Claim pages; None if fewer are unclaimed."""
         if pages > self.unclaimed:
             return None
         self.claimed += pages
@@ -44,7 +44,7 @@ class PagePool:
         return self._holders[page] > 1
 
     def drop(self, page: int) -> bool:
-        """One holder less; whether it was the last, and the page is free."""
+        """Release one holder of a page, and return whether the page is free now."""
         self._holders[page] -= 1
         if self._holders[page]:
             return False
@@ -53,16 +53,18 @@ class PagePool:
 
 
 class Claim:
-    """One sequence's right to `pages` pages. `taken`: how many it has."""
+    """One sequence's right to `pages` pages, of which it has taken `taken`."""
 
     def __init__(self, pool: PagePool, pages: int) -> None:
         self.pages, self.taken = pages, 0
         self._pool = pool
 
     def take(self) -> int:
-        """A page. Raises RuntimeError beyond the claim, which is a fault of ours."""
+        """Take a page. Raises RuntimeError beyond the claim, which is a bug."""
         if self.taken == self.pages:
-            raise RuntimeError(f"a sequence takes more than the {self.pages} pages that it claimed")
+            raise RuntimeError(
+                f"the sequence has already taken all {self.pages} pages of its claim"
+            )
         self.taken += 1
         return self._pool.take()
 
@@ -76,6 +78,6 @@ class Claim:
         self.taken -= self._pool.drop(page)
 
     def end(self) -> None:
-        """Returns the claim, once all pages are dropped."""
+        """Return the claim, after all pages are dropped."""
         self._pool.claimed -= self.pages
         self.pages = 0

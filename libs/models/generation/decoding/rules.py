@@ -1,8 +1,7 @@
-"""Which tokens may follow what was written: transformers' logits processors, as lists of ids for
-each sequence.
+"""Restrict the next token: transformers' logits processors, as lists of ids for each sequence.
 
-None of them depends on the scores themselves, so the host makes the lists while it knows nothing of
-these, and `apply` changes the scores of all sequences at once.
+None of them depends on the scores, so the host builds the lists in advance, and `apply` changes the
+scores of all sequences together.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ Ids = NDArray[np.int32]
 Bits = NDArray[np.uint8]
 """A set of ids: bit `id % 8` of byte `id // 8`. Ids beyond its bytes are not in it."""
 Allows = Callable[[Ids], Bits]
-"""A grammar: what was written, without the prompt -> the ids that may follow, at least one."""
+"""A grammar: maps the generated ids, without the prompt, to the ids that may follow, at least
+one.
+"""
 
 _NONE: Final = np.zeros(0, np.int32)
 
@@ -38,12 +39,16 @@ def _no_numbers() -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Of one sequence's next token, in the order in which they are made.
+    """Edits of the scores of one sequence's next token, in the order of their application.
 
-    `penalised`: divided by `penalty`, or multiplied where they are negative. `counted`: from their
-    scores `subtracted` is subtracted. `banned`: never chosen. `only`: the one that is.
-    `suppressed`: as banned. `allowed`: all that may be; None: any. `vocabulary`: no id from here on
-    may be; None: all.
+    Attributes:
+        penalty: Divides the scores of `penalised`; negative scores are multiplied by it.
+        counted: Ids with scores from which `subtracted` is subtracted.
+        banned: Ids that are never chosen.
+        only: The only possible id.
+        suppressed: As `banned`, applied later.
+        allowed: All ids that may be chosen; None for any.
+        vocabulary: Ids from here on are never chosen; None for no bound.
     """
 
     penalty: float = 1.0
@@ -58,8 +63,8 @@ class Edits:
 
 
 class Rules:
-    """The rules of one request. `prompt`: tokens of the decoder's prompt; `longest`: of prompt and
-    longest answer together.
+    """The rules of one request. `prompt`: tokens of the decoder's prompt. `longest`: tokens of
+    prompt and longest answer together.
     """
 
     def __init__(
@@ -86,10 +91,12 @@ class Rules:
         self._counts = settings.presence_penalty != 0.0 or settings.frequency_penalty != 0.0
         penalises = self._counts or settings.repetition_penalty != 1.0
         self.is_plain = not (forced or least or bounded or suppresses or penalises)
-        """Whether any token of the vocabulary may follow, and scores stay as they are."""
+        """Whether any token of the vocabulary may follow and scores stay unchanged."""
 
     def edits(self, ids: Ids) -> Edits | None:
-        """For the token after `ids`, prompt and answer so far; None: none."""
+        """Return the edits for the token after `ids`, the prompt and answer so far; None for
+        none.
+        """
         if self.is_plain and self._settings.vocabulary is None:
             return None
         settings, length = self._settings, len(ids)
@@ -130,8 +137,8 @@ class Rules:
 
 
 def _held(edits: Edits, allowed: Bits) -> Edits:
-    """The edits of a token that a grammar decides. Where they would leave nothing that it allows,
-    it goes before them.
+    """Add a grammar to the edits. If the edits leave no allowed token, the grammar takes
+    precedence.
     """
     barred = np.concatenate((edits.banned, edits.suppressed))
     barred = barred[(barred >= 0) & (barred < 8 * len(allowed))]
@@ -143,10 +150,10 @@ def _held(edits: Edits, allowed: Bits) -> Edits:
 
 
 def _completing(ids: Ids, size: int) -> Ids:
-    """The tokens that would complete a run of `size` tokens that is in `ids` already."""
+    """Return the tokens that would complete a run of `size` tokens that `ids` already has."""
     if len(ids) + 1 < size:
         return _NONE
-    ends = np.arange(size - 1, len(ids))  # where such a run could end
+    ends = np.arange(size - 1, len(ids))  # possible ends of such a run
     for back in range(1, size):
         ends = ends[ids[ends - back] == ids[-back]]
         if not len(ends):
@@ -155,7 +162,7 @@ def _completing(ids: Ids, size: int) -> Ids:
 
 
 def apply(scores: Tensor, edits: Sequence[Edits | None]) -> None:
-    """Changes scores [sequences, vocabulary], float32, in place."""
+    """Apply edits to scores [sequences, vocabulary], float32, in place."""
     if all(each is None for each in edits):
         return
     some = [(row, each) for row, each in enumerate(edits) if each is not None]
@@ -189,7 +196,7 @@ def apply(scores: Tensor, edits: Sequence[Edits | None]) -> None:
 
 
 def _keep(scores: Tensor, sets: Sequence[tuple[int, Bits]]) -> None:
-    """Bans all that is not in the sets, of which each is of a row."""
+    """Ban all ids outside the set of each row."""
     if not sets:
         return
     width = scores.shape[1]

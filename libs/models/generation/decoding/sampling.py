@@ -1,11 +1,11 @@
-"""Sampling: the next token of each sequence by its scores, with transformers' warpers in their
-order.
+"""Sampling: choose the next token of each sequence by its scores, with transformers' warpers in
+their order.
 
-The random numbers of a token depend on the sequence's key and on how many tokens it has, and on
-nothing else: a sequence that is written alone, among others, or once more after its worker was lost
-draws the same tokens. Each token of the vocabulary has an exponentially distributed number, and the
-one with the largest ratio of probability to number is drawn (an exponential race), so that rounding
-in a batch of another shape changes hardly any choice.
+The random numbers of a token depend only on the sequence's key and its number of tokens. A sequence
+therefore draws the same tokens alone, in a batch, or again after its worker was lost. Each token of
+the vocabulary gets an exponentially distributed number, and the token with the largest ratio of
+probability to number is drawn (an exponential race), so rounding in a batch of another shape rarely
+changes a choice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from libs.models.work import TokenScore
 
 NUCLEUS_CANDIDATES: Final = 1024
-"""Top-p searches this many of the likeliest tokens before it sorts the whole vocabulary."""
+"""Number of likeliest tokens that top-p searches before it sorts the whole vocabulary."""
 # SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit numbers.
 _INCREMENT: Final = 0x9E3779B97F4A7C15 - (1 << 64)
 _FACTORS: Final = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
@@ -29,10 +29,14 @@ _FACTORS: Final = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """How one sequence is sampled.
+    """Sampling options of one sequence.
 
-    `temperature`: above 0. `top_k` 0, `top_p` 1 and `min_p` 0: all tokens are drawn from. `key`:
-    seeds the random numbers.
+    Attributes:
+        temperature: Above 0.
+        top_k: 0 for all tokens.
+        top_p: 1 for all tokens.
+        min_p: 0 for all tokens.
+        key: Seed of the random numbers.
     """
 
     temperature: float
@@ -44,15 +48,15 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The next token of a sampled row of scores: `step` tokens were written before it."""
+    """The next token of a sampled row of scores. `step`: number of tokens generated before it."""
 
     sampler: Sampler
     step: int
 
 
 def choose(scores: Tensor, draws: Mapping[int, Draw]) -> list[int]:
-    """The next token of each row of scores [rows, vocabulary], float32: the likeliest one, but for
-    the rows of `draws`.
+    """Return the next token of each row of scores [rows, vocabulary], float32: the likeliest one,
+    or a sample for the rows of `draws`.
     """
     chosen = scores.argmax(dim=1)
     if draws:
@@ -65,11 +69,10 @@ def choose(scores: Tensor, draws: Mapping[int, Draw]) -> list[int]:
 
 
 def warp(scores: Tensor, samplers: Sequence[Sampler]) -> Tensor:
-    """Scores [rows, vocabulary] divided by the temperature; -inf where a token is not drawn from.
+    """Divide scores [rows, vocabulary] by the temperature, and set excluded tokens to -inf.
 
-    As transformers' TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper and
-    MinPLogitsWarper do it one after the other. Of tokens with equal scores at the edge of the
-    nucleus all are kept.
+    Equals transformers' TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper and
+    MinPLogitsWarper in sequence. All tokens with equal scores at the edge of the nucleus are kept.
     """
     device, width = scores.device, scores.shape[1]
     scores = scores / torch.tensor([each.temperature for each in samplers], device=device)[:, None]
@@ -96,8 +99,8 @@ def warp(scores: Tensor, samplers: Sequence[Sampler]) -> Tensor:
 def token_scores(
     logprobs: Tensor, chosen: Sequence[int], counts: Sequence[int]
 ) -> list[TokenScore]:
-    """For each row of log probabilities [rows, vocabulary]: the chosen token's, and those of the
-    `counts` likeliest ones.
+    """Return the log probability of the chosen token and of the `counts` likeliest ones, for each
+    row of [rows, vocabulary].
     """
     own = logprobs.gather(1, torch.tensor(chosen, device=logprobs.device)[:, None])[:, 0].tolist()
     top = logprobs.topk(min(max(counts), logprobs.shape[1]))
@@ -109,8 +112,8 @@ def token_scores(
 
 
 def _nucleus_edge(scores: Tensor, shares: Tensor) -> Tensor:
-    """The smallest score [rows, 1] among the likeliest tokens that have the share together; -inf
-    for a share of 1.
+    """Return the smallest score [rows, 1] of the likeliest tokens that together have the share;
+    -inf for a share of 1.
     """
     total = scores.logsumexp(dim=1, keepdim=True)
     width = scores.shape[1]
@@ -135,21 +138,20 @@ def _drawn(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
     keys = [_step_key(draw.sampler.key, draw.step) for draw in draws]
     places = torch.arange(warped.shape[1], device=scores.device)[None] if ids is None else ids
     uniform = _uniform(torch.tensor(keys, device=scores.device)[:, None], places)
-    # -log1p(-u) is exponentially distributed, and exact where it is small, which is where the race
-    # is won.
+    # -log1p(-u) is exponentially distributed, and exact for small values, which win the race.
     best = (warped - (-torch.log1p(-uniform)).log()).argmax(dim=1, keepdim=True)
     return (best if ids is None else ids.gather(1, best))[:, 0]
 
 
 def _step_key(key: bytes, step: int) -> int:
-    """The state of the generator from which a token's random numbers are: signed, of 64 bits."""
+    """Return the generator state of a token's random numbers: signed, 64 bits."""
     return int.from_bytes(
         blake2b(step.to_bytes(8, "little"), key=key, digest_size=8).digest(), "little", signed=True
     )
 
 
 def _uniform(keys: Tensor, places: Tensor) -> Tensor:
-    """Numbers within (0, 1), float32: output `places` of the SplitMix64 with these keys."""
+    """Return float32 numbers within (0, 1): outputs `places` of the SplitMix64 with these keys."""
     state = keys + (places + 1) * _INCREMENT
     for shift, factor in zip((30, 27), _FACTORS, strict=True):
         state = (state ^ _shifted(state, shift)) * factor
@@ -158,5 +160,5 @@ def _uniform(keys: Tensor, places: Tensor) -> Tensor:
 
 
 def _shifted(state: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right: torch's shift of signed numbers repeats the sign."""
+    """Shift right logically: torch's shift of signed numbers repeats the sign."""
     return (state >> bits) & ((1 << (64 - bits)) - 1)

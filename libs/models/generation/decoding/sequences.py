@@ -1,4 +1,4 @@
-"""What a decode loop keeps of each sequence that it writes."""
+"""The state of each sequence in a decode loop."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ Finish = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be written. `prompt` None: the decoder's start token. `states`: of the encoder,
-    [tokens, hidden].
+    """A request to generate tokens.
 
-    `most`: new tokens; None: as the checkpoint says. `settings` None: the checkpoint's. `allows`: a
-    grammar. `given`: rows that stand for no token, at places of the prompt. `axes`: the prompt's
-    positions in several dimensions (M-RoPE), [axes, tokens]; what is written is counted on from the
-    largest of them.
-
-    `seed`: of its random numbers, where it is sampled; at most 64 bytes. `ends`: is given what was
-    written, without the prompt, and says whether the answer ends there; not asked under beams.
-    `top_logprobs`: of how many tokens the log probabilities are wanted beside each written one;
-    None: of none, not of the written one either.
+    Attributes:
+        prompt: Prompt of the decoder; None for its start token.
+        states: Hidden states of the encoder, [tokens, hidden].
+        most: Maximum new tokens; None for the checkpoint's number.
+        settings: None for the checkpoint's.
+        allows: A grammar.
+        given: Input rows without a token, by index in the prompt.
+        axes: The prompt's positions in several dimensions (M-RoPE), [axes, tokens]. New tokens
+            continue from the largest of them.
+        seed: Seed of sampling, at most 64 bytes.
+        ends: Returns whether the answer ends after the generated ids. Not called for beam search.
+        top_logprobs: Number of likely tokens to return with log probabilities next to each
+            generated one; None for no log probabilities at all.
     """
 
     prompt: Ids | None = None
@@ -49,7 +52,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The cost of a forward: its `rows`, and how many keys their sequences have altogether."""
+    """The cost of a forward: its rows, and the keys of all their sequences."""
 
     kind: Literal["prefill", "decode"]
     rows: int
@@ -57,8 +60,8 @@ class Step:
 
 
 class Row:
-    """One text that grows: `ids[:length]`, of which the first `stored` have keys in `pages`. A beam
-    is a row.
+    """One growing text (or beam): `ids[:length]`, of which the first `stored` have keys in
+    `pages`.
     """
 
     def __init__(self, prompt: Ids, longest: int) -> None:
@@ -73,7 +76,7 @@ class Row:
 
     @property
     def left(self) -> int:
-        """Tokens that have no keys yet."""
+        """Return the number of tokens without keys."""
         return self.length - self.stored
 
     def write(self, token: int) -> None:
@@ -81,7 +84,7 @@ class Row:
         self.length += 1
 
     def fork(self, token: int) -> Row:
-        """A copy that goes on with a token; its pages are shared by the caller."""
+        """Return a copy with one more token. The caller shares its pages."""
         copy = Row(self.text, len(self.ids))
         copy.stored, copy.pages = self.stored, [*self.pages]
         copy.write(token)
@@ -94,7 +97,7 @@ class DecodeSequence:
     def __init__(
         self, request: Request, prompt: Ids, longest: int, settings: Settings, claim: Claim
     ) -> None:
-        """`longest`: tokens of prompt and longest answer together."""
+        """Start a sequence. `longest`: tokens of prompt and longest answer together."""
         self.request, self.prompt, self.longest, self.settings = (
             request,
             len(prompt),
@@ -110,7 +113,7 @@ class DecodeSequence:
         self.cross_tokens = 0 if request.states is None else len(request.states)
         self.cross_pages: list[int] = []
         self.finish: Finish | None = None
-        # What is added to the place of a written token for its position.
+        # Offset between a generated token's index and its position.
         self.ahead = 0 if request.axes is None else int(request.axes.max()) + 1 - len(prompt)
 
     @property
@@ -118,8 +121,8 @@ class DecodeSequence:
         return self.rows[0].stored >= self.prompt and self.rows[0].left <= 1
 
     def make_room(self, row: Row, count: int) -> list[tuple[int, int]]:
-        """Takes pages for so many more keys of a row. Returns the pages to be copied, from and to:
-        those that it shared.
+        """Take pages for `count` more keys of a row. Returns pairs of pages to copy, from and to,
+        that were shared.
         """
         copied: list[tuple[int, int]] = []
         place = row.stored // PAGE
@@ -132,10 +135,10 @@ class DecodeSequence:
             row.pages.append(self.claim.take())
         return copied
 
-    def go_on(self, chosen: list[Chosen]) -> None:
-        """Replaces the beams by those that were chosen."""
+    def replace_beams(self, chosen: list[Chosen]) -> None:
+        """Replace the beams by the chosen ones."""
         before = self.rows
-        # In the first step all beams are the one row that was prefilled.
+        # In the first step, all beams are the prefilled row.
         self.rows = [before[min(each.beam, len(before) - 1)].fork(each.token) for each in chosen]
         for row in self.rows:
             for page in row.pages:
@@ -144,7 +147,7 @@ class DecodeSequence:
             self._drop(row.pages)
 
     def end(self, finish: Finish) -> None:
-        """Returns all of its memory."""
+        """End the sequence and free all of its memory."""
         for row in self.rows:
             self._drop(row.pages)
         self._drop(self.cross_pages)
@@ -158,8 +161,8 @@ class DecodeSequence:
 
 
 def pages_needed(prompt: int, longest: int, beams: int, cross: int) -> int:
-    """Pages for a prompt and its longest answer, which have so many tokens together; beams share
-    whole pages of the prompt.
+    """Return the pages of a prompt and its longest answer. Beams share whole pages of the
+    prompt.
     """
     shared = prompt // PAGE if beams > 1 else 0
     return shared + beams * (pages_for(longest) - shared) + pages_for(cross)

@@ -1,4 +1,4 @@
-"""How a checkpoint's answers are chosen: its generation_config.json, in transformers' names."""
+"""Generation settings of a checkpoint: its generation_config.json, with transformers' names."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from libs.models.generation.decoding.sampling import Sampler
 from libs.models.layers.spec import Config
 
 FILE: Final = "generation_config.json"
-_MAX_NEW: Final = 256  # tokens of an answer, where neither the request nor the checkpoint says
+_MAX_NEW: Final = 256  # tokens of an answer, if neither request nor checkpoint sets them
 MAX_STOPS: Final = 64
 MAX_SUPPRESSED: Final = 65_536
-"""Of the ids of one list that are never chosen: models of images bar all of their codes from
+"""Length of one list of ids that are never chosen: image models bar all of their codes from
 texts.
 """
 MAX_BAD_WORDS: Final = 1_024
 MAX_BAD_WORD_IDS: Final = 64
-"""Of each of them; all are compared with a text's end before each token."""
+"""Limits of the list and of each entry. All entries are compared with a text's end before each
+token.
+"""
 MAX_BEAMS: Final = 32
 MAX_NGRAM: Final = 1_024
 MAX_LENGTH_PENALTY: Final = 16.0
-"""A power of the answer's length."""
+"""Limit of the power of the answer's length."""
 MIN_REPETITION_PENALTY: Final = 0.01
 MAX_REPETITION_PENALTY: Final = 100.0
 _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
@@ -42,30 +44,30 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
     "constraints": (),
     "remove_invalid_values": (False,),
 }
-"""Settings that change answers and are not served, with the values that mean nothing."""
+"""Settings that change answers and are not served, with their neutral values."""
 _NEUTRAL_SAMPLED: Final[Mapping[str, tuple[object, ...]]] = {
     "typical_p": (1, 1.0),
     "epsilon_cutoff": (0, 0.0),
     "eta_cutoff": (0, 0.0),
     "top_h": (),
 }
-"""Of checkpoints that sample, in addition."""
+"""Further such settings of checkpoints that sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Token ids and lengths; lengths count the prompt of the decoder, but for those of new tokens.
+    """Settings of an answer. Lengths include the decoder's prompt, except those of new tokens.
 
-    `stops`: end an answer. `start`: what the decoder of an encoder-decoder model begins with.
-    `vocabulary`: ids from here on are never chosen; None: all may be. `bad_words`: token sequences
-    that are never completed. `forced_first`: the token after a prompt of one; `forced_last`: the
-    last token of an answer that reaches its longest.
-
-    `renormalizes`: beams are scored by log probabilities that are normalised again once tokens were
-    barred.
-
-    `temperature` 0: the likeliest token is chosen. `top_k`, `top_p` and `min_p` restrict what is
-    drawn from where it is above 0.
+    Attributes:
+        stops: Token ids that end an answer.
+        start: First token of an encoder-decoder model's decoder.
+        bad_words: Token sequences that are never completed.
+        forced_first: Token after a prompt of one.
+        forced_last: Last token of an answer that reaches its maximum length.
+        vocabulary: Ids from here on are never chosen; None for no bound.
+        temperature: 0 for the likeliest token. Above 0, `top_k`, `top_p` and `min_p` restrict the
+            candidates.
+        renormalizes: Beam scores are normalised again after tokens were barred.
     """
 
     stops: tuple[int, ...] = ()
@@ -94,17 +96,13 @@ class Settings:
     renormalizes: bool = False
 
     def sampler(self, key: bytes) -> Sampler | None:
-        """With random numbers by `key`; None where nothing is drawn: greedy answers, and those by
-        beams.
-        """
+        """Return a sampler with a random key; None for greedy search and beam search."""
         if self.temperature == 0.0 or self.beams > 1:
             return None
         return Sampler(self.temperature, self.top_k, self.top_p, self.min_p, key)
 
     def check_vocabulary(self, size: int) -> None:
-        """Check that all token ids are of a vocabulary of `size`. Raises ModelBroken, naming the
-        key.
-        """
+        """Check that all token ids are below `size`. Raises ModelBroken, naming the key."""
         one = {
             "decoder_start_token_id": self.start,
             "forced_bos_token_id": self.forced_first,
@@ -121,12 +119,14 @@ class Settings:
             if ids and not 0 <= min(ids) <= max(ids) < size:
                 outside = next(each for each in ids if not 0 <= each < size)
                 raise ModelBroken(
-                    f"{FILE}: {key} has the token id {outside}: ids from 0 to {size - 1:,} are served"
+                    f"{FILE}: {key} has the token id {outside}: ids from 0 to {size - 1:,} are "
+                    "served"
                 )
 
     def longest(self, prompt: int, most: int | None, positions: int) -> int:
-        """How many new tokens an answer to a prompt of so many tokens may have: `most` (the
-        request's), or the checkpoint's number. At most what the model's positions leave."""
+        """Return the maximum new tokens after a prompt: the request's `most` or the checkpoint's
+        number, within the model's positions.
+        """
         if most is None:
             most = (
                 self.max_new
@@ -139,8 +139,8 @@ class Settings:
 
 
 def read_settings(directory: Path) -> Settings:
-    """From generation_config.json or, where there is none, config.json and what it says of the
-    decoder (Donut, Florence-2).
+    """Read generation_config.json or, without it, config.json with its decoder's settings (Donut,
+    Florence-2).
 
     A decoder's `max_length` is not read: early versions of transformers wrote its default, 20
     tokens, into every part of a file.
@@ -162,7 +162,7 @@ def read_settings(directory: Path) -> Settings:
 
 
 def settings_of(config: Config) -> Settings:
-    """As `read_settings`, of one object."""
+    """Read the settings of one object. Raises as `read_settings`."""
     for key, neutral in _NEUTRAL.items():
         if config.has(key) and config.values[key] not in neutral:
             raise config.unsupported(key, "this setting is not served")
@@ -209,7 +209,7 @@ def _size(config: Config, key: str) -> int | None:
 
 
 def _ids(config: Config, key: str, most: int) -> tuple[int, ...]:
-    """One id or a list of at most `most` of them."""
+    """Read one id or a list of at most `most` of them."""
     if not config.has(key):
         return ()
     value = config.values[key]

@@ -1,10 +1,10 @@
-"""A decode step on CUDA: one new token of each sequence, whose inputs are one piece of int32 and
-one copy to the device.
+"""A decode step on CUDA: one new token of each sequence, with all inputs in one int32 array and one
+copy to the device.
 
-Token ids, positions, where each sequence's query and its keys begin and the last ones end, and the
-page table. The number of sequences and the width of the table decide what is launched, lengths do
-not, so that a step can be replayed from a graph (`graphs.py`). Places of the batch that no sequence
-has are empty: they have no keys, and nothing is stored for them.
+The array holds token ids, positions, the bounds of each sequence's query and keys, and the page
+table. Only the number of sequences and the width of the table determine the launches, not lengths,
+so a graph can replay a step (`graphs.py`). Unused slots of the batch are empty: they have no keys,
+and nothing is stored for them.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from torch import Tensor
 from libs.kernels.attention.paged import PAGE, PagedLayout, Pages, pages_for
 from libs.kernels.layout import Layout, to_device
 from libs.kernels.triton_here import has_triton
+from libs.models.generation.decoding.language_model import KeyValuePlaces, LanguageModel
 from libs.models.generation.decoding.rules import Ids
-from libs.models.generation.decoding.writer import Places, Writer
 from libs.models.packed import Packed
 
 _ALIGNMENT: Final = 16
-"""Numbers at whose multiples the parts begin: Triton compiles kernels again for pointers that are
-aligned to less than 16 bytes.
+"""The parts of the array start at multiples of this: Triton compiles kernels again for pointers
+that are aligned to less than 16 bytes.
 """
 
 _Array = TypeVar("_Array", Ids, Tensor)
 
 
 class StepRow(NamedTuple):
-    """The new token of one sequence, its position, how many keys the sequence has with it, and
+    """The new token of one sequence, its position, its number of keys including the token's, and
     their pages.
     """
 
@@ -44,8 +44,8 @@ class StepRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The shape of a step's inputs. `sequences`: with the empty places. `width`: pages of the
-    longest sequence there can be.
+    """The shape of a step's inputs. `sequences`: with unused slots. `width`: pages of the longest
+    possible sequence.
     """
 
     sequences: int
@@ -53,11 +53,11 @@ class StepShape:
 
     @property
     def size(self) -> int:
-        """How many numbers the inputs are."""
+        """Return the length of the input array."""
         return 4 * _aligned(self.sequences + 1) + self.sequences * self.width
 
     def fill(self, inputs: Ids, rows: Sequence[StepRow]) -> None:
-        """Writes the inputs, whatever they were. The page table is written as far as it is read."""
+        """Overwrite the inputs. Only the entries of the page table that are read are written."""
         ids, positions, queries, keys, numbers = _parts(inputs, self)
         ids[len(rows) :] = positions[len(rows) :] = 0
         ids[: len(rows)] = [row.token for row in rows]
@@ -70,20 +70,22 @@ class StepShape:
             own[: len(row.pages)] = row.pages
 
     def empty(self) -> Ids:
-        """Inputs without a sequence."""
+        """Return inputs without a sequence."""
         inputs = np.zeros(self.size, np.int32)
         self.fill(inputs, ())
         return inputs
 
-    def batch(self, buffer: Tensor) -> tuple[Packed, Places]:
-        """The batch as the writer's forward takes it: views of the inputs on the device, of which
-        no value is read.
+    def batch(self, buffer: Tensor) -> tuple[Packed, KeyValuePlaces]:
+        """Return the batch for the model's forward: views of the inputs on the device, without
+        reading them.
         """
         ids, positions, queries, keys, numbers = _parts(buffer, self)
         ones = (1,) * self.sequences
         layout = Layout(queries, keys, 1, self.width * PAGE, ())
         where = PagedLayout(layout, queries, numbers, np.empty((0, 0), np.int32), ones, (), ones)
-        return Packed(ids, positions, None, ones, layout, None, ()), Places(where, where, None)
+        return Packed(ids, positions, None, ones, layout, None, ()), KeyValuePlaces(
+            where, where, None
+        )
 
 
 def _aligned(count: int) -> int:
@@ -91,7 +93,7 @@ def _aligned(count: int) -> int:
 
 
 def _parts(buffer: _Array, shape: StepShape) -> tuple[_Array, _Array, _Array, _Array, _Array]:
-    """Views: ids, positions, the ends of queries and of keys, and the page table."""
+    """Split into views: ids, positions, the ends of queries and of keys, and the page table."""
     count, part = shape.sequences, _aligned(shape.sequences + 1)
     return (
         buffer[:count],
@@ -103,16 +105,16 @@ def _parts(buffer: _Array, shape: StepShape) -> tuple[_Array, _Array, _Array, _A
 
 
 class StepForward:
-    """A writer's forward of a step, over the pages of its loop."""
+    """A model's decode step over the pages of its loop."""
 
-    def __init__(self, writer: Writer, pages: Sequence[Pages]) -> None:
+    def __init__(self, writer: LanguageModel, pages: Sequence[Pages]) -> None:
         self.writer, self.width = writer, pages_for(writer.max_positions)
         self._pages = pages
 
     @staticmethod
-    def takes(writer: Writer, pages: Sequence[Pages]) -> bool:
-        """Whether the writer's steps are computed so: on CUDA, unless they read an encoder's states
-        or go by lengths.
+    def takes(writer: LanguageModel, pages: Sequence[Pages]) -> bool:
+        """Return whether the model's steps can run this way: on CUDA, without cross attention or
+        length-dependent launches.
         """
         if writer.has_cross or not has_triton(pages[0][0]) or writer.decoder.goes_by_runs:
             return False
@@ -123,14 +125,15 @@ class StepForward:
         )
 
     def run(self, shape: StepShape, buffer: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest token after each sequence, [sequences] int64, and all scores, [sequences,
-        vocabulary] float32. Does not wait for the device."""
+        """Return the likeliest next tokens, [sequences] int64, and all scores, [sequences,
+        vocabulary] float32, without waiting for the device.
+        """
         batch, places = shape.batch(buffer)
         scores = self.writer.forward(batch, self._pages, places)
         return scores[:, : self.writer.settings.vocabulary].argmax(dim=1), scores
 
     def eager(self, rows: Sequence[StepRow]) -> tuple[Tensor, Tensor]:
-        """`run` for these sequences, without empty places."""
+        """Run these sequences without unused slots."""
         shape = StepShape(len(rows), self.width)
         inputs = np.zeros(shape.size, np.int32)
         shape.fill(inputs, rows)

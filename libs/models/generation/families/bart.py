@@ -1,9 +1,8 @@
-"""BART (arXiv 1910.13461), mBART and Marian: an encoder and a decoder with cross attention, and
+"""BART (arXiv 1910.13461), mBART and Marian: an encoder and a decoder with cross attention and
 LayerNorm.
 
-BART and Marian have their norms after each residual add, mBART before each block and once at the
-end. Marian (arXiv 1804.00344) has sines and cosines for positions, and no norm after the
-embeddings.
+BART and Marian apply norms after each residual add, mBART before each block and after the last one.
+Marian (arXiv 1804.00344) has sinusoidal positions, and no norm after the embeddings.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from libs.models import weights
+from libs.models.generation.decoding.language_model import LanguageHead, LanguageModel
 from libs.models.generation.decoding.settings import Settings
-from libs.models.generation.decoding.writer import LanguageHead, Writer
 from libs.models.layers.decoder import cross_layer
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.encoder import PackedEncoder
@@ -32,11 +31,11 @@ PAD: Final = 1
 PREFIXES: Final = ("", "model.")
 
 _EPS: Final = 1e-5
-_OFFSET: Final = 2  # rows of the position table before the first position's
+_OFFSET: Final = 2  # rows of the position table before the first position
 
 
 def _names(stem: str, layers: str, *, cross: bool) -> dict[str, Rule]:
-    """Of one stack, whose names begin with `stem`."""
+    """Return the rules of one stack, with names that begin with `stem`."""
     attention: dict[str, Rule] = {
         f"{stem}.layers.{{}}.self_attn.q_proj": (f"{layers}.attn.qkv", 0),
         f"{stem}.layers.{{}}.self_attn.k_proj": (f"{layers}.attn.qkv", 1),
@@ -77,20 +76,20 @@ DECODER_WEIGHTS: Final[dict[str, Rule]] = (
     {"shared": "embed.token"} | _COPIES | _DECODER | _ignored(_ENCODER)
 )
 DECODER_ALONE: Final[dict[str, Rule]] = _DECODER | {"decoder.embed_tokens": "embed.token"}
-"""Of a decoder whose encoder is something else (Donut, TrOCR)."""
+"""Rules of a decoder with another kind of encoder (Donut, TrOCR)."""
 
 _COMPUTED: Final[dict[str, Rule]] = {
     "encoder.embed_positions": None,
     "decoder.embed_positions": None,
 }
-"""Positions of Marian, which old checkpoints store."""
+"""Computed positions of Marian, which old checkpoints store."""
 
 SINUSOIDAL: Final[dict[str, Rule]] = DECODER_ALONE | {"decoder.embed_positions": None}
-"""The same without a table of positions."""
+"""Rules of a decoder without a table of positions."""
 
 
 class BartEmbedding(TokenEmbedding):
-    """Token embeddings times a scale, then positions, which are not scaled; then a norm."""
+    """Scaled token embeddings, plus unscaled positions, followed by a norm."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -99,9 +98,7 @@ class BartEmbedding(TokenEmbedding):
 
 
 class SinusoidalEmbedding(BartEmbedding):
-    """With sines and cosines for positions, as fairseq has them: counted from the row after that of
-    padding, `PAD`.
-    """
+    """Sinusoidal positions as in fairseq, counted from the row after padding (`PAD`)."""
 
     def prepare(self) -> None:
         weight = self.token.weight
@@ -116,12 +113,12 @@ class SinusoidalEmbedding(BartEmbedding):
 
 
 class MarianEmbedding(BartEmbedding):
-    """With sines and cosines for positions, in the first and the second half, counted from 0."""
+    """Sinusoidal positions from 0: sines in the first half, cosines in the second."""
 
     def prepare(self) -> None:
         weight = self.token.weight
         size = weight.shape[1]
-        # As the reference, in double precision.
+        # The reference uses double precision.
         rates = torch.pow(10_000.0, -torch.arange(0, size, 2, dtype=torch.float64) / size)
         angles = torch.arange(self.max_positions, dtype=torch.float64)[:, None] * rates
         table = torch.cat([angles.sin(), angles[:, : size // 2].cos()], dim=1).float()
@@ -129,12 +126,10 @@ class MarianEmbedding(BartEmbedding):
 
 
 class BartInputEmbedding(BartEmbedding):
-    """Rows that the batch was given take the place of token embeddings, before positions and norm
-    (Florence-2).
-    """
+    """Given rows replace token embeddings before positions and norm are applied."""
 
     def forward(self, batch: Packed) -> Tensor:
-        """[tokens, hidden]"""
+        """Return [tokens, hidden]."""
         x = self.token.forward(batch.ids)
         if batch.given is not None:
             x = x.index_copy(0, batch.given.places, batch.given.values.to(x.dtype))
@@ -152,9 +147,11 @@ def load(
     device: torch.device,
     *,
     embedding: type[BartEmbedding] = BartEmbedding,
-) -> Writer:
-    """A whole model. `embedding`: of the encoder. Raises ModelBroken naming the key of config.json,
-    or the file and tensor, that cannot be served."""
+) -> LanguageModel:
+    """Load a whole model. `embedding`: the encoder's class.
+
+    Raises ModelBroken with the key of config.json, or the file and tensor, that is not supported.
+    """
     computed: dict[str, Rule] = {}
     if config.text("model_type") == "marian":
         config.require("share_encoder_decoder_embeddings", True)
@@ -177,7 +174,7 @@ def load(
     prepare(encoder)
     made = load_decoder(config, tensors, settings, dtype, device, table=DECODER_WEIGHTS | computed)
     made.decoder.embed.token = encoder.embed.token  # one table in memory
-    return Writer(made.decoder, made.head, settings, encoder.requires_grad_(False).eval())
+    return LanguageModel(made.decoder, made.head, settings, encoder.requires_grad_(False).eval())
 
 
 def load_decoder(
@@ -190,9 +187,9 @@ def load_decoder(
     table: Mapping[str, Rule] = DECODER_WEIGHTS,
     prefixes: tuple[str, ...] = PREFIXES,
     source: int | None = None,
-) -> Writer:
-    """The decoder and its head alone. `source`: width of the encoder's states; None: as wide as the
-    decoder.
+) -> LanguageModel:
+    """Load only the decoder and its head. `source`: width of the encoder's states; None for the
+    decoder's width.
     """
     with torch.device("meta"):
         spec = _spec(config, "decoder", causal=True)
@@ -210,7 +207,7 @@ def load_decoder(
         device=device,
     )
     prepare(decoder)
-    return Writer(
+    return LanguageModel(
         decoder.requires_grad_(False).eval(), _head(config, decoder, state, dtype), settings
     )
 

@@ -10,8 +10,8 @@ from typing import Final
 import torch
 
 from libs.errors import ModelBroken
+from libs.models.generation.decoding.language_model import LanguageHead, LanguageModel
 from libs.models.generation.decoding.settings import Settings
-from libs.models.generation.decoding.writer import LanguageHead, Writer
 from libs.models.layers.spec import Config
 from libs.models.text.families.decoders.gemma2 import final_softcap
 from libs.models.text.registry import build_encoder
@@ -27,7 +27,7 @@ MODEL_TYPES: Final = (
     "qwen2",
     "qwen3",
 )
-_TIED: Final = ("gemma", "gemma2", "gemma3_text")  # where config.json does not say
+_TIED: Final = ("gemma", "gemma2", "gemma3_text")  # if config.json does not specify it
 _HEAD: Final[Mapping[str, HeadRule]] = {"lm_head": Maybe("head")}
 
 
@@ -37,15 +37,15 @@ def load(
     settings: Settings,
     dtype: torch.dtype,
     device: torch.device,
-) -> Writer:
-    """Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be
-    served.
+) -> LanguageModel:
+    """Load a causal model. Raises ModelBroken with the key of config.json, or the file and tensor,
+    that is not supported.
     """
     decoder, state = build_encoder(
         config.values, tensors, dtype=dtype, device=device, head_tables=_HEAD
     )
     if not decoder.causal:
-        raise ModelBroken("config.json: the model is not causal, and cannot write")
+        raise ModelBroken("config.json: the model is not causal, so it cannot generate text")
     tied = config.flag("tie_word_embeddings", config.text("model_type") in _TIED)
     if tied or "head.weight" not in state:
         if not tied:
@@ -53,4 +53,6 @@ def load(
         weight = decoder.token_weight
     else:
         weight = state["head.weight"].to(dtype)
-    return Writer(decoder, LanguageHead(weight, softcap=final_softcap(config)).eval(), settings)
+    return LanguageModel(
+        decoder, LanguageHead(weight, softcap=final_softcap(config)).eval(), settings
+    )

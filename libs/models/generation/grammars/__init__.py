@@ -1,11 +1,11 @@
-"""Grammars: answers in a form that the request asks for.
+"""Grammars: answers in a format that the request defines.
 
-`schemas.py` decides which JSON Schemas are taken, `matching.py` follows one while a text is
-written, with llguidance, and `answers.py` reads what was written.
+`schemas.py` validates JSON Schemas, `matching.py` constrains generation by one with llguidance, and
+`answers.py` parses the generated text.
 """
 
-from libs.models.generation.grammars.answers import fits, form_of
+from libs.models.generation.grammars.answers import fits, parse_answer
 from libs.models.generation.grammars.matching import Grammar, Grammars
 from libs.models.generation.grammars.schemas import FIELD
 
-__all__ = ["FIELD", "Grammar", "Grammars", "fits", "form_of"]
+__all__ = ["FIELD", "Grammar", "Grammars", "fits", "parse_answer"]

@@ -1,4 +1,4 @@
-"""The JSON of an answer that was written by a grammar, as the contract's Struct can hold it."""
+"""Parse the JSON of a generated answer for the contract's Struct."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Final, Literal
 from libs.errors import InvalidInput
 from libs.models.generation.grammars.schemas import FIELD
 
-DEEPEST: Final = 30
-"""Objects and lists within each other. Protobuf reads messages of a hundred levels, of which an
-object takes three.
+MAX_DEPTH: Final = 30
+"""Maximum nesting of objects and lists. Protobuf reads messages of a hundred levels, and an object
+takes three.
 """
 
 
-def form_of(text: str, finish: Literal["stop", "length"]) -> Mapping[str, object] | None:
-    """The object that a whole answer is. None: the answer was cut off, or is one that a Struct
-    cannot hold: nested deeper than `DEEPEST`, or with a number that no float64 is.
+def parse_answer(text: str, finish: Literal["stop", "length"]) -> Mapping[str, object] | None:
+    """Parse an answer as an object. None if it was cut off, or if a Struct cannot hold it: nested
+    deeper than `MAX_DEPTH`, or with a number outside float64.
 
-    Raises InvalidInput for an answer that ended where its grammar could not be followed any more.
+    Raises InvalidInput if the grammar could not be followed to the end of the answer.
     """
     if finish == "length":
         return None
@@ -29,18 +29,16 @@ def form_of(text: str, finish: Literal["stop", "length"]) -> Mapping[str, object
     except RecursionError:
         return None
     except ValueError:
-        reason = (
-            "the schema is too complex to follow, or asks for what this model has no tokens for"
-        )
+        reason = "the schema is too complex, or requires text that this model has no tokens for"
         raise InvalidInput(
-            f"an answer could not be written to its end: {reason}. Simplify its patterns",
+            f"an answer could not be completed: {reason}. Simplify its patterns",
             field=FIELD,
         ) from None
     return value if isinstance(value, dict) and fits(value) else None
 
 
-def fits(value: object, depth: int = DEEPEST) -> bool:
-    """Whether a Struct can hold it."""
+def fits(value: object, depth: int = MAX_DEPTH) -> bool:
+    """Return whether a Struct can hold the value."""
     match value:
         case dict():
             return depth > 0 and all(

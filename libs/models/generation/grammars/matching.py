@@ -1,9 +1,8 @@
-"""Follows a JSON Schema while a text is written: which tokens of a model's vocabulary may come
-next, by llguidance.
+"""Constrain generation by a JSON Schema: llguidance returns the tokens that may follow.
 
-A schema is compiled in a preparing thread, and matchers of one schema share what they have learned
-of it. A matcher is asked on the device thread, between two steps: 10 to 100 microseconds a token
-(docs/decisions/0048), without the interpreter's lock.
+A preparing thread compiles a schema, and matchers of one schema share a cache. The device thread
+queries a matcher between two steps, without the GIL: 10 to 100 microseconds a token
+(docs/decisions/0048).
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
-KEPT: Final = 16
-"""Compiled schemas of a model, the least recently used of which is forgotten."""
+MAX_CACHED_SCHEMAS: Final = 16
+"""Compiled schemas cached per model (least recently used are evicted)."""
 LIMITS: Final = {
     "initial_lexer_fuel": 500_000,
     "step_lexer_fuel": 100_000,
@@ -41,20 +40,22 @@ LIMITS: Final = {
     "max_lexer_states": 10_000,
     "max_grammar_size": 50_000,
 }
-"""Of a schema's compilation and of a step, in llguidance's units; a state takes 1 to 2 kB."""
+"""Limits of a schema's compilation and of a step, in llguidance's units; a state takes 1 to 2
+kB.
+"""
 _FORM: Final[JsonCompileOptions] = {
     "item_separator": ", ",
     "key_separator": ": ",
     "whitespace_flexible": False,
     "lenient": False,
 }
-"""As Python's json.dumps writes it. Where a grammar allows any white space, a small model may write
-nothing else.
+"""The whitespace of Python's json.dumps. If a grammar allows any whitespace, a small model may
+write nothing else.
 """
 
 
 class Matcher(Protocol):
-    """What is used of llguidance's LLMatcher. After an error its state never changes."""
+    """The part of llguidance's LLMatcher in use. After an error its state never changes."""
 
     def deep_copy(self) -> Matcher: ...
     def try_consume_tokens(self, tokens: list[int]) -> int: ...
@@ -66,28 +67,30 @@ class Matcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A schema that was compiled. `stops`: what ends an answer."""
+    """A compiled schema. `stops`: tokens that end an answer."""
 
     matcher: Matcher
     stops: Bits
 
     def allows(self) -> Following:
-        """For one sequence from its beginning: an `Allows`."""
+        """Start the grammar for one sequence: an `Allows`."""
         return Following(self.matcher.deep_copy(), self.stops)
 
 
 class Following:
-    """A grammar of one sequence. Where it cannot be followed any more, a stop token alone may
-    come.
+    """A grammar's state in one sequence. Once the grammar cannot be followed, only a stop token is
+    allowed.
     """
 
     def __init__(self, matcher: Matcher, stops: Bits) -> None:
         self._matcher, self._stops = matcher, stops
-        # Of the device thread.
+        # State of the device thread.
         self._seen: Ids = np.zeros(0, np.int32)
 
     def __call__(self, written: Ids) -> Bits:
-        """Beams are told apart by their texts: what differs is taken back."""
+        """Return the tokens that may follow. For beams, tokens that differ from the last call are
+        rolled back.
+        """
         both = min(len(written), len(self._seen))
         differing = np.flatnonzero(written[:both] != self._seen[:both])
         same = int(differing[0]) if len(differing) else both
@@ -100,29 +103,31 @@ class Following:
 
 
 class Grammars:
-    """Of one model. Thread-safe."""
+    """The compiled grammars of one model. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int, stops: Sequence[int]) -> None:
-        """`vocabulary`: ids from here on are no tokens. `stops`: what ends an answer."""
+        """Create the cache. `vocabulary`: ids from here on are not tokens. `stops`: tokens that end
+        an answer.
+        """
         self._tokenizer, self._vocabulary, self._stops = tokenizer, vocabulary, [*stops]
         bits = np.zeros(-(-vocabulary // 32) * 32, np.uint8)
         bits[self._stops] = 1
         self._stop_bits: Bits = np.packbits(bits, bitorder="little")
         self._lock = threading.Lock()
-        # Under the lock.
+        # Guarded by the lock.
         self._trie: LLTokenizer | None = None
         self._kept: OrderedDict[bytes, Matcher] = OrderedDict()
 
-    def of(self, schema: str) -> Grammar | None:
-        """None for no schema: "".
+    def compile_schema(self, schema: str) -> Grammar | None:
+        """Compile a JSON schema; None for an empty one.
 
-        Raises InvalidInput, with the place in the schema, for one that is not served, and
-        TaskNotSupported where a worker or the model cannot write JSON.
+        Raises InvalidInput with the path in the schema if it is not supported, and TaskNotSupported
+        if the worker or the model cannot generate JSON.
         """
         return self._grammar(schema, schema, FIELD) if schema else None
 
-    def of_tools(self, work: TextWork, form: ToolForm) -> Grammar | None:
-        """None: the answer is free text. Raises as `of`."""
+    def compile_tools(self, work: TextWork, form: ToolForm) -> Grammar | None:
+        """Compile a grammar of function calls; None for free text. Raises as `compile_schema`."""
         if not work.calls_tool and not self.is_installed:
             return None
         source = grammar_source(work, form, self._marks(form), _FORM)
@@ -132,7 +137,7 @@ class Grammars:
 
     @property
     def is_installed(self) -> bool:
-        """Whether grammars can be followed here."""
+        """True if llguidance is installed."""
         return importlib.util.find_spec("llguidance") is not None
 
     def _marks(self, form: ToolForm) -> Marks:
@@ -157,28 +162,27 @@ class Grammars:
             kept = self._kept.get(digest)
             if kept is not None:
                 self._kept.move_to_end(digest)
-        # What matchers of a schema share may have grown to its limit: then it is compiled anew.
+        # The shared cache of a schema's matchers may have grown to its limit: compile the schema
+        # again.
         if kept is None or not _begins(kept.deep_copy()):
             for path, _, parameters in tools:
                 check_schema(json.dumps(parameters), path)
             kept = self._compiled(source, schema, field)
             if not _begins(kept.deep_copy()):
-                raise TaskNotSupported(
-                    "the model has no tokens for what the schema asks for", field=field
-                )
+                raise TaskNotSupported("the model has no tokens for the schema", field=field)
             with self._lock:
                 self._kept[digest] = kept
-                while len(self._kept) > KEPT:
+                while len(self._kept) > MAX_CACHED_SCHEMAS:
                     self._kept.popitem(last=False)
         return Grammar(kept, self._stop_bits)
 
     def _compiled(self, source: str, schema: str | None, field: str) -> Matcher:
-        """`schema`: the answer's; None: `source` is a grammar."""
+        """Compile the answer's `schema`; if None, `source` is a grammar."""
         if schema is not None:
             check_schema(schema)
         if not self._stops:
             raise TaskNotSupported(
-                "the model's files name no token that ends an answer, which JSON needs", field=field
+                "JSON needs a token that ends an answer; the model's files name none", field=field
             )
         trie = self._tokens(field)
         from llguidance import LLMatcher, LLParserLimits
@@ -199,11 +203,11 @@ class Grammars:
         return made
 
     def _tokens(self, field: str) -> LLTokenizer:
-        """The vocabulary as llguidance reads it, made once: about a kilobyte a token."""
+        """Build llguidance's view of the vocabulary one time: about a kilobyte a token."""
         try:
             from llguidance import LLTokenizer
         except ImportError:
-            message = "this worker cannot write JSON by a schema, since llguidance is not installed"
+            message = "this worker does not support JSON schemas: llguidance is not installed"
             raise TaskNotSupported(
                 f"{message}: pip install 'shoal-mesh[grammar]'", field=field
             ) from None
@@ -218,7 +222,7 @@ class Grammars:
                     )
                 except ValueError as error:
                     raise TaskNotSupported(
-                        f"the model's tokenizer cannot be held to a schema: {error}", field=field
+                        f"the model's tokenizer does not support grammars: {error}", field=field
                     ) from None
             return self._trie
 

@@ -1,5 +1,5 @@
-"""Which JSON Schemas are taken: those that are compiled within a second and followed within some
-milliseconds a token.
+"""Validate JSON Schemas: only those that compile within a second and take milliseconds a token are
+served.
 
 llguidance bounds most of its work itself (`matching.LIMITS`), but not how many expressions it
 intersects: 17 KB of `patternProperties` were compiled in 34 s, 48 KB of `multipleOf` in 82 s and
@@ -17,76 +17,83 @@ from libs.errors import InvalidInput
 
 FIELD: Final = "text.json_schema"
 MAX_BYTES: Final = 32 << 10
-_MOST: Final = {
+_MAX_COUNTS: Final = {
     "schemas": 256,
     "branches of anyOf, oneOf and allOf": 64,
     "values": 1000,
     "patterns": 16,
 }
-"""Of the whole schema; properties are schemas, values those of `enum`."""
+"""Limits of the whole schema. Properties are schemas; values are those of `enum`."""
 MAX_PATTERN: Final = 256
-DEEPEST: Final = 16
+MAX_DEPTH: Final = 16
 
 _ONE: Final = ("items", "additionalProperties")
 _NAMED: Final = ("properties", "$defs", "definitions")
 _LISTED: Final = ("prefixItems", "anyOf", "oneOf", "allOf")
 _BRANCHES: Final = ("anyOf", "oneOf", "allOf")
 _KEYS: Final = frozenset({
-    *_ONE, *_NAMED, *_LISTED, "type", "enum", "const", "required", "$ref", "minItems", "maxItems", "minLength", "maxLength",
+    *_ONE, *_NAMED, *_LISTED, "type", "enum", "const", "required", "$ref",
+    "minItems", "maxItems", "minLength", "maxLength",
     "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
     "title", "description", "default", "examples", "$schema", "$comment", "readOnly", "writeOnly",
 })  # fmt: skip
-"""The keywords that are followed; those of the last line say nothing of an answer's form."""
+"""Supported keywords. Those of the last line do not constrain an answer."""
 
 Object = Mapping[str, object]
 
 
 def check_schema(text: str, field: str = FIELD) -> None:
-    """`field`: its path in the request.
+    """Check that a schema is supported. `field`: its path in the request.
 
-    Raises InvalidInput with the place in the schema, as a JSON pointer, for one that is not
-    served."""
+    Raises InvalidInput with the place in the schema, as a JSON pointer.
+    """
     if len(text) > MAX_BYTES or len(text.encode()) > MAX_BYTES:
         raise InvalidInput(f"the schema has more than {MAX_BYTES:,} bytes", field=field)
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the schema is no JSON: {error}", field=field) from None
+        raise InvalidInput(f"the schema is not valid JSON: {error}", field=field) from None
     if not isinstance(schema, dict) or schema.get("type") != "object":
         refuse("#", 'an answer is an object: the schema\'s own "type" must be "object"', field)
     found: Counter[str] = Counter()
     for path, each in _walk(schema, field):
         _check_keys(path, each, field)
         found += _counts(each)
-        for what, most in _MOST.items():
-            if found[what] > most:
-                refuse(path, f"the schema has more than {most:,} {what}", field)
+        for name, most in _MAX_COUNTS.items():
+            if found[name] > most:
+                refuse(path, f"the schema has more than {most:,} {name}", field)
 
 
 def _counts(schema: Object) -> Counter[str]:
-    """Of one schema, in the words of `_MOST`."""
+    """Count a single schema by the keys of `_MAX_COUNTS`."""
     branches = sum(len(_list(schema, key)) for key in _BRANCHES)
     return Counter(
         dict(
-            zip(_MOST, (1, branches, len(_list(schema, "enum")), "pattern" in schema), strict=True)
+            zip(
+                _MAX_COUNTS,
+                (1, branches, len(_list(schema, "enum")), "pattern" in schema),
+                strict=True,
+            )
         )
     )
 
 
 def refuse(path: str, reason: str, field: str = FIELD) -> NoReturn:
-    """`path`: a JSON pointer."""
+    """Raise InvalidInput for the place `path`, a JSON pointer."""
     raise InvalidInput(f"the schema, at {path}: {reason}", field=field)
 
 
 def _walk(schema: Object, field: str) -> Iterator[tuple[str, Object]]:
-    """Each schema within it and its place, itself first. Raises InvalidInput below `DEEPEST`."""
+    """Yield each nested schema and its path, the whole one first. Raises InvalidInput below
+    `MAX_DEPTH`.
+    """
     waiting: list[tuple[str, object, int]] = [("#", schema, 0)]
     while waiting:
         path, each, depth = waiting.pop()
         if not isinstance(each, dict):
-            continue  # true or false; what is neither, llguidance refuses
-        if depth > DEEPEST:
-            refuse(path, f"the schema is nested more than {DEEPEST} times", field)
+            continue  # true or false; llguidance refuses anything else
+        if depth > MAX_DEPTH:
+            refuse(path, f"the schema is nested more than {MAX_DEPTH} times", field)
         yield path, each
         waiting += [(f"{path}/{where}", inner, depth + 1) for where, inner in _within(each)]
 
@@ -104,7 +111,7 @@ def _within(schema: Object) -> Iterator[tuple[str, object]]:
 def _check_keys(path: str, schema: Object, field: str) -> None:
     unknown = next((key for key in schema if key not in _KEYS), None)
     if unknown is not None:
-        refuse(path, f"{unknown!r} is not served", field)
+        refuse(path, f"the keyword {unknown!r} is not supported", field)
     pattern = schema.get("pattern")
     if isinstance(pattern, str) and len(pattern) > MAX_PATTERN:
         refuse(f"{path}/pattern", f"a pattern has at most {MAX_PATTERN} characters", field)
@@ -112,7 +119,7 @@ def _check_keys(path: str, schema: Object, field: str) -> None:
     if isinstance(target, str) and not target.startswith("#"):
         refuse(
             f"{path}/$ref",
-            "only places in the schema itself are looked up, such as #/$defs/name",
+            "only references within the schema are supported, such as #/$defs/name",
             field,
         )
 

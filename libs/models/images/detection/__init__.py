@@ -1,3 +1,3 @@
-"""Detectors: models that find what labels name in an image, as boxes in its pixels. `loading.py` is
-where to begin.
+"""Detectors: models that find labelled objects in an image, as boxes in its pixels. Start with
+`loading.py`.
 """

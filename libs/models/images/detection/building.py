@@ -1,5 +1,5 @@
-"""Builds the parts of a detector from its directory: encoders that are data, modules of its own,
-and what is read of pixels.
+"""Build the parts of a detector from its directory: encoders defined by data, other modules, and
+image processing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from libs.models.weights import HeadRule, Rule, TensorFile
 M = TypeVar("M", bound=nn.Module)
 
 PROCESSOR_FILE: Final = "preprocessor_config.json"
-_WHOLE_PROCESSOR_FILE: Final = (
-    "processor_config.json"  # of transformers 5, where it has an `image_processor`
-)
+_WHOLE_PROCESSOR_FILE: Final = "processor_config.json"  # of transformers 5, in `image_processor`
 
 
 def processor_values(directory: Path) -> tuple[Mapping[str, object], str]:
-    """What a checkpoint says of its images, and the file that says it. Raises ModelBroken if there
-    is none.
+    """Return a checkpoint's image processing, and the file that has it. Raises ModelBroken if none
+    has.
     """
     whole = read_config(directory, _WHOLE_PROCESSOR_FILE)
     part = None if whole is None else whole.values.get("image_processor")
@@ -42,19 +40,17 @@ def processor_values(directory: Path) -> tuple[Mapping[str, object], str]:
 
 
 def tokenizer_for(directory: Path, vocabulary: int) -> Tokenizer:
-    """The tokenizer of labels. Raises ModelBroken if it has ids for which the encoder, of
-    `vocabulary` vectors, has none.
+    """Load the tokenizer of labels. Raises ModelBroken for ids outside the encoder's `vocabulary`
+    vectors.
     """
     tokenizer = load_tokenizer(directory, lowercase=False)
     if largest_id(tokenizer) >= vocabulary:
-        raise ModelBroken(
-            f"{FILE}: has the id {largest_id(tokenizer)}, for which the encoder has no vector"
-        )
+        raise ModelBroken(f"{FILE}: the encoder has no vector for the id {largest_id(tokenizer)}")
     return tokenizer
 
 
 def on_meta(build: Callable[[], M]) -> M:
-    """A module without weights. Raises ModelBroken for sizes that none can have."""
+    """Build a module without weights. Raises ModelBroken for impossible sizes."""
     try:
         with torch.device("meta"):
             return build()
@@ -66,9 +62,7 @@ def on_meta(build: Callable[[], M]) -> M:
         TypeError,
         ValueError,
     ) as error:
-        raise ModelBroken(
-            shortened(f"config.json: describes no model that can be built: {error}")
-        ) from error
+        raise ModelBroken(shortened(f"config.json: the model cannot be built: {error}")) from error
 
 
 def load_encoder(
@@ -79,8 +73,8 @@ def load_encoder(
     dtype: torch.dtype,
     device: torch.device,
 ) -> PackedEncoder:
-    """An encoder that is data, ready to run. Raises ModelBroken for tensors that are missing,
-    unknown, or of another shape.
+    """Load an encoder defined by data, ready to run. Raises ModelBroken for tensors that are
+    missing, unknown or misshapen.
     """
     encoder = on_meta(lambda: PackedEncoder(spec, embed()))
     weights.load(
@@ -93,8 +87,8 @@ def load_encoder(
 def load_state(
     tensors: TensorFile, table: Mapping[str, HeadRule], device: torch.device
 ) -> dict[str, Tensor]:
-    """The tensors that belong to no encoder, float32 by the names of the table. Raises ModelBroken
-    as `load_encoder`.
+    """Return the float32 tensors outside the encoders by the names of the table. Raises as
+    `load_encoder`.
     """
     left = {name: name for name in tensors.names()}
     state = weights.head_state(tensors, left, table, device)
@@ -112,10 +106,10 @@ def fill(
     device: torch.device,
     rename: Callable[[str], str | None] = str,
 ) -> None:
-    """Gives a module on the meta device its parameters. Raises ModelBroken as `load_encoder`.
+    """Assign parameters to a module on the meta device. Raises as `load_encoder`.
 
-    `rename`: a tensor's name in the file to the parameter's; None for one that the model has no use
-    for.
+    `rename`: maps a tensor's name in the file to the parameter's; None for a tensor that is not
+    used.
     """
     found = {rename(name): name for name in tensors.names()}
     found.pop(None, None)
@@ -127,7 +121,8 @@ def fill(
         if tensors.shape(stored) != tuple(parameter.shape):
             have, wanted = list(tensors.shape(stored)), list(parameter.shape)
             raise ModelBroken(
-                f"{tensors.file_of(stored)}: tensor {stored!r} has shape {have}; config.json asks for {wanted}"
+                f"{tensors.file_of(stored)}: tensor {stored!r} has shape {have}; config.json "
+                f"asks for {wanted}"
             )
         state[name] = tensors.read(stored).to(device=device, dtype=dtype)
     for stored in found.values():

@@ -1,7 +1,7 @@
-"""Layers of Grounding DINO (arXiv 2303.05499), for one image and its labels: all in float32, named
-as in checkpoints.
+"""Layers of Grounding DINO (arXiv 2303.05499) for one image and its labels, in float32, with the
+checkpoint's names.
 
-Deformable attention (arXiv 2010.04159) reads each map at a few points beside a place, which
+Deformable attention (arXiv 2010.04159) samples each map at a few points around a location;
 `grid_sample` interpolates.
 """
 
@@ -20,13 +20,13 @@ from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import Activation
 
 Sizes = Sequence[tuple[int, int]]
-"""Rows and columns of an image's maps, one for each level."""
+"""Rows and columns of an image's maps, one pair per level."""
 
 
 @dataclass(frozen=True, slots=True)
 class DinoSpec:
-    """`points`: that deformable attention reads on each of `levels` maps. `tokens`: of the longest
-    prompt.
+    """Sizes of the model. `points`: samples of deformable attention on each of `levels` maps.
+    `tokens`: length of the longest prompt.
     """
 
     width: int
@@ -55,7 +55,7 @@ class DinoSpec:
 
 
 def sines(values: Tensor, width: int, temperature: float) -> Tensor:
-    """[...] -> [..., width]: sines and cosines by turns, ever slower."""
+    """Map [...] to [..., width]: alternating sines and cosines of decreasing frequency."""
     pairs = torch.arange(width, device=values.device) // 2
     angles = values[..., None] / temperature ** (2 * pairs.float() / width)
     return torch.stack([angles[..., 0::2].sin(), angles[..., 1::2].cos()], dim=-1).flatten(-2)
@@ -89,8 +89,8 @@ class Attention(nn.Module):
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """[queries, width], [keys, width] twice -> [queries, width]. `mask`: [queries, keys], where
-        to look.
+        """Attend: [queries, width], [keys, width] twice -> [queries, width]. `mask`: [queries,
+        keys], True to attend.
         """
         parts = ((self.query, queries), (self.key, keys), (self.value, values))
         q, k, v = (
@@ -102,8 +102,8 @@ class Attention(nn.Module):
 
 
 class DeformableAttention(nn.Module):
-    """Each row reads all maps at `points` places for each head, which it chooses beside its own
-    place.
+    """Each row samples all maps at `points` locations per head, chosen relative to the row's
+    location.
     """
 
     def __init__(self, spec: DinoSpec, heads: int, points: int) -> None:
@@ -120,8 +120,12 @@ class DeformableAttention(nn.Module):
         self._heads, self._levels, self._points = heads, spec.levels, points
 
     def forward(self, rows: Tensor, maps: Tensor, places: Tensor, sizes: Sizes) -> Tensor:
-        """`rows`: [n, width]. `maps`: [places of all levels, width]. `places`: [n, 2], or [n, 4]
-        with a size: 0..1 of the image.
+        """Sample the maps for each row.
+
+        Args:
+            rows: [n, width].
+            maps: [locations of all levels, width].
+            places: Location of each row, [n, 2], or [n, 4] with a size; 0..1 of the image.
         """
         shape = (len(rows), self._heads, self._levels, self._points)
         values = self.value_proj.forward(maps).view(len(maps), self._heads, -1)
@@ -154,7 +158,7 @@ class DeformableAttention(nn.Module):
 
 
 class Fusion(nn.Module):
-    """Image and text attend to each other, by one matrix of scores."""
+    """Image and text attend to each other through one matrix of scores."""
 
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
@@ -170,8 +174,8 @@ class Fusion(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """What image and text give each other: [places, width], [tokens, width] -> the same two
-    shapes.
+    """Exchanges information between image and text: [locations, width], [tokens, width] -> the same
+    two shapes.
     """
 
     def __init__(self, width: int, inner: int, heads: int) -> None:
@@ -199,7 +203,7 @@ class CrossAttention(nn.Module):
 
 
 class TextLayer(nn.Module):
-    """Tokens of one label attend to each other."""
+    """Self-attention among the tokens of one label."""
 
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
@@ -222,7 +226,7 @@ class TextLayer(nn.Module):
 
 
 class DeformableLayer(nn.Module):
-    """Places of an image attend to others that they choose."""
+    """Deformable self-attention of an image."""
 
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
@@ -244,7 +248,7 @@ class DeformableLayer(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Both sides are fused, then each attends to itself."""
+    """Fuses both sides, then applies self-attention to each."""
 
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
@@ -270,7 +274,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Queries attend to each other, to the text, and to places of the image around their boxes."""
+    """Queries attend to each other, to the text, and to the image around their boxes."""
 
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
@@ -290,7 +294,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, boxes: Tensor, image: Tensor, text: Tensor, sizes: Sizes
     ) -> Tensor:
-        """`x`, `positions`: [queries, width]; `boxes`: [queries, 4]."""
+        """Run the layer. `x`, `positions`: [queries, width]; `boxes`: [queries, 4]."""
         placed = x + positions
         x = self.self_attn_layer_norm.forward(x + self.self_attn.forward(placed, placed, x))
         x = self.encoder_attn_text_layer_norm.forward(
@@ -305,7 +309,7 @@ class DecoderLayer(nn.Module):
 
 
 def centres(sizes: Sizes, device: torch.device) -> Tensor:
-    """[places of all levels, 2]: across and down, 0..1."""
+    """Return the centres [locations of all levels, 2]: across and down, 0..1."""
     found = []
     for rows, columns in sizes:
         down = (torch.arange(rows, device=device) + 0.5) / rows
@@ -315,8 +319,8 @@ def centres(sizes: Sizes, device: torch.device) -> Tensor:
 
 
 def place_sines(sizes: Sizes, width: int, temperature: float, device: torch.device) -> Tensor:
-    """[places of all levels, width]: the first half says how far down a place is, the second how
-    far across.
+    """Return positions [locations of all levels, width]: the first half encodes the row, the second
+    the column.
     """
     found = []
     for rows, columns in sizes:

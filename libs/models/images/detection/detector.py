@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.errors import InputTooLong, InvalidInput
+from libs.models.backbone import Backbone
 from libs.models.images.decoding import LIMITS, Limits, decoding, header_size
-from libs.models.images.detection.regions import Asked, regions_of
+from libs.models.images.detection.regions import RegionOptions, regions_of
 from libs.models.images.processing import ImageProcessing
 from libs.models.results import Region
 from libs.models.text.heads.extraction.words import Label
 from libs.models.text.processing.answers import sigmoid
-from libs.models.trunk import Backbone
 from libs.models.work import InputRows, InputSequence, Output
 
 HEAD: Final = "regions"
@@ -25,19 +25,24 @@ LABELS: Final = "regions.labels"
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """Thread-safe but for the trunk. `field`, in its methods: the item's path in the job, for
-    errors.
+    """A detector without its forward. Thread-safe except for the backbone.
 
-    `threshold`: the model's own. `read_label`: a label's tokens, of which `frame` are there for
-    every label, and at most `most_each`; with the `spare` tokens beside all labels there are at
-    most `most`. `count`: an image's tokens, by the height and width that the model sees; `first`:
-    those that are no patches. `square`: boxes are fractions of the image padded to a square, else
-    of the image. `maps`: of an image that keeps its proportions, each with half as many places a
-    side as the one before; a place of the first is `smallest` pixels a side. 0: images are of one
-    size.
+    `field`, in its methods: the item's path in the job, for errors.
+
+    Attributes:
+        threshold: The model's default.
+        read_label: Returns a label's tokens, of which `frame` occur in every label.
+        most_each: Maximum tokens of a label.
+        most: Maximum tokens of all labels, including `spare` further tokens.
+        count: Returns an image's tokens by the height and width that the model sees.
+        first: Number of tokens that are not patches.
+        square: Boxes are fractions of the image padded to a square; otherwise of the image.
+        maps: Maps of an image that keeps its proportions, each with half the rows of the previous
+            one; 0 if images have one size.
+        smallest: Pixels per side of a cell of the first map.
     """
 
-    trunk: Backbone
+    backbone: Backbone
     processing: ImageProcessing
     read_label: Callable[[str], NDArray[np.int32]]
     count: Callable[[int, int], int]
@@ -53,39 +58,41 @@ class Detector:
     limits: Limits = LIMITS
 
     def labels(self, labels: Sequence[str]) -> tuple[Label, ...]:
-        """The labels of a job with their tokens, once for all its items. Raises InvalidInput or
+        """Tokenise the labels of a job, one time for all its items. Raises InvalidInput or
         InputTooLong with their path.
         """
         if not labels:
-            raise InvalidInput("name at least one label to look for", field=LABELS)
+            raise InvalidInput("at least one label is needed", field=LABELS)
         read = tuple(Label(label, self.read_label(label)) for label in labels)
         for number, label in enumerate(read):
             field = f"{LABELS}[{number}]"
             if len(label.ids) <= self.frame:
                 raise InvalidInput(
-                    f"{field} has nothing that the model's tokenizer knows", field=field
+                    f"{field} has no text that the model's tokenizer knows", field=field
                 )
             if len(label.ids) > self.most_each:
                 raise InputTooLong(
-                    f"{field} has {len(label.ids)} tokens; the model takes {self.most_each} of a label",
+                    f"{field} has {len(label.ids)} tokens; at most {self.most_each} are allowed",
                     field=field,
                 )
         together = sum(len(label.ids) for label in read) + self.spare
         if together > self.most:
-            message = f"the labels have {together} tokens together; the model takes {self.most}. Ask for fewer at a time"
+            message = (
+                f"the labels have {together} tokens; at most {self.most} are allowed: send fewer"
+            )
             raise InputTooLong(message, field=LABELS)
         return read
 
     def tokens(self, data: bytes, field: str) -> int:
-        """How many tokens the image is, from its header. Raises InvalidInput if that cannot be
-        read, and beyond a limit.
+        """Return the image's tokens from its header. Raises InvalidInput if it is unreadable or
+        exceeds a limit.
         """
         height, width = header_size(data, field, self.limits)
         return self._tokens(height, width, field)
 
     def sequence(self, data: bytes, field: str, labels: tuple[Label, ...]) -> InputSequence:
-        """`labels`: as `labels` gives them. Raises InvalidInput as `tokens`, before anything is
-        decoded, and for damaged files.
+        """Decode an image. `labels`: the result of `labels`. Raises InvalidInput as `tokens` before
+        decoding, and for damaged files.
         """
         self.tokens(data, field)
         with decoding(data, field, self.limits) as image:
@@ -94,18 +101,18 @@ class Detector:
             pixels = self.processing.apply(image, field)
         rows = InputRows(np.arange(self.first, tokens, dtype=np.int32), pixels)
         return InputSequence(
-            np.zeros(tokens, np.int32), rows=rows, input=Asked(labels, height, width)
+            np.zeros(tokens, np.int32), rows=rows, input=RegionOptions(labels, height, width)
         )
 
     def regions(
         self, sequence: InputSequence, output: Output, thresholds: Sequence[float] = ()
     ) -> tuple[Region, ...]:
-        """What was found in an image, best first. `output`: the head's for its sequence.
+        """Return an image's regions, best first. `output`: the head's for its sequence.
         `thresholds`: one for each label.
         """
         asked = sequence.input
-        if not isinstance(asked, Asked) or not isinstance(output, np.ndarray):
-            raise TypeError("a detector's sequences and outputs are needed")
+        if not isinstance(asked, RegionOptions) or not isinstance(output, np.ndarray):
+            raise TypeError("the sequence and output must be a detector's")
         scale = (
             (max(asked.height, asked.width),) * 2 if self.square else (asked.height, asked.width)
         )

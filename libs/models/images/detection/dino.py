@@ -1,12 +1,12 @@
-"""Grounding DINO (arXiv 2303.05499): Swin and BERT, whose states are fused; queries become boxes,
-compared with the labels' tokens.
+"""Grounding DINO (arXiv 2303.05499): fuses the states of Swin and BERT; queries become boxes, which
+are compared with the labels' tokens.
 
-Labels stand in one prompt, `a cat. a dog.`, but no token sees another label's before the fusion: so
-each label's states are computed once and kept. A label's score for a box is the largest of its own
-tokens' (the reference takes all tokens', and decodes those above a second threshold to a phrase,
-which may belong to no label). The image's maps are in the encoder's type as far as Swin goes;
-fusion, decoder and heads are in float32. Images of a batch go through it one after another, so
-nothing is padded.
+Labels share one prompt, `a cat. a dog.`, but no token attends to another label's before the fusion.
+Each label's states are therefore computed one time and cached. A label's score for a box is the
+maximum over its tokens (the reference takes all tokens', and decodes those above a second threshold
+to a phrase, which may not be a label). The image's maps have the encoder's type up to Swin; fusion,
+decoder and heads use float32. Images of a batch are processed one after another, so nothing is
+padded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from libs.models.images.detection.deformable import (
     place_sines,
     sines,
 )
-from libs.models.images.detection.regions import Asked
+from libs.models.images.detection.regions import RegionOptions
 from libs.models.images.detection.swin import Swin, SwinSpec, map_sizes
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.embeddings import InputLayer
@@ -42,29 +42,30 @@ from libs.models.layers.spec import Config, EncoderSpec
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.extraction.label_vectors import LabelVectors
 from libs.models.text.heads.extraction.words import Ids, Label
-from libs.models.work import Between, InputRows, InputSequence, Output, nothing_between
+from libs.models.work import InputRows, InputSequence, Output, YieldPoint, never_yield
 
 MODEL_TYPES = ("grounding-dino",)
 THRESHOLD: Final = 0.25
 
-# [CLS], and the other ids of bert-base-uncased that part phrases: [SEP], full stop, question mark
+# [CLS], and the other ids of bert-base-uncased that separate phrases: [SEP], full stop, question
+# mark
 FIRST: Final = 101
 LAST: Final = 102
 STOP: Final = 1012
 QUESTION: Final = 1029
 _PARTING: Final = np.array([FIRST, LAST, STOP, QUESTION])
-# Their names are those of labels that have no token.
+# Labels without a token have these names.
 _FRAME: Final = (Label("", np.array([FIRST], np.int32)), Label(" ", np.array([LAST], np.int32)))
 
-_SMALLEST: Final = 0.05  # the side of a proposal on the first level
+_SMALLEST: Final = 0.05  # side of a proposal on the first level
 _EDGE: Final = 0.01
 _SAMPLE: Final = 128
-"""Pixels of a sample's side."""
+"""Pixels per side of a sample."""
 
 
 def spec_of(config: Config) -> DinoSpec:
-    """Raises ModelBroken with the key that cannot be served. The numbers are transformers' defaults
-    for keys that are missing.
+    """Read the model's sizes, with transformers' defaults for missing keys. Raises ModelBroken with
+    the unsupported key.
     """
     config.require("two_stage", True)
     config.require("embedding_init_target", True)
@@ -91,9 +92,9 @@ def spec_of(config: Config) -> DinoSpec:
         shares_boxes=config.flag("decoder_bbox_embed_share", True),
     )
     if width % 32:
-        raise config.unsupported("d_model", "a multiple of 32 is needed")
+        raise config.unsupported("d_model", "it must be a multiple of 32")
     if not 3 <= spec.levels <= 8:
-        raise config.unsupported("num_feature_levels", "from 3 to 8 are served")
+        raise config.unsupported("num_feature_levels", "3 to 8 are supported")
     heads = spec.encoder_heads // 2
     if not heads or width % heads or spec.encoder_ffn // 2 % heads:
         raise config.unsupported(
@@ -104,7 +105,7 @@ def spec_of(config: Config) -> DinoSpec:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """The maps of an image, by the height and width that the model sees."""
+    """The sizes of an image's maps, by the height and width that the model sees."""
 
     count: int
 
@@ -119,14 +120,14 @@ class Levels:
 
 
 class ImageMaps(InputLayer):
-    """The first layer: an image's places on all its maps, which `forward` hands on. Their
-    projections compute in float32.
+    """The first layer: passes on an image's locations on all maps. Their projections compute in
+    float32.
     """
 
     def __init__(
         self, spec: DinoSpec, swin: SwinSpec, processing: ImageProcessing, most: int
     ) -> None:
-        """`most`: tokens of the largest image."""
+        """Create the layer. `most`: tokens of the largest image."""
         super().__init__()
         self.backbone = Swin(swin)
         self.max_positions, self.row_size = most, spec.width
@@ -143,19 +144,19 @@ class ImageMaps(InputLayer):
         self._processing = processing
 
     def forward(self, batch: Packed) -> Tensor:
-        """[tokens, width] float32"""
+        """Return [tokens, width] float32."""
         if batch.given is None:
-            raise ValueError("an image encoder takes rows, no token ids")
+            raise ValueError("an image encoder takes rows, not token ids")
         return batch.given.values
 
-    def embed(self, image: NDArray[np.generic], between: Between) -> Tensor:
-        """uint8 [height, width, 3] -> [places of all levels, width] float32"""
+    def embed(self, image: NDArray[np.generic], yield_point: YieldPoint) -> Tensor:
+        """Map uint8 [height, width, 3] to [locations of all levels, width] float32."""
         weight = self.backbone.patches.weight
         pixels = torch.tensor(image).to(weight.device).permute(2, 0, 1)[None].float()
         numbers = (self._processing.mean, self._processing.std)
         mean, std = (torch.tensor(one, device=weight.device).view(1, 3, 1, 1) for one in numbers)
         maps = self.backbone.forward(
-            ((pixels / (1 / self._processing.scale) - mean) / std).to(weight.dtype), between
+            ((pixels / (1 / self._processing.scale) - mean) / std).to(weight.dtype), yield_point
         )
         maps = [one.permute(0, 3, 1, 2).float() for one in maps]
         found: list[Tensor] = []
@@ -166,25 +167,25 @@ class ImageMaps(InputLayer):
 
 
 class ImageMapRows:
-    """The tower of the trunk: the rows of its images. Its weights are those of the encoder's first
-    layer.
+    """The tower of the backbone: the rows of its images. It shares the weights of the encoder's
+    first layer.
     """
 
     def __init__(self, maps: ImageMaps) -> None:
         self._maps = maps
 
     def forward(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
-        """`inputs`: uint8 [height, width, 3] each -> [places of all, width]"""
-        return self.forward_between(inputs, nothing_between)
+        """Compute [locations of all, width] from uint8 images, [height, width, 3] each."""
+        return self.forward_preemptible(inputs, never_yield)
 
-    def forward_between(self, inputs: Sequence[NDArray[np.generic]], between: Between) -> Tensor:
-        """As `forward`; `between`, a preemption point, is called after each block of the
-        backbone.
-        """
-        return torch.cat([self._maps.embed(image, between) for image in inputs])
+    def forward_preemptible(
+        self, inputs: Sequence[NDArray[np.generic]], yield_point: YieldPoint
+    ) -> Tensor:
+        """Compute `forward`, and call `yield_point` after each block of the backbone."""
+        return torch.cat([self._maps.embed(image, yield_point) for image in inputs])
 
     def sample(self) -> InputSequence:
-        """Of one small image."""
+        """Return a sequence of one small image."""
         tokens = Levels(len(self._maps.input_proj_vision)).tokens(_SAMPLE, _SAMPLE)
         rows = InputRows(
             np.arange(tokens, dtype=np.int32), np.zeros((_SAMPLE, _SAMPLE, 3), np.uint8)
@@ -193,7 +194,7 @@ class ImageMapRows:
 
 
 class TextStates(LabelVectors):
-    """The states [tokens, width] of a label's tokens, each phrase of which BERT sees alone."""
+    """The states [tokens, width] of a label's tokens. BERT reads each phrase separately."""
 
     def _encode(self, ids: Sequence[Ids]) -> Sequence[Tensor]:
         phrases = [
@@ -201,13 +202,15 @@ class TextStates(LabelVectors):
             for label in ids
             for phrase in np.split(label, np.flatnonzero(_starts(label))[1:])
         ]
-        states = self.encoder.forward(Packed.of(phrases, device=self.encoder.device)).float()
+        states = self.encoder.forward(
+            Packed.from_sequences(phrases, device=self.encoder.device)
+        ).float()
         states = states if self.project is None else self.project.forward(states)
         return torch.split_with_sizes(states, [len(label) for label in ids])
 
 
 def _starts(ids: Ids) -> NDArray[np.bool_]:
-    """Which tokens begin a phrase: the first, and every one after a token that parts phrases."""
+    """Mark the tokens that begin a phrase: the first, and every one after a separator."""
     return np.concatenate([[True], np.isin(ids[:-1], _PARTING)])
 
 
@@ -226,7 +229,7 @@ class Decoder(nn.Module):
 
 
 class DinoWeights(nn.Module):
-    """What a checkpoint has beside its backbones, by its own names."""
+    """The checkpoint's modules outside its backbones, with its names."""
 
     def __init__(self, spec: DinoSpec) -> None:
         super().__init__()
@@ -238,7 +241,7 @@ class DinoWeights(nn.Module):
 
 
 def box_heads(spec: DinoSpec) -> nn.ModuleList:
-    """What moves the boxes after each layer of the decoder, or one for all."""
+    """Return the heads that move the boxes after each layer of the decoder, or one for all."""
     return nn.ModuleList(
         Mlp(spec.width, spec.width, 4, 3)
         for _ in range(1 if spec.shares_boxes else spec.decoder_layers)
@@ -246,7 +249,7 @@ def box_heads(spec: DinoSpec) -> nn.ModuleList:
 
 
 class DinoHead(nn.Module):
-    """For each image [queries, 4 + labels] float32: a box, centre and size as fractions of the
+    """Returns [queries, 4 + labels] float32 per image: box, centre and size as fractions of the
     image, and the labels' logits.
     """
 
@@ -260,7 +263,9 @@ class DinoHead(nn.Module):
         labels: TextStates,
         sizes: Callable[[int, int], Sizes],
     ) -> None:
-        """`sizes`: of the maps, by an image's height and width as it was sent."""
+        """Create the head. `sizes`: returns the sizes of the maps by the original image's height
+        and width.
+        """
         super().__init__()
         self.own, self.moves, self.labels = own, moves, labels
         self._spec, self._sizes = spec, sizes
@@ -268,13 +273,17 @@ class DinoHead(nn.Module):
     def forward(
         self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
     ) -> tuple[Tensor, ...]:
-        return self.forward_between(hidden, batch, sequences, nothing_between)
+        return self.forward_preemptible(hidden, batch, sequences, never_yield)
 
-    def forward_between(
-        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence], between: Between
+    def forward_preemptible(
+        self,
+        hidden: Tensor,
+        batch: Packed,
+        sequences: Sequence[InputSequence],
+        yield_point: YieldPoint,
     ) -> tuple[Tensor, ...]:
-        """As `forward`; `between`, a preemption point, is called after each layer of the encoder
-        and the decoder.
+        """Compute `forward`, and call `yield_point` after each layer of the encoder and the
+        decoder.
         """
         found = []
         for image, sequence in zip(
@@ -282,14 +291,14 @@ class DinoHead(nn.Module):
         ):
             asked = sequence.input
             labels: tuple[Label, ...] = ()
-            if isinstance(asked, Asked):
+            if isinstance(asked, RegionOptions):
                 labels, sizes = asked.labels, self._sizes(asked.height, asked.width)
-            else:  # a probe's, of which only the memory counts
+            else:  # in a probe, which only measures memory
                 sizes = (
                     (1, len(image) - self._spec.levels + 1),
                     *[(1, 1)] * (self._spec.levels - 1),
                 )
-            logits, boxes = self.detect(image, labels, sizes, between)
+            logits, boxes = self.detect(image, labels, sizes, yield_point)
             ends = np.cumsum([1, *(len(label.ids) for label in labels)])
             scores = [
                 logits[:, end : end + len(label.ids) - 1].amax(1)
@@ -306,16 +315,19 @@ class DinoHead(nn.Module):
         image: Tensor,
         labels: Sequence[Label],
         sizes: Sizes,
-        between: Between = nothing_between,
+        yield_point: YieldPoint = never_yield,
     ) -> tuple[Tensor, Tensor]:
-        """`image`: [places, width]. Returns logits [queries, tokens of the prompt] and boxes
-        [queries, 4], 0..1.
+        """Detect boxes: returns logits [queries, tokens of the prompt] and boxes [queries, 4],
+        0..1.
 
-        The prompt: a first token, each label with its full stop, a last token.
+        `image`: [locations, width]. The prompt has a first token, each label with its full stop,
+        and a last token.
         """
         prompt = (_FRAME[0], *labels, _FRAME[1])
         ids = np.concatenate([label.ids for label in prompt])
-        image, text = self._encoded(image, torch.cat(self.labels.each(prompt)), ids, sizes, between)
+        image, text = self._encoded(
+            image, torch.cat(self.labels.each(prompt)), ids, sizes, yield_point
+        )
         x, boxes = self._queries(image, text, sizes)
         decoder, spec = self.own.decoder, self._spec
         for place, layer in enumerate(decoder.layers):
@@ -329,12 +341,12 @@ class DinoHead(nn.Module):
             x = layer(x, positions, boxes, image, text, sizes)
             move = self.moves[0 if spec.shares_boxes else place]
             boxes = (move(x) + torch.special.logit(boxes, eps=1e-5)).sigmoid()
-            between()
+            yield_point()
         x = decoder.layer_norm.forward(x)
         return x @ text.T, (move(x) + torch.special.logit(last, eps=1e-5)).sigmoid()
 
     def _encoded(
-        self, image: Tensor, text: Tensor, ids: Ids, sizes: Sizes, between: Between
+        self, image: Tensor, text: Tensor, ids: Ids, sizes: Sizes, yield_point: YieldPoint
     ) -> tuple[Tensor, Tensor]:
         starts = _starts(ids)
         phrases = np.cumsum(starts)
@@ -354,12 +366,12 @@ class DinoHead(nn.Module):
         points = centres(sizes, image.device)
         for layer in self.own.encoder.layers:
             image, text = layer(image, text, image_positions, positions, mask, points, sizes)
-            between()
+            yield_point()
         return image, text
 
     def _queries(self, image: Tensor, text: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
-        """The decoder's first states, which are learned, and their boxes: those of the places that
-        fit the text best.
+        """Return the decoder's learned first states, and their boxes: those of the locations that
+        match the text best.
         """
         points = centres(sizes, image.device)
         counts = torch.tensor([rows * columns for rows, columns in sizes], device=image.device)
@@ -380,7 +392,9 @@ class DinoHead(nn.Module):
 
 
 def encoder_of(spec: DinoSpec, maps: ImageMaps) -> PackedEncoder:
-    """The trunk's encoder: `maps` alone. All layers need the labels, which a head has."""
+    """Return the backbone's encoder, which is only `maps`. All layers need the labels, which the
+    head has.
+    """
     own = EncoderSpec(
         hidden=spec.width,
         heads=1,
@@ -391,5 +405,5 @@ def encoder_of(spec: DinoSpec, maps: ImageMaps) -> PackedEncoder:
         norm_eps=spec.eps,
         activation="relu",
         causal=True,
-    )  # causal: no layer is asked whether it has a window
+    )  # causal: layers are not asked for windows
     return PackedEncoder(own, maps)

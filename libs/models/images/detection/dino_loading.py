@@ -1,4 +1,4 @@
-"""Loads Grounding DINO."""
+"""Load Grounding DINO."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from libs.catalog.checkpoint.files import need_config
 from libs.errors import InvalidInput, ModelBroken
+from libs.models.backbone import Backbone
 from libs.models.images.detection import dino
 from libs.models.images.detection.building import fill, on_meta, processor_values, tokenizer_for
 from libs.models.images.detection.detector import HEAD, Detector
@@ -21,14 +22,13 @@ from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
 from libs.models.text.heads.linear import HeadLinear, check_shape
 from libs.models.text.registry import build_encoder
-from libs.models.trunk import Backbone
 from libs.models.weights import SINGLE, TensorFile
 
 _MEAN: Final = [0.485, 0.456, 0.406]
 _STD: Final = [0.229, 0.224, 0.225]
 _BACKBONE: Final = "backbone.conv_encoder.model."
 
-# BERT's, for keys that are missing.
+# BERT's defaults for missing keys.
 _TEXTS: Final[dict[str, object]] = {
     "model_type": "bert",
     "vocab_size": 30522,
@@ -45,7 +45,7 @@ _TEXTS: Final[dict[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class LimitedProcessing(ImageProcessing):
-    """`size` is the short side, less where the long one would exceed `longest`."""
+    """Resizes the short side to `size`, or less if the long side would exceed `longest`."""
 
     longest: int = 1333
 
@@ -69,7 +69,7 @@ class LimitedProcessing(ImageProcessing):
 
 
 def read_processing(directory: Path) -> LimitedProcessing:
-    """Raises ModelBroken with the key that cannot be served."""
+    """Read the image processing. Raises ModelBroken with the unsupported key."""
     written, file = processor_values(directory)
     values = {key: value for key, value in written.items() if value is not None}
     config = Config(values, file=file)
@@ -78,7 +78,7 @@ def read_processing(directory: Path) -> LimitedProcessing:
         str(values[key]).removesuffix("Fast").removesuffix("Pil") for key in keys if key in values
     ]
     if any(name != "GroundingDinoImageProcessor" for name in names):
-        raise config.unsupported(keys[0], "GroundingDinoImageProcessor is needed")
+        raise config.unsupported(keys[0], "it must be GroundingDinoImageProcessor")
     config.require("do_resize", True)
     short, longest = 800, config.integer("max_size", 1333)
     if config.is_number("size"):
@@ -88,14 +88,14 @@ def read_processing(directory: Path) -> LimitedProcessing:
         short, longest = size.size("shortest_edge"), size.size("longest_edge")
     if not 0 < short <= longest <= 1 << 13:
         raise config.unsupported(
-            "size", "a shortest_edge and a longest_edge of at most 8,192 are needed"
+            "size", "it needs a shortest_edge and a longest_edge of at most 8,192"
         )
     defaults: dict[str, object] = {"image_mean": _MEAN, "image_std": _STD, "resample": 2}
-    # Padding is of batches, which are not padded here.
+    # Padding applies to batches, which are not padded here.
     plain = {
         key: value for key, value in values.items() if key not in (*keys, "do_pad", "max_size")
     }
-    read = ImageProcessing.of(
+    read = ImageProcessing.from_config(
         Config({**defaults, **plain, "size": short, "do_center_crop": False}, file=file),
         "CLIPImageProcessor",
     )
@@ -107,10 +107,12 @@ def read_processing(directory: Path) -> LimitedProcessing:
 def load_dino(
     directory: Path, config: Config, dtype: torch.dtype, device: torch.device
 ) -> Detector:
-    """Raises ModelBroken with the file and the key or tensor that cannot be served."""
+    """Load the detector. Raises ModelBroken with the file and the key or tensor that is not
+    supported.
+    """
     spec, swin, processing = (
         dino.spec_of(config),
-        SwinSpec.of(config.part("backbone_config")),
+        SwinSpec.from_config(config.part("backbone_config")),
         read_processing(directory),
     )
     levels = dino.Levels(spec.levels)
@@ -152,7 +154,7 @@ def load_dino(
         return np.array([*ids, dino.STOP], np.int32)
 
     return Detector(
-        trunk=Backbone(dino.encoder_of(spec, maps), {HEAD: head}, dino.ImageMapRows(maps)),
+        backbone=Backbone(dino.encoder_of(spec, maps), {HEAD: head}, dino.ImageMapRows(maps)),
         processing=processing,
         read_label=read_label,
         count=levels.tokens,
@@ -167,7 +169,7 @@ def load_dino(
 
 
 def _without_copies(name: str) -> str | None:
-    """The decoder has the heads of boxes a second time."""
+    """Drop the decoder's copy of the box heads."""
     return None if name.startswith("decoder.bbox_embed.") else name
 
 
@@ -176,14 +178,14 @@ def _box(name: str) -> str:
 
 
 def _first_box(name: str) -> str | None:
-    """All heads of boxes are the first."""
+    """Keep the first head: all box heads are equal."""
     is_copy = name.startswith("bbox_embed.") and not name.startswith("bbox_embed.0.")
     return None if is_copy else _box(name)
 
 
 def _tokenizer(directory: Path, vocabulary: int) -> Tokenizer:
-    """Raises ModelBroken unless the tokens that part phrases have the ids that the model was
-    trained with.
+    """Load the tokenizer. Raises ModelBroken unless the tokens that separate phrases have the ids
+    of the training.
     """
     tokenizer = tokenizer_for(directory, vocabulary)
     for token, wanted in (
@@ -194,6 +196,7 @@ def _tokenizer(directory: Path, vocabulary: int) -> Tokenizer:
     ):
         if tokenizer.token_to_id(token) != wanted:
             raise ModelBroken(
-                f"tokenizer.json: the token {token!r} has not the id {wanted} of bert-base-uncased"
+                f"tokenizer.json: the token {token!r} must have the id {wanted}, as in "
+                "bert-base-uncased"
             )
     return tokenizer

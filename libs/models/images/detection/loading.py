@@ -1,4 +1,4 @@
-"""Loads a checkpoint directory of a detector: its config.json alone says which family it is."""
+"""Load a checkpoint directory of a detector. Its config.json names the family."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from libs.models.layers.spec import Config
 
 
 def model_types() -> tuple[str, ...]:
-    """Every `model_type` that `load_detector` takes."""
+    """Return every `model_type` that `load_detector` supports."""
     return (*dino.MODEL_TYPES, *owl.MODEL_TYPES)
 
 
 def load_detector(directory: Path, *, dtype: torch.dtype, device: torch.device) -> Detector:
-    """Its encoders compute in `dtype`, its heads in float32.
+    """Load a detector. Its encoders compute in `dtype`, its heads in float32.
 
-    Raises ModelBroken with the file and the key or tensor that cannot be served.
+    Raises ModelBroken with the file and the key or tensor that is not supported.
     """
     config = Config(need_config(directory, "config.json").values)
     if config.text("model_type") in owl.MODEL_TYPES:

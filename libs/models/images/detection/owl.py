@@ -1,9 +1,9 @@
-"""OWL-ViT and OWLv2 (arXiv 2205.06230, 2306.09683): CLIP's towers, where every patch of an image
-predicts a box.
+"""OWL-ViT and OWLv2 (arXiv 2205.06230, 2306.09683): CLIP's towers; every patch of an image predicts
+a box.
 
-A patch's class vector is compared with the vectors of the labels, each of which is a text. OWLv2
-differs in its pixels alone (`padded.py`): boxes are fractions of the padded square. Its objectness
-head, which no label is needed for, is not loaded.
+A patch's class vector is compared with the labels' vectors, one text each. OWLv2 differs only in
+its pixels (`padded.py`): boxes are fractions of the padded square. Its objectness head, which needs
+no label, is not loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from libs.models.head import Array
-from libs.models.images.detection.regions import Asked
+from libs.models.images.detection.regions import RegionOptions
 from libs.models.images.families import clip
 from libs.models.images.families.family import encoder_spec, square_grid
 from libs.models.images.patches import PatchSpec
@@ -77,12 +77,12 @@ def image_encoder(config: Config) -> tuple[EncoderSpec, PatchSpec]:
 
 
 class TextVectors(LabelVectors):
-    """A label's vector: the state of its last token, projected, of length 1 twice over, as the
-    reference normalises it.
+    """A label's vector: the projected state of its last token, normalised twice like the
+    reference.
     """
 
     def _encode(self, ids: Sequence[Ids]) -> Sequence[Tensor]:
-        batch = Packed.of(ids, device=self.encoder.device)
+        batch = Packed.from_sequences(ids, device=self.encoder.device)
         vectors = self.encoder.forward(batch, "last").float()
         vectors = vectors if self.project is None else self.project.forward(vectors)
         vectors = vectors / _length(vectors)
@@ -90,8 +90,8 @@ class TextVectors(LabelVectors):
 
 
 class OwlHead(nn.Module):
-    """For each image [patches, 4 + labels] float32: a box, centre and size as fractions of what the
-    model sees, and the logits.
+    """Returns [patches, 4 + labels] float32 per image: box, centre and size as fractions of the
+    model's input, and the logits.
     """
 
     rows: Rows | None = None
@@ -104,10 +104,12 @@ class OwlHead(nn.Module):
         texts: PackedEncoder,
         size: int,
     ) -> None:
-        """`state`: as HEADS and REST name it. `texts`: the encoder of labels; `size`: of their
-        vectors.
+        """Create the head. Raises ModelBroken for a tensor that is missing or has another shape.
 
-        Raises ModelBroken for a tensor that is missing or has another shape.
+        Args:
+            state: Tensors by the names of HEADS and REST.
+            texts: Encoder of labels.
+            size: Length of the labels' vectors.
         """
         super().__init__()
         width = spec.hidden
@@ -163,8 +165,8 @@ class OwlHead(nn.Module):
         )
 
     def _wanted(self, sequence: InputSequence) -> Tensor:
-        if not isinstance(sequence.input, Asked):
-            raise TypeError("a detector needs the labels of a sequence")
+        if not isinstance(sequence.input, RegionOptions):
+            raise TypeError("the sequence has no labels")
         return self.labels.forward(sequence.input.labels)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
@@ -177,8 +179,8 @@ def _length(vectors: Tensor) -> Tensor:
 
 
 def _places(rows: int, columns: int) -> Tensor:
-    """[patches, 4]: what is added to the logits of a patch's box, so that zeros mean a box of a
-    patch's size, at its corner.
+    """Return the offsets [patches, 4] of a patch's box logits. With them, zeros mean a box of a
+    patch's size at its corner.
     """
     down, across = torch.arange(1, rows + 1) / rows, torch.arange(1, columns + 1) / columns
     size = torch.tensor([1 / columns, 1 / rows])

@@ -1,4 +1,4 @@
-"""Loads OWL-ViT and OWLv2."""
+"""Load OWL-ViT and OWLv2."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from libs.errors import ModelBroken
+from libs.models.backbone import Backbone
 from libs.models.images.detection import owl
 from libs.models.images.detection.building import (
     load_encoder,
@@ -23,14 +24,15 @@ from libs.models.images.patches import PatchEmbedding, PatchRows
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.embeddings import TokenEmbedding
 from libs.models.layers.spec import Config
-from libs.models.trunk import Backbone
 from libs.models.weights import TensorFile
 
 _FRAME = 2  # <|startoftext|> and <|endoftext|>
 
 
 def load_owl(directory: Path, config: Config, dtype: torch.dtype, device: torch.device) -> Detector:
-    """Raises ModelBroken with the file and the key or tensor that cannot be served."""
+    """Load the detector. Raises ModelBroken with the file and the key or tensor that is not
+    supported.
+    """
     family = config.text("model_type")
     spec, patches = owl.image_encoder(config)
     text_spec, embedding = owl.text_encoder(config)
@@ -38,7 +40,8 @@ def load_owl(directory: Path, config: Config, dtype: torch.dtype, device: torch.
     if not isinstance(processing.size, tuple) or patches.grid_of(*processing.size) != patches.grid:
         wanted = " x ".join(str(count * patches.patch) for count in patches.grid)
         raise ModelBroken(
-            f"preprocessor_config.json: makes images of size {processing.size}, and config.json asks for {wanted} pixels"
+            f"preprocessor_config.json: images have size {processing.size}; "
+            f"config.json needs {wanted} pixels"
         )
     own, rest = TensorFile.open(directory).split(f"{family}.")
     text_tensors, own = own.split("text_model.")
@@ -61,10 +64,10 @@ def load_owl(directory: Path, config: Config, dtype: torch.dtype, device: torch.
         return np.array(tokenizer.encode(label).ids, np.int32)
 
     return Detector(
-        trunk=Backbone(encoder, {HEAD: head}, PatchRows(embed)),
+        backbone=Backbone(encoder, {HEAD: head}, PatchRows(embed)),
         processing=processing,
         read_label=read_label,
-        count=patches.tokens_of,
+        count=patches.count_tokens,
         threshold=owl.THRESHOLD,
         most=1 << 20,
         most_each=embedding.positions,
@@ -75,7 +78,9 @@ def load_owl(directory: Path, config: Config, dtype: torch.dtype, device: torch.
 
 
 def read_processing(directory: Path, *, padded: bool) -> ImageProcessing:
-    """Raises ModelBroken with the key that cannot be served. `padded`: OWLv2's."""
+    """Read the image processing; `padded` for OWLv2's. Raises ModelBroken with the unsupported
+    key.
+    """
     written, file = processor_values(directory)
     values: dict[str, object] = {
         "size": {"height": 960, "width": 960} if padded else {"height": 768, "width": 768}
@@ -87,17 +92,17 @@ def read_processing(directory: Path, *, padded: bool) -> ImageProcessing:
         str(values[key]).removesuffix("Fast").removesuffix("Pil") for key in keys if key in values
     ]
     if any(name not in (f"{kind}ImageProcessor", f"{kind}FeatureExtractor") for name in names):
-        raise Config(values, file=file).unsupported(keys[0], f"{kind}ImageProcessor is needed")
+        raise Config(values, file=file).unsupported(keys[0], f"it must be {kind}ImageProcessor")
     size = values["size"]
-    if isinstance(size, list) and len(size) == 2:  # as early files have it
+    if isinstance(size, list) and len(size) == 2:  # early files
         values["size"] = {"height": size[0], "width": size[1]}
     plain = {key: value for key, value in values.items() if key not in keys}
     if padded:
         Config(values, file=file).require("do_pad", True)
         Config(values, file=file).require("do_resize", True)
         plain.pop("do_pad", None)
-    # CLIP's means are theirs too; its keys, and what they mean, are the same.
-    processing = ImageProcessing.of(
+    # CLIP's processor has the same keys with the same meaning, and the same means.
+    processing = ImageProcessing.from_config(
         Config({"do_center_crop": False} | plain, file=file), "CLIPImageProcessor"
     )
     if not padded:
@@ -108,7 +113,8 @@ def read_processing(directory: Path, *, padded: bool) -> ImageProcessing:
 def _padded(processing: ImageProcessing) -> PaddedProcessing:
     if processing.crop is not None:
         raise ModelBroken(
-            "preprocessor_config.json: do_center_crop is true: an image that is padded to a square is not cropped"
+            "preprocessor_config.json: do_center_crop is true, but images padded to a square "
+            "cannot be cropped"
         )
     return PaddedProcessing(
         size=processing.size,

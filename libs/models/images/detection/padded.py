@@ -1,10 +1,9 @@
-"""OWLv2's pixels: an image is padded to a square, below and on the right, blurred and resized, all
-on rescaled numbers.
+"""OWLv2's pixels: an image is padded to a square at the bottom and right, blurred and resized, all
+after rescaling.
 
-transformers' `pil` image processor does it with scipy's `gaussian_filter` and `zoom`; here the same
-operations stand in numpy, in the order in which scipy does them in float64, so that the results are
-the same float32 numbers. The padding is never made: what is computed grows with the image's pixels,
-not with the square's.
+transformers' `pil` image processor uses scipy's `gaussian_filter` and `zoom`. This module has the
+same operations in numpy, in scipy's order in float64, so the float32 results are identical. The
+padding is never materialised: the cost grows with the image's pixels, not with the square's.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from libs.models.images.processing import ImageProcessing
 
 _MAX_SIDE: Final = 1 << 14
 _REACH: Final = 4.0  # of the blur, in standard deviations
-_ROWS: Final = 32  # of the result, made at a time
+_ROWS: Final = 32  # rows of the result computed at a time
 
 Floats = NDArray[np.float32]
 Numbers = NDArray[np.float64]
@@ -30,7 +29,9 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PaddedProcessing(ImageProcessing):
-    """`apply` gives float32, rescaled by `rescale`; so `scale` is 1. `size` has two sides."""
+    """Processing: `apply` returns float32 rescaled by `rescale`; `scale` is therefore 1.
+    `size` has two sides.
+    """
 
     rescale: float = 1 / 255
 
@@ -45,7 +46,7 @@ class PaddedProcessing(ImageProcessing):
         return self.size
 
     def apply(self, given: Pixels | Image.Image, field: str) -> NDArray[np.generic]:
-        """[height, width, 3], or an image of mode RGB -> float32 of the size `seen`."""
+        """Map [height, width, 3] or an RGB image to float32 of the size `seen`."""
         pixels: Pixels = np.asarray(given)
         height, width = self._resized(pixels.shape[0], pixels.shape[1], field)
         values = (np.arange(256, dtype=np.float64) * self.rescale).astype(np.float32)
@@ -53,13 +54,13 @@ class PaddedProcessing(ImageProcessing):
 
 
 def padded_and_resized(pixels: Pixels, values: Floats, height: int, width: int) -> Floats:
-    """[rows, columns, 3], whose bytes stand for `values` [256] -> [height, width, 3]"""
+    """Map pixels [rows, columns, 3], indices into `values` [256], to [height, width, 3]."""
     rows, columns = pixels.shape[:2]
     side = max(rows, columns)
-    across = _Axis.of(side, width, 0, width)
+    across = _Axis.span(side, width, 0, width)
     out = np.empty((height, width, 3), np.float32)
     for start in range(0, height, _ROWS):
-        down = _Axis.of(side, height, start, min(start + _ROWS, height))
+        down = _Axis.span(side, height, start, min(start + _ROWS, height))
         own = down.sources[down.sources < rows]
         if not len(own):
             out[start : start + _ROWS] = 0.0
@@ -77,11 +78,15 @@ def padded_and_resized(pixels: Pixels, values: Floats, height: int, width: int) 
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """Some places of the result on one axis, each between two neighbours of the blurred square.
+    """A range of the result on one axis, each number between two neighbours of the blurred square.
 
-    `weights`: of the blur, from -n to n; `sources`: [used, 2n + 1], what each blurred number that
-    is used is made of. `lower`, `upper`: [places], which of the used numbers are a place's
-    neighbours; `low`, `high`: their shares.
+    Attributes:
+        weights: Weights of the blur, from -n to n.
+        sources: [used, 2n + 1]: indices that each used blurred number is computed from.
+        lower: [range]: index of the lower neighbour among the used numbers.
+        upper: [range]: index of the upper neighbour.
+        low: Share of the lower neighbour.
+        high: Share of the upper neighbour.
     """
 
     weights: Numbers
@@ -92,8 +97,8 @@ class _Axis:
     high: Numbers
 
     @staticmethod
-    def of(side: int, size: int, start: int, stop: int) -> _Axis:
-        """The places `start` to `stop` of an axis that is resized from `side` to `size`."""
+    def span(side: int, size: int, start: int, stop: int) -> _Axis:
+        """Return the range `start` to `stop` of an axis that is resized from `side` to `size`."""
         factor = side / size
         place = _reflected((np.arange(start, stop) + 0.5) * factor - 0.5, side)
         below = np.floor(place)
@@ -113,8 +118,9 @@ class _Axis:
         )
 
     def blurred(self, block: Floats, first: int, end: int, axis: int) -> Floats:
-        """`block`: the numbers from `first` on, zeros in its last place for all from `end` on.
-        Returns those that are used.
+        """Blur along an axis, and return the used numbers.
+
+        `block`: the numbers from `first` on; its last entry holds zeros for all from `end` on.
         """
         places = np.where(self.sources < end, self.sources - first, block.shape[axis] - 1)
         middle = places.shape[1] // 2
@@ -132,9 +138,7 @@ class _Axis:
 
 
 def _mixed(block: Numbers, down: _Axis, across: _Axis) -> Floats:
-    """[used rows, used columns, 3] -> [places down, places across, 3], from four neighbours
-    each.
-    """
+    """Interpolate [used rows, used columns, 3] to [rows, columns, 3] from four neighbours each."""
     total: Numbers | None = None
     for row, share in ((down.lower, down.low), (down.upper, down.high)):
         weighed = block[row] * share[:, None, None]
@@ -145,7 +149,7 @@ def _mixed(block: Numbers, down: _Axis, across: _Axis) -> Floats:
 
 
 def _gaussian(deviation: float) -> Numbers:
-    """[2n + 1], of sum 1; [1] where nothing is to be blurred."""
+    """Return the blur's weights [2n + 1] with sum 1; [1] for no blur."""
     if deviation <= 1e-15:
         return np.ones(1)
     reach = int(_REACH * deviation + 0.5)
@@ -155,7 +159,7 @@ def _gaussian(deviation: float) -> Numbers:
 
 
 def _mirrored(places: NDArray[np.int64], side: int) -> NDArray[np.int64]:
-    """Places beyond an edge, mirrored at the middle of the outermost pixel."""
+    """Mirror indices beyond an edge at the middle of the outermost pixel."""
     if side == 1:
         return np.zeros_like(places)
     around = places % (2 * side - 2)
@@ -163,12 +167,12 @@ def _mirrored(places: NDArray[np.int64], side: int) -> NDArray[np.int64]:
 
 
 def _reflected(places: NDArray[np.floating], side: int) -> NDArray[np.floating]:
-    """The same between -0.5 and side - 0.5; what lies past the last pixel's middle has its mirrored
-    neighbour above it.
+    """Mirror between -0.5 and side - 0.5. Beyond the middle of the last pixel, the upper neighbour
+    is the mirrored one.
     """
     return np.zeros_like(places) if side == 1 else np.where(places < 0, -places, places)
 
 
 def _with_zeros(block: Floats, axis: int) -> Floats:
-    """One place more at the end of an axis."""
+    """Append one zero at the end of an axis."""
     return np.concatenate([block, np.zeros_like(block.take([0], axis=axis))], axis=axis)

@@ -1,4 +1,4 @@
-"""Jobs of a detector: each item is one image, and the labels are those of the job."""
+"""Jobs of a detector: each item is one image; labels belong to the job."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ from collections.abc import Sequence
 
 from libs.catalog.card import Card
 from libs.errors import TaskNotSupported
-from libs.models.answering import extracted
+from libs.models.answer_budget import build_result
 from libs.models.images.detection.detector import HEAD, Detector
 from libs.models.images.detection.regions import MAX_REGIONS
 from libs.models.results import Extraction, Region, Result
 from libs.models.text.checks import need_task, unsupported
 from libs.models.text.heads.extraction.words import Label
 from libs.models.work import (
-    GoOn,
+    CancelCheck,
     InputSequence,
     Output,
     Parts,
     Prepared,
     RegionsWork,
     Work,
-    go_on_anyway,
     items_as_parts,
+    never_cancelled,
     without_images,
 )
 
 
 class RegionsProcessor:
-    """Of one model. Images are decoded here, on the threads that prepare jobs."""
+    """The processor of one model. It decodes images on the threads that prepare jobs."""
 
     def __init__(self, card: Card, detector: Detector) -> None:
         self._card, self._detector = card, detector
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if not isinstance(work, RegionsWork):
             raise unsupported(work, self._card)
         labels = self._detector.labels(work.labels)
         items = items_as_parts(work)
-        sequences = [self._sequence(parts, labels, go_on) for parts in items]
+        sequences = [self._sequence(parts, labels, check_cancelled) for parts in items]
         return Prepared(
             without_images(work),
             HEAD,
@@ -48,7 +48,10 @@ class RegionsProcessor:
         )
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work = prepared.work
         if not isinstance(work, RegionsWork):
@@ -56,14 +59,16 @@ class RegionsProcessor:
         thresholds = () if work.threshold is None else (work.threshold,) * len(work.labels)
         found = zip(prepared.sequences, outputs, strict=True)
         items = (_extraction(self._detector.regions(*one, thresholds)) for one in found)
-        return extracted(items, prepared.answer_bytes, go_on)
+        return build_result(items, prepared.answer_bytes, check_cancelled)
 
-    def _sequence(self, parts: Parts, labels: tuple[Label, ...], go_on: GoOn) -> InputSequence:
-        go_on()
+    def _sequence(
+        self, parts: Parts, labels: tuple[Label, ...], check_cancelled: CancelCheck
+    ) -> InputSequence:
+        check_cancelled()
         content, field = parts[0].content, parts[0].field
         if len(parts) > 1 or not isinstance(content, bytes):
             raise TaskNotSupported(
-                f"{self._card.model} finds regions in one image an item", field=field
+                f"{self._card.model} detects regions in one image per item", field=field
             )
         return self._detector.sequence(content, field, labels)
 

@@ -1,4 +1,4 @@
-"""What a detector finds: boxes in pixels of the image as it was sent, each with its label and
+"""The results of a detector: boxes in pixels of the original image, each with its label and
 score.
 """
 
@@ -15,12 +15,12 @@ from libs.models.results import Region
 from libs.models.text.heads.extraction.words import Label
 
 MAX_REGIONS: Final = 4096
-"""The most regions of an item."""
+"""Maximum regions of an item."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a detector's head needs of a sequence (`InputSequence.input`): the labels, and the
+class RegionOptions:
+    """The options of a detector's head for one sequence (`InputSequence.input`): labels, and the
     upright image's size in pixels.
     """
 
@@ -33,16 +33,19 @@ def regions_of(
     scores: NDArray[np.float32],
     boxes: NDArray[np.float32],
     scale: tuple[float, float],
-    asked: Asked,
+    asked: RegionOptions,
     thresholds: Sequence[float],
 ) -> tuple[Region, ...]:
-    """Every box whose score for a label exceeds that label's threshold, best first: at most
-    MAX_REGIONS, and one more if there are more.
+    """Return the boxes with scores above their label's threshold, best first: at most MAX_REGIONS,
+    plus one if more exist.
 
-    Labels do not compete for a box: the regions of one are what they would be if it had been asked
-    for alone. `scores`: [boxes, labels], 0..1. `boxes`: [boxes, 4], centre and size, of which 1 is
-    `scale` pixels (down, across). Boxes are clipped to the image; one that lies outside it wholly
-    is left out. `thresholds`: one for each label.
+    Labels do not compete for a box: each label's regions are independent of the others. Boxes are
+    clipped to the image, and dropped if they lie outside.
+
+    Args:
+        scores: [boxes, labels], 0..1.
+        boxes: [boxes, 4], centre and size in units of `scale` pixels (down, across).
+        thresholds: One for each label.
     """
     down, across = np.float32(scale[0]), np.float32(scale[1])
     x, y, half_width, half_height = (

@@ -1,8 +1,8 @@
-"""Swin (arXiv 2103.14030): feature maps from attention within windows, of three sizes for a
-detector, the last for a decoder.
+"""Swin (arXiv 2103.14030): feature maps from attention within windows; three sizes for a detector,
+the last one for a decoder.
 
-A map is cut into windows after it is padded to a multiple of their side, as in training; every
-second layer shifts it first. Layer norms, products and biases are in the encoder's type, softmax in
+A map is padded to a multiple of the window's side, as in training, and split into windows; every
+second layer shifts it first. Layer norms, products and biases use the encoder's type, softmax
 float32.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from libs.models.layers.activations import FUNCTIONS
 from libs.models.layers.spec import Activation, Config
-from libs.models.work import Between, nothing_between
+from libs.models.work import YieldPoint, never_yield
 
 _STAGES = 4
 SIDE = 4  # pixels of a patch
@@ -26,8 +26,13 @@ _MAX_WINDOW = 64
 
 @dataclass(frozen=True, slots=True)
 class SwinSpec:
-    """`width`: of the first stage; each further one has twice that. `depths`, `heads`: of each
-    stage. `eps`: of its norms.
+    """Sizes of the model.
+
+    Attributes:
+        width: Width of the first stage; it doubles with each stage.
+        depths: Layers of each stage.
+        heads: Heads of each stage.
+        eps: Epsilon of its norms.
     """
 
     width: int
@@ -40,9 +45,9 @@ class SwinSpec:
     eps: float
 
     @staticmethod
-    def of(config: Config, model_type: str = "swin") -> SwinSpec:
-        """Of a detector's backbone, or Donut's encoder. Raises ModelBroken with the key that cannot
-        be served.
+    def from_config(config: Config, model_type: str = "swin") -> SwinSpec:
+        """Read the sizes of a detector's backbone, or of Donut's encoder. Raises ModelBroken with
+        the unsupported key.
         """
         config.require("model_type", model_type)
         config.require("num_channels", 3)
@@ -61,7 +66,7 @@ class SwinSpec:
             eps=config.number("layer_norm_eps", 1e-5),
         )
         if spec.window > _MAX_WINDOW:
-            raise config.unsupported("window_size", f"at most {_MAX_WINDOW} is served")
+            raise config.unsupported("window_size", f"at most {_MAX_WINDOW} is supported")
         if any(width % heads for width, heads in zip(spec.widths, spec.heads, strict=True)):
             raise config.unsupported("num_heads", "they do not divide the widths of the stages")
         return spec
@@ -74,12 +79,12 @@ class SwinSpec:
 def _counts(config: Config, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
     found = tuple(int(number) for number in config.numbers(key, default))
     if not all(1 <= number <= 1024 for number in found):
-        raise config.unsupported(key, "whole numbers from 1 to 1,024 are needed")
+        raise config.unsupported(key, "integers from 1 to 1,024 are needed")
     return found
 
 
 def map_sizes(height: int, width: int) -> tuple[tuple[int, int], ...]:
-    """Rows and columns of the three maps that an image of so many pixels gives."""
+    """Return rows and columns of the three maps of an image."""
     rows, columns = -(-height // SIDE), -(-width // SIDE)
     sizes = []
     for _ in range(_STAGES - 1):
@@ -89,10 +94,10 @@ def map_sizes(height: int, width: int) -> tuple[tuple[int, int], ...]:
 
 
 class Swin(nn.Module):
-    """Pixels to maps. The names of its parts are those of `rename`."""
+    """Maps pixels to feature maps. Parts have the names that `rename` returns."""
 
     def __init__(self, spec: SwinSpec, *, normed: bool = True) -> None:
-        """`normed`: with the norms of the three maps that `forward` gives."""
+        """Create the model. `normed`: with the norms of the three maps of `forward`."""
         super().__init__()
         self.patches = nn.Conv2d(3, spec.width, SIDE, SIDE)
         self.norm = nn.LayerNorm(spec.width)
@@ -106,14 +111,17 @@ class Swin(nn.Module):
         self.merges = nn.ModuleList(Merge(width) for width in spec.widths[:-1])
         self.norms = nn.ModuleList(nn.LayerNorm(width) for width in spec.widths[1:] if normed)
 
-    def forward(self, pixels: Tensor, between: Between = nothing_between) -> list[Tensor]:
-        """[1, 3, height, width] -> [1, rows, columns, width] each, of the second stage to the last.
-        `between`, a preemption point, is called after each block."""
-        maps = list(self.maps(pixels, between))
+    def forward(self, pixels: Tensor, yield_point: YieldPoint = never_yield) -> list[Tensor]:
+        """Map [1, 3, height, width] to [1, rows, columns, width] for each stage from the second to
+        the last.
+
+        `yield_point` is called after each block.
+        """
+        maps = list(self.maps(pixels, yield_point))
         return [norm(x) for norm, x in zip(self.norms, maps[1:], strict=True)]
 
-    def maps(self, pixels: Tensor, between: Between) -> Iterator[Tensor]:
-        """Of each stage in turn, before its norm."""
+    def maps(self, pixels: Tensor, yield_point: YieldPoint) -> Iterator[Tensor]:
+        """Yield the map of each stage in turn, before its norm."""
         height, width = pixels.shape[2:]
         x = self.patches.forward(F.pad(pixels, (0, -width % SIDE, 0, -height % SIDE)))
         x = self.norm.forward(x.permute(0, 2, 3, 1))
@@ -121,7 +129,7 @@ class Swin(nn.Module):
             x = x if place == 0 else self.merges[place - 1](x)
             for block in stage:  # type: ignore[attr-defined]
                 x = block(x)
-                between()
+                yield_point()
             yield x
 
 
@@ -151,7 +159,7 @@ class Block(nn.Module):
         self._heads, self._window, self._shift = heads, spec.window, shift
 
     def forward(self, x: Tensor) -> Tensor:
-        """[1, rows, columns, width] -> the same"""
+        """Map [1, rows, columns, width] to the same shape."""
         x = x + self._attention(self.before.forward(x))
         return x + self.down.forward(self._function(self.up.forward(self.after.forward(x))))
 
@@ -186,7 +194,7 @@ class Block(nn.Module):
         return x[:, :rows, :columns]
 
     def _bias(self, device: torch.device) -> Tensor:
-        """[1, heads, side², side²], by how far two places of a window are apart."""
+        """Return the bias [1, heads, side², side²] by the distance of two positions in a window."""
         side = self._window
         places = torch.arange(side, device=device)
         apart = (places[:, None] - places) + side - 1
@@ -197,8 +205,8 @@ class Block(nn.Module):
 
 
 def _across_edges(rows: int, columns: int, side: int, shift: int, device: torch.device) -> Tensor:
-    """[windows, 1, side², side²]: -100 between places that only the shift has made neighbours, else
-    0.
+    """Return [windows, 1, side², side²]: -100 between positions that only the shift made
+    neighbours, else 0.
     """
 
     def part(count: int) -> Tensor:
@@ -215,8 +223,8 @@ def _across_edges(rows: int, columns: int, side: int, shift: int, device: torch.
 
 
 class Merge(nn.Module):
-    """Four neighbours to one place of twice the width. A map of odd sides gets a row or column of
-    zeros.
+    """Merges four neighbours to one position of twice the width. Odd maps are padded with a row or
+    column of zeros.
     """
 
     def __init__(self, width: int) -> None:
@@ -245,8 +253,8 @@ _NAMES = (
 
 
 def rename(name: str) -> str | None:
-    """A tensor's name in a checkpoint, after the backbone's prefix, to that of ours; None for what
-    the model has no use for.
+    """Map a tensor's name in a checkpoint, after the backbone's prefix, to ours; None for an unused
+    tensor.
     """
     name = name.removeprefix("swin.")
     if name.startswith("layernorm.") or name.endswith("relative_position_index"):

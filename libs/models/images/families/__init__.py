@@ -1,1 +1,1 @@
-"""One module for each family of image models: its tensors' names, and its towers as data."""
+"""One module for each family of image models: its tensor names, and its towers as data."""

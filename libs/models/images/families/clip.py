@@ -1,6 +1,4 @@
-"""CLIP (arXiv 2103.00020): images and texts in one space, each through an encoder and a projection
-of its own.
-"""
+"""CLIP (arXiv 2103.00020): images and texts in one space, each with an encoder and a projection."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ IMAGES: dict[str, Rule] = LAYERS | {
     "embeddings.class_embedding": "embed.class_token",
     "embeddings.patch_embedding": "embed.project",
     "embeddings.position_embedding.weight": "embed.position",
-    "pre_layrnorm": "embed.norm",  # so it is spelt
+    "pre_layrnorm": "embed.norm",  # the checkpoint's spelling
     "post_layernorm": "norm",
 }
 
@@ -56,11 +54,11 @@ TEXTS: dict[str, Rule] = LAYERS | {
 
 
 def towers(config: Config) -> dict[str, TowerSpec]:
-    """Texts are causal, and pooled at their end-of-text token, the last one; images at their class
+    """Texts are causal and pooled at their last token, the end of text; images at their class
     token.
     """
     if config.text("model_type") == VISION_ONLY:
-        # With a projection or without.
+        # with or without a projection
         head = partial(_maybe_projected, config.size("projection_dim", 512))
         tower = _images(config, head, "", ("", "vision_model."))
         return {
@@ -89,7 +87,7 @@ def towers(config: Config) -> dict[str, TowerSpec]:
 def _images(
     config: Config, head: Callable[[int, State], ModelHead], part: str, prefixes: Sequence[str]
 ) -> TowerSpec:
-    """`head`: of the encoder's hidden size and a state."""
+    """Build the image tower. `head`: makes the head from the encoder's hidden size and a state."""
     spec = encoder_spec(
         config, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-5, activation="quick_gelu"
     )
@@ -101,8 +99,8 @@ def _images(
 
 
 def _part(config: Config, key: str) -> Config:
-    """Old files have two forms of a tower's configuration, of which transformers takes the longer
-    name.
+    """Read a tower's configuration. Old files have two of them; transformers uses the one with the
+    longer name.
     """
     return config.part(f"{key}_dict" if config.has(f"{key}_dict") else key)
 

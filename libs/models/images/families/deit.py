@@ -1,5 +1,7 @@
-"""DeiT (arXiv 2012.12877): a ViT with a second token before the patches, which learned from a
-teacher. The encoder of TrOCR's small models (`libs/models/readers`); it is not served alone."""
+"""DeiT (arXiv 2012.12877): a ViT with a distillation token before the patches.
+
+It is the encoder of TrOCR's small models (`libs/models/readers`), and is not served alone.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""DINOv2 (arXiv 2304.07193), also with registers (2309.16588): a ViT whose blocks' outputs are
-scaled, for images of any size; its positions are resampled. The giant model's feed-forward is
-gated.
+"""DINOv2 (arXiv 2304.07193), also with registers (2309.16588): a ViT with layer scale and resampled
+positions for images of any size. The giant model has a gated feed-forward.
 """
 
 from __future__ import annotations

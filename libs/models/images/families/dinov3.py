@@ -1,8 +1,8 @@
-"""DINOv3 (arXiv 2508.10104): a ViT with registers, whose patches alone are rotated, by their
-centres' coordinates in the image.
+"""DINOv3 (arXiv 2508.10104): a ViT with registers that rotates only patches, by their centres'
+coordinates in the image.
 
-It has no table of positions. Keys have no bias, of the largest model neither have queries and
-values; large models' feed-forward is gated.
+It has no table of positions. Keys have no bias; in the largest model, queries and values have none
+either. Large models have a gated feed-forward.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def towers(config: Config) -> dict[str, TowerSpec]:
     patch, grid = square_grid(config, 224, 16)
     registers = config.integer("num_register_tokens", 0)
     if not 0 <= registers <= _MAX_REGISTERS:
-        raise config.unsupported("num_register_tokens", f"0 to {_MAX_REGISTERS} are served")
+        raise config.unsupported("num_register_tokens", f"0 to {_MAX_REGISTERS} are supported")
     absent = [name for name, present in biased.items() if not present] if spec.qkv_bias else []
     return {
         "image": TowerSpec(
@@ -89,12 +89,15 @@ _MAX_REGISTERS = 1 << 10
 
 
 def _rope(config: Config, size: int) -> Rope:
-    """Half of a head's pairs turn with the row, half with the column: as transformers'
-    DINOv3ViTRopePositionEmbedding, whose angles are 2 pi times a coordinate of -1 to 1 times a
-    frequency."""
+    """Return transformers' DINOv3ViTRopePositionEmbedding: half of a head's pairs rotate by the
+    row, half by the column.
+
+    The angles are 2 pi times a coordinate of -1 to 1 times a frequency.
+    """
     if size % 4:
         raise config.unsupported(
-            "num_attention_heads", f"heads of {size} numbers are no pairs of rows and columns"
+            "num_attention_heads",
+            f"heads of {size} numbers cannot be split into pairs for rows and columns",
         )
     base = config.positive("rope_theta", 100.0)
     frequencies = (
@@ -105,8 +108,8 @@ def _rope(config: Config, size: int) -> Rope:
 
 
 def _stored(absent: list[str], layers: int, hidden: int, tensors: TensorFile) -> TensorFile:
-    """The tensors by the names that files on the hub have, also of transformers 5 in memory; zeros
-    for biases that are `absent`.
+    """Rename tensors to the names of files on the hub, also from transformers 5's names. Biases in
+    `absent` become zeros.
     """
     named = tensors.renamed(lambda name: name.removeprefix("model."))
     return named.with_zeros(

@@ -18,14 +18,18 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TowerSpec:
-    """An encoder of a checkpoint and its head, as data. `input`: of images, or of the texts that
-    share their space.
+    """An encoder of a checkpoint and its head, as data.
 
-    `part`: what the names of its tensors begin with, where the checkpoint has several encoders;
-    after it comes one of `prefixes`. `weights`, `head_table`: where they go. `head`: made of the
-    tensors of `head_table` and of those that belong to no encoder. `layer_scale`: `head_table` has
-    "layers.{}.attn" and "layers.{}.ffn", which scale the outputs of the layers' blocks. `stored`:
-    makes of the checkpoint's tensors those that `weights` names; None: they are named as they are.
+    Attributes:
+        input: Image input, or the input of texts in the same space.
+        part: Prefix of its tensors' names in a checkpoint of several encoders, followed by one of
+            `prefixes`.
+        weights: Rules of the encoder's tensors.
+        head_table: Rules of the head's tensors.
+        head: Builds the head from the tensors of `head_table` and those outside the encoders.
+        layer_scale: `head_table` has "layers.{}.attn" and "layers.{}.ffn", factors on the outputs
+            of the layers' blocks.
+        stored: Renames the checkpoint's tensors to the names in `weights`; None to keep them.
     """
 
     encoder: EncoderSpec
@@ -48,22 +52,20 @@ class Family(Protocol):
 
     @property
     def PROCESSOR(self) -> str:
-        """transformers' image processor where no file names one."""
+        """Default class of transformers' image processor, if no file names one."""
 
     @property
     def REST(self) -> Mapping[str, HeadRule]:
-        """Tensors that belong to no encoder."""
+        """Rules of tensors outside the encoders."""
 
     def towers(self, config: Config) -> dict[str, TowerSpec]:
-        """By the names of their heads: "image", and "dense" for texts."""
+        """Return the towers by their heads: "image", and "dense" for texts."""
 
 
 def encoder_spec(
     config: Config, *, hidden: int, layers: int, heads: int, ffn: int, eps: float, activation: str
 ) -> EncoderSpec:
-    """Pre-norm layers with biases, as all these families have. The numbers are transformers'
-    defaults for keys that are missing.
-    """
+    """Return pre-norm layers with biases, with transformers' defaults for missing keys."""
     width = config.size("hidden_size", hidden)
     count = config.head_count("num_attention_heads", width, heads)
     return EncoderSpec(
@@ -79,9 +81,7 @@ def encoder_spec(
 
 
 def square_grid(config: Config, image: int, patch: int) -> tuple[int, tuple[int, int]]:
-    """The side of a patch in pixels, and the grid of patches of the images that the model was
-    trained on.
-    """
+    """Return the side of a patch in pixels, and the grid of patches of the training images."""
     config.require("num_channels", 3)
     side = config.size("patch_size", patch)
     count = config.size("image_size", image) // side

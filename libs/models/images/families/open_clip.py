@@ -1,7 +1,7 @@
-"""open_clip's layout of SigLIP, as Marqo and timm publish it: open_clip_config.json beside one file
-of tensors with timm's names.
+"""SigLIP in open_clip's layout, published by Marqo and timm: open_clip_config.json with one file of
+tensors with timm's names.
 
-Sizes that open_clip takes from timm's name of the image encoder are read from the tensors; its
+Sizes that open_clip derives from timm's name of the image encoder are read from the tensors,
 attention heads from the name.
 """
 
@@ -77,15 +77,18 @@ _FILTERS: Final = {
 
 
 def tensor_name(name: str) -> str:
-    """PyTorch's fused projections end otherwise than all other tensors."""
+    """Normalise PyTorch's fused projections, which have other name endings than all other
+    tensors.
+    """
     return name.replace(".in_proj_weight", ".in_proj.weight").replace(
         ".in_proj_bias", ".in_proj.bias"
     )
 
 
 def towers(config: Config, tensors: TensorFile) -> dict[str, TowerSpec]:
-    """`config`: of open_clip_config.json. `tensors`: with names by `tensor_name`. Raises
-    ModelBroken for what is no SigLIP.
+    """Build the towers of open_clip_config.json. Raises ModelBroken for other models than SigLIP.
+
+    `tensors`: renamed by `tensor_name`.
     """
     model = config.part("model_cfg")
     images, texts = model.part("vision_cfg"), model.part("text_cfg")
@@ -93,7 +96,7 @@ def towers(config: Config, tensors: TensorFile) -> dict[str, TowerSpec]:
 
 
 def processing(config: Config) -> ImageProcessing:
-    """What open_clip_config.json says of the pixels; the defaults are open_clip's for SigLIP."""
+    """Read the image processing of open_clip_config.json, with open_clip's defaults for SigLIP."""
     part = config.part("preprocess_cfg")
     sides = (
         part.numbers("size", (224.0, 224.0))
@@ -102,7 +105,7 @@ def processing(config: Config) -> ImageProcessing:
     )
     height, width = (int(side) for side in sides)
     if not 1 <= min(height, width) <= max(height, width) <= _MAX_SIDE:
-        raise part.unsupported("size", f"1 to {_MAX_SIDE:,} pixels are served")
+        raise part.unsupported("size", f"1 to {_MAX_SIDE:,} pixels are supported")
     mode = part.text("resize_mode", "squash")
     if mode not in ("squash", "shortest") or (mode == "shortest" and height != width):
         raise part.unsupported("resize_mode", "supported are squash, and shortest for squares")
@@ -171,7 +174,7 @@ def _images(config: Config, tensors: TensorFile) -> TowerSpec:
     layers = len({stored.split(".")[1] for stored in own.names() if stored.startswith("blocks.")})
     count = isqrt(places)
     if hidden % heads or side < 1 or count**2 != places:
-        raise config.unsupported("timm_model_name", "the tensors are of another model")
+        raise config.unsupported("timm_model_name", "the tensors belong to another model")
     spec = _spec(hidden, heads, ffn, layers)
     return TowerSpec(
         spec,
@@ -189,13 +192,14 @@ def _shape(tensors: TensorFile, name: str, dimensions: int) -> tuple[int, ...]:
     shape = tensors.shape(name)
     if len(shape) != dimensions:
         raise ModelBroken(
-            f"{WEIGHTS}: tensor 'visual.trunk.{name}' has shape {list(shape)}; {dimensions} dimensions are needed"
+            f"{WEIGHTS}: tensor 'visual.trunk.{name}' has shape {list(shape)}; {dimensions} "
+            "dimensions are needed"
         )
     return shape
 
 
 def _head(spec: EncoderSpec, state: State) -> ModelHead:
-    """timm keeps the query's projection and that of keys and values apart."""
+    """Join the projections of the query and of keys and values, which timm stores separately."""
     fused: Mapping[str, torch.Tensor] = {
         f"in_proj.{end}": torch.cat([state[f"q.{end}"], state[f"kv.{end}"]])
         for end in ("weight", "bias")

@@ -1,8 +1,7 @@
 """SigLIP and SigLIP 2 of a fixed size (arXiv 2303.15343, 2502.14786): images and texts in one
 space, compared by a sigmoid.
 
-Texts are always padded to the longest there is, and attend to the padding: the models were trained
-so.
+Texts are always padded to the maximum length and attend to the padding, as in training.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ IMAGE_HEAD: dict[str, HeadRule] = {
 
 
 def towers(config: Config) -> dict[str, TowerSpec]:
-    """Texts are pooled at their last position, which is mostly padding; images by one query that
-    attends to all patches.
+    """Texts are pooled at their last position, usually padding; images by one query that attends to
+    all patches.
     """
     if config.text("model_type") == VISION_ONLY:
         return {"image": image_tower(config, _patches(config), prefixes=("", "vision_model."))}
@@ -83,7 +82,9 @@ def text_tower(config: Config) -> TowerSpec:
 def image_tower(
     config: Config, patches: PatchSpec, part: str = "", prefixes: Sequence[str] = ("",)
 ) -> TowerSpec:
-    """`config`: of the image encoder. `part`, `prefixes`: as in TowerSpec."""
+    """Build the image tower. `config`: that of the image encoder. `part`, `prefixes`: see
+    TowerSpec.
+    """
     config.require("vision_use_head", True)
     spec = encoder_spec(
         config, hidden=768, layers=12, heads=12, ffn=3072, eps=1e-6, activation="gelu_pytorch_tanh"

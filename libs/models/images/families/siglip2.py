@@ -1,7 +1,7 @@
 """SigLIP 2 NaFlex (arXiv 2502.14786): images of any proportions, each scaled to a budget of
 patches, with resampled positions.
 
-SigLIP 2 of a fixed size is `siglip`.
+`siglip` has SigLIP 2 of a fixed size.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""Vision-language models that retrieve: the rows of an image tower and its connector stand among
-the tokens of a text encoder.
+"""Vision-language models for retrieval: the rows of an image tower and its connector are inserted
+among the tokens of a text encoder.
 """

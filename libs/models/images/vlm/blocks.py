@@ -1,8 +1,8 @@
-"""Patches in the order of the squares that the connector merges, and of windows where the encoder
-has such (Qwen-VL, LightOnOCR).
+"""Patches ordered by the squares that the connector merges, and by windows if the encoder has them
+(Qwen-VL, LightOnOCR).
 
-A still image is repeated in time there, and the weights of its patches have a part for each of the
-two: their sum is applied once.
+These models repeat a still image in time, and the weights of its patches have a part for each of
+the two frames; their sum is applied one time.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ from libs.models.layers.encoder import Attention, Shared
 from libs.models.packed import Packed
 
 _COLOURS = 3
-_SIDE = 1 << 12  # patches of a side, at most
+_SIDE = 1 << 12  # maximum patches of a side
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """`side`: patches of a square's side. `window`: squares of a window's side; 0: no windows.
-    `frames`: parts of a patch's weight; 0: it has none.
+    """Structure of the patches.
 
-    `table`: the side of the table of positions, resampled to each image's patches; 0: there is
-    none. `norm_eps`: of an RMSNorm of the patches; None: there is none. `corners`: the table's
-    corners lie on the image's, else its edges on the image's edges.
+    Attributes:
+        side: Patches per side of a square.
+        window: Squares per side of a window; 0 for no windows.
+        frames: Parts of a patch's weight; 0 for none.
+        table: Side of the table of positions, resampled to each image's patches; 0 for none.
+        norm_eps: Epsilon of an RMSNorm of the patches; None for none.
+        corners: The table's corners lie on the image's; otherwise its edges lie on the image's
+            edges.
     """
 
     patches: PatchSpec
@@ -49,8 +53,8 @@ class BlockSpec:
     corners: bool = True
 
     def order(self, grid: Grid) -> tuple[NDArray[np.int32], list[int]]:
-        """The squares of an image, row by row, in the order of its windows; and how many each
-        window has.
+        """Return an image's squares, numbered row by row, in the order of its windows, and the
+        squares of each window.
         """
         rows, columns = grid[0] // self.side, grid[1] // self.side
         numbers = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
@@ -65,8 +69,8 @@ class BlockSpec:
         return np.concatenate(windows), [len(window) for window in windows]
 
     def axes(self, grid: Grid) -> NDArray[np.int32]:
-        """Row and column of each patch in its order: [2, patches]. Those beyond the last whole
-        square come last.
+        """Return row and column of each patch in its order, [2, patches]. Patches beyond the last
+        whole square are last.
         """
         order, _ = self.order(grid)
         rows, columns = (count // self.side * self.side for count in grid)
@@ -80,8 +84,8 @@ class BlockSpec:
 
 
 class BlockEmbedding(InputLayer):
-    """Patches to hidden states. `embed` makes the rows of a batch's pictures, as
-    `PatchEmbedding.embed` does.
+    """Maps patches to hidden states. `embed` computes the rows of a batch's images, as
+    `PatchEmbedding.embed`.
     """
 
     def __init__(self, block: BlockSpec, processing: ImageProcessing) -> None:
@@ -107,8 +111,8 @@ class BlockEmbedding(InputLayer):
             self.register_buffer(name, None, persistent=False)
 
     def prepare(self) -> None:
-        """Once loaded: adds up the weights of the frames, and puts the numbers of the normalisation
-        on the device.
+        """Add up the weights of the frames after loading, and move the normalisation's constants to
+        the device.
         """
         stored = self.project.weight
         if stored.numel():
@@ -122,19 +126,19 @@ class BlockEmbedding(InputLayer):
         self.std = torch.tensor(self._processing.std, dtype=torch.float32, device=device)[:, None]
 
     def forward(self, batch: Packed) -> Tensor:
-        """[tokens, hidden]"""
+        """Return [tokens, hidden]."""
         if batch.given is None:
-            raise ValueError("an image encoder takes rows, no token ids")
+            raise ValueError("an image encoder takes rows, not token ids")
         x = batch.given.values.to(self.weight.dtype)
         return x if self.norm is None else self.norm.forward(x)
 
     def embed(self, images: Sequence[NDArray[np.generic]]) -> Tensor:
-        """uint8 [height, width, 3] each -> the rows of all, [patches, hidden]"""
+        """Map uint8 images, [height, width, 3] each, to the rows of all, [patches, hidden]."""
         runs = (list(run) for _, run in groupby(images, key=lambda image: image.shape))
         return torch.cat([self._embedded(torch.from_numpy(np.stack(run))) for run in runs])
 
     def _embedded(self, images: Tensor) -> Tensor:
-        """Images of one size: uint8 [n, height, width, 3] -> [n * patches, hidden]"""
+        """Map images of one size, uint8 [n, height, width, 3], to [n * patches, hidden]."""
         device = self.weight.device
         images = (
             images.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else images
@@ -160,9 +164,9 @@ class BlockEmbedding(InputLayer):
         )
 
     def _positions(self, grid: Grid) -> Tensor:
-        """[patches, hidden], in their order: bilinear."""
+        """Return bilinear positions [patches, hidden] in the patches' order."""
         if self.position is None:
-            raise ValueError("there is no table of positions")
+            raise ValueError("the model has no table of positions")
         side = self._block.table
         square = self.position.float().view(1, side, side, -1).permute(0, 3, 1, 2)
         resampled = (
@@ -175,7 +179,7 @@ class BlockEmbedding(InputLayer):
 
 
 class WindowAttention(Attention):
-    """Attention within `Packed.windows`, which are sequences of their own."""
+    """Attention within `Packed.windows`, which form separate sequences."""
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared

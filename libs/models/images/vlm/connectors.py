@@ -1,4 +1,4 @@
-"""Connectors: hidden states of an image tower to rows of a text encoder, in the tower's type."""
+"""Connectors map hidden states of an image tower to rows of a text encoder, in the tower's type."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ State = Mapping[str, Tensor]
 
 
 class Connector(nn.Module):
-    """`hidden`: [patches, hidden] of all pictures in turn. `grids`: rows and columns of each
-    picture's patches.
+    """A connector. `hidden`: [patches, hidden] of all images in turn. `grids`: rows and columns of
+    each image's patches.
     """
 
     def forward(self, hidden: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """[rows, hidden of the text encoder]"""
+        """Return [rows, hidden of the text encoder]."""
         raise NotImplementedError
 
 
 class LinearConnector(Connector):
-    """PaliGemma: each patch is a row."""
+    """PaliGemma's connector: each patch becomes a row."""
 
     def __init__(self, linear: PackedLinear) -> None:
         super().__init__()
@@ -36,7 +36,9 @@ class LinearConnector(Connector):
 
 
 class PixelShuffle(Connector):
-    """Idefics3: the states of a square of `side` x `side` patches, row by row, are one row."""
+    """Idefics3's connector: the states of a square of `side` x `side` patches, row by row, become
+    one row.
+    """
 
     def __init__(self, linear: PackedLinear, side: int) -> None:
         super().__init__()
@@ -52,10 +54,10 @@ class PixelShuffle(Connector):
 
 
 class Merger(nn.Module):
-    """Qwen-VL: the states of a square's patches, which lie side by side, through two layers with
-    GELU between them.
+    """Qwen-VL's connector: the adjacent states of a square's patches pass two layers with GELU
+    between them.
 
-    `norm`: of the whole square's states; None: each patch's are normalised already.
+    `norm`: norm of the whole square's states; None if each patch is already normalised.
     """
 
     def __init__(self, up: PackedLinear, down: PackedLinear, norm: nn.Module | None = None) -> None:
@@ -63,14 +65,14 @@ class Merger(nn.Module):
         self.up, self.down, self.norm = up, down, norm
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[patches, hidden] -> [squares, hidden of the text encoder]"""
+        """Map [patches, hidden] to [squares, hidden of the text encoder]."""
         x = hidden.reshape(-1, self.up.inputs)
         return self.down.forward(self.up.forward(x if self.norm is None else self.norm(x)))
 
 
 class Mergers(Connector):
-    """`deeper`: for the states after the tower's layers `taps`; their rows are added after the text
-    encoder's first layers.
+    """Several mergers. `deeper`: for the states after the tower's layers `taps`; their rows are
+    added after the text encoder's first layers.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class Mergers(Connector):
 
 
 def _squares(hidden: Tensor, grid: Grid, side: int) -> Tensor:
-    """[rows * columns, size] -> [squares, side * side * size]"""
+    """Map [rows * columns, size] to [squares, side * side * size]."""
     rows, columns = grid
     squares = hidden.view(rows // side, side, columns // side, side, -1).transpose(1, 2)
     return squares.reshape((rows // side) * (columns // side), -1)
@@ -101,8 +103,8 @@ def linear_of(
     bias: bool,
     gelu: bool = False,
 ) -> PackedLinear:
-    """Of loaded tensors, ready to run. Raises ModelBroken, naming `file`, for one that is missing
-    or has another shape.
+    """Build a linear layer of loaded tensors. Raises ModelBroken, naming `file`, for a missing or
+    misshapen tensor.
     """
     check_shape(state, f"{stem}.weight", (outputs, inputs), file)
     with torch.device("meta"):

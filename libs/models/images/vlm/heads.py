@@ -1,6 +1,4 @@
-"""Heads of vision-language models. Their vectors are not normalised yet, as those of text models
-are not.
-"""
+"""Heads of vision-language models. As with text models, their vectors are normalised later."""
 
 from __future__ import annotations
 
@@ -20,14 +18,15 @@ from libs.models.text.heads.tokens import TokenHead
 from libs.models.weights import SINGLE
 
 Use = Literal["", "multi_vector", "dense", "score", "write"]
-"""What a model is used for, and the name of its head. Empty: as its tensors say. "write": no head,
-since its language head is the decode loop's."""
+"""The use of a model, and the name of its head. Empty: determined by its tensors. "write": no head,
+since the decode loop has the language head.
+"""
 
 State = Mapping[str, Tensor]
 
 
 def vectors_of_tokens(state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
-    """Late interaction: a vector for each token, of the image's and the prompt's alike.
+    """Late interaction: a vector for each token of images and prompt.
 
     Raises ModelBroken for a checkpoint without a projection: a language model that is not trained
     for retrieval.
@@ -35,34 +34,35 @@ def vectors_of_tokens(state: State, encoder: PackedEncoder) -> dict[str, ModelHe
     weight = state.get("projection.weight")
     if weight is None:
         raise ModelBroken(
-            f"{SINGLE}: has no projection to vectors: a card must say what the language model is used for"
+            f"{SINGLE}: has no projection to vectors: a card must define the language model's use"
         )
     check_shape(state, "projection.weight", (weight.shape[0], encoder.hidden_size), SINGLE)
     return {"multi_vector": TokenHead([HeadLinear(state, "projection", "identity")])}
 
 
 def no_heads(state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
-    """Of a model that writes."""
+    """Return no heads, for a generative model."""
     return {}
 
 
 def states_of_tokens(state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
-    """Late interaction without a projection: the states themselves."""
+    """Late interaction without a projection: the states are the vectors."""
     return {"multi_vector": TokenHead([])}
 
 
 def last_state(state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
-    """The state of the last token, which stands for the item."""
+    """The state of the last token represents the item."""
     return {"dense": PooledHead(("lasttoken",), ())}
 
 
 def answers(ids: tuple[int, int], state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
-    """The logit of "yes" less that of "no", by their `ids`, of the language model's head or the
-    token table that it shares.
+    """The logit of "yes" minus that of "no", by their `ids`, from the language model's head or the
+    shared token table.
     """
     table = state.get("words.weight", encoder.token_weight)
     if table.dim() != 2 or table.shape[1] != encoder.hidden_size or max(ids) >= len(table):
         raise ModelBroken(
-            f"{SINGLE}: the language model's head is {list(table.shape)}, too small for the tokens {list(ids)}"
+            f"{SINGLE}: the language model's head {list(table.shape)} "
+            f"is too small for the tokens {list(ids)}"
         )
     return {"score": AnswerHead(table[list(ids)].to(device=encoder.device, dtype=torch.float32))}

@@ -1,8 +1,8 @@
-"""Loads a checkpoint directory of a vision-language model: its config.json says which family it is,
-and that says what it has.
+"""Load a checkpoint directory of a vision-language model. Its config.json names the family, which
+defines the parts.
 
-What a loaded model gives is what `images/loading.py`'s `ImageModel` gives: trunks by the names of
-their heads, and the host's part.
+A loaded model has the same interface as the `ImageModel` of `images/loading.py`: backbones by the
+names of their heads, and the host's part.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from libs.catalog.checkpoint.files import need_config, read_config, read_json, s
 from libs.catalog.kinds.vision.vision_language import sparse_columns
 from libs.errors import ModelBroken
 from libs.models import weights
+from libs.models.backbone import Backbone
 from libs.models.images.loading import read_image_processor
 from libs.models.images.patches import PatchEmbedding
 from libs.models.images.vlm.blocks import BlockEmbedding, BlockSpec, WindowAttention
@@ -37,33 +38,35 @@ from libs.models.text.processing.static import TokenWeights
 from libs.models.text.registry import build_encoder, names_of, prepare
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
-from libs.models.trunk import Backbone
 from libs.models.weights import TensorFile
 
 _FAMILIES: Final[tuple[Family, ...]] = (colpali, glm, idefics, lighton, paddleocr, qwen)
 _PROCESSORS: Final = ("processor_config.json", "preprocessor_config.json")
-_WHOLE: Final = ("vlm.", "model.")  # what names may begin with, one after the other
+_WHOLE: Final = ("vlm.", "model.")  # optional prefixes of names, in this order
 _WHOLES: Final = ("", "model.", "vlm.", "vlm.model.")
 
 
 @dataclass(frozen=True, slots=True)
 class VisionLanguageModel:
-    """`trunks`: one, which takes texts and images in one sequence. Its heads are "multi_vector",
-    "dense", "sparse" or "score".
+    """A loaded vision-language model.
 
-    `input`: the host's part for an item. `names`: of the text encoder's layers, as LoRA adapters
-    that are loaded later have them. `weights`: of tokens, where texts need no forward: the trunk
-    then sees items with images alone.
+    Attributes:
+        backbones: One, for texts and images in one sequence. Its heads are "multi_vector", "dense",
+            "sparse" or "score".
+        input: Converts items to sequences.
+        names: Names of the text encoder's layers in LoRA adapters.
+        weights: Token weights, if texts need no forward: the backbone then sees only items with
+            images.
     """
 
-    trunks: tuple[Backbone, ...]
+    backbones: tuple[Backbone, ...]
     input: PartsInput
     names: Names
     weights: TokenWeights | None = None
 
 
 def model_types() -> tuple[str, ...]:
-    """Every `model_type` that `load_vision_language` takes."""
+    """Return every `model_type` that `load_vision_language` supports."""
     return tuple(model_type for family in _FAMILIES for model_type in family.MODEL_TYPES)
 
 
@@ -76,17 +79,19 @@ def load_vision_language(
     base: Path | None = None,
     prompts: Prompts | None = None,
 ) -> VisionLanguageModel:
-    """The tower, the connector and the text encoder in `dtype`, ready to run; heads compute in
+    """Load the tower, the connector and the text encoder in `dtype`, ready to run. Heads compute in
     float32.
 
-    `use`: of a language model without a projection to vectors, which its files do not tell. `base`:
-    the directory of the model `base_of(directory)`; the adapter is merged into it in float32.
-    `prompts`: of one that writes. Raises ModelBroken with the file and the key or tensor that
-    cannot be served.
+    Args:
+        use: Use of a language model without a projection to vectors, which its files do not define.
+        base: Directory of the model `base_of(directory)`; the adapter is merged into it in float32.
+        prompts: Prompts of a generative model.
+
+    Raises ModelBroken with the file and the key or tensor that is not supported.
     """
     name = base_of(directory)
     if name and base is None:
-        raise ModelBroken(f"{ADAPTER}: the model {name!r} is needed, of which this is an adapter")
+        raise ModelBroken(f"{ADAPTER}: this adapter needs its base model {name!r}")
     home = directory if base is None or not name else base
     config = Config(need_config(home, "config.json").values)
     family = _family_of(home, config)
@@ -101,7 +106,7 @@ def load_vision_language(
     stored = TensorFile.open(home)
     tensors = stored.renamed(rename)
     if len(tensors.names()) < len(stored.names()):
-        raise ModelBroken(f"{stored.source}: some tensors are there twice, by two names")
+        raise ModelBroken(f"{stored.source}: duplicate tensors under two names")
     if name:
         tensors = tensors.merged(
             {
@@ -127,13 +132,17 @@ def load_vision_language(
     encoder, _ = build_encoder(text, texts, dtype=dtype, device=device, head_tables={})
     tower = _tower(spec, family, pictures, connecting, encoder, dtype, device)
     state = _state(heads, family.HEADS, device)
-    trunk = Backbone(encoder, spec.heads(state, encoder), tower)
+    backbone = Backbone(encoder, spec.heads(state, encoder), tower)
     found = None if spec.weights is None else spec.weights(state)
-    return VisionLanguageModel((trunk,), _input(files, spec, encoder), _names(spec, family), found)
+    return VisionLanguageModel(
+        (backbone,), _input(files, spec, encoder), _names(spec, family), found
+    )
 
 
 def _family_of(directory: Path, config: Config) -> Family:
-    """By `model_type`, but for V-SPLADE, which shares that of ModernVBERT: its tensors tell it."""
+    """Return the family of the `model_type`. V-SPLADE shares ModernVBERT's and is recognised by its
+    tensors.
+    """
     if sparse_columns(directory):
         return vsplade
     family = next((one for one in _FAMILIES if config.text("model_type") in one.MODEL_TYPES), None)
@@ -145,10 +154,10 @@ def _family_of(directory: Path, config: Config) -> Family:
 def _with_tokens_apart(
     texts: TensorFile, text: Mapping[str, object]
 ) -> tuple[TensorFile, Mapping[str, object]]:
-    """The text encoder's tensors and configuration with all tokens in one table.
+    """Join the text encoder's token tables in tensors and configuration.
 
-    colpali-engine's ModernVBERT keeps those of images and turns apart (its DecoupledEmbedding);
-    they come after the others.
+    colpali-engine's ModernVBERT stores those of images and turns separately (its
+    DecoupledEmbedding), after the others.
     """
     whole, apart = (
         f"embeddings.tok_embeddings.{name}weight" for name in ("", "additional_embedding.")
@@ -166,7 +175,7 @@ def _names(spec: VisionLanguageSpec, family: Family) -> Names:
 
 
 def _files(directory: Path, home: Path, config: Config, use: Use) -> Files:
-    """An adapter may have the files of its processor and its tokenizer, or leave them to its
+    """Find the files. An adapter may have processor and tokenizer files, or leave them to its
     base.
     """
     kept = next(
@@ -188,7 +197,9 @@ def _files(directory: Path, home: Path, config: Config, use: Use) -> Files:
 
 
 def _used(directory: Path) -> Use:
-    """sentence-transformers' modules.json has a pooling of models with one vector for an item."""
+    """Return the use in sentence-transformers' modules.json: models with one vector per item have a
+    pooling.
+    """
     modules = read_json(directory, "modules.json")
     kinds = (
         [str(one.get("type")) for one in modules if isinstance(one, dict)]
@@ -232,7 +243,7 @@ def _tower(
         ValueError,
     ) as error:
         raise ModelBroken(
-            shortened(f"config.json: describes no image encoder that can be built: {error}")
+            shortened(f"config.json: the image encoder cannot be built: {error}")
         ) from error
     weights.load(
         encoder,
@@ -257,7 +268,7 @@ def _tower(
 
 
 def _attention(spec: EncoderSpec, layer: LayerSpec) -> Attention:
-    """A layer with a window has those of images."""
+    """Return an attention layer; only image encoders have windows."""
     return Attention(spec, layer) if layer.window is None else WindowAttention(spec, layer)
 
 
@@ -285,5 +296,5 @@ def _input(files: Files, spec: VisionLanguageSpec, encoder: PackedEncoder) -> Pa
     text.keep_whole([spec.mark])
     mark = text.token_id(spec.mark)
     if mark is None:
-        raise ModelBroken(f"tokenizer.json: has no token {spec.mark!r}, which stands for images")
+        raise ModelBroken(f"tokenizer.json: the image token {spec.mark!r} is missing")
     return PartsInput(text, spec.pictures, prompts, mark)

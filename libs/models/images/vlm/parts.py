@@ -1,5 +1,5 @@
-"""The ordered parts of an item, texts and images, to one sequence of the text encoder; and prices
-from the images' headers.
+"""Convert the ordered parts of an item, texts and images, to one sequence of the text encoder, and
+price images from their headers.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.decoding import LIMITS, Limits, Pixels, decoding, header_size
 from libs.models.images.vlm.pictures import Laid, Pictures, axes_of, places_of
-from libs.models.recall import JobRecall
+from libs.models.output_cache import JobOutputCache
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
 from libs.models.work import (
-    GoOn,
+    CancelCheck,
     Head,
     InputRows,
     InputSequence,
     Part,
     Role,
     Truncation,
-    go_on_anyway,
+    never_cancelled,
 )
 
 Ids = NDArray[np.int32]
@@ -35,20 +35,20 @@ _NO_PICTURE: Final = np.zeros((0, 0, 3), np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What stands before and after an item, special tokens written out."""
+    """Text before and after an item, including special tokens."""
 
     before: str = ""
     after: str = ""
 
 
 INSTRUCTION: Final = "\ue002"
-"""Stands for the instruction in a prompt: a character of Unicode's private use area."""
+"""Placeholder for the instruction in a prompt: a character of Unicode's private use area."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What stands before the query of a pair and before its document, and in place of one that is
-    empty.
+    """Text before the query and before the document of a pair, and the substitute for an empty
+    one.
     """
 
     query: str
@@ -58,12 +58,16 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The frames of a model's items. `images`: of those with images; `texts`: of texts; `queries`:
-    of texts with that role.
+    """The frames of a model's items.
 
-    `default`: the role of a text that is given none. `instruction`: the usual one, of a model that
-    takes them; empty: none is taken. `pair`: of a model that scores pairs. `lead`: what follows an
-    item's last image, before its text.
+    Attributes:
+        images: Frame of items with images.
+        texts: Frame of texts.
+        queries: Frame of texts with that role.
+        default: Role of a text without one.
+        instruction: Default instruction; empty if the model takes none.
+        pair: For models that score pairs.
+        lead: Text between an item's last image and its text.
     """
 
     images: Frame
@@ -74,10 +78,10 @@ class Prompts:
     pair: Pair | None = None
     lead: str = ""
 
-    def told(self, instruction: str) -> Prompts:
-        """With an instruction in its place. Raises InvalidInput if there is none for it."""
+    def with_instruction(self, instruction: str) -> Prompts:
+        """Insert an instruction. Raises InvalidInput if the model takes none."""
         if instruction and not self.instruction:
-            raise InvalidInput("the model takes no instruction: leave it out", field="instruction")
+            raise InvalidInput("the model takes no instruction: remove it", field="instruction")
         if not self.instruction:
             return self
         text = instruction or self.instruction
@@ -93,7 +97,7 @@ class Prompts:
         return replace(self, images=images, texts=texts, queries=queries, pair=pair)
 
     def within(self, before: str, after: str) -> Prompts:
-        """The same, with special tokens around all of them."""
+        """Add special tokens around all frames."""
         images, texts, queries = (
             Frame(before + one.before, one.after + after)
             for one in (self.images, self.texts, self.queries)
@@ -106,23 +110,23 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What is known of the items of one job, for the head that will see them.
+    """The cached state of one job's items, for the head that will process them.
 
-    `pictures`: those that were decoded, by the file's digest, where items share images: a query's
-    image stands before each document of a model that scores pairs. None: they share none.
+    `pictures`: decoded images by the file's digest, if items share images, such as a query's image
+    before each document of a pair model. None: items share no images.
     """
 
     head: Head
-    known: JobRecall
+    known: JobOutputCache
     pictures: dict[bytes, tuple[Pixels, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PartsInput:
-    """The host's part for an item. Thread-safe.
+    """Converts items to sequences. Thread-safe.
 
-    `text.limit`: the longest sequence. `mark`: the id of the image token, which no text may hold.
-    `most`: patches of an item.
+    `text.limit`: longest sequence. `mark`: id of the image token, which texts must not contain.
+    `most`: maximum patches of an item.
     """
 
     text: TextProcessor
@@ -133,20 +137,20 @@ class PartsInput:
     limits: Limits = field(default=LIMITS)
 
     def tokens(self, data: bytes, field: str) -> int:
-        """How many tokens the item of one image is, from the image's header. Raises as `of_parts`;
+        """Return the tokens of an item of one image, from the image's header. Raises as `of_parts`;
         nothing is decoded.
         """
         laid = self._laid(data, field)
         return len(self._placed([laid], laid.text + self.prompts.lead, field, field)[0])
 
     def patches(self, data: bytes, field: str) -> int:
-        """How many tokens of the tower an image is, from its header. Raises InvalidInput if it
-        cannot be read.
+        """Return the tower tokens of an image from its header. Raises InvalidInput if it is
+        unreadable.
         """
         return self._laid(data, field).patches
 
     def sequence(self, data: bytes, field: str) -> InputSequence:
-        """The item of one image."""
+        """Return the sequence of an item of one image."""
         return self.of_parts([Part(data, field)], field)
 
     def of_texts(
@@ -155,16 +159,16 @@ class PartsInput:
         role: Role,
         truncation: Truncation,
         where: Where,
-        go_on: GoOn = go_on_anyway,
+        check_cancelled: CancelCheck = never_cancelled,
         instruction: str = "",
     ) -> list[InputSequence]:
-        """Texts in their role's frame, which is never cut. Raises InvalidInput for the model's
-        image token in a text.
+        """Put texts in their role's frame, which is never cut. Raises InvalidInput for a text with
+        the model's image token.
         """
-        frame, limit = self.prompts.told(instruction).of_text(role), self.text.limit
+        frame, limit = self.prompts.with_instruction(instruction).of_text(role), self.text.limit
         found: list[InputSequence] = []
         encoded = self.text.encode_plain(
-            texts, truncation, go_on, before=frame.before, after=frame.after
+            texts, truncation, check_cancelled, before=frame.before, after=frame.after
         )
         for number, (ids, is_whole) in enumerate(encoded):
             if len(ids) > limit and truncation == "none":
@@ -179,7 +183,7 @@ class PartsInput:
                 raise _marked(where(number))
             if not len(ids):
                 raise InvalidInput(
-                    f"{where(number)} has nothing that the model's tokenizer knows",
+                    f"{where(number)} has no text that the model's tokenizer knows",
                     field=where(number),
                 )
             found.append(InputSequence(ids))
@@ -191,30 +195,34 @@ class PartsInput:
         field: str,
         role: Role = "",
         truncation: Truncation = "end",
-        go_on: GoOn = go_on_anyway,
+        check_cancelled: CancelCheck = never_cancelled,
         instruction: str = "",
         recalled: Recalled | None = None,
     ) -> InputSequence:
-        """One item: its parts in their order, in the frame of images if it has one. `field`: the
-        item's path in the job.
+        """Convert one item: its parts in order, in the frame of images if it has one.
 
-        Images are never cut, and neither are texts beside them. Raises InputTooLong for an item
-        with images beyond the limit, and InvalidInput with the part's path for a file that cannot
-        be decoded; sizes are checked before anything is.
+        Images are never cut, and neither are texts next to them. An item with a cached output is
+        not decoded. Raises InputTooLong for an item with images beyond the limit, and InvalidInput
+        with the part's path for a damaged file; sizes are checked before decoding.
 
-        `recalled`: an item whose output is known is not decoded.
+        Args:
+            field: The item's path in the job.
+            recalled: Cached outputs.
         """
         files = [part for part in parts if isinstance(part.content, bytes)]
         images = [(part.content, part.field) for part in files if isinstance(part.content, bytes)]
         if not images:
             joined = "".join(part.content for part in parts if isinstance(part.content, str))
             where = parts[0].field if len(parts) == 1 else field
-            return self.of_texts([joined], role, truncation, lambda _: where, go_on, instruction)[0]
+            return self.of_texts(
+                [joined], role, truncation, lambda _: where, check_cancelled, instruction
+            )[0]
         laid = [self._laid(data, path) for data, path in images]
         patches = sum(one.patches for one in laid)
         if patches > self.most:
             raise InvalidInput(
-                f"the images of {field} have {patches:,} patches; the model takes {self.most:,}",
+                f"the images of {field} have {patches:,} patches; at most {self.most:,} are "
+                "allowed",
                 field=field,
             )
         texts = iter([*(one.text for one in laid[:-1]), laid[-1].text + self.prompts.lead])
@@ -222,12 +230,12 @@ class PartsInput:
             part.content if isinstance(part.content, str) else next(texts) for part in parts
         )
         suspect = next((part.field for part in parts if isinstance(part.content, str)), field)
-        ids, places = self._placed(laid, whole, field, suspect, instruction, go_on)
+        ids, places = self._placed(laid, whole, field, suspect, instruction, check_cancelled)
 
         def made() -> InputSequence:
             pictures: list[NDArray[np.generic]] = []
             for data, path in images:
-                go_on()
+                check_cancelled()
                 pictures += self._decoded(
                     data, path, None if recalled is None else recalled.pictures
                 )
@@ -249,32 +257,30 @@ class PartsInput:
         document: Sequence[Part],
         field: str,
         truncation: Truncation = "end",
-        go_on: GoOn = go_on_anyway,
+        check_cancelled: CancelCheck = never_cancelled,
         instruction: str = "",
         recalled: Recalled | None = None,
     ) -> InputSequence:
-        """A query and a document of a model that scores pairs. `field`: the document's path. Raises
-        as `of_parts`.
+        """Convert a query and a document of a pair model. `field`: the document's path. Raises as
+        `of_parts`.
         """
-        pair = self.prompts.told(instruction).pair
+        pair = self.prompts.with_instruction(instruction).pair
         if pair is None:
             raise TaskNotSupported("the model has no prompt for pairs")
         nothing = [Part(pair.nothing, field)]
         first, second = Part(pair.query, field), Part(pair.document, field)
         parts = [first, *(query or nothing), second, *(document or nothing)]
-        return self.of_parts(parts, field, "", truncation, go_on, instruction, recalled)
+        return self.of_parts(parts, field, "", truncation, check_cancelled, instruction, recalled)
 
     def frame_tokens(self) -> int:
-        """How many tokens stand around the item of one image."""
-        frame = self.prompts.told("").images
+        """Return the number of tokens around the item of one image."""
+        frame = self.prompts.with_instruction("").images
         return self._count(frame.before) + self._count(self.prompts.lead) + self._count(frame.after)
 
     def _decoded(
         self, data: bytes, path: str, before: dict[bytes, tuple[Pixels, ...]] | None
     ) -> tuple[Pixels, ...]:
-        """The pictures of a file. `before`: what was decoded already, and what is decoded now is
-        added to.
-        """
+        """Decode a file. `before`: images decoded earlier; new ones are added."""
         digest = b"" if before is None else sha256(data).digest()
         if before is not None and digest in before:
             return before[digest]
@@ -294,14 +300,14 @@ class PartsInput:
         field: str,
         suspect: str,
         instruction: str = "",
-        go_on: GoOn = go_on_anyway,
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> tuple[Ids, Ids]:
-        """Ids and places of the images' rows. `suspect`: the path of a text, for an image token
-        that belongs to no image.
+        """Return ids and the indices of the images' rows. `suspect`: path of a text, reported if it
+        has an image token.
         """
-        frame, limit = self.prompts.told(instruction).images, self.text.limit
+        frame, limit = self.prompts.with_instruction(instruction).images, self.text.limit
         ((ids, is_whole),) = self.text.encode_plain(
-            [whole], "end", go_on, before=frame.before, after=frame.after
+            [whole], "end", check_cancelled, before=frame.before, after=frame.after
         )
         if not is_whole:
             raise too_long(field, limit, limit, "with the model's prompt", more=True)
@@ -310,25 +316,23 @@ class PartsInput:
             raise _marked(suspect)
         if len(found[0]) > limit:
             raise too_long(
-                field, len(found[0]), limit, "its images and the model's prompt included"
+                field, len(found[0]), limit, "including its images and the model's prompt"
             )
         return found
 
     def _count(self, text: str) -> int:
         if not text:
             return 0
-        ((ids, _),) = self.text.encode_plain([text], "none", go_on_anyway)
+        ((ids, _),) = self.text.encode_plain([text], "none", never_cancelled)
         return len(ids)
 
 
 def _cut(ids: Ids, before: int, after: int, limit: int, truncation: Truncation) -> Ids:
-    """Cuts the text: the frame's tokens and one end of the text stay."""
+    """Cut the text at one end, keeping the frame's tokens."""
     if truncation == "end":
         return np.concatenate([ids[: max(limit - after, 0)], ids[len(ids) - after :]])
     return np.concatenate([ids[:before], ids[len(ids) - max(limit - before, 0) :]])
 
 
 def _marked(field: str) -> InvalidInput:
-    return InvalidInput(
-        f"{field} holds the model's image token, which stands for an image", field=field
-    )
+    return InvalidInput(f"{field} contains the model's image token", field=field)

@@ -1,5 +1,5 @@
-"""How an image becomes pictures for the tower and tokens for the text encoder: the interface, and
-the images of one size.
+"""Convert an image to tower inputs and text encoder tokens: the interface, and images of one
+size.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """What an image is in a sequence, known from its size alone.
+    """Tokens of an image in a sequence, known from its size.
 
-    `text`: what stands for it in the prompt; in it the model's image token marks each picture.
-    `rows`: how many tokens each mark stands for. `patches`: tokens of the tower, for all pictures
-    together. `grid`: of the rows of its one picture, where the text encoder has positions in two
-    dimensions; None: a token's position is its place.
+    Attributes:
+        text: Text for the prompt, in which the image token marks each tower input.
+        rows: Number of tokens for each mark.
+        patches: Tower tokens of all inputs together.
+        grid: Rows and columns of its single input, if the text encoder has positions in two
+            dimensions; None if a token's position is its index.
     """
 
     text: str
@@ -37,20 +39,23 @@ class Laid:
 
 
 class Pictures(Protocol):
-    """The images of a model. Thread-safe. `field`: the item's path, for errors."""
+    """Image input of a model. Thread-safe. `field`: the item's path, for errors."""
 
     def lay(self, height: int, width: int, field: str) -> Laid:
-        """For an image of this size. Raises InvalidInput for one that the model cannot take."""
+        """Return the tokens of an image of this size. Raises InvalidInput if the model cannot
+        process it.
+        """
 
     def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
-        """[height, width, 3], or an image of mode RGB, which takes less time -> the tower's
-        pictures, one for each of `Laid.rows`."""
+        """Convert an array [height, width, 3] or, faster, an RGB image to tower inputs, one for
+        each of `Laid.rows`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class OneSize:
-    """Each image is one picture of the size that the tower was trained on. `mark`: the image token;
-    `rows`: of the connector.
+    """Each image becomes one tower input of the training size. `mark`: the image token; `rows`:
+    rows of the connector.
     """
 
     processing: ImageProcessing
@@ -60,7 +65,7 @@ class OneSize:
 
     def lay(self, height: int, width: int, field: str) -> Laid:
         seen = self.processing.seen(height, width, field)
-        return Laid(self.mark, (self.rows,), self.patches.tokens_of(*seen))
+        return Laid(self.mark, (self.rows,), self.patches.count_tokens(*seen))
 
     def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
         return (cast("Pixels", self.processing.apply(image, field)),)
@@ -69,8 +74,8 @@ class OneSize:
 def places_of(
     ids: NDArray[np.int32], mark: int, rows: tuple[int, ...]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
-    """Puts `rows[i]` tokens in the place of mark i: the ids, 0 for these tokens, and their places.
-    None: there are other marks.
+    """Replace mark i by `rows[i]` tokens: returns the ids, 0 for these tokens, and their indices.
+    None if the number of marks differs.
     """
     marked = ids == mark
     if int(marked.sum()) != len(rows):
@@ -86,11 +91,11 @@ def places_of(
 def axes_of(
     tokens: int, places: NDArray[np.int32], laid: Sequence[Laid]
 ) -> NDArray[np.int32] | None:
-    """M-RoPE's positions: time, height and width of each token, [3, tokens]. `places`: of the
-    images' rows. None: without grids.
+    """Return M-RoPE's positions: time, height and width of each token, [3, tokens]; None without
+    grids.
 
-    An image's rows share a time and have their own height and width; what follows comes after the
-    largest of these.
+    An image's rows share a time and have separate heights and widths; later tokens follow the
+    largest of these. `places`: indices of the images' rows.
     """
     if not laid or any(one.grid is None for one in laid):
         return None

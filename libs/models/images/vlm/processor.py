@@ -1,4 +1,4 @@
-"""Encode and score with a vision-language model: items of ordered parts, one sequence each."""
+"""Encode and score with a vision-language model: each item of ordered parts is one sequence."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from libs.catalog.card import Card
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.images.vlm.parts import PartsInput, Recalled
-from libs.models.recall import JobRecall, OutputCache
+from libs.models.output_cache import JobOutputCache, OutputCache
 from libs.models.results import EncodeResult, Result, ScoreResult
 from libs.models.text.checks import need_task, prompt_of, refuse_chunks, unsupported
 from libs.models.text.processing import answers
 from libs.models.text.processing.embedding import asked_forms, check_encode, check_pooled
 from libs.models.text.processing.static import TokenWeights
 from libs.models.work import (
+    CancelCheck,
     EncodeWork,
-    GoOn,
     Head,
     InputSequence,
     Output,
@@ -29,8 +29,8 @@ from libs.models.work import (
     ScoreWork,
     SparseRow,
     Work,
-    go_on_anyway,
     items_as_parts,
+    never_cancelled,
     query_as_parts,
     without_images,
 )
@@ -39,23 +39,23 @@ Array = NDArray[np.float32]
 
 
 class PartsProcessor:
-    """The processor of one model. Its head is "multi_vector", "dense", "sparse" or, of a model that
-    judges pairs, "score".
+    """The processor of one model. Its head is "multi_vector", "dense", "sparse" or, for models that
+    score pairs, "score".
 
-    `weights`: of a model whose texts are queries that need no forward.
+    `weights`: token weights of a model with queries that need no forward.
     """
 
     def __init__(
         self,
         card: Card,
         given: PartsInput,
-        recall: OutputCache | None = None,
+        output_cache: OutputCache | None = None,
         weights: TokenWeights | None = None,
     ) -> None:
         self._card, self._input, self._weights = card, given, weights
-        self._recall = recall or OutputCache()
+        self._recall = output_cache or OutputCache()
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         refuse_chunks(work, self._card)
         match work:
@@ -63,9 +63,9 @@ class PartsProcessor:
                 (head,) = asked_forms(work, self._card)
                 check_encode(work, (head,), self._card)
                 items = items_as_parts(work)
-                return self._vectors(work, head, items, [work.role] * len(items), go_on)
+                return self._vectors(work, head, items, [work.role] * len(items), check_cancelled)
             case ScoreWork() if self._card.scoring == "yes_no":
-                return self._pairs(work, go_on)
+                return self._pairs(work, check_cancelled)
             case ScoreWork():
                 (head,) = self._card.representations
                 if work.scale == "probability" and self._card.scoring != "cosine":
@@ -79,12 +79,15 @@ class PartsProcessor:
                     head,
                     items,
                     ["query", *["document"] * (len(items) - 1)],  # type: ignore[list-item]
-                    go_on,
+                    check_cancelled,
                 )
         raise unsupported(work, self._card)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work, head, found = prepared.work, prepared.head, _in_order(prepared, outputs)
         if head == "sparse":
@@ -94,7 +97,9 @@ class PartsProcessor:
             case EncodeWork() if head == "dense":
                 return EncodeResult(dense=answers.dense_rows(work, self._card, rows))
             case EncodeWork():
-                return EncodeResult(multi_vector=answers.token_rows(work, self._card, rows, go_on))
+                return EncodeResult(
+                    multi_vector=answers.token_rows(work, self._card, rows, check_cancelled)
+                )
             case ScoreWork() if head == "score":
                 return ScoreResult(answers.pair_scores(np.stack(rows), self._card, work.scale))
             case ScoreWork() if head == "dense":
@@ -124,17 +129,17 @@ class PartsProcessor:
         head: Head,
         items: Sequence[Parts],
         roles: Sequence[Role],
-        go_on: GoOn,
+        check_cancelled: CancelCheck,
     ) -> Prepared:
-        """Items of which each has vectors of its own. Texts that need no forward are looked up, and
-        have no sequence.
+        """Prepare items with one result each. Texts that need no forward are looked up and have no
+        sequence.
         """
         known = self._recall.job()
         looked_up: dict[int, SparseRow] = {}
         seen: list[Parts] = []
         sequences, tokens = [], 0
         for number, (parts, role) in enumerate(zip(items, roles, strict=True)):
-            sequence = self._sequence(work, parts, role, go_on, Recalled(head, known))
+            sequence = self._sequence(work, parts, role, check_cancelled, Recalled(head, known))
             if self._weights is not None and sequence.rows is None:
                 looked_up[number] = self._weights.row(sequence.ids)
                 tokens += sequence.tokens
@@ -145,7 +150,7 @@ class PartsProcessor:
             check_pooled(work, sequences, lambda index: _path(seen[index]))
         return _prepared(work, head, seen, sequences, known, looked_up, tokens)
 
-    def _pairs(self, work: ScoreWork, go_on: GoOn) -> Prepared:
+    def _pairs(self, work: ScoreWork, check_cancelled: CancelCheck) -> Prepared:
         items, query, known = items_as_parts(work), query_as_parts(work), self._recall.job()
         asked, cut, recalled = (
             self._instruction(work, "query"),
@@ -153,7 +158,7 @@ class PartsProcessor:
             Recalled("score", known, {}),
         )
         sequences = [
-            self._input.of_pair(query, parts, _path(parts), cut, go_on, asked, recalled)
+            self._input.of_pair(query, parts, _path(parts), cut, check_cancelled, asked, recalled)
             for parts in items
         ]
         return _prepared(work, "score", items, sequences, known)
@@ -163,37 +168,37 @@ class PartsProcessor:
         work: EncodeWork | ScoreWork,
         parts: Parts,
         role: Role,
-        go_on: GoOn,
+        check_cancelled: CancelCheck,
         recalled: Recalled,
     ) -> InputSequence:
-        go_on()
+        check_cancelled()
         if (
             self._weights is not None
             and role == "document"
             and all(isinstance(part.content, str) for part in parts)
         ):
-            message = f"the texts of {self._card.model} are queries: its documents are images, or images and texts"
+            message = f"the texts of {self._card.model} are queries: its documents need images"
             raise TaskNotSupported(message, field=_path(parts))
         return self._input.of_parts(
             parts,
             _path(parts),
             role,
             work.truncation,
-            go_on,
+            check_cancelled,
             self._instruction(work, role),
             recalled,
         )
 
     def _instruction(self, work: EncodeWork | ScoreWork, role: Role) -> str:
-        """The request's, which in a score is for the query alone, or the card's; empty: the model's
-        usual one.
+        """Return the request's instruction (in a score only for the query), or the card's; empty
+        for the model's default.
         """
         asked = work.instruction if isinstance(work, EncodeWork) or role == "query" else ""
         return asked or (prompt_of(self._card, role) if self._input.prompts.instruction else "")
 
 
 def _path(parts: Parts) -> str:
-    """The item's path in the job: of a single part its own, else what stands before `.parts`."""
+    """Return the item's path in the job: a single part's path, else the prefix before `.parts`."""
     return (
         parts[0].field
         if len(parts) == 1
@@ -206,12 +211,16 @@ def _prepared(
     head: Head,
     items: Sequence[Parts],
     sequences: list[InputSequence],
-    known: JobRecall,
+    known: JobOutputCache,
     looked_up: Mapping[int, SparseRow] | None = None,
     tokens: int = 0,
 ) -> Prepared:
-    """`items`: of the sequences. `looked_up`: the vectors of the others, by their place among all;
-    `tokens`: theirs.
+    """Build the prepared job.
+
+    Args:
+        items: Indices of the items with sequences.
+        looked_up: Vectors of the others by index.
+        tokens: Their tokens.
     """
     return Prepared(
         without_images(work),
@@ -226,7 +235,7 @@ def _prepared(
 
 
 def _in_order(prepared: Prepared, outputs: Sequence[Output]) -> list[Output]:
-    """The outputs of all items, those that were looked up in their places."""
+    """Return the outputs of all items, including those that were looked up."""
     looked_up = cast("Mapping[int, SparseRow]", prepared.notes or {})
     computed = iter(outputs)
     places = range(len(looked_up) + len(outputs))

@@ -1,5 +1,5 @@
-"""Loads a checkpoint directory of a vision-language model as a model that is served: its trunk,
-with a processor around it.
+"""Load a checkpoint directory of a vision-language model as a served model: its backbone with a
+processor.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from libs.models.images.vlm.processor import PartsProcessor
 from libs.models.images.vlm.smart import SmartResize
 from libs.models.images.vlm.tiles import Tiles
 from libs.models.loaded.tiers import copying
+from libs.models.output_cache import OutputCache
 from libs.models.packed_model import PackedModel
-from libs.models.recall import OutputCache
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.tokens import TokenHead
 from libs.models.text.loading import Tokenising, without_int8
@@ -39,8 +39,9 @@ def load_vision_language_model(
     overrides: Overrides | None = None,
     base: Path | None = None,
 ) -> PackedModel:
-    """As `libs.models.load_model`. int8 is not served for images: the model is loaded in the
-    device's default type, and a warning is logged."""
+    """Load the model. int8 is not supported for images: the model is loaded in the device's default
+    type, and a warning is logged.
+    """
     card = read_card(directory, model_id, overrides, base)
     card, dtype = without_int8(card, device, dtype)
     use: Use = (
@@ -54,17 +55,17 @@ def load_vision_language_model(
         loaded = load_vision_language(directory, dtype=dtype, device=device, use=use, base=base)
         card = _measured(card, loaded)
         loaded.input.text.limit = card.max_tokens
-        recall = OutputCache(card.model, card.revision, dtype, loaded.input.pictures)
-        processor = PartsProcessor(card, loaded.input, recall, loaded.weights)
-        model = PackedModel(card, loaded.trunks, Tokenising(processor), loaded.names, device)
-        model.recall = recall
+        output_cache = OutputCache(card.model, card.revision, dtype, loaded.input.pictures)
+        processor = PartsProcessor(card, loaded.input, output_cache, loaded.weights)
+        model = PackedModel(card, loaded.backbones, Tokenising(processor), loaded.names, device)
+        model.output_cache = output_cache
         model.tokens = TokenProcessor(card, loaded.input.text.tokenizer)
-        model.largest_picture = largest_picture(loaded.input)
+        model.max_tower_tokens = max_tower_tokens(loaded.input)
         if device.type != "cpu":
             model.gather()
     if dtype is not torch.float32:
         wide = None if overrides is None else replace(overrides, dtype="float32")
-        model.widen = partial(
+        model.fp32_loader = partial(
             load_vision_language_model,
             directory,
             model_id,
@@ -77,13 +78,11 @@ def load_vision_language_model(
 
 
 def _measured(card: Card, loaded: VisionLanguageModel) -> Card:
-    """The card with what only the loaded model knows: limits, the width of its vectors, and how
-    images become tokens.
-    """
-    (trunk,) = loaded.trunks
-    most = min(card.max_tokens, trunk.encoder.max_positions)
+    """Complete the card with facts of the loaded model: limits, vector width and image tokens."""
+    (backbone,) = loaded.backbones
+    most = min(card.max_tokens, backbone.encoder.max_positions)
     card = replace(card, max_tokens=most, images=image_size(loaded.input, most))
-    head = trunk.heads.get("multi_vector")
+    head = backbone.heads.get("multi_vector")
     layer = head.layers[-1] if isinstance(head, TokenHead) and len(head.layers) else None
     return (
         replace(card, multi_vector_dimensions=len(layer.weight))
@@ -93,18 +92,19 @@ def _measured(card: Card, loaded: VisionLanguageModel) -> Card:
 
 
 def image_size(given: PartsInput, most: int) -> ImageSize:
-    """How images become tokens, the prompt around them included. `most`: tokens of an item.
+    """Return the rule for an image's tokens, including the prompt around it. `most`: tokens of an
+    item.
 
-    Never below the truth but for images so thin that they are enlarged. Tiles are priced as those
-    of a square image, which are at most `longest / side` times those of a thin one. Of images that
-    keep their size, the smallest that the model makes is added.
+    The estimate is an upper bound, except for images so thin that they are enlarged. Tiles are
+    priced for a square image, which are at most `longest / side` times those of a thin one. For
+    images that keep their size, the model's minimum is added.
     """
     frame, pictures = given.frame_tokens(), given.pictures
     if isinstance(pictures, OneSize):
         return _square(math.isqrt(pictures.rows), frame, most)
     if isinstance(pictures, Tiles):
         tile = pictures.rows + _TILE_MARKERS
-        if pictures.splits and pictures.longest is None:  # the image's own size is what is cut
+        if pictures.splits and pictures.longest is None:  # the original image is split
             return ImageSize(0, 0, 0, max(1, pictures.side // math.isqrt(tile)), frame + tile, most)
         across = (
             math.ceil(pictures.longest / pictures.side)
@@ -128,8 +128,8 @@ def image_size(given: PartsInput, most: int) -> ImageSize:
     return ImageSize(0, 0, 0, 1, 0, most)
 
 
-def largest_picture(given: PartsInput) -> int:
-    """The most tokens of the tower that one of its inputs has."""
+def max_tower_tokens(given: PartsInput) -> int:
+    """Return the most tower tokens of one of its inputs."""
     pictures = given.pictures
     if isinstance(pictures, OneSize):
         return pictures.patches.most
@@ -145,12 +145,12 @@ def largest_picture(given: PartsInput) -> int:
 
 
 _IMAGE_MARKERS = 2
-"""Tokens around an image's rows: that it begins, and that it ends."""
+"""Tokens around an image's rows: begin and end of the image."""
 
 _TILE_MARKERS = 3
-"""Tokens before a tile's rows: that an image begins, its row and column, and the end of a line."""
+"""Tokens before a tile's rows: begin of the image, row and column, end of a line."""
 
 
 def _square(side: int, extra: int, most: int) -> ImageSize:
-    """`side * side` tokens for every image, and `extra`."""
+    """Return `side * side` tokens for every image, plus `extra`."""
     return ImageSize(side, side, 0, 1, extra, min(most, side * side + extra))

@@ -29,11 +29,16 @@ _END: Final = "<|vision_end|>"
 
 @dataclass(frozen=True, slots=True)
 class SmartResize:
-    """`square`: pixels of a side that sides are multiples of. `least`, `most`: pixels of an image.
+    """Resizing rules.
 
-    `plain`: tokens of an image have positions in one dimension, as those of texts. `text`: what
-    stands for an image in a prompt. `enlarges`: an image less high or wide than a square is made
-    larger first, the proportions kept: "each" side in turn, or "both" by one factor.
+    Attributes:
+        square: Pixels of which sides are multiples.
+        least: Minimum pixels of an image.
+        most: Maximum pixels of an image.
+        plain: An image's tokens have positions in one dimension, like texts.
+        text: Text for an image in a prompt.
+        enlarges: An image smaller than a square is enlarged first with its proportions kept: "each"
+            side in turn, or "both" by one factor.
     """
 
     processing: ImageProcessing
@@ -46,7 +51,7 @@ class SmartResize:
     enlarges: Literal["", "each", "both"] = ""
 
     @staticmethod
-    def of(
+    def from_config(
         config: Config,
         patches: PatchSpec,
         side: int,
@@ -56,8 +61,9 @@ class SmartResize:
         pixels: tuple[int, int] = (56 * 56, 28 * 28 * 1280),
         enlarges: Literal["", "each", "both"] = "",
     ) -> SmartResize:
-        """What a preprocessor_config.json says. `pixels`: the least and the most where it does not.
-        Raises ModelBroken for a key that cannot be served."""
+        """Read a preprocessor_config.json. `pixels`: default minimum and maximum. Raises
+        ModelBroken for an unsupported key.
+        """
         if config.size("patch_size", 14) != patches.patch:
             raise config.unsupported(
                 "patch_size",
@@ -87,7 +93,7 @@ class SmartResize:
     def lay(self, height: int, width: int, field: str) -> Laid:
         height, width = self._size(height, width, field)
         rows, columns = height // self.square, width // self.square
-        patches = self.patches.tokens_of(height, width)
+        patches = self.patches.count_tokens(height, width)
         return Laid(self.text, (rows * columns,), patches, None if self.plain else (rows, columns))
 
     def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:

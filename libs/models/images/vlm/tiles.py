@@ -1,5 +1,5 @@
-"""Idefics3's images: resized to a multiple of the tower's size, and cut into tiles; last comes the
-whole image, squeezed.
+"""Idefics3's images: resized to a multiple of the tower's size and split into tiles, followed by
+the whole image, scaled down.
 
 Equal to transformers' Idefics3ImageProcessorPil bit for bit.
 """
@@ -20,7 +20,7 @@ from libs.models.images.resizing import resized, size_of
 from libs.models.images.vlm.pictures import Laid
 from libs.models.layers.spec import Config
 
-_LONGEST: Final = 4096
+_MAX_SIDE: Final = 4096
 _MAX_TILES: Final = 256
 
 MARK: Final = "<image>"
@@ -30,10 +30,14 @@ _GLOBAL: Final = "<global-img>"
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """`longest`: the long side that an image is first resized to; None: it is not. `side`: of a
-    tile. `splits`: whether it is cut.
+    """Splitting rules.
 
-    `patches`, `rows`: tokens of a tile in the tower, and in the text encoder's sequence.
+    Attributes:
+        longest: Long side to which an image is resized first; None to keep it.
+        side: Side of a tile.
+        splits: Whether images are split.
+        patches: Tower tokens of a tile.
+        rows: Tokens of a tile in the text encoder's sequence.
     """
 
     processing: ImageProcessing
@@ -44,10 +48,8 @@ class Tiles:
     rows: int
 
     @staticmethod
-    def of(config: Config, patches: int, rows: int) -> Tiles:
-        """What a preprocessor_config.json says. Raises ModelBroken for a key that cannot be
-        served.
-        """
+    def from_config(config: Config, patches: int, rows: int) -> Tiles:
+        """Read a preprocessor_config.json. Raises ModelBroken for an unsupported key."""
         size = config.part("size")
         return Tiles(
             processing=ImageProcessing.unsized(
@@ -98,7 +100,7 @@ class Tiles:
         return (*tiles, self._resized(whole, side, side))
 
     def _whole(self, height: int, width: int) -> tuple[int, int]:
-        """The size of the image of which tiles are cut: a multiple of theirs."""
+        """Return the size to resize an image to before splitting: a multiple of the tile's."""
         if not self.splits:
             return self.side, self.side
         if self.longest is not None:
@@ -111,16 +113,16 @@ class Tiles:
         return height, math.ceil(int(height * ratio) / side) * side
 
     def _grid(self, height: int, width: int, field: str) -> tuple[int, int]:
-        """Tiles down and across; (0, 0): the image is one."""
+        """Return tiles down and across; (0, 0) for an image that is not split."""
         down, across = height // self.side, width // self.side
         if down * across > _MAX_TILES:
             raise InvalidInput(
-                f"the image makes {down * across:,} tiles; at most {_MAX_TILES} are taken",
+                f"the image has {down * across:,} tiles; at most {_MAX_TILES} are allowed",
                 field=field,
             )
         if not down or not across:
             raise InvalidInput(
-                f"the image is too thin: it makes tiles of {width:,} x {height:,} pixels",
+                f"the image is too thin: its tiles have {width:,} x {height:,} pixels",
                 field=field,
             )
         return (0, 0) if down == across == 1 else (down, across)
@@ -130,7 +132,9 @@ class Tiles:
 
 
 def _within(height: int, width: int, longest: int) -> tuple[int, int]:
-    """The long side made `longest`, at most 4,096; the short one even, and at least 1."""
+    """Scale the long side to `longest`, at most 4,096, and make the short one even and at least
+    1.
+    """
     ratio = width / height
     if width >= height:
         width, height = longest, int(longest / ratio)
@@ -140,8 +144,8 @@ def _within(height: int, width: int, longest: int) -> tuple[int, int]:
         width += width % 2
     height, width = max(height, 1), max(width, 1)
     ratio = width / height
-    if width >= height and width > _LONGEST:
-        width, height = _LONGEST, int(_LONGEST / ratio)
-    elif height > width and height > _LONGEST:
-        height, width = _LONGEST, int(_LONGEST * ratio)
+    if width >= height and width > _MAX_SIDE:
+        width, height = _MAX_SIDE, int(_MAX_SIDE / ratio)
+    elif height > width and height > _MAX_SIDE:
+        height, width = _MAX_SIDE, int(_MAX_SIDE * ratio)
     return max(height, 1), max(width, 1)

@@ -1,6 +1,4 @@
-"""An image tower: an encoder of its own and a connector, whose rows stand in the text encoder's
-sequences.
-"""
+"""An image tower: an encoder and a connector that compute rows for the text encoder's sequences."""
 
 from __future__ import annotations
 
@@ -20,24 +18,25 @@ from libs.models.images.vlm.connectors import Connector, Mergers
 from libs.models.images.vlm.pictures import Grid
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
-from libs.models.work import Between, InputRows, InputSequence, nothing_between
+from libs.models.work import InputRows, InputSequence, YieldPoint, never_yield
 
-_AT_ONCE: Final = 1 << 14
-"""Patches of one forward, which bounds the memory of activations: pages of a batch may have ten
+_MAX_CHUNK_PATCHES: Final = 1 << 14
+"""Patches of one forward, which bounds the memory of activations: a batch of pages may have ten
 times as many patches as tokens.
 """
 
 _SAMPLE: Final = 16
-"""Patches of a sample's side: a multiple of what every connector merges."""
+"""Patches per side of a sample: a multiple of every connector's square."""
 
 Picture = NDArray[np.generic]
 
 
 class ImageTower(nn.Module):
-    """Pictures to rows of a text encoder. As `Tower`: one picture of an item after the other.
+    """Maps images to rows of a text encoder. Implements `Tower`, with the images of an item in
+    turn.
 
-    `last`: what the text encoder does to its tokens' embeddings, and to these rows alike; its
-    weights are the text encoder's.
+    `last`: applied to these rows like to the embeddings of the text encoder's tokens; it shares the
+    text encoder's weights.
     """
 
     def __init__(
@@ -49,22 +48,24 @@ class ImageTower(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder, self.connector, self.last = encoder, connector, last
-        self.at_once = _AT_ONCE
+        self.chunk_tokens = _MAX_CHUNK_PATCHES
         self._spec = embed.spec
         self._embed = embed.embed
 
     def forward(self, inputs: Sequence[Picture]) -> Tensor:
-        """uint8 [height, width, 3] each -> [rows of all, hidden of the text encoder]"""
-        return self.forward_between(inputs, nothing_between)
+        """Map uint8 images, [height, width, 3] each, to [rows of all, hidden of the text
+        encoder].
+        """
+        return self.forward_preemptible(inputs, never_yield)
 
     @torch.inference_mode()
-    def forward_between(self, inputs: Sequence[Picture], between: Between) -> Tensor:
-        """As `forward`, a LayeredTower's. A picture that is there several times, as one array, is
-        computed once.
+    def forward_preemptible(self, inputs: Sequence[Picture], yield_point: YieldPoint) -> Tensor:
+        """Compute `forward` with yield points. An array that occurs several times is computed one
+        time.
         """
         different = {id(picture): picture for picture in inputs}
         rows = torch.cat(
-            [self._rows(some, between) for some in self._portions(list(different.values()))]
+            [self._rows(some, yield_point) for some in self._portions(list(different.values()))]
         )
         if len(different) < len(inputs):
             parts = [self._parts_of(self.grid_of(picture)) for picture in different.values()]
@@ -74,7 +75,7 @@ class ImageTower(nn.Module):
         return rows if self.last is None else self.last(rows)
 
     def sample(self) -> InputSequence:
-        """Of one picture, of squares that every connector can merge."""
+        """Return a sequence of one image of squares that every connector can merge."""
         side = _SAMPLE * self._spec.patch
         none = np.zeros(0, np.int32)
         return InputSequence(none, rows=InputRows(none, np.zeros((side, side, 3), np.uint8)))
@@ -83,46 +84,48 @@ class ImageTower(nn.Module):
         some: list[Picture] = []
         patches = 0
         for picture in inputs:
-            own = self.tokens_of(picture)
-            if some and patches + own > self.at_once:
+            own = self.count_tokens(picture)
+            if some and patches + own > self.chunk_tokens:
                 yield some
                 some, patches = [], 0
             some.append(picture)
             patches += own
         yield some
 
-    def _rows(self, pictures: Sequence[Picture], between: Between) -> Tensor:
-        lengths = [self.tokens_of(picture) for picture in pictures]
-        batch = Packed.of(
+    def _rows(self, pictures: Sequence[Picture], yield_point: YieldPoint) -> Tensor:
+        lengths = [self.count_tokens(picture) for picture in pictures]
+        batch = Packed.from_sequences(
             [np.zeros(length, np.int32) for length in lengths],
             device=self.encoder.device,
             places=[np.arange(self._first, length, dtype=np.int32) for length in lengths],
             values=self._embed(pictures),
         )
         return self.connector.forward(
-            self.encoder.forward(batch, between=between),
+            self.encoder.forward(batch, between=yield_point),
             [self.grid_of(picture) for picture in pictures],
         )
 
     def _parts_of(self, grid: Grid) -> int:
-        """What has as many rows each as any other: a picture's patches."""
+        """Return the number of equal parts that an image's rows are divided into: its patches."""
         return math.prod(grid)
 
     @property
     def _first(self) -> int:
         return int(self._spec.class_token)
 
-    def tokens_of(self, picture: Picture) -> int:
-        """How many tokens of the encoder a picture is."""
-        return self._spec.tokens_of(picture.shape[0], picture.shape[1])
+    def count_tokens(self, image: Picture) -> int:
+        """Return the number of encoder tokens of an image."""
+        return self._spec.count_tokens(image.shape[0], image.shape[1])
 
     def grid_of(self, picture: Picture) -> Grid:
-        """Rows and columns of its patches."""
+        """Return rows and columns of its patches."""
         return self._spec.grid_of(picture.shape[0], picture.shape[1])
 
 
 class BlockTower(ImageTower):
-    """Qwen-VL's: patches lie in squares and windows, and have positions in two dimensions."""
+    """Qwen-VL's tower: patches are ordered by squares and windows, and have positions in two
+    dimensions.
+    """
 
     def __init__(
         self, encoder: PackedEncoder, embed: BlockEmbedding, connector: Mergers, block: BlockSpec
@@ -130,11 +133,11 @@ class BlockTower(ImageTower):
         super().__init__(encoder, embed, connector)
         self._block = block
 
-    def _rows(self, pictures: Sequence[Picture], between: Between) -> Tensor:
+    def _rows(self, pictures: Sequence[Picture], yield_point: YieldPoint) -> Tensor:
         grids = [self.grid_of(picture) for picture in pictures]
         lengths, side = [math.prod(grid) for grid in grids], self._block.side
         orders = [self._block.order(grid) for grid in grids]
-        batch = Packed.of(
+        batch = Packed.from_sequences(
             [np.zeros(length, np.int32) for length in lengths],
             device=self.encoder.device,
             places=[np.arange(length, dtype=np.int32) for length in lengths],
@@ -147,7 +150,7 @@ class BlockTower(ImageTower):
         whole = [self._parts_of(grid) * side**2 for grid in grids]
         rows = self._merged(
             batch,
-            between,
+            yield_point,
             None if whole == lengths else _first_of(lengths, whole, self.encoder.device),
         )
         if not self._block.window:
@@ -159,25 +162,25 @@ class BlockTower(ImageTower):
         return rows.index_select(0, to_device(np.concatenate(back).astype(np.int32), rows.device))
 
     def _parts_of(self, grid: Grid) -> int:
-        """Its whole squares."""
+        """Return the number of its whole squares."""
         return (grid[0] // self._block.side) * (grid[1] // self._block.side)
 
     @property
     def _mergers(self) -> Mergers:
         return cast(Mergers, self.connector)
 
-    def _merged(self, batch: Packed, between: Between, whole: Tensor | None) -> Tensor:
-        """[squares, hidden of the text encoder], or as many times as wide as there are taps, and
-        once more.
+    def _merged(self, batch: Packed, yield_point: YieldPoint, whole: Tensor | None) -> Tensor:
+        """Return [squares, hidden of the text encoder], with a factor on the width of one plus the
+        number of taps.
 
-        `whole`: the places of the patches that are in squares; None: all are. The others are seen
-        by these and have no rows.
+        `whole`: indices of the patches in squares; None for all. Other patches are attended to but
+        have no rows.
         """
         encoder, taps = self.encoder, self._mergers.taps
         shared, x = encoder.shared(batch), encoder.embed.forward(batch)
         deeper = []
         for number, layer in enumerate(encoder.stack):
-            between()
+            yield_point()
             x = layer.forward(x, batch, shared)
             if number in taps:
                 deeper.append(
@@ -193,7 +196,7 @@ class BlockTower(ImageTower):
 
 
 def _first_of(lengths: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
-    """The places of the first `counts[i]` rows of each run of `lengths[i]`."""
+    """Return the indices of the first `counts[i]` rows of each run of `lengths[i]`."""
     starts = np.cumsum([0, *lengths])[:-1]
     places = [
         np.arange(start, start + count, dtype=np.int32)

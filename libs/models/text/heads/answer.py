@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from libs.models.head import Array, row_each
+from libs.models.head import Array, split_rows
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.work import InputSequence, Output
@@ -43,4 +43,4 @@ class AnswerHead(nn.Module):
         return (logits[:, :1] - logits[:, 1:] if self._subtracts else logits,)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
-        return row_each(arrays[0])
+        return split_rows(arrays[0])

@@ -104,7 +104,7 @@ class GliclassHead(nn.Module):
         pairs = _pairs(
             counts,
             hidden.device,
-            Layout.of(counts, lengths, hidden.device) if self._reads_all else None,
+            Layout.from_lengths(counts, lengths, hidden.device) if self._reads_all else None,
         )
         return (self._scores(texts, self.label.forward(mean(*_chosen(hidden, labels))), pairs),)
 

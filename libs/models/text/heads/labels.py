@@ -17,7 +17,7 @@ from libs.catalog.card import Activation
 from libs.errors import ModelBroken
 from libs.kernels.pooling.pooled import mean
 from libs.kernels.rows.norms import layer_norm
-from libs.models.head import Array, row_each
+from libs.models.head import Array, split_rows
 from libs.models.layers import activations
 from libs.models.layers.spec import Config
 from libs.models.packed import Packed, Rows
@@ -180,7 +180,7 @@ class LabelsHead(nn.Module):
         return (self.classifier.forward(states),)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
-        return row_each(arrays[0])
+        return split_rows(arrays[0])
 
 
 def text_layout(family: str) -> Layout:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from libs.catalog.kinds.embedding.nvembed import Latent
 from libs.kernels.pooling.pooled import mean
 from libs.kernels.rows.norms import layer_norm
-from libs.models.head import Array, row_each
+from libs.models.head import Array, split_rows
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.linear import check_shape
 from libs.models.text.heads.pooled import without_prompts
@@ -116,7 +116,7 @@ class LatentHead(nn.Module):
         )
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
-        return row_each(arrays[0])
+        return split_rows(arrays[0])
 
     def _layer(self, x: Tensor) -> Tensor:
         """[tokens, hidden] float32 -> the same"""

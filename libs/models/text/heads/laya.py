@@ -52,7 +52,7 @@ class OptionsHead(nn.Module):
         self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
     ) -> tuple[Tensor, ...]:
         x = hidden.float() + self.kind
-        layout = Layout.of(batch.lengths, batch.lengths, hidden.device)
+        layout = Layout.from_lengths(batch.lengths, batch.lengths, hidden.device)
         for layer in self.layers:
             x = layer(x, layout)
         starts = np.cumsum([0, *batch.lengths[:-1]])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from libs.catalog.card import PoolingMode
 from libs.kernels.layout import cumulated, to_device
 from libs.kernels.pooling.pooled import cls, last, maximum, mean, weighted_mean
-from libs.models.head import Array, row_each
+from libs.models.head import Array, split_rows
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.work import InputSequence, Output
@@ -75,7 +75,7 @@ class PooledHead(nn.Module):
         return pooled
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
-        return row_each(arrays[0])
+        return split_rows(arrays[0])
 
 
 def without_prompts(hidden: Tensor, batch: Packed, skips: Sequence[int]) -> tuple[Tensor, Tensor]:

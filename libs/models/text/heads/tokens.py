@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from libs.models.head import Array, rows_each
+from libs.models.head import Array, split_token_rows
 from libs.models.packed import Packed, Rows
 from libs.models.work import InputSequence, Output
 
@@ -33,4 +33,4 @@ class TokenHead(nn.Module):
         return (out,)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
-        return rows_each(arrays[0], sequences)
+        return split_token_rows(arrays[0], sequences)

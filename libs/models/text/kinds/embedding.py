@@ -7,6 +7,7 @@ from dataclasses import replace
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import need_config
 from libs.catalog.kinds.embedding.nvembed import MODEL_TYPE, read_latent
+from libs.models.backbone import Backbone
 from libs.models.head import ModelHead
 from libs.models.text.heads.latent import LatentHead
 from libs.models.text.heads.modules import dense_layers
@@ -22,7 +23,6 @@ from libs.models.text.processing.latent import LatentProcessor
 from libs.models.text.registry import build_encoder
 from libs.models.text.tokenising.late import LateFrame
 from libs.models.text.tokenising.text import special_token
-from libs.models.trunk import Backbone
 from libs.models.weights import HeadRule, TensorFile
 
 
@@ -69,8 +69,8 @@ def _asymmetric(parts: Parts, queries: Card) -> Built:
     text = parts.text()
     documents = EmbeddingProcessor(parts.card, text)
     processor = AsymmetricProcessor(parts.card, documents, EmbeddingProcessor(queries, own.text()))
-    trunk = Backbone(encoder, {QUERY_HEAD: _pooled(own)})
-    return Built({"dense": _pooled(parts)}, processor, text.tokenizer, (trunk,))
+    backbone = Backbone(encoder, {QUERY_HEAD: _pooled(own)})
+    return Built({"dense": _pooled(parts)}, processor, text.tokenizer, (backbone,))
 
 
 def _pooled(parts: Parts) -> PooledHead:

@@ -54,7 +54,7 @@ def build(parts: Parts) -> Built:
 
 
 def _layer(parts: Parts, file: str, width: int, *, rectified: bool = False) -> HeadLinear:
-    tensors = TensorFile.of(parts.directory, file)
+    tensors = TensorFile.open_file(parts.directory, file)
     state = {f"linear.{name}": tensors.read(name).to(parts.device) for name in tensors.names()}
     check_shape(state, "linear.weight", (width, parts.encoder.hidden_size), file)
     check_shape(state, "linear.bias", (width,), file)

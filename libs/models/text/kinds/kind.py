@@ -15,6 +15,7 @@ from torch import Tensor
 
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import need_config
+from libs.models.backbone import Backbone
 from libs.models.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
@@ -22,19 +23,18 @@ from libs.models.processor import Processor
 from libs.models.text.tokenising.settings import has_segments
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.text.tokenising.tokenizer import load_tokenizer
-from libs.models.trunk import Backbone
 from libs.models.weights import HeadRule, TensorFile
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
     """`heads`: after the checkpoint's main encoder, by the names that `Prepared.head` may have.
-    `tokenizer`: of that encoder. `trunks`: further encoders."""
+    `tokenizer`: of that encoder. `backbones`: further encoders."""
 
     heads: Mapping[str, ModelHead]
     processor: Processor
     tokenizer: Tokenizer
-    trunks: tuple[Backbone, ...] = ()
+    backbones: tuple[Backbone, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from libs.models.text.heads.linear import FUNCTIONS
 from libs.models.text.processing.entities import softmax
 from libs.models.text.processing.pooling import pooled
 from libs.models.text.processing.quantise import store
-from libs.models.work import ANY_BYTES, ClassifyWork, EncodeWork, GoOn, Scale, SparseRow
+from libs.models.work import ANY_BYTES, CancelCheck, ClassifyWork, EncodeWork, Scale, SparseRow
 
 Array = NDArray[np.float32]
 _WEIGHTS = {
@@ -42,7 +42,9 @@ def dense_rows(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> Stored
     return store(vectors, work.data_type)
 
 
-def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array], go_on: GoOn) -> RaggedRows:
+def token_rows(
+    work: EncodeWork, card: Card, rows: Sequence[Array], go_on: CancelCheck
+) -> RaggedRows:
     """Multi-vectors, pooled if the request says so. `rows` [tokens, dimensions] each, of the tokens
     that are returned. `go_on` is called before each is pooled."""
     values = np.concatenate(rows)

@@ -12,7 +12,16 @@ from libs.catalog.card import Card
 from libs.models.results import Result
 from libs.models.text.checks import need_task
 from libs.models.text.processing.embedding import EmbeddingProcessor
-from libs.models.work import EncodeWork, GoOn, Head, Output, Prepared, ScoreWork, Work, go_on_anyway
+from libs.models.work import (
+    CancelCheck,
+    EncodeWork,
+    Head,
+    Output,
+    Prepared,
+    ScoreWork,
+    Work,
+    never_cancelled,
+)
 
 QUERY_HEAD: Final[Head] = "query"
 _HEAD: Final[Head] = "dense"
@@ -28,7 +37,7 @@ class AsymmetricProcessor:
     ) -> None:
         self._card, self._documents, self._queries = card, documents, queries
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if isinstance(work, ScoreWork):
             query = self._queries.prepare(replace(work, documents=[]), go_on)
@@ -41,7 +50,7 @@ class AsymmetricProcessor:
         return self._documents.prepare(work, go_on)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
     ) -> Result:
         processor = self._queries if self._is_query(prepared.work) else self._documents
         return processor.finish(replace(prepared, head=_HEAD, heads=()), outputs, go_on)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card, Representation
 from libs.errors import InputTooLong, InvalidInput, TaskNotSupported
-from libs.models.answering import extracted
+from libs.models.answer_budget import build_result
 from libs.models.results import Chunks, EncodeResult, Extraction, Result, ScoreResult
 from libs.models.text.checks import (
     adapter_of,
@@ -36,9 +36,9 @@ from libs.models.text.processing.static import StaticLookup
 from libs.models.text.tokenising.late import Kept, LateFrame
 from libs.models.text.tokenising.text import TextProcessor, Where
 from libs.models.work import (
+    CancelCheck,
     ClassifyWork,
     EncodeWork,
-    GoOn,
     InputSequence,
     Output,
     Prepared,
@@ -48,7 +48,7 @@ from libs.models.work import (
     SparseRow,
     Truncation,
     Work,
-    go_on_anyway,
+    never_cancelled,
 )
 
 Array = NDArray[np.float32]
@@ -107,7 +107,7 @@ class EmbeddingProcessor:
             spans,
         )
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         match work:
             case EncodeWork():
@@ -119,7 +119,7 @@ class EmbeddingProcessor:
         raise unsupported(work, self._card)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
     ) -> Result:
         work = prepared.work
         if isinstance(work, EncodeWork) and cast(_Notes, prepared.notes).windows:
@@ -132,12 +132,12 @@ class EmbeddingProcessor:
                 return ScoreResult(self._scores(work, forms))
             case ClassifyWork():
                 labels = answers.nearest_labels(work, np.stack(forms.dense))
-                return extracted(
+                return build_result(
                     (Extraction(labels=found) for found in labels), prepared.answer_bytes, go_on
                 )
         raise unsupported(work, self._card)
 
-    def _encode(self, work: EncodeWork, go_on: GoOn) -> Prepared:
+    def _encode(self, work: EncodeWork, go_on: CancelCheck) -> Prepared:
         forms = asked_forms(work, self._card)
         check_encode(work, forms, self._card)
         prompt = work.instruction or prompt_of(self._card, work.role, work.adapter)
@@ -156,7 +156,7 @@ class EmbeddingProcessor:
         forms: Sequence[Representation],
         prompt: str,
         where: Where,
-        go_on: GoOn,
+        go_on: CancelCheck,
     ) -> Prepared:
         """`texts`: of the work, or of its chunks."""
         if self._static is not None and self._is_static(work.role):
@@ -171,7 +171,7 @@ class EmbeddingProcessor:
         return Prepared(work, "+".join(forms), framed.sequences, _Notes(framed.masks, []))
 
     def _chunks(
-        self, work: EncodeWork, forms: Sequence[Representation], prompt: str, go_on: GoOn
+        self, work: EncodeWork, forms: Sequence[Representation], prompt: str, go_on: CancelCheck
     ) -> Prepared:
         """Each chunk as a text of its own, with its contexts before it."""
         divided, pieces, paths = [], [], []
@@ -215,7 +215,7 @@ class EmbeddingProcessor:
         return self._text.limit if self._late is None else self._late.longest(role)
 
     def _late_chunks(
-        self, work: EncodeWork, forms: Sequence[Representation], prompt: str, go_on: GoOn
+        self, work: EncodeWork, forms: Sequence[Representation], prompt: str, go_on: CancelCheck
     ) -> Prepared:
         """The windows of each text, whose token states are pooled by chunk."""
         spans = self._spans
@@ -273,7 +273,7 @@ class EmbeddingProcessor:
         )
 
     def _late_vectors(
-        self, work: EncodeWork, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn
+        self, work: EncodeWork, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck
     ) -> EncodeResult:
         notes, names = cast(_Notes, prepared.notes), prepared.head.split("+")
         if self._spans is None or notes.chunks is None:
@@ -305,7 +305,7 @@ class EmbeddingProcessor:
         queries = None if self._card.sparse is None else self._card.sparse.queries
         return queries is not None and (role == "query" or (queries.default and not role))
 
-    def _score(self, work: ScoreWork, go_on: GoOn) -> Prepared:
+    def _score(self, work: ScoreWork, go_on: CancelCheck) -> Prepared:
         """Prepares the query first, then the documents."""
         if work.scale == "probability" and self._card.scoring != "cosine":
             vectors = " and ".join(self._card.representations)
@@ -335,7 +335,7 @@ class EmbeddingProcessor:
             work, "+".join(forms), query.sequences + documents.sequences, notes, looked_up=tokens
         )
 
-    def _classify(self, work: ClassifyWork, go_on: GoOn) -> Prepared:
+    def _classify(self, work: ClassifyWork, go_on: CancelCheck) -> Prepared:
         """Prepares the texts, then one prompt per label."""
         need_labels(work.labels, self._card, "classify.labels")
         prompts = hypotheses(work)
@@ -371,7 +371,7 @@ class EmbeddingProcessor:
         role: Role,
         truncation: Truncation,
         where: Where,
-        go_on: GoOn,
+        go_on: CancelCheck,
     ) -> Framed:
         """The sequences of texts in a role. `where`: the path in the job of each."""
         if self._late is not None:
@@ -407,7 +407,7 @@ class EmbeddingProcessor:
         )
 
     def _vectors(
-        self, work: EncodeWork, prepared: Prepared, forms: _Forms, go_on: GoOn
+        self, work: EncodeWork, prepared: Prepared, forms: _Forms, go_on: CancelCheck
     ) -> EncodeResult:
         names, most = prepared.head.split("+"), prepared.answer_bytes
         chunks = cast(_Notes, prepared.notes).chunks

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.catalog.kinds.scoring.gliclass import LABEL_MARKER, TEXT_MARKER, Gliclass
 from libs.errors import InvalidInput, ModelBroken
-from libs.models.answering import extracted
+from libs.models.answer_budget import build_result
 from libs.models.results import Extraction, LabelScore, Result
 from libs.models.text.checks import hypotheses, item_path, need_labels, need_task, unsupported
 from libs.models.text.processing.answers import best_first, sigmoid
@@ -27,14 +27,14 @@ from libs.models.text.processing.entities import softmax
 from libs.models.text.tokenising.cutting import Cutter, Part, encoded
 from libs.models.text.tokenising.text import run_of_ones, too_long
 from libs.models.work import (
+    CancelCheck,
     ClassifyWork,
-    GoOn,
     InputSequence,
     Output,
     Prepared,
     Truncation,
     Work,
-    go_on_anyway,
+    never_cancelled,
 )
 
 _LABELS = "classify.labels"
@@ -69,7 +69,7 @@ class GliclassProcessor:
         self._card, self._settings, self._tokenizer = card, settings, tokenizer
         self._cutter = Cutter(tokenizer)
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if not isinstance(work, ClassifyWork):
             raise unsupported(work, self._card)
@@ -87,14 +87,14 @@ class GliclassProcessor:
         return Prepared(work, "labels", sequences)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
     ) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork):
             raise unsupported(work, self._card)
         rows = cast("Sequence[NDArray[np.float32]]", outputs)
         items = (Extraction(labels=self._scores(work, logits)) for logits in rows)
-        return extracted(items, prepared.answer_bytes, go_on)
+        return build_result(items, prepared.answer_bytes, go_on)
 
     def _scores(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
         multi = (
@@ -103,7 +103,7 @@ class GliclassProcessor:
         scores = sigmoid(logits) if multi else softmax(logits)
         return best_first(list(zip(work.labels, scores, strict=True)), work.threshold)
 
-    def _labels(self, work: ClassifyWork, go_on: GoOn) -> list[str]:
+    def _labels(self, work: ClassifyWork, go_on: CancelCheck) -> list[str]:
         """The labels as they appear in the prompt, validated."""
         need_labels(work.labels, self._card, _LABELS)
         labels = hypotheses(work)

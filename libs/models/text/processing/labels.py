@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card
-from libs.models.answering import extracted
+from libs.models.answer_budget import build_result
 from libs.models.processor import Processor
 from libs.models.results import Extraction, Result, ScoreResult
 from libs.models.text.checks import item_path, known_labels, need_task, prompt_of, unsupported
@@ -20,15 +20,15 @@ from libs.models.text.processing import answers
 from libs.models.text.tokenising.chat import ChatPairs
 from libs.models.text.tokenising.text import TextProcessor
 from libs.models.work import (
+    CancelCheck,
     ClassifyWork,
-    GoOn,
     InputSequence,
     ModelWork,
     Output,
     Prepared,
     ScoreWork,
     Work,
-    go_on_anyway,
+    never_cancelled,
 )
 
 
@@ -40,7 +40,7 @@ class LabelsProcessor:
     def __init__(self, card: Card, text: TextProcessor, chat: ChatPairs | None = None) -> None:
         self._card, self._text, self._chat = card, text, chat
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         match work:
             case ScoreWork():
@@ -54,7 +54,7 @@ class LabelsProcessor:
                 )
         raise unsupported(work, self._card)
 
-    def _pairs(self, work: ScoreWork, go_on: GoOn) -> list[InputSequence]:
+    def _pairs(self, work: ScoreWork, go_on: CancelCheck) -> list[InputSequence]:
         # A cross-encoder has no prompt per role: sentence-transformers uses its default prompt.
         prompt = work.instruction or prompt_of(self._card, "")
         if self._chat is not None:
@@ -62,7 +62,7 @@ class LabelsProcessor:
         return self._text.encode_pairs(prompt + work.query, work.documents, work.truncation, go_on)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
     ) -> Result:
         work = prepared.work
         logits = np.stack(cast("Sequence[NDArray[np.float32]]", outputs))
@@ -73,7 +73,7 @@ class LabelsProcessor:
                 items = (
                     Extraction(labels=answers.class_labels(work, self._card, row)) for row in logits
                 )
-                return extracted(items, prepared.answer_bytes, go_on)
+                return build_result(items, prepared.answer_bytes, go_on)
         raise unsupported(work, self._card)
 
 
@@ -88,14 +88,14 @@ class WithoutPadding:
     def __init__(self, processor: Processor, padding: int) -> None:
         self._processor, self._padding = processor, padding
 
-    def prepare(self, work: ModelWork, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: ModelWork, go_on: CancelCheck = never_cancelled) -> Prepared:
         prepared = self._processor.prepare(work, go_on)
         return replace(
             prepared, sequences=[self._shortened(sequence) for sequence in prepared.sequences]
         )
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
     ) -> Result:
         return self._processor.finish(prepared, outputs, go_on)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from libs.catalog.card import Card
 from libs.models.text.processing.embedding import EmbeddingProcessor, Framed
 from libs.models.text.tokenising.text import TextProcessor, Where
-from libs.models.work import GoOn, Role, Truncation
+from libs.models.work import CancelCheck, Role, Truncation
 
 
 class LatentProcessor(EmbeddingProcessor):
@@ -32,7 +32,7 @@ class LatentProcessor(EmbeddingProcessor):
         role: Role,
         truncation: Truncation,
         where: Where,
-        go_on: GoOn,
+        go_on: CancelCheck,
     ) -> Framed:
         found = super().framed(
             [text + self._end for text in texts], prompt, role, truncation, where, go_on

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.catalog.kinds.scoring.laya import Laya
 from libs.errors import InvalidInput
-from libs.models.answering import extracted
+from libs.models.answer_budget import build_result
 from libs.models.results import Extraction, LabelScore, Result
 from libs.models.text.checks import item_path, need_labels, need_task, unsupported
 from libs.models.text.processing.answers import best_first
@@ -28,14 +28,14 @@ from libs.models.text.processing.entities import softmax
 from libs.models.text.tokenising.cutting import Cutter, Part, encoded
 from libs.models.text.tokenising.text import too_long
 from libs.models.work import (
+    CancelCheck,
     ClassifyWork,
-    GoOn,
     InputSequence,
     Output,
     Prepared,
     Truncation,
     Work,
-    go_on_anyway,
+    never_cancelled,
 )
 
 _LABELS: Final = "classify.labels"
@@ -75,7 +75,7 @@ class LayaProcessor:
         self._encode = partial(tokenizer.encode_batch_fast, add_special_tokens=False)
         self._cutter = Cutter(tokenizer)
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if not isinstance(work, ClassifyWork):
             raise unsupported(work, self._card)
@@ -103,14 +103,14 @@ class LayaProcessor:
         return Prepared(work, "options", sequences)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
     ) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork):
             raise unsupported(work, self._card)
         rows = cast("Sequence[NDArray[np.float32]]", outputs)
         items = (Extraction(labels=self._scores(work, logits)) for logits in rows)
-        return extracted(items, prepared.answer_bytes, go_on)
+        return build_result(items, prepared.answer_bytes, go_on)
 
     def _scores(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
         shares = softmax(logits / np.float32(self._settings.temperature_of(len(logits))))
@@ -119,7 +119,7 @@ class LayaProcessor:
     def _plain(self, text: str) -> str:
         return text.replace(self._marks.text, " ")
 
-    def _head(self, work: ClassifyWork, go_on: GoOn) -> _Head:
+    def _head(self, work: ClassifyWork, go_on: CancelCheck) -> _Head:
         question = f"choice question: {self._plain(work.hypothesis or _QUESTION)}"
         texts = [question, *(f" {self._plain(label)}" for label in work.labels)]
         asked, *labels = (encoding.ids for encoding in encoded(texts, self._encode, go_on))

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card
-from libs.models.answering import extracted
+from libs.models.answer_budget import build_result
 from libs.models.results import Extraction, LabelScore, Result
 from libs.models.text.checks import hypotheses, item_path, need_task
 from libs.models.text.processing.answers import best_first, sigmoid
 from libs.models.text.processing.entities import softmax
 from libs.models.text.processing.labels import LabelsProcessor
 from libs.models.text.tokenising.text import TextProcessor
-from libs.models.work import ClassifyWork, GoOn, Output, Prepared, Work, go_on_anyway
+from libs.models.work import CancelCheck, ClassifyWork, Output, Prepared, Work, never_cancelled
 
 _HYPOTHESIS = "This example is {}."  # the pipeline's
 
@@ -39,7 +39,7 @@ class NliProcessor:
     ) -> None:
         self._card, self._contradiction, self._text, self._own = card, contradiction, text, own
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
         if not isinstance(work, ClassifyWork) or not work.labels:
             return self._own.prepare(work, go_on)
         need_task(work, self._card)
@@ -50,7 +50,7 @@ class NliProcessor:
         return Prepared(work, "logits", crossed)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
     ) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork) or not work.labels:
@@ -58,7 +58,7 @@ class NliProcessor:
         logits = np.stack(cast("Sequence[NDArray[np.float32]]", outputs))
         each = logits.reshape(len(work.texts), len(work.labels), -1)
         items = (Extraction(labels=self._labels(work, rows)) for rows in each)
-        return extracted(items, prepared.answer_bytes, go_on)
+        return build_result(items, prepared.answer_bytes, go_on)
 
     def _labels(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
         """logits [labels, classes] of one text"""

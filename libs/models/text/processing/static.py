@@ -22,7 +22,7 @@ from libs.errors import ModelBroken
 from libs.models.text.tokenising.text import TextProcessor, Where
 from libs.models.text.tokenising.tokenizer import largest_id, load_tokenizer
 from libs.models.weights import TensorFile
-from libs.models.work import GoOn, SparseRow, Truncation, go_on_anyway
+from libs.models.work import CancelCheck, SparseRow, Truncation, never_cancelled
 
 _TENSOR = "weight"
 _MAX_TOKENS = 1 << 24
@@ -40,7 +40,7 @@ class StaticLookup:
         prompt: str,
         truncation: Truncation,
         where: Where,
-        go_on: GoOn = go_on_anyway,
+        go_on: CancelCheck = never_cancelled,
     ) -> tuple[list[SparseRow], int]:
         """One row per text, and the number of tokens of all texts, which have no special tokens."""
         sequences = self._text.encode(texts, truncation, where, prompt=prompt, go_on=go_on)

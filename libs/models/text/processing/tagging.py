@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from libs.catalog.card import Card
 from libs.catalog.kinds.scoring.labels import entity_kind
-from libs.models.answering import extracted
+from libs.models.answer_budget import build_result
 from libs.models.results import Entity, Extraction, Result
 from libs.models.text.checks import item_path, known_labels, need_task, unsupported
 from libs.models.text.processing.entities import find_entities
 from libs.models.text.tokenising.text import Spans, TextProcessor
-from libs.models.work import EntitiesWork, GoOn, Output, Prepared, Work, go_on_anyway
+from libs.models.work import CancelCheck, EntitiesWork, Output, Prepared, Work, never_cancelled
 
 
 class TaggingProcessor:
@@ -24,7 +24,7 @@ class TaggingProcessor:
     def __init__(self, card: Card, text: TextProcessor) -> None:
         self._card, self._text = card, text
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if not isinstance(work, EntitiesWork):
             raise unsupported(work, self._card)
@@ -33,7 +33,7 @@ class TaggingProcessor:
         return Prepared(work, "token_logits", sequences, spans)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
     ) -> Result:
         work = prepared.work
         if not isinstance(work, EntitiesWork):
@@ -50,7 +50,7 @@ class TaggingProcessor:
             Extraction(entities=tuple(one for one in entities if _wanted(one, work)))
             for entities in found
         )
-        return extracted(items, prepared.answer_bytes, go_on)
+        return build_result(items, prepared.answer_bytes, go_on)
 
 
 def _wanted(entity: Entity, work: EntitiesWork) -> bool:

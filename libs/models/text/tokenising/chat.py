@@ -21,7 +21,7 @@ from libs.errors import InvalidInput, ModelBroken
 from libs.models.text.checks import document_path, query_path
 from libs.models.text.tokenising.renderer import NAME, rendered, rendered_text, special_tokens
 from libs.models.text.tokenising.text import TextProcessor, too_long
-from libs.models.work import GoOn, InputSequence, Truncation, go_on_anyway
+from libs.models.work import CancelCheck, InputSequence, Truncation, never_cancelled
 
 Ids = NDArray[np.int32]
 
@@ -138,7 +138,7 @@ class ChatPairs:
         documents: list[str],
         instruction: str,
         truncation: Truncation,
-        go_on: GoOn = go_on_anyway,
+        go_on: CancelCheck = never_cancelled,
     ) -> list[InputSequence]:
         """One sequence per document; documents are truncated where a sequence would be too long."""
         if instruction and not self._instructed.instructed:
@@ -167,7 +167,7 @@ class ChatPairs:
             found.append(ids)
         return self._sequences(found)
 
-    def _own(self, before: str, after: str, go_on: GoOn) -> tuple[int, int]:
+    def _own(self, before: str, after: str, go_on: CancelCheck) -> tuple[int, int]:
         """The number of tokens that belong to the template and query, before and after a
         document.
         """

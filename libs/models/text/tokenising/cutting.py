@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from libs.models.work import GoOn, Truncation
+from libs.models.work import CancelCheck, Truncation
 
 SLICE: Final = 32 << 10
 """Characters that are tokenised between two cancellation checks (a single longer text, if it cannot
@@ -84,7 +84,7 @@ _PUBLISHED: Final = frozenset(
 """Patterns that begin a word at every border, as can be seen from the patterns."""
 
 
-def sliced(sizes: Sequence[int], go_on: GoOn) -> Iterator[range]:
+def sliced(sizes: Sequence[int], go_on: CancelCheck) -> Iterator[range]:
     """Ranges of items of these sizes in characters, in order: at most SLICE characters or one item
     each; `go_on` before each.
     """
@@ -101,7 +101,7 @@ def sliced(sizes: Sequence[int], go_on: GoOn) -> Iterator[range]:
 
 
 def encoded(
-    texts: Sequence[str], encode: Callable[[list[str]], list[Encoding]], go_on: GoOn
+    texts: Sequence[str], encode: Callable[[list[str]], list[Encoding]], go_on: CancelCheck
 ) -> Iterator[Encoding]:
     """The encoding of each whole text, in order."""
     for numbers in sliced([len(text) for text in texts], go_on):
@@ -188,7 +188,7 @@ class Cutter:
         texts: Sequence[str],
         most: int,
         side: Truncation,
-        go_on: GoOn,
+        go_on: CancelCheck,
         *,
         prompt: str = "",
         before: str = "",
@@ -234,7 +234,7 @@ class Cutter:
         text: str,
         most: int,
         side: Truncation,
-        go_on: GoOn,
+        go_on: CancelCheck,
         before: str,
         after: str,
         *,

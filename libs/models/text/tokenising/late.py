@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from libs.catalog.card import Expansion, LateInteraction
 from libs.errors import ModelBroken
 from libs.models.text.tokenising.text import TextProcessor, Where
-from libs.models.work import GoOn, InputSequence, Truncation, go_on_anyway
+from libs.models.work import CancelCheck, InputSequence, Truncation, never_cancelled
 
 Kept = NDArray[np.bool_] | None
 
@@ -42,7 +42,7 @@ class LateFrame:
         prompt: str,
         truncation: Truncation,
         where: Where,
-        go_on: GoOn = go_on_anyway,
+        go_on: CancelCheck = never_cancelled,
     ) -> tuple[list[InputSequence], list[Kept]]:
         expansion = self._late.expansion
         limit = (
@@ -67,7 +67,7 @@ class LateFrame:
         prompt: str,
         truncation: Truncation,
         where: Where,
-        go_on: GoOn = go_on_anyway,
+        go_on: CancelCheck = never_cancelled,
     ) -> tuple[list[InputSequence], list[Kept]]:
         limit = self._limit(self._late.document_tokens)
         sequences = self._text.encode(

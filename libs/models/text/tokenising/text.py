@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 from libs.catalog.checkpoint.files import read_config
 from libs.errors import InputTooLong, InvalidInput
 from libs.models.text.tokenising.cutting import Cutter, Part
-from libs.models.work import GoOn, InputSequence, Truncation, go_on_anyway
+from libs.models.work import CancelCheck, InputSequence, Truncation, never_cancelled
 
 Where = Callable[[int], str]
 """The path of text i in the job, such as `items[3].text`."""
@@ -93,7 +93,7 @@ class TextProcessor:
         *,
         limit: int = 0,
         prompt: str = "",
-        go_on: GoOn = go_on_anyway,
+        go_on: CancelCheck = never_cancelled,
     ) -> list[InputSequence]:
         """One sequence a text, special tokens included; the prompt before each text. `limit` 0: the
         model's.
@@ -118,7 +118,11 @@ class TextProcessor:
         return sequences
 
     def encode_spans(
-        self, texts: list[str], truncation: Truncation, where: Where, go_on: GoOn = go_on_anyway
+        self,
+        texts: list[str],
+        truncation: Truncation,
+        where: Where,
+        go_on: CancelCheck = never_cancelled,
     ) -> tuple[list[InputSequence], list[Spans]]:
         """As `encode`, with the place of each token in its text."""
         sequences, spans = [], []
@@ -131,7 +135,11 @@ class TextProcessor:
         return sequences, spans
 
     def encode_pairs(
-        self, query: str, documents: list[str], truncation: Truncation, go_on: GoOn = go_on_anyway
+        self,
+        query: str,
+        documents: list[str],
+        truncation: Truncation,
+        go_on: CancelCheck = never_cancelled,
     ) -> list[InputSequence]:
         """The query, tokenised once, with each document, in tokenizer.json's template for pairs.
         Only documents are truncated.
@@ -157,7 +165,7 @@ class TextProcessor:
         truncation: Truncation,
         where: Where,
         second_where: Where,
-        go_on: GoOn = go_on_anyway,
+        go_on: CancelCheck = never_cancelled,
     ) -> list[InputSequence]:
         """Each first text with each second, each tokenised once, in tokenizer.json's template for
         pairs. Only firsts are truncated.
@@ -202,7 +210,7 @@ class TextProcessor:
         self,
         texts: Sequence[str],
         truncation: Truncation,
-        go_on: GoOn,
+        go_on: CancelCheck,
         *,
         before: str = "",
         after: str = "",
@@ -257,7 +265,7 @@ class TextProcessor:
             begins,
         )
 
-    def count_tokens(self, text: str, most: int, go_on: GoOn = go_on_anyway) -> int:
+    def count_tokens(self, text: str, most: int, go_on: CancelCheck = never_cancelled) -> int:
         """Tokens of a text without special tokens; if there are more than `most`, any number above
         it.
         """
@@ -276,13 +284,13 @@ class TextProcessor:
 
         For a very long prompt, any number above the limit.
         """
-        (part,) = self._cutter.parts([prompt], self.limit, "end", go_on_anyway)
+        (part,) = self._cutter.parts([prompt], self.limit, "end", never_cancelled)
         encoding = part.encoding
         return len(encoding) - run_of_ones(reversed(encoding.special_tokens_mask))
 
     def leading_tokens(self) -> int:
         """Special tokens before a text."""
-        (part,) = self._cutter.parts(["a"], self.limit, "end", go_on_anyway)
+        (part,) = self._cutter.parts(["a"], self.limit, "end", never_cancelled)
         return run_of_ones(part.encoding.special_tokens_mask)
 
     def token_id(self, token: str) -> int | None:

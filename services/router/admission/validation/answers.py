@@ -3,7 +3,7 @@ item that workers keep to. Pure.
 
 A size that the request alone decides (labels, scores, dense vectors, tokens to be written) is
 refused if it is too large. Where the size depends on what is found, the worker cuts it
-(`libs/models/answering.py`) to the item's share, which is decided here.
+(`libs/models/answer_budget.py`) to the item's share, which is decided here.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Final, Protocol
 
 from libs.errors import InternalError, ShoalError
-from libs.models import EncodeWork, Output, Prepared, SparseRow, WrittenIds
-from libs.models.work import GoOn
+from libs.models import EncodeWork, GeneratedIds, Output, Prepared, SparseRow
+from libs.models.work import CancelCheck
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.jobs.answers.delivery import Delivery
@@ -189,7 +189,7 @@ def _output_bytes(output: Output) -> int:
             return sum(map(_output_bytes, output))
         case SparseRow():
             return output.values.nbytes + output.indices.nbytes
-        case WrittenIds():
+        case GeneratedIds():
             return output.ids.nbytes
     return output.nbytes
 
@@ -199,7 +199,7 @@ def _is_pooled(held: HeldJob) -> bool:
     return isinstance(work, EncodeWork) and work.pooling_factor > 1
 
 
-def _answer(held: HeldJob, go_on: GoOn) -> bytes:
+def _answer(held: HeldJob, go_on: CancelCheck) -> bytes:
     """A serialised JobResult. `go_on` is called between two items."""
     started = time.monotonic()
     model = held.resident.model

@@ -103,10 +103,10 @@ class Fp32Fallback:
     def _twin_of(self, model: Model) -> Model | None:
         if self._twin is None or self._twin[0] is not model:
             self._twin = None  # before the next one is read: never two in memory
-            widened = model.widened()
-            if widened is None:
+            fallback = model.load_fp32_fallback()
+            if fallback is None:
                 return None
-            self._twin = (model, widened)
+            self._twin = (model, fallback)
         return self._twin[1]
 
     def _drop_idle(self, model: Model) -> None:

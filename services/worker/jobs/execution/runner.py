@@ -27,7 +27,7 @@ from functools import partial
 from typing import Final, Protocol, runtime_checkable
 
 from libs.errors import DeadlinePassed, OutOfMemory, ShoalError
-from libs.models import Between, InputSequence, Unfinished, nothing_between
+from libs.models import InputSequence, Unfinished, YieldPoint, never_yield
 from libs.models.pending import LaunchesBatches, PendingBatch
 from libs.telemetry import metrics
 from libs.telemetry.logs import Value, fields
@@ -568,11 +568,11 @@ class Runner:
         """Runs a batch to its end. Returns the seconds of its own forward pass."""
         overtaken = 0.0
 
-        def between() -> None:
+        def yield_point() -> None:
             nonlocal overtaken
             overtaken += self._overtaking(batch)
 
-        called: Between = nothing_between if is_overtaking else between
+        called: YieldPoint = never_yield if is_overtaking else yield_point
         resident = jobs[0].resident
         overtaken_cpu, cpu_started = self._overtaken_cpu, time.thread_time()
         started = self._clock()
@@ -581,7 +581,7 @@ class Runner:
         spared = spare(sequences_of(batch, jobs), resident.images)
         climbed = RecoveryResult([], is_clean=False)
         if spared.needed:
-            forward = partial(resident.model.forward, batch.group.head, between=called)
+            forward = partial(resident.model.forward, batch.group.head, yield_point=called)
             climbed = self._ladder.run(resident.name, forward, spared.needed)
             keep(resident.images, spared.needed, climbed.outcomes)
         ended = self._clock()

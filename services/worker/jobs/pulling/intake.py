@@ -21,7 +21,7 @@ from shoal.v1 import worker_pb2
 from libs.catalog.card import Card
 from libs.documents.reader import shared_reader
 from libs.errors import InternalError, ShoalError
-from libs.models import GoOn, Prepared, Work, with_truncation
+from libs.models import CancelCheck, Prepared, Work, with_truncation
 from libs.models.documents import has_documents, with_pages
 from libs.models.images.memory import reserving
 from libs.telemetry import metrics
@@ -187,7 +187,7 @@ class Intake:
         """Raises if the job was cancelled or is past its deadline."""
         held.check_wanted(self._unix_time(), "tokenised")
 
-    def _prepare_one(self, held: HeldJob, go_on: GoOn) -> ShoalError | None:
+    def _prepare_one(self, held: HeldJob, go_on: CancelCheck) -> ShoalError | None:
         started = time.monotonic()
         try:
             go_on()
@@ -222,7 +222,7 @@ class Intake:
         held.span.stage("prepare", started, ended)
         return None
 
-    def _prepare_work(self, held: HeldJob, work: Work, go_on: GoOn) -> Prepared:
+    def _prepare_work(self, held: HeldJob, work: Work, go_on: CancelCheck) -> Prepared:
         model = held.resident.model
         work = with_truncation(work, model.card)
         if model.card.images is None:

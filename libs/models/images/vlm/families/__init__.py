@@ -1,3 +1,3 @@
-"""One module for each family of vision-language models: its tensors' names, and its tower,
-connector and prompts as data.
+"""One module for each family of vision-language models: its tensor names, and its tower, connector
+and prompts as data.
 """

@@ -1,7 +1,7 @@
-"""ColPali (arXiv 2407.01449): PaliGemma, that is SigLIP and Gemma 1, with a vector for each patch
-of a page and token of a query.
+"""ColPali (arXiv 2407.01449): PaliGemma, i.e. SigLIP and Gemma 1, with a vector for each patch of a
+page and token of a query.
 
-All tokens attend to all, as PaliGemma's prompts do.
+All tokens attend to all others, as in PaliGemma's prompts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CONNECTOR: dict[str, HeadRule] = {"linear": "linear"}
 HEADS: dict[str, HeadRule] = {"projection": Maybe("projection")}
 
 _MARK = "<image>"
-_AUGMENTED = 10  # padding tokens after a query, which the model attends to and gives vectors for
+_AUGMENTED = 10  # padding tokens after a query, which the model attends to and returns vectors for
 
 
 def spec(files: Files) -> VisionLanguageSpec:
@@ -47,7 +47,7 @@ def spec(files: Files) -> VisionLanguageSpec:
         images, hidden=1152, layers=27, heads=16, ffn=4304, image=224, patch=14
     )
     width = texts.size("hidden_size", 2048)
-    processing = ImageProcessing.of(files.images, "SiglipImageProcessor")
+    processing = ImageProcessing.from_config(files.images, "SiglipImageProcessor")
     rows = patches.grid[0] * patches.grid[1]
     return VisionLanguageSpec(
         text={"model_type": "gemma", **texts.values, "use_bidirectional_attention": True},
@@ -67,8 +67,8 @@ def _connector(inputs: int, outputs: int, state: State, dtype: torch.dtype) -> L
 
 
 def _prompts(files: Files) -> Prompts:
-    """As transformers' ColPaliProcessor: an image stands before the text, and a query is followed
-    by padding.
+    """Build the prompts of transformers' ColPaliProcessor: the image precedes the text, and padding
+    follows a query.
     """
     begin, fill = (
         special_token(files.directory, "bos_token"),
@@ -76,12 +76,12 @@ def _prompts(files: Files) -> Prompts:
     )
     if not begin or not fill:
         raise ModelBroken(
-            "tokenizer_config.json: bos_token and pad_token are needed: queries and pages begin and end with them"
+            "tokenizer_config.json: bos_token and pad_token are needed for queries and pages"
         )
     asked = files.processor.text("query_prefix", "Question: ")
-    told = files.processor.text("visual_prompt_prefix", "Describe the image.")
+    instruction = files.processor.text("visual_prompt_prefix", "Describe the image.")
     return Prompts(
-        images=Frame(after=f"{begin}{told}\n"),
+        images=Frame(after=f"{begin}{instruction}\n"),
         texts=Frame(begin, "\n"),
         queries=Frame(f"{begin}{asked}", f"{fill * _AUGMENTED}\n"),
     )

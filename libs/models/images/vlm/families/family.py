@@ -34,9 +34,11 @@ State = Mapping[str, Tensor]
 class Files:
     """A checkpoint's directory and configurations.
 
-    `config`: config.json. `processor`: processor_config.json, empty if there is none. `images`:
-    what preprocessor_config.json says, or processor_config.json in its place. `use`: what the model
-    is to be used for.
+    Attributes:
+        config: config.json.
+        processor: processor_config.json; empty if missing.
+        images: preprocessor_config.json, or the same part of processor_config.json.
+        use: Intended use of the model.
     """
 
     directory: Path
@@ -51,13 +53,18 @@ class Files:
 class VisionLanguageSpec:
     """A checkpoint's parts.
 
-    `text`: the config.json of the text encoder. `encoder`, `patches`, `processing`: of the tower.
-    `connector`: made of the tensors of `Family.CONNECTOR`. `heads`: by their names, made of those
-    of `Family.HEADS` and the text encoder. `mark`: the image token. `framed`: the tokenizer's own
-    special tokens stand around what `prompts` say. `spare_layers`: of the text encoder, after those
-    that config.json counts, which are left out (they guess further tokens). `unused`: what the
-    names of tensors begin with that no layer of the text encoder reads. `weights`: of a model whose
-    texts need no forward, made of the tensors of `Family.HEADS`.
+    Attributes:
+        text: The config.json of the text encoder.
+        encoder: Encoder of the tower, as `patches` and `processing`.
+        connector: Built from the tensors of `Family.CONNECTOR`.
+        heads: By name, built from the tensors of `Family.HEADS` and the text encoder.
+        mark: The image token.
+        framed: The tokenizer's special tokens surround `prompts`.
+        spare_layers: Layers of the text encoder beyond config.json's count, which are dropped (they
+            predict further tokens).
+        unused: Name prefixes of tensors that the text encoder does not read.
+        weights: Built from the tensors of `Family.HEADS`, for models with texts that need no
+            forward.
     """
 
     text: Mapping[str, object]
@@ -76,7 +83,7 @@ class VisionLanguageSpec:
 
 
 class Family(Protocol):
-    """A module of this folder. `NAMES` makes tensors' names begin with `text.`, `tower.`,
+    """A module of this folder. `NAMES` maps tensor names to the prefixes `text.`, `tower.`,
     `connector.` or `head.`
     """
 
@@ -86,8 +93,8 @@ class Family(Protocol):
 
     @property
     def NAMES(self) -> Mapping[str, str]:
-        """What names begin with, without `vlm.` and `model.` -> what they begin with here. The
-        first that fits is taken.
+        """Prefixes of names, without `vlm.` and `model.`, and their replacements. The first match
+        applies.
         """
 
     @property
@@ -100,7 +107,7 @@ class Family(Protocol):
     def HEADS(self) -> Mapping[str, HeadRule]: ...
 
     def spec(self, files: Files) -> VisionLanguageSpec:
-        """Raises ModelBroken for a key that cannot be served."""
+        """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
 
 
 SIGLIP: dict[str, Rule] = LAYERS | {
@@ -116,13 +123,13 @@ SIGLIP: dict[str, Rule] = LAYERS | {
     "head.mlp.fc1": None,
     "head.mlp.fc2": None,
 }
-"""Names of SigLIP's image encoder, whose pooling these models leave out."""
+"""Tensor names of SigLIP's image encoder without its pooling, which these models omit."""
 
 
 def siglip(
     config: Config, *, hidden: int, layers: int, heads: int, ffn: int, image: int, patch: int
 ) -> tuple[EncoderSpec, PatchSpec]:
-    """SigLIP's image encoder. The numbers are transformers' defaults for keys that are missing."""
+    """Describe SigLIP's image encoder, with transformers' defaults for missing keys."""
     spec = encoder_spec(
         config,
         hidden=hidden,
@@ -137,7 +144,7 @@ def siglip(
 
 
 def special_around(tokenizer: Tokenizer) -> tuple[str, str]:
-    """The special tokens that a tokenizer puts before and after a text."""
+    """Return the special tokens that a tokenizer puts before and after a text."""
     encoding = tokenizer.encode("a")
     before, after = (
         run_of_ones(encoding.special_tokens_mask),

@@ -1,5 +1,5 @@
-"""GLM-OCR (`glm_ocr`): reads pages. A ViT with RMSNorm, whose squares of patches a convolution
-merges, before a GLM with M-RoPE.
+"""GLM-OCR (`glm_ocr`) reads pages: a ViT with RMSNorm and a convolution that merges squares of
+patches, followed by a GLM with M-RoPE.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from libs.models.weights import SINGLE, HeadRule, Rule
 MODEL_TYPES = ("glm_ocr",)
 MARK: Final = "<|image|>"
 TEXT: Final = f"<|begin_of_image|>{MARK}<|end_of_image|>"
-"""What stands for an image in a prompt."""
+"""Text for an image in a prompt."""
 
 NAMES = {
     "visual.post_layernorm.": "tower.norm.",
@@ -67,11 +67,11 @@ _LEAST, _MOST = 112 * 112, 28 * 28 * 15_000
 
 
 def spec(files: Files) -> VisionLanguageSpec:
-    """Raises ModelBroken for a key that cannot be served."""
+    """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
     texts, images = files.config.part("text_config"), files.config.part("vision_config")
     side = images.size("spatial_merge_size", 2)
     encoder, patches = _tower(images)
-    pictures = SmartResize.of(
+    pictures = SmartResize.from_config(
         files.images, patches, side, plain=False, mark=TEXT, pixels=(_LEAST, _MOST), enlarges="both"
     )
     pictures = replace(pictures, least=-(-pictures.least // _FRAMES), most=pictures.most // _FRAMES)
@@ -110,7 +110,7 @@ def _tower(config: Config) -> tuple[EncoderSpec, PatchSpec]:
     size = hidden // heads
     if size % 4:
         raise config.unsupported(
-            "num_heads", f"heads of {size} numbers cannot be turned in two dimensions"
+            "num_heads", f"heads of {size} numbers cannot be rotated in two dimensions"
         )
     base = (
         config.part("rope_parameters").number("rope_theta", 10_000.0)
@@ -146,8 +146,8 @@ def _tower(config: Config) -> tuple[EncoderSpec, PatchSpec]:
 
 
 class _GatedMerger(Merger):
-    """The states of a square through a convolution and a product, one here, a norm with GELU, and a
-    gated feed-forward.
+    """Maps the states of a square through a convolution and a product (merged here), a norm with
+    GELU, and a gated feed-forward.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class _GatedMerger(Merger):
         self.merge, self.gate = merge, gate
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[patches, hidden] -> [squares, hidden of the text encoder]"""
+        """Map [patches, hidden] to [squares, hidden of the text encoder]."""
         x = self.merge.forward(hidden.reshape(-1, self.merge.inputs))
         x = F.gelu(x if self.norm is None else self.norm(x))
         return self.down.forward(F.silu(self.gate.forward(x)) * self.up.forward(x))

@@ -1,7 +1,7 @@
 """Idefics3, SmolVLM (arXiv 2408.12637, 2504.05299), ModernVBERT (2510.01149): ColIdefics3, ColSmol
 and ColModernVBERT.
 
-SigLIP sees tiles of an image; pixel shuffle makes few rows of many patches; Llama (causal) or
+SigLIP encodes tiles of an image, pixel shuffle merges patches to fewer rows, and Llama (causal) or
 ModernBERT reads them.
 """
 
@@ -38,21 +38,21 @@ CONNECTOR: dict[str, HeadRule] = {"linear": "linear"}
 HEADS: dict[str, HeadRule] = {"projection": Maybe("projection"), "words": None}
 
 _END = "<end_of_utterance>"
-_TOLD = "User:<image>Describe the image.<end_of_utterance>\nAssistant:"
+_INSTRUCTION = "User:<image>Describe the image.<end_of_utterance>\nAssistant:"
 _UNUSED = (
     "layers.0.attn_norm.",
-)  # ModernBERT's first layer has no such norm; NAVER's exports hold one all the same
-_AUGMENTED = 10  # after a query; the model attends to them and gives vectors for them
+)  # ModernBERT's first layer has no such norm, but NAVER's exports contain one
+_AUGMENTED = 10  # tokens after a query, which the model attends to and returns vectors for
 
 
 def spec(files: Files) -> VisionLanguageSpec:
-    """Raises ModelBroken for a key that cannot be served."""
+    """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
     return spec_of(files, is_bert="modernvbert" in files.config.text("model_type"))
 
 
 def spec_of(files: Files, *, is_bert: bool) -> VisionLanguageSpec:
-    """`is_bert`: ModernVBERT, whose text encoder is ModernBERT. Raises ModelBroken for a key that
-    cannot be served.
+    """Describe a checkpoint; `is_bert` for ModernVBERT, with ModernBERT as its text encoder. Raises
+    ModelBroken for an unsupported key.
     """
     config = files.config.part("vlm_config") if files.config.has("vlm_config") else files.config
     texts, images = config.part("text_config"), config.part("vision_config")
@@ -72,11 +72,11 @@ def spec_of(files: Files, *, is_bert: bool) -> VisionLanguageSpec:
             "it does not divide the patches of a side",
         )
     count = patches.grid[0] * patches.grid[1]
-    tiles = Tiles.of(files.images, count, count // side**2)
+    tiles = Tiles.from_config(files.images, count, count // side**2)
     if patches.grid_of(tiles.side, tiles.side) != patches.grid:
         wanted = patches.grid[0] * patches.patch
         raise files.images.unsupported(
-            "max_image_size", f"the image encoder of config.json takes tiles of {wanted} pixels"
+            "max_image_size", f"the image encoder of config.json needs tiles of {wanted} pixels"
         )
     width = texts.size("hidden_size")
     return VisionLanguageSpec(
@@ -103,10 +103,10 @@ def _connector(
 
 
 def _prompts(processor: Config, begin: str) -> Prompts:
-    """As transformers' ColModernVBertProcessor and colpali-engine's: an image within a
-    conversation, and a query as it is.
+    """Build the prompts of transformers' ColModernVBertProcessor and of colpali-engine: an image in
+    a conversation, and a plain query.
     """
-    told = processor.text("visual_prompt_prefix", begin + _TOLD)
+    told = processor.text("visual_prompt_prefix", begin + _INSTRUCTION)
     before, mark, after = told.partition(MARK)
     if not mark:
         raise processor.unsupported("visual_prompt_prefix", f"it has no {MARK}")

@@ -1,5 +1,5 @@
-"""LightOnOCR (`lighton_ocr`): Pixtral's tower, whose squares of patches are merged, before Qwen3,
-for pages.
+"""LightOnOCR (`lighton_ocr`) reads pages: Pixtral's tower with merged squares of patches, followed
+by Qwen3.
 """
 
 from __future__ import annotations
@@ -67,10 +67,12 @@ _THINNEST: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class LongestSide:
-    """An image whose longer side is more than `longest` pixels is made smaller, the proportions
-    kept, sides rounded down; then sides are rounded up to multiples of `multiple`. As transformers'
-    PixtralImageProcessorPil. What is beyond the last whole `square` of pixels has patches, but no
-    row."""
+    """Scales an image down to a longer side of `longest` pixels, then rounds sides up to multiples
+    of `multiple`.
+
+    Equals transformers' PixtralImageProcessorPil: proportions are kept, scaled sides rounded down.
+    Pixels beyond the last whole `square` have patches, but no row.
+    """
 
     processing: ImageProcessing
     patches: PatchSpec
@@ -84,7 +86,7 @@ class LongestSide:
         if min(height, width) < self.square:
             raise InvalidInput(f"the image is too small: {across:,} x {down:,} pixels", field=field)
         rows = (height // self.square) * (width // self.square)
-        return Laid(MARK, (rows,), self.patches.tokens_of(height, width))
+        return Laid(MARK, (rows,), self.patches.count_tokens(height, width))
 
     def apply(self, image: Image.Image | Pixels, field: str) -> tuple[Pixels, ...]:
         pixels = resized(image, self._size(*size_of(image), field), self.processing.resample)
@@ -102,7 +104,7 @@ class LongestSide:
 
 
 def spec(files: Files) -> VisionLanguageSpec:
-    """Raises ModelBroken for a key that cannot be served."""
+    """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
     texts, images = files.config.part("text_config"), files.config.part("vision_config")
     side = files.config.size("spatial_merge_size", 2)
     encoder, patches = _tower(images, texts.number("rms_norm_eps", 1e-6))
@@ -130,7 +132,7 @@ def spec(files: Files) -> VisionLanguageSpec:
 
 
 def _multiple(config: Config, patch: int) -> int:
-    """The processor's patch_size: a number, or a height and a width. Published models have the
+    """Return the processor's patch_size: a number, or height and width. Published models have the
     tower's there, not a square's.
     """
     if not config.has("patch_size"):
@@ -146,7 +148,7 @@ def _multiple(config: Config, patch: int) -> int:
     ):
         raise config.unsupported(
             "patch_size",
-            f"sides of multiples of {patch} pixels are served, which are those of a patch",
+            f"it must be a patch's side, {patch} pixels",
         )
     return side
 
@@ -159,7 +161,7 @@ def _tower(config: Config, final_eps: float) -> tuple[EncoderSpec, PatchSpec]:
     size = config.size("head_dim", hidden // heads)
     if size % 4:
         raise config.unsupported(
-            "head_dim", f"heads of {size} numbers cannot be turned in two dimensions"
+            "head_dim", f"heads of {size} numbers cannot be rotated in two dimensions"
         )
     base = (
         config.part("rope_parameters").positive("rope_theta", 10_000.0)
@@ -193,9 +195,12 @@ def _tower(config: Config, final_eps: float) -> tuple[EncoderSpec, PatchSpec]:
 
 
 def _merger(hidden: int, square: int, outputs: int, state: State, dtype: torch.dtype) -> Mergers:
-    """The merging layer and the one after it have nothing between them: they are one product here.
-    The stored one has the numbers of a square's patches in turn for each channel, and here they are
-    in turn for each patch."""
+    """Build the merger. The merging layer and the next have nothing between them and become one
+    product.
+
+    The stored layer orders a square's patches within each channel; ours orders channels within each
+    patch.
+    """
     check_shape(state, "merge.weight", (hidden, hidden * square), SINGLE)
     check_shape(state, "up.weight", (outputs, hidden), SINGLE)
     merge = (

@@ -1,8 +1,8 @@
-"""PaddleOCR-VL (arXiv 2510.14528, `paddleocr_vl`): reads texts, tables, formulas and charts of a
+"""PaddleOCR-VL (arXiv 2510.14528, `paddleocr_vl`) reads texts, tables, formulas and charts of a
 page.
 
-SigLIP with positions in two dimensions, its squares of patches merged, before an ERNIE of Llama's
-kind with positions in three (M-RoPE).
+SigLIP with positions in two dimensions and merged squares of patches is followed by a Llama-like
+ERNIE with positions in three (M-RoPE).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from libs.models.weights import SINGLE, HeadRule, Rule
 MODEL_TYPES = ("paddleocr_vl",)
 MARK: Final = "<|IMAGE_PLACEHOLDER|>"
 TEXT: Final = f"<|IMAGE_START|>{MARK}<|IMAGE_END|>"
-"""What stands for an image in a prompt."""
+"""Text for an image in a prompt."""
 
 NAMES = {
     "visual.vision_model.": "tower.",
     "projector.": "connector.",
-    "mlp_AR.": "connector.",  # in the layout of PaddlePaddle's own code
+    "mlp_AR.": "connector.",  # in PaddlePaddle's layout
     "language_model.": "text.",
     "embed_tokens.": "text.embed_tokens.",
     "layers.": "text.layers.",
@@ -50,9 +50,9 @@ _LEAST, _MOST = 384 * 384, 1536 * 1536
 
 
 def spec(files: Files) -> VisionLanguageSpec:
-    """Raises ModelBroken for a key that cannot be served."""
+    """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
     config = files.config
-    # Its own code has the text encoder's keys beside the others.
+    # Older configurations mix the text encoder's keys with the others.
     texts, images = (
         config.part("text_config") if config.has("text_config") else config,
         config.part("vision_config"),
@@ -60,7 +60,7 @@ def spec(files: Files) -> VisionLanguageSpec:
     side = images.size("spatial_merge_size", 2)
     encoder, patches = _tower(images)
     table = images.size("image_size", 384) // patches.patch
-    pictures = SmartResize.of(
+    pictures = SmartResize.from_config(
         files.images, patches, side, plain=False, mark=TEXT, pixels=(_LEAST, _MOST), enlarges="each"
     )
     return VisionLanguageSpec(
@@ -77,7 +77,7 @@ def spec(files: Files) -> VisionLanguageSpec:
 
 
 def _text(texts: Config) -> dict[str, object]:
-    """As Llama's config.json."""
+    """Convert to Llama's config.json."""
     texts.require("use_bias", False)
     key = "rope_scaling" if texts.has("rope_scaling") else "rope_parameters"
     rope = {
@@ -106,7 +106,7 @@ def _tower(config: Config) -> tuple[EncoderSpec, PatchSpec]:
     size = hidden // heads
     if size % 4:
         raise config.unsupported(
-            "num_attention_heads", f"heads of {size} numbers cannot be turned in two dimensions"
+            "num_attention_heads", f"heads of {size} numbers cannot be rotated in two dimensions"
         )
     base = (
         config.part("rope_parameters").number("rope_theta", 10_000.0)
@@ -143,7 +143,7 @@ class _PatchNorm(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[squares, patches * hidden] -> the same"""
+        """Map [squares, patches * hidden] to the same shape."""
         return F.layer_norm(
             x.view(len(x), -1, len(self.weight)), self.weight.shape, self.weight, self.bias, _EPS
         ).flatten(1)

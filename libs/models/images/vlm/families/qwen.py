@@ -1,11 +1,11 @@
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL for retrieval (arXiv 2409.12191, 2502.13923, 2511.21631), and
-ColQwen2 (2407.01449) of them.
+ColQwen2 (2407.01449) based on them.
 
-Towers with positions in two dimensions, whose squares of patches are merged to rows; Qwen2 or Qwen3
-with positions in three (M-RoPE). Qwen2.5's tower has windows in most layers. Qwen3's has mergers
-after some of its layers, too (DeepStack). Two wrappers of Qwen3-VL whose code is in their
-repositories: TomoroAI's ColQwen3 (a projection), and NVIDIA's Nemotron ColEmbed V2 (arXiv
-2602.03992), which sees both sides and has no projection.
+Towers have positions in two dimensions and merge squares of patches to rows; Qwen2 or Qwen3 has
+positions in three (M-RoPE). Qwen2.5's tower has windows in most layers. Qwen3's also has mergers
+after some layers (DeepStack). Two wrappers of Qwen3-VL with code in their repositories are
+supported: TomoroAI's ColQwen3 (a projection), and NVIDIA's Nemotron ColEmbed V2 (arXiv 2602.03992;
+bidirectional, no projection).
 """
 
 from __future__ import annotations
@@ -94,34 +94,35 @@ CONNECTOR: dict[str, HeadRule] = {
 HEADS: dict[str, HeadRule] = {"projection": Maybe("projection"), "words": InFile("words")}
 
 _TOMORO, _NEMOTRON = "colqwen3", "qwen3_vl_nemotron_embed"
-_MAX_TOKENS = 1280  # of an image of TomoroAI's: its code sets it, whatever its files say
+_MAX_TOKENS = 1280  # of a TomoroAI image: fixed in its code, whatever its files contain
 _EPS = 1e-6
 _SECTIONS = {"qwen2_vl": (16, 24, 24), "qwen2_5_vl": (16, 24, 24), "qwen3_vl": (24, 20, 20)}
 _IMAGE = f"<|vision_start|>{MARK}<|vision_end|>"
-_TOLD = f"<|im_start|>user\n{_IMAGE}Describe the image.<|im_end|><|endoftext|>"
-_TOLD_END = "<|im_end|><|endoftext|>"
+_INSTRUCTION = f"<|im_start|>user\n{_IMAGE}Describe the image.<|im_end|><|endoftext|>"
+_INSTRUCTION_END = "<|im_end|><|endoftext|>"
 _ANSWER = "<|im_end|>\n<|im_start|>assistant\n"
 _JUDGED = (
-    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    "Judge whether the Document meets the requirements based on the Query and the Instruct "
+    "provided. "
     'Note that the answer can only be "yes" or "no".'
 )
-_AUGMENTED = 10  # padding tokens after a query, which the model attends to and gives vectors for
+_AUGMENTED = 10  # padding tokens after a query, which the model attends to and returns vectors for
 
 
 def spec(files: Files) -> VisionLanguageSpec:
-    """Raises ModelBroken for a key that cannot be served."""
+    """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
     config = files.config.part("vlm_config") if files.config.has("vlm_config") else files.config
     named = config.text("model_type", "qwen2_vl")
     kind = "qwen3_vl" if named in (_TOMORO, _NEMOTRON) else named
     if kind not in _SECTIONS:
         raise config.unsupported("model_type", f"supported are {', '.join(_SECTIONS)}")
-    # Files from before transformers 4.52 have the text encoder's keys beside the others.
+    # Files from before transformers 4.52 mix the text encoder's keys with the others.
     texts = config.part("text_config") if config.has("text_config") else config
     images = config.part("vision_config")
     encoder, block, taps = _tower(images, kind)
     width = texts.size("hidden_size")
     is_hf = files.config.text("model_type") == "colqwen2"
-    pictures = SmartResize.of(files.images, block.patches, block.side, plain=is_hf)
+    pictures = SmartResize.from_config(files.images, block.patches, block.side, plain=is_hf)
     if files.config.text("model_type") == _TOMORO:
         pictures = replace(pictures, most=_MAX_TOKENS * pictures.square**2)
     return VisionLanguageSpec(
@@ -140,8 +141,8 @@ def spec(files: Files) -> VisionLanguageSpec:
 
 
 def _text(texts: Config, kind: str) -> Mapping[str, object]:
-    """As Qwen2's or Qwen3's config.json, with the sections of M-RoPE, which files leave out where
-    they are the usual ones.
+    """Convert to the config.json of Qwen2 or Qwen3, with default sections of M-RoPE if the files
+    omit them.
     """
     old = texts.has("rope_scaling")
     rope = {
@@ -161,7 +162,7 @@ def _text(texts: Config, kind: str) -> Mapping[str, object]:
 
 
 def _tower(config: Config, kind: str) -> tuple[EncoderSpec, BlockSpec, tuple[int, ...]]:
-    """The encoder, its patches, and the layers after which there are mergers."""
+    """Return the encoder, its patches, and the layers followed by mergers."""
     config.require("in_channels", 3)
     config.require("in_chans", 3)
     first, second, third = kind == "qwen2_vl", kind == "qwen2_5_vl", kind == "qwen3_vl"
@@ -170,7 +171,7 @@ def _tower(config: Config, kind: str) -> tuple[EncoderSpec, BlockSpec, tuple[int
     size = hidden // heads
     if size % 4:
         raise config.unsupported(
-            "num_heads", f"heads of {size} numbers cannot be turned in two dimensions"
+            "num_heads", f"heads of {size} numbers cannot be rotated in two dimensions"
         )
     turned = 1.0 / (
         10_000.0 ** (torch.arange(0, size // 2, 2, dtype=torch.float32, device="cpu") / (size // 2))
@@ -185,7 +186,7 @@ def _tower(config: Config, kind: str) -> tuple[EncoderSpec, BlockSpec, tuple[int
     side = config.size("spatial_merge_size", 2)
     window = config.size("window_size", 112) // side // patch if second else 0
     if second and not window:
-        raise config.unsupported("window_size", "a window holds no square of patches")
+        raise config.unsupported("window_size", "a window is smaller than a square of patches")
     whole = (
         set(_numbers(config, "fullatt_block_indexes", (7, 15, 23, 31)))
         if second
@@ -198,7 +199,7 @@ def _tower(config: Config, kind: str) -> tuple[EncoderSpec, BlockSpec, tuple[int
         ffn=int(hidden * config.ratio("mlp_ratio", 4))
         if first
         else config.size("intermediate_size", 3420 if second else 4304),
-        # Of a layer with windows the number only says that it has them.
+        # A layer's window size only marks it as windowed.
         layers=tuple(
             LayerSpec(rope=rope, window=None if number in whole else window)
             for number in range(layers)
@@ -221,14 +222,14 @@ def _numbers(config: Config, key: str, default: tuple[int, ...]) -> tuple[int, .
     if found is None:
         return default
     if not isinstance(found, list) or not all(isinstance(one, int) for one in found):
-        raise config.unsupported(key, "a list of whole numbers is needed")
+        raise config.unsupported(key, "a list of integers is needed")
     return tuple(sorted(found))
 
 
 def _mergers(
     inputs: int, outputs: int, taps: tuple[int, ...], state: State, dtype: torch.dtype
 ) -> Mergers:
-    """`inputs`: numbers of a square's states."""
+    """Build the mergers. `inputs`: numbers of a square's states."""
 
     def merger(stem: str) -> Merger:
         up = linear_of(state, f"{stem}up", inputs, inputs, dtype, SINGLE, bias=True, gelu=True)
@@ -256,15 +257,13 @@ def _heads(files: Files) -> Callable[[State, PackedEncoder], Mapping[str, ModelH
         )
     yes, no = (files.tokenizer.token_to_id(answer) for answer in ("yes", "no"))
     if yes is None or no is None:
-        raise ModelBroken(
-            'tokenizer.json: "yes" and "no" are not one token each, so that they cannot be answers'
-        )
+        raise ModelBroken('tokenizer.json: "yes" and "no" must be one token each')
     return partial(answers, (yes, no))
 
 
 def _conversation(use: Use, kind: str) -> Prompts:
-    """As GME's, Qwen3-VL-Embedding's and Qwen3-VL-Reranker's chat templates render one turn, the
-    model's answer begun.
+    """Build prompts of one turn with the answer begun, as the chat templates of GME,
+    Qwen3-VL-Embedding and Qwen3-VL-Reranker.
     """
     told = _JUDGED if use == "score" else INSTRUCTION
     end = _ANSWER + ("<|endoftext|>" if kind == "qwen2_vl" else "")
@@ -279,16 +278,16 @@ def _conversation(use: Use, kind: str) -> Prompts:
 
 
 def _prompts(files: Files, is_hf: bool) -> Prompts:
-    """As transformers' ColQwen2Processor, or colpali-engine's, which puts nothing before a query
-    and no new line after it.
+    """Build the prompts of transformers' ColQwen2Processor, or of colpali-engine, which adds no
+    text before a query and no newline after it.
     """
     if files.config.text("model_type") == _NEMOTRON:
         return _nemotron(files.processor)
     fill = special_token(files.directory, "pad_token") or "<|endoftext|>"
-    told = files.processor.text("visual_prompt_prefix", _TOLD)
-    if files.config.text("model_type") == _TOMORO:  # its files may have the prompt in two halves
-        told = told.removesuffix(_TOLD_END) + files.processor.text(
-            "visual_prompt_suffix", _TOLD_END
+    told = files.processor.text("visual_prompt_prefix", _INSTRUCTION)
+    if files.config.text("model_type") == _TOMORO:  # its files may split the prompt in two
+        told = told.removesuffix(_INSTRUCTION_END) + files.processor.text(
+            "visual_prompt_suffix", _INSTRUCTION_END
         )
     before, mark, after = told.partition(_IMAGE)
     if not mark:
@@ -300,8 +299,8 @@ def _prompts(files: Files, is_hf: bool) -> Prompts:
 
 
 def _nemotron(processor: Config) -> Prompts:
-    """As Qwen3-VL's chat template renders one turn, the model's answer begun. A document's text
-    follows its image and a prefix.
+    """Build the prompts of one turn of Qwen3-VL's chat template with the answer begun. A document's
+    text follows its image and a prefix.
     """
 
     def after(name: str, default: str) -> str:

@@ -1,9 +1,9 @@
-"""V-SPLADE (arXiv 2605.30917): ModernVBERT's states to weights over the vocabulary, for pages;
+"""V-SPLADE (arXiv 2605.30917): weights over the vocabulary from ModernVBERT's states for pages;
 queries need no forward.
 
-A page is a turn of the checkpoint's chat template, without words. A query is the weights of its
-tokens, each counted as often as it occurs: softplus of a linear layer over an embedding. Written
-after NAVER's release (`train/models`) and its Hugging Face export.
+A page is a turn of the checkpoint's chat template without text. A query is the sum of its tokens'
+weights: softplus of a linear layer over an embedding. Based on NAVER's release (`train/models`) and
+its Hugging Face export.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from libs.models.text.processing.static import TokenWeights
 from libs.models.text.tokenising.renderer import rendered, rendered_text, special_tokens
 from libs.models.weights import SINGLE, HeadRule, InFile, Rule
 
-MODEL_TYPES: tuple[str, ...] = ()  # it shares ModernVBERT's
+MODEL_TYPES: tuple[str, ...] = ()  # shared with ModernVBERT
 
 NAMES = {
     f"encoder.encoder.model.{begin}": own
@@ -56,7 +56,7 @@ HEADS: dict[str, HeadRule] = {
 }
 
 _SILENT: Final = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
-"""Tokens that have no weight on either side, whose ids the release lists: 50280 to 50284 of its
+"""Tokens without a weight on either side. The release lists their ids: 50280 to 50284 of its
 tokenizer.
 """
 
@@ -64,7 +64,7 @@ _TEMPLATE: Final = "chat_template.jinja"
 
 
 def spec(files: Files) -> VisionLanguageSpec:
-    """Raises ModelBroken for a key that cannot be served."""
+    """Describe a checkpoint. Raises ModelBroken for an unsupported key."""
     base = idefics.spec_of(files, is_bert=True)
     silent = _silent(files.tokenizer)
     return replace(
@@ -83,14 +83,12 @@ def _silent(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def _prompts(files: Files) -> Prompts:
-    """The template's turn of a user with an image and no words, the model's answer begun. Texts
-    have no special tokens.
+    """Build the template's user turn with an image and no text, with the answer begun. Texts have
+    no special tokens.
     """
     template = template_of(files.directory)
     if not template:
-        raise ModelBroken(
-            f"{_TEMPLATE}: is missing: pages are shown to the model within its chat template"
-        )
+        raise ModelBroken(f"{_TEMPLATE} is missing: pages need the model's chat template")
     content = [{"type": "image"}, {"type": "text", "text": ""}]
     values = {
         **special_tokens(files.directory),
@@ -100,14 +98,14 @@ def _prompts(files: Files) -> Prompts:
     (found,) = rendered(template, [values])
     before, mark, after = rendered_text(found).partition(MARK)
     if not mark or MARK in after:
-        raise ModelBroken(f"{_TEMPLATE}: it has no place for the one image of a message")
+        raise ModelBroken(f"{_TEMPLATE}: it has no place for the image of a message")
     first, last = special_around(files.tokenizer)
     return Prompts(images=Frame(first + before, after + last), texts=Frame(), queries=Frame())
 
 
 def _heads(silent: tuple[int, ...], state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
-    """SPLADE over a masked language model's logits times hidden ** -0.25, a factor that norm and
-    bias of the decoder have here.
+    """SPLADE over a masked language model's logits times hidden ** -0.25; norm and bias of the
+    decoder include that factor here.
     """
     hidden = encoder.hidden_size
     columns = len(state["decoder.weight"])
@@ -135,7 +133,7 @@ def _heads(silent: tuple[int, ...], state: State, encoder: PackedEncoder) -> dic
 
 
 def _weights(silent: tuple[int, ...], state: State) -> TokenWeights:
-    """softplus(embedding w' + b) of each token."""
+    """Return softplus(embedding w' + b) of each token."""
     columns, hidden = state["decoder.weight"].shape
     check_shape(state, "query.embeddings.weight", (columns, hidden), SINGLE)
     check_shape(state, "query.projection.weight", (1, hidden), SINGLE)
@@ -146,7 +144,7 @@ def _weights(silent: tuple[int, ...], state: State) -> TokenWeights:
 
 
 def _silenced(values: Tensor, silent: tuple[int, ...]) -> Tensor:
-    """A copy with zeros in the rows of tokens that have no weight."""
+    """Return a copy with zeros in the rows of tokens without a weight."""
     rows = torch.tensor(
         [one for one in silent if one < len(values)], dtype=torch.int64, device=values.device
     )

@@ -35,7 +35,7 @@ from libs.models.layers.spec import Config, EmbeddingSpec, EncoderSpec, LayerSpe
 from libs.models.loaded.lora import BoundConstants
 from libs.models.loaded.peft import Shape
 from libs.models.packed import Packed
-from libs.models.weights import Rule, Spare
+from libs.models.weights import AllowedExtra, Rule
 
 MODEL_TYPES = ("deberta-v2",)
 PREFIXES = ("", "deberta.")
@@ -44,12 +44,12 @@ WEIGHTS: dict[str, Rule] = {
     "embeddings.position_ids": None,
     "embeddings.word_embeddings": "embed.token",
     # Microsoft's checkpoints hold it though their config.json says position_biased_input: false.
-    "embeddings.position_embeddings": Spare("embed.position"),
+    "embeddings.position_embeddings": AllowedExtra("embed.position"),
     "embeddings.token_type_embeddings": "embed.segment",
     "embeddings.embed_proj": "embed.project",
     "embeddings.LayerNorm": "embed.norm",
     "encoder.rel_embeddings": "relative.positions",
-    "encoder.LayerNorm": Spare("relative.norm"),
+    "encoder.LayerNorm": AllowedExtra("relative.norm"),
     "encoder.conv.conv": "layers.{}.conv",
     "encoder.conv.LayerNorm": "layers.{}.conv_norm",
     "encoder.layer.{}.attention.self.query_proj": ("layers.{}.attn.qkv", 0),

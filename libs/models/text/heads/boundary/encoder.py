@@ -59,7 +59,7 @@ class BoundaryEncoder(nn.Module):
             self.right.forward(sides).index_select(0, right),
         ]
         x = self.norm.forward(self.both.forward(torch.cat(pairs, dim=-1)))
-        layout = Layout.of(
+        layout = Layout.from_lengths(
             [count + 1 for count in counts], [count + 1 for count in counts], words.device
         )
         for block in self.attention:

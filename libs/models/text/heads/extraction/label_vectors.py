@@ -54,7 +54,7 @@ class LabelVectors(nn.Module):
         self._known.clear()
 
     def _encode(self, ids: Sequence[Ids]) -> Sequence[Tensor]:
-        batch = Packed.of(ids, device=self.encoder.device)
+        batch = Packed.from_sequences(ids, device=self.encoder.device)
         vectors = mean(self.encoder.forward(batch), batch.cu_seqlens)
         return (vectors if self.project is None else self.project.forward(vectors)).unbind()
 

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from libs.kernels.layout import to_device
-from libs.models.answering import MAX_RELATIONS
+from libs.models.answer_budget import MAX_RELATIONS
 from libs.models.head import Array
 from libs.models.packed import Packed, Rows
 from libs.models.text.heads.extraction.spans import TwoLayers, chunks, folded
 from libs.models.text.heads.extraction.words import WordPlaces, WordReader, prefix_sums
 from libs.models.text.heads.linear import HeadLinear, check_shape
-from libs.models.work import Between, InputSequence, Output, SparseRow, nothing_between
+from libs.models.work import InputSequence, Output, SparseRow, YieldPoint, never_yield
 
 Ids = NDArray[np.int32]
 Places = NDArray[np.int16]
@@ -138,10 +138,10 @@ class PairHead(nn.Module):
     def forward(
         self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
     ) -> tuple[Tensor, ...]:
-        return self.forward_between(hidden, batch, sequences, nothing_between)
+        return self.forward_preemptible(hidden, batch, sequences, never_yield)
 
-    def forward_between(
-        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence], between: Between
+    def forward_preemptible(
+        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence], between: YieldPoint
     ) -> tuple[Tensor, ...]:
         places = _places(sequences)
         words = [place.words for place in places]
@@ -166,7 +166,7 @@ class PairHead(nn.Module):
         ]
 
     def _logits(
-        self, entities: Tensor, labels: Tensor, places: Sequence[PairPlaces], between: Between
+        self, entities: Tensor, labels: Tensor, places: Sequence[PairPlaces], between: YieldPoint
     ) -> Tensor:
         """The logits of all sequences, flat, end to end. Head's and tail's part of the hidden layer
         is computed once per entity.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.text.tokenising.text import TextProcessor, WholeText
-from libs.models.work import Chunking, EncodeWork, GoOn, Span
+from libs.models.work import CancelCheck, Chunking, EncodeWork, Span
 
 DEFAULT_TOKENS: Final = 512
 """Of a chunk where the request does not say: what most guides to retrieval begin with."""
@@ -42,7 +42,9 @@ class Splitter(Protocol):
         """The place of each chunk in code points, and the chunk."""
 
 
-def divide(text: TextProcessor, work: EncodeWork, index: int, room: int, go_on: GoOn) -> list[Span]:
+def divide(
+    text: TextProcessor, work: EncodeWork, index: int, room: int, go_on: CancelCheck
+) -> list[Span]:
     """The chunks of text `index` of a work with `chunking`, in order; at least one. `room`: tokens
     that a chunk may have at most.
 
@@ -138,7 +140,7 @@ class _Sizes:
     most."""
 
     def __init__(
-        self, text: TextProcessor, own: str, whole: WholeText, most: int, go_on: GoOn
+        self, text: TextProcessor, own: str, whole: WholeText, most: int, go_on: CancelCheck
     ) -> None:
         self.own, self.most = own, most
         self._text, self._go_on = text, go_on

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from libs.catalog.card import Card
 from libs.catalog.kinds.extraction.gliner import Gliner
 from libs.errors import InvalidInput
-from libs.models.answering import MAX_RELATIONS, best, extracted, most_relations
+from libs.models.answer_budget import MAX_RELATIONS, build_result, max_relations, select_best
 from libs.models.results import Entity, Extraction, Relation, Result
 from libs.models.text.checks import need_labels, need_task, unsupported
 from libs.models.text.heads.extraction.words import Label, WordPlaces
@@ -31,14 +31,14 @@ from libs.models.text.processing.extraction.spans import (
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
 from libs.models.text.tokenising.cutting import encoded
 from libs.models.work import (
+    CancelCheck,
     EntitiesWork,
-    GoOn,
     InputSequence,
     Output,
     Prepared,
     RelationsWork,
     Work,
-    go_on_anyway,
+    never_cancelled,
 )
 
 Array = NDArray[np.float32]
@@ -65,7 +65,7 @@ class LabelTokens:
         tokenizer.enable_truncation(limit)
         self._tokenizer = tokenizer
 
-    def __call__(self, labels: Sequence[str], go_on: GoOn) -> tuple[Label, ...]:
+    def __call__(self, labels: Sequence[str], go_on: CancelCheck) -> tuple[Label, ...]:
         encodings = encoded(labels, self._tokenizer.encode_batch_fast, go_on)
         return tuple(
             Label(name, np.array(item.ids, dtype=np.int32))
@@ -95,7 +95,7 @@ class GlinerProcessor:
             pairs,
         )
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if isinstance(work, EntitiesWork):
             need_labels(work.labels, self._card, "entities.labels")
@@ -113,7 +113,7 @@ class GlinerProcessor:
         raise unsupported(work, self._card)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
     ) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
         if isinstance(work, EntitiesWork):
@@ -126,15 +126,15 @@ class GlinerProcessor:
                 self._entities(work, *parts, notes)
                 for parts in zip(work.texts, logits, notes.words, strict=True)
             )
-            return extracted(
+            return build_result(
                 (Extraction(entities=tuple(found)) for found in items), prepared.answer_bytes, go_on
             )
         if isinstance(work, RelationsWork) and self._pairs is not None:
             states = cast("Sequence[tuple[Array, Array, Array]]", outputs)
             texts = zip(work.texts, states, notes.words, strict=True)
-            most, pairs = most_relations(prepared.answer_bytes, MAX_RELATIONS), self._pairs
+            most, pairs = max_relations(prepared.answer_bytes, MAX_RELATIONS), self._pairs
             related = (self._relations(pairs, work, *parts, notes, most) for parts in texts)
-            return extracted(related, prepared.answer_bytes, go_on)
+            return build_result(related, prepared.answer_bytes, go_on)
         raise unsupported(work, self._card)
 
     def _prepare(
@@ -143,7 +143,7 @@ class GlinerProcessor:
         labels: tuple[str, ...],
         relations: tuple[str, ...],
         path: str,
-        go_on: GoOn,
+        go_on: CancelCheck,
     ) -> Prepared:
         labels, relations = tuple(dict.fromkeys(labels)), tuple(dict.fromkeys(relations))
         own = () if self._tokens is None else self._tokens(labels, go_on)
@@ -225,7 +225,7 @@ class GlinerProcessor:
         entities = _entities(text, chosen, words, notes.labels)
         threshold = THRESHOLD if work.threshold is None else work.threshold
         scores[np.eye(len(entities), dtype=bool)] = -1  # an entity is not related to itself
-        ranked, is_cut = best(scores, threshold, most)
+        ranked, is_cut = select_best(scores, threshold, most)
         related = tuple(
             Relation(
                 entities[head],

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from libs.catalog.card import Card
 from libs.catalog.kinds.extraction.glirel import LABEL_MARKER, TEXT_MARKER, Glirel
 from libs.errors import InvalidInput
-from libs.models.answering import MAX_RELATIONS, best, extracted, most_relations
+from libs.models.answer_budget import MAX_RELATIONS, build_result, max_relations, select_best
 from libs.models.results import Entity, Extraction, Relation, Result
 from libs.models.text.checks import need_labels, need_task, unsupported
 from libs.models.text.heads.extraction.pairs import PairPlaces, Places
@@ -26,15 +26,15 @@ from libs.models.text.processing.answers import sigmoid
 from libs.models.text.processing.extraction.gliner import THRESHOLD
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
 from libs.models.work import (
+    CancelCheck,
     Given,
-    GoOn,
     InputSequence,
     Output,
     Prepared,
     RelationsWork,
     SparseRow,
     Work,
-    go_on_anyway,
+    never_cancelled,
 )
 
 _LABELS = "relations.labels"
@@ -77,7 +77,7 @@ class GlirelProcessor:
     def __init__(self, card: Card, settings: Glirel, frame: WordFrame) -> None:
         self._card, self._settings, self._frame = card, settings, frame
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if not isinstance(work, RelationsWork):
             raise unsupported(work, self._card)
@@ -101,21 +101,21 @@ class GlirelProcessor:
         return Prepared(work, "relations", sequences, _Notes(labels, pairs))
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
     ) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
         if not isinstance(work, RelationsWork):
             raise unsupported(work, self._card)
         logits = iter(cast("Sequence[NDArray[np.float32] | SparseRow]", outputs))
         threshold = THRESHOLD if work.threshold is None else work.threshold
-        most = most_relations(prepared.answer_bytes, MAX_RELATIONS)
+        most = max_relations(prepared.answer_bytes, MAX_RELATIONS)
         items = (
             _relations(text, given, pairs, notes.labels, next(logits), threshold, most)
             if len(pairs.heads)
             else Extraction()
             for text, given, pairs in zip(work.texts, _given(work), notes.pairs, strict=True)
         )
-        return extracted(items, prepared.answer_bytes, go_on)
+        return build_result(items, prepared.answer_bytes, go_on)
 
     def _words(self, framed: Framed, labels: Sequence[str]) -> WordPlaces:
         """The rows of words and of the tokens that represent labels: markers, the labels' first
@@ -187,7 +187,7 @@ def _relations(
     `most` at most.
     """
     scores = sigmoid(logits.values if isinstance(logits, SparseRow) else logits)
-    ranked, is_cut = best(scores, threshold, most)
+    ranked, is_cut = select_best(scores, threshold, most)
     places = logits.indices[ranked] if isinstance(logits, SparseRow) else ranked
     known = [Entity(one.start, one.end, one.label, 1.0, text[one.start : one.end]) for one in given]
     entities = [known[row] for row in pairs.rows]

@@ -13,7 +13,7 @@ import numpy as np
 
 from libs.catalog.card import Card
 from libs.errors import InvalidInput
-from libs.models.answering import extracted
+from libs.models.answer_budget import build_result
 from libs.models.results import Entity, Extraction, Result
 from libs.models.schema import Schema, SchemaLabel
 from libs.models.text.checks import item_path, need_labels, need_task, unsupported
@@ -21,14 +21,14 @@ from libs.models.text.processing.extraction.schemas import SchemaPrompt, prompt_
 from libs.models.text.processing.extraction.spans import Candidates, choose
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
 from libs.models.work import (
+    CancelCheck,
     EntitiesWork,
-    GoOn,
     InputSequence,
     Output,
     Prepared,
     StructureWork,
     Work,
-    go_on_anyway,
+    never_cancelled,
 )
 
 _ENDINGS: Final = (".", "!", "?")
@@ -65,7 +65,7 @@ class SchemaProcessor(ABC):
         `path` if that is too much.
         """
 
-    def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
+    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if not isinstance(work, EntitiesWork | StructureWork):
             raise unsupported(work, self._card)
@@ -82,7 +82,7 @@ class SchemaProcessor(ABC):
         )
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
     ) -> Result:
         work, notes = prepared.work, cast("SchemaNotes", prepared.notes)
         if not isinstance(work, EntitiesWork | StructureWork):
@@ -94,7 +94,7 @@ class SchemaProcessor(ABC):
         )
         if isinstance(work, EntitiesWork) and work.flat:
             items = (Extraction(entities=_apart(found.entities)) for found in items)
-        return extracted(items, prepared.answer_bytes, go_on)
+        return build_result(items, prepared.answer_bytes, go_on)
 
 
 def _schema_of(work: EntitiesWork | StructureWork, card: Card) -> tuple[Schema, str]:

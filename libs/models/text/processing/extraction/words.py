@@ -24,7 +24,7 @@ from libs.errors import InputTooLong, InvalidInput
 from libs.models.text.checks import item_path
 from libs.models.text.tokenising.cutting import sliced
 from libs.models.text.tokenising.text import run_of_ones
-from libs.models.work import GoOn, Truncation, go_on_anyway
+from libs.models.work import CancelCheck, Truncation, never_cancelled
 
 Ids = NDArray[np.int32]
 _SPACE: Final = re.compile(r"\s")
@@ -119,7 +119,7 @@ class WordFrame:
         prompt: Sequence[str],
         truncation: Truncation,
         labels_path: str,
-        go_on: GoOn = go_on_anyway,
+        go_on: CancelCheck = never_cancelled,
     ) -> list[Framed]:
         """Tokenises each text after the words of the prompt, which are tokenised once.
 
@@ -140,7 +140,7 @@ class WordFrame:
                 )
         return found
 
-    def _front(self, prompt: Sequence[str], go_on: GoOn) -> _Front:
+    def _front(self, prompt: Sequence[str], go_on: CancelCheck) -> _Front:
         """Tokenises the prompt, in slices, as every word is tokenised on its own."""
         ids, owners = [self._head], [np.full_like(self._head, -1)]
         for numbers in sliced([len(word) for word in prompt], go_on):

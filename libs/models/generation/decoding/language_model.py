@@ -1,5 +1,5 @@
-"""A model that writes: a packed decoder whose layers keep keys and values in pages, and the layer
-that scores the next token.
+"""A generative language model: a packed decoder with paged keys and values, and the layer that
+scores the next token.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from libs.models.generation.decoding.settings import Settings
 from libs.models.layers.decoder import CrossLayer
 from libs.models.layers.encoder import Layer, PackedEncoder, Shared, resident_bytes
 from libs.models.packed import Packed
-from libs.models.work import Between, nothing_between
+from libs.models.work import YieldPoint, never_yield
 
 
 class LanguageHead(nn.Module):
-    """Hidden states to scores of the next token. `scale`: a factor on the states (T5). `softcap`:
-    cap * tanh(scores / cap).
+    """Maps hidden states to scores of the next token. `scale`: a factor on the states (T5).
+    `softcap`: cap * tanh(scores / cap).
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class LanguageHead(nn.Module):
         scale: float = 1.0,
         softcap: float | None = None,
     ) -> None:
-        """`weight`: [vocabulary, hidden], perhaps the token table; its values are copied where they
-        are prepacked.
+        """Create the head. `weight`: [vocabulary, hidden], possibly the token table; prepacking
+        copies its values.
         """
         super().__init__()
         self.linear = PackedLinear(weight.shape[1], weight.shape[0], bias=bias is not None)
@@ -49,17 +49,19 @@ class LanguageHead(nn.Module):
         self._scale, self._softcap = scale, softcap
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocabulary] float32"""
+        """Map [rows, hidden] to [rows, vocabulary] float32."""
         scores = self.linear.forward(x if self._scale == 1.0 else x * self._scale).float()
         return scores if self._softcap is None else (scores / self._softcap).tanh() * self._softcap
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Where a forward's keys and values are. `every`: all rows are queries. `last`: only the last
-    row of each sequence is, `rows`.
+class KeyValuePlaces:
+    """Locations of a forward's keys and values.
 
-    `cross`: where those of the encoder's states are.
+    Attributes:
+        every: Layout in which all rows are queries.
+        last: Layout in which only the last row of each sequence is, `rows`.
+        cross: Layout of the encoder's states.
     """
 
     every: PagedLayout
@@ -71,27 +73,31 @@ class Places:
     )
 
     @staticmethod
-    def of(
+    def create(
         rows: Sequence[int],
         keys: Sequence[int],
         pages: Sequence[Sequence[int]],
         device: torch.device,
         cross: tuple[Sequence[int], Sequence[Sequence[int]]] | None = None,
-    ) -> Places:
-        """`rows`: of each sequence; `keys`: with them; `cross`: tokens and pages of each sequence's
-        encoder states.
+    ) -> KeyValuePlaces:
+        """Build the locations of a batch.
+
+        Args:
+            rows: New rows of each sequence.
+            keys: Keys of each sequence, including the new rows.
+            cross: Tokens and pages of each sequence's encoder states.
         """
-        every = PagedLayout.of(keys, pages, device, rows=rows)
+        every = PagedLayout.from_lengths(keys, pages, device, rows=rows)
         seen = None
         if cross is not None:
-            seen = PagedLayout.of(*cross, device, rows=(0,) * len(rows), queries=rows)
+            seen = PagedLayout.from_lengths(*cross, device, rows=(0,) * len(rows), queries=rows)
         if set(rows) == {1}:
-            return Places(every, every, None, seen)
-        last = PagedLayout.of(keys, pages, device, rows=rows, queries=(1,) * len(rows))
-        return Places(every, last, every.layout.cu_queries[1:] - 1, seen)
+            return KeyValuePlaces(every, every, None, seen)
+        last = PagedLayout.from_lengths(keys, pages, device, rows=rows, queries=(1,) * len(rows))
+        return KeyValuePlaces(every, last, every.layout.cu_queries[1:] - 1, seen)
 
     def native(self, where: PagedLayout, pages: Pages) -> LayerPages:
-        """As native layers take it."""
+        """Return the page table for native layers."""
         made = self._tables.get(id(where))
         if made is None:
             table = page_table(where.cu_rows, where.numbers, attends=not where.fresh)
@@ -99,10 +105,15 @@ class Places:
         return LayerPages(*pages, ctypes.addressof(made))
 
 
-class Writer:
-    """`decoder`: a stack of layers whose keys and values are kept. `encoder`: of token ids, for
-    `encode`; None: there is none, or something else makes the states. `tower`: of images; the
-    Reader runs it."""
+class LanguageModel:
+    """A language model that generates tokens.
+
+    Attributes:
+        decoder: A stack of layers with stored keys and values.
+        encoder: Encoder of token ids, for `encode`; None if the model has none, or if another
+            module computes the states.
+        tower: Image tower; the Reader runs it.
+    """
 
     def __init__(
         self,
@@ -128,21 +139,21 @@ class Writer:
 
     @property
     def has_cross(self) -> bool:
-        """Whether it reads an encoder's states."""
+        """True if it attends to an encoder's states."""
         return isinstance(self.decoder.stack[0], CrossLayer)
 
     @property
     def bytes(self) -> int:
-        """Memory of all weights."""
+        """Return the memory of all weights."""
         return sum(resident_bytes(module) for module in self.modules())
 
     def modules(self) -> Iterator[nn.Module]:
-        """The modules that hold its weights."""
+        """Yield the modules that hold weights."""
         yield from (self.decoder, self.head)
         yield from (each for each in (self.encoder, self.tower) if each is not None)
 
     def pages(self, count: int) -> list[Pages]:
-        """Memory for so many pages: `count * page_bytes`."""
+        """Allocate memory for `count` pages: `count * page_bytes`."""
         return empty_pages(
             len(self.decoder.stack),
             count,
@@ -153,25 +164,31 @@ class Writer:
         )
 
     @torch.inference_mode()
-    def encode(self, inputs: Sequence[Ids], between: Between = nothing_between) -> list[Tensor]:
-        """The encoder's hidden states [tokens, hidden] of each input, from one packed forward."""
+    def encode(self, inputs: Sequence[Ids], yield_point: YieldPoint = never_yield) -> list[Tensor]:
+        """Return the encoder's hidden states [tokens, hidden] of each input from one packed
+        forward.
+        """
         if self.encoder is None:
             raise TypeError("this model has no encoder of token ids")
-        batch = Packed.of([np.asarray(ids, np.int32) for ids in inputs], device=self.device)
-        return list(self.encoder.forward(batch, between=between).split_with_sizes(batch.lengths))
+        batch = Packed.from_sequences(
+            [np.asarray(ids, np.int32) for ids in inputs], device=self.device
+        )
+        return list(
+            self.encoder.forward(batch, between=yield_point).split_with_sizes(batch.lengths)
+        )
 
     @torch.inference_mode()
     def keep_states(
         self, states: Sequence[Tensor], pages: Sequence[Pages], numbers: Sequence[Sequence[int]]
     ) -> None:
-        """Stores every layer's keys and values of encoder states [tokens, hidden], each sequence's
-        in its pages.
+        """Store every layer's keys and values of encoder states [tokens, hidden] in each sequence's
+        pages.
         """
         lengths = [len(each) for each in states]
-        where = PagedLayout.of(lengths, numbers, self.device, rows=lengths)
+        where = PagedLayout.from_lengths(lengths, numbers, self.device, rows=lengths)
         together = torch.cat(list(states)).to(self.decoder.dtype)
         for layer, own in zip(self.decoder.stack, pages, strict=True):
-            assert isinstance(layer, CrossLayer)  # noqa: S101 (of a decoder all layers are of one kind)
+            assert isinstance(layer, CrossLayer)  # noqa: S101 (all layers of a decoder have one type)
             store(*layer.keys(together), own, where)
 
     @torch.inference_mode()
@@ -179,11 +196,11 @@ class Writer:
         self,
         batch: Packed,
         pages: Sequence[Pages],
-        places: Places,
-        between: Between = nothing_between,
+        places: KeyValuePlaces,
+        yield_point: YieldPoint = never_yield,
     ) -> Tensor:
-        """Scores of the token after each sequence: [sequences, vocabulary] float32. Keys and values
-        of all rows are stored.
+        """Return scores of the token after each sequence, [sequences, vocabulary] float32, and
+        store all keys and values.
         """
         decoder = self.decoder
         shared = decoder.shared(batch)
@@ -196,7 +213,7 @@ class Writer:
             )
             if number < len(deeper) and batch.given is not None:
                 x = x.index_add(0, batch.given.places, deeper[number].to(x.dtype))
-            between()
+            yield_point()
         if places.rows is not None and len(x) != len(places.rows):
             x = x.index_select(0, places.rows)
         return self.head.forward(x if decoder.norm is None else decoder.norm.forward(x))
@@ -208,11 +225,11 @@ class Writer:
         batch: Packed,
         shared: Shared,
         pages: Pages,
-        places: Places,
+        places: KeyValuePlaces,
         *,
         chooses: bool,
     ) -> Tensor:
-        """One layer. `chooses`: its result is needed for the last row of each sequence only."""
+        """Run one layer. `chooses`: only the last row of each sequence is needed."""
         crosses = isinstance(layer, CrossLayer)
         rows = places.rows if chooses and not crosses else None
         where = places.every if rows is None else places.last
@@ -243,7 +260,7 @@ class Writer:
         if not isinstance(layer, CrossLayer):
             return layer.after_attention(x, mixed)
         if places.cross is None:
-            raise TypeError("this model needs an encoder's states")
+            raise TypeError("the model needs an encoder's states")
         x, queries = layer.after_self(x, mixed)
         seen = attend(
             queries, None, None, pages, places.cross, scale=layer.cross.scale, causal=False

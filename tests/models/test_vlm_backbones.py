@@ -1,4 +1,4 @@
-"""A vision-language model's trunk in a served model: pages and queries in one batch, and what
+"""A vision-language model's backbone in a served model: pages and queries in one batch, and what
 adapters call its layers.
 """
 
@@ -16,8 +16,8 @@ from libs.models import PackedModel
 from libs.models.images.vlm.loading import VisionLanguageModel, load_vision_language
 from libs.models.images.vlm.tower import ImageTower
 from libs.models.loaded.peft import Place
-from libs.models.work import Between
-from tests.models.test_trunks import joined
+from libs.models.work import YieldPoint
+from tests.models.test_backbones import joined
 from tests.parity.vlm_models import QUERIES, pages, small
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(scope="module")
 def pictured(tmp_path_factory: pytest.TempPathFactory) -> VisionLanguageModel:
-    """With windows, positions in three dimensions and a tower of its own."""
+    """Return a model with windows, positions in three dimensions and a tower."""
     directory: Path = tmp_path_factory.mktemp("qwen")
     small("qwen2_5_vl").save(directory)
     return load_vision_language(directory, dtype=torch.float32, device=torch.device("cpu"))
@@ -34,10 +34,10 @@ def pictured(tmp_path_factory: pytest.TempPathFactory) -> VisionLanguageModel:
 def test_pages_and_queries_in_one_batch(
     embedder: PackedModel, pictured: VisionLanguageModel
 ) -> None:
-    trunk = pictured.trunks[0]
-    model = joined(embedder, trunk)
-    assert trunk.tower is not None
-    assert model.bytes > embedder.bytes + trunk.encoder.bytes
+    backbone = pictured.backbones[0]
+    model = joined(embedder, backbone)
+    assert backbone.tower is not None
+    assert model.bytes > embedder.bytes + backbone.encoder.bytes
     assert model.probe() > 0
     given = pictured.input
     sequences = [given.sequence(data, "items[0]") for data in pages()[:4]]
@@ -68,18 +68,20 @@ def test_adapters_name_the_text_encoders_layers(pictured: VisionLanguageModel) -
 def test_tower_is_preempted_between_its_layers(
     embedder: PackedModel, pictured: VisionLanguageModel
 ) -> None:
-    """By a batch of texts of the same model, too; neither changes the other."""
-    trunk, given = pictured.trunks[0], pictured.input
-    model = joined(embedder, trunk)
+    """A batch of texts preempts it within the same model; neither changes the other."""
+    backbone, given = pictured.backbones[0], pictured.input
+    model = joined(embedder, backbone)
     images = [given.sequence(data, "items[0]") for data in pages()[:2]]
     texts = given.of_texts(QUERIES[:1], "query", "end", lambda number: f"items[{number}].text")
     wanted, (query,) = model.forward("multi_vector", images), model.forward("multi_vector", texts)
     queries = []
     found = model.forward(
-        "multi_vector", images, between=lambda: queries.extend(model.forward("multi_vector", texts))
+        "multi_vector",
+        images,
+        yield_point=lambda: queries.extend(model.forward("multi_vector", texts)),
     )
-    assert isinstance(trunk.tower, ImageTower)
-    assert len(queries) == len(trunk.tower.encoder.stack) + len(trunk.encoder.stack)
+    assert isinstance(backbone.tower, ImageTower)
+    assert len(queries) == len(backbone.tower.encoder.stack) + len(backbone.encoder.stack)
     for ours, theirs in zip([*found, *queries], [*wanted, *[query] * len(queries)], strict=True):
         np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-5, atol=1e-6)
 
@@ -87,8 +89,8 @@ def test_tower_is_preempted_between_its_layers(
 def test_picture_of_a_batch_is_computed_once(
     pictured: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where items share its array, as documents do that are compared with one image."""
-    tower = pictured.trunks[0].tower
+    """Items share its array, like documents compared with one image."""
+    tower = pictured.backbones[0].tower
     assert isinstance(tower, ImageTower)
     made = [pictured.input.sequence(data, "items[0]") for data in pages()[:3]]
     first, second, third = (one.rows.inputs[0] for one in made if one.rows is not None)
@@ -96,9 +98,9 @@ def test_picture_of_a_batch_is_computed_once(
     seen: list[int] = []
     rows = tower._rows
 
-    def counted(some: Sequence[NDArray[np.generic]], between: Between) -> torch.Tensor:
+    def counted(some: Sequence[NDArray[np.generic]], yield_point: YieldPoint) -> torch.Tensor:
         seen.append(len(some))
-        return rows(some, between)
+        return rows(some, yield_point)
 
     monkeypatch.setattr(tower, "_rows", counted)
     found = tower.forward([second, first, second, third, second])

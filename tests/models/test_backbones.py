@@ -1,4 +1,4 @@
-"""A model whose input is not token ids alone: rows of embeddings, a tower that makes them, and a
+"""A model with other input than token ids: rows of embeddings, a tower that computes them, and a
 second encoder.
 """
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from libs.errors import InvalidInput
 from libs.models import EncodeWork, InputRows, InputSequence, Output, PackedModel, Prepared, Result
+from libs.models.backbone import Backbone
 from libs.models.layers.embeddings import InputLayer
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import EncoderSpec, LayerSpec
@@ -24,8 +25,7 @@ from libs.models.loaded.peft import Names
 from libs.models.packed import Packed
 from libs.models.processor import Processor
 from libs.models.text.heads.pooled import PooledHead
-from libs.models.trunk import Backbone
-from libs.models.work import GoOn, Work, go_on_anyway
+from libs.models.work import CancelCheck, Work, never_cancelled
 from tests.models.conftest import load
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 
@@ -92,16 +92,19 @@ class Pairs(nn.Module):
 
 
 class Fixed(Processor):
-    """Prepares what it was given."""
+    """Prepares its input unchanged."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
 
-    def prepare(self, work: Work, go_on: GoOn) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck) -> Prepared:
         return self._prepared
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn = go_on_anyway
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         raise NotImplementedError
 
@@ -112,10 +115,10 @@ def joined(
     first: Backbone | None = None,
     prepared: Prepared | None = None,
 ) -> PackedModel:
-    """A model of the text model's trunk, or `first`, and further ones."""
+    """A model of the text model's backbone, or `first`, and further ones."""
     given = prepared or Prepared(EncodeWork([]), "dense", [])
     return PackedModel(
-        text.card, (first or text.trunks[0], *further), Fixed(given), Names({}, (), {}), CPU
+        text.card, (first or text.backbones[0], *further), Fixed(given), Names({}, (), {}), CPU
     )
 
 
@@ -141,7 +144,9 @@ def test_rows_of_embeddings_take_the_place_of_ids(tmp_path: Path, kind: str) -> 
     model = load(write_checkpoint(kind, tmp_path, sentence=SentenceFiles()))
     whole = InputSequence(ids(5, 17, 33, 9, 21, 40))
     with torch.inference_mode():
-        embedded = model.trunks[0].encoder.embed.forward(Packed.of([whole.ids])).numpy()
+        embedded = (
+            model.backbones[0].encoder.embed.forward(Packed.from_sequences([whole.ids])).numpy()
+        )
     places = ids(1, 2, 4)
     given = InputSequence(ids(5, 0, 0, 9, 0, 40), rows=InputRows(places, embedded[places]))
     other, third = InputSequence(ids(8, 3, 5)), InputSequence(ids(*range(1, 20)))
@@ -182,21 +187,23 @@ def test_two_encoders_in_one_model(embedder: PackedModel) -> None:
     )
 
 
-def test_what_is_too_long_for_its_own_encoder_is_refused(embedder: PackedModel) -> None:
+def test_input_longer_than_its_encoder_is_refused(embedder: PackedModel) -> None:
     """The text encoder's limits are others: 128 positions, and a vocabulary."""
-    trunk = Backbone(patch_encoder(), {"image": PooledHead(("mean",), ())})
+    backbone = Backbone(patch_encoder(), {"image": PooledHead(("mean",), ())})
     fits, too_long = (Prepared(EncodeWork([]), "image", of_images(count)) for count in (32, 33))
-    assert joined(embedder, trunk, prepared=fits).prepare(EncodeWork([]), go_on_anyway) is fits
-    with pytest.raises(InvalidInput, match="a sequence of 33 tokens; its encoder takes 32"):
-        joined(embedder, trunk, prepared=too_long).prepare(EncodeWork([]), go_on_anyway)
+    assert (
+        joined(embedder, backbone, prepared=fits).prepare(EncodeWork([]), never_cancelled) is fits
+    )
+    with pytest.raises(InvalidInput, match="produces 33 tokens; its encoder takes at most 32"):
+        joined(embedder, backbone, prepared=too_long).prepare(EncodeWork([]), never_cancelled)
 
 
 def test_tower_makes_the_rows(embedder: PackedModel) -> None:
-    """Bytes through the tower give what the tower's rows give without it; its weights count and
-    move with the model's.
+    """Bytes through the tower give the same result as the tower's rows without it; its weights are
+    counted and moved with the model's.
     """
     tower = Pairs(64)
-    plain = embedder.trunks[0]
+    plain = embedder.backbones[0]
     model = joined(embedder, first=Backbone(plain.encoder, plain.heads, tower))
     assert model.bytes == embedder.bytes + tower.weight.nbytes
     assert tower in model.modules()

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from shoal.v1 import worker_pb2
 
 from libs.models import Entity, Extraction, ExtractResult, LabelScore, Region, Relation
-from libs.models.answering import best, extracted, within
+from libs.models.answer_budget import build_result, fit_to_bytes, select_best
 from libs.models.results import Classification, Field, PageText, Structure, TokenLogprob, Value
 from libs.models.text.processing.answers import sparse_rows
-from libs.models.work import ANY_BYTES, EncodeWork, SparseRow, ToolCall, go_on_anyway
+from libs.models.work import ANY_BYTES, EncodeWork, SparseRow, ToolCall, never_cancelled
 from services.worker.mesh import codec
 
 TEXTS = st.text("aé東 ", max_size=12)
@@ -63,8 +63,8 @@ def serialized_bytes(item: Extraction) -> int:
 
 
 @given(FOUND, st.integers(0, 1500))
-def test_what_stays_is_the_best_and_fits_into_the_share(item: Extraction, share: int) -> None:
-    cut = within(item, share)
+def test_best_results_are_kept_within_the_share(item: Extraction, share: int) -> None:
+    cut = fit_to_bytes(item, share)
     if cut.truncated:
         assert serialized_bytes(dataclasses.replace(cut, pages=(), truncated=False)) <= share
         left_out = list(scores(item))
@@ -85,9 +85,11 @@ def test_what_stays_is_the_best_and_fits_into_the_share(item: Extraction, share:
 def test_item_is_cut_alone_as_among_others(
     item: Extraction, others: list[Extraction], share: int
 ) -> None:
-    (alone,) = extracted([item], share, go_on_anyway).items
-    assert extracted([*others, item, *others], share, go_on_anyway).items[len(others)] == alone
-    assert within(within(item, share), share) == alone
+    (alone,) = build_result([item], share, never_cancelled).items
+    assert (
+        build_result([*others, item, *others], share, never_cancelled).items[len(others)] == alone
+    )
+    assert fit_to_bytes(fit_to_bytes(item, share), share) == alone
 
 
 FILLED: dict[str, object] = {
@@ -114,25 +116,27 @@ def test_every_field_of_an_extraction_counts_or_is_of_fixed_size() -> None:
 def test_field_beside_others_leaves_less_room_for_them(name: str) -> None:
     entity = Entity(0, 1, "label", 0.25, "a")
     room = next(
-        size for size in range(1000) if not within(Extraction(entities=(entity,)), size).truncated
+        size
+        for size in range(1000)
+        if not fit_to_bytes(Extraction(entities=(entity,)), size).truncated
     )
     item = dataclasses.replace(Extraction(entities=(entity,)), **{name: FILLED[name]})  # type: ignore[arg-type]
     if name != "entities":
-        assert within(item, room).truncated
-    assert not within(item, room + 200).truncated
+        assert fit_to_bytes(item, room).truncated
+    assert not fit_to_bytes(item, room + 200).truncated
 
 
 def test_layers_of_pages_are_cut_where_the_share_ends_and_written_pages_stay() -> None:
     pages = (PageText(1, "é" * 50, True), PageText(2, "written", False), PageText(3, "more", True))
-    cut = within(Extraction(pages=pages), 16 + 7 + 51)
+    cut = fit_to_bytes(Extraction(pages=pages), 16 + 7 + 51)
     assert [page.text for page in cut.pages] == ["é" * 25, "written", ""]
     assert cut.truncated
 
 
 def test_json_that_takes_more_than_the_share_is_left_out_and_its_text_stays() -> None:
     item = Extraction(text="[1]", json={"numbers": [1.0] * 100})
-    assert within(item, 100) == Extraction(text="[1]", truncated=True)
-    assert within(item, 10_000) == item
+    assert fit_to_bytes(item, 100) == Extraction(text="[1]", truncated=True)
+    assert fit_to_bytes(item, 10_000) == item
 
 
 @given(st.lists(SCORES, max_size=30), SCORES, st.integers(1, 12))
@@ -140,7 +144,7 @@ def test_best_scores_are_those_of_a_stable_sort(
     values: list[float], threshold: float, most: int
 ) -> None:
     found = np.array(values, np.float32)
-    kept, is_cut = best(found, threshold, most)
+    kept, is_cut = select_best(found, threshold, most)
     reached = [
         index for index in np.argsort(-found, kind="stable").tolist() if found[index] >= threshold
     ]
@@ -156,12 +160,12 @@ def test_items_are_made_one_by_one_until_the_check_between_them_raises() -> None
             made.append(number)
             yield Extraction()
 
-    def go_on() -> None:
+    def check_cancelled() -> None:
         if len(made) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        extracted(items(), ANY_BYTES, go_on)
+        build_result(items(), ANY_BYTES, check_cancelled)
     assert made == [0, 1, 2]
 
 

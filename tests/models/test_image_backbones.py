@@ -1,4 +1,4 @@
-"""Image encoders as trunks of a served model: files in, vectors out, beside a model of texts."""
+"""Image encoders as backbones of a served model: files in, vectors out, next to a text model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 from libs.errors import InvalidInput
 from libs.models import PackedModel
 from libs.models.images.loading import ImageModel, load_images
-from tests.models.test_trunks import joined, vectors
+from tests.models.test_backbones import joined, vectors
 from tests.parity.image_models import pictures, write_checkpoint
 
 
@@ -33,12 +33,12 @@ def png_of(size: tuple[int, int]) -> bytes:
 
 
 def test_files_to_vectors(embedder: PackedModel, images: ImageModel) -> None:
-    """An image gives among others, in any order, what it gives alone; its encoder counts, its
-    patches' weights once.
+    """An image has the same result alone and in any batch; its encoder is counted, its patches'
+    weights one time.
     """
-    trunk = images.trunks[0]
-    model = joined(embedder, trunk)
-    assert model.bytes == embedder.bytes + trunk.encoder.bytes
+    backbone = images.backbones[0]
+    model = joined(embedder, backbone)
+    assert model.bytes == embedder.bytes + backbone.encoder.bytes
     assert model.probe() >= embedder.probe()
     sequences = [images.input.sequence(data, "items[0]") for data in pictures()]
     together = vectors(model.forward("image", sequences))
@@ -50,8 +50,8 @@ def test_files_to_vectors(embedder: PackedModel, images: ImageModel) -> None:
         )
 
 
-def test_what_is_prepared_is_bytes(images: ImageModel) -> None:
-    """uint8 pixels wait for the device; numbers and patches are made there."""
+def test_prepared_pixels_are_bytes(images: ImageModel) -> None:
+    """Prepared images are uint8 pixels; the device computes numbers and patches."""
     rows = images.input.sequence(pictures()[1], "items[0]").rows
     assert rows is not None
     assert rows.values.dtype == np.uint8
@@ -71,14 +71,14 @@ def test_more_patches_than_the_encoder_takes(images: ImageModel, size: tuple[int
     """Refused from the header alone: 40 x 36,000 pixels after resizing."""
     for check in (images.input.tokens, images.input.sequence):
         with pytest.raises(
-            InvalidInput, match="makes 25,711 patches; the model takes 16,384"
+            InvalidInput, match="has 25,711 patches; the model takes at most 16,384"
         ) as caught:
             check(png_of(size), "items[2].image")
         assert caught.value.field == "items[2].image"
 
 
 def test_less_than_a_patch(images: ImageModel) -> None:
-    """Where nothing is resized, a picture may be too small."""
+    """An image may be too small if it is not resized."""
     small = replace(images.input, processing=replace(images.input.processing, size=None))
     with pytest.raises(InvalidInput, match="less than one patch"):
         small.sequence(png_of((6, 90)), "items[0]")

@@ -21,13 +21,13 @@ from libs.models import (
 )
 from libs.models.images import patches
 from libs.models.images.vlm import parts
-from libs.models.recall import CachedOutput, OutputCache
+from libs.models.output_cache import CachedOutput, OutputCache
 from libs.models.work import Prepared
 from tests.parity.image_models import pictures
 from tests.parity.image_repositories import TEXTS, write_repository
 from tests.parity.vlm_models import pages, small
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CPU = torch.device("cpu")
@@ -78,7 +78,7 @@ def refuse(*_: object) -> None:
 def test_hit_is_what_was_computed(clip: PackedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not decoded, has no forward, and costs the same tokens."""
     store = Store()
-    assert clip.recall_from(store.get)
+    assert clip.use_output_cache(store.get)
     prepared = clip.prepare(work([FILES[0], FILES[1], FILES[0]]))
     assert prepared.sequences[0] is prepared.sequences[2], "an image of a request is decoded once"
     first = store.run(clip, prepared)
@@ -99,7 +99,7 @@ def test_hit_is_what_was_computed(clip: PackedModel, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("scope", ["b", "", None])
 def test_outputs_are_for_their_scope(clip: PackedModel, scope: str | None) -> None:
     store = Store()
-    clip.recall_from(store.get)
+    clip.use_output_cache(store.get)
     store.run(clip, clip.prepare(work([FILES[0]])))
     prepared = clip.prepare(work([FILES[0]], scope))
     assert not prepared.known
@@ -107,7 +107,7 @@ def test_outputs_are_for_their_scope(clip: PackedModel, scope: str | None) -> No
 
 
 def test_nothing_has_a_key_without_a_cache(clip: PackedModel) -> None:
-    clip.recall_from(None)
+    clip.use_output_cache(None)
     assert [one.key for one in clip.prepare(work(FILES[:2])).sequences] == [b"", b""]
 
 
@@ -131,7 +131,7 @@ def test_keys_tell_everything_apart() -> None:
 def test_pages_and_prompts(reader: PackedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page is found again for the same prompt alone."""
     store, page = Store(), pages()[1]
-    reader.recall_from(store.get)
+    reader.use_output_cache(store.get)
     prepared = reader.prepare(work([page, page]))
     first = store.run(reader, prepared)
     told = EncodeWork(
@@ -154,7 +154,7 @@ def test_pages_and_prompts(reader: PackedModel, monkeypatch: pytest.MonkeyPatch)
 def test_query_image_against_many(reader: PackedModel) -> None:
     """Found again in another request, with other documents."""
     store, files = Store(), pages()
-    reader.recall_from(store.get)
+    reader.use_output_cache(store.get)
 
     def asked(documents: list[bytes]) -> tuple[Prepared, ScoreResult]:
         given = {i: (Part(data, f"documents[{i}].image", "a"),) for i, data in enumerate(documents)}

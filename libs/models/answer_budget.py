@@ -1,10 +1,10 @@
-"""Builds the answer of an extraction one item at a time, each within its share of the answer, with
+"""Build the result of an extraction item by item, limit each item's bytes, and check for
 cancellation between items.
 
 This is the last step of `finish` for every kind of model. A router sets how many bytes the results
 of one item may take (`Prepared.answer_bytes`). If an item has more, the results with the lowest
-scores are left out and `truncated` is set. The results that are kept depend on the item and its
-share alone, not on the rest of the job or batch.
+scores are dropped and `truncated` is set. The results that are kept depend only on the item and its
+share, not on the rest of the job or batch.
 """
 
 from __future__ import annotations
@@ -25,55 +25,56 @@ from libs.models.results import (
     Relation,
     Structure,
 )
-from libs.models.work import GoOn
+from libs.models.work import CancelCheck
 
 MAX_RELATIONS: Final = 10_000
-"""The most relations of an item: a threshold of 0 would keep all pairs of its entities for every
-label.
-"""
+"""Maximum relations of an item: with a threshold of 0, every pair of entities has every label."""
 
 ENTITY_BYTES: Final = 32
-"""The most that an entity takes as it is serialized, without its label and its text: tags, lengths,
-two places and a score.
+"""Maximum serialized size of an entity without its label and text: tags, lengths, two offsets and a
+score.
 """
 RELATION_BYTES: Final = 16
-"""As ENTITY_BYTES, without its label and its two entities."""
+"""Maximum serialized size of a relation without its label and its two entities."""
 REGION_BYTES: Final = 36
 COORDINATE_BYTES: Final = 4
 STRUCTURE_BYTES: Final = 16
-"""Of a structure, of one of its fields, of a page, of a label with its score, each without its
+"""Maximum size of a structure, one of its fields, a page, or a scored label, each without its
 texts.
 """
 NUMBER_BYTES: Final = 16
-"""Of one value of JSON without its text, as google.protobuf.Value."""
+"""Maximum size of one JSON value as google.protobuf.Value, without its text."""
 
 Scored = tuple[float, int, tuple[str, int]]
-"""The score of a result, its bytes, and where it stands: the field of Extraction and the index
-there.
+"""The score of a result, its bytes, and its position: the field of Extraction and the index there.
 """
 
 
-def extracted(
-    items: Iterable[Extraction], answer_bytes: int, go_on: GoOn, output_tokens: int = 0
+def build_result(
+    items: Iterable[Extraction],
+    answer_bytes: int,
+    check_cancelled: CancelCheck,
+    output_tokens: int = 0,
 ) -> ExtractResult:
-    """The result of a job. `items` are made one by one, and `go_on` is called before each; what it
-    raises ends the job.
+    """Build the result of a job.
+
+    `items` is consumed lazily; `check_cancelled` is called before each item, and its exception ends
+    the job.
     """
     found: list[Extraction] = []
     rest = iter(items)
     while True:
-        go_on()
+        check_cancelled()
         if (item := next(rest, None)) is None:
             return ExtractResult(found, output_tokens)
-        found.append(within(item, answer_bytes))
+        found.append(fit_to_bytes(item, answer_bytes))
 
 
-def within(item: Extraction, answer_bytes: int) -> Extraction:
-    """The item with as many of its results as take at most `answer_bytes`, the best first; all of
-    them keep their order.
+def fit_to_bytes(item: Extraction, answer_bytes: int) -> Extraction:
+    """Keep the best results of an item that fit `answer_bytes`, in their original order.
 
-    Labels, classifications and what a model wrote are never left out, since their size was known
-    before the forward pass; they count first.
+    Labels, classifications and generated text are never dropped, since their size was known before
+    the forward pass; they are counted first.
     """
     left = answer_bytes - _fixed_bytes(item)
     scored = list(_scored(item))
@@ -102,11 +103,13 @@ def within(item: Extraction, answer_bytes: int) -> Extraction:
     )
 
 
-def best(
+def select_best(
     scores: NDArray[np.float32], threshold: float, most: int
 ) -> tuple[NDArray[np.int64], bool]:
-    """The flat indices of the `most` highest scores that reach the threshold, best first and equal
-    ones in their order; and whether more than those reach it."""
+    """Return the flat indices of the `most` highest scores that reach the threshold, best first.
+
+    Ties keep their order. The second value is True if more scores reach the threshold.
+    """
     flat = scores.reshape(-1)
     reached = np.flatnonzero(flat >= np.float32(threshold))
     is_cut = len(reached) > most
@@ -118,9 +121,9 @@ def best(
     return reached[np.argsort(-flat[reached], kind="stable")], is_cut
 
 
-def most_relations(answer_bytes: int, most: int) -> int:
-    """How many relations could be in an item's share at most, and no more than `most`: no others
-    need to be made.
+def max_relations(answer_bytes: int, most: int) -> int:
+    """Return how many relations an item's share can hold, at most `most`; others need not be
+    built.
     """
     return max(1, min(most, answer_bytes // (RELATION_BYTES + 2 * ENTITY_BYTES)))
 
@@ -147,7 +150,7 @@ def _fixed_bytes(item: Extraction) -> int:
         STRUCTURE_BYTES + _utf8(call.name) + _utf8(call.arguments) for call in item.tool_calls
     )
     written += sum(
-        STRUCTURE_BYTES + _utf8(each.text) for token in item.tokens for each in (token, *token.top)
+        STRUCTURE_BYTES + _utf8(part.text) for token in item.tokens for part in (token, *token.top)
     )
     return (
         names
@@ -187,8 +190,8 @@ def _layer_bytes(pages: Iterable[PageText]) -> int:
 
 
 def _cut(pages: Iterable[PageText], left: int) -> Iterator[PageText]:
-    """All pages, the texts of their layers as far as `left` bytes reach; a text ends before an
-    incomplete character.
+    """Yield all pages, with the text of their layers cut to `left` bytes in total, at a character
+    boundary.
     """
     for page in pages:
         left = max(0, left - STRUCTURE_BYTES)
@@ -205,8 +208,8 @@ def _cut(pages: Iterable[PageText], left: int) -> Iterator[PageText]:
 
 
 def _json_bytes(value: object) -> int:
-    """Return an upper bound of its bytes as a google.protobuf.Value; 0 for None itself, which is
-    not set.
+    """Return an upper bound of the bytes as a google.protobuf.Value; 0 for None, which is not
+    set.
     """
     if value is None:
         return 0

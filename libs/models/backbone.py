@@ -1,5 +1,5 @@
-"""An encoder and the heads after it. A text model has one trunk; a model of texts and images (CLIP)
-one for each.
+"""An encoder and the heads after it. A text model has one backbone; a model of texts and images
+(CLIP) has one for each.
 """
 
 from __future__ import annotations
@@ -17,54 +17,61 @@ from libs.errors import InvalidInput
 from libs.models.head import ModelHead
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.packed import Packed
-from libs.models.work import Between, InputSequence, nothing_between
+from libs.models.work import InputSequence, YieldPoint, never_yield
 
 
 class Tower(Protocol):
-    """Makes rows of an encoder's input of something that is no text: an image encoder and its
+    """Computes rows of an encoder's input from other data than text: an image encoder and its
     connector. An nn.Module.
     """
 
     def forward(self, inputs: Sequence[NDArray[np.generic]]) -> Tensor:
-        """`inputs`: `InputRows.inputs` of a batch's sequences. Returns the rows of all, in turn:
-        [rows, InputLayer.row_size].
+        """Compute the rows of all inputs in turn: [rows, InputLayer.row_size].
 
-        Or rows so many times as wide, whose further parts are added after the encoder's first
-        layers (`GivenRows.deeper`).
+        Rows may be a multiple of that width; their further parts are added after the encoder's
+        first layers (`GivenRows.deeper`).
+
+        `inputs`: `InputRows.inputs` of a batch's sequences.
         """
 
 
 @runtime_checkable
 class SampledTower(Tower, Protocol):
-    """A tower whose memory can be measured."""
+    """A tower with measurable memory."""
 
     def sample(self) -> InputSequence:
-        """A sequence of one small input."""
+        """Return a sequence of one small input."""
 
 
 @runtime_checkable
 class PreemptedTower(SampledTower, Protocol):
-    """A tower with layers of its own, between which it may be preempted."""
+    """A tower that may be preempted between two of its layers."""
 
-    def forward_between(self, inputs: Sequence[NDArray[np.generic]], between: Between) -> Tensor:
-        """As `forward`; `between`, a preemption point, is called between two layers."""
+    def forward_preemptible(
+        self, inputs: Sequence[NDArray[np.generic]], yield_point: YieldPoint
+    ) -> Tensor:
+        """Compute `forward`, and call `yield_point` between two layers."""
 
 
 @runtime_checkable
 class LayeredTower(PreemptedTower, Protocol):
-    """`at_once`: its tokens of one forward, if an input has no more."""
+    """A tower that splits a batch into several forwards. `chunk_tokens`: most tower tokens of one
+    forward, unless one input has more.
+    """
 
-    at_once: int
+    chunk_tokens: int
 
-    def tokens_of(self, picture: NDArray[np.generic]) -> int:
-        """How many tokens of its own an input is."""
+    def count_tokens(self, image: NDArray[np.generic]) -> int:
+        """Return the number of tower tokens of an input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
-    """`heads`: by the names that `Prepared.head` may have, which no other trunk of the model has.
+    """An encoder, its heads and its tower.
 
-    `tower`: makes the rows of `InputSequence.rows`; None: these are the rows themselves.
+    Attributes:
+        heads: By names as in `Prepared.head`, unique within the model.
+        tower: Computes the rows of `InputSequence.rows`; None if these are the rows themselves.
     """
 
     encoder: PackedEncoder
@@ -72,23 +79,21 @@ class Backbone:
     tower: Tower | None = None
 
     def modules(self) -> Iterator[nn.Module]:
-        """The modules that hold its weights."""
+        """Yield the modules that hold weights."""
         for module in (self.encoder, self.tower, *self.heads.values()):
             if isinstance(module, nn.Module):
                 yield module
 
     def refuse_outside(self, sequences: Sequence[InputSequence]) -> None:
-        """Raises InvalidInput for ids that the encoder has no embedding for, as the failed lookup
-        would crash a CUDA process.
+        """Raise InvalidInput for ids without an embedding, since the failed lookup would crash a
+        CUDA process.
         """
         if not sequences:
             return
         if self.encoder.recurrent and any(
             item.seen or item.before is not None for item in sequences
         ):
-            raise InvalidInput(
-                "the model carries a state from token to token, so that no token can be hidden from the others"
-            )
+            raise InvalidInput("the model is recurrent, so tokens cannot be hidden from each other")
         embed = self.encoder.embed
         rest = [item.before for item in sequences if item.before is not None]
         if embed.vocabulary:
@@ -104,26 +109,31 @@ class Backbone:
         if longest > self.encoder.max_positions:
             limit = self.encoder.max_positions
             raise InvalidInput(
-                f"the model's tokenizer makes a sequence of {longest} tokens; its encoder takes {limit}"
+                f"the model's tokenizer produces {longest} tokens; its encoder takes at most "
+                f"{limit}"
             )
 
     def pack(
         self,
         sequences: Sequence[InputSequence],
         before: Sequence[int | None],
-        between: Between = nothing_between,
+        yield_point: YieldPoint = never_yield,
     ) -> Packed:
-        """The batch of these sequences on the encoder's device. `before`: as in `Packed.of`.
-        `between`: called by a tower with layers."""
+        """Pack sequences into a batch on the encoder's device.
+
+        `before`: see `Packed.from_sequences`. `yield_point`: called by a tower with layers.
+        """
         rows = [item.rows for item in sequences if item.rows is not None]
         values = (
-            self._values([one for each in rows for one in each.inputs], between) if rows else None
+            self._values([values for row in rows for values in row.inputs], yield_point)
+            if rows
+            else None
         )
-        # A tower may make rows for the first layers as well, beside those of the input.
+        # A tower may also compute rows for the first layers.
         first, *deeper = (
             (None,) if values is None else torch.split(values, self.encoder.embed.row_size, dim=1)
         )
-        return Packed.of(
+        return Packed.from_sequences(
             [item.ids for item in sequences],
             [item.type_ids for item in sequences],
             self.encoder.device,
@@ -135,9 +145,9 @@ class Backbone:
             axes=[item.axes for item in sequences],
         )
 
-    def _values(self, inputs: Sequence[NDArray[np.generic]], between: Between) -> Tensor:
+    def _values(self, inputs: Sequence[NDArray[np.generic]], yield_point: YieldPoint) -> Tensor:
         if isinstance(self.tower, PreemptedTower):
-            return self.tower.forward_between(inputs, between)
+            return self.tower.forward_preemptible(inputs, yield_point)
         if self.tower is not None:
             return self.tower.forward(inputs)
         rows = torch.from_numpy(np.concatenate(inputs))
@@ -148,10 +158,11 @@ class Backbone:
         )
 
 
-def _refuse_ids(found: Sequence[NDArray[np.int32]], most: int, what: str) -> None:
+def _refuse_ids(found: Sequence[NDArray[np.int32]], vocabulary: int, kind: str) -> None:
     ids = np.concatenate(found) if found else np.zeros(0, np.int32)
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < most:
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
         wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
         raise InvalidInput(
-            f"the model's tokenizer makes the {what} {wrong} of a text, but its encoder has {most} {what}s"
+            f"the model's tokenizer produces {kind} {wrong}, but its encoder has {vocabulary} "
+            f"{kind}s"
         )
