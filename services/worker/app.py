@@ -29,9 +29,9 @@ from libs.telemetry.logs import fields
 from services.worker.heartbeat import Heartbeat
 from services.worker.jobs.answers.delivery import Delivery
 from services.worker.jobs.answers.finisher import Finisher
-from services.worker.jobs.answers.widening import Fp32Fallback
-from services.worker.jobs.answers.written import WrittenParts
-from services.worker.jobs.execution.ladder import OomRecovery
+from services.worker.jobs.answers.fp32_fallback import Fp32Fallback
+from services.worker.jobs.answers.streamed import StreamedParts
+from services.worker.jobs.execution.oom_recovery import OomRecovery
 from services.worker.jobs.execution.runner import Runner
 from services.worker.jobs.held import PreparationKind
 from services.worker.jobs.pulling.intake import Intake
@@ -180,7 +180,7 @@ class Worker:
             settings, device, tasks, changed=self._models_changed
         )
         delivery = self._delivery = Delivery(link, tasks, residency.release, waste=waste)
-        parts = self._parts = WrittenParts(link, tasks, threads.reading)
+        parts = self._parts = StreamedParts(link, tasks, threads.reading)
         fair = partial(
             Preparation, threads.finishing, clock=time.monotonic, size=attrgetter("finish_bytes")
         )
@@ -196,7 +196,7 @@ class Worker:
             finisher,
             clock=time.monotonic,
             unix_time=link.clock.now,
-            ladder=OomRecovery(device.recover, device.trim, self._relieve),
+            oom_recovery=OomRecovery(device.recover, device.trim, self._relieve),
             enter=device.enter,
             waste=waste,
             launches_ahead=device.batches_in_flight > 1,
@@ -231,7 +231,7 @@ class Worker:
             intake,
             pull_wait_seconds=settings.pull_wait_seconds,
             wake=wake,
-            beat=heartbeat.beat_soon,
+            request_heartbeat=heartbeat.beat_soon,
             stop=stop,
         )
 

@@ -11,7 +11,7 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import ShoalError
 from libs.models import Between, Head, InputSequence, Output, nothing_between
-from services.worker.jobs.execution.ladder import OomRecovery
+from services.worker.jobs.execution.oom_recovery import OomRecovery
 from services.worker.jobs.execution.runner import Runner
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.waste import Waste
@@ -123,7 +123,7 @@ class Outcomes:
     def failed(self, job: HeldJob, error: ShoalError) -> None:
         self.of.setdefault(job, []).append(error)
 
-    def written(self, job: HeldJob, index: int, ids: list[int]) -> None:
+    def stream(self, job: HeldJob, index: int, ids: list[int]) -> None:
         raise NotImplementedError("no job of these tests is read along")
 
     def device_changed(self) -> None:
@@ -153,7 +153,7 @@ class LaunchBench:
             self.outcomes,
             clock=time.monotonic,
             unix_time=time.time,
-            ladder=OomRecovery(self._recover, lambda: self.log.append("trim"), lambda keep: False),
+            oom_recovery=OomRecovery(self._recover, lambda: self.log.append("trim"), lambda keep: False),
             enter=lambda: None,
             waste=self.waste,
             launches_ahead=True,

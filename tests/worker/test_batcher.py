@@ -523,16 +523,16 @@ def test_whom_a_batch_overtakes_between_two_layers(
 ) -> None:
     room = WaitingRoom()
     batch = running(room, had=had)
-    assert not room.overtakes(batch, WIDE)
+    assert not room.preempts(batch, WIDE)
     room.add(B, [Waiting(2, 0, tokens, 0.0)], other)
-    assert room.overtakes(batch, WIDE) is is_overtaken
+    assert room.preempts(batch, WIDE) is is_overtaken
 
 
 def test_interactive_work_overtakes_bulk_work_of_the_same_tenant() -> None:
     room = WaitingRoom()
     batch = running(room, Flow(tenant="x", is_bulk=True))
     room.add(A, [Waiting(2, 0, 1, 0.0)], X)
-    assert room.overtakes(batch, WIDE)
+    assert room.preempts(batch, WIDE)
 
 
 def test_who_overtakes_has_a_burst_and_then_waits_for_its_turn() -> None:
@@ -540,7 +540,7 @@ def test_who_overtakes_has_a_burst_and_then_waits_for_its_turn() -> None:
     batch = running(room)
     for number in range(2, 100):
         room.add(B, [Waiting(number, 0, 1, now)], Y)
-    while room.overtakes(batch, WIDE):
+    while room.preempts(batch, WIDE):
         overtaking, now = overtaking + 1, now + 0.04
         serve(room, Limits(tokens=50, items=1, max_age=1.0), now, 0.04)
     assert overtaking * 0.04 == pytest.approx(BURST_SECONDS - WIDE.seconds, abs=0.04)

@@ -12,7 +12,7 @@ import pytest
 from libs.models import InputSequence
 from libs.models.recall import Find
 from libs.telemetry import metrics
-from services.worker.jobs.execution.sparing import keep, spare
+from services.worker.jobs.execution.dedup import cache_outputs, deduplicate
 from services.worker.memory.images import ImageOutputs
 from services.worker.memory.residency import Residency
 from services.worker.settings import Settings
@@ -221,13 +221,13 @@ async def test_batch_computes_each_image_once(tmp_path: Path) -> None:
             sequence(5, key(2)),
             sequence(5, key(1)),
         ]
-        first = spare(batch, kept)
+        first = deduplicate(batch, kept)
         assert first.needed == [batch[0], batch[1], batch[2], batch[3]]
         assert first.tokens == 16
         computed = [np.full(2, number, np.float32) for number in range(4)]
         assert [float(one[0]) for one in first.outcomes(computed)] == [0, 1, 2, 3, 1]  # type: ignore[index, arg-type]
-        keep(kept, first.needed, computed)
-        again = spare([batch[4], batch[0], batch[3], sequence(4, key(9))], kept)
+        cache_outputs(kept, first.needed, computed)
+        again = deduplicate([batch[4], batch[0], batch[3], sequence(4, key(9))], kept)
         assert again.needed[0] is batch[0]
         assert again.tokens == 7
         assert [float(one[0]) for one in again.outcomes([VECTOR, VECTOR])] == [1, 0, 3, 0]  # type: ignore[index, arg-type]
@@ -244,11 +244,11 @@ async def test_what_is_not_finite_is_not_kept(tmp_path: Path) -> None:
     ) as models:
         await loaded(models, "org/a")
         kept = outputs(models, "org/a")
-        keep(kept, [sequence(5, key(1))], [np.array([1.0, np.inf], np.float32)])
+        cache_outputs(kept, [sequence(5, key(1))], [np.array([1.0, np.inf], np.float32)])
         assert kept.find(key(1)) is None
 
 
 @pytest.mark.parametrize("kept", [None])
 def test_nothing_is_looked_for_without_a_cache(kept: None) -> None:
     batch = [sequence(3, key(1)), sequence(3, key(1))]
-    assert spare(batch, kept).needed == batch
+    assert deduplicate(batch, kept).needed == batch

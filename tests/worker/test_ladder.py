@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from libs.errors import InternalError, OutOfMemory
 from libs.models import InputSequence, Output
-from services.worker.jobs.execution.ladder import (
+from services.worker.jobs.execution.oom_recovery import (
     CAPPED_BATCHES,
     MAX_DEPTH,
-    RELIEFS_FOR_A_BATCH,
+    MAX_RELIEFS_PER_BATCH,
     Caps,
     OomRecovery,
     RecoveryResult,
@@ -84,9 +84,9 @@ class FakeDevice:
         return [int(call.split()[1]) for call in self.calls if call.startswith("forward")]
 
 
-def answered(climbed: RecoveryResult, *tokens: int) -> bool:
+def answered(recovery: RecoveryResult, *tokens: int) -> bool:
     """Whether each sequence has its own output."""
-    return [outcome[0] for outcome in climbed.outcomes if isinstance(outcome, np.ndarray)] == list(
+    return [outcome[0] for outcome in recovery.outcomes if isinstance(outcome, np.ndarray)] == list(
         tokens
     )
 
@@ -109,26 +109,26 @@ def fitted(device: FakeDevice, count: int) -> Broken:
 
 def test_batch_that_runs_touches_nothing_else() -> None:
     device = FakeDevice(times(0))
-    climbed = device.run(3, 5)
-    assert answered(climbed, 3, 5)
-    assert climbed.is_clean
+    recovery = device.run(3, 5)
+    assert answered(recovery, 3, 5)
+    assert recovery.is_clean
     assert device.calls == ["forward 2"]
 
 
 def test_first_the_caches_are_freed() -> None:
     device = FakeDevice(times(1), idle=3)
-    climbed = device.run(3, 5)
-    assert answered(climbed, 3, 5)
-    assert (climbed.is_clean, climbed.fitted_tokens) == (False, 0)
+    recovery = device.run(3, 5)
+    assert answered(recovery, 3, 5)
+    assert (recovery.is_clean, recovery.fitted_tokens) == (False, 0)
     assert device.calls == ["forward 2", "recover", "trim", "forward 2"]
 
 
 def test_then_idle_models_go_one_by_one_until_it_fits() -> None:
     device = FakeDevice(times(0), idle=3)
     device.broken = fitted(device, 2)
-    climbed = device.run(3, 5)
-    assert answered(climbed, 3, 5)
-    assert climbed.fitted_tokens == 0
+    recovery = device.run(3, 5)
+    assert answered(recovery, 3, 5)
+    assert recovery.fitted_tokens == 0
     assert device.calls == [
         "forward 2", "recover", "trim", "forward 2", "recover", "relieve", "forward 2", "recover", "relieve", "forward 2",
     ]  # fmt: skip
@@ -136,9 +136,9 @@ def test_then_idle_models_go_one_by_one_until_it_fits() -> None:
 
 def test_then_the_batch_is_halved_and_the_size_that_fits_is_told() -> None:
     device = FakeDevice(above(20))
-    climbed = device.run(*[10] * 8)
-    assert answered(climbed, *[10] * 8)
-    assert climbed.fitted_tokens == 20
+    recovery = device.run(*[10] * 8)
+    assert answered(recovery, *[10] * 8)
+    assert recovery.fitted_tokens == 20
     # Caches were free and nothing was idle: neither is tried again below.
     assert device.tries == [8, 8, 4, 2, 2, 4, 2, 2]
     assert device.calls.count("relieve") == 1
@@ -149,17 +149,17 @@ def test_then_the_batch_is_halved_and_the_size_that_fits_is_told() -> None:
 def test_batch_lets_no_more_than_some_models_go_but_a_single_sequence_any_number() -> None:
     device = FakeDevice(above(20), idle=99)
     assert answered(device.run(10, 10, 10), 10, 10, 10)
-    assert device.calls.count("relieve") == RELIEFS_FOR_A_BATCH
+    assert device.calls.count("relieve") == MAX_RELIEFS_PER_BATCH
     single = FakeDevice(times(0), idle=99)
-    single.broken = fitted(single, 2 * RELIEFS_FOR_A_BATCH)
+    single.broken = fitted(single, 2 * MAX_RELIEFS_PER_BATCH)
     assert answered(single.run(10), 10)
 
 
 def test_below_that_only_what_does_not_fit_alone_fails_with_its_numbers() -> None:
     device = FakeDevice(above(100))
-    climbed = device.run(7, 1234, 9)
-    assert answered(climbed, 7, 9)
-    error = climbed.outcomes[1]
+    recovery = device.run(7, 1234, 9)
+    assert answered(recovery, 7, 9)
+    error = recovery.outcomes[1]
     assert isinstance(error, OutOfMemory)
     assert "1,234 tokens" in error.message
     assert error.retry_after == 0
@@ -167,8 +167,8 @@ def test_below_that_only_what_does_not_fit_alone_fails_with_its_numbers() -> Non
 
 def test_batch_is_halved_so_often_and_then_tried_one_by_one() -> None:
     device = FakeDevice(lambda lengths: out_of_memory() if len(lengths) > 1 else None)
-    climbed = device.run(*[1] * 64)
-    assert answered(climbed, *[1] * 64)
+    recovery = device.run(*[1] * 64)
+    assert answered(recovery, *[1] * 64)
     parts = 2**MAX_DEPTH
     assert [device.tries.count(size) for size in (64, 32, 16, 8, 4)] == [2, 2, 4, 8, parts]
     assert device.tries.count(1) == 64
@@ -183,10 +183,10 @@ def test_another_error_is_bisected_and_asks_no_model_to_go(
 
     device = FakeDevice(poisoned, idle=5)
     with caplog.at_level(logging.ERROR):
-        climbed = device.run(*range(1, 101))
-    assert answered(climbed, *(count for count in range(1, 101) if count != 13))
-    assert isinstance(climbed.outcomes[12], InternalError)
-    assert climbed.fitted_tokens == 0
+        recovery = device.run(*range(1, 101))
+    assert answered(recovery, *(count for count in range(1, 101) if count != 13))
+    assert isinstance(recovery.outcomes[12], InternalError)
+    assert recovery.fitted_tokens == 0
     assert not {"relieve", "trim"} & set(device.calls)
     assert len(device.tries) <= 2 * 7 + 1
 
@@ -202,10 +202,10 @@ def test_poison_that_shows_only_once_memory_was_made_still_fails_alone() -> None
         )
 
     device = FakeDevice(poisoned)
-    climbed = device.run(20, 13, 20, 77)
-    assert answered(climbed, 20, 20)
-    assert isinstance(climbed.outcomes[1], InternalError)
-    assert isinstance(climbed.outcomes[3], OutOfMemory)
+    recovery = device.run(20, 13, 20, 77)
+    assert answered(recovery, 20, 20)
+    assert isinstance(recovery.outcomes[1], InternalError)
+    assert isinstance(recovery.outcomes[3], OutOfMemory)
 
 
 @pytest.mark.parametrize("make", [out_of_memory, lambda: ValueError("poison")])
@@ -232,10 +232,10 @@ def test_failed_pass_holds_no_memory_when_caches_are_freed() -> None:
 
     gc.disable()
     try:
-        ladder = OomRecovery(
+        oom_recovery = OomRecovery(
             lambda: seen.append(alive[0]() is None), lambda: None, lambda keep: False
         )
-        ladder.run(MODEL, forward, [sequence(3)])
+        oom_recovery.run(MODEL, forward, [sequence(3)])
     finally:
         gc.enable()
     assert seen == [True]
@@ -253,8 +253,8 @@ def test_exactly_those_that_never_fit_fail(fits: list[bool], most: int, idle: in
         )
 
     device = FakeDevice(broken, idle=idle)
-    climbed = device.run(*range(1, len(fits) + 1))
-    for place, (outcome, good) in enumerate(zip(climbed.outcomes, fits, strict=True)):
+    recovery = device.run(*range(1, len(fits) + 1))
+    for place, (outcome, good) in enumerate(zip(recovery.outcomes, fits, strict=True)):
         if good:
             assert isinstance(outcome, np.ndarray)
             assert outcome[0] == place + 1
@@ -297,15 +297,15 @@ def test_what_is_out_of_memory_and_what_is_not() -> None:
 
 def test_cap_holds_for_its_group_doubles_and_ends() -> None:
     caps = Caps(100)
-    assert caps.of("a") == 100
+    assert caps.budget_of("a") == 100
     caps.ran("a", 30)
-    assert (caps.of("a"), caps.of("b")) == (30, 100)
+    assert (caps.budget_of("a"), caps.budget_of("b")) == (30, 100)
     for _ in range(CAPPED_BATCHES):
-        assert caps.of("a") == 30
+        assert caps.budget_of("a") == 30
         caps.ran("a")
-    assert caps.of("a") == 60
+    assert caps.budget_of("a") == 60
     caps.ran("a", 25)
-    assert caps.of("a") == 25
+    assert caps.budget_of("a") == 25
     for _ in range(2 * CAPPED_BATCHES):
         caps.ran("a")
-    assert caps.of("a") == 100
+    assert caps.budget_of("a") == 100

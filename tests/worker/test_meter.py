@@ -49,15 +49,15 @@ def test_it_says_how_large_the_batches_were() -> None:
 
 def test_least_it_will_take_is_as_far_below_what_is_expected_as_passes_were_off_it() -> None:
     steady, wild = Meter(), Meter()
-    assert steady.least_seconds(100) == 0.0
+    assert steady.min_seconds(100) == 0.0
     for number in range(40):
         steady.add_forward(100, 0.1)
         wild.add_forward(100, 0.11 if number % 2 else 0.09)
-    assert steady.least_seconds(100) == pytest.approx(0.1)
-    assert wild.least_seconds(100) == pytest.approx(0.8 * wild.expected_seconds(100), rel=0.05)
+    assert steady.min_seconds(100) == pytest.approx(0.1)
+    assert wild.min_seconds(100) == pytest.approx(0.8 * wild.expected_seconds(100), rel=0.05)
     for number in range(40):
         wild.add_forward(100, 0.3 if number % 2 else 0.01)
-    assert wild.least_seconds(100) == pytest.approx(0.5 * wild.expected_seconds(100)), (
+    assert wild.min_seconds(100) == pytest.approx(0.5 * wild.expected_seconds(100)), (
         "but half of it at least"
     )
 

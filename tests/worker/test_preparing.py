@@ -18,7 +18,7 @@ from shoal.v1 import inference_pb2, worker_pb2
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.pulling import preparing
 from services.worker.jobs.pulling.preparing import (
-    HELD_SECONDS,
+    BLOCKED_SECONDS,
     MAX_AWAY,
     MAX_SLOW_AWAY,
     SMALL_BYTES,
@@ -131,7 +131,7 @@ def test_text_that_gives_way_to_nobody_holds_nobody_up(count: int) -> None:
         one.preparation.add([one.held("small", "light")])
         assert one.preparation.relieve()
         assert not one.done, "they have not been held for long"
-        one.now += 2 * HELD_SECONDS
+        one.now += 2 * BLOCKED_SECONDS
         assert one.preparation.relieve()
         wait_until(lambda: one.done == ["small"])
         assert sum(one.begun[name].is_set() for name in heavy) == count
@@ -162,7 +162,7 @@ def test_batch_of_several_callers_does_not_wait_for_one_that_is_away(
             one.preparation.add(mixed)
         else:
             one.preparation.add([one.held("light 0", "light")])
-        one.now += 2 * HELD_SECONDS
+        one.now += 2 * BLOCKED_SECONDS
         assert one.preparation.relieve()
         if not is_queued_before:
             wait_until(lambda: one.done == ["light 0"])
@@ -183,7 +183,7 @@ def test_slow_job_is_a_portion_and_waits_for_no_slow_job_of_another_caller() -> 
             [one.large("slow 1", "heavy"), one.large("slow 2", "heavy"), one.held("light", "light")]
         )
         wait_until(one.begun["slow 1"].is_set)
-        one.now += 2 * HELD_SECONDS
+        one.now += 2 * BLOCKED_SECONDS
         one.preparation.relieve()
         wait_until(lambda: one.done == ["light"])
         assert not one.begun["slow 2"].is_set()
@@ -265,7 +265,7 @@ def test_thread_that_is_declared_away_at_its_last_step_comes_back() -> None:
         one.preparation.add([one.large("first", "heavy", slices=0)])
         wait_until(one.begun["first"].is_set)
         one.preparation.add([one.held("light", "light")])
-        one.now += 2 * HELD_SECONDS
+        one.now += 2 * BLOCKED_SECONDS
         one.preparation.relieve()
         wait_until(lambda: one.done == ["light"])
         one.held_up["first"].set()
@@ -281,10 +281,10 @@ def test_no_more_callers_than_are_allowed_take_threads_at_once() -> None:
             one.preparation.add([one.large(f"large {number}", f"heavy {number}")])
         wait_until(one.begun["large 0"].is_set)
         for number in range(1, MAX_AWAY + 1):
-            one.now += 2 * HELD_SECONDS
+            one.now += 2 * BLOCKED_SECONDS
             one.preparation.relieve()
             wait_until(one.begun[f"large {number}"].is_set)
-        one.now += 2 * HELD_SECONDS
+        one.now += 2 * BLOCKED_SECONDS
         assert one.preparation.relieve()
         for event in one.held_up.values():
             event.set()
@@ -418,7 +418,7 @@ def test_thread_lets_the_event_loop_have_the_interpreter(monkeypatch: pytest.Mon
         one.held_up["large"].set()
         one.preparation.add([large])
         wait_until(lambda: one.done == ["large"])
-    assert naps == [preparing.NAP_SECONDS] * 10, "a slice takes longer than BREATH_SECONDS here"
+    assert naps == [preparing.GIL_RELEASE_SECONDS] * 10, "a slice takes longer than BREATH_SECONDS here"
 
 
 def test_job_is_not_estimated_above_what_its_model_takes() -> None:

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.jobs.pulling.pulls import (
-    FULL,
+    FULL_LANE_BATCHES,
     LEAD_SECONDS,
-    LITTLE,
+    LOW_WATERMARK_BATCHES,
     MAX_BATCHES,
-    MAX_LEFT_OUT,
+    MAX_EXCLUDED_TENANTS,
     MAX_PULLS,
     PROMPT_SECONDS,
     QUICK_SECONDS,
@@ -40,7 +40,7 @@ def lane(
 
 def plan(
     lanes: dict[LaneName, LaneState],
-    *flying: Pull,
+    *in_flight: Pull,
     can_load: bool = False,
     busy_seconds: float = 0.0,
     waiting_tokens: int = -1,
@@ -48,7 +48,7 @@ def plan(
     if waiting_tokens < 0:
         waiting_tokens = sum(state.waiting_tokens for state in lanes.values())
     return plan_pulls(
-        Situation(lanes, can_load, flying, waiting_tokens, busy_seconds, LEAD), BUDGET
+        Situation(lanes, can_load, in_flight, waiting_tokens, busy_seconds, LEAD), BUDGET
     )
 
 
@@ -84,15 +84,15 @@ def test_lanes_of_which_little_waits_are_asked_for_whatever_waits_of_others() ->
     asked = plan({A: lane(1000), B: lane(), C: lane()}, busy_seconds=1.0)
     assert asked.pulls == (pull(B, C),)
     assert plan({A: lane(1000), B: lane(), C: lane()}, *asked.pulls, busy_seconds=1.0).pulls == ()
-    little = int(LITTLE * BUDGET)
+    little = int(LOW_WATERMARK_BATCHES * BUDGET)
     assert plan({A: lane(1000), B: lane(little), C: lane(little + 1)}, busy_seconds=1.0).pulls == (
         pull(B),
     )
 
 
 def test_lane_that_no_pull_in_flight_asks_for_is_asked_for() -> None:
-    flying = pull(B)
-    assert plan({A: lane(), B: lane()}, flying, busy_seconds=1.0).pulls == (pull(A, B),)
+    in_flight = pull(B)
+    assert plan({A: lane(), B: lane()}, in_flight, busy_seconds=1.0).pulls == (pull(A, B),)
     assert plan({A: lane(), C: lane()}, pull(A), pull(A)).pulls == (pull(A, C), pull(A, C))
     assert plan({A: lane()}, pull(A), pull(A), can_load=True).pulls == (pull(A, can_load=True),)
 
@@ -155,11 +155,11 @@ def test_every_lane_is_asked_for_whatever_the_others_take() -> None:
 )
 def test_bounds(
     lanes: dict[LaneName, LaneState],
-    flying: list[frozenset[LaneName]],
+    in_flight: list[frozenset[LaneName]],
     busy_seconds: float,
     can_load: bool,
 ) -> None:
-    pulls = [Pull(asked, False, BUDGET) for asked in flying]
+    pulls = [Pull(asked, False, BUDGET) for asked in in_flight]
     planned = plan(lanes, *pulls, busy_seconds=busy_seconds, can_load=can_load)
     waiting = sum(state.counted(BUDGET) for state in lanes.values())
     assert len(pulls) + len(planned.pulls) <= MAX_PULLS
@@ -169,12 +169,12 @@ def test_bounds(
         assert 1 <= one.tokens <= BUDGET
         for name in one.lanes:
             if one.except_tenants:
-                assert lanes[name].counted(BUDGET) <= FULL * BUDGET
+                assert lanes[name].counted(BUDGET) <= FULL_LANE_BATCHES * BUDGET
                 assert not one.can_load
                 continue
             assert lanes[name].waiting_tokens + one.tokens <= 2.5 * BUDGET
             if busy_seconds > LEAD:
-                assert lanes[name].waiting_tokens <= LITTLE * BUDGET
+                assert lanes[name].waiting_tokens <= LOW_WATERMARK_BATCHES * BUDGET
     if waiting < MAX_BATCHES * BUDGET and len(pulls) + len(planned.pulls) < MAX_PULLS:
         asked = {name for one in (*pulls, *planned.pulls) for name in one.lanes}
         assert {name for name, state in lanes.items() if not state.waiting_tokens} <= asked
@@ -212,7 +212,7 @@ def test_while_much_waits_of_a_tenant_a_pull_waits_for_others_of_its_lane() -> N
         {A: lane(1500, tenants={str(number): 50 + number for number in range(30)})},
         busy_seconds=1.0,
     ).pulls
-    assert many.except_tenants == {str(number) for number in range(30 - MAX_LEFT_OUT, 30)}
+    assert many.except_tenants == {str(number) for number in range(30 - MAX_EXCLUDED_TENANTS, 30)}
 
 
 def test_lead_is_what_a_pull_takes() -> None:

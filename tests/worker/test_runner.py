@@ -25,7 +25,7 @@ from libs.models import (
     load_model,
     nothing_between,
 )
-from services.worker.jobs.execution.ladder import OomRecovery
+from services.worker.jobs.execution.oom_recovery import OomRecovery
 from services.worker.jobs.execution.runner import IdleWork, Runner
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.waste import Waste
@@ -50,7 +50,7 @@ class Told:
     def failed(self, job: HeldJob, error: ShoalError) -> None:
         self.broken[job] = error
 
-    def written(self, job: HeldJob, index: int, ids: list[int]) -> None:
+    def stream(self, job: HeldJob, index: int, ids: list[int]) -> None:
         raise NotImplementedError("no job of these tests is read along")
 
     def device_changed(self) -> None:
@@ -92,7 +92,7 @@ class Bench:
             self.told,
             clock=lambda: pace * time.monotonic(),
             unix_time=time.time,
-            ladder=OomRecovery(self._recover, lambda: None, self._relieve),
+            oom_recovery=OomRecovery(self._recover, lambda: None, self._relieve),
             enter=lambda: None,
             waste=self.waste,
             idle_work=idle_work,
@@ -140,7 +140,7 @@ def bench(*, idle_work: IdleWork | None = None, **options: int) -> Iterator[Benc
 
 def charge(b: Bench, tenant: str, seconds: float) -> None:
     """The tenant has had so much of the device already."""
-    b.runner._room.ran(
+    b.runner._waiting_room.ran(
         Batch(Group("org/fake", "dense"), (), 1, {Flow(tenant=tenant): 1.0}),
         seconds,
         time.monotonic(),

@@ -298,7 +298,7 @@ class WaitingRoom:
             self._take_out(line, one)
         return Batch(group, chosen, sum(one.tokens for one in chosen), weighed)
 
-    def overtakes(self, running: Batch, limits: Limits) -> bool:
+    def preempts(self, running: Batch, limits: Limits) -> bool:
         """Preemption: whether the next batch should run between two layers of the running one.
 
         It should for an interactive caller that has had less than each caller in the running batch,

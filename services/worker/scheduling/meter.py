@@ -142,7 +142,7 @@ class Meter:
     def tokens_per_byte(self) -> float:
         return self._text_tokens / self._text_bytes if self._text_bytes else 0.0
 
-    def most_tokens(self, seconds: float) -> int:
+    def max_tokens(self, seconds: float) -> int:
         """The tokens that a forward pass is expected to process in `seconds`; 0 if nothing was
         measured yet.
         """
@@ -152,7 +152,7 @@ class Meter:
         """How long a forward pass over `tokens` will take; 0 if nothing was measured yet."""
         return tokens / self.tokens_per_second if self._forward_seconds else 0.0
 
-    def least_seconds(self, tokens: int) -> float:
+    def min_seconds(self, tokens: int) -> float:
         """A lower bound of the pass's time: the expected time less twice the mean error, but at
         least half the expected time.
         """
