@@ -18,8 +18,8 @@ from libs.models import WRITE
 from services.worker.scheduling.batcher import (
     BULK_SHARE,
     CANDIDATES,
-    COMPANY_SECONDS,
-    NOBODY,
+    COBATCH_WINDOW_SECONDS,
+    NO_CALLER,
     Batch,
     Flow,
     Group,
@@ -31,7 +31,7 @@ from services.worker.scheduling.turns import BURST_SECONDS, REMEMBERED_SECONDS
 
 GROUPS = [Group("org/a", "dense"), Group("org/a", "logits"), Group("org/b", "dense")]
 FLOWS = [
-    NOBODY,
+    NO_CALLER,
     Flow(tenant="x"),
     Flow(tenant="y"),
     Flow(adapter="org/adapter"),
@@ -191,7 +191,7 @@ def test_removed_jobs_leave_nothing_behind(
 
 ADAPTED = Flow(adapter="org/adapter")
 weights = st.dictionaries(
-    st.tuples(st.sampled_from([A, B]), st.sampled_from([NOBODY, ADAPTED, X, Y])),
+    st.tuples(st.sampled_from([A, B]), st.sampled_from([NO_CALLER, ADAPTED, X, Y])),
     st.sampled_from([0.5, 1.0, 2.0, 7.0]),
     min_size=2,
 )
@@ -273,13 +273,13 @@ def test_who_comes_anew_waits_for_one_batch_of_each_other(
         if turn >= 10:
             before.append(batch)
             if new_caller in batch.chosen:
-                assert len(before) - 1 <= len({flow.caller for _, flow in others} | {NOBODY.caller})
+                assert len(before) - 1 <= len({flow.caller for _, flow in others} | {NO_CALLER.caller})
             if new_model in batch.chosen:
-                models = {group.model for group, flow in others if flow.caller == NOBODY.caller}
+                models = {group.model for group, flow in others if flow.caller == NO_CALLER.caller}
                 own = [
                     one
                     for one in before
-                    if any(flow.caller == NOBODY.caller for flow in one.weighed)
+                    if any(flow.caller == NO_CALLER.caller for flow in one.weighed)
                 ]
                 assert len(own) - 1 <= len(models)
     assert new_model.job not in room.jobs()
@@ -303,7 +303,7 @@ def test_light_tenant_is_next_and_its_batch_is_not_filled_with_others_work() -> 
     assert [one.job for one in serve(room, WIDE, 1.0).chosen] == [1000, 1000]
 
 
-@pytest.mark.parametrize(("group", "flow"), [(B, NOBODY), (A, Y)])
+@pytest.mark.parametrize(("group", "flow"), [(B, NO_CALLER), (A, Y)])
 def test_bunch_of_a_light_client_goes_before_a_backlog_but_no_longer_than_its_credit(
     group: Group, flow: Flow
 ) -> None:
@@ -351,7 +351,7 @@ def test_flows_that_keep_pace_share_batches() -> None:
     for flow, first in ((X, 0), (Y, 100)):
         room.add(A, [Waiting(first + number, 0, 10, 0.0) for number in range(50)], flow)
     for now in range(5):
-        batch = serve(room, WIDE, now, seconds=COMPANY_SECONDS / 2)
+        batch = serve(room, WIDE, now, seconds=COBATCH_WINDOW_SECONDS / 2)
         assert len(batch.chosen) == 10
     assert room.tokens == 500
 
@@ -372,7 +372,7 @@ def test_what_one_had_is_remembered_for_a_while() -> None:
 def test_bulk_gets_a_tenth_beside_interactive_work() -> None:
     room, bulk = WaitingRoom(), Flow(is_bulk=True)
     got: Counter[Flow] = Counter()
-    for flow in (NOBODY, bulk):
+    for flow in (NO_CALLER, bulk):
         room.add(
             A, [Waiting(number + 1000 * flow.is_bulk, 0, 100, 0.0) for number in range(300)], flow
         )

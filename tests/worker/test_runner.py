@@ -31,7 +31,7 @@ from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.waste import Waste
 from services.worker.memory.resident import Resident
 from services.worker.mesh import codec
-from services.worker.scheduling.batcher import NOBODY, Batch, Flow, Group, Limits
+from services.worker.scheduling.batcher import NO_CALLER, Batch, Flow, Group, Limits
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.waiting import wait_until
 from tests.worker.fakes import LAYERED, POISON, SLOW, FakeModel, encode_job, vector
@@ -447,7 +447,7 @@ def test_batches_are_short_while_others_want_the_device() -> None:
         "org/fake": 100,
         "org/unknown": 1000,
     }
-    assert b.runner.waiting() == {("org/fake", ""): {NOBODY: 1, Flow(tenant="other"): 1}}
+    assert b.runner.waiting() == {("org/fake", ""): {NO_CALLER: 1, Flow(tenant="other"): 1}}
 
 
 def test_one_tenants_batch_is_not_filled_with_the_work_of_another_that_has_just_had_one() -> None:
