@@ -153,7 +153,9 @@ class LaunchBench:
             self.outcomes,
             clock=time.monotonic,
             unix_time=time.time,
-            oom_recovery=OomRecovery(self._recover, lambda: self.log.append("trim"), lambda keep: False),
+            oom_recovery=OomRecovery(
+                self._recover, lambda: self.log.append("trim"), lambda keep: False
+            ),
             enter=lambda: None,
             waste=self.waste,
             launches_ahead=True,

@@ -273,7 +273,9 @@ def test_who_comes_anew_waits_for_one_batch_of_each_other(
         if turn >= 10:
             before.append(batch)
             if new_caller in batch.chosen:
-                assert len(before) - 1 <= len({flow.caller for _, flow in others} | {NO_CALLER.caller})
+                assert len(before) - 1 <= len(
+                    {flow.caller for _, flow in others} | {NO_CALLER.caller}
+                )
             if new_model in batch.chosen:
                 models = {group.model for group, flow in others if flow.caller == NO_CALLER.caller}
                 own = [

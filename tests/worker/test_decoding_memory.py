@@ -31,7 +31,7 @@ class Bench:
 
     def memory(self) -> DecodingMemory:
         return DecodingMemory(
-            self.ledger, ALLOWANCE, make_room=self.asked.append, clock=lambda: self.now
+            self.ledger, ALLOWANCE, free_memory=self.asked.append, clock=lambda: self.now
         )
 
 

@@ -110,7 +110,7 @@ async def test_graphs_count_in_the_budget_and_take_only_free_memory(tmp_path: Pa
         assert r.used_bytes == 130
         (resident,) = r.residents()
         assert resident.graph_bytes == 30
-        assert r._space.candidate(r._space.places["org/a"]).bytes == 130, (
+        assert r._space.candidate(r._space.models["org/a"]).bytes == 130, (
             "an eviction would free them too"
         )
 

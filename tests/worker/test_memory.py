@@ -13,8 +13,8 @@ from services.worker.memory.budget import (
     Holding,
     Ledger,
     Size,
+    device_seconds,
     never_fits,
-    seconds_of,
     victims,
 )
 
@@ -119,8 +119,8 @@ def test_what_stays_for_good_decides_what_never_fits() -> None:
 
 
 def test_work_of_an_unmeasured_model_takes_time_too() -> None:
-    assert seconds_of(1000, 500) == 2.0
-    assert seconds_of(1000, 0) > 0
+    assert device_seconds(1000, 500) == 2.0
+    assert device_seconds(1000, 0) > 0
 
 
 SIZES = st.builds(Size, st.integers(0, 40), st.integers(0, 40))

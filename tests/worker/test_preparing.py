@@ -418,7 +418,9 @@ def test_thread_lets_the_event_loop_have_the_interpreter(monkeypatch: pytest.Mon
         one.held_up["large"].set()
         one.preparation.add([large])
         wait_until(lambda: one.done == ["large"])
-    assert naps == [preparing.GIL_RELEASE_SECONDS] * 10, "a slice takes longer than BREATH_SECONDS here"
+    assert naps == [preparing.GIL_RELEASE_SECONDS] * 10, (
+        "a slice takes longer than BREATH_SECONDS here"
+    )
 
 
 def test_job_is_not_estimated_above_what_its_model_takes() -> None:

@@ -45,7 +45,7 @@ async def test_evicted_model_is_warm_and_comes_back_without_a_load(tmp_path: Pat
 async def test_model_that_has_no_place_in_host_memory_is_dropped(tmp_path: Path) -> None:
     async with residency(Checkpoints(tmp_path, "org/a"), host_bytes=99) as r:
         await loaded(r, "org/a")
-        model = weakref.ref(r._space.places["org/a"].resident.model)
+        model = weakref.ref(r._space.models["org/a"].resident.model)
         await unloaded(r, "org/a")
         await until(lambda: r.used_bytes == 0)
         gc.collect()

@@ -20,7 +20,7 @@ class Deduplicated:
 
     needed: list[InputSequence]
     """The sequences to compute."""
-    places: list[int]
+    positions: list[int]
     """The index in `needed` of each sequence of the batch; -1 if its output is in `known`."""
     known: dict[int, Output]
     """Cached outputs, by index in the batch."""
@@ -33,8 +33,8 @@ class Deduplicated:
     def outcomes(self, computed: Sequence[Outcome]) -> list[Outcome]:
         """Return the outcomes of all sequences of the batch, given those of `needed`."""
         return [
-            self.known[index] if place < 0 else computed[place]
-            for index, place in enumerate(self.places)
+            self.known[index] if position < 0 else computed[position]
+            for index, position in enumerate(self.positions)
         ]
 
 
@@ -43,24 +43,24 @@ def deduplicate(sequences: Sequence[InputSequence], kept: ImageOutputs | None) -
     if kept is None or not any(sequence.key for sequence in sequences):
         return Deduplicated(list(sequences), list(range(len(sequences))), {})
     needed: list[InputSequence] = []
-    places: list[int] = []
+    positions: list[int] = []
     known: dict[int, Output] = {}
     first: dict[bytes, int] = {}
     for index, sequence in enumerate(sequences):
-        place, event = first.get(sequence.key, -1), "shared"
-        if place < 0:
+        position, event = first.get(sequence.key, -1), "shared"
+        if position < 0:
             found = kept.find(sequence.key) if sequence.key else None
             if found is None:
-                place, event = len(needed), "miss"
+                position, event = len(needed), "miss"
                 needed.append(sequence)
             else:
                 known[index], event = found.output, "hit"
         if sequence.key:
             metrics.IMAGE_CACHE_EVENTS.labels(event).inc()
-            if place >= 0:
-                first[sequence.key] = place
-        places.append(place)
-    return Deduplicated(needed, places, known)
+            if position >= 0:
+                first[sequence.key] = position
+        positions.append(position)
+    return Deduplicated(needed, positions, known)
 
 
 def cache_outputs(

@@ -660,12 +660,12 @@ class Runner:
             return batch, jobs, outcomes
         for held in gone:
             self._waste.dropped(held)
-        kept = [place for place, held in enumerate(jobs) if held not in gone]
-        chosen = tuple(batch.chosen[place] for place in kept)
+        kept = [position for position, held in enumerate(jobs) if held not in gone]
+        chosen = tuple(batch.chosen[position] for position in kept)
         return (
             replace(batch, chosen=chosen),
-            [jobs[place] for place in kept],
-            [outcomes[place] for place in kept],
+            [jobs[position] for position in kept],
+            [outcomes[position] for position in kept],
         )
 
     def _measure(self, batch: Batch, jobs: list[HeldJob], seconds: float) -> None:
