@@ -236,7 +236,7 @@ class Space:
     # Memory for loads
 
     async def reserve(self, request: MemoryRequest, warm: Warm | None = None) -> Claim:
-        """Evict models until the request fits, and reserve the memory. Requests are served in order.
+        """Evict models until the request fits, and reserve its memory, in order of requests.
 
         Raises ModelBroken with the numbers if the request can never fit, and NoCapacity if it does
         not fit within `wait_seconds`.

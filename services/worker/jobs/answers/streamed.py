@@ -90,7 +90,7 @@ class StreamedParts:
                     worker_id=self._link.identity.worker_id, texts=[part for _, _, part in parts]
                 )
                 try:
-                    await self._link.written(request)
+                    await self._link.send_texts(request)
                 except ShoalError as error:
                     log.debug("text could not be streamed: %s", error)
                     pause = FAILED_SECONDS
