@@ -17,7 +17,7 @@ from libs.serving import Security
 from libs.serving.watched import Watched
 from services.router.admission.routing.routes import Routes
 from services.router.admission.routing.routes_files import watch_routes
-from services.router.admission.tenants import NO_CALLER, Tenants, watch_tenants
+from services.router.admission.tenants import NOBODY, Tenants, watch_tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Settings:
     as the workers': it gives the pools of models before a worker reports them), and
     SHOAL_DEFAULT_POOL, where work for a model that is resident nowhere is queued (with SHOAL_POOLS,
     that file's default counts instead)."""
-    tenants: Watched[Tenants] = field(default_factory=lambda: Watched.fixed(NO_CALLER))
+    tenants: Watched[Tenants] = field(default_factory=lambda: Watched.fixed(NOBODY))
     """The file of shares, rates and quotas (`tenants.py`), read again when it changes. Without one
     all tenants are equal.
     """
@@ -154,7 +154,7 @@ def _processes(environ: Mapping[str, str]) -> Watched[tuple[Process, ...]]:
 
 def _tenants(environ: Mapping[str, str]) -> Watched[Tenants]:
     path = environ.get("SHOAL_TENANTS", "")
-    return watch_tenants(Path(path)) if path else Watched.fixed(NO_CALLER)
+    return watch_tenants(Path(path)) if path else Watched.fixed(NOBODY)
 
 
 def _routes(environ: Mapping[str, str]) -> Watched[Routes]:

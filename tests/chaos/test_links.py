@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos.links import CUT, PASS, Direction, Links, narrow, silent, slow
 
-LINK, NO_CALLER = "a>b", "c>d"
+LINK, NOBODY = "a>b", "c>d"
 
 
 @asynccontextmanager
@@ -29,7 +29,7 @@ async def linked() -> AsyncIterator[Links]:
 
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, Links({LINK: f"127.0.0.1:{port}", NO_CALLER: "127.0.0.1:9"}) as links:
+    async with server, Links({LINK: f"127.0.0.1:{port}", NOBODY: "127.0.0.1:9"}) as links:
         yield links
 
 
@@ -115,7 +115,7 @@ async def test_slow_and_narrow_links_take_their_time_and_keep_order() -> None:
 
 async def test_link_to_nobody_resets() -> None:
     async with linked() as links:
-        await is_reset(links, NO_CALLER)
+        await is_reset(links, NOBODY)
 
 
 async def test_links_are_chosen_by_either_end() -> None:

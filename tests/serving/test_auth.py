@@ -17,7 +17,7 @@ import shoal.v1
 from libs.errors import PermissionDenied
 from libs.serving import Identity, Security
 from libs.serving.security.identity import ANONYMOUS, NAMED_ROLES
-from libs.serving.security.roles import METHODS, check_may, may
+from libs.serving.security.roles import METHODS, check_allowed, is_allowed
 from services.scheduler.externalscaler import externalscaler_pb2
 from tests.router.parts import until
 from tests.serving.parts import (
@@ -72,9 +72,9 @@ def test_every_declared_method_has_a_rule_and_no_rule_is_for_another() -> None:
 
 def test_method_without_a_rule_is_refused_to_everybody() -> None:
     for role in METHODS:
-        assert not may(role, "/shoal.v1.ModelService/DropEverything")
+        assert not is_allowed(role, "/shoal.v1.ModelService/DropEverything")
         with pytest.raises(PermissionDenied, match="nobody may"):
-            check_may(Identity("s", role, "t"), "/shoal.v1.ModelService/DropEverything")
+            check_allowed(Identity("s", role, "t"), "/shoal.v1.ModelService/DropEverything")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_method_without_a_rule_is_refused_to_everybody() -> None:
     ],
 )
 def test_roles(role: Any, method: str, allowed: bool) -> None:
-    assert may(role, method) == allowed
+    assert is_allowed(role, method) == allowed
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_jwt_is_checked_once_until_it_ends_or_the_keys_change(
     identify(known, tokens[0])
     assert len(checked) == 5
     write_jwks(jwks, Issuer.make())
-    known.look()
+    known.refresh()
     with pytest.raises(Unauthenticated):
         identify(known, tokens[0])
 

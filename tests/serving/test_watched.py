@@ -61,7 +61,7 @@ def served(reader: Reader) -> Callable[[], list[str]]:
     held = Watched([reader.path], reader, clock=reader.clock)
 
     def get() -> list[str]:
-        held.look()
+        held.refresh()
         return held.content
 
     return get

@@ -40,7 +40,7 @@ OTHER = "another-s3cret-of-the-worker"
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.transport.trust.LOOK_SECONDS", 0.0)
-    monkeypatch.setattr("libs.serving.security.authentication.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("libs.serving.security.authentication.POLL_SECONDS", 0.01)
 
 
 class WatchingRouter(FakeRouter):

@@ -80,7 +80,7 @@ class TenantLimits:
         return partial(self._rates.give_back, name, tenant.rate, tokens)
 
 
-NO_CALLER: Final = Tenants()
+NOBODY: Final = Tenants()
 """Without a file: the defaults for everybody."""
 _NAME = Text(r"[\x21-\x7e]{1,128}", "1..128 printable ASCII characters without spaces")
 _TENANT = Record(
