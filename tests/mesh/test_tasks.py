@@ -108,7 +108,7 @@ def test_unknown_task_is_refused_with_the_models_tasks(
 ) -> None:
     with pytest.raises(
         shoal.errors.InvalidInput,
-        match=r"'summary' of its own; it has retrieval\.query, .*text-matching",
+        match=r"'summary'; it has retrieval\.query, .*text-matching",
     ) as raised:
         client.encode(MODEL, TEXTS, adapter="summary", timeout=30)
     assert raised.value.field == "adapter"

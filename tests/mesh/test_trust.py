@@ -224,7 +224,7 @@ async def test_certificate_is_good_for_its_role_alone(mesh: Mesh) -> None:
             client.models.evict(MODEL)
         with (
             mesh.client(tenant="another", retry=ONCE) as client,
-            pytest.raises(errors.PermissionDenied, match="another tenant"),
+            pytest.raises(errors.PermissionDenied, match="names a tenant other than"),
         ):
             client.encode(MODEL, "x")
         with mesh.client("router", retry=ONCE) as router, pytest.raises(errors.Unauthenticated):

@@ -89,19 +89,19 @@ def bad_jwts(issuer: Issuer) -> list[tuple[str, str]]:
         (forged({"alg": "ES256"}, claims, b"x"), r"key \(kid\) that this mesh does not know"),
         (f"{head}.{richer}.{signature}", "not signed with the key"),
         (f"{head}.{body}.", "not signed with the key"),
-        (forged({"alg": "none", "kid": "k1"}, claims), "algorithm|no valid JWT"),
-        (forged({"alg": "None", "kid": "k1"}, claims), "algorithm|no valid JWT"),
+        (forged({"alg": "none", "kid": "k1"}, claims), "algorithm|not a valid JWT"),
+        (forged({"alg": "None", "kid": "k1"}, claims), "algorithm|not a valid JWT"),
         (
             forged({"alg": "HS256", "kid": "k1"}, claims, hashlib.sha256(secret).digest()),
-            "algorithm|no valid JWT",
+            "algorithm|not a valid JWT",
         ),
-        (forged({"alg": "RS256", "kid": "k1"}, claims, b"x"), "algorithm|no valid JWT"),
-        (forged({"kid": "k1"}, claims), "no valid JWT|algorithm"),
-        ("a.b.c", "no valid JWT"),
-        ("..", "no valid JWT"),
-        (base64.urlsafe_b64encode(b"[" * 5000).decode().rstrip("=") + ".e30.", "no valid JWT"),
-        (base64.urlsafe_b64encode(b"[]").decode().rstrip("=") + ".e30.", "no valid JWT"),
-        ("wrong-token-0123456789", "not one that this mesh knows"),
+        (forged({"alg": "RS256", "kid": "k1"}, claims, b"x"), "algorithm|not a valid JWT"),
+        (forged({"kid": "k1"}, claims), "not a valid JWT|algorithm"),
+        ("a.b.c", "not a valid JWT"),
+        ("..", "not a valid JWT"),
+        (base64.urlsafe_b64encode(b"[" * 5000).decode().rstrip("=") + ".e30.", "not a valid JWT"),
+        (base64.urlsafe_b64encode(b"[]").decode().rstrip("=") + ".e30.", "not a valid JWT"),
+        ("wrong-token-0123456789", "does not know the bearer token"),
     ]
 
 
@@ -198,13 +198,13 @@ def test_tokens_and_jwts_side_by_side(tmp_path: Path) -> None:
         ),
         (
             '{"keys": [{"kty": "EC", "crv": "P-256", "x": "AA"}]}',
-            r"`keys\[0\]` is not a JWK that can be used",
+            r"`keys\[0\]` is not a usable JWK",
         ),
-        ('{"keys": [{"kty": "XX"}]}', r"`keys\[0\]` is not a JWK that can be used"),
+        ('{"keys": [{"kty": "XX"}]}', r"`keys\[0\]` is not a usable JWK"),
         ('{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB", "alg": "HS256"}]}', r"`keys\[0\]`"),
         (
             '{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB", "use": "enc"}]}',
-            "only keys for signatures",
+            "only signature keys",
         ),
     ],
 )
@@ -290,7 +290,7 @@ def test_keys_among_others_need_ids_and_short_ones_are_refused(tmp_path: Path) -
         (
             "tokens:\n- {token: secret-secret-secret, subject: s, role: client}\n"
             "- {token: secret-secret-secret, subject: t, role: client}",
-            r":3: `tokens\[1\]` is the same token as that of 's'",
+            r":3: `tokens\[1\]` is the token of 's'",
         ),
         (
             "tokens:\n- {token: !!python/object/apply:os.system [secret], subject: s, role: client}",
@@ -321,7 +321,7 @@ def test_tokens_may_stand_there_as_digests(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", ["router", "scheduler", "edge", "redis", "anonymous"])
 def test_certificates_of_servers_call_nothing(role: str) -> None:
-    with pytest.raises(Unauthenticated, match="names nobody"):
+    with pytest.raises(Unauthenticated, match="has no identity"):
         certified([f"spiffe://shoal/{role}/default".encode()], "shoal")
 
 

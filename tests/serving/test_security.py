@@ -54,8 +54,8 @@ def test_what_only_this_machine_can_reach(address: str, is_local: bool) -> None:
 @pytest.mark.parametrize(
     ("security", "problem"),
     [
-        (PLAIN, "without TLS and without knowing who calls"),
-        (TLS, "without knowing who calls"),
+        (PLAIN, "without TLS and authentication"),
+        (TLS, "without authentication"),
         (TOKENS, "clear text"),
         (MTLS, ""),
         (TLS_TOKENS, ""),

@@ -92,7 +92,7 @@ async def test_broken_new_files_harm_nothing(
         with caplog.at_level(logging.WARNING):
             assert [shown(server.address) for _ in range(3)] == [first] * 3
         assert [record.message for record in caplog.records] == [
-            "changed files are not usable; what was read before holds"
+            "changed files are invalid; keeping the previous content"
         ]
         certificates.issue("router")
         assert shown(server.address) == serial(security.cert) != first
@@ -157,11 +157,11 @@ def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_pat
     old = certificates.issue("router/old", days=-1)
     for files, variable, words in (
         (TlsFiles(nothing, router.key), "SHOAL_TLS_CERT", "nothing.pem cannot be read"),
-        (TlsFiles(text, router.key), "SHOAL_TLS_CERT", "text.pem does not hold certificates"),
+        (TlsFiles(text, router.key), "SHOAL_TLS_CERT", "text.pem does not contain certificates"),
         (
             TlsFiles(router.certificate, text),
             "SHOAL_TLS_KEY",
-            "text.pem does not hold a private key",
+            "text.pem does not contain a private key",
         ),
         (
             TlsFiles(router.certificate, scheduler.key),
@@ -171,7 +171,7 @@ def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_pat
         (
             TlsFiles(router.certificate, router.key, text),
             "SHOAL_TLS_CLIENT_CA",
-            "text.pem does not hold certificates",
+            "text.pem does not contain certificates",
         ),
         (TlsFiles(old.certificate, old.key), "SHOAL_TLS_CERT", "has expired"),
     ):

@@ -58,7 +58,7 @@ def test_overcommitted_memory_is_an_error_at_the_claim(
     made = Ledger(100)
     monkeypatch.setattr(made, "missing", lambda size, without=(): 0)  # a bug of ours
     assert made.claim("a", Size(60, 40)) is not None
-    with pytest.raises(InternalError, match="101 bytes, and may take 100"):
+    with pytest.raises(InternalError, match="101 bytes, limit 100"):
         made.claim("b", Size(1))
     assert caplog.records[-1].levelname == "CRITICAL"
 

@@ -223,7 +223,7 @@ async def test_noticed_worker_tells_serves_on_and_stops_in_time_with_no_lease_lo
         lanes.put(MODEL, encode_job("slow", SLOW))
         await until(lambda: any("slow" in jobs for jobs in lanes.leased.values()))
         await until(lambda: lanes.heartbeats[-1].directive_seq == 1)
-        assert vectors(lanes.answer("meanwhile")) == [vector("meanwhile")]
+        assert vectors(lanes.answer_of("meanwhile")) == [vector("meanwhile")]
         assert not lanes.heartbeats[-1].draining
         assert bay.done is not None
         await asyncio.wait_for(asyncio.shield(bay.done), 15)

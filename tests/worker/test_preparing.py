@@ -47,7 +47,7 @@ from tests.worker.fakes import (
     vector,
     vectors,
 )
-from tests.worker.running import MODEL, Bay, worker
+from tests.worker.running import MODEL, RunningWorker, worker
 
 LANE: Final = worker_pb2.Lane(model="org/fake")
 LARGE: Final = SMALL_BYTES + 1
@@ -440,7 +440,9 @@ def test_job_is_not_estimated_above_what_its_model_takes() -> None:
 
 
 @asynccontextmanager
-async def busy(root: Path, *, seconds: float = 30.0) -> AsyncIterator[tuple[FakeLanes, Bay]]:
+async def busy(
+    root: Path, *, seconds: float = 30.0
+) -> AsyncIterator[tuple[FakeLanes, RunningWorker]]:
     """It prepares a job that takes for ever, of more tokens than a lane has here at most."""
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(root, running, threads=2) as bay:
@@ -458,7 +460,7 @@ async def test_light_tenant_is_answered_while_a_heavy_ones_job_is_prepared(tmp_p
         light.tenant = "light"
         lanes.put(MODEL, light)
         await until(lambda: "light" in lanes.answers)
-        assert vectors(lanes.answer("light")) == [vector("a")]
+        assert vectors(lanes.answer_of("light")) == [vector("a")]
         assert bay.model.creeping == 1
 
 
@@ -474,5 +476,5 @@ async def test_job_that_is_cancelled_is_prepared_no_further(tmp_path: Path) -> N
 async def test_job_whose_deadline_passes_is_prepared_no_further(tmp_path: Path) -> None:
     async with busy(tmp_path, seconds=0.5) as (lanes, bay):
         await until(lambda: "heavy" in lanes.answers)
-        assert "deadline" in lanes.answer("heavy").failure.message
+        assert "deadline" in lanes.answer_of("heavy").failure.message
         assert not bay.model.creeping

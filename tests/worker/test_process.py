@@ -61,7 +61,7 @@ async def test_sigterm_finishes_hands_back_and_exits_with_0(tmp_path: Path) -> N
     ):
         lanes.put(MODEL, encode_job("quick", "quick"))
         await until(lambda: "quick" in lanes.answers, timeout=30)
-        assert vectors(lanes.answer("quick")) == [vector("quick")]
+        assert vectors(lanes.answer_of("quick")) == [vector("quick")]
         lanes.put(MODEL, encode_job("endless", SLOW))
         await until(lambda: any("endless" in jobs for jobs in lanes.leased.values()))
         worker.send_signal(signal.SIGTERM)

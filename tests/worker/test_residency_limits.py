@@ -27,7 +27,7 @@ from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.worker.fakes import FakeModel, until
 from tests.worker.residing import (
     Checkpoints,
-    Hand,
+    ManualClock,
     failed,
     held,
     line,
@@ -59,7 +59,7 @@ async def test_model_that_turns_out_larger_waits_without_its_memory(tmp_path: Pa
     """It neither keeps what it has loaded while it waits nor measures again."""
     store = Checkpoints(tmp_path, "org/a", "org/b")
     store.activations = {"org/b": 1.0}
-    clock = Hand()
+    clock = ManualClock()
     async with residency(store, 250, clock=clock, batch_tokens=100) as r:
         await loaded(r, "org/a")
         busy = held(r, "org/a")
@@ -116,7 +116,7 @@ def test_no_interleaving_exceeds_the_budget(
     tier: tuple[int, bool],
 ) -> None:
     async def main(root: Path) -> None:
-        clock = Hand()
+        clock = ManualClock()
         store = Checkpoints(root)
         for model, size, activation in zip(MODELS, sizes, activations, strict=True):
             store.add(model, size * 4)
@@ -167,7 +167,7 @@ def _is_settled(r: Residency) -> bool:
     )
 
 
-def _do(r: Residency, what: str, model: str, jobs: list[Resident], clock: Hand) -> None:
+def _do(r: Residency, what: str, model: str, jobs: list[Resident], clock: ManualClock) -> None:
     match what:
         case "load":
             r.load(model)
@@ -197,7 +197,7 @@ def _check(r: Residency, jobs: list[Resident]) -> None:
 async def test_five_busy_models_with_room_for_four_all_get_served(tmp_path: Path) -> None:
     """Each always has work waiting and in flight, and never a moment without."""
     names = MODELS[:5]
-    clock = Hand()
+    clock = ManualClock()
     served: Counter[str] = Counter()
     store = Checkpoints(tmp_path, *names)
     async with residency(store, 400, clock=clock) as r:
@@ -226,7 +226,7 @@ async def test_five_busy_models_with_room_for_four_all_get_served(tmp_path: Path
 
 
 async def test_who_has_waited_for_long_goes_before_any_amount_of_work(tmp_path: Path) -> None:
-    clock = Hand()
+    clock = ManualClock()
     async with residency(Checkpoints(tmp_path, "org/a", "org/b"), 100, clock=clock) as r:
         await loaded(r, "org/a")
         resident = held(r, "org/a")
@@ -245,7 +245,7 @@ async def test_who_has_waited_for_long_goes_before_any_amount_of_work(tmp_path: 
 
 
 async def test_load_gives_up_when_those_that_leave_do_not_go(tmp_path: Path) -> None:
-    clock = Hand()
+    clock = ManualClock()
     async with residency(
         Checkpoints(tmp_path, "org/a", "org/b", "org/c"), 100, clock=clock, load_seconds=5.0
     ) as r:
@@ -263,7 +263,7 @@ async def test_load_gives_up_when_those_that_leave_do_not_go(tmp_path: Path) -> 
 
 
 async def test_loads_take_room_in_the_order_in_which_they_were_asked_for(tmp_path: Path) -> None:
-    clock = Hand()
+    clock = ManualClock()
     store = Checkpoints(tmp_path, "org/a", "org/small")
     store.add("org/large", 200)
     async with residency(store, 200, clock=clock) as r:
@@ -330,7 +330,7 @@ async def test_what_does_not_fit_beside_a_load_that_hangs_is_told_so(tmp_path: P
         r.load("org/a")
         await failed(r, "org/a")
         r.load("org/large")
-        assert "100 are held by loads that hang" in await failed(r, "org/large")
+        assert "100 are held by hanging loads" in await failed(r, "org/large")
         hung.set()
         await until(lambda: r.used_bytes == 0)
         await loaded(r, "org/large")

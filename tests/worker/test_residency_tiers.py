@@ -12,7 +12,16 @@ from shoal.v1 import models_pb2
 
 from libs.eviction import lru
 from tests.worker.fakes import FakeModel, until
-from tests.worker.residing import Checkpoints, Hand, held, line, loaded, residency, state, unloaded
+from tests.worker.residing import (
+    Checkpoints,
+    ManualClock,
+    held,
+    line,
+    loaded,
+    residency,
+    state,
+    unloaded,
+)
 from tests.worker.test_residency import FakeSource, store_of
 
 WARM, COLD, RESIDENT = (
@@ -54,7 +63,7 @@ async def test_model_that_has_no_place_in_host_memory_is_dropped(tmp_path: Path)
 
 
 async def test_warm_model_that_is_worth_least_goes(tmp_path: Path) -> None:
-    clock = Hand()
+    clock = ManualClock()
     async with residency(
         Checkpoints(tmp_path, "org/a", "org/b", "org/c"),
         300,
@@ -77,7 +86,7 @@ async def test_warm_model_that_is_worth_least_goes(tmp_path: Path) -> None:
 
 
 async def test_newcomer_that_is_worth_least_is_not_kept_warm(tmp_path: Path) -> None:
-    clock = Hand()
+    clock = ManualClock()
     async with residency(
         Checkpoints(tmp_path, "org/a", "org/b"), clock=clock, host_bytes=100, policy=lru
     ) as r:
@@ -186,7 +195,7 @@ async def test_copies_are_kept_only_while_there_is_room_for_them(tmp_path: Path)
 
 
 async def test_relief_takes_an_idle_model_that_is_not_pinned(tmp_path: Path) -> None:
-    clock = Hand()
+    clock = ManualClock()
     async with residency(
         Checkpoints(tmp_path, "org/a", "org/b", "org/c", "org/d"), 400, clock=clock
     ) as r:

@@ -37,7 +37,7 @@ from tests.support.waiting import wait_until
 from tests.worker.fakes import LAYERED, POISON, SLOW, FakeModel, encode_job, vector
 
 
-class Told:
+class RecordedOutcomes:
     """Outcomes, kept."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Bench:
         self.resident = Resident(
             "org/fake", self.model, load_seconds=0.0, loaded_at=0.0, last_used=0.0
         )
-        self.told = Told()
+        self.outcomes = RecordedOutcomes()
         self.waste = Waste()
         self.recovered = 0
         self.lost = False
@@ -89,7 +89,7 @@ class Bench:
         self.model.forward = forward  # type: ignore[method-assign]
         self.runner = Runner(
             Limits(batch_tokens, 256, 1.0),
-            self.told,
+            self.outcomes,
             clock=lambda: pace * time.monotonic(),
             unix_time=time.time,
             oom_recovery=OomRecovery(self._recover, lambda: None, self._relieve),
@@ -155,7 +155,7 @@ def test_jobs_of_one_batch_each_get_their_own_outputs() -> None:
     with bench() as b:
         jobs = [b.held("a", "bcd"), b.held("xyz")]
         b.runner.add(jobs)
-        wait_until(lambda: len(b.told.done) == 2)
+        wait_until(lambda: len(b.outcomes.done) == 2)
         assert outputs(jobs[0]) == [vector("a"), vector("bcd")]
         assert outputs(jobs[1]) == [vector("xyz")]
         assert len(b.model.batches) == 1
@@ -206,7 +206,7 @@ def test_jobs_of_all_dimensions_and_data_types_share_a_forward_pass(tmp_path: Pa
             held.prepared = model.prepare(codec.to_work(job))
             jobs.append(held)
         b.runner.add(jobs)
-        wait_until(lambda: len(b.told.done) == len(wishes))
+        wait_until(lambda: len(b.outcomes.done) == len(wishes))
     assert passes == [len(wishes)]
     full, short, binary, small = (
         dense(model.finish(held.ready, [held.outputs[0]])) for held in jobs
@@ -240,7 +240,7 @@ def test_what_arrives_during_a_forward_pass_is_in_the_next_one() -> None:
             b.runner.add([b.held(text)])
         assert b.runner.waiting_tokens == 6
         b.model.gate.set()
-        wait_until(lambda: len(b.told.done) == 4)
+        wait_until(lambda: len(b.outcomes.done) == 4)
         assert b.model.batches == [[1], [1, 2, 3]]
 
 
@@ -270,7 +270,7 @@ def test_idle_work_is_done_on_the_device_thread_while_no_batch_waits() -> None:
         b.runner.add([b.held("a")])  # does not wait for the lock
         assert b.model.batches == []
         work.gate.set()
-        wait_until(lambda: len(b.told.done) == 1 and work.left == 0)
+        wait_until(lambda: len(b.outcomes.done) == 1 and work.left == 0)
         assert work.done == ["device", "device"]
         work.left = 1
         b.runner.wake()
@@ -288,7 +288,7 @@ def test_batch_goes_before_idle_work() -> None:
         b.runner.wake()
         assert work.done == []
         b.model.gate.set()
-        wait_until(lambda: len(b.told.done) == 2 and work.left == 0)
+        wait_until(lambda: len(b.outcomes.done) == 2 and work.left == 0)
 
 
 def test_device_that_waits_for_a_queued_job_is_starved() -> None:
@@ -297,12 +297,12 @@ def test_device_that_waits_for_a_queued_job_is_starved() -> None:
         first.received_at = second.received_at = time.monotonic()
         first.queue_seconds = 2.0
         b.runner.add([first])
-        wait_until(lambda: b.told.done == [first])
+        wait_until(lambda: b.outcomes.done == [first])
         starved = b.runner.device_time.starved_seconds
         assert starved >= 2.0
         second.queue_seconds = 100.0  # Most of it while the first was computed, or before that.
         b.runner.add([second])
-        wait_until(lambda: b.told.done == [first, second])
+        wait_until(lambda: b.outcomes.done == [first, second])
         assert starved < b.runner.device_time.starved_seconds < starved + 50.0
         assert b.runner.device_time.turnaround_seconds > 0
         assert b.runner.device_time.cpu_seconds > 0
@@ -312,7 +312,7 @@ def test_job_larger_than_a_batch_is_finished_once_all_its_parts_are() -> None:
     with bench(batch_tokens=10) as b:
         job = b.held(*["abcd"] * 7)
         b.runner.add([job])
-        wait_until(lambda: b.told.done == [job])
+        wait_until(lambda: b.outcomes.done == [job])
         assert outputs(job) == [vector("abcd")] * 7
         assert sorted(map(len, b.model.batches)) == [1, 2, 2, 2]
 
@@ -322,23 +322,23 @@ def test_poisoned_sequence_fails_its_job_alone() -> None:
         good = [b.held(f"good {number}") for number in range(20)]
         bad = b.held("fine", POISON)
         b.runner.add([*good[:7], bad, *good[7:]])
-        wait_until(lambda: len(b.told.done) == 20 and bool(b.told.broken))
-        assert list(b.told.broken) == [bad]
-        assert isinstance(b.told.broken[bad], InternalError)
+        wait_until(lambda: len(b.outcomes.done) == 20 and bool(b.outcomes.broken))
+        assert list(b.outcomes.broken) == [bad]
+        assert isinstance(b.outcomes.broken[bad], InternalError)
         assert [outputs(job) for job in good] == [
             [vector(f"good {number}")] for number in range(20)
         ]
         assert b.recovered > 0
         after = b.held("after")
         b.runner.add([after])
-        wait_until(lambda: after in b.told.done)
+        wait_until(lambda: after in b.outcomes.done)
 
 
 def test_parts_of_a_failed_job_that_still_wait_are_dropped() -> None:
     with bench(batch_tokens=4) as b:
         bad = b.held(POISON * 4, "aaaa", "bbbb")
         b.runner.add([bad])
-        wait_until(lambda: bad in b.told.broken)
+        wait_until(lambda: bad in b.outcomes.broken)
         wait_until(lambda: b.runner.waiting_tokens == 0)
         assert b.model.batches == [[4]]
 
@@ -351,10 +351,10 @@ def test_jobs_past_their_deadline_and_unwanted_ones_never_reach_the_device() -> 
         b.runner.add([late, unwanted, good])
         unwanted.unwanted = True
         b.model.gate.set()
-        wait_until(lambda: good in b.told.done)
-        assert isinstance(b.told.broken.pop(late), DeadlinePassed)
-        assert not b.told.broken
-        assert unwanted not in b.told.done
+        wait_until(lambda: good in b.outcomes.done)
+        assert isinstance(b.outcomes.broken.pop(late), DeadlinePassed)
+        assert not b.outcomes.broken
+        assert unwanted not in b.outcomes.done
         assert b.model.batches == [[1], [4]]
 
 
@@ -389,7 +389,7 @@ def test_no_forward_pass_overlaps_another() -> None:
             adder.start()
         for adder in adders:
             adder.join()
-        wait_until(lambda: len(b.told.done) == 200)
+        wait_until(lambda: len(b.outcomes.done) == 200)
         assert not overlaps
 
 
@@ -399,11 +399,11 @@ def test_what_does_not_fit_fails_its_job_alone_and_names_its_item() -> None:
         good = [b.held("a" * (number + 1)) for number in range(20)]
         bad = b.held("fine", "x" * 21)
         b.runner.add([*good[:9], bad, *good[9:]])
-        wait_until(lambda: len(b.told.done) == 20 and bool(b.told.broken))
-        error = b.told.broken.pop(bad)
+        wait_until(lambda: len(b.outcomes.done) == 20 and bool(b.outcomes.broken))
+        error = b.outcomes.broken.pop(bad)
         assert isinstance(error, OutOfMemory)
         assert error.field == "items[1].text"
-        assert not b.told.broken
+        assert not b.outcomes.broken
         assert [outputs(job) for job in good] == [
             [vector("a" * (number + 1))] for number in range(20)
         ]
@@ -414,7 +414,7 @@ def test_idle_models_go_before_a_batch_is_halved() -> None:
         b.capacity, b.idle = 5, ["org/x", "org/y"]
         job = b.held("abc", "def")
         b.runner.add([job])
-        wait_until(lambda: b.told.done == [job])
+        wait_until(lambda: b.outcomes.done == [job])
         assert outputs(job) == [vector("abc"), vector("def")]
         assert b.relieved == ["org/x", "org/y"]
         assert b.model.batches == [[3, 3]] * 4 + [[3], [3]]
@@ -425,12 +425,12 @@ def test_batches_stay_small_for_a_while_after_one_did_not_fit() -> None:
         b.capacity = 30
         first = b.held(*["x" * 10] * 10)
         b.runner.add([first])
-        wait_until(lambda: b.told.done == [first])
+        wait_until(lambda: b.outcomes.done == [first])
         tried = len(b.model.batches)
         assert b.resident.meter.tokens_per_second == 0  # a climb measures nothing
         second = b.held(*["y" * 10] * 10)
         b.runner.add([second])
-        wait_until(lambda: b.told.done == [first, second])
+        wait_until(lambda: b.outcomes.done == [first, second])
         assert b.model.batches[tried:] == [[10, 10, 10]] * 3 + [[10]]
         assert b.resident.meter.tokens_per_second > 0
 
@@ -458,9 +458,9 @@ def test_one_tenants_batch_is_not_filled_with_the_work_of_another_that_has_just_
         b.model.started.wait(10)
         b.runner.add([light])
         b.model.gate.set()
-        wait_until(lambda: len(b.told.done) == 2)
+        wait_until(lambda: len(b.outcomes.done) == 2)
         assert b.model.batches[1] == [2]
-        assert b.told.done == [light, heavy]
+        assert b.outcomes.done == [light, heavy]
         assert b.resident.turn > 0
 
 
@@ -474,14 +474,14 @@ def test_caller_that_has_had_less_overtakes_a_forward_pass_between_two_layers() 
         unwanted.unwanted = True
         late.job.deadline_unix_ms = 1
         b.runner.add([rest, unwanted, late, light])
-        wait_until(lambda: b.told.done == [light])
+        wait_until(lambda: b.outcomes.done == [light])
         assert b.runner.is_running
         time.sleep(0.05)
-        assert b.told.done == [light]
+        assert b.outcomes.done == [light]
         b.model.gate.set()
-        wait_until(lambda: len(b.told.done) == 3)
-        assert b.told.done == [light, heavy, rest]
-        assert list(b.told.broken) == [late]
+        wait_until(lambda: len(b.outcomes.done) == 3)
+        assert b.outcomes.done == [light, heavy, rest]
+        assert list(b.outcomes.broken) == [late]
         assert outputs(light) == [vector("abc")]
         assert outputs(heavy) == [vector(LAYERED)]
         assert b.model.batches == [[1], [3], [50]]
@@ -506,8 +506,8 @@ def test_time_of_a_batch_that_overtook_is_not_that_of_the_other() -> None:
         wait_until(lambda: b.runner.is_running)
         began = time.monotonic()
         b.runner.add([light])
-        wait_until(lambda: len(b.told.done) == 2)
-        assert b.told.done == [light, heavy]
+        wait_until(lambda: len(b.outcomes.done) == 2)
+        assert b.outcomes.done == [light, heavy]
         assert light.forward_seconds >= 0.3
         # The rest of what passed, at most.
         assert heavy.forward_seconds <= time.monotonic() - began - 0.3 + 0.05
@@ -526,7 +526,7 @@ def test_batch_that_overtakes_and_fails_harms_nobody_else(text: str) -> None:
         b.runner.add([heavy])
         wait_until(lambda: b.runner.is_running)
         b.runner.add([light])
-        wait_until(lambda: light in b.told.broken)
+        wait_until(lambda: light in b.outcomes.broken)
         b.model.gate.set()
-        wait_until(lambda: b.told.done == [heavy])
+        wait_until(lambda: b.outcomes.done == [heavy])
         assert outputs(heavy) == [vector(LAYERED)]

@@ -34,7 +34,7 @@ async def test_job_for_a_cold_model_loads_it_and_is_answered(tmp_path: Path) -> 
     async with routers(lanes) as running, worker(tmp_path, running):
         lanes.put(MODEL, encode_job("j1", "hello", "sea"))
         await until(lambda: "j1" in lanes.answers)
-        result = lanes.answer("j1")
+        result = lanes.answer_of("j1")
         assert vectors(result) == [vector("hello"), vector("sea")]
         assert result.encode.usage.input_tokens == 8
         assert result.encode.model_revision == "r1"
@@ -55,7 +55,7 @@ async def test_many_jobs_are_each_answered_once(tmp_path: Path) -> None:
             )
         await until(lambda: len(lanes.answers) == 300)
         for number, name in enumerate(names):
-            assert vectors(lanes.answer(name)) == [vector(name), vector("x" * (number % 50 + 1))]
+            assert vectors(lanes.answer_of(name)) == [vector(name), vector("x" * (number % 50 + 1))]
         await until(lambda: not any(lanes.leased.values()))
         assert not lanes.handed_back
 
@@ -74,7 +74,7 @@ async def test_failing_item_fails_its_job_with_the_requests_path(tmp_path: Path)
         other.score.CopyFrom(inference_pb2.ScoreRequest(query=inference_pb2.Item(text="q")))
         lanes.put(MODEL, other)
         await until(lambda: len(lanes.answers) == 5)
-        failures = {job: lanes.answer(job).failure for job in lanes.answers}
+        failures = {job: lanes.answer_of(job).failure for job in lanes.answers}
         assert (failures["long"].reason, failures["long"].field) == (
             "INPUT_TOO_LONG",
             "items[101].text",
@@ -82,7 +82,7 @@ async def test_failing_item_fails_its_job_with_the_requests_path(tmp_path: Path)
         assert failures["poison"].reason == "INTERNAL"
         assert "not finite" in failures["endless"].message
         assert failures["other"].reason == "INVALID_INPUT"
-        assert vectors(lanes.answer("good")) == [vector("a")]
+        assert vectors(lanes.answer_of("good")) == [vector("a")]
 
 
 async def test_jobs_past_their_deadline_are_not_computed(tmp_path: Path) -> None:
@@ -90,14 +90,14 @@ async def test_jobs_past_their_deadline_are_not_computed(tmp_path: Path) -> None
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         lanes.put(MODEL, encode_job("expired", "a", seconds=-1.0), encode_job("slow", SLOW))
         await until(lambda: "expired" in lanes.answers)
-        assert lanes.answer("expired").failure.reason == "DEADLINE_PASSED"
+        assert lanes.answer_of("expired").failure.reason == "DEADLINE_PASSED"
         await until(lambda: bool(bay.models) and bay.model.started.is_set())
         lanes.put(MODEL, encode_job("late", "a", seconds=0.3))
         await until(lambda: not lanes.queued[MODEL])
         await asyncio.sleep(0.3)
         bay.model.gate.set()
         await until(lambda: "late" in lanes.answers)
-        assert lanes.answer("late").failure.reason == "DEADLINE_PASSED"
+        assert lanes.answer_of("late").failure.reason == "DEADLINE_PASSED"
         assert bay.model.batches == [[1]]
 
 
@@ -244,7 +244,7 @@ async def test_results_wait_until_a_router_takes_them(tmp_path: Path) -> None:
         assert not lanes.answers
         running[1].refuse_completes = False
         await until(lambda: "j1" in lanes.answers)
-        lanes.answer("j1")
+        lanes.answer_of("j1")
 
 
 async def test_worker_outlives_all_routers(tmp_path: Path) -> None:

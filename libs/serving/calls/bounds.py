@@ -60,7 +60,7 @@ class InFlight:
 
     def __enter__(self) -> None:
         if self._is_draining:
-            raise Draining("this server is shutting down: retry on another server")
+            raise Draining("this server is stopping: retry on another server")
         self._count += 1
         self.none.clear()
 

@@ -283,7 +283,7 @@ def _check(request: pb.MultiplexRequest) -> None:
     """Raise InvalidInput for values that a separate gRPC call could not have."""
     if len(request.calls) > MESSAGE_CALLS:
         raise InvalidInput(
-            f"a message has {len(request.calls):,} calls, limit {MESSAGE_CALLS:,}",
+            f"a message has {len(request.calls):,} calls; at most {MESSAGE_CALLS:,} are allowed",
             field="calls",
         )
     for index, call in enumerate(request.calls):
@@ -295,7 +295,7 @@ def _check(request: pb.MultiplexRequest) -> None:
             if len(value) > most:
                 path = f"calls[{index}].{name}"
                 raise InvalidInput(
-                    f"{path} has {len(value):,} characters, limit {most:,}",
+                    f"{path} has {len(value):,} characters; at most {most:,} are allowed",
                     field=path,
                 )
 

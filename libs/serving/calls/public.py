@@ -99,5 +99,5 @@ class _Behaviour:
 
     def _parsed(self, body: bytes) -> Message:
         if len(body) > REQUEST_BYTES:
-            raise InvalidInput(f"the request has {len(body):,} bytes, limit {REQUEST_BYTES:,}")
+            raise InvalidInput(f"the request has {len(body):,} bytes; at most {REQUEST_BYTES:,} are allowed")
         return parse(self._kind, body)

@@ -84,7 +84,7 @@ def read_keys(path: Path, issuer: str, audience: str) -> Keys:
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise InvalidInput(
-            f"{VARIABLE}: {path} is not readable: {error.strerror}", field=VARIABLE
+            f"{VARIABLE}: {path} cannot be read: {error.strerror}", field=VARIABLE
         ) from error
     except json.JSONDecodeError as error:
         raise InvalidInput(

@@ -110,7 +110,7 @@ def read_file(path: Path, variable: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InvalidInput(
-            f"{variable}: {path} is not readable: {error.strerror}", field=variable
+            f"{variable}: {path} cannot be read: {error.strerror}", field=variable
         ) from error
 
 

@@ -115,7 +115,7 @@ def read_tokens(path: Path) -> Tokens:
         raise InvalidInput(f"{path}:{line}: is not YAML", field=VARIABLE) from None
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise InvalidInput(
-            f"{VARIABLE}: {path} is not readable: {type(error).__name__}", field=VARIABLE
+            f"{VARIABLE}: {path} cannot be read: {type(error).__name__}", field=VARIABLE
         ) from None
     if node is None:
         raise InvalidInput(f"{path}:1: the file is empty", field=VARIABLE)

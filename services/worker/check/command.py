@@ -52,7 +52,7 @@ def check(
     """
     if name and (len(models) > 1 or not is_model_id(name)):
         raise typer.BadParameter(
-            "give one directory and an ID of the form org/name", param_hint="--as"
+            "give one directory and an id of the form org/name", param_hint="--as"
         )
     try:
         settings = Settings.from_env(os.environ)

@@ -42,7 +42,7 @@ def find_model(
     except ModelNotFound:
         if not is_model_id(target):
             raise ModelNotFound(
-                f"{target} is neither a directory nor a model ID of the form org/name"
+                f"{target} is neither a directory nor a model id of the form org/name"
             ) from None
         if not settings.stores:
             raise ModelNotFound(

@@ -98,7 +98,7 @@ def open_device(settings: Settings) -> Device:
     has_cuda = torch.cuda.is_available()
     if settings.device == "cuda" and not has_cuda:
         raise InvalidInput(
-            "SHOAL_DEVICE is cuda, but torch finds no CUDA device", field="SHOAL_DEVICE"
+            "SHOAL_DEVICE is cuda, but torch finds no such device", field="SHOAL_DEVICE"
         )
     device = torch.device("cuda" if has_cuda and settings.device != "cpu" else "cpu")
     dtype = default_dtype(device) if settings.dtype == "auto" else _DTYPES[settings.dtype]

@@ -42,7 +42,7 @@ def _shelf(entry: str) -> Shelf:
     model, equals, path = entry.rpartition("=")
     if equals and not is_model_id(model):
         raise InvalidInput(
-            f"SHOAL_MODELS: {model!r} is not a model ID of the form org/name", field="SHOAL_MODELS"
+            f"SHOAL_MODELS: {model!r} is not a model id of the form org/name", field="SHOAL_MODELS"
         )
     if not path:
         raise InvalidInput(f"SHOAL_MODELS: {entry!r} has no directory", field="SHOAL_MODELS")

@@ -140,7 +140,7 @@ class AdapterLoader:
             "reason": error.reason,
             "error": error.message,
         }
-        log.warning("an adapter failed to load", extra=fields(failure))
+        log.warning("an adapter could not be loaded", extra=fields(failure))
 
     async def _read(self, resident: Resident, adapter: str) -> int:
         model = resident.model

@@ -371,7 +371,7 @@ class Residency:
         self._failed[model] = Failed(self._clock(), error)
         metrics.LOADS.labels(error.reason).inc()
         log.warning(
-            "a model failed to load",
+            "a model could not be loaded",
             extra=fields({"model": model, "reason": error.reason, "error": error.message}),
         )
 

@@ -100,7 +100,7 @@ class Fp32Fallback:
             }
             log.warning("recomputed outputs that were not finite in float32", extra=fields(counts))
         if nonfinite_outputs(held):
-            raise InternalError(f"{name} returned NaN or infinity for this input")
+            raise InternalError(f"{name} computed values that are not finite for this input")
 
     def _fp32_model_of(self, model: Model) -> Model | None:
         if self._loaded is None or self._loaded[0] is not model:

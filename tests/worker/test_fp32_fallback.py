@@ -28,7 +28,7 @@ from tests.worker.fakes import (
     vector,
     vectors,
 )
-from tests.worker.running import MODEL, Bay, worker
+from tests.worker.running import MODEL, RunningWorker, worker
 
 
 class FakeTwin(FakeModel):
@@ -39,7 +39,7 @@ class FakeTwin(FakeModel):
         return np.array([sequence.tokens, float(sequence.ids.sum())], dtype=np.float32)
 
 
-async def loaded(bay: Bay, lanes: FakeLanes) -> FakeModel:
+async def loaded(bay: RunningWorker, lanes: FakeLanes) -> FakeModel:
     lanes.put(MODEL, encode_job("first", "first"))
     await until(lambda: "first" in lanes.answers)
     return bay.model
@@ -54,12 +54,12 @@ async def test_sequences_that_are_not_finite_are_computed_by_the_twin(tmp_path: 
             MODEL, encode_job("odd", "fine", ENDLESS + "x", "good"), encode_job("even", "even")
         )
         await until(lambda: {"odd", "even"} <= lanes.answers.keys())
-        assert vectors(lanes.answer("odd")) == [
+        assert vectors(lanes.answer_of("odd")) == [
             vector("fine"),
             vector(ENDLESS + "x"),
             vector("good"),
         ]
-        assert vectors(lanes.answer("even")) == [vector("even")]
+        assert vectors(lanes.answer_of("even")) == [vector("even")]
         assert model.twin.batches == [[2]]
         # Neither the event loop's thread nor the device's.
         names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -73,8 +73,8 @@ async def test_twin_that_is_not_finite_either_fails_the_job(tmp_path: Path) -> N
         model.twin = FakeModel()
         lanes.put(MODEL, encode_job("odd", ENDLESS), encode_job("even", "even"))
         await until(lambda: {"odd", "even"} <= lanes.answers.keys())
-        assert "not finite" in lanes.answer("odd").failure.message
-        assert vectors(lanes.answer("even")) == [vector("even")]
+        assert "not finite" in lanes.answer_of("odd").failure.message
+        assert vectors(lanes.answer_of("even")) == [vector("even")]
 
 
 async def test_answers_of_others_do_not_wait_for_the_twin_and_it_stays_while_jobs_wait_for_it(
@@ -95,7 +95,7 @@ async def test_answers_of_others_do_not_wait_for_the_twin_and_it_stays_while_job
         finally:
             twin.gate.set()
         await until(lambda: {"slow", "odd"} <= lanes.answers.keys())
-        assert vectors(lanes.answer("odd")) == [vector(ENDLESS)]
+        assert vectors(lanes.answer_of("odd")) == [vector(ENDLESS)]
         assert len(model.widenings) == 1
         lanes.put(MODEL, encode_job("later", ENDLESS))
         await until(lambda: "later" in lanes.answers)
@@ -116,7 +116,7 @@ async def test_job_past_its_deadline_is_not_computed_again(tmp_path: Path) -> No
         await until(lambda: time.time() * 1000 > late.deadline_unix_ms)
         twin.gate.set()
         await until(lambda: "late" in lanes.answers)
-        assert lanes.answer("late").failure.reason == "DEADLINE_PASSED"
+        assert lanes.answer_of("late").failure.reason == "DEADLINE_PASSED"
         assert twin.batches == [[2]]
 
 
