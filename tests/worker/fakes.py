@@ -85,9 +85,9 @@ class FakeModel:
         """Number of texts with CREEPING that are being prepared."""
         self.lasting = 0
         """Number of answers with LASTING or STUCK that are being made."""
-        self.twin: FakeModel | None = None
+        self.fp32_model: FakeModel | None = None
         self.widenings: list[int] = []
-        """The thread of each call of `widened`, which returns `twin`."""
+        """The thread of each call of `widened`, which returns `fp32_model`."""
 
     def prepare(self, work: Work, go_on: GoOn = go_on_anyway) -> Prepared:
         if not isinstance(work, EncodeWork):
@@ -165,7 +165,7 @@ class FakeModel:
 
     def widened(self) -> FakeModel | None:
         self.widenings.append(threading.get_ident())
-        return self.twin
+        return self.fp32_model
 
     def drop_host_copy(self) -> None:
         self.host_bytes = 0

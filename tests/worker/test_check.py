@@ -233,7 +233,7 @@ def test_image_model_passes(tmp_path: Path, family: Literal["clip", "siglip"]) -
         assert "encode: same text, same answer" in {test.name for test in tests}
 
 
-@pytest.mark.filterwarnings("ignore")  # transformers warns of its own future
+@pytest.mark.filterwarnings("ignore")  # transformers deprecation warnings
 def test_model_with_text_queries_only_passes(tmp_path: Path) -> None:
     """V-SPLADE: its texts need no forward pass, and cannot be documents of a score."""
     v_splade().save(tmp_path)

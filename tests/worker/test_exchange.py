@@ -183,7 +183,7 @@ async def test_write_to_a_closed_stream_does_not_hide_the_routers_status(
 
 
 async def test_refusal_of_a_stream_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    """The error and the log say what the operator must renew."""
+    """The error and the log name the credential to renew."""
 
     class Refusing(FakeRouter):
         async def Exchange(

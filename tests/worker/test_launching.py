@@ -265,8 +265,8 @@ def test_job_expiring_with_a_part_on_the_device_has_one_outcome() -> None:
 
 
 def test_job_wholly_on_the_device_is_finished_after_its_deadline() -> None:
-    """As on a CPU, where no batch is cut during another. The finisher decides whether the answer is
-    still sent.
+    """Same as on a CPU, where no batch is cut during another. The finisher decides whether the
+    answer is still sent.
     """
     with launch_bench() as b:
         first, second = b.held("aaaa"), b.held("bbbb")

@@ -1,4 +1,4 @@
-"""Which pulls fly, by what the worker is doing and what waits in it of which lane."""
+"""The choice of pulls, by the worker's state and the waiting tokens of each lane."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def pull(*lanes: LaneName, tokens: int = BUDGET // 2, can_load: bool = False) ->
     return Pull(frozenset(lanes), can_load, tokens)
 
 
-def test_idle_worker_keeps_two_pulls_for_everything_in_flight() -> None:
+def test_idle_worker_keeps_two_pulls_for_all_lanes() -> None:
     lanes = {A: lane(), B: lane()}
     everything = pull(A, B)
     assert plan(lanes) == Plan((everything, everything))
@@ -70,7 +70,7 @@ def test_worker_without_models_pulls_only_if_it_may_load_one() -> None:
     assert plan({}, pull(can_load=True), can_load=True) == Plan()
 
 
-def test_busy_worker_fetches_half_a_batch_at_once_and_more_when_it_is_nearly_free() -> None:
+def test_busy_worker_prefetches_half_a_batch_and_more_when_nearly_free() -> None:
     half = pull(A)
     assert plan({A: lane()}, busy_seconds=1.0) == Plan((half,))
     assert plan({A: lane()}, half, busy_seconds=1.0) == Plan()
@@ -80,7 +80,7 @@ def test_busy_worker_fetches_half_a_batch_at_once_and_more_when_it_is_nearly_fre
     assert plan({A: lane(1501)}, busy_seconds=LEAD) == Plan()
 
 
-def test_lanes_of_which_little_waits_are_asked_for_whatever_waits_of_others() -> None:
+def test_lanes_below_the_low_watermark_are_always_pulled() -> None:
     asked = plan({A: lane(1000), B: lane(), C: lane()}, busy_seconds=1.0)
     assert asked.pulls == (pull(B, C),)
     assert plan({A: lane(1000), B: lane(), C: lane()}, *asked.pulls, busy_seconds=1.0).pulls == ()
@@ -90,14 +90,14 @@ def test_lanes_of_which_little_waits_are_asked_for_whatever_waits_of_others() ->
     )
 
 
-def test_lane_that_no_pull_in_flight_asks_for_is_asked_for() -> None:
+def test_lane_without_a_pull_in_flight_is_pulled() -> None:
     in_flight = pull(B)
     assert plan({A: lane(), B: lane()}, in_flight, busy_seconds=1.0).pulls == (pull(A, B),)
     assert plan({A: lane(), C: lane()}, pull(A), pull(A)).pulls == (pull(A, C), pull(A, C))
     assert plan({A: lane()}, pull(A), pull(A), can_load=True).pulls == (pull(A, can_load=True),)
 
 
-def test_of_quick_batches_two_are_kept_ready() -> None:
+def test_lanes_with_quick_batches_have_two_pulls() -> None:
     quick = {A: lane(batch_seconds=QUICK_SECONDS / 2)}
     whole = pull(A, tokens=BUDGET)
     assert plan(quick) == Plan((whole, whole))
@@ -106,9 +106,9 @@ def test_of_quick_batches_two_are_kept_ready() -> None:
     assert plan({A: lane(1501, batch_seconds=QUICK_SECONDS / 2)}) == Plan()
 
 
-def test_little_is_fetched_of_a_slow_model() -> None:
-    """What is half a batch of a fast one would take it many batches, for which tenants that come
-    later would wait.
+def test_slow_model_has_small_pulls() -> None:
+    """Half a batch of a fast model would be many batches of a slow one, which tenants that arrive
+    later would wait for.
     """
     lanes = {A: lane(), B: lane(batch_tokens=100)}
     assert plan(lanes, busy_seconds=1.0).pulls == (pull(A), pull(B, tokens=62 // 2))
@@ -116,10 +116,8 @@ def test_little_is_fetched_of_a_slow_model() -> None:
     assert plan({B: lane(batch_tokens=0)}, busy_seconds=1.0).pulls[0].tokens == 15 // 2
 
 
-def test_every_lane_is_asked_for_whatever_the_others_take() -> None:
-    """Models of any sizes, one after the other loaded: none waits for ever behind the second pulls
-    of others.
-    """
+def test_every_lane_is_eventually_pulled() -> None:
+    """Models of any size are loaded in turn: none waits forever behind second pulls of others."""
     lanes = {
         (f"org/{tokens}", ""): lane(batch_tokens=tokens, batch_seconds=0.01)
         for tokens in (1, 3, 10, 30, 100, 300, 1000)
@@ -184,7 +182,7 @@ def others(*tenants: str) -> Pull:
     return Pull(frozenset({A}), False, BUDGET // 2, frozenset(tenants))
 
 
-def test_while_much_waits_of_a_tenant_a_pull_waits_for_others_of_its_lane() -> None:
+def test_heavy_tenant_is_excluded_by_a_pull_for_others_of_its_lane() -> None:
     heavy = {"heavy": 900, "too": 500, "light": 100}
     full = {A: lane(1500, tenants=heavy)}
     assert plan(full, busy_seconds=1.0).pulls == (others("heavy", "too"),)
@@ -215,17 +213,17 @@ def test_while_much_waits_of_a_tenant_a_pull_waits_for_others_of_its_lane() -> N
     assert many.except_tenants == {str(number) for number in range(30 - MAX_EXCLUDED_TENANTS, 30)}
 
 
-def test_lead_is_what_a_pull_takes() -> None:
+def test_lead_is_the_duration_of_a_pull() -> None:
     lead = Lead()
     for seconds, expected in ((0.008, 0.01), (0.0001, LEAD_SECONDS[0]), (0.04, LEAD_SECONDS[1])):
         for _ in range(100):
             lead.add(seconds)
-            lead.add(PROMPT_SECONDS)  # it has waited for work: that says nothing
+            lead.add(PROMPT_SECONDS)  # it waited for work, so it is not a measurement
         assert lead.seconds == pytest.approx(expected, rel=0.01)
 
 
-def test_job_of_many_batches_does_not_keep_others_out() -> None:
-    """Neither of its lane nor of the other lanes."""
+def test_job_of_many_batches_does_not_block_others() -> None:
+    """Neither tenants of its lane nor other lanes are blocked."""
     huge = lane(50 * BUDGET, tenants={"heavy": 50 * BUDGET})
     assert plan({A: huge}, busy_seconds=1.0).pulls == (others("heavy"),)
     assert plan({A: huge, B: lane()}, busy_seconds=1.0).pulls == (pull(B), others("heavy"))

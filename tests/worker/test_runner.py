@@ -38,7 +38,7 @@ from tests.worker.fakes import LAYERED, POISON, SLOW, FakeModel, encode_job, vec
 
 
 class RecordedOutcomes:
-    """Outcomes, kept."""
+    """Records outcomes."""
 
     def __init__(self) -> None:
         self.done: list[HeldJob] = []
@@ -58,7 +58,9 @@ class RecordedOutcomes:
 
 
 class Bench:
-    """A runner, its model and what it told. `pace`: how many times as fast as ours its clock is."""
+    """A runner, its model and the recorded outcomes. `pace` is the speed of its clock relative to
+    real time.
+    """
 
     def __init__(
         self, *, batch_tokens: int = 1000, pace: int = 1, idle_work: IdleWork | None = None
@@ -72,10 +74,10 @@ class Bench:
         self.recovered = 0
         self.lost = False
         self.idle: list[str] = []
-        """Names of models that can be let go."""
+        """Names of models that can be evicted."""
         self.relieved: list[str] = []
         self.capacity = 10**9
-        """Tokens of a forward pass from which on it is out of memory."""
+        """Tokens from which a forward pass runs out of memory."""
         run = self.model.forward
 
         def forward(
@@ -139,7 +141,7 @@ def bench(*, idle_work: IdleWork | None = None, **options: int) -> Iterator[Benc
 
 
 def charge(b: Bench, tenant: str, seconds: float) -> None:
-    """The tenant has had so much of the device already."""
+    """Charge the tenant for past device time."""
     b.runner._waiting_room.ran(
         Batch(Group("org/fake", "dense"), (), 1, {Flow(tenant=tenant): 1.0}),
         seconds,
@@ -151,7 +153,7 @@ def outputs(held: HeldJob) -> list[list[float]]:
     return [np.asarray(held.outputs[index]).tolist() for index in range(len(held.ready.sequences))]
 
 
-def test_jobs_of_one_batch_each_get_their_own_outputs() -> None:
+def test_jobs_of_one_batch_get_their_outputs() -> None:
     with bench() as b:
         jobs = [b.held("a", "bcd"), b.held("xyz")]
         b.runner.add(jobs)
@@ -164,8 +166,8 @@ def test_jobs_of_one_batch_each_get_their_own_outputs() -> None:
 
 
 def test_jobs_of_all_dimensions_and_data_types_share_a_forward_pass(tmp_path: Path) -> None:
-    """A text's full vector, a short one and a binary one, of a real model: one pass, and each as
-    its request wants it.
+    """A full vector, a short one and a binary one of a real model share one pass, and each is as
+    requested.
     """
     model = load_model(
         write_checkpoint("bert", tmp_path, sentence=SentenceFiles()),
@@ -232,7 +234,7 @@ def dense(result: Result) -> Stored:
     return result.dense
 
 
-def test_what_arrives_during_a_forward_pass_is_in_the_next_one() -> None:
+def test_jobs_arriving_during_a_pass_are_in_the_next_one() -> None:
     with bench() as b:
         b.runner.add([b.held(SLOW)])
         b.model.started.wait(10)
@@ -245,7 +247,7 @@ def test_what_arrives_during_a_forward_pass_is_in_the_next_one() -> None:
 
 
 class FakeIdleWork:
-    """`left`: pieces. `done`: the threads that did one. `gate` holds each up."""
+    """`left` counts pieces, `done` lists the threads that did one, `gate` blocks each."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -277,7 +279,7 @@ def test_idle_work_is_done_on_the_device_thread_while_no_batch_waits() -> None:
         wait_until(lambda: work.left == 0)
 
 
-def test_batch_goes_before_idle_work() -> None:
+def test_batches_precede_idle_work() -> None:
     work = FakeIdleWork(0)
     work.gate.set()
     with bench(idle_work=work) as b:
@@ -300,7 +302,7 @@ def test_device_that_waits_for_a_queued_job_is_starved() -> None:
         wait_until(lambda: b.outcomes.done == [first])
         starved = b.runner.device_time.starved_seconds
         assert starved >= 2.0
-        second.queue_seconds = 100.0  # Most of it while the first was computed, or before that.
+        second.queue_seconds = 100.0  # mostly during the first batch, or before it
         b.runner.add([second])
         wait_until(lambda: b.outcomes.done == [first, second])
         assert starved < b.runner.device_time.starved_seconds < starved + 50.0
@@ -308,7 +310,7 @@ def test_device_that_waits_for_a_queued_job_is_starved() -> None:
         assert b.runner.device_time.cpu_seconds > 0
 
 
-def test_job_larger_than_a_batch_is_finished_once_all_its_parts_are() -> None:
+def test_job_larger_than_a_batch_finishes_with_its_last_part() -> None:
     with bench(batch_tokens=10) as b:
         job = b.held(*["abcd"] * 7)
         b.runner.add([job])
@@ -317,7 +319,7 @@ def test_job_larger_than_a_batch_is_finished_once_all_its_parts_are() -> None:
         assert sorted(map(len, b.model.batches)) == [1, 2, 2, 2]
 
 
-def test_poisoned_sequence_fails_its_job_alone() -> None:
+def test_poisoned_sequence_fails_only_its_job() -> None:
     with bench() as b:
         good = [b.held(f"good {number}") for number in range(20)]
         bad = b.held("fine", POISON)
@@ -334,7 +336,7 @@ def test_poisoned_sequence_fails_its_job_alone() -> None:
         wait_until(lambda: after in b.outcomes.done)
 
 
-def test_parts_of_a_failed_job_that_still_wait_are_dropped() -> None:
+def test_waiting_parts_of_a_failed_job_are_dropped() -> None:
     with bench(batch_tokens=4) as b:
         bad = b.held(POISON * 4, "aaaa", "bbbb")
         b.runner.add([bad])
@@ -343,7 +345,7 @@ def test_parts_of_a_failed_job_that_still_wait_are_dropped() -> None:
         assert b.model.batches == [[4]]
 
 
-def test_jobs_past_their_deadline_and_unwanted_ones_never_reach_the_device() -> None:
+def test_expired_and_cancelled_jobs_never_reach_the_device() -> None:
     with bench() as b:
         b.runner.add([b.held(SLOW)])
         b.model.started.wait(10)
@@ -393,7 +395,7 @@ def test_no_forward_pass_overlaps_another() -> None:
         assert not overlaps
 
 
-def test_what_does_not_fit_fails_its_job_alone_and_names_its_item() -> None:
+def test_sequence_that_does_not_fit_fails_only_its_job_with_its_path() -> None:
     with bench() as b:
         b.capacity = 20
         good = [b.held("a" * (number + 1)) for number in range(20)]
@@ -409,7 +411,7 @@ def test_what_does_not_fit_fails_its_job_alone_and_names_its_item() -> None:
         ]
 
 
-def test_idle_models_go_before_a_batch_is_halved() -> None:
+def test_idle_models_are_evicted_before_a_batch_is_halved() -> None:
     with bench() as b:
         b.capacity, b.idle = 5, ["org/x", "org/y"]
         job = b.held("abc", "def")
@@ -420,14 +422,14 @@ def test_idle_models_go_before_a_batch_is_halved() -> None:
         assert b.model.batches == [[3, 3]] * 4 + [[3], [3]]
 
 
-def test_batches_stay_small_for_a_while_after_one_did_not_fit() -> None:
+def test_batches_stay_small_after_one_did_not_fit() -> None:
     with bench(batch_tokens=100) as b:
         b.capacity = 30
         first = b.held(*["x" * 10] * 10)
         b.runner.add([first])
         wait_until(lambda: b.outcomes.done == [first])
         tried = len(b.model.batches)
-        assert b.resident.meter.tokens_per_second == 0  # a climb measures nothing
+        assert b.resident.meter.tokens_per_second == 0  # recovered batches are not measured
         second = b.held(*["y" * 10] * 10)
         b.runner.add([second])
         wait_until(lambda: b.outcomes.done == [first, second])
@@ -435,9 +437,9 @@ def test_batches_stay_small_for_a_while_after_one_did_not_fit() -> None:
         assert b.resident.meter.tokens_per_second > 0
 
 
-def test_batches_are_short_while_others_want_the_device() -> None:
+def test_batches_are_short_while_the_device_is_shared() -> None:
     b = Bench(batch_tokens=1000)
-    assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 1000}  # nothing is known of it
+    assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 1000}  # unmeasured
     b.resident.meter.add_forward(1000, 1.0)
     b.runner.add([b.held("a")])
     assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 150}
@@ -450,8 +452,8 @@ def test_batches_are_short_while_others_want_the_device() -> None:
     assert b.runner.waiting() == {("org/fake", ""): {NO_CALLER: 1, Flow(tenant="other"): 1}}
 
 
-def test_one_tenants_batch_is_not_filled_with_the_work_of_another_that_has_just_had_one() -> None:
-    with bench(batch_tokens=10, pace=10_000) as b:  # so that every batch is a long one
+def test_batch_is_not_filled_with_work_of_a_just_served_tenant() -> None:
+    with bench(batch_tokens=10, pace=10_000) as b:  # makes every batch long
         heavy = b.held(SLOW, *["aaaaa"] * 6)
         light = b.held("bb", tenant="light")
         b.runner.add([heavy])
@@ -464,7 +466,7 @@ def test_one_tenants_batch_is_not_filled_with_the_work_of_another_that_has_just_
         assert b.resident.turn > 0
 
 
-def test_caller_that_has_had_less_overtakes_a_forward_pass_between_two_layers() -> None:
+def test_less_served_caller_preempts_a_pass_between_two_layers() -> None:
     with bench(batch_tokens=100) as b:
         heavy, rest = b.held(LAYERED, tenant="heavy"), b.held("y" * 50, tenant="heavy")
         charge(b, "heavy", 1.0)
@@ -487,7 +489,7 @@ def test_caller_that_has_had_less_overtakes_a_forward_pass_between_two_layers() 
         assert b.model.batches == [[1], [3], [50]]
 
 
-def test_time_of_a_batch_that_overtook_is_not_that_of_the_other() -> None:
+def test_time_of_a_preempting_batch_is_not_charged_to_the_other() -> None:
     with bench(batch_tokens=100) as b:
         heavy, light = b.held(LAYERED, tenant="heavy"), b.held(SLOW, tenant="light")
         run = b.model.forward
@@ -509,7 +511,7 @@ def test_time_of_a_batch_that_overtook_is_not_that_of_the_other() -> None:
         wait_until(lambda: len(b.outcomes.done) == 2)
         assert b.outcomes.done == [light, heavy]
         assert light.forward_seconds >= 0.3
-        # The rest of what passed, at most.
+        # At most the rest of the elapsed time.
         assert heavy.forward_seconds <= time.monotonic() - began - 0.3 + 0.05
         assert b.waste.device_seconds == pytest.approx(
             light.forward_seconds + heavy.forward_seconds
@@ -518,7 +520,7 @@ def test_time_of_a_batch_that_overtook_is_not_that_of_the_other() -> None:
 
 
 @pytest.mark.parametrize("text", [POISON, "a" * 30])
-def test_batch_that_overtakes_and_fails_harms_nobody_else(text: str) -> None:
+def test_failing_preempting_batch_does_not_affect_others(text: str) -> None:
     with bench(batch_tokens=100) as b:
         b.capacity = 20
         heavy, light = b.held(LAYERED, tenant="heavy"), b.held(text, tenant="light")
