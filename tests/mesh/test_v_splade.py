@@ -112,7 +112,7 @@ def test_what_it_cannot_do_is_told(client: shoal.Client, reader: str) -> None:
         client.encode(reader, [QUERIES[0]], instruction="Find it.")
 
 
-def test_what_the_card_says(client: shoal.Client, mesh: Cluster, reader: str) -> None:
+def test_card_of_image_models(client: shoal.Client, mesh: Cluster, reader: str) -> None:
     client.encode(reader, [FILES[0]])
     with grpc.insecure_channel(mesh.address) as channel:
         stub = models_pb2_grpc.ModelServiceStub(channel)

@@ -100,7 +100,7 @@ def test_smaller_vectors(
         assert np.abs(np.asarray(one, np.float32) - other.numpy()).max() <= bound
 
 
-def test_beside_a_model_of_texts(client: shoal.Client, readers: dict[str, str]) -> None:
+def test_image_and_text_models_on_one_worker(client: shoal.Client, readers: dict[str, str]) -> None:
     """All at once on one worker."""
     asked: list[tuple[str, list[bytes | str]]]
     asked = [
@@ -171,7 +171,7 @@ def test_instruction_that_the_model_does_not_take(
         client.encode(readers["colpali"], [FILES[0]], instruction="Find it.")
 
 
-def test_what_the_card_says(client: shoal.Client, mesh: Cluster, readers: dict[str, str]) -> None:
+def test_card_of_image_models(client: shoal.Client, mesh: Cluster, readers: dict[str, str]) -> None:
     for kind in KINDS:
         client.encode(readers[kind], [FILES[0]])
         with grpc.insecure_channel(mesh.address) as channel:
