@@ -33,12 +33,13 @@ CLASSES = ("contradiction", "neutral", "entailment")
 KINDS: tuple[Kind, ...] = tuple(RECIPES)
 # Families with such heads in transformers.
 RANKED: tuple[Kind, ...] = (
-    "bart", "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra", "modernbert", "deberta-v2", "gte",
-    "nomic_bert", "qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "albert", "eurobert", "t5",
+    "bart", "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra",
+    "modernbert", "deberta-v2", "gte", "nomic_bert", "qwen2", "qwen3", "llama", "mistral",
+    "gemma2", "gemma3_text", "phi3", "albert", "eurobert", "t5",
 )  # fmt: skip
 TAGGED: tuple[Kind, ...] = (
-    "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra", "modernbert", "deberta-v2",
-    "openai_privacy_filter", "albert", "eurobert",
+    "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra", "modernbert",
+    "deberta-v2", "openai_privacy_filter", "albert", "eurobert",
 )  # fmt: skip
 
 

@@ -34,8 +34,9 @@ _DEBERTA_ROWS: Final = 640
 """
 
 _TRAINING: Final = {
-    "train_batch_size": 8, "num_steps": 30_000, "warmup_ratio": 0.1, "scheduler_type": "cosine", "eval_every": 5_000,
-    "lr_encoder": 1e-5, "lr_others": 5e-5, "root_dir": "ablation_backbone", "log_dir": "logs", "prev_path": "none",
+    "train_batch_size": 8, "num_steps": 30_000, "warmup_ratio": 0.1, "scheduler_type": "cosine",
+    "eval_every": 5_000, "lr_encoder": 1e-5, "lr_others": 5e-5, "root_dir": "ablation_backbone",
+    "log_dir": "logs", "prev_path": "none",
 }  # fmt: skip
 _SAVED_BY_PACKAGE: Final = (
     "encoder_config",
@@ -296,8 +297,8 @@ def _trocr(writer: _Writer) -> None:
 
 
 _REPOSITORIES: Final[tuple[Callable[[_Writer], None], ...]] = (
-    _bge_m3, _urchade, _urchade_multilingual, _nuner, _community, _knowledgator_pii, _knowledgator_bi, _knowledgator_relex, _glirel,
-    _trocr,
+    _bge_m3, _urchade, _urchade_multilingual, _nuner, _community, _knowledgator_pii,
+    _knowledgator_bi, _knowledgator_relex, _glirel, _trocr,
 )  # fmt: skip
 
 

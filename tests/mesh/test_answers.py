@@ -132,7 +132,8 @@ def test_label_answer_at_its_limit_uses_bounded_memory(cluster: Cluster) -> None
         }
         answer, size = stub.Extract(request, timeout=60), request.ByteSize()
     print(
-        f"request {size:,} bytes, answer {answer.ByteSize():,}; { {name: peak.grown >> 20 for name, peak in peaks.items()} } MiB"
+        f"request {size:,} bytes, answer {answer.ByteSize():,}; "
+        f"{ {name: peak.grown >> 20 for name, peak in peaks.items()} } MiB"
     )
     assert {len(result.labels) for result in answer.results} == {256}
     for name, peak in peaks.items():

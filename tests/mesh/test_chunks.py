@@ -21,7 +21,8 @@ from tests.support.texts import texts
 
 LONG = " ".join(texts(60, shortest=5, longest=30, seed=4))
 HARD = (
-    "日本語の文。次の文です。 😀👩\u200d👩\u200d👧 emoji! e\u0301te\u0301 naïve.\r\nNew line.\r\n\r\n"
+    "日本語の文。次の文です。 😀👩\u200d👩\u200d👧 emoji! "
+    "e\u0301te\u0301 naïve.\r\nNew line.\r\n\r\n"
     "\u05e9\u05dc\u05d5\u05dd. The end."
 )
 TEXTS = [LONG, "One sentence.", HARD]

@@ -109,7 +109,7 @@ def test_image_and_text_models_on_one_worker(
 
 
 def test_dinov3(client: shoal.Client, checkpoints: Path) -> None:
-    """The model has images only, of its own sizes."""
+    """The model only accepts images, in model-specific sizes."""
     directory = checkpoints / "random" / "dinov3-images"
     theirs = write_checkpoint("dinov3", directory)
     shown = [FILES[1], FILES[4], FILES[6]]

@@ -108,5 +108,6 @@ def test_memory_returns_after_hostile_requests(cluster: Cluster) -> None:
         finally:
             kept = {name: (resident_bytes(pid) - before[name]) >> 20 for name, pid in pids.items()}
             print(
-                f"before {before}; grown by {grown} MiB; kept {kept} MiB after {time.monotonic() - ended:.0f} s"
+                f"before {before}; grown by {grown} MiB; kept {kept} MiB after "
+                f"{time.monotonic() - ended:.0f} s"
             )

@@ -62,7 +62,8 @@ async def test_overload_is_refused_with_retry_info_and_admitted_requests_are_ans
         await asyncio.gather(*(asker.close() for asker in askers))
     refused = sum(tally.refused.values())
     print(
-        f"{tally.offered} asked, {len(tally.in_time)} answered, {tally.late} late, {refused} refused, {grown:,} bytes more"
+        f"{tally.offered} offered, {len(tally.in_time)} answered, {tally.late} late, "
+        f"{refused} refused, {grown:,} bytes more"
     )
     assert tally.offered == len(tally.in_time) + tally.late + refused, (
         "every request has ended in one of these ways"
