@@ -1,11 +1,11 @@
-"""How every process of Shoal serves gRPC: one server, one interceptor, health checks that never
-wait, graceful shutdown.
+"""gRPC serving for every Shoal process: one server, one interceptor, health checks that never wait,
+and graceful shutdown.
 """
 
 import os
 
-# gRPC reads this variable when it is imported. Its own log lines are not JSON, and a line for each
-# failed TLS handshake or each compressed request would let anybody who can connect fill a disk.
+# gRPC reads this variable on import. Its log lines are not JSON, and a line for each failed TLS
+# handshake or compressed request would let any peer fill a disk.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from libs.serving.calls.call import Call, current_call

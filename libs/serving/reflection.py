@@ -1,8 +1,8 @@
 """Server reflection for clients of both protocols: `grpc.reflection.v1` and
 `grpc.reflection.v1alpha`.
 
-grpcio-reflection has only the latter (1.75.0 and 1.85.1). The two differ only in the package's name
-(grpc/grpc-proto), so v1 is described by a renamed copy of v1alpha's descriptor, and answered by
+grpcio-reflection only has the latter (1.75.0 and 1.85.1). The two differ only in the package's name
+(grpc/grpc-proto), so v1 is described by a renamed copy of v1alpha's descriptor, and served by
 v1alpha's servicer.
 """
 
@@ -23,8 +23,8 @@ _METHOD: Final = "ServerReflectionInfo"
 
 
 def add_reflection(names: Sequence[str], server: grpc.aio.Server) -> None:
-    """Makes the server describe the services of these names, and reflection itself, to clients of
-    either protocol.
+    """Let the server describe the named services, and reflection itself, to clients of both
+    protocols.
     """
     _describe()
     every = [*names, *SERVICE_NAMES]
@@ -51,7 +51,7 @@ async def _as_old(
 
 
 def _describe() -> None:
-    """Adds v1's file to the default descriptor pool, unless it is there."""
+    """Add v1's file to the default descriptor pool, unless it exists."""
     pool = descriptor_pool.Default()
     try:
         pool.FindServiceByName(SERVICE_NAME)

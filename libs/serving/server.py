@@ -1,8 +1,8 @@
-"""The gRPC server of every process of Shoal: health, reflection, limits, one interceptor, and
-graceful shutdown.
+"""The gRPC server of every Shoal process: health, reflection, limits, one interceptor, and graceful
+shutdown.
 
-Limits on transport level are set here: connections, handshakes, headers, concurrent calls.
-Admission control of requests is the router's concern.
+Transport limits are set here: connections, handshakes, headers, concurrent calls. The router
+handles admission control of requests.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
 
-# gRPC's DEBUG line for a call that was cancelled corrupts memory (grpcio 1.75.0 and 1.80.0, Python
-# 3.11.7): the process dies a little later, in the garbage collector. With it
-# tests/worker/test_link.py, twelve times over, died in 6 of 6 runs; without, never.
+# gRPC's DEBUG line for a cancelled call corrupts memory (grpcio 1.75.0 and 1.80.0, Python 3.11.7):
+# the process later dies in the garbage collector. With it, 6 of 6 runs of
+# tests/worker/test_link.py, repeated twelve times, died; without it, none.
 logging.getLogger("grpc").setLevel(logging.INFO)
 
 OVERALL: Final = ""
-"""The health name that stands for the whole server."""
+"""The health name of the whole server."""
 LIVENESS: Final = "liveness"
-"""The health name for liveness probes: serving as long as the event loop answers. Other names may
+"""The health name for liveness probes: serving as long as the event loop runs. Other names may
 depend on Redis.
 """
 
 _HANG_UP_SECONDS: Final = 1.0
-"""After the drain: time to send the last answers, and to end streams and long polls."""
+"""Time after the drain to send the last answers, and to end streams and long polls."""
 
 MAX_METADATA_BYTES: Final = 16 * 1024
-"""All of a call's headers, the token included. Above it some calls are refused."""
+"""Size of all of a call's headers, including the token, above which some calls are refused."""
 MAX_METADATA_HARD_BYTES: Final = 32 * 1024
-"""Above it all are."""
+"""Size above which all are refused."""
 HANDSHAKE_SECONDS: Final = 10
-"""How long a connection may take for the handshakes of TLS and HTTP/2."""
+"""Time limit for the TLS and HTTP/2 handshakes of a connection."""
 MAX_CONNECTION_CALLS: Final = 10_000
-"""Calls at a time of one connection, so that no single one takes all of a server's
+"""Concurrent calls of one connection, so that no connection uses up a server's total
 (`calls/bounds.py`).
 """
 
@@ -64,18 +64,17 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # With SO_REUSEPORT two servers on one port would silently share its connections.
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", -1),
-    # Only uncompressed requests are accepted (1: identity): gRPC decompresses a request before it
-    # checks its length.
+    # Accept only uncompressed requests (1: identity): gRPC decompresses a request before it checks
+    # its length.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # The defaults, 300 s and two hours while no call is open, reject every client with a shorter
-    # keepalive (`too_many_pings`).
+    # The defaults (300 s; two hours without calls) reject clients with a shorter keepalive
+    # (`too_many_pings`).
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 2),
-    # A connection that does not finish the TLS and HTTP/2 handshake is closed; by default only
-    # after two minutes.
+    # Close connections that do not finish the handshakes; the default is two minutes.
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_SECONDS * 1000),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_METADATA_HARD_BYTES),
@@ -83,35 +82,32 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 )
 
 CONNECTION_GRACE_SECONDS: Final = 75.0
-"""How long calls may go on after their connection got GOAWAY: longer than a call without a deadline
-may take (60 s).
+"""How long calls may continue after their connection got GOAWAY: longer than a call without a
+deadline (60 s).
 """
 
 _KEPT_FILES: Final = 128
-"""File descriptors that are reserved from client connections: for Redis, files, and health
-probes.
-"""
+"""File descriptors reserved for Redis, files, and health probes rather than client connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One gRPC service of a server.
-
-    name: `package.Service`. add_to: registers its servicer, such as
-    `partial(add_WorkerServiceServicer_to_server, servicer)`. is_internal: keeps answering while the
-    server drains, because requests in flight need it. request_bytes: the most bytes of one request;
-    method_bytes: the same for methods (`Pull`) that have a limit of their own.
-    """
+    """One gRPC service of a server."""
 
     name: str
+    """The name, as `package.Service`."""
     add_to: Callable[[grpc.aio.Server], None]
+    """Registers its servicer, such as `partial(add_WorkerServiceServicer_to_server, servicer)`."""
     is_internal: bool = False
+    """Whether it keeps serving while the server drains, because requests in flight need it."""
     request_bytes: int = MAX_REQUEST_BYTES
+    """Maximum bytes of a request."""
     method_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Maximum bytes of a request, for methods (`Pull`) with a separate limit."""
 
     @property
     def limits(self) -> dict[str, int]:
-        """Request limits, by the service's name and by `/package.Service/Method`."""
+        """Return request limits, by the service's name and by `/package.Service/Method`."""
         return {
             self.name: self.request_bytes,
             **{f"/{self.name}/{name}": most for name, most in self.method_bytes.items()},
@@ -119,7 +115,7 @@ class Service:
 
 
 class Server:
-    """A listening server. `address` has the port that was really bound."""
+    """A listening server. `address` has the bound port."""
 
     def __init__(
         self, server: grpc.aio.Server, interceptor: Interceptor, names: Sequence[str]
@@ -130,13 +126,11 @@ class Server:
         self._probed: grpc.aio.Server | None = None
         self._interceptor = interceptor
         self._health = health.aio.HealthServicer()
-        # The state: the health of each name.
+        # Mutable state: the health of each name.
         self._serving: dict[str, bool] = dict.fromkeys(names, False)
 
     async def set_health(self, is_serving: bool, *names: str) -> None:
-        """Sets the health of `names` (default: of all); the whole server serves while all of them
-        do.
-        """
+        """Set the health of `names` (default: all). The whole server serves while all names do."""
         wanted = dict.fromkeys(names or self._serving, is_serving)
         changed = {
             name: value for name, value in wanted.items() if self._serving.get(name) != value
@@ -152,8 +146,8 @@ class Server:
         )
 
     async def start(self, address: str, security: Security) -> None:
-        """Listens. Raises NoCapacity if an address cannot be bound, InvalidInput for TLS files that
-        cannot be used.
+        """Listen. Raises NoCapacity if an address cannot be bound, InvalidInput for unusable TLS
+        files.
         """
         credentials = security.tls.credentials() if security.tls is not None else None
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -173,8 +167,8 @@ class Server:
         )
 
     async def drain(self, grace_seconds: float) -> None:
-        """Sets health to NOT_SERVING, refuses new calls, and waits for those in flight, at most
-        `grace_seconds`.
+        """Set health to NOT_SERVING, refuse new calls, and wait up to `grace_seconds` for those in
+        flight.
         """
         await self._health.enter_graceful_shutdown()
         self._interceptor.drain()
@@ -183,7 +177,7 @@ class Server:
             async with asyncio.timeout(grace_seconds):
                 await self._interceptor.idle()
         except TimeoutError:
-            log.warning("calls were cut off at the end of the grace time")
+            log.warning("the grace period ended with calls in flight; cutting them off")
 
     async def stop(self) -> None:
         await self._server.stop(_HANG_UP_SECONDS)
@@ -211,25 +205,27 @@ async def serving(
     connection_seconds: float = 0.0,
     on_drained: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[Server]:
-    """Serves on `address` (`host:port`, port 0 for any, or `unix:path`) until the context ends,
-    then drains.
+    """Serve on `address` (`host:port`, port 0 for any, or `unix:path`) until the context ends, then
+    drain.
 
-    security: TLS and authentication; without it everybody may call, on loopback only. health: names
-    besides those of `services` to answer health checks for. LIVENESS serves at once; the others
-    begin as NOT_SERVING, and so does the whole server: see Server.set_health. connection_seconds:
-    the maximum connection age (0: none), after which clients reconnect and so find new routers;
-    calls in flight go on. on_drained: called once only internal calls are left, to end those.
+    Args:
+        security: TLS and authentication. Without it any caller is accepted, on loopback only.
+        health: Health-check names in addition to those of `services`. LIVENESS serves immediately;
+            the others and the whole server begin as NOT_SERVING (see Server.set_health).
+        connection_seconds: Maximum connection age (0: none). Clients then reconnect and so find new
+            routers; calls in flight continue.
+        on_drained: Called when only internal calls are left, to end those.
 
-    Raises NoCapacity if the address is taken, InvalidInput for one beyond loopback that `security`
-    does not protect (a server without services answers only health checks, and may listen
-    anywhere).
+    Raises NoCapacity if the address is in use, InvalidInput for one beyond loopback that `security`
+    does not protect. A server without services only answers health checks, and may listen on any
+    address.
     """
     security = security or Security()
     if services:
         check_exposure(address, security)
     if services and security.allow_insecure and not is_loopback(address):
         log.warning(
-            "listening beyond this machine, as SHOAL_ALLOW_INSECURE says",
+            "listening beyond this machine because of SHOAL_ALLOW_INSECURE",
             extra=fields({"address": address}),
         )
     names = [service.name for service in services]
@@ -257,15 +253,15 @@ async def serving(
 def guarded_server(
     guard: Guard, transport_bytes: int, *, connection_seconds: float = 0.0
 ) -> grpc.aio.Server:
-    """Construct a gRPC server, on which no method takes memory for what its caller has only begun
-    to send.
+    """Construct a gRPC server that does not buffer requests before they are read.
 
-    It is the only place that constructs one (tests/checks/test_guarded_servers.py), so that no port
-    lacks the guard and the limits.
+    All servers must be made here (tests/checks/test_guarded_servers.py), so that every port has the
+    guard and the limits.
 
     Args:
-        guard: wraps every method. transport_bytes: gRPC's limit for a message, which it checks once
-        the message has arrived. connection_seconds: the maximum age of a connection; 0 for none.
+        guard: Wraps every method.
+        transport_bytes: gRPC's limit for a message, which it checks after the message has arrived.
+        connection_seconds: Maximum age of a connection; 0 for none.
     """
     options = [
         *OPTIONS,
@@ -318,9 +314,7 @@ def _limits(connection_seconds: float) -> list[tuple[str, int]]:
 def listen(
     server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None
 ) -> str:
-    """Add the address to the server, and return it with the port that was really bound. Raises
-    NoCapacity.
-    """
+    """Add the address to the server, and return it with the bound port. Raises NoCapacity."""
     try:
         port = (
             server.add_secure_port(address, credentials)
@@ -328,7 +322,7 @@ def listen(
             else server.add_insecure_port(address)
         )
     except RuntimeError as error:
-        raise NoCapacity(f"cannot listen on {address}: is another process there?") from error
+        raise NoCapacity(f"cannot listen on {address}: is it in use by another process?") from error
     return _bound(address, port)
 
 

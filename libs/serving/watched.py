@@ -1,5 +1,5 @@
-"""Hot reload of files when they change, such as certificates, tenants and pools, so that no process
-has to restart for them.
+"""Hot reload of files when they change, such as certificates, tenants and pools, without a
+restart.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ Stamp = tuple[int, int, int, int]
 Stamps = tuple[Stamp | None, ...]
 
 SETTLE_SECONDS: Final = 0.5
-"""How long files must be unchanged before they are read: of a file that is still being written,
-only the beginning would be read."""
+"""How long files must be unchanged before they are read, to avoid reading a partly written file."""
 
 
 class Watched(Generic[Content]):
@@ -31,9 +30,12 @@ class Watched(Generic[Content]):
     replaced as a whole.
 
     The first read raises what `read` raises (InvalidInput). Later, changed files are read once they
-    were unchanged for SETTLE_SECONDS. A change that cannot be read, or a missing file, is logged as
-    a warning once, and the content stays: a certificate is often newer than its key for a moment,
-    and a half-written file must lock nobody out. `clock`: Unix seconds, as files' times are.
+    were unchanged for SETTLE_SECONDS. An unreadable change or a missing file is logged once as a
+    warning, and the content is kept: a certificate is often briefly newer than its key, and a
+    partly written file must not lock callers out.
+
+    Args:
+        clock: Unix seconds, like file times.
     """
 
     def __init__(
@@ -47,23 +49,23 @@ class Watched(Generic[Content]):
         self._read = read
         self._clock = clock
         self._lock = threading.Lock()
-        # The state: the content, the files' stamps just before it was read, and the stamps of a
-        # version that cannot be read.
-        self._stamps = self._look_at_files()
+        # Mutable state: the content, the files' stamps just before it was read, and the stamps of
+        # an unreadable version.
+        self._stamps = self._stamps_of_files()
         self.content = read()
         self._broken: Stamps | None = None
-        # The last stamps seen, and since when.
+        # The last observed stamps, and when they were first observed.
         self._changed: tuple[Stamps, float] = (self._stamps, 0.0)
 
     @staticmethod
     def fixed(content: Content) -> Watched[Content]:
-        """A constant content, without files."""
+        """Return a constant content without files."""
         return Watched((), lambda: content)
 
-    def look(self) -> bool:
-        """Reads the files if they have changed; returns whether the content is new. Blocking."""
+    def refresh(self) -> bool:
+        """Read the files if they have changed. Return whether the content is new. Blocking."""
         with self._lock:
-            stamps = self._look_at_files()
+            stamps = self._stamps_of_files()
             if stamps == self._stamps or not self._is_settled(stamps):
                 return False
             try:
@@ -71,22 +73,22 @@ class Watched(Generic[Content]):
             except InvalidInput as error:
                 if stamps != self._broken:
                     log.warning(
-                        "changed files are not usable; what was read before holds",
+                        "changed files are invalid; keeping the previous content",
                         extra=fields({"reason": error.message}),
                     )
                 self._broken = stamps
                 return False
-            if self._look_at_files() != stamps:  # changed while it was read
+            if self._stamps_of_files() != stamps:  # changed during the read
                 return False
             self.content, self._stamps = content, stamps
             log.info(
-                "changed files were read", extra=fields({"files": ", ".join(map(str, self._paths))})
+                "reloaded changed files", extra=fields({"files": ", ".join(map(str, self._paths))})
             )
             return True
 
     def _is_settled(self, stamps: Stamps) -> bool:
-        """Judged by the files' own times, or, should their clock be ahead of ours, by how long
-        these stamps have been seen.
+        """Return whether the stamps are old enough, by file times or, if those are in the future,
+        by when the stamps were first observed.
         """
         now = self._clock()
         if stamps != self._changed[0]:
@@ -94,18 +96,18 @@ class Watched(Generic[Content]):
         touched = max((stamp[1] / 1e9 for stamp in stamps if stamp is not None), default=0.0)
         return now - min(touched, self._changed[1]) >= SETTLE_SECONDS
 
-    def _look_at_files(self) -> Stamps:
+    def _stamps_of_files(self) -> Stamps:
         return tuple(_stamp(found) for path in self._paths for found in (path, *_within(path)))
 
 
 def _within(path: Path) -> list[Path]:
-    """The entries of a folder; none for a file."""
+    """Return the entries of a folder; none for a file."""
     return sorted(path.iterdir()) if path.is_dir() else []
 
 
 def _stamp(path: Path) -> Stamp | None:
-    """Differs after every change; None: no such file. Follows links: Kubernetes replaces mounted
-    secrets by switching a link.
+    """Return a value that differs after every change, None for a missing file. Follows links:
+    Kubernetes replaces mounted secrets by switching a link.
     """
     try:
         found = os.stat(path)

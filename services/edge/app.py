@@ -137,7 +137,7 @@ class Edge:
 
     async def look(self) -> None:
         """Looks once whether a router serves, and at files that may have changed."""
-        await asyncio.to_thread(self.aliases.look)
+        await asyncio.to_thread(self.aliases.refresh)
         is_ready = await self.routers.is_serving()
         if is_ready and self._needs_authentication and self.state.is_open:
             is_ready = await self._knows_callers()

@@ -601,7 +601,7 @@ class Server:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self._tell_time()
-            if watched is not None and await asyncio.to_thread(watched.look):
+            if watched is not None and await asyncio.to_thread(watched.refresh):
                 await self._listen(watched.content)
 
     async def drain(self, grace_seconds: float) -> None:

@@ -97,7 +97,7 @@ class Upkeep:
         and UnsuitableRedis.
         """
         for file in self._files:
-            await asyncio.to_thread(file.look)
+            await asyncio.to_thread(file.refresh)
         await self._fitness.look()
         if not self._has_loaded:
             await self._lanes.load_scripts()

@@ -87,7 +87,7 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
             is_stopping = False
 
             async def seen() -> None:
-                await asyncio.to_thread(settings.pools.look)
+                await asyncio.to_thread(settings.pools.refresh)
                 demand.specs = settings.pools.content
                 if not is_stopping:
                     await server.set_health(True)

@@ -1,3 +1,3 @@
-"""The worker: owns one device, pulls jobs from routers, and answers them. `app.py` wires it up; the
-path of a job is in `jobs/`.
+"""The worker: owns one device, pulls jobs from routers, and answers them. `app.py` wires it up;
+`jobs/` has the path of a job.
 """

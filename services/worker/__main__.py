@@ -1,4 +1,4 @@
-"""`python -m services.worker`: settings from the environment, logs, threads, then `app.py` until a
+"""`python -m services.worker`: reads settings, sets up logs and threads, and runs `app.py` until a
 signal.
 """
 
@@ -26,15 +26,16 @@ _MMAP_THRESHOLD_BYTES = 32 << 20
 _TRIM_THRESHOLD_BYTES = 64 << 20
 _COMPILED_PRODUCTS = "256"
 _SWITCH_INTERVAL_SECONDS = 0.0002
-"""How long a thread may keep the interpreter's lock while another waits for it; Python's default is
-5 ms. An eager forward on a GPU releases it with each of its 220 to 450 launches and has to get it
-back, while the event loop is busy with callers. A forward on a CPU does so about 24 times, so that
-it keeps the default, with fewer switches."""
+"""How long a thread may hold the interpreter lock while another waits; Python's default is 5 ms. An
+eager forward pass on a GPU releases the lock with each of its 220 to 450 launches and must get it
+back while the event loop is busy with callers. A forward pass on a CPU does so about 24 times and
+keeps the default, with fewer switches.
+"""
 
 
 def main(open_device: Callable[[Settings], Device] | None = None) -> NoReturn:
-    """Never returns. Exit codes: 0 after a signal, 1 if the device or the worker failed, 2 for
-    invalid settings.
+    """Run the worker; never returns. Exit codes: 0 after a signal, 1 if the device or the worker
+    failed, 2 for invalid settings.
     """
     try:
         settings = Settings.from_env(os.environ)
@@ -52,14 +53,15 @@ def main(open_device: Callable[[Settings], Device] | None = None) -> NoReturn:
     traces.stop()
     logging.shutdown()
     sys.stderr.flush()
-    # A load or a forward pass in progress cannot be interrupted: a normal interpreter shutdown
-    # would wait for it, or crash.
+    # A load or forward pass cannot be interrupted: a normal interpreter shutdown would wait or
+    # crash.
     os._exit(code)
 
 
 def _limit_threads(threads: int) -> None:
-    """Must run before torch and tokenizers are imported, which read these variables once.
-    Tokenising must leave cores to the forward pass."""
+    """Set thread counts before torch and tokenizers are imported, which read these variables once.
+    Tokenising must leave cores for the forward pass.
+    """
     tokenizer_threads = max(1, threads // 2)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.setdefault("RAYON_NUM_THREADS", str(tokenizer_threads))
@@ -67,16 +69,17 @@ def _limit_threads(threads: int) -> None:
 
 
 def _limit_heaps() -> None:
-    """Limit what malloc keeps of freed memory, and what torch's arrays cost. Must run before torch
+    """Limit freed memory that malloc keeps, and the cost of torch's arrays. Must run before torch
     is imported.
 
-    Each load has a thread of its own, and glibc makes up to eight arenas a core for threads, which
-    keep what loads leave behind. glibc maps an array by itself above a threshold that begins at 128
-    KiB and follows the largest array freed, so the cost of a forward pass depends on what ran
-    before it. A mapped array is zeroed by the kernel page by page: with a threshold of 4 MiB the
-    layers of a batch of 4,096 tokens took 1.35 s of user and 1.0 s of system time, with 32 MiB, the
-    most that glibc takes, 1.11 s and none. Huge pages, which torch asks the kernel for on this
-    variable, make that 1.00 s.
+    Arenas: each load has a thread, and glibc makes up to eight arenas per core for threads, which
+    keep the memory that loads free.
+
+    Thresholds: glibc maps an array separately above a threshold that begins at 128 KiB and follows
+    the largest array freed, so the cost of a forward pass depends on earlier ones. The kernel
+    zeroes a mapped array page by page. With a threshold of 4 MiB the layers of a batch of 4,096
+    tokens took 1.35 s of user and 1.0 s of system time; with 32 MiB, glibc's maximum, 1.11 s and
+    none. Huge pages, which torch requests because of this variable, reduce that to 1.00 s.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     memory.limit_heaps(
@@ -85,10 +88,12 @@ def _limit_heaps() -> None:
 
 
 def limit_compiled_products() -> None:
-    """Must run before torch is imported. oneDNN compiles a matrix product for each new shape, and
-    packed batches always have new ones. It and ideep, through which torch calls it, would each
-    cache 1,024 of them: some 500 MB in a worker of small models, full only after many minutes, and
-    replacing entries fragments the heap (docs/decisions/0013-returning-memory.md).
+    """Limit oneDNN's caches of compiled matrix products. Must run before torch is imported.
+
+    oneDNN compiles a product for each new shape, and packed batches always have new ones. It and
+    ideep, through which torch calls it, would each cache 1,024: some 500 MB in a worker of small
+    models, full only after many minutes, and replacing entries fragments the heap
+    (docs/decisions/0013-returning-memory.md).
     """
     for limit in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(limit, _COMPILED_PRODUCTS)

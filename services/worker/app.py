@@ -1,6 +1,4 @@
-"""Wires up the worker: read top to bottom, its object graph, its serving and its graceful
-shutdown.
-"""
+"""Wires up the worker. Read from top to bottom: its object graph, serving and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -29,9 +27,9 @@ from libs.telemetry.logs import fields
 from services.worker.heartbeat import Heartbeat
 from services.worker.jobs.answers.delivery import Delivery
 from services.worker.jobs.answers.finisher import Finisher
-from services.worker.jobs.answers.widening import Fp32Fallback
-from services.worker.jobs.answers.written import WrittenParts
-from services.worker.jobs.execution.ladder import OomRecovery
+from services.worker.jobs.answers.fp32_fallback import Fp32Fallback
+from services.worker.jobs.answers.streamed import StreamedParts
+from services.worker.jobs.execution.oom_recovery import OomRecovery
 from services.worker.jobs.execution.runner import Runner
 from services.worker.jobs.held import PreparationKind
 from services.worker.jobs.pulling.intake import Intake
@@ -53,17 +51,17 @@ log = logging.getLogger(__name__)
 HEALTH_NAME: Final = "worker"
 
 _HAND_BACK_SECONDS: Final = 3.0
-"""How long handing back unfinished jobs may take at shutdown; after that their leases expire."""
+"""How long returning unfinished jobs may take at shutdown. After that their leases expire."""
 
 _GOODBYE_SECONDS: Final = 2.0
 
 _RELIEF_SECONDS: Final = 5.0
-"""How long the device thread waits for the eviction of an idle model when memory is short."""
+"""How long the device thread waits for the eviction of an idle model when memory runs out."""
 
 
 def run_until_signalled(settings: Settings, device: Device) -> None:
-    """Serves until SIGTERM or SIGINT, then shuts down gracefully; a second signal ends the process
-    at once.
+    """Serve until SIGTERM or SIGINT, then shut down gracefully. A second signal exits
+    immediately.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_signalled(settings, device))
@@ -84,9 +82,7 @@ async def _signalled(settings: Settings, device: Device) -> None:
 
 
 async def serve(settings: Settings, device: Device, stop: asyncio.Event) -> None:
-    """Serves until `stop` is set and the worker has shut down. Raises the device's error if the
-    device was lost.
-    """
+    """Serve until `stop` is set and the worker has shut down. Raises the error of a lost device."""
     async with AsyncExitStack() as stack:
         threads = stack.enter_context(_threads(settings.threads))
         health = None
@@ -112,13 +108,14 @@ async def serve(settings: Settings, device: Device, stop: asyncio.Event) -> None
 @dataclass(frozen=True, slots=True)
 class Threads:
     """Separate pools for tokenising, for documents and large images, and for making answers, so
-    that a large job's preparation does not delay a small one's answer. One thread streams texts to
-    clients while they are generated, and one recomputes in float32."""
+    that preparing a large job does not delay a small answer. One thread streams generated texts,
+    and one recomputes in float32.
+    """
 
     preparing: Mapping[PreparationKind, Preparers]
     finishing: Preparers
-    reading: ThreadPoolExecutor
-    widening: ThreadPoolExecutor
+    streaming: ThreadPoolExecutor
+    fp32: ThreadPoolExecutor
 
 
 @contextmanager
@@ -132,14 +129,14 @@ def _threads(cores: int) -> Iterator[Threads]:
     threads = Threads(
         preparing,
         _quick(count, "finish"),
-        ThreadPoolExecutor(1, "read"),
-        ThreadPoolExecutor(1, "widen"),
+        ThreadPoolExecutor(1, "stream"),
+        ThreadPoolExecutor(1, "fp32"),
     )
     try:
         yield threads
     finally:
         pools = [one.threads for one in (*preparing.values(), threads.finishing)]
-        for pool in (*pools, threads.reading, threads.widening):
+        for pool in (*pools, threads.streaming, threads.fp32):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -154,8 +151,8 @@ def _slow(count: int, name: str) -> Preparers:
 
 
 class Worker:
-    """One worker: `serve` until `stop`, then `wind_down`. Its link, threads and task group are
-    opened by `serve` of this module.
+    """One worker. Call `serve`, then `wind_down`. The module's `serve` opens its link, threads and
+    task group.
     """
 
     def __init__(
@@ -180,12 +177,12 @@ class Worker:
             settings, device, tasks, changed=self._models_changed
         )
         delivery = self._delivery = Delivery(link, tasks, residency.release, waste=waste)
-        parts = self._parts = WrittenParts(link, tasks, threads.reading)
+        streamed = self._streamed = StreamedParts(link, tasks, threads.streaming)
         fair = partial(
             Preparation, threads.finishing, clock=time.monotonic, size=attrgetter("finish_bytes")
         )
-        widening = Fp32Fallback(threads.widening, unix_time=link.clock.now)
-        finisher = Finisher(delivery, parts, fair, widening, wake, unix_time=link.clock.now)
+        fp32 = Fp32Fallback(threads.fp32, unix_time=link.clock.now)
+        finisher = Finisher(delivery, streamed, fair, fp32, wake, unix_time=link.clock.now)
         runner = self._runner = Runner(
             Limits(
                 device.batch_tokens,
@@ -196,7 +193,7 @@ class Worker:
             finisher,
             clock=time.monotonic,
             unix_time=link.clock.now,
-            ladder=OomRecovery(device.recover, device.trim, self._relieve),
+            oom_recovery=OomRecovery(device.recover, device.trim, self._relieve),
             enter=device.enter,
             waste=waste,
             launches_ahead=device.batches_in_flight > 1,
@@ -231,12 +228,12 @@ class Worker:
             intake,
             pull_wait_seconds=settings.pull_wait_seconds,
             wake=wake,
-            beat=heartbeat.beat_soon,
+            request_heartbeat=heartbeat.send_soon,
             stop=stop,
         )
 
     async def serve(self) -> None:
-        """Serves until `stop` is set or the device is lost."""
+        """Serve until `stop` is set or the device is lost."""
         self._runner.start()
         self._device = asyncio.wrap_future(self._runner.ended)
         self._beating = self._tasks.create_task(self._heartbeat.run())
@@ -245,12 +242,12 @@ class Worker:
         self._tasks.create_task(self._residency.run())
         self._tidying = self._tasks.create_task(memory.tidy())
         self._watching = self._tasks.create_task(self._watch(self._spot)) if self._spot else None
-        # The loss of the device sets `stop`, too.
+        # The loss of the device also sets `stop`.
         self._device.add_done_callback(lambda _: self._stop.set())
         await self._stop.wait()
 
     async def wind_down(self) -> None:
-        """Graceful shutdown: stops pulling, finishes held jobs, hands back the rest, sends the last
+        """Shut down gracefully: stop pulling, finish held jobs, return the rest, send the last
         heartbeat.
         """
         grace_seconds = (
@@ -258,7 +255,7 @@ class Worker:
             if self._gone_at is None
             else grace_left(self._gone_at, time.time(), self._grace_seconds)
         )
-        log.info("the worker shuts down", extra=fields({"grace_seconds": grace_seconds}))
+        log.info("the worker is shutting down", extra=fields({"grace_seconds": grace_seconds}))
         if self._watching is not None:
             self._watching.cancel()
         self._tidying.cancel()
@@ -273,15 +270,15 @@ class Worker:
         self._attending.cancel()
 
     def check_device(self) -> None:
-        """Raises the device's error if the device was lost."""
+        """Raise the device's error if the device was lost."""
         if not self._device.cancel():
             self._device.result()
 
     async def _watch(self, spot: Source) -> None:
-        """Waits for a preemption notice of the spot machine; then stops the worker in time."""
+        """Wait for a preemption notice of the spot machine, then stop the worker in time."""
         gone_at = self._gone_at = await noticed(spot)
         log.warning(
-            "the machine will be preempted: this worker stops before",
+            "the machine will be preempted; this worker stops first",
             extra=fields({"in_seconds": gone_at - time.time()}),
         )
         self._residency.refuse_loads()
@@ -293,12 +290,14 @@ class Worker:
         if not await _within(grace_seconds, self._delivery.settled()):
             self._delivery.hand_back()
             if not await _within(_HAND_BACK_SECONDS, self._delivery.settled()):
-                log.warning("some leases could not be handed back: they are left to expire")
+                log.warning("some leases were not returned; leaving them to expire")
                 self._delivery.give_up()
-                self._parts.give_up()
+                self._streamed.give_up()
 
     def _relieve(self, keep: str) -> bool:
-        """`Residency.relieve`, called by the device thread: whether memory was freed. Blocks."""
+        """Call `Residency.relieve` from the device thread. Return whether memory was freed.
+        Blocks.
+        """
         if self._loop.is_closed():
             return False
         relief = asyncio.run_coroutine_threadsafe(self._residency.relieve(keep), self._loop)
@@ -317,8 +316,8 @@ class Worker:
 def _residency(
     settings: Settings, device: Device, tasks: asyncio.TaskGroup, *, changed: Callable[[], None]
 ) -> Residency:
-    place = (settings.store_dir, settings.store_bytes, settings.torch_checkpoints)
-    store = open_store(settings.stores, *place) if settings.stores else None
+    store_settings = (settings.store_dir, settings.store_bytes, settings.torch_checkpoints)
+    store = open_store(settings.stores, *store_settings) if settings.stores else None
     return Residency(
         ModelFiles(
             settings.models,
@@ -326,7 +325,7 @@ def _residency(
             settings.catalog,
             item_bytes=device.item_bytes,
             has_int8=device.has_int8,
-            copies=open_copies(*place),
+            copies=open_copies(*store_settings),
         ),
         device,
         tasks,
@@ -340,7 +339,7 @@ def _residency(
 
 
 async def _within(seconds: float, work: Awaitable[None]) -> bool:
-    """Awaits `work`; returns whether it ended in time."""
+    """Await `work`. Return whether it ended in time."""
     try:
         async with asyncio.timeout(seconds):
             await work

@@ -1,6 +1,6 @@
-"""Reports this worker's state to the routers, and obeys the orders in their answers.
+"""Reports this worker's state to the routers, and executes the orders in their replies.
 
-Not on the request path: renews the leases of held batches, and brings back cancellations and
+Not on the request path: renews the leases of held batches, and receives cancellations and
 orders.
 """
 
@@ -27,19 +27,24 @@ from services.worker.mesh.link import Link
 log = logging.getLogger(__name__)
 
 _RENEW_SHARE: Final = 0.25
-"""The heartbeat interval is at most this share of a lease's time, so that three heartbeats may fail
+"""Maximum heartbeat interval as a share of a lease's duration, so that three heartbeats may fail
 before the lease expires.
 """
 
-_REST_SHARE, _MIN_REST, _MAX_REST = 4.0, 0.02, 0.25
-"""Backpressure on heartbeats that a router rings for: they keep a distance of 4 times what the last
-heartbeat took, within these bounds (seconds). Cancellations can ring a hundred times a second, and
-routers that are slow to answer are called less often."""
+_PAUSE_FACTOR, _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 4.0, 0.02, 0.25
+"""Backpressure on heartbeats that routers request: the pause is 4 times the duration of the last
+heartbeat, within these bounds in seconds. Cancellations can request a hundred per second, and slow
+routers are called less often.
+"""
 
 
 class Heartbeat:
-    """`run` beats every `interval_seconds` and whenever `changed` is set; `drain` is called when a
-    router orders it.
+    """Sends heartbeats from `run`.
+
+    Args:
+        interval_seconds: Time between heartbeats.
+        changed: Set to send a heartbeat early.
+        drain: Called when a router orders it.
     """
 
     def __init__(
@@ -64,7 +69,7 @@ class Heartbeat:
         self._drain = drain
         self._loop = asyncio.get_running_loop()
         # Mutable state.
-        self._rested_at = 0.0
+        self._earliest_at = 0.0
         self._directive_seq = 0
         self._plan = 0
         self._draining = False
@@ -75,39 +80,39 @@ class Heartbeat:
         while True:
             self._changed.clear()
             began = self._loop.time()
-            await self._beat(self._message())
+            await self._send(self._message())
             ended = self._loop.time()
-            self._rested_at = ended + min(max(_MIN_REST, _REST_SHARE * (ended - began)), _MAX_REST)
+            self._earliest_at = ended + min(
+                max(_MIN_PAUSE_SECONDS, _PAUSE_FACTOR * (ended - began)), _MAX_PAUSE_SECONDS
+            )
             with suppress(TimeoutError):
                 async with asyncio.timeout(
                     min(self._interval_seconds, self._delivery.lease_seconds * _RENEW_SHARE)
                 ):
                     await self._changed.wait()
 
-    def beat_soon(self) -> None:
-        """Schedules an early heartbeat, because a router has orders or cancellations for this
+    def send_soon(self) -> None:
+        """Schedule an early heartbeat, because a router has orders or cancellations for this
         worker.
         """
-        self._loop.call_at(self._rested_at, self._changed.set)
+        self._loop.call_at(self._earliest_at, self._changed.set)
 
     def announce_drain(self) -> None:
-        """From now on heartbeats say that this worker drains: it takes no more work."""
+        """Report in heartbeats that this worker is draining and takes no more work."""
         self._draining = True
         self._changed.set()
 
     def announce_end(self, gone_at: float) -> None:
-        """From now on heartbeats say when (Unix time) the machine is preempted."""
+        """Report in heartbeats when (Unix time) the machine is preempted."""
         self._gone_at = gone_at
         self._changed.set()
 
     async def leave(self) -> None:
-        """Sends the last heartbeat."""
-        await self._beat(self._message(leaving=True))
+        """Send the last heartbeat."""
+        await self._send(self._message(leaving=True))
 
     def apply(self, response: worker_pb2.HeartbeatResponse) -> None:
-        """Applies a heartbeat's answer: cancels jobs that nobody waits for, and obeys each order
-        once, in sequence.
-        """
+        """Apply a heartbeat's reply: cancel jobs, and execute each order once, in sequence."""
         for cancelled in response.cancelled:
             self._delivery.cancel(cancelled)
         self._residency.set_backlog(dict(response.queued_tokens))
@@ -116,14 +121,14 @@ class Heartbeat:
                 self._directive_seq = directive.seq
                 if 0 < directive.plan < self._plan:
                     log.info(
-                        "an order of an older plan is ignored",
+                        "ignoring an order of an older plan",
                         extra=fields({"seq": directive.seq, "plan": directive.plan}),
                     )
                     continue
                 self._plan = max(self._plan, directive.plan)
                 self._obey(directive)
 
-    async def _beat(self, message: worker_pb2.HeartbeatRequest) -> None:
+    async def _send(self, message: worker_pb2.HeartbeatRequest) -> None:
         try:
             response = await self._link.heartbeat(message)
             self._router_version = response.wire_version
@@ -154,7 +159,7 @@ class Heartbeat:
                     "router_wire_version": self._router_version,
                 }
                 log.warning(
-                    "an order that this worker does not know is skipped: upgrade the worker",
+                    "skipping an unknown order: upgrade the worker",
                     extra=fields(versions),
                 )
 

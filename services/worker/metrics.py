@@ -1,6 +1,7 @@
-"""Prometheus metrics of the device and its models, read at each scrape (`libs/telemetry`). The
-other series are counted where the events happen: `intake.py`, `runner.py`, `finisher.py`,
-`residency.py`, `space.py`."""
+"""Prometheus metrics of the device and its models, read at each scrape (`libs/telemetry`). Other
+series are counted where the events occur: `intake.py`, `runner.py`, `finisher.py`, `residency.py`,
+`space.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from services.worker.memory.residency import Residency
 
 @runtime_checkable
 class ClaimsMemory(Protocol):
-    """A model whose sequences claim some of its memory."""
+    """A model that claims part of its memory for its sequences."""
 
     @property
     def claimed_bytes(self) -> int: ...
 
 
 class WorkerMetrics:
-    """`read` is called on the thread of a scrape."""
+    """Metrics of one worker. `read` is called on the thread of a scrape."""
 
     def __init__(
         self, pool: str, device: Device, residency: Residency, waste: Waste, time: DeviceTime

@@ -1,8 +1,7 @@
-"""Liveness: keeps one stream open to a router; while it is open the routers know that this process
-lives.
+"""Liveness: keeps one stream open to a router, by which routers know that this process is alive.
 
-Not on the request path. When the process dies its stream breaks, and its leased jobs are given to
-other workers at once; when the stream breaks and the process lives, the worker sends a heartbeat
+Not on the request path. When the process dies its stream breaks, and its leased jobs go to other
+workers immediately. If the stream breaks while the process is alive, the worker sends a heartbeat
 and opens another stream.
 """
 
@@ -22,13 +21,11 @@ from services.worker.mesh.link import Backoff, Link
 log = logging.getLogger(__name__)
 
 REFUSED_SECONDS: Final = 60.0
-"""Time until the next try after a router has refused the stream: those of before wire version 3 do
-not know it.
-"""
+"""Time until the next try after a router refused the stream, as those before wire version 3 do."""
 
 
 class Presence:
-    """`run` until it is cancelled. `changed`: set to send a heartbeat at once."""
+    """Keeps the stream open. `changed` is set to send a heartbeat immediately."""
 
     def __init__(self, link: Link, changed: asyncio.Event) -> None:
         self._link = link
@@ -46,7 +43,7 @@ class Presence:
                 backoff.reset()
             except NoCapacity as error:
                 log.debug(
-                    "the stream to a router broke: another one is opened",
+                    "the stream to a router broke; opening another",
                     extra=fields({"reason": error.message}),
                 )
                 self._changed.set()

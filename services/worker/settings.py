@@ -1,4 +1,4 @@
-"""The worker's configuration, read once from the environment at its start."""
+"""The worker's configuration, read from the environment at startup."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _SPOT = re.compile(r"none|aws|gcp|file:/.+")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of one worker process. Sizes in bytes or tokens, times in seconds; 0 means the
-    device's default where allowed.
+    """Settings of one worker process. Sizes are in bytes or tokens, times in seconds. Where
+    allowed, 0 means the device's default.
     """
 
     worker_id: str
@@ -49,17 +49,15 @@ class Settings:
     pool: str = "cpu"
     models: tuple[Shelf, ...] = ()
     stores: tuple[str, ...] = ()
-    """Stores for models that no folder has, in order of search. Empty: nothing is ever fetched."""
+    """Stores for models that no folder has, in search order. If empty, nothing is fetched."""
     store_dir: Path = Path("shoal")
-    """The directory of fetched models. Shared by the workers of a node."""
+    """Directory for fetched models, shared by the workers of a node."""
     store_bytes: int = 0
-    """Disk budget of that directory. 0: 90 % of the disk space that is free at the start."""
+    """Disk budget of that directory. 0: 90 % of the free disk space at startup."""
     torch_checkpoints: TorchCheckpoints = "convert"
-    """What is done about weights that are there only as torch checkpoints: they are converted once,
-    or the model is refused.
-    """
+    """Whether weights that exist only as torch checkpoints are converted once or refused."""
     catalog: Catalog = field(default_factory=Catalog)
-    """Overrides of what models' files say: shipped cards and those of SHOAL_CATALOG's folders."""
+    """Overrides of values in models' files: shipped cards and those in SHOAL_CATALOG's folders."""
     device: DeviceChoice = "auto"
     dtype: DtypeChoice = "auto"
     threads: int = 1
@@ -67,49 +65,50 @@ class Settings:
     """Token budget of one forward pass. 0: 2048 on a CPU, 16384 on an accelerator."""
     batch_items: int = 512
     max_age_seconds: float = 0.5
-    """Sequences that have waited longer are batched strictly in order, however badly they fit."""
+    """Sequences that have waited longer are batched strictly in order, even if they fit badly."""
     batch_seconds: float = 0.05
-    """The longest expected duration of a forward pass while several models or tenants want the
-    device: up to twice that if it would have fewer than 256 tokens, and four times that while one
-    caller has the device alone."""
+    """Maximum expected duration of a forward pass while several models or tenants share the device:
+    up to twice that for a pass of fewer than 256 tokens, and four times that while one caller has
+    the device alone.
+    """
     memory_bytes: int = 0
-    """Bytes that models may take, activations of a batch included. 0: 60 % of the host's memory on
-    a CPU, all but a reserve of the device's on an accelerator."""
+    """Bytes for models, including activations of a batch. 0: 60 % of the host's memory on a CPU,
+    all but a reserve of the device's on an accelerator.
+    """
     host_bytes: int | None = None
     """Bytes of host memory for warm models. None: 0 on a CPU, half of the host's memory on an
     accelerator.
     """
     cuda_graphs: int = 48
-    """CUDA graphs that each model may keep, for forwards of small batches. 0: every forward is
+    """Maximum CUDA graphs per model, for forward passes of small batches. 0: all passes are
     launched eagerly.
     """
     cuda_in_flight: int = 2
-    """Batches that a CUDA device may have at once: 2 launches the next batch before the last one is
-    over, 1 does not.
-    """
+    """Maximum batches on a CUDA device. 2 launches the next batch before the last one is over."""
     image_cache_bytes: int = 128 << 20
-    """Bytes of free memory that outputs of images may take, so that an image that is asked again is
-    neither decoded nor computed. 128 MiB are 50,000 vectors of 512 numbers, or 250 pages of 1,030
-    vectors of 128. 0: none are kept."""
+    """Bytes of free memory for caching image outputs, so that a repeated image is neither decoded
+    nor computed. 128 MiB are 50,000 vectors of 512 numbers, or 250 pages of 1,030 vectors of 128. 0
+    disables the cache.
+    """
     adapters: int = 32
-    """LoRA adapters that may be loaded with each model at the same time."""
+    """Maximum LoRA adapters loaded with each model."""
     eviction: str = DEFAULT
     """The eviction policy: a key of `libs.eviction.POLICIES`."""
     load_seconds: float = 300.0
-    """How long a load may take, without the download."""
+    """Time limit of a load, without the download."""
     heartbeat_seconds: float = 2.0
     pull_wait_seconds: float = 10.0
     grace_seconds: float = 25.0
-    """How long held jobs may take after SIGTERM before they are handed back."""
+    """How long held jobs may take after SIGTERM before they are returned."""
     spot: str = "none"
-    """The source of preemption notices of a spot machine: none, aws, gcp or file:/path
+    """Source of preemption notices of a spot machine: none, aws, gcp or file:/path
     (`notice.py`).
     """
     health_address: str = ""
-    """Listening address of grpc.health.v1. Empty: not served."""
+    """Listening address of grpc.health.v1. Not served if empty."""
     metrics_address: str = ""
-    """Listening address (host:port) of the Prometheus endpoint, plain HTTP without credentials.
-    Empty: not served.
+    """Listening address (host:port) of the Prometheus endpoint, plain HTTP without credentials. Not
+    served if empty.
     """
     log_level: LogLevel = "INFO"
 
@@ -131,7 +130,7 @@ class Settings:
         check(self.batch_items >= 1, "SHOAL_BATCH_ITEMS", "at least 1")
         check(0 < self.max_age_seconds <= 60, "SHOAL_MAX_AGE_SECONDS", "above 0, at most 60")
         check(0.001 <= self.batch_seconds <= 60, "SHOAL_BATCH_SECONDS", "0.001..60")
-        check(self.store_bytes >= 0, "SHOAL_STORE_BYTES", "at least 1, or 0 for what the disk has")
+        check(self.store_bytes >= 0, "SHOAL_STORE_BYTES", "at least 1, or 0 for all free space")
         check(
             self.memory_bytes >= 0,
             "SHOAL_MEMORY_BYTES",
@@ -159,7 +158,7 @@ class Settings:
 
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> Settings:
-        """Reads SHOAL_* variables; raises InvalidInput naming the variable and what it may be."""
+        """Read SHOAL_* variables. Raises InvalidInput with the variable and its allowed values."""
         return Settings(
             worker_id=environ.get("SHOAL_WORKER_ID") or random_id("worker"),
             routers=tuple(
@@ -203,7 +202,7 @@ class Settings:
         )
 
     def describe(self) -> dict[str, str]:
-        """The settings as text, for the log line at the start."""
+        """Return the settings as text, for the log line at startup."""
         values = {one.name: str(getattr(self, one.name)) for one in fields(self)}
         return values | {
             "routers": ",".join(self.routers),

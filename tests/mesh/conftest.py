@@ -31,14 +31,15 @@ from tests.support.cluster import Cluster
 LABELS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG")
 CLASSES = ("contradiction", "neutral", "entailment")
 KINDS: tuple[Kind, ...] = tuple(RECIPES)
-# Families that transformers has such heads for.
+# Families with such heads in transformers.
 RANKED: tuple[Kind, ...] = (
-    "bart", "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra", "modernbert", "deberta-v2", "gte",
-    "nomic_bert", "qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "phi3", "albert", "eurobert", "t5",
+    "bart", "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra",
+    "modernbert", "deberta-v2", "gte", "nomic_bert", "qwen2", "qwen3", "llama", "mistral",
+    "gemma2", "gemma3_text", "phi3", "albert", "eurobert", "t5",
 )  # fmt: skip
 TAGGED: tuple[Kind, ...] = (
-    "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra", "modernbert", "deberta-v2",
-    "openai_privacy_filter", "albert", "eurobert",
+    "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet", "electra", "modernbert",
+    "deberta-v2", "openai_privacy_filter", "albert", "eurobert",
 )  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def minilm() -> Path:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root `<root>/random/<kind>-<head>` with a small random checkpoint for each kind and
+    """Return a root `<root>/random/<kind>-<head>` with a small random checkpoint per kind and
     head.
     """
     root = tmp_path_factory.mktemp("checkpoints")
@@ -93,15 +94,15 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_left(directory: Path) -> None:
-    """An embedder of at most 16 tokens, of which long texts lose their beginning."""
+    """Write an embedder of at most 16 tokens that truncates long texts on the left."""
     write_checkpoint("bert", directory, sentence=SentenceFiles(max_seq_length=16))
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation_side": "left"}))
 
 
 def head_config(kind: Kind) -> dict[str, object]:
-    """A causal model's classifier asks for a padding token, by which it finds the last one that is
-    none; no text has this one.
+    """Return the config of a classifier. A causal model requires a padding token, to find the last
+    other token; no text has this one.
     """
     reads_last = kind in LAYOUTS and LAYOUTS[kind].pooling == "last"
     return (
@@ -112,13 +113,13 @@ def head_config(kind: Kind) -> dict[str, object]:
 
 
 def hub_config(name: str) -> dict[str, object]:
-    """Of the small checkpoint of a family that only the hub has code for."""
+    """Return the config of a small checkpoint of a family with code only on the hub."""
     return HUB[name].config(64, 4, 2) | {"vocab_size": 400}
 
 
 def write_late_interaction(directory: Path, base: Path) -> None:
-    """A ColBERT as sentence-transformers saves it: [MASK]-expanded queries, a linear layer to 16, a
-    skip list of punctuation.
+    """Write a ColBERT as sentence-transformers saves it: [MASK]-expanded queries, a linear layer to
+    16, a skip list of punctuation.
     """
     layers = [
         Transformer(
@@ -143,13 +144,13 @@ def write_late_interaction(directory: Path, base: Path) -> None:
 
 @pytest.fixture(scope="session")
 def models(minilm: Path, checkpoints: Path) -> str:
-    """SHOAL_MODELS of all of them."""
+    """Return SHOAL_MODELS with all of them."""
     return f"{MINILM}={minilm}:{checkpoints}"
 
 
 @pytest.fixture(scope="session")
 def mesh(tmp_path_factory: pytest.TempPathFactory, models: str) -> Iterator[Cluster]:
-    """One router and one worker, float32."""
+    """Run one router and one worker, float32."""
     with Cluster(tmp_path_factory.mktemp("mesh"), models=models) as cluster:
         yield cluster
 

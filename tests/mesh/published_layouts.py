@@ -1,9 +1,9 @@
-"""Repositories with the files that the hub has of published models: random small weights in the
-published formats.
+"""Repositories with the files of published models on the hub: small random weights in the published
+formats.
 
-Each model has a twin as its package saves it today, with safetensors and tokenizer.json. What a
-repository holds is written in the comment of its function; a base model has no weights in a format
-that is read, because none may be fetched.
+Each model has a twin as its package saves it today, with safetensors and tokenizer.json. The
+docstring of a function lists the files of its repository. Base models have no weights in a readable
+format, because none may be fetched.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from tests.readers.page_models import write_trocr
 from tests.support.sentencepieces import DEBERTA, trained
 
 _DEBERTA_ROWS: Final = 640
-"""Rows of the base models' embedding: more than their tokenizers have tokens, as deberta-v3's
+"""Rows of the base models' embedding: more than their tokenizers have tokens, like deberta-v3's
 128,100.
 """
 
 _TRAINING: Final = {
-    "train_batch_size": 8, "num_steps": 30_000, "warmup_ratio": 0.1, "scheduler_type": "cosine", "eval_every": 5_000,
-    "lr_encoder": 1e-5, "lr_others": 5e-5, "root_dir": "ablation_backbone", "log_dir": "logs", "prev_path": "none",
+    "train_batch_size": 8, "num_steps": 30_000, "warmup_ratio": 0.1, "scheduler_type": "cosine",
+    "eval_every": 5_000, "lr_encoder": 1e-5, "lr_others": 5e-5, "root_dir": "ablation_backbone",
+    "log_dir": "logs", "prev_path": "none",
 }  # fmt: skip
 _SAVED_BY_PACKAGE: Final = (
     "encoder_config",
@@ -48,8 +49,8 @@ _SAVED_BY_PACKAGE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """`hub`: repositories by id, those of base models too. `twins`: the same models as their
-    packages save them.
+    """Published models. `hub` has repositories by ID, including base models; `twins` the same
+    models as saved by their packages.
     """
 
     hub: Mapping[str, Path]
@@ -77,17 +78,17 @@ class _Writer:
         }
 
     def repository(self, model: str) -> Path:
-        """An empty repository of the hub."""
+        """Make an empty repository of the hub."""
         self.hub[model] = _folder(self.root / "hub" / model)
         (self.hub[model] / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
         (self.hub[model] / ".gitattributes").write_text("*.bin filter=lfs\n")
         return self.hub[model]
 
     def deberta(self, model: str, name: str, *, markers: tuple[str, ...] = ()) -> Path:
-        """config.json, pytorch_model.bin, spm.model and a tokenizer_config.json of two keys.
-        Returns a directory for packages.
+        """Write config.json, pytorch_model.bin, spm.model and a tokenizer_config.json of two keys.
+        Return a directory for packages.
 
-        `markers`: tokens that are in the package's directory alone.
+        `markers` are tokens that only the package's directory has.
         """
         base = write_checkpoint(
             "deberta-v2",
@@ -116,7 +117,7 @@ class _Writer:
 
 
 def write(root: Path) -> Published:
-    """All repositories."""
+    """Write all repositories."""
     writer = _Writer(root)
     for each in _REPOSITORIES:
         each(writer)
@@ -124,8 +125,8 @@ def write(root: Path) -> Published:
 
 
 def _bge_m3(writer: _Writer) -> None:
-    """pytorch_model.bin, sparse_linear.pt and colbert_linear.pt in half precision, both forms of
-    the tokenizer, modules, onnx/.
+    """Write pytorch_model.bin, sparse_linear.pt and colbert_linear.pt in half precision, both forms
+    of the tokenizer, modules, onnx/.
     """
     twin = write_m3(writer.root / "twins" / "bge-m3")
     for path in twin.glob("*_linear.safetensors"):
@@ -151,7 +152,7 @@ def _bge_m3(writer: _Writer) -> None:
 
 
 def _urchade(writer: _Writer) -> None:
-    """pytorch_model.bin and gliner_config.json of the training's keys, which name the base
+    """Write pytorch_model.bin, and gliner_config.json with the training's keys, which name the base
     model.
     """
     base = writer.deberta("microsoft/deberta-v3-small", "deberta")
@@ -192,7 +193,7 @@ def _training_files(
 
 
 def _community(writer: _Writer) -> None:
-    """pytorch_model.bin, a tokenizer with <<ENT>> and <<SEP>> in all its files, and a null
+    """Write pytorch_model.bin, a tokenizer with <<ENT>> and <<SEP>> in all its files, and a null
     encoder_config.
     """
     markers = ("<<ENT>>", "<<SEP>>")
@@ -217,14 +218,16 @@ def _community(writer: _Writer) -> None:
 
 
 def _knowledgator_pii(writer: _Writer) -> None:
-    """pytorch_model.bin, gliner_config.json with encoder_config, tokenizer.json, and onnx/."""
+    """Write pytorch_model.bin, gliner_config.json with encoder_config, tokenizer.json, and
+    onnx/.
+    """
     made = writer.gliner("knowledgator/gliner-pii-small-v1.0", {}, encoder="modernbert")
     own = _package_files(writer, "knowledgator/gliner-pii-small-v1.0", made)
     (_folder(own / "onnx") / "model.onnx").write_bytes(b"not fetched")
 
 
 def _knowledgator_bi(writer: _Writer) -> None:
-    """As before, without the tokenizer of the encoder for labels, which is in that model's
+    """Write the same without the tokenizer of the label encoder, which is in that model's
     repository.
     """
     labels = "BAAI/bge-small-en-v1.5"
@@ -244,8 +247,8 @@ def _knowledgator_relex(writer: _Writer) -> None:
 
 
 def _package_files(writer: _Writer, model: str, made: gliner_models.Reference) -> Path:
-    """The repository of a model that the package saved, with its weights as the package's default
-    has them: a torch checkpoint.
+    """Write the repository of a model that the package saved, with its weights in the package's
+    default format, a torch checkpoint.
     """
     own = writer.repository(model)
     shutil.copytree(made.directory, own, dirs_exist_ok=True)
@@ -255,7 +258,7 @@ def _package_files(writer: _Writer, model: str, made: gliner_models.Reference) -
 
 
 def _glirel(writer: _Writer) -> None:
-    """pytorch_model.bin and glirel_config.json, as the package writes them."""
+    """Write pytorch_model.bin and glirel_config.json as the package does."""
     base = writer.root / "bases" / "microsoft" / "deberta-v3-large"
     made = glirel_models.make_reference(writer.root / "made" / "glirel", {}, base=base)
     own = writer.repository("jackboyla/glirel-large-v0")
@@ -267,7 +270,7 @@ def _glirel(writer: _Writer) -> None:
 
 
 def _trocr(writer: _Writer) -> None:
-    """pytorch_model.bin, vocab.json and merges.txt, the settings of the processor and of
+    """Write pytorch_model.bin, vocab.json and merges.txt, and the settings of the processor and of
     generation.
     """
     twin = _folder(writer.root / "twins" / "trocr")
@@ -294,13 +297,13 @@ def _trocr(writer: _Writer) -> None:
 
 
 _REPOSITORIES: Final[tuple[Callable[[_Writer], None], ...]] = (
-    _bge_m3, _urchade, _urchade_multilingual, _nuner, _community, _knowledgator_pii, _knowledgator_bi, _knowledgator_relex, _glirel,
-    _trocr,
+    _bge_m3, _urchade, _urchade_multilingual, _nuner, _community, _knowledgator_pii,
+    _knowledgator_bi, _knowledgator_relex, _glirel, _trocr,
 )  # fmt: skip
 
 
 def _deberta_tokenizer(pieces: Path, markers: tuple[str, ...]) -> PreTrainedTokenizerFast:
-    """The fast tokenizer that transformers' own converter makes of a SentencePiece model."""
+    """Make the fast tokenizer of a SentencePiece model with transformers' converter."""
     converters: Any = importlib.import_module("transformers.convert_slow_tokenizer")
     slow = SimpleNamespace(
         vocab_file=str(pieces),

@@ -1,5 +1,5 @@
-"""LoRA adapters through the whole mesh: many over one base model, mixed requests, what is not there
-and what is broken.
+"""LoRA adapters through the whole mesh: many over one base model, mixed requests, missing and
+broken adapters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BASE = "org/base"
 ADAPTERS = [f"adapters/{number}" for number in range(8)]
 NONE = ""
 KEPT = 3
-"""Of a model at the same time: fewer than there are."""
+"""Adapters loaded at the same time, fewer than exist."""
 TEXTS = [
     "a boat",
     "many small boats in one harbour",
@@ -36,7 +36,7 @@ TEXTS = [
 
 Numbers = npt.NDArray[np.float32]
 Reference = Callable[[str], Numbers]
-"""The vectors of TEXTS with an adapter."""
+"""Returns the vectors of TEXTS with an adapter."""
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(shelf: Path) -> Reference:
-    """Writes a base model and its adapters, one of them broken; answers as PEFT's merged models
-    do.
+    """Write a base model and its adapters, one of them broken. Return vectors of PEFT's merged
+    models.
     """
     write_checkpoint("bert", shelf / BASE, sentence=SentenceFiles())
     merged = {NONE: random_model("bert")}
@@ -95,12 +95,14 @@ def error(client: shoal.Client, reference: Reference, adapter: str) -> float:
 
 
 def worst_at_once(client: shoal.Client, reference: Reference, names: list[str]) -> float:
-    """Of one request for each name, at the same time."""
+    """Return the largest error of concurrent requests, one per name."""
     with ThreadPoolExecutor(len(names)) as pool:
         return max(pool.map(lambda name: error(client, reference, name), names))
 
 
-def test_adapters_and_none_at_the_same_time(client: shoal.Client, reference: Reference) -> None:
+def test_adapters_and_the_plain_model_are_served_concurrently(
+    client: shoal.Client, reference: Reference
+) -> None:
     assert min(np.abs(reference(name) - reference(NONE)).max() for name in ADAPTERS) > 1e-3
     loaded = ADAPTERS[:KEPT]
     assert worst_at_once(client, reference, [NONE, *loaded] * 6) <= 1e-5
@@ -116,22 +118,22 @@ def test_adapters_and_none_at_the_same_time(client: shoal.Client, reference: Ref
     wait_until(lambda: places() == [loaded], 10, "the report")
 
 
-def test_more_adapters_than_are_kept_take_turns(client: shoal.Client, reference: Reference) -> None:
+def test_more_adapters_than_fit_are_served(client: shoal.Client, reference: Reference) -> None:
     assert worst_at_once(client, reference, [NONE, *ADAPTERS] * 2) <= 1e-5
 
 
-def test_adapters_are_no_models(client: shoal.Client) -> None:
+def test_adapters_are_not_models(client: shoal.Client) -> None:
     assert [model.model for model in client.models.list()] == [BASE]
 
 
-def test_adapter_that_nobody_has_is_not_found(client: shoal.Client, reference: Reference) -> None:
+def test_unknown_adapter_is_not_found(client: shoal.Client, reference: Reference) -> None:
     with pytest.raises(shoal.errors.ModelNotFound, match="adapters/unknown") as raised:
         client.encode(BASE, TEXTS, adapter="adapters/unknown", timeout=30)
     assert raised.value.field == "adapter"
     assert error(client, reference, NONE) <= 1e-5
 
 
-def test_broken_adapter_names_file_and_tensor_and_its_model_serves_on(
+def test_broken_adapter_error_names_the_tensor_and_its_model_keeps_serving(
     client: shoal.Client, reference: Reference
 ) -> None:
     with pytest.raises(

@@ -1,5 +1,5 @@
-"""A tenant asks for very large answers through a mesh: memory of each process is bounded, and other
-tenants are answered.
+"""A tenant requests very large answers: the memory of each process is bounded, and other tenants
+are answered.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ RELATIONS: Final = "random/glirel"
 ENTITIES, LABELS, ITEMS = 120, 60, 200
 ATTACK_SECONDS: Final = 120.0
 MEMORY_BYTES, MEMORY_PER_BYTE = 64 << 20, 16
-"""The target of every process: at most this growth for a request, and this for each of its
-bytes.
-"""
+"""Limits of every process: maximum growth for a request, and per byte of the request."""
 DELAY_SHARE: Final = 0.25
-"""Of the time that the attack takes: another tenant waited 42.6 of 68.3 s before answers were
-bounded, and 0.2 of 16 s since.
+"""Maximum delay as a share of the attack's duration. Another tenant waited 42.6 of 68.3 s before
+answers were bounded, and 0.2 of 16 s since.
 """
 
 
@@ -45,7 +43,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def related(items: int, entities: int = ENTITIES, labels: int = LABELS) -> pb.ExtractRequest:
-    """Each word of each item is an entity, and every pair of them has every relation."""
+    """Make a request in which each word is an entity, and every pair of entities has every
+    relation.
+    """
     found = [pb.Entity(start=2 * place, end=2 * place + 1, label="e") for place in range(entities)]
     item = pb.Item(text="a " * entities, entities=found)
     task = pb.RelationsTask(labels=[f"r{number}" for number in range(labels)], threshold=0.0)
@@ -54,8 +54,8 @@ def related(items: int, entities: int = ENTITIES, labels: int = LABELS) -> pb.Ex
 
 @dataclass
 class Light:
-    """The other tenant: requests one after another. `slowest`: the longest wait; `answered`: how
-    many.
+    """The other tenant, with sequential requests. `slowest` is the longest wait, `answered` the
+    count.
     """
 
     stub: inference_pb2_grpc.InferenceServiceStub
@@ -70,7 +70,7 @@ class Light:
         self.answered += 1
 
 
-def test_relations_answer_takes_bounded_memory_and_other_tenants_are_answered_meanwhile(
+def test_large_relations_answer_uses_bounded_memory_without_delaying_others(
     cluster: Cluster,
 ) -> None:
     unlimited = [("grpc.max_receive_message_length", -1)]
@@ -115,7 +115,7 @@ def test_relations_answer_takes_bounded_memory_and_other_tenants_are_answered_me
         assert light.slowest < DELAY_SHARE * took
 
 
-def test_answer_of_labels_at_its_limit_takes_bounded_memory(cluster: Cluster) -> None:
+def test_label_answer_at_its_limit_uses_bounded_memory(cluster: Cluster) -> None:
     labels = [f"{number:03}" for number in range(256)]
     items = (4 << 20) // sum(16 + len(label) for label in labels)
     request = pb.ExtractRequest(
@@ -132,7 +132,8 @@ def test_answer_of_labels_at_its_limit_takes_bounded_memory(cluster: Cluster) ->
         }
         answer, size = stub.Extract(request, timeout=60), request.ByteSize()
     print(
-        f"request {size:,} bytes, answer {answer.ByteSize():,}; { {name: peak.grown >> 20 for name, peak in peaks.items()} } MiB"
+        f"request {size:,} bytes, answer {answer.ByteSize():,}; "
+        f"{ {name: peak.grown >> 20 for name, peak in peaks.items()} } MiB"
     )
     assert {len(result.labels) for result in answer.results} == {256}
     for name, peak in peaks.items():

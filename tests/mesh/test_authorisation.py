@@ -1,8 +1,8 @@
-"""Who may call what: every method of every service x every role x every kind of credential, against
-a router and a scheduler.
+"""Authorisation: every method of every service x every role x every kind of credential, against a
+router and a scheduler.
 
-The methods come from the proto files, so that a new one is in the table at once; what is expected
-is written down here once more, by service, and not taken from `libs/serving/security/roles.py`.
+Methods are read from the proto files, so the table includes new ones. Expectations are written here
+by service, independent of `libs/serving/security/roles.py`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from tests.support.waiting import wait_until
 CODE = grpc.StatusCode
 ROLES = ("client", "admin", "worker", "scaler")
 LET_IN = {CODE.OK, CODE.INVALID_ARGUMENT, CODE.NOT_FOUND, CODE.FAILED_PRECONDITION}
-"""How a call without contents ends for who may call: what it lacks is said by the service
-itself.
+"""Possible statuses of an empty call that is authorised: the service itself reports missing
+contents.
 """
 
 BY_SERVICE: dict[str, set[str]] = {
@@ -63,7 +63,7 @@ BY_METHOD: dict[str, set[str]] = {
 
 @dataclass(frozen=True)
 class Method:
-    """One of a proto file."""
+    """A method of a proto file."""
 
     path: str
     service: str
@@ -71,7 +71,7 @@ class Method:
 
     @property
     def roles(self) -> set[str]:
-        """Those that may call it; a KeyError for a method that nobody has decided about."""
+        """Roles that may call it. Raises KeyError for a method without a decision."""
         return BY_METHOD[self.path] if self.path in BY_METHOD else BY_SERVICE[self.service]
 
 
@@ -93,8 +93,8 @@ def methods() -> Iterator[Method]:
 
 @dataclass(frozen=True)
 class Credential:
-    """What a caller of a role shows. `refusal`: what every call with it ends with; None: as its
-    role may.
+    """A credential of a role. `refusal` is the status of every call with it; None: decided by the
+    role.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Credential:
 
 @dataclass
 class World:
-    """Certificates, keys and tokens, and who holds which."""
+    """Certificates, keys and tokens with their holders."""
 
     directory: Path
     certificates: Certificates = field(init=False)
@@ -145,7 +145,7 @@ class World:
         )
 
     def credentials(self) -> Iterator[Credential]:
-        """For a server that asks callers for no certificate."""
+        """Yield credentials for a server that does not require client certificates."""
         stranger = Issuer.make()
         for role in ROLES:
             unknown, denied = CODE.UNAUTHENTICATED, CODE.PERMISSION_DENIED
@@ -165,7 +165,7 @@ class World:
             yield Credential("right JWT", role, None, self.issuer.token(role=role))
 
     def shown(self) -> Iterator[Credential]:
-        """For a server that asks callers for certificates."""
+        """Yield credentials for a server that requires client certificates."""
         others = Certificates(self.directory / "others")
         for role in ROLES:
             right = self.certificates.channel_credentials(self.certificates.issue(f"{role}/acme"))
@@ -253,7 +253,7 @@ async def test_every_method_for_every_role_with_every_credential(
         if code not in credential.expects(method)
     ]
     assert wrong == []
-    # The table can tell: each way to end is among what was seen.
+    # The table is meaningful: each status occurred.
     assert {CODE.UNAUTHENTICATED, CODE.PERMISSION_DENIED} <= set(codes)
     assert LET_IN & set(codes)
 
@@ -261,7 +261,7 @@ async def test_every_method_for_every_role_with_every_credential(
 async def row(
     address: str, world: World, credential: Credential, wanted: list[Method]
 ) -> list[grpc.StatusCode]:
-    """How each method ends for who shows that. Health needs nothing but the connection."""
+    """Return the status of each method with this credential. Health only needs the connection."""
     certificate = credential.certificate or world.certificates.channel_credentials()
     async with connected(
         address, certificate, token=credential.token, tenant=credential.tenant
@@ -275,7 +275,7 @@ async def call(caller: Caller, method: Method) -> grpc.StatusCode:
     return await caller.code(method.path, is_stream=method.is_stream)
 
 
-def test_every_method_has_a_decision() -> None:
+def test_every_method_has_an_expectation() -> None:
     assert all(method.roles for method in methods())
 
 
@@ -304,9 +304,7 @@ def test_process_refuses_to_listen_unprotected_beyond_this_machine(
     assert not any(world.token(role) in ended.stderr for role in ROLES)
 
 
-def test_handshakes_that_fail_write_nothing(
-    world: World, server: RedisServer, tmp_path: Path
-) -> None:
+def test_failed_handshakes_log_nothing(world: World, server: RedisServer, tmp_path: Path) -> None:
     made, address = world.certificates.issue("router"), f"127.0.0.1:{free_port()}"
     environ = {
         name: value

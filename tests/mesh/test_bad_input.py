@@ -1,4 +1,4 @@
-"""Bad input gets the code, the reason and the field's path (docs/api.md), and harms nothing
+"""Bad input gets the code, the reason and the field's path (docs/api.md), and affects nothing
 else.
 """
 
@@ -193,8 +193,8 @@ def test_bad_input_is_refused_and_the_next_good_request_answered(
     answers(channel)
 
 
-def test_refused_request_takes_no_batch_mate_down(channel: grpc.Channel) -> None:
-    """Fifty good and ten bad requests at once: they share batches, and only the bad ones fail."""
+def test_refused_requests_do_not_affect_their_batch(channel: grpc.Channel) -> None:
+    """Fifty good and ten bad concurrent requests share batches, and only the bad ones fail."""
     stub = inference_pb2_grpc.InferenceServiceStub(channel)
     long = [item("fine"), item("word " * 400)]
     good = [

@@ -1,7 +1,7 @@
-"""A short run of the chaos driver (tests/chaos, docs/chaos.md): whatever happens to the mesh,
-nothing is lost, nothing answered twice, nothing wrong.
+"""A short run of the chaos driver (tests/chaos, docs/chaos.md): under faults, no job is lost,
+answered twice or answered wrongly.
 
-SHOAL_CHAOS_SEED chooses other faults and requests.
+SHOAL_CHAOS_SEED selects other faults and requests.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from tests.chaos.driver import Settings, run
 
 SEED = int(os.environ.get("SHOAL_CHAOS_SEED", "20261121"))
 SETTINGS = Settings(SEED, seconds=20.0, per_minute=51.0, requests=3000)
-"""Faults enough for every core kind."""
+"""Includes every core kind of fault."""
 
 
-async def test_nothing_is_lost_and_nothing_answered_twice(tmp_path: Path) -> None:
+async def test_no_job_is_lost_or_answered_twice(tmp_path: Path) -> None:
     models.write(tmp_path)
     report = await run(SETTINGS, tmp_path)
     print(report.line(), *report.log, f"logs: {report.directory}", sep="\n")

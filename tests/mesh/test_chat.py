@@ -1,5 +1,5 @@
-"""Texts over HTTP through a whole mesh: what a model writes comes as events, is cancelled, and
-survives its worker.
+"""Generated text over HTTP through a whole mesh: streamed as events, cancelled, and continued after
+its worker dies.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def said(found: list[Any]) -> str:
     return "".join(one["choices"][0]["delta"].get("content", "") for one in found if one["choices"])
 
 
-async def test_sampled_answers_are_those_of_their_seeds(mesh: Cluster) -> None:
+async def test_sampled_answers_are_determined_by_seeds(mesh: Cluster) -> None:
     async with edge(*mesh.addresses) as http:
         asked = body(CHAT, 30, temperature=1.1, top_p=0.9, seed=5)
         one = (await http.post(CHAT_PATH, asked)).json["choices"][0]["message"]["content"]
@@ -180,7 +180,7 @@ async def test_functions_are_called_and_their_results_answered(mesh: Cluster) ->
 
 
 @pytest.mark.parametrize(("model", "most"), [(CHAT, 40), (SUMMARY, 600)])
-async def test_text_is_that_of_extract(model: str, most: int, mesh: Cluster) -> None:
+async def test_text_equals_that_of_extract(model: str, most: int, mesh: Cluster) -> None:
     task = shoal.ReadText(instruction="Be short.", max_tokens=most)
     async with (
         shoal.AsyncClient(mesh.address, timeout=120) as client,
@@ -203,7 +203,7 @@ async def test_text_is_that_of_extract(model: str, most: int, mesh: Cluster) -> 
         assert "".join(json.loads(line)["message"]["content"] for line in lines) == found[0].text
 
 
-async def test_conversation(mesh: Cluster, models: Path) -> None:
+async def test_conversation_matches_transformers(mesh: Cluster, models: Path) -> None:
     before = [
         {"role": "user", "content": "a question"},
         {"role": "assistant", "content": "an answer"},
@@ -253,7 +253,7 @@ async def test_conversation(mesh: Cluster, models: Path) -> None:
         assert (reply.status, reply.json["error"]["param"]) == (400, "messages")
 
 
-async def test_order_of_roles_that_the_template_refuses(mesh: Cluster) -> None:
+async def test_role_order_refused_by_the_template_is_an_error(mesh: Cluster) -> None:
     before = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     async with edge(*mesh.addresses) as http:
         reply = await http.post(
@@ -268,7 +268,7 @@ async def test_order_of_roles_that_the_template_refuses(mesh: Cluster) -> None:
         assert reply.status == 200
 
 
-async def test_schema_holds_over_http(mesh: Cluster) -> None:
+async def test_schema_is_enforced_over_http(mesh: Cluster) -> None:
     schema = {
         "type": "object",
         "properties": {"paid": {"type": "boolean"}},
@@ -300,7 +300,7 @@ async def test_schema_holds_over_http(mesh: Cluster) -> None:
         )
 
 
-async def test_models_that_do_not_write_say_so(mesh: Cluster) -> None:
+async def test_models_that_do_not_generate_are_refused(mesh: Cluster) -> None:
     async with edge(*mesh.addresses) as http:
         reply = await http.post(CHAT_PATH, body("nobody/has-this", 5, stream=True))
         assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
@@ -309,7 +309,7 @@ async def test_models_that_do_not_write_say_so(mesh: Cluster) -> None:
         assert (reply.status, reply.json["error"]["param"]) == (400, "messages[0].content")
 
 
-async def test_client_that_leaves_gives_the_memory_back(models: Path, tmp_path: Path) -> None:
+async def test_client_disconnect_frees_its_memory(models: Path, tmp_path: Path) -> None:
     address = f"127.0.0.1:{lasting_port()}"
     with Cluster(
         tmp_path, models=str(models), each={"worker-0": {"SHOAL_METRICS_ADDRESS": address}}
@@ -336,7 +336,7 @@ async def test_client_that_leaves_gives_the_memory_back(models: Path, tmp_path: 
             await until(is_returned)
 
 
-async def test_killed_worker_is_not_noticed(models: Path, tmp_path: Path) -> None:
+async def test_killed_worker_is_invisible_to_the_client(models: Path, tmp_path: Path) -> None:
     with Cluster(tmp_path, models=str(models)) as cluster:
         async with edge(cluster.address) as http:
             alone = (await http.post(CHAT_PATH, body(SUMMARY, 4000))).json["choices"][0]["message"][

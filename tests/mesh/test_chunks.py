@@ -1,4 +1,4 @@
-"""Texts divided into chunks by a whole mesh: through gRPC, the client and HTTP."""
+"""Texts chunked by a whole mesh: through gRPC, the client and HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.support.texts import texts
 
 LONG = " ".join(texts(60, shortest=5, longest=30, seed=4))
 HARD = (
-    "日本語の文。次の文です。 😀👩\u200d👩\u200d👧 emoji! e\u0301te\u0301 naïve.\r\nNew line.\r\n\r\n"
+    "日本語の文。次の文です。 😀👩\u200d👩\u200d👧 emoji! "
+    "e\u0301te\u0301 naïve.\r\nNew line.\r\n\r\n"
     "\u05e9\u05dc\u05d5\u05dd. The end."
 )
 TEXTS = [LONG, "One sentence.", HARD]
@@ -39,7 +40,7 @@ async def http(mesh: Cluster) -> AsyncIterator[Http]:
 
 
 @pytest.mark.parametrize("method", ["sentences", "tokens", "markdown"])
-def test_chunks_are_as_items_of_their_own(
+def test_chunks_equal_separate_items(
     client: shoal.Client, method: Literal["sentences", "tokens", "markdown"]
 ) -> None:
     result = client.encode(MINILM, TEXTS, chunking=Chunking(method, max_tokens=40, overlap=10))
@@ -61,7 +62,7 @@ def test_chunks_are_as_items_of_their_own(
     )
 
 
-def test_late_chunks_depend_on_their_text_and_on_no_other(client: shoal.Client) -> None:
+def test_late_chunks_depend_only_on_their_text(client: shoal.Client) -> None:
     late = client.encode(MINILM, TEXTS, chunking=Chunking(max_tokens=40, late=True))
     plain = client.encode(MINILM, TEXTS, chunking=Chunking(max_tokens=40))
     assert [chunk.text for own in late.chunks for chunk in own] == [
@@ -100,7 +101,7 @@ def test_spans_and_contexts(client: shoal.Client) -> None:
     )
 
 
-def test_chunks_have_all_forms_of_the_model(client: shoal.Client) -> None:
+def test_chunks_have_all_representations_of_the_model(client: shoal.Client) -> None:
     result = client.encode(
         LATE_INTERACTION, TEXTS, role="document", chunking=Chunking(max_tokens=15)
     )

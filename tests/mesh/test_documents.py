@@ -1,4 +1,4 @@
-"""PDF documents through the mesh: pages as images of CLIP and ColPali's kin, text layers, hostile
+"""PDF documents through the mesh: pages as images for CLIP and ColPali models, text layers, hostile
 files, and the command line.
 """
 
@@ -32,7 +32,7 @@ THREE = pdfs.document(["first page", "second page", ""])
 
 @pytest.fixture(scope="module", autouse=True)
 def clip(mesh: Cluster, checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A model that the mesh has loaded, and whose card every router has."""
+    """Load a model, and wait until every router has its card."""
     made = write_repository("clip", tmp_path_factory.mktemp("clip") / "made")
     made.directory.rename(checkpoints / "random" / "clip-documents")
     with shoal.Client(mesh.address) as client:
@@ -40,7 +40,7 @@ def clip(mesh: Cluster, checkpoints: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def drawn(data: bytes, number: int, dpi: int) -> bytes:
-    """A page as a PNG."""
+    """Return a page as a PNG."""
     page = pypdfium2.PdfDocument(data)[number - 1]
     out = BytesIO()
     Image.fromarray(page.render(scale=dpi / 72, rev_byteorder=True).to_numpy()).save(out, "PNG")
@@ -52,7 +52,7 @@ def relative_error(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def test_page_is_an_image(client: shoal.Client) -> None:
-    """Items of one file, among texts and images, in their order."""
+    """Items of one file keep their order among texts and images."""
     pages = Document(THREE, dots_per_inch=100).each(1, 3)
     images = [drawn(THREE, number, 100) for number in (1, 2, 3)]
     found = client.encode(MODEL, [pages[2], TEXTS[0], *pages, images[1]])
@@ -63,7 +63,7 @@ def test_page_is_an_image(client: shoal.Client) -> None:
     assert relative_error(scores, client.score(MODEL, TEXTS[0], images).scores) <= 1e-5
 
 
-def test_many_pages_are_one_file_in_each_request(client: shoal.Client) -> None:
+def test_many_pages_share_one_file_per_request(client: shoal.Client) -> None:
     data = pdfs.document([f"number {number}" for number in range(1, 41)])
     small = Document(data, dots_per_inch=20)
     rows = client.encode(MODEL, small.each(1, 40)).dense
@@ -72,7 +72,7 @@ def test_many_pages_are_one_file_in_each_request(client: shoal.Client) -> None:
     assert relative_error(rows[[16, 39]], alone) <= 1e-5
 
 
-def test_models_of_one_image_take_one_page(client: shoal.Client) -> None:
+def test_single_image_models_accept_one_page(client: shoal.Client) -> None:
     with pytest.raises(errors.InvalidInput, match="not 3 parts") as caught:
         client.encode(MODEL, [TEXTS[0], Document(THREE)])
     assert caught.value.field.startswith("items[1].parts[0]")
@@ -80,9 +80,7 @@ def test_models_of_one_image_take_one_page(client: shoal.Client) -> None:
 
 
 @pytest.mark.parametrize("file", pdfs.REAL, ids=lambda file: file.name)
-def test_text_layers_of_real_documents_are_those_of_pypdfium2(
-    client: shoal.Client, file: Path
-) -> None:
+def test_text_layers_of_real_documents_equal_pypdfium2(client: shoal.Client, file: Path) -> None:
     theirs = pypdfium2.PdfDocument(file)
     last = min(len(theirs), 16)
     (found,) = client.extract(MODEL, Document(file, 1, last), shoal.ReadText(kind="ocr"))
@@ -141,7 +139,7 @@ REFUSED: dict[str, tuple[pb.Document, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(client: shoal.Client, mesh: Cluster, name: str) -> None:
+def test_invalid_documents_are_refused(client: shoal.Client, mesh: Cluster, name: str) -> None:
     document, field = REFUSED[name]
     with grpc.insecure_channel(mesh.address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -159,7 +157,7 @@ def test_what_is_refused(client: shoal.Client, mesh: Cluster, name: str) -> None
     assert field in str(caught.value.trailing_metadata()) or field in str(caught.value)
 
 
-def test_models_of_texts_take_none(client: shoal.Client) -> None:
+def test_text_models_refuse_documents(client: shoal.Client) -> None:
     client.encode("random/bert-embed", "a text")
     with pytest.raises(errors.InvalidInput):
         client.encode("random/bert-embed", Document(THREE, 1, 1))

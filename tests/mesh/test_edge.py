@@ -1,5 +1,5 @@
-"""The edge before a whole mesh with the real model: its numbers are those of shoal.Client, in every
-dialect.
+"""The edge before a whole mesh with the real model: in every dialect, its numbers equal those of
+shoal.Client.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ async def test_cohere(http: Http, client: shoal.Client, wanted: NDArray[np.float
         await http.post("/v1/classify", {"model": MINILM, "inputs": TEXTS[:2], "examples": shown})
     ).json
     assert [one["prediction"] for one in nearest["classifications"]] == ["first", "second"]
-    # This classifier is of natural language inference, so that it takes any labels.
+    # This is a natural language inference classifier, so it accepts any labels.
     given = (
         await http.post(
             "/v1/classify", {"model": CLASSIFIER, "inputs": TEXTS[:2], "examples": shown}
@@ -348,7 +348,7 @@ async def test_jina(http: Http, client: shoal.Client) -> None:
 
 
 def test_process_drains(tmp_path: Path, mesh: Cluster) -> None:
-    """SIGTERM while a request is in flight: it is answered, and the status is 0."""
+    """A request in flight at SIGTERM is answered, and the exit status is 0."""
     port = free_port()
     environment = os.environ | {
         "SHOAL_ROUTERS": mesh.address,

@@ -36,7 +36,7 @@ def test_real_model_finds_the_relevant_documents(mesh: Cluster, tmp_path: Path) 
     assert row["bytes"] > 1_000_000
 
 
-def test_reranker_is_a_row_of_its_own(mesh: Cluster, tmp_path: Path) -> None:
+def test_reranker_has_a_separate_row(mesh: Cluster, tmp_path: Path) -> None:
     reranker = "random/bert-rank"
     rows = run(mesh, str(write_beir(tmp_path)), "--model", MINILM, "--reranker", reranker)
     assert [row["model"] for row in rows] == [MINILM, f"{MINILM} + {reranker}"]
@@ -78,7 +78,7 @@ def test_scored_pairs_give_a_correlation_and_a_plot(mesh: Cluster, tmp_path: Pat
         (["--without-labels"], "give two"),
     ],
 )
-def test_options_that_cannot_work_are_refused_before_the_work(
+def test_invalid_options_are_refused_before_the_run(
     arguments: list[str], said: str, tmp_path: Path
 ) -> None:
     command = [

@@ -1,4 +1,4 @@
-"""The examples with models of other kinds: random ones, so only the way is tested."""
+"""The examples with models of other kinds: random ones, so only the flow is tested."""
 
 from __future__ import annotations
 

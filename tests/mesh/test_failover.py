@@ -1,5 +1,5 @@
-"""A mesh on Redis behind Sentinels, all real processes: the master is killed under load and comes
-back as a replica.
+"""A mesh on Redis behind Sentinels, with real processes: the master is killed under load and
+returns as a replica.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tests.support.waiting import wait_until
 
 
 def listeners(sentinels: SentinelSet, port: int) -> int:
-    """How many processes hear bells at a server."""
+    """Return the number of processes subscribed to wakeups at a server."""
     with sentinels.client(port) as client:
         return int(client.pubsub_numsub(BELL)[0][1])
 
 
 async def ask_once(address: str) -> str:
-    """The class and reason of the error, if there is one, of a request that is not tried again."""
+    """Send a request without retries. Return the class and reason of its error, if any."""
     async with shoal.AsyncClient(address, retry=shoal.RetryPolicy(attempts=1)) as client:
         try:
             await client.encode(MODEL, ["text"], timeout=60)
@@ -34,10 +34,11 @@ async def ask_once(address: str) -> str:
     return "answered"
 
 
-async def test_master_is_killed_under_load_and_comes_back_as_a_replica(tmp_path: Path) -> None:
-    """Every request is answered, once and rightly: those in flight are queued again where the new
-    master lacks them, and those that come meanwhile are refused with NO_CAPACITY, which clients try
-    again."""
+async def test_killed_master_returns_as_a_replica_without_lost_requests(tmp_path: Path) -> None:
+    """Every request is answered once and correctly. Requests in flight are queued again if the new
+    master lacks them; requests during the failover are refused with NO_CAPACITY, which clients
+    retry.
+    """
     write_checkpoint("bert", tmp_path / "models" / MODEL, sentence=SentenceFiles())
     with SentinelSet(password="s3cret") as sentinels:
         cluster = Cluster(
@@ -65,7 +66,7 @@ async def test_master_is_killed_under_load_and_comes_back_as_a_replica(tmp_path:
                 await asyncio.to_thread(sentinels.wait_for_another, before)
                 sentinels.start(
                     before, "--replica-priority", "0"
-                )  # a busy machine may let Sentinels choose anew, but not this one
+                )  # Sentinels may choose again on a busy machine, but not this one
                 await more(50, "answers after the failover")
                 await asyncio.to_thread(
                     wait_until,
@@ -100,8 +101,8 @@ async def test_master_is_killed_under_load_and_comes_back_as_a_replica(tmp_path:
 
 
 async def test_request_survives_a_failover_that_lost_everything(tmp_path: Path) -> None:
-    """To a master that has nothing of the one before, while the request waits: its router queues it
-    again, and it is answered.
+    """The new master has none of the old one's data: the waiting request's router queues it again,
+    and it is answered.
     """
     write_checkpoint("bert", tmp_path / "models" / MODEL, sentence=SentenceFiles())
     log = tmp_path / "router-0.log"

@@ -1,8 +1,8 @@
-"""A light client beside a heavy one, through a real router and a real Redis: how many batches of
-the heavy one go before its own.
+"""A light client next to a heavy one, through a real router and a real Redis: how many batches of
+the heavy client precede the light client's.
 
-The worker is in this process, with models that run one batch whenever the test says so: the device
-is as slow as it can be, and what is counted does not depend on how fast this machine is.
+The worker is in this process, with models that run one batch when the test says so. The device is
+thus as slow as possible, and the counts do not depend on this machine's speed.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ HOT, LIGHT = "fake/hot", "fake/light"
 BATCH_TOKENS = 500
 HEAVY_TEXT, LIGHT_TEXT = "h" * 50, "light"
 SLOW_SECONDS = 0.02
-"""For the smallest batch: the largest is then no quick one, of which two would be kept ready."""
+"""Duration of the smallest batch. The largest batch is then not quick, so that the lane has one
+pull instead of two.
+"""
 HEAVY_REQUESTS = 200
-"""Twenty batches."""
+"""Requests for twenty batches."""
 
 
 class SteppedModel(FakeModel):
-    """Waits for leave before each batch, and keeps what was prepared and what began."""
+    """Waits for permission before each batch, and records prepared and begun work."""
 
     def __init__(self, name: str, device: SteppedDevice) -> None:
         super().__init__(name)
@@ -65,7 +67,7 @@ class SteppedModel(FakeModel):
 
 
 class SteppedDevice:
-    """`begun`: the lengths in each batch, in order; the last one runs, or has been the last."""
+    """`begun` has the lengths in each batch, in order. The last one is running or was the last."""
 
     def __init__(self) -> None:
         self.leave = threading.Semaphore(0)
@@ -86,7 +88,7 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 class Clients:
-    """Of the mesh, by model and tenant."""
+    """Clients of the mesh, by model and tenant."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._inference: inference_pb2_grpc.InferenceServiceAsyncStub = (
@@ -98,12 +100,12 @@ class Clients:
         self._mesh: mesh_pb2_grpc.MeshServiceAsyncStub = mesh_pb2_grpc.MeshServiceStub(channel)  # type: ignore[assignment]
 
     def ask(self, model: str, tenant: str, text: str) -> Awaitable[inference_pb2.EncodeResponse]:
-        """It is on its way when this returns."""
+        """Send a request. It is on its way on return."""
         request = inference_pb2.EncodeRequest(model=model, items=[inference_pb2.Item(text=text)])
         return self._inference.Encode(request, timeout=60, metadata=(("x-shoal-tenant", tenant),))
 
     async def enqueued(self, model: str, at_least: int = 0) -> int:
-        """Jobs ever, once there are so many."""
+        """Wait until `at_least` jobs were ever enqueued, and return their number."""
         while True:
             mesh = (await self._mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh
             jobs = sum(lane.enqueued_jobs for lane in mesh.lanes if lane.model == model)
@@ -112,7 +114,7 @@ class Clients:
             await asyncio.sleep(0.05)
 
     async def priced(self) -> None:
-        """The router knows that a token of these models is a letter."""
+        """Wait until the router knows that a token of these models is a letter."""
         while True:
             cards = [
                 (await self._models.GetModel(models_pb2.GetModelRequest(model=model))).model.card
@@ -133,7 +135,7 @@ async def worker(root: Path, router: Cluster, device: SteppedDevice) -> AsyncIte
         models=(Shelf(root),),
         heartbeat_seconds=0.2,
         grace_seconds=1.0,
-        batch_seconds=60.0,  # the time for which a batch waits is none that its model is slow by
+        batch_seconds=60.0,  # waiting for permission must not make a model count as slow
     )
     stop = asyncio.Event()
     described = Device(
@@ -149,10 +151,12 @@ async def worker(root: Path, router: Cluster, device: SteppedDevice) -> AsyncIte
 
 
 @pytest.mark.parametrize(("model", "tenant"), [(LIGHT, "a"), (LIGHT, "b"), (HOT, "b")])
-async def test_light_client_is_served_after_the_batch_that_runs(
+async def test_light_client_is_served_after_the_running_batch(
     tmp_path: Path, router: Cluster, model: str, tenant: str
 ) -> None:
-    """Of another model, and another tenant of the model: it is fetched whatever waits."""
+    """The light client uses another model, or is another tenant of the model. It is pulled despite
+    the backlog.
+    """
     device = SteppedDevice()
     async with AsyncExitStack() as stack:
         clients = Clients(
@@ -185,9 +189,9 @@ async def test_light_client_is_served_after_the_batch_that_runs(
 
 
 async def _settled(device: SteppedDevice) -> None:
-    """Until the light client's text is here, or nothing more comes."""
+    """Wait until the light client's text has arrived, or no more texts arrive."""
     seen = -1
     while len(LIGHT_TEXT) not in device.prepared and len(device.prepared) > seen:
         seen = len(device.prepared)
         await asyncio.sleep(0.3)
-    await asyncio.sleep(0.1)  # what was prepared waits for the device now
+    await asyncio.sleep(0.1)  # prepared jobs are now waiting for the device

@@ -1,6 +1,4 @@
-"""Every family, from a directory that no code was told about, through the mesh, against
-transformers.
-"""
+"""Every family, from a directory without specific code, through the mesh, against transformers."""
 
 from __future__ import annotations
 
@@ -41,16 +39,14 @@ def limit_of(client: shoal.Client, name: str) -> int:
 
 @lru_cache
 def reference(kind: str, head: Head, labels: tuple[str, ...] = ("LABEL_0",)) -> Any:
-    """transformers' model with the checkpoint's weights."""
+    """Load transformers' model with the checkpoint's weights."""
     return random_model(
         kind, head=head, labels=labels, config={} if head == "base" else head_config(kind)
     )
 
 
 def encoded(kind: str, directory: Path, *texts: str, limit: int) -> Mapping[str, torch.Tensor]:
-    """The inputs that the model itself takes (a tokenizer may offer token types to a model without
-    them).
-    """
+    """Return the model's inputs. A tokenizer may offer token types to a model without them."""
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory)
     fields = tokenizer(
         *texts,
@@ -67,7 +63,7 @@ def encoded(kind: str, directory: Path, *texts: str, limit: int) -> Mapping[str,
 
 @torch.inference_mode()
 def hidden_states(kind: str, directory: Path, text: str, limit: int) -> torch.Tensor:
-    """[tokens, hidden] by transformers."""
+    """Return transformers' hidden states, [tokens, hidden]."""
     return torch.as_tensor(
         reference(kind, "base")(**encoded(kind, directory, text, limit=limit)).last_hidden_state[0]
     )
@@ -101,7 +97,7 @@ def test_pooled_vectors(kind: str, client: shoal.Client, checkpoints: Path) -> N
 def test_static_embedder(client: shoal.Client, checkpoints: Path) -> None:
     read = [
         text for text in STATIC_TEXTS if text
-    ]  # an item without any text is refused before a worker gets it
+    ]  # an item without text is refused before it reaches a worker
     ours = client.encode("random/model2vec-embed", read).dense
     assert ours is not None
     assert (
@@ -111,10 +107,10 @@ def test_static_embedder(client: shoal.Client, checkpoints: Path) -> None:
 
 
 @pytest.mark.parametrize("name", HUB)
-def test_pooled_vectors_of_families_of_the_hub(
+def test_pooled_vectors_of_hub_families(
     name: str, client: shoal.Client, checkpoints: Path, tmp_path: Path
 ) -> None:
-    """Against the forward that is written out in reference_hub.py."""
+    """The reference is the forward pass in reference_hub.py."""
     directory = checkpoints / "random" / f"{name}-embed"
     state = write_hub(HUB[name], tmp_path, hub_config(name))
     ours = client.encode(f"random/{name}-embed", TEXTS).dense
@@ -129,7 +125,7 @@ def test_pooled_vectors_of_families_of_the_hub(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_role_puts_the_models_own_prompt_before_the_text(kind: str, client: shoal.Client) -> None:
+def test_role_prepends_the_models_prompt(kind: str, client: shoal.Client) -> None:
     name = f"random/{kind}-embed"
     asked, spelled = (
         client.encode(name, TEXTS, role="query").dense,

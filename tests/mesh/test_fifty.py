@@ -1,4 +1,4 @@
-"""Fifty models of all families on one worker, asked for at once: encode, score and extract; each
+"""Fifty models of all families on one worker, used concurrently for encode, score and extract. Each
 answers as it does alone.
 """
 
@@ -53,7 +53,7 @@ class Request:
 
 @pytest.fixture(scope="module")
 def cards(checkpoints: Path) -> dict[str, Card]:
-    """Of the models, at least fifty, in all families."""
+    """Return the cards of at least fifty models of all families."""
     cards = {
         model: read_card(directory, model)
         for model, directory in listing((Shelf(checkpoints),)).items()
@@ -71,7 +71,7 @@ def one_worker(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def requests(cards: dict[str, Card]) -> list[Request]:
-    """Every model is asked for everything that it can do, the rest is drawn; in random order."""
+    """Request every task of every model, the rest at random, in random order."""
     drawn = random.Random(50)
     wanted = [
         (model, task) for model, card in cards.items() for task in card.tasks if task != "relations"
@@ -89,7 +89,7 @@ def labels_of(card: Card) -> tuple[str, ...]:
 
 
 def numbers(request: Request, card: Card, client: shoal.Client) -> NDArray[np.float32]:
-    """The answer's numbers in one row."""
+    """Return the answer's numbers in one row."""
     if request.task == "encode":
         answer = client.encode(request.model, list(request.texts), role="document")
         if "sparse" in answer.representations:
@@ -132,13 +132,13 @@ def work_of(request: Request, card: Card) -> Work:
 
 
 def alone(model: PackedModel, request: Request) -> NDArray[np.float32]:
-    """The same in this process, with nothing else in the batch."""
+    """Compute the same in this process, alone in its batch."""
     prepared = model.prepare(with_truncation(work_of(request, model.card), model.card))
     outputs: dict[int, Output] = {}
     for (
         head,
         indices,
-    ) in prepared.groups().items():  # queries and documents may have encoders of their own
+    ) in prepared.groups().items():  # queries and documents may have separate encoders
         found = model.forward(head, [prepared.sequences[index] for index in indices])
         outputs |= dict(zip(indices, found, strict=True))
     return flat(model.finish(prepared, [outputs[index] for index in range(len(outputs))]))
@@ -168,13 +168,13 @@ def flat(result: Result) -> NDArray[np.float32]:
             raise TypeError(f"no model of these answers with a {type(result).__name__}")
 
 
-def test_fifty_models_on_one_worker(
+def test_fifty_models_on_one_worker_answer_as_alone(
     one_worker: Cluster, cards: dict[str, Card], checkpoints: Path
 ) -> None:
     asked = requests(cards)
     with shoal.Client(
         one_worker.address, timeout=240.0
-    ) as client:  # what is asked is right answers, not quick ones
+    ) as client:  # correct answers matter, not fast ones
         with ThreadPoolExecutor(24) as pool:
             answers = list(
                 pool.map(lambda request: numbers(request, cards[request.model], client), asked)
@@ -190,8 +190,8 @@ def test_fifty_models_on_one_worker(
         wanted = alone(models[request.model], request)
         assert answer.shape == wanted.shape, request
         if wanted.size:
-            # Of a score near 0 the digits are those of what it is the difference of: 0.0208 came
-            # out 3.3e-7 apart, once.
+            # A score near 0 is a difference of larger numbers and has their error: 0.0208 once
+            # differed by 3.3e-7.
             apart = np.abs(answer - wanted).max()
             assert relative_error(answer, wanted) <= 1e-5 or (
                 request.task == "score" and apart <= 1e-6

@@ -1,4 +1,4 @@
-"""The forms of an answer through the mesh: token vectors and MaxSim, cosine, label prompts,
+"""Representations of an answer through the mesh: token vectors and MaxSim, cosine, label prompts,
 Matryoshka, and every data type.
 """
 
@@ -31,7 +31,7 @@ def late(checkpoints: Path) -> MultiVectorEncoder:
 
 @pytest.fixture
 def vectors(client: shoal.Client) -> NDArray[np.number]:
-    """[texts, 384] in float32."""
+    """Return the vectors of TEXTS, [texts, 384] in float32."""
     dense = client.encode(MINILM, TEXTS).dense
     assert dense is not None
     return dense
@@ -58,7 +58,7 @@ def test_score_of_a_late_interaction_model_is_maxsim(
     assert list(answer.ranking) == list(np.argsort(-answer.scores, kind="stable")[:5])
 
 
-def test_checkpoint_says_which_end_of_a_long_text_is_cut(
+def test_checkpoint_decides_the_truncated_end_of_a_long_text(
     client: shoal.Client, checkpoints: Path
 ) -> None:
     model, long = "random/bert-left", " ".join(TEXTS)
@@ -74,10 +74,10 @@ def test_checkpoint_says_which_end_of_a_long_text_is_cut(
     assert relative_error(ours.astype(np.float32), end.astype(np.float32)) > 0.01
 
 
-def test_queries_and_documents_have_encoders_of_their_own(
+def test_queries_and_documents_may_have_separate_encoders(
     client: shoal.Client, checkpoints: Path
 ) -> None:
-    """One score request goes through both encoders."""
+    """One score request uses both encoders."""
     model = "random/two-encoders"
     theirs = SentenceTransformer(str(checkpoints / model), device="cpu")
     queries, documents = theirs.encode_query(TEXTS), theirs.encode_document(TEXTS)
@@ -115,7 +115,7 @@ def test_classify_with_an_embedding_model_is_the_cosine_to_label_prompts(
     )
 
 
-def test_dimensions_are_cut_and_normalised_again(
+def test_truncated_dimensions_are_renormalised(
     client: shoal.Client, vectors: NDArray[np.number]
 ) -> None:
     dense = client.encode(MINILM, TEXTS, dimensions=64).dense
@@ -128,7 +128,7 @@ def test_dimensions_are_cut_and_normalised_again(
 @pytest.mark.parametrize(
     ("data_type", "bound"), [("float16", 1e-3), ("bfloat16", 1e-2), ("int8", 1e-2), ("uint8", 1e-2)]
 )
-def test_data_types_can_be_undone(
+def test_data_types_can_be_converted_back(
     data_type: DataType, bound: float, client: shoal.Client, vectors: NDArray[np.number]
 ) -> None:
     assert (
@@ -140,17 +140,15 @@ def test_data_types_can_be_undone(
     )
 
 
-def test_binary_is_the_sign(client: shoal.Client, vectors: NDArray[np.number]) -> None:
+def test_binary_vectors_are_the_signs(client: shoal.Client, vectors: NDArray[np.number]) -> None:
     stored = client.encode(MINILM, TEXTS, data_type="binary").vectors
     assert stored is not None
-    # a number nearer to 0 than the rounding of two forward passes may fall on either side
+    # a number nearer to 0 than rounding errors may have either sign
     certain = np.abs(vectors) > 1e-6
     np.testing.assert_array_equal(stored.bits()[certain], (vectors > 0)[certain])
 
 
-def test_large_answer_comes_in_parts_and_is_the_same(
-    client: shoal.Client, vectors: NDArray[np.number]
-) -> None:
+def test_large_answer_in_parts_is_equal(client: shoal.Client, vectors: NDArray[np.number]) -> None:
     count = 1100
     assert is_large([1] * count, (), "float32", 0)
     with shoal.Client(client.address, request_items=10_000) as other:

@@ -1,8 +1,8 @@
-"""Heads that answer with the caller's labels or by an instruction, through the mesh, against the
-packages that they come from.
+"""Heads with labels or an instruction of the caller, through the mesh, against their reference
+packages.
 
-Pooled, token-vector, sparse and hybrid models, zero-shot classes: test_families.py, test_forms.py,
-test_sparse.py, test_labels.py.
+Pooled, token-vector, sparse and hybrid models and zero-shot classes: test_families.py,
+test_forms.py, test_sparse.py, test_labels.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.parity import (
 )
 from tests.parity.gliner_models import LABELS, TEXTS, Reference, make_reference
 
-# The packages warn of much.
+# The packages emit many warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 RELATIONS = ["works for", "part", "lives in"]
@@ -52,7 +52,7 @@ def test_rerankers_by_yes_and_no(client: shoal.Client, reranker: tuple[str, Cros
     )
     answer = client.score(model, test_decoders.QUERY, TEXTS, scale="logit")
     assert relative_error(answer.scores, wanted) <= 1e-5
-    # What all documents begin with went through the model once.
+    # The common prefix of all documents was computed once.
     alone = sum(
         client.score(model, test_decoders.QUERY, [text]).usage.input_tokens for text in TEXTS
     )
@@ -128,7 +128,7 @@ def test_relations(client: shoal.Client, checkpoints: Path, tmp_path: Path) -> N
 def test_relations_between_given_entities(
     client: shoal.Client, checkpoints: Path, tmp_path: Path
 ) -> None:
-    """Of items with and without entities."""
+    """Items with and without entities are in one request."""
     made = glirel_models.make_reference(tmp_path, {}, encoder="deberta-v2")
     made.directory.rename(checkpoints / "random" / "glirel")
     spans = glirel_models.spans_of(TEXTS[0], "GPL", "naïve", "東京", "free_software")
@@ -157,10 +157,10 @@ def test_relations_between_given_entities(
     assert caught.value.field == "items[0].entities"
 
 
-def test_models_that_find_entities_take_none(
+def test_models_that_find_entities_refuse_given_entities(
     client: shoal.Client, checkpoints: Path, tmp_path: Path
 ) -> None:
-    """Told by the worker while the model's card is unknown, and by the router then."""
+    """The worker reports it while the model's card is unknown, and the router afterwards."""
     gliner("relex-none", {"relations_layer": "none"}, checkpoints, tmp_path)
     for _ in range(2):
         with pytest.raises(errors.InvalidInput) as caught:
@@ -193,10 +193,12 @@ SCHEMA = (
 
 
 @pytest.mark.parametrize("name", ["gliner2", "gliner25"])
-def test_all_that_a_schema_asks_for(
+def test_all_parts_of_a_schema(
     client: shoal.Client, checkpoints: Path, tmp_path: Path, name: str
 ) -> None:
-    """By the library from the same directory, which tests/parity holds against the package."""
+    """The reference is the library on the same directory, which tests/parity compares with the
+    package.
+    """
     if name == "gliner2":
         made = gliner2_models.make_reference(tmp_path, {"counting_layer": "count_lstm_v2"})
     else:

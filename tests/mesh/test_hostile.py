@@ -1,9 +1,8 @@
-"""A light tenant beside one that asks for the largest products it can, at their limits and beyond
+"""A light tenant next to one that requests the largest products it can, at their limits and beyond
 (`hostile_kinds.py`).
 
-What is judged is the order: once an attack is in the lanes, or was refused, the light tenant is
-answered before the attack's time runs out. How long that takes, and what it costs in memory, `make
-bench-hostile` measures.
+The test checks the order: once an attack is in the lanes, or was refused, the light tenant is
+answered before the attack's deadline. `make bench-hostile` measures durations and memory.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ ATTACKS = {
 }
 ATTACK_SECONDS = 20.0
 LIGHT_REQUESTS = 3
-"""Beside each attack."""
+"""Light requests during each attack."""
 REFUSED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
@@ -46,7 +45,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Iterator[
 
 
 class Clients:
-    """Both tenants, over connections of their own."""
+    """Both tenants, over separate connections."""
 
     def __init__(self, light: grpc.aio.Channel, hostile: grpc.aio.Channel) -> None:
         self._stub: inference_pb2_grpc.InferenceServiceAsyncStub = (
@@ -56,7 +55,7 @@ class Clients:
         self._hostile = hostile
 
     async def load(self) -> None:
-        """All models, so that nobody waits for one."""
+        """Load all models, so that no request waits for one."""
         item = inference_pb2.Item(text="a text")
         await self._stub.Score(
             inference_pb2.ScoreRequest(model=PAIRS, query=item, documents=[item]), timeout=60
@@ -76,21 +75,21 @@ class Clients:
         return np.frombuffer(answer.dense.data, np.float32)
 
     def attack(self, attack: Attack) -> grpc.aio.UnaryUnaryCall[Any, bytes]:
-        """It is on its way when this returns."""
+        """Start an attack. It is on its way on return."""
         method = self._hostile.unary_unary(
             f"/shoal.v1.InferenceService/{attack.method}", bytes, bytes
         )
         return method(attack.body, timeout=ATTACK_SECONDS, metadata=(("x-shoal-tenant", TENANT),))
 
     async def enqueued(self) -> int:
-        """Jobs ever, in all lanes."""
+        """Return the number of jobs ever enqueued, in all lanes."""
         return sum(
             lane.enqueued_jobs
             for lane in (await self._mesh.GetMesh(mesh_pb2.GetMeshRequest())).mesh.lanes
         )
 
     async def let_in(self, call: grpc.aio.UnaryUnaryCall[Any, bytes], before: int) -> None:
-        """Until more jobs than `before` have been in the lanes, or the call is over."""
+        """Wait until more jobs than `before` have been in the lanes, or the call is over."""
         while True:
             if call.done() or await self.enqueued() > before:
                 return
@@ -108,7 +107,7 @@ async def clients(cluster: Cluster) -> AsyncIterator[Clients]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_light_tenant_is_answered_before_an_attack_has_run_out_of_time(
+async def test_light_tenant_is_answered_before_the_attacks_deadline(
     name: str, clients: Clients, cluster: Cluster
 ) -> None:
     await clients.load()

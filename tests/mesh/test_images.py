@@ -1,5 +1,5 @@
-"""Images through the mesh: CLIP and SigLIP directories that no code was told about, beside a model
-of texts.
+"""Images through the mesh: CLIP and SigLIP directories without specific code, next to a text
+model.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def references(
 def test_texts_and_images_of_one_request(
     client: shoal.Client, references: dict[Family, Reference], family: Family
 ) -> None:
-    """In one space, in the items' order, each what it is alone."""
+    """Vectors share a space, are in the items' order, and equal those of each item alone."""
     model, theirs = f"random/{family}-images", references[family]
     mixed: list[str | bytes] = [FILES[0], TEXTS[0], FILES[1], FILES[4], TEXTS[2]]
     result = client.encode(model, mixed)
@@ -91,8 +91,10 @@ def test_text_that_is_an_image_in_base64_is_embedded_as_the_image(
             stub.Encode(pb.EncodeRequest(model="random/clip-images", items=[pb.Item(text=uri)]))
 
 
-def test_beside_a_model_of_texts(client: shoal.Client, references: dict[Family, Reference]) -> None:
-    """All at once on one worker."""
+def test_image_and_text_models_on_one_worker(
+    client: shoal.Client, references: dict[Family, Reference]
+) -> None:
+    """All requests are concurrent on one worker."""
     del references
     asked: list[tuple[str, list[str | bytes]]] = [
         ("random/clip-images", [*FILES[:3]]),
@@ -107,7 +109,7 @@ def test_beside_a_model_of_texts(client: shoal.Client, references: dict[Family, 
 
 
 def test_dinov3(client: shoal.Client, checkpoints: Path) -> None:
-    """A model of images alone, of sizes of their own."""
+    """The model only accepts images, in model-specific sizes."""
     directory = checkpoints / "random" / "dinov3-images"
     theirs = write_checkpoint("dinov3", directory)
     shown = [FILES[1], FILES[4], FILES[6]]
@@ -138,7 +140,7 @@ def test_scores_and_labels(
         assert relative_error(np.array([found[label] for label in labels]), row) <= 1e-5
 
 
-def test_what_the_card_says(
+def test_card_of_image_models(
     client: shoal.Client, mesh: Cluster, references: dict[Family, Reference]
 ) -> None:
     del references
@@ -151,7 +153,7 @@ def test_what_the_card_says(
         models_pb2.INPUT_KIND_IMAGE,
         models_pb2.INPUT_KIND_DOCUMENT,
     ]
-    # A heartbeat may not have brought the loaded model's card yet, which says the rest.
+    # The heartbeat with the loaded model's complete card may not have arrived yet.
     if card.HasField("images"):
         assert card.images == models_pb2.ImageInput(
             height=36, width=36, patch=8, extra_tokens=1, max_tokens=17
@@ -159,7 +161,7 @@ def test_what_the_card_says(
 
 
 def test_item_of_parts(mesh: Cluster, references: dict[Family, Reference]) -> None:
-    """One part is its short form; these models refuse more, with the item's path."""
+    """One part equals its short form. These models refuse several parts, with the item's path."""
     del references
     shown = pb.Part(image=pb.Image(data=FILES[0]))
     with grpc.insecure_channel(mesh.address) as channel:
@@ -182,7 +184,7 @@ def test_item_of_parts(mesh: Cluster, references: dict[Family, Reference]) -> No
 
 
 def png(height: int, width: int, pixels: bytes) -> bytes:
-    """A grey PNG that says that it is so large, with these compressed pixels."""
+    """Return a grey PNG with this size in its header and these compressed pixels."""
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
     body = (
@@ -231,7 +233,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 def test_hostile_images_are_refused_by_their_path(
     client: shoal.Client, references: dict[Family, Reference], name: str
 ) -> None:
-    """And the next good request is answered."""
+    """The next good request is answered."""
     data, message = HOSTILE[name]
     with pytest.raises(errors.InvalidInput, match=message) as caught:
         client.encode("random/clip-images", [FILES[0], "a text", data])
@@ -245,10 +247,10 @@ def test_hostile_images_are_refused_by_their_path(
     )
 
 
-def test_more_than_a_request_holds(
+def test_too_large_request_is_refused(
     client: shoal.Client, references: dict[Family, Reference]
 ) -> None:
-    """100 MB, which no router reads."""
+    """Send 100 MB, which no router reads."""
     with pytest.raises(errors.ShoalError) as caught:
         client.encode("random/clip-images", [FILES[0], bytes(100 << 20)])
     assert caught.value.field == "items[1].image.data"
@@ -261,7 +263,7 @@ def test_more_than_a_request_holds(
     )
 
 
-def test_animation_is_its_first_picture(
+def test_animation_is_its_first_frame(
     client: shoal.Client, references: dict[Family, Reference]
 ) -> None:
     first, *rest = [Image.new("RGB", (40, 40), colour) for colour in ("red", "green", "blue")]
@@ -274,8 +276,8 @@ def test_animation_is_its_first_picture(
 def test_image_is_computed_once(
     client: shoal.Client, references: dict[Family, Reference], family: Family
 ) -> None:
-    """Of one request and of the next, for each tenant apart; what is found is what was computed,
-    and costs as much.
+    """Repeats in one request and in the next are found in the cache, separately by tenant. Cached
+    vectors equal computed ones, and cost as many tokens.
     """
     model, theirs = f"random/{family}-images", references[family]
     files = [FILES[3], FILES[5], FILES[3]]

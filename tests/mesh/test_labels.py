@@ -1,5 +1,5 @@
-"""Labels of the request's own through the whole mesh: a model of natural language inference,
-GLiClass and laya.
+"""Labels of the request through the whole mesh: a natural language inference model, GLiClass and
+laya.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.mesh.conftest import CLASSES
 from tests.parity import test_gliclass as package
 from tests.parity import test_laya as laya
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TEXTS = ["Each licensee is addressed as you.", "Programs, GPL; warranty (none)!", "a"]

@@ -1,4 +1,4 @@
-"""The life of workers and models: loading on demand, eviction by order, SIGTERM under load."""
+"""The lifecycle of workers and models: loading on demand, eviction by order, SIGTERM under load."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TEXTS = texts(60, shortest=1, longest=12, seed=11)
 
 
 async def test_sigterm_of_a_worker_under_load_loses_nothing(tmp_path: Path, models: str) -> None:
-    """Half of the workers are told to stop while 400 requests run: they end with status 0, and
-    every request is answered.
+    """Half of the workers are stopped while 400 requests run. They exit with status 0, and every
+    request is answered.
     """
     with Cluster(tmp_path, models=models, workers=2) as cluster:
         async with shoal.AsyncClient(cluster.address) as client:
@@ -34,7 +34,7 @@ async def test_sigterm_of_a_worker_under_load_loses_nothing(tmp_path: Path, mode
     assert all(answer.dense is not None and answer.dense.shape == (1, 384) for answer in answers)
 
 
-def test_model_is_loaded_by_order_pinned_and_evicted(client: shoal.Client) -> None:
+def test_model_is_loaded_pinned_and_evicted_by_order(client: shoal.Client) -> None:
     name = "random/distilbert-embed"
     assert client.models.load(name).state == "resident"
     assert client.models.pin(name).places[0].pinned
@@ -46,7 +46,7 @@ def test_model_is_loaded_by_order_pinned_and_evicted(client: shoal.Client) -> No
     assert client.models.get(name).state == "resident"
 
 
-def test_broken_checkpoint_is_refused_with_its_reason_and_others_go_on(
+def test_broken_checkpoint_is_refused_with_its_reason_and_others_continue(
     tmp_path: Path, models: str, checkpoints: Path
 ) -> None:
     broken = tmp_path / "broken"
@@ -68,8 +68,8 @@ def test_broken_checkpoint_is_refused_with_its_reason_and_others_go_on(
         assert client.models.get("my/broken").state == "failed"
 
 
-def test_client_that_leaves_takes_its_jobs_with_it(mesh: Cluster) -> None:
-    """A cancelled request leaves nothing in its lane."""
+def test_client_disconnect_cancels_its_jobs(mesh: Cluster) -> None:
+    """A cancelled request leaves no jobs in its lane."""
 
     async def leave() -> None:
         async with shoal.AsyncClient(mesh.address) as client:
@@ -87,10 +87,10 @@ def test_client_that_leaves_takes_its_jobs_with_it(mesh: Cluster) -> None:
         )
 
 
-async def test_what_a_killed_worker_held_is_answered_by_another_before_its_leases_run_out(
+async def test_jobs_of_a_killed_worker_are_answered_before_its_leases_expire(
     tmp_path: Path, models: str
 ) -> None:
-    """Leases last for ten minutes here, and no request waits for more than one."""
+    """Leases last for ten minutes here, and no request waits longer than one."""
     with Cluster(
         tmp_path, models=models, workers=2, environment={"SHOAL_LEASE_MS": "600000"}
     ) as cluster:

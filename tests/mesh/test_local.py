@@ -1,4 +1,4 @@
-"""`shoal up` as a newcomer meets it."""
+"""`shoal up` as a new user sees it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def up(
                 process.kill()
 
 
-def test_up_says_how_to_talk_to_it_answers_and_stops_on_ctrl_c() -> None:
+def test_up_prints_usage_answers_and_stops_on_ctrl_c() -> None:
     port = free_port()
     with up("--port", str(port), "--http-port", "0", "--workers", "1") as process:
         assert process.stderr is not None
@@ -88,7 +88,7 @@ def test_up_says_how_to_talk_to_it_answers_and_stops_on_ctrl_c() -> None:
         assert logs is not None
 
 
-def test_up_with_a_model_answers_requests_that_name_none() -> None:
+def test_up_with_a_model_answers_requests_without_a_model() -> None:
     with up(MINILM, "--port", "0", "--http-port", "0", "--workers", "1") as process:
         assert process.stderr is not None
         said = "".join(iter(process.stderr.readline, "Ctrl-C stops the mesh.\n"))
@@ -104,7 +104,7 @@ def test_up_with_a_model_answers_requests_that_name_none() -> None:
         assert process.wait(30) == 0
 
 
-def test_up_with_tls_says_commands_that_work_and_lets_nobody_else_in() -> None:
+def test_up_with_tls_prints_working_commands_and_refuses_others() -> None:
     with up("--port", "0", "--workers", "1", "--no-scheduler", "--tls") as process:
         assert process.stderr is not None
         said = []
@@ -149,11 +149,11 @@ def test_up_with_tls_says_commands_that_work_and_lets_nobody_else_in() -> None:
         assert process.wait(30) == 0
 
 
-def test_who_is_killed_comes_back_and_calls_in_flight_are_answered_at_the_end(
+def test_killed_processes_restart_and_calls_in_flight_are_answered(
     tmp_path: Path,
 ) -> None:
-    """kill -9 of a worker, the router, the scheduler and Redis, one after the other; then Ctrl-C
-    with a call in flight.
+    """Send kill -9 to a worker, the router, the scheduler and Redis in turn, then Ctrl-C with a
+    call in flight.
     """
     logs = tmp_path / "logs"
     environment = os.environ | {"SHOAL_LEASE_MS": "3000"}
@@ -209,7 +209,7 @@ def test_kill_9_of_up_leaves_no_process() -> None:
     assert len(gone) == len(NAMES)
 
 
-def test_mesh_that_does_not_come_up_says_why_and_keeps_its_logs() -> None:
+def test_failed_start_reports_why_and_keeps_its_logs() -> None:
     run = subprocess.run(
         [*SHOAL, "up", "--port", "0"],
         env=os.environ | {"SHOAL_BATCH_ITEMS": "none"},
@@ -227,7 +227,7 @@ def test_mesh_that_does_not_come_up_says_why_and_keeps_its_logs() -> None:
 
 
 def _address(process: subprocess.Popen[str]) -> str:
-    """Once it is up. What it says afterwards is read and dropped."""
+    """Return the address once the mesh is up. Later output is read and dropped."""
     assert process.stderr is not None
     said = ""
     for line in process.stderr:
@@ -241,7 +241,7 @@ def _address(process: subprocess.Popen[str]) -> str:
 
 
 def _child(pid: int, name: str) -> psutil.Process:
-    """Of `shoal up`."""
+    """Return a child process of `shoal up`."""
     for child in psutil.Process(pid).children():
         role, _, number = name.partition("-")
         words, wanted = (
@@ -254,7 +254,9 @@ def _child(pid: int, name: str) -> psutil.Process:
 
 
 def _restarts(client: shoal.Client, name: str) -> int:
-    """Of a process that runs; 0 of one that does not, and while nobody can be asked."""
+    """Return the restarts of a running process; 0 if it does not run, or no process can be
+    asked.
+    """
     try:
         found = {process.name: process for process in client.mesh().processes}
     except shoal.ShoalError:
@@ -262,7 +264,7 @@ def _restarts(client: shoal.Client, name: str) -> int:
     return found[name].restarts if name in found and found[name].state == "running" else 0
 
 
-def test_up_says_which_port_is_taken() -> None:
+def test_up_reports_a_port_in_use() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -276,7 +278,7 @@ def test_up_says_which_port_is_taken() -> None:
     assert "Traceback" not in run.stderr
 
 
-def test_up_names_a_model_folder_that_is_not_there() -> None:
+def test_up_reports_a_missing_model_folder() -> None:
     run = subprocess.run(
         [*SHOAL, "up", "--model", "my/model=/nowhere"], capture_output=True, text=True, check=False
     )

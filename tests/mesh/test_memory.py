@@ -1,8 +1,8 @@
-"""Memory that runs out, through the whole mesh: every rung of the ladder, and loads that fail,
-hang, or can never fit.
+"""Out of memory through the whole mesh: every step of the recovery, and loads that fail, hang, or
+can never fit.
 
-One worker with faults of our making (`tests/support/faulty_worker.py`) and one checkpoint under
-many names, so that what one of them answers is what any of them must answer.
+One worker with injected faults (`tests/support/faulty_worker.py`) and one checkpoint under many
+names, so that all answers must be equal.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ CLEAN = "org/clean"
 MEMORY_BYTES = 64 << 20
 LIMIT_TOKENS = 60
 LOAD_SECONDS = 8
-"""How long a load may take. One test waits for it; all others must load within it on a busy
-machine.
-"""
+"""Time limit of a load. One test waits for it; all others must load within it on a busy machine."""
 FAULTS = {
     "org/once": Faults(times=1),
     "org/crowded": Faults(above_models=1),
@@ -44,12 +42,12 @@ FAULTS = {
 }
 SHORT = texts(60, shortest=1, longest=6, seed=4)
 LONG = " ".join(["word"] * 60)
-"""64 tokens, as many as the model takes, and more than LIMIT_TOKENS."""
+"""64 tokens, the model's maximum, and more than LIMIT_TOKENS."""
 
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file for which the load that hangs waits."""
+    """Return the file that the hanging load waits for."""
     return tmp_path_factory.mktemp("release") / "now"
 
 
@@ -87,7 +85,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, release: Path) -> Iterator
 
 
 def overflow(directory: Path) -> None:
-    """Makes feed-forward layers overflow float16 (65,504) and not float32; LayerNorm makes their
+    """Make feed-forward layers overflow float16 (65,504) but not float32; LayerNorm makes their
     sums small again.
     """
     state = load_file(directory / "model.safetensors")
@@ -99,8 +97,8 @@ def overflow(directory: Path) -> None:
 
 @pytest.fixture
 def client(cluster: Cluster) -> Iterator[shoal.Client]:
-    """What a test leaves behind is looked at: the worker lives, answers, and its memory is what its
-    models take.
+    """Yield a client, and check afterwards that the worker is alive, answers, and uses only the
+    memory of its models.
     """
     with shoal.Client(cluster.address, timeout=60) as connected:
         yield connected
@@ -108,7 +106,7 @@ def client(cluster: Cluster) -> Iterator[shoal.Client]:
         if connected.models.get(CLEAN).state != "resident":
             connected.models.load(
                 CLEAN
-            )  # an order need not wait until the claim of its last load has run out
+            )  # an order need not wait for the expiry of its last load's claim
         assert vectors(connected, CLEAN, SHORT[:3]).shape == (3, 64)
         wait_until(lambda: memory_adds_up(connected), 30, "the memory of what has gone to be free")
 
@@ -136,20 +134,22 @@ def vectors(client: shoal.Client, model: str, items: list[str]) -> NDArray[np.fl
 
 @pytest.fixture(scope="module")
 def expected(cluster: Cluster) -> NDArray[np.float32]:
-    """What each model without a fault answers to SHORT."""
+    """Return the vectors of SHORT from each model without a fault."""
     with shoal.Client(cluster.address, timeout=60) as client:
         return vectors(client, CLEAN, SHORT)
 
 
-def test_worker_tells_which_kernels_it_uses(client: shoal.Client) -> None:
+def test_worker_reports_its_kernels(client: shoal.Client) -> None:
     assert [worker.kernels for worker in client.mesh().workers] == [native.name()]
 
 
-def test_freeing_caches_helps(client: shoal.Client, expected: NDArray[np.float32]) -> None:
+def test_batch_succeeds_after_freeing_caches(
+    client: shoal.Client, expected: NDArray[np.float32]
+) -> None:
     close(vectors(client, "org/once", SHORT), expected)
 
 
-def test_idle_models_go(client: shoal.Client, expected: NDArray[np.float32]) -> None:
+def test_idle_models_are_evicted(client: shoal.Client, expected: NDArray[np.float32]) -> None:
     vectors(client, "org/once", SHORT[:1])
     close(vectors(client, "org/crowded", SHORT[:1]), expected[:1])
     wait_until(
@@ -161,7 +161,7 @@ def test_batch_is_halved(client: shoal.Client, expected: NDArray[np.float32]) ->
     close(vectors(client, "org/small", SHORT), expected)
 
 
-def test_item_that_does_not_fit_fails_alone(
+def test_item_that_does_not_fit_fails_only_its_request(
     client: shoal.Client, expected: NDArray[np.float32]
 ) -> None:
     with ThreadPoolExecutor(10) as pool:
@@ -180,7 +180,7 @@ def test_item_that_does_not_fit_fails_alone(
     close(vectors(client, "org/small", SHORT[:5]), expected[:5])
 
 
-def test_numbers_that_are_not_finite_are_computed_again_in_float32(client: shoal.Client) -> None:
+def test_outputs_that_are_not_finite_are_recomputed_in_float32(client: shoal.Client) -> None:
     close(vectors(client, "org/loud-half", SHORT), vectors(client, "org/loud", SHORT))
 
 
@@ -192,21 +192,23 @@ def test_numbers_that_are_not_finite_are_computed_again_in_float32(client: shoal
         ("org/vast", f"{2 * MEMORY_BYTES:,} bytes"),
     ],
 )
-def test_load_that_fails_or_can_never_fit_is_refused_with_its_reason(
+def test_failed_or_impossible_load_is_refused_with_its_reason(
     client: shoal.Client, model: str, said: str
 ) -> None:
     with pytest.raises(shoal.errors.ModelBroken, match=said):
         client.encode(model, SHORT[:1])
 
 
-def test_load_that_hangs_is_given_up_and_its_memory_comes_back_when_it_ends(
+def test_hanging_load_is_abandoned_and_its_memory_freed_at_its_end(
     client: shoal.Client, release: Path, expected: NDArray[np.float32]
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         hanging = pool.submit(client.encode, "org/hangs", SHORT[:1])
         client.models.load(CLEAN)
         close(vectors(client, CLEAN, SHORT), expected)
-        with pytest.raises(shoal.errors.ModelBroken, match=f"longer than {LOAD_SECONDS} seconds"):
+        with pytest.raises(
+            shoal.errors.ModelBroken, match=f"failed to load within {LOAD_SECONDS} seconds"
+        ):
             hanging.result()
     assert not memory_adds_up(client), "what a thread still holds must count"
     release.touch()

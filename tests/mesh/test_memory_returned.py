@@ -1,4 +1,4 @@
-"""Hostile requests leave no memory behind in an edge, a router, a worker or Redis."""
+"""Hostile requests do not permanently grow an edge, a router, a worker or Redis."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.support.peak import Peak, resident_bytes
 from tests.support.waiting import wait_until
 
 SHARE = 0.1
-"""Of its memory before, what a process may keep."""
+"""Maximum remaining growth of a process, as a share of its memory before."""
 REDIS_BYTES = 8 << 20
-"""What Redis may keep: it has 5 MB when it is empty, and a tenth of that is less than one of its
-buffers.
+"""Maximum remaining growth of Redis. It uses 5 MB when empty, and a tenth of that is less than one
+of its buffers.
 """
 SECONDS = 60.0
 NAMES = ("edge-0", "router-0", "worker-0", "redis")
@@ -58,14 +58,14 @@ def post(cluster: Cluster, body: bytes, encoding: str = "identity") -> int:
 
 
 def labels(items: int) -> pb.ExtractRequest:
-    """Each item's answer has 256 labels: 4 MiB of labels for 862 items."""
+    """Make a request with 256 labels per answer: 4 MiB of labels for 862 items."""
     task = pb.ClassifyTask(labels=[f"{number:03}" for number in range(256)])
     return pb.ExtractRequest(model=FORMS, items=[pb.Item(text="boats")] * items, classify=task)
 
 
 def attack(cluster: Cluster, stub: inference_pb2_grpc.InferenceServiceStub) -> None:
-    """Send bodies of many objects, a body that inflates, many texts and a request with the largest
-    answer.
+    """Send bodies with many objects, a body that inflates, many texts, and a request with the
+    largest answer.
     """
     many = b'{"model": "%s", "input": [%s"a"]}' % (FORMS.encode(), b'"a",' * 1_000_000)
     with ThreadPoolExecutor(4) as threads:
@@ -108,5 +108,6 @@ def test_memory_returns_after_hostile_requests(cluster: Cluster) -> None:
         finally:
             kept = {name: (resident_bytes(pid) - before[name]) >> 20 for name, pid in pids.items()}
             print(
-                f"before {before}; grown by {grown} MiB; kept {kept} MiB after {time.monotonic() - ended:.0f} s"
+                f"before {before}; grown by {grown} MiB; kept {kept} MiB after "
+                f"{time.monotonic() - ended:.0f} s"
             )

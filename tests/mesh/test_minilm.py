@@ -1,4 +1,4 @@
-"""The real model through the real mesh against transformers."""
+"""The real model through the real mesh, against transformers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from services.local.settings import MINILM
 from tests.support.cluster import Cluster
 from tests.support.texts import texts
 
-PATIENCE = 300.0  # seconds: the tokens are many for a busy machine of two cores
+PATIENCE = 300.0  # seconds: many tokens for a busy machine of two cores
 TEXTS = texts(260, shortest=1, longest=40) + texts(60, shortest=41, longest=330)
-"""1 to 330 words: 1 to over 400 tokens; the model's own limit is 256. Most are short: time goes
-into tokens, not into texts.
+"""1 to 330 words: 1 to over 400 tokens; the model's limit is 256. Most are short, since tokens cost
+time, not texts.
 """
 
 
 @pytest.fixture(scope="module")
 def reference(minilm: Path) -> NDArray[np.float32]:
-    """[texts, 384] by transformers in fp32, one text at a time, mean-pooled and normalised as the
-    model's card says.
+    """Return vectors [texts, 384] by transformers in fp32, one text at a time, mean-pooled and
+    normalised according to the model's card.
     """
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
     model = transformers.AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
@@ -73,7 +73,7 @@ def test_bfloat16_is_close_to_transformers(
     assert cosines(dense, reference).min() >= 0.999
 
 
-def test_text_alone_equals_the_same_text_among_others(client: shoal.Client) -> None:
+def test_text_alone_equals_the_same_text_in_a_batch(client: shoal.Client) -> None:
     some = TEXTS[::4]
     together = client.encode(MINILM, some, timeout=PATIENCE).dense
     assert together is not None

@@ -1,6 +1,7 @@
 """More load than the mesh can serve, through two routers: admitted requests are answered, the rest
-are refused with a time to retry, and memory does not grow. `make bench-overload` measures how
-well."""
+are refused with a retry delay, and memory does not grow. `make bench-overload` measures the
+quality.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from tests.support.texts import texts
 
 SECONDS = 4.0
 OVERLOAD = 4.0
-"""Offered load as a multiple of the capacity that is measured just before, whatever machine this is
-and whoever else uses it.
+"""Offered load as a multiple of the capacity measured just before, which depends on the machine and
+its other load.
 """
 WORDS = (80, 100)
 """Words of a text, some 15 to 50 ms of a core: few enough requests fit that clients and routers do
@@ -46,7 +47,7 @@ async def test_overload_is_refused_with_retry_info_and_admitted_requests_are_ans
         await asyncio.gather(*(asker.ask(after, 60.0) for asker in askers))  # loads the model
         closed = await asyncio.gather(
             *(asker.closed_loop(2.0, 8) for asker in askers)
-        )  # the router learns its speed, and we do
+        )  # the router and the test measure its speed
         rate = OVERLOAD * max(len(each.in_time) for each in closed) / 2.0
         processes = [
             psutil.Process(cluster.processes[name].pid) for name in (*cluster.routers, "redis")
@@ -61,7 +62,8 @@ async def test_overload_is_refused_with_retry_info_and_admitted_requests_are_ans
         await asyncio.gather(*(asker.close() for asker in askers))
     refused = sum(tally.refused.values())
     print(
-        f"{tally.offered} asked, {len(tally.in_time)} answered, {tally.late} late, {refused} refused, {grown:,} bytes more"
+        f"{tally.offered} offered, {len(tally.in_time)} answered, {tally.late} late, "
+        f"{refused} refused, {grown:,} bytes more"
     )
     assert tally.offered == len(tally.in_time) + tally.late + refused, (
         "every request has ended in one of these ways"

@@ -1,5 +1,5 @@
-"""Two pools of real processes and a catalog: preference, names, and overflow while the first pool
-is gone.
+"""Two pools of real processes and a catalog: preference, explicit pools, and overflow while the
+first pool is down.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pools: [cpu-b]
 
 @pytest.fixture(scope="module")
 def pooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """worker-0 in cpu-a, worker-1 in cpu-b."""
+    """Run worker-0 in cpu-a and worker-1 in cpu-b."""
     root = tmp_path_factory.mktemp("pools")
     for model in (FIRST, SECOND, BOTH, PLAIN):
         write_checkpoint("bert", root / "models" / model, sentence=SentenceFiles())
@@ -53,7 +53,7 @@ def places(client: shoal.Client, model: str) -> list[str]:
 
 
 def jobs(client: shoal.Client, model: str, pool: str) -> int:
-    """Ever queued there."""
+    """Return the number of jobs ever queued in the lane."""
     return sum(
         lane.enqueued_jobs
         for lane in client.mesh().lanes
@@ -61,7 +61,7 @@ def jobs(client: shoal.Client, model: str, pool: str) -> int:
     )
 
 
-def test_each_model_is_loaded_in_the_first_of_its_pools_or_the_named_one(pooled: Cluster) -> None:
+def test_model_is_loaded_in_its_first_pool_or_the_named_one(pooled: Cluster) -> None:
     with shoal.Client(pooled.address) as client:
         for model in (FIRST, SECOND, PLAIN):
             assert client.encode(model, ["text"]).dense is not None
@@ -72,7 +72,7 @@ def test_each_model_is_loaded_in_the_first_of_its_pools_or_the_named_one(pooled:
         ]
         assert client.encode(PLAIN, ["text"], pool="cpu-b").dense is not None
         assert places(client, PLAIN) == ["worker-0", "worker-1"]
-        # Named once is not named for ever.
+        # A pool named in one request does not apply to the next.
         wait_until(lambda: jobs(client, PLAIN, "cpu-b") == 1, 10, "the router to count")
         client.encode(PLAIN, ["text"])
         wait_until(lambda: jobs(client, PLAIN, "cpu-a") == 2, 10, "the router to count")
@@ -88,7 +88,7 @@ def test_each_model_is_loaded_in_the_first_of_its_pools_or_the_named_one(pooled:
         assert (caught.value.reason, caught.value.field) == ("INVALID_INPUT", "pool")
 
 
-def test_second_pool_takes_over_while_the_first_is_gone(pooled: Cluster) -> None:
+def test_second_pool_takes_over_while_the_first_is_down(pooled: Cluster) -> None:
     with shoal.Client(pooled.address) as client:
         assert client.encode(BOTH, ["text"]).dense is not None
         assert places(client, BOTH) == ["worker-0"]
@@ -99,6 +99,6 @@ def test_second_pool_takes_over_while_the_first_is_gone(pooled: Cluster) -> None
         finally:
             pooled.start("worker-0")
             pooled.wait_ready(pooled.address)
-        # A request with time to spare brings the model back to the better pool.
+        # A request with a late deadline returns the model to the preferred pool.
         assert client.encode(BOTH, ["text"]).dense is not None
         assert places(client, BOTH) == ["worker-0", "worker-1"]

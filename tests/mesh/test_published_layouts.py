@@ -1,5 +1,6 @@
-"""Published models, laid out as the hub has them, are asked for by name: the first request is
-answered, and as the same weights are that the models' packages save as safetensors."""
+"""Published models, laid out as on the hub, are requested by name. The first request is answered,
+and equals the same weights in safetensors.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +22,15 @@ from tests.parity.image_models import pictures
 from tests.store.fake_hub import FakeHub, serving
 from tests.support.cluster import Cluster
 
-# transformers, gliner and glirel warn of their own future.
+# transformers, gliner and glirel emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 M3: Final = "BAAI/bge-m3"
 URCHADE: Final = "urchade/gliner_small-v2.1"
 RELATIONS: Final = "Programs such as the GPL, which users run, are free software."
 TOLERANCE: Final = 1e-6
-"""A CPU's products depend on where weights lie in memory: the same weights twice in one worker
-differ by some 1e-7.
+"""A CPU's products depend on the addresses of weights: the same weights twice in one worker differ
+by some 1e-7.
 """
 
 SPANS: Final = glirel_models.spans_of(RELATIONS, "GPL", "users", "free software")
@@ -67,7 +68,7 @@ def twin(model: str) -> str:
 
 
 def run(mesh: Cluster, *arguments: str) -> Any:
-    """What a command prints, as JSON."""
+    """Run a command, and return its JSON output."""
     ran = CliRunner().invoke(
         main.build(), [*arguments, "--address", mesh.address, "--timeout", "120", "--json"]
     )
@@ -76,7 +77,7 @@ def run(mesh: Cluster, *arguments: str) -> Any:
 
 
 Scores = dict[tuple[object, ...], float]
-"""Scores by what they are of: the item and the places and labels that were found."""
+"""Scores by item, position and label."""
 
 
 def entities(client: shoal.Client, model: str) -> Scores:
@@ -98,7 +99,7 @@ def relations(client: shoal.Client, model: str) -> Scores:
 
 
 def joint(client: shoal.Client, model: str) -> Scores:
-    """Entities and their relations, by one model."""
+    """Return entities and their relations from one model."""
     task = shoal.Relations(labels=["part of"], entity_labels=LABELS, threshold=0.1)
     found = client.extract(model, TEXTS[2:], task=task, timeout=120)
     return {
@@ -140,7 +141,7 @@ ASKED: Final[dict[str, Callable[[shoal.Client, str], Scores]]] = {
 }
 
 
-def test_bge_m3_answers_the_command_line_by_name(mesh: Cluster) -> None:
+def test_bge_m3_is_served_by_name(mesh: Cluster) -> None:
     items = run(mesh, "encode", M3, *TEXTS)["items"]
     with shoal.Client(mesh.address) as client:
         found, wanted = (
@@ -164,7 +165,7 @@ def test_bge_m3_answers_the_command_line_by_name(mesh: Cluster) -> None:
         np.testing.assert_allclose(rows, same, rtol=0, atol=TOLERANCE)
 
 
-def test_urchade_gliner_answers_the_command_line_by_name(mesh: Cluster) -> None:
+def test_urchade_gliner_is_served_by_name(mesh: Cluster) -> None:
     labels = [argument for label in LABELS for argument in ("--label", label)]
     found = run(mesh, "extract", "entities", URCHADE, TEXTS[2], *labels, "--threshold", "0.3")
     with shoal.Client(mesh.address) as client:
@@ -178,7 +179,7 @@ def test_urchade_gliner_answers_the_command_line_by_name(mesh: Cluster) -> None:
 
 
 @pytest.mark.parametrize("model", ASKED)
-def test_published_model_answers_as_its_twin(model: str, mesh: Cluster, hub: FakeHub) -> None:
+def test_published_model_equals_its_twin(model: str, mesh: Cluster, hub: FakeHub) -> None:
     with shoal.Client(mesh.address) as client:
         assert ASKED[model](client, model) == pytest.approx(
             ASKED[model](client, twin(model)), abs=TOLERANCE
@@ -187,12 +188,10 @@ def test_published_model_answers_as_its_twin(model: str, mesh: Cluster, hub: Fak
     assert not [path for path in stored.rglob("*") if path.suffix in (".bin", ".pt", ".onnx")]
 
 
-def test_nothing_of_base_models_but_settings_and_vocabularies_is_fetched(
+def test_only_settings_and_vocabularies_of_base_models_are_fetched(
     hub: FakeHub, published: Published
 ) -> None:
-    """The weights of base models are fetched by no model; of models that have onnx/ nothing of that
-    folder is.
-    """
+    """No model fetches the weights of its base model, or the files in onnx/."""
     assert {*ASKED, M3, URCHADE} == set(published.twins)
     assert not [path for path in hub.calls if "deberta-v3" in path and path.endswith(".bin")]
     assert not [path for path in hub.calls if "/onnx/" in path]

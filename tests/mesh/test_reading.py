@@ -1,5 +1,5 @@
-"""Models that read images and write, through the mesh: directories that no code was told about,
-beside an encoder on one worker.
+"""Models that read images and generate text, through the mesh: directories without specific code,
+next to an encoder on one worker.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FLORENCE, MICROSOFT, LINES, FORMS, DOCLING, QWEN, ENCODER = (
         "bert-beside",
     )
 )
-MOST = 33
+MAX_TOKENS = 33
 
 
 @pytest.fixture(scope="module")
@@ -86,22 +86,24 @@ def test_florence(name: str, client: shoal.Client, models: tuple[Path, dict[str,
     images, directory = (
         pictures()[:3],
         root / FLORENCE,
-    )  # microsoft's tokenizer lacks what its code adds
+    )  # microsoft's tokenizer lacks tokens that its code adds
 
     def wanted(prompt: str) -> list[str]:
         ids = [
-            florence_models.written(made[name], root / name, image, prompt, MOST)
+            florence_models.written(made[name], root / name, image, prompt, MAX_TOKENS)
             for image in images
         ]
         return [plain(directory, each) for each in ids]
 
-    found = client.extract(name, images, shoal.ReadText(kind="detailed_caption", max_tokens=MOST))
+    found = client.extract(
+        name, images, shoal.ReadText(kind="detailed_caption", max_tokens=MAX_TOKENS)
+    )
     assert [one.text for one in found] == [
         each.strip() for each in wanted(TASKS["<MORE_DETAILED_CAPTION>"].prompt)
     ]
     assert found.usage.output_tokens > 3 * 20
     found = client.extract(
-        name, images, shoal.ReadText(instruction="<REGION_PROPOSAL>", max_tokens=MOST)
+        name, images, shoal.ReadText(instruction="<REGION_PROPOSAL>", max_tokens=MAX_TOKENS)
     )
     sizes = [(36, 36), (60, 120), (121, 60)]
     boxes = [
@@ -141,42 +143,42 @@ def test_deltas_add_up_to_texts_and_to_those_of_regions(client: shoal.Client) ->
 def test_lines_and_forms(client: shoal.Client, models: tuple[Path, dict[str, Any]]) -> None:
     root, made = models
     images = pictures()[:3]
-    lines = client.extract(LINES, images, shoal.ReadText(kind="ocr", max_tokens=MOST))
+    lines = client.extract(LINES, images, shoal.ReadText(kind="ocr", max_tokens=MAX_TOKENS))
     tokenizer = Tokenizer.from_file(str(root / LINES / "tokenizer.json"))
-    wanted = [page_models.written(made[LINES], root / LINES, image, MOST) for image in images]
+    wanted = [page_models.written(made[LINES], root / LINES, image, MAX_TOKENS) for image in images]
     assert [one.text for one in lines] == [tokenizer.decode(each).strip() for each in wanted]
-    forms = client.extract(FORMS, images, shoal.ReadText(instruction="who pays?", max_tokens=MOST))
+    forms = client.extract(
+        FORMS, images, shoal.ReadText(instruction="who pays?", max_tokens=MAX_TOKENS)
+    )
     assert [one.form["question"] for one in forms if one.form] == ["who pays?"] * 3
     assert json.dumps(forms[0].form)
 
 
 @pytest.mark.parametrize("name", [DOCLING, QWEN])
-def test_conversations(
+def test_conversations_match_transformers(
     name: str, client: shoal.Client, models: tuple[Path, dict[str, Any]]
 ) -> None:
     root, made = models
     asked, images = "Convert this page to docling.", pictures()[:3]
     tokenizer = Tokenizer.from_file(str(root / name / "tokenizer.json"))
     wanted = [
-        conversation_models.written(made[name], root / name, [image], asked, MOST)
+        conversation_models.written(made[name], root / name, [image], asked, MAX_TOKENS)
         for image in images
     ]
-    found = client.extract(name, images, shoal.ReadText(instruction=asked, max_tokens=MOST))
+    found = client.extract(name, images, shoal.ReadText(instruction=asked, max_tokens=MAX_TOKENS))
     assert [one.text for one in found] == [tokenizer.decode(each).strip() for each in wanted]
     both = shoal.Parts(images[0], "It is late.")
     wanted = [
         conversation_models.written(
-            made[name], root / name, images[:1], f"It is late.\n{asked}", MOST
+            made[name], root / name, images[:1], f"It is late.\n{asked}", MAX_TOKENS
         )
     ]
-    found = client.extract(name, [both], shoal.ReadText(instruction=asked, max_tokens=MOST))
+    found = client.extract(name, [both], shoal.ReadText(instruction=asked, max_tokens=MAX_TOKENS))
     assert [one.text for one in found] == [tokenizer.decode(each).strip() for each in wanted]
 
 
 def test_pages_of_a_document(client: shoal.Client) -> None:
-    """Each page is an image of its own; those with a text layer are read where that is asked
-    for.
-    """
+    """Each page is a separate image. Pages with a text layer use it if requested."""
     document = Document(pdfs.document(["a page", "another one"]))
     [read] = client.extract(
         LINES, [document], shoal.ReadText(kind="ocr", text_layer="never", max_tokens=8)
@@ -187,7 +189,7 @@ def test_pages_of_a_document(client: shoal.Client) -> None:
     assert [page.text.strip() for page in layers.pages] == ["a page", "another one"]
 
 
-def test_pages_by_a_schema_are_read_whatever_text_they_have(client: shoal.Client) -> None:
+def test_pages_with_a_schema_are_read_despite_a_text_layer(client: shoal.Client) -> None:
     name = {"type": "string", "maxLength": 5}
     schema = {
         "type": "object",
@@ -222,7 +224,7 @@ def test_image_in_a_conversation(client: shoal.Client) -> None:
     after = client.extract(QWEN, image, shoal.ReadText(max_tokens=20, turns=turns))
     assert after.usage.input_tokens > alone.usage.input_tokens
     assert after[0].text != alone[0].text
-    # Pages are read by the model, whatever text they have.
+    # The model reads pages even if they have a text layer.
     [page] = client.extract(
         QWEN,
         [Document(pdfs.document(["a page"], size=(60, 60)))],
@@ -231,7 +233,7 @@ def test_image_in_a_conversation(client: shoal.Client) -> None:
     assert not page.pages[0].is_text_layer
 
 
-def test_what_is_wrong_is_told_with_its_path_and_harms_nothing_else(client: shoal.Client) -> None:
+def test_errors_have_a_path_and_affect_nothing_else(client: shoal.Client) -> None:
     image = pictures()[0]
     wrong: list[tuple[list[bytes | str], shoal.ReadText, str]] = [
         ([image, b"no image"], shoal.ReadText(), "items[1].image"),
@@ -249,7 +251,7 @@ def test_what_is_wrong_is_told_with_its_path_and_harms_nothing_else(client: shoa
         client.encode(FLORENCE, [image])
 
 
-async def test_readers_among_encoders(readers: Cluster) -> None:
+async def test_readers_and_encoders_share_a_worker(readers: Cluster) -> None:
     texts = ["the first text", "another one"]
     async with shoal.AsyncClient(readers.address, timeout=120) as client:
         wanted = (await client.encode(ENCODER, texts)).dense

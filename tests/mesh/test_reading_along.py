@@ -1,5 +1,5 @@
-"""ExtractStream: texts as they are written, over real gRPC, Redis and workers, through one router
-and through two.
+"""ExtractStream: texts during generation, over real gRPC, Redis and workers, through one router and
+through two.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def mesh(
 async def read(
     client: shoal.AsyncClient, model: str, texts: list[str], task: shoal.ReadText
 ) -> tuple[list[Delta], ExtractResult]:
-    """The deltas, and the answer, which comes last."""
+    """Return the deltas, and the final answer."""
     parts = [part async for part in client.extract_stream(model, texts, task)]
     result = parts.pop()
     assert isinstance(result, ExtractResult)
@@ -74,7 +74,7 @@ def joined(deltas: list[Delta], item: int) -> str:
 @pytest.mark.parametrize("name", [CHAT, SUMMARY, BEAMS])
 async def test_deltas_add_up_to_the_answer_through_every_router(name: str, mesh: Cluster) -> None:
     task = shoal.ReadText(max_tokens=60)
-    for address in mesh.addresses:  # the worker has its stream with one of them
+    for address in mesh.addresses:  # the worker's stream is to one of them
         async with shoal.AsyncClient(address, timeout=120) as client:
             unary = await client.extract(name, TEXTS, task)
             deltas, result = await read(client, name, TEXTS, task)
@@ -94,7 +94,7 @@ async def test_long_text_is_streamed_before_its_end(mesh: Cluster) -> None:
 
 
 @pytest.mark.parametrize("name", [CHAT, BEAMS])
-async def test_http_streams_and_clients_show_the_whole_text_through_every_router(
+async def test_http_streams_and_clients_get_the_whole_text_through_every_router(
     name: str, mesh: Cluster
 ) -> None:
     body = {
@@ -122,7 +122,7 @@ async def test_beam_search_is_one_delta(mesh: Cluster) -> None:
         ]
 
 
-async def test_errors_are_those_of_extract(mesh: Cluster) -> None:
+async def test_errors_equal_those_of_extract(mesh: Cluster) -> None:
     async with shoal.AsyncClient(mesh.address, timeout=120) as client:
         with pytest.raises(errors.InvalidInput) as refused:
             await read(client, SUMMARY, ["a text", "  "], LONG)
@@ -136,7 +136,7 @@ async def test_errors_are_those_of_extract(mesh: Cluster) -> None:
                 pass
 
 
-async def test_stream_that_is_left_is_cancelled(mesh: Cluster) -> None:
+async def test_abandoned_stream_is_cancelled(mesh: Cluster) -> None:
     async with shoal.AsyncClient(mesh.address, timeout=120) as client:
         stream = client.extract_stream(SUMMARY, TEXTS, shoal.ReadText(max_tokens=4000))
         async for part in stream:
@@ -162,7 +162,7 @@ async def test_slow_reader_gets_longer_deltas(mesh: Cluster) -> None:
         assert len(quick) >= 5
 
 
-def test_blocking_client_reads_along(mesh: Cluster) -> None:
+def test_blocking_client_streams_text(mesh: Cluster) -> None:
     with shoal.Client(mesh.address, timeout=120) as client:
         *deltas, result = client.extract_stream(SUMMARY, TEXTS[:1], LONG)
         assert isinstance(result, ExtractResult)
@@ -185,7 +185,7 @@ async def test_killed_workers_text_restarts(models: Path, tmp_path: Path) -> Non
                 parts.append(part)
                 if not killed:
                     killed = time.monotonic()
-                    for worker in cluster.workers:  # which of them writes is not known
+                    for worker in cluster.workers:  # either of them may be generating
                         await asyncio.to_thread(cluster.kill, worker)
                     await asyncio.to_thread(cluster.start, cluster.workers[0])
             assert result is not None

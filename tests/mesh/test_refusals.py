@@ -1,5 +1,5 @@
-"""Checkpoints that cannot be served: FAILED_PRECONDITION that names the file and what is wrong in
-it, and the worker serves on.
+"""Checkpoints that cannot be served: FAILED_PRECONDITION with the file and its error, and the
+worker keeps serving.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def cut_short(directory: Path) -> None:
 
 
 def pickled(directory: Path) -> None:
-    """A pickle that would leave a file behind if it were ever read."""
+    """Write a pickle that would create a file if it were ever loaded."""
     (directory / "model.safetensors").unlink()
 
     class Trap:
@@ -59,9 +59,7 @@ def pickled(directory: Path) -> None:
 
 
 def own_code(directory: Path) -> None:
-    """An architecture of the checkpoint's own, whose code would leave a file behind if it were ever
-    run.
-    """
+    """Write an architecture with custom code that would create a file if it were ever run."""
     (directory / "modeling_own.py").write_text(
         f"open({str(directory / 'was-run')!r}, 'w').close()\n"
     )

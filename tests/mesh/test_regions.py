@@ -1,5 +1,5 @@
-"""Regions through the mesh: directories of detectors that no code was told about, equal to
-transformers' own post-processing.
+"""Regions through the mesh: detector directories without specific code, equal to transformers'
+post-processing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.cluster import Cluster
 
 KINDS = ("owlv2", "grounding-dino")
 BOUND = 1e-3
-"""Of boxes, in pixels; scores are 100 times as close."""
+"""Bound on box errors in pixels; scores are 100 times as close."""
 
 
 def saved(height: int, width: int) -> bytes:
@@ -41,7 +41,7 @@ IMAGES = [saved(60, 90), saved(70, 50), saved(90, 90)]
 def references(
     checkpoints: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, transformers.PreTrainedModel]:
-    """Each directory is complete before it is where the mesh looks for models."""
+    """Complete each directory before moving it to where the mesh looks for models."""
     found = {}
     for kind in KINDS:
         made = tmp_path_factory.mktemp(kind) / "made"
@@ -54,8 +54,8 @@ def references(
 def expected(
     kind: str, model: transformers.PreTrainedModel, image: bytes, label: str, threshold: float
 ) -> NDArray[np.float64]:
-    """[regions, score and four edges] of one label asked for alone, best first, clipped to the
-    image.
+    """Return [regions, score and four edges] of a single requested label, best first, clipped to
+    the image.
     """
     opened = Image.open(BytesIO(image))
     text = tokenizer(kind).encode(f"{label.lower()}." if kind == "grounding-dino" else label)
@@ -86,7 +86,7 @@ def rows_of(extraction: shoal.Extraction, label: str) -> NDArray[np.float64]:
 
 
 def assert_same(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> None:
-    """Regions of nearly one score may come in either order."""
+    """Compare regions. Those of nearly equal score may be in either order."""
     assert ours.shape == theirs.shape
     assert np.abs(ours[:, 0] - theirs[:, 0]).max(initial=0.0) <= BOUND / 100
     for row in ours:
@@ -98,7 +98,7 @@ def assert_same(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> None:
 def test_regions_equal_the_reference(
     client: shoal.Client, references: dict[str, transformers.PreTrainedModel], kind: str, label: str
 ) -> None:
-    """For one label, of images of several sizes in one request."""
+    """Request one label for images of several sizes."""
     wanted = [expected(kind, references[kind], image, label, 0.0) for image in IMAGES]
     scores = np.sort(np.concatenate(wanted)[:, 0])
     middle = (
@@ -108,7 +108,7 @@ def test_regions_equal_the_reference(
     )
     between = (
         float(scores[middle] + scores[middle + 1]) / 2
-    )  # no score is so close to it that rounding decides
+    )  # no score is close enough for rounding to matter
     for threshold in (0.0, between):
         answer = client.extract(
             f"random/{kind}-regions", IMAGES, shoal.Regions(labels=[label], threshold=threshold)
@@ -122,7 +122,9 @@ def test_regions_equal_the_reference(
 def test_several_labels(
     client: shoal.Client, references: dict[str, transformers.PreTrainedModel], kind: str
 ) -> None:
-    """Best first, whatever their label. OWL's scores of a label do not depend on the others."""
+    """Regions are best first, whatever their label. OWL's scores of a label do not depend on other
+    labels.
+    """
     model = f"random/{kind}-regions"
     answer = client.extract(model, IMAGES, shoal.Regions(labels=LABELS, threshold=0.0))
     for image, extraction in zip(IMAGES, answer, strict=True):
@@ -136,7 +138,7 @@ def test_several_labels(
                 )
     assert len(client.extract(model, IMAGES, shoal.Regions(labels=LABELS))) == len(
         IMAGES
-    )  # by the model's own threshold
+    )  # by the model's default threshold
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,7 +151,7 @@ def test_several_labels(
     ],
     ids=["a text", "truncated", "no image"],
 )
-def test_what_is_no_image_is_refused_by_its_path(
+def test_invalid_image_is_refused_with_its_path(
     client: shoal.Client,
     references: dict[str, transformers.PreTrainedModel],
     kind: str,
@@ -157,7 +159,7 @@ def test_what_is_no_image_is_refused_by_its_path(
     error: type[errors.ShoalError],
     field: str,
 ) -> None:
-    """And the next good request is answered."""
+    """The next good request is answered."""
     model, cats = f"random/{kind}-regions", shoal.Regions(labels=["cat"], threshold=0.0)
     with pytest.raises(error) as caught:
         client.extract(model, [IMAGES[0], item], cats)
@@ -166,7 +168,7 @@ def test_what_is_no_image_is_refused_by_its_path(
     assert_same(rows_of(found, "cat"), expected(kind, references[kind], IMAGES[0], "cat", 0.0))
 
 
-def test_wrong_requests(
+def test_invalid_requests_are_refused(
     client: shoal.Client, references: dict[str, transformers.PreTrainedModel]
 ) -> None:
     del references
@@ -187,7 +189,7 @@ def test_wrong_requests(
 
 
 def test_by_grpc(mesh: Cluster, references: dict[str, transformers.PreTrainedModel]) -> None:
-    """As any program asks, and what the card says."""
+    """Use plain gRPC, and check the card."""
     del references
     with grpc.insecure_channel(mesh.address) as channel:
         task = pb.RegionsTask(labels=["cat"], threshold=0.0)

@@ -1,5 +1,5 @@
-"""Every process of a mesh is replaced in turn, by SIGTERM and a new one, under load: no client
-hears an error.
+"""Every process of a mesh is replaced in turn, by SIGTERM and a new one, under load, without client
+errors.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tests.support.waiting import wait_until
 MODEL = "random/bert-embed"
 TEXTS = texts(100, shortest=1, longest=12, seed=11)
 ASKERS = 4
-"""At each of two clients."""
+"""Askers for each of two clients."""
 ON_THE_WAY_SECONDS = 0.5
-"""How long a pull may have been on its way to a router, on a busy machine."""
+"""Maximum transit time of a pull on a busy machine."""
 
 
 @dataclass
@@ -64,9 +64,7 @@ async def ask(
 
 @asynccontextmanager
 async def load(addresses: Sequence[str]) -> AsyncIterator[Tally]:
-    """Clients with the default policy, some of which begin at each router; until the context
-    ends.
-    """
+    """Run clients with the default policy until the context ends. Some start at each router."""
     tally, stop = Tally(), asyncio.Event()
     async with AsyncExitStack() as stack:
         orders = (addresses, addresses[::-1])
@@ -97,7 +95,7 @@ def wait_serving(address: str) -> None:
 
 
 def known_workers(cluster: Cluster) -> set[str]:
-    """To any router."""
+    """Return the workers known to any router."""
     known = set()
     for address in cluster.addresses:
         with shoal.Client(address) as client:
@@ -115,7 +113,7 @@ def wait_replaced(cluster: Cluster, name: str) -> None:
 
 
 async def replace(cluster: Cluster, name: str, tally: Tally) -> float:
-    """When the signal was sent, Unix time."""
+    """Replace a process. Return when the signal was sent, Unix time."""
     before, signalled = tally.answered, time.time()
     assert await asyncio.to_thread(cluster.stop, name) == 0, f"{name} did not end as it should"
     if name in cluster.workers:
@@ -138,7 +136,7 @@ class SeenPull:
 
 
 def seen_pulls(cluster: Cluster) -> list[SeenPull]:
-    """All pulls that reached a router."""
+    """Return all pulls that reached a router."""
     pulls = []
     for name in cluster.routers:
         for text in (cluster.directory / f"{name}.log").read_text().splitlines():
@@ -154,7 +152,7 @@ def seen_pulls(cluster: Cluster) -> list[SeenPull]:
     return pulls
 
 
-async def test_every_process_is_replaced_under_load_and_no_client_hears_an_error(
+async def test_every_process_is_replaced_under_load_without_client_errors(
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "models"

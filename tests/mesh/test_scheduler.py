@@ -1,7 +1,7 @@
 """Schedulers as real processes: they place cold models, one of them leads, and killing or freezing
-it loses and doubles nothing.
+it loses and duplicates nothing.
 
-Tests share a mesh and come in any order, so each has cold models of its own.
+Tests share a mesh and run in any order, so each uses separate cold models.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OWN = {
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One router, two workers with the memory for everything, two schedulers."""
+    """Run one router, two workers with enough memory, and two schedulers."""
     models = write_models(tmp_path_factory.mktemp("both"), EITHER)
     directory = tmp_path_factory.mktemp("mesh")
     with Cluster(
@@ -54,7 +54,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def write_models(root: Path, names: Sequence[str]) -> Path:
-    """The same checkpoint by each of the names."""
+    """Write the same checkpoint under each name."""
     first = write_checkpoint("bert", root / names[0], sentence=SentenceFiles())
     for name in names[1:]:
         shutil.copytree(first, root / name)
@@ -63,12 +63,12 @@ def write_models(root: Path, names: Sequence[str]) -> Path:
 
 @pytest.fixture
 async def cluster(mesh: Cluster) -> AsyncIterator[Cluster]:
-    """The mesh with both schedulers running and one of them leading."""
+    """Provide the mesh with both schedulers running and one of them leading."""
     await asyncio.to_thread(start_schedulers, mesh)
     await leader(mesh)
     yield mesh
     for name in mesh.schedulers:
-        mesh.processes[name].send_signal(signal.SIGCONT)  # nothing happens to one that has ended
+        mesh.processes[name].send_signal(signal.SIGCONT)  # no effect on an ended process
 
 
 def start_schedulers(mesh: Cluster) -> None:
@@ -99,7 +99,7 @@ async def fleet(mesh: Cluster) -> AsyncIterator[Fleet]:
 
 
 async def leader(mesh: Cluster, *, other_than: str = "") -> LeaderRecord:
-    """Who leads, once somebody does and has planned."""
+    """Return the leader once one exists and has planned."""
     async with fleet(mesh) as known, asyncio.timeout(30):
         while True:
             found = (await known.refresh()).leader
@@ -109,7 +109,7 @@ async def leader(mesh: Cluster, *, other_than: str = "") -> LeaderRecord:
 
 
 def said(mesh: Cluster, names: Sequence[str], message: str) -> list[dict[str, Any]]:
-    """The log lines with this message of these processes; of each process in order."""
+    """Return the log lines with this message, in order by process."""
     lines = [
         line
         for name in names
@@ -121,7 +121,7 @@ def said(mesh: Cluster, names: Sequence[str], message: str) -> list[dict[str, An
 
 
 def loads(mesh: Cluster, models: Sequence[str]) -> Counter[tuple[str, str]]:
-    """How often each worker loaded each of the models."""
+    """Count loads of each model by each worker."""
     lines = [(line, name) for name in mesh.workers for line in said(mesh, [name], "model loaded")]
     return Counter((line["model"], name) for line, name in lines if line["model"] in models)
 
@@ -142,7 +142,7 @@ def names(kind: str) -> list[str]:
 
 
 async def ask(client: shoal.AsyncClient, models: Sequence[str]) -> None:
-    """Each of them once, all at the same time; all have the same weights."""
+    """Request each model once, concurrently. All have the same weights."""
     answers = await asyncio.gather(
         *(client.encode(model, ["to be or not to be"], timeout=30) for model in models)
     )
@@ -158,8 +158,8 @@ def assert_loaded_once(mesh: Cluster, models: Sequence[str]) -> None:
 
 
 def assert_one_leader_a_number(mesh: Cluster) -> None:
-    """Every order is of a plan whose fencing number only one scheduler ever had, and each has risen
-    in time.
+    """Every plan's fencing number belongs to only one scheduler, and each scheduler's numbers
+    increase.
     """
     orders = [
         (line["time"], line["plan"] >> 32, name)
@@ -185,8 +185,8 @@ def assert_one_leader_a_number(mesh: Cluster) -> None:
 
 
 async def test_cold_models_are_loaded_where_they_are_on_disk(tmp_path: Path) -> None:
-    """Routers leave a model to the leader for so long that a machine under load does not turn
-    orders into claims.
+    """Routers leave a model to the leader long enough that a busy machine does not turn orders into
+    claims.
     """
     each = {
         name: {"SHOAL_MODELS": str(write_models(tmp_path / name, own))} for name, own in OWN.items()
@@ -225,7 +225,7 @@ async def test_two_schedulers_order_as_one(cluster: Cluster) -> None:
     assert_one_leader_a_number(cluster)
 
 
-async def test_leader_that_is_killed_in_the_middle_of_its_orders_is_followed(
+async def test_leader_killed_while_ordering_is_replaced(
     cluster: Cluster,
 ) -> None:
     models, served = names("killed"), names("warm")[:2]
@@ -260,7 +260,7 @@ async def test_leader_that_is_killed_in_the_middle_of_its_orders_is_followed(
     assert_one_leader_a_number(cluster)
 
 
-async def test_leader_that_was_frozen_past_its_lease_orders_nothing_more(cluster: Cluster) -> None:
+async def test_leader_frozen_past_its_lease_gives_no_more_orders(cluster: Cluster) -> None:
     models = names("frozen")
     first = await leader(cluster)
     frozen = cluster.processes[first.scheduler_id]
@@ -289,7 +289,7 @@ async def test_without_schedulers_workers_claim_cold_models(cluster: Cluster) ->
     for name in cluster.schedulers:
         assert await asyncio.to_thread(cluster.stop, name) == 0
     async with fleet(cluster) as known:
-        assert (await known.refresh()).leader is None  # given up, not run out
+        assert (await known.refresh()).leader is None  # released, not expired
     async with shoal.AsyncClient(cluster.address) as client:
         await ask(client, models)
     assert claimed(cluster, models) == {*models}

@@ -1,5 +1,5 @@
-"""Documents and images that take a worker seconds stop no other work of it: real processes, and the
-order of the answers.
+"""Documents and images that occupy a worker for seconds do not block its other work: real
+processes, and the order of the answers.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ MODEL = "random/clip-slow"
 ROUNDS = 3
 TIMEOUT = 100.0
 MEMORY_BYTES = 1600 << 20
-"""Of the worker's models, and of the images that it decodes: enough for one of IMAGE_SIDE, and not
-for two.
+"""Memory for the worker's models and decoded images: enough for one image of IMAGE_SIDE, but not
+two.
 """
 IMAGE_SIDE = 7000
 DRAWING_SECONDS = 0.5
-"""Processor time that no start of a document process takes."""
+"""Processor time above that of starting a document process."""
 
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One router and one worker of one thread, which has read a text and an image."""
+    """Run one router and one worker of one thread that has read a text and an image."""
     models = tmp_path_factory.mktemp("models")
     made = write_repository("clip", tmp_path_factory.mktemp("clip") / "made")
     (models / "random").mkdir()
@@ -54,15 +54,13 @@ def encode(mesh: Cluster, tenant: str, item: str | bytes | Document) -> None:
 
 
 def processor_seconds(mesh: Cluster) -> dict[int, float]:
-    """Of each document process of the worker, by its id."""
+    """Return the processor seconds of each document process of the worker."""
     children = psutil.Process(mesh.processes["worker-0"].pid).children()
     return {child.pid: child.cpu_times().user for child in children}
 
 
 def wait_until_drawing(mesh: Cluster, before: dict[int, float]) -> None:
-    """Waits until a document process computes. `before`: what they had used before the document was
-    sent.
-    """
+    """Wait until a document process computes. `before` is its use before the document was sent."""
     wait_until(
         lambda: any(
             now - before.get(pid, 0.0) > DRAWING_SECONDS
@@ -72,8 +70,8 @@ def wait_until_drawing(mesh: Cluster, before: dict[int, float]) -> None:
 
 
 def test_texts_of_all_tenants_are_answered_before_a_slow_document(mesh: Cluster) -> None:
-    """The hostile tenant's page computes for seconds; its own texts and large images do not wait
-    for it either.
+    """The hostile tenant's page computes for seconds, but its texts and large images do not wait
+    for it.
     """
     photo = BytesIO()
     Image.new("RGB", (2400, 2400)).save(photo, "PNG")
@@ -114,11 +112,11 @@ def test_document_is_answered_before_slow_documents_of_another_tenant(mesh: Clus
 def test_large_images_of_several_tenants_stay_within_the_memory_of_the_worker(
     mesh: Cluster,
 ) -> None:
-    """Each is a file of 66 KB that takes 784 MB while it is decoded; a light tenant's small image
-    waits for none of them.
+    """Each is a file of 66 KB that needs 784 MB to decode; a light tenant's small image waits for
+    none of them.
     """
     out = BytesIO()
-    # Of a size that is not prepared together with other tenants' jobs.
+    # Too large to be prepared together with other tenants' jobs.
     Image.new("RGB", (IMAGE_SIDE, IMAGE_SIDE)).save(
         out, "WEBP", lossless=True, icc_profile=bytes(SMALL_BYTES)
     )

@@ -1,5 +1,5 @@
-"""Sparse and hybrid models through the mesh: rows of weights, queries that never reach the device,
-three forms of one request.
+"""Sparse and hybrid models through the mesh: weighted rows, queries that never reach the device,
+three representations in one request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.parity.test_hybrid import parts_of_score, reference, write_m3
 from tests.parity.test_sparse import write_router
 from tests.support.texts import texts
 
-# sentence-transformers and its dependencies warn of their own future.
+# sentence-transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TEXTS = texts(12, shortest=1, longest=25, seed=9)
@@ -62,7 +62,7 @@ def test_score_of_a_sparse_model_is_the_product(
     )
 
 
-def test_three_forms_and_their_score(client: shoal.Client, checkpoints: Path) -> None:
+def test_three_representations_and_their_score(client: shoal.Client, checkpoints: Path) -> None:
     directory = write_m3(checkpoints / "random" / "m3")
     found = reference(directory, TEXTS)
     answer = client.encode(HYBRID, TEXTS, representations=["dense", "sparse", "multi_vector"])
@@ -89,7 +89,7 @@ def test_three_forms_and_their_score(client: shoal.Client, checkpoints: Path) ->
 
 
 def whole(sparse: shoal.Sparse) -> NDArray[np.float32]:
-    """With its zeros."""
+    """Return the dense array."""
     filled = np.zeros(sparse.shape, np.float32)
     for number, (columns, weights) in enumerate(sparse):
         filled[number, columns] = weights

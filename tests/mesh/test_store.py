@@ -1,4 +1,4 @@
-"""A model that only a store has, asked for through the whole mesh."""
+"""A model that only a store has, requested through the whole mesh."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hub(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
-    """It holds back the weights until its gate is opened."""
+    """Run a hub that blocks weights until its gate is opened."""
     pickle = tmp_path_factory.mktemp("pickle")
     (pickle / "config.json").write_text("{}")
     (pickle / "pytorch_model.bin").write_bytes(b"pickle")
@@ -44,7 +44,7 @@ def hub(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fa
 def far(
     hub: FakeHub, checkpoints: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """One worker with a folder and the hub."""
+    """Run one worker with a folder and the hub."""
     directory = tmp_path_factory.mktemp("far")
     environment = {
         "SHOAL_STORES": "hf",
@@ -76,7 +76,7 @@ def test_model_of_the_hub_is_fetched_shown_and_served(
         monkeypatch.setenv("COLUMNS", "200")
         shown = CliRunner().invoke(main.build(), ["models", "--address", far.address]).stdout
         assert f"downloading {seen.downloaded * 100:.0f} %" in shown
-        # Meanwhile other models are loaded and served.
+        # Other models are loaded and served during the download.
         assert client.encode(NEAR, TEXTS).dense is not None
         assert not answer.done()
         hub.gate.set()
@@ -86,7 +86,7 @@ def test_model_of_the_hub_is_fetched_shown_and_served(
     assert found is not None
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     assert hub.calls.count(f"/api/models/{FAR}") == 1
-    # Nothing is told to the hub but what is asked for, and no log holds a URL that opens a file.
+    # The hub only receives requested names, and no log has a URL that opens a file.
     assert [
         call
         for call in hub.calls
@@ -102,7 +102,7 @@ def test_worker_that_refuses_torch_checkpoints_fetches_none(far: Cluster, hub: F
     assert "pytorch_model.bin" not in hub.sent
 
 
-def test_model_that_is_nowhere_is_not_found(far: Cluster) -> None:
+def test_unknown_model_is_not_found(far: Cluster) -> None:
     with (
         shoal.Client(far.address) as client,
         pytest.raises(errors.ModelNotFound, match="has no model far/nothing"),
@@ -110,7 +110,7 @@ def test_model_that_is_nowhere_is_not_found(far: Cluster) -> None:
         client.encode("far/nothing", TEXTS, timeout=30)
 
 
-def test_path_is_not_looked_for(far: Cluster, hub: FakeHub) -> None:
+def test_path_is_not_a_model_id(far: Cluster, hub: FakeHub) -> None:
     calls = len(hub.calls)
     with (
         shoal.Client(far.address) as client,
@@ -120,10 +120,10 @@ def test_path_is_not_looked_for(far: Cluster, hub: FakeHub) -> None:
     assert len(hub.calls) == calls
 
 
-def test_what_no_worker_can_reach_is_refused_with_the_reason_once_each_has_tried(
+def test_unreachable_model_is_refused_with_the_reason_after_each_worker_tried(
     checkpoints: Path, tmp_path: Path
 ) -> None:
-    """A hub that nobody can reach: the error says so, and not that a deadline passed."""
+    """The error says that the hub is unreachable, not that a deadline passed."""
     environment = {
         "SHOAL_STORES": "hf",
         "SHOAL_STORE_DIR": str(tmp_path / "store"),

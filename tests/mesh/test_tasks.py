@@ -1,5 +1,5 @@
-"""jina-embeddings-v3 through the whole mesh as it is published: its tasks by gRPC and by HTTP,
-mixed, and unknown ones.
+"""jina-embeddings-v3 as published, through the whole mesh: its tasks by gRPC and by HTTP, mixed and
+unknown ones.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def worst(found: Any, wanted: Any) -> float:
     return float(np.abs(np.asarray(found, np.float64) - np.asarray(wanted, np.float64)).max())
 
 
-def test_roles_and_named_tasks_at_the_same_time(client: shoal.Client, v3: FakeJinaV3) -> None:
+def test_roles_and_named_tasks_are_served_concurrently(
+    client: shoal.Client, v3: FakeJinaV3
+) -> None:
     def error(named: tuple[Literal["query", "document"] | None, str]) -> float:
         role, task = named
         wanted = v3.encode(
@@ -108,7 +110,7 @@ def test_unknown_task_is_refused_with_the_models_tasks(
 ) -> None:
     with pytest.raises(
         shoal.errors.InvalidInput,
-        match=r"'summary' of its own; it has retrieval\.query, .*text-matching",
+        match=r"'summary'; it has retrieval\.query, .*text-matching",
     ) as raised:
         client.encode(MODEL, TEXTS, adapter="summary", timeout=30)
     assert raised.value.field == "adapter"
@@ -121,7 +123,7 @@ def test_tasks_in_use_are_listed_as_adapters(client: shoal.Client) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-async def test_http_chooses_by_jinas_task(task: str, http: Http, v3: FakeJinaV3) -> None:
+async def test_http_selects_by_jina_task(task: str, http: Http, v3: FakeJinaV3) -> None:
     reply = await http.post(
         "/v1/embeddings", {"model": MODEL, "input": TEXTS, "task": task, "dimensions": 32}
     )

@@ -1,5 +1,5 @@
-"""Tokenize and Detokenize through a whole mesh with real tokenizers, and through the edge as TEI
-and vLLM have them.
+"""Tokenize and Detokenize through a whole mesh with real tokenizers, and through the edge in TEI's
+and vLLM's dialects.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def reference(minilm: Path) -> transformers.PreTrainedTokenizerBase:
     return tokenizer
 
 
-def test_tokens_are_those_of_transformers(
+def test_tokens_equal_transformers(
     client: shoal.Client, reference: transformers.PreTrainedTokenizerBase
 ) -> None:
     result = client.tokenize(MINILM, TEXTS, return_tokens=True)
@@ -65,7 +65,7 @@ def test_tokens_are_those_of_transformers(
     )
 
 
-def test_what_encode_cuts_off_is_seen_before(client: shoal.Client) -> None:
+def test_truncation_by_encode_is_visible_in_tokenize(client: shoal.Client) -> None:
     text = " ".join(f"word{number}" for number in range(40))
     (found,) = client.tokenize(LEFT, text)
     assert found.count > found.kept_tokens == 16
@@ -80,7 +80,7 @@ def test_what_encode_cuts_off_is_seen_before(client: shoal.Client) -> None:
     assert caught.value.field == "texts[1]"
 
 
-def test_texts_of_ids_are_those_of_transformers(
+def test_detokenized_texts_equal_transformers(
     client: shoal.Client, reference: transformers.PreTrainedTokenizerBase
 ) -> None:
     ids = [found.ids.tolist() for found in client.tokenize(MINILM, TEXTS)]
@@ -117,7 +117,7 @@ def test_model_is_loaded_for_its_tokenizer(client: shoal.Client) -> None:
     assert caught.value.field == "texts[1]"
 
 
-async def test_edge_answers_as_tei_and_vllm_do(
+async def test_edge_answers_like_tei_and_vllm(
     mesh: Cluster, reference: transformers.PreTrainedTokenizerBase
 ) -> None:
     settings = Settings(

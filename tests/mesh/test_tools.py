@@ -1,4 +1,4 @@
-"""The mesh without our stubs: reflection, a generic gRPC client, health of each service."""
+"""The mesh without Shoal's stubs: reflection, a generic gRPC client, health of each service."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_reflection_lists_the_services(mesh: Cluster) -> None:
 
 
 def test_buf_curl_encodes_by_reflection(mesh: Cluster) -> None:
-    """What grpcurl does: it knows nothing but the address."""
+    """Like grpcurl, the client only knows the address."""
     method = f"http://{mesh.address}/shoal.v1.InferenceService/Encode"
     run = subprocess.run(
         [BUF, "curl", "--protocol", "grpc", "--http2-prior-knowledge", "--data", "@-", method],

@@ -1,5 +1,5 @@
-"""`shoal top` and a real mesh: one picture, a line of JSON a look, and the live view while its
-router is killed and comes back.
+"""`shoal top` on a real mesh: one snapshot, a line of JSON per poll, and the live view while its
+router is killed and restarted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A router, a scheduler and a worker."""
+    """Run a router, a scheduler and a worker."""
     directory = write_checkpoint(
         "bert", tmp_path_factory.mktemp("models") / "small", sentence=SentenceFiles()
     )
@@ -47,7 +47,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def running(started: Cluster) -> Cluster:
-    """The same with all there is to see, whatever a test before has done to it."""
+    """Restore the complete mesh, whatever an earlier test did to it."""
 
     def is_all_there() -> bool:
         seen = client.mesh()
@@ -65,14 +65,14 @@ def running(started: Cluster) -> Cluster:
 
 
 def run(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of one command."""
+    """Return the exit code, stdout and stderr of a command."""
     done = CliRunner().invoke(
         main.build(), ["top", "--address", cluster.address, *arguments], env={"COLUMNS": "80"}
     )
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_one_picture_as_json(running: Cluster) -> None:
+def test_snapshot_as_json(running: Cluster) -> None:
     code, out, _ = run(running, "--once", "--json", "--interval", "0.5")
     seen: dict[str, Any] = json.loads(out)
     assert code == 0
@@ -101,7 +101,7 @@ def test_one_picture_as_json(running: Cluster) -> None:
     )
 
 
-def test_one_picture_for_people_and_one_pool(running: Cluster) -> None:
+def test_snapshot_as_text_and_of_one_pool(running: Cluster) -> None:
     code, out, _ = run(running, "--once", "--interval", "0.5", "--pool", "cpu")
     assert code == 0
     for wanted in (
@@ -128,7 +128,7 @@ def test_without_a_terminal_and_without_a_router(running: Cluster) -> None:
     assert run(running, "--interval", "0.1", "--once")[0] == 2
 
 
-def test_line_of_json_for_each_look(running: Cluster) -> None:
+def test_watch_prints_a_json_line_per_poll(running: Cluster) -> None:
     command = [*TOP, "--json", "--interval", "0.2", "--address", running.address]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -142,7 +142,7 @@ def test_line_of_json_for_each_look(running: Cluster) -> None:
 
 
 class Terminal:
-    """What `shoal top` draws on a terminal of 80 columns and 24 lines."""
+    """The output of `shoal top` on a terminal of 80 columns and 24 lines."""
 
     def __init__(self, keyboard: int) -> None:
         self._keyboard = keyboard
@@ -151,7 +151,7 @@ class Terminal:
 
     @property
     def screen(self) -> str:
-        """The last picture that is whole; each begins with the same words."""
+        """Return the last complete screen. Each begins with the same words."""
         pictures = _CONTROL.sub(b"", self._drawn).decode(errors="replace").split("shoal top")
         return pictures[-2] if len(pictures) > 2 else ""
 
@@ -170,12 +170,12 @@ class Terminal:
             while drawn := os.read(self._keyboard, 65536):
                 self._drawn += drawn
         except OSError:
-            return  # nobody draws any more
+            return  # the process has ended
 
 
 @contextmanager
 def live(cluster: Cluster) -> Iterator[tuple[subprocess.Popen[bytes], Terminal]]:
-    """`shoal top` on a terminal of its own."""
+    """Run `shoal top` on a new terminal."""
     keyboard, screen = pty.openpty()
     ioctl(screen, TIOCSWINSZ, pack("HHHH", 24, 80, 0, 0))
     environment = {
@@ -193,7 +193,7 @@ def live(cluster: Cluster) -> Iterator[tuple[subprocess.Popen[bytes], Terminal]]
     os.close(keyboard)
 
 
-def test_live_view_outlives_its_router(running: Cluster) -> None:
+def test_live_view_survives_its_router(running: Cluster) -> None:
     with live(running) as (process, terminal):
         terminal.wait_for(
             "router router-0, scheduler scheduler-0 leads",
@@ -203,7 +203,7 @@ def test_live_view_outlives_its_router(running: Cluster) -> None:
             without="STALE",
         )
         running.kill("router-0")
-        terminal.wait_for("STALE", "cannot reach a router", "worker-0")  # the last picture stays
+        terminal.wait_for("STALE", "cannot reach a router", "worker-0")  # the last screen stays
         running.start("router-0")
         running.wait_ready(running.addresses[0])
         terminal.wait_for("worker-0", MODEL, without="STALE")

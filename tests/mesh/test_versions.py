@@ -1,8 +1,7 @@
-"""Old and new processes in one mesh: what a rolling upgrade looks like in its middle, and what is
-refused in words.
+"""Old and new processes in one mesh: the middle of a rolling upgrade, and refused combinations.
 
-The old ones are those of the last commit before versions were told, taken out of the clone's
-history. SHOAL_NO_HISTORY=1 says that there is none (a source archive, a shallow clone).
+The old processes are from the last commit before versions were sent, taken from the clone's
+history. SHOAL_NO_HISTORY=1 declares that none exists (a source archive, a shallow clone).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ CANCELLED = 60
 
 
 def old_tree(directory: Path) -> Path:
-    """The files of the old commit."""
+    """Check out the old commit."""
     if os.environ.get("SHOAL_NO_HISTORY") == "1":
         pytest.skip("SHOAL_NO_HISTORY=1: this clone has no history")
     archive = subprocess.run(
@@ -45,7 +44,8 @@ def old_tree(directory: Path) -> Path:
     if archive.returncode != 0:
         told = archive.stderr.decode().strip()
         pytest.fail(
-            f"commit {OLD[:7]} is not in this clone ({told}): fetch its history, or set SHOAL_NO_HISTORY=1 if it has none"
+            f"commit {OLD[:7]} is not in this clone ({told}): fetch its history, or set "
+            "SHOAL_NO_HISTORY=1 if it has none"
         )
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as tar:
         tar.extractall(directory, filter="data")
@@ -53,8 +53,8 @@ def old_tree(directory: Path) -> Path:
 
 
 def running_from(tree: Path) -> dict[str, str]:
-    """Variables by which `python -m` takes a service from there, and not from the directory it is
-    started in.
+    """Return variables with which `python -m` uses a service from this tree instead of the current
+    directory.
     """
     return {"PYTHONPATH": f"{tree}:{tree / 'libs/api'}", "PYTHONSAFEPATH": "1"}
 
@@ -66,7 +66,7 @@ async def ask(client: shoal.AsyncClient, wanted: list[int]) -> np.ndarray:
 
 
 async def ask_all(clients: list[shoal.AsyncClient], expected: np.ndarray) -> None:
-    """Of each router alternately, many at a time; some leave before their answer."""
+    """Send requests to each router alternately, concurrently. Some are cancelled."""
     free = asyncio.Semaphore(16)
 
     async def one(number: int) -> None:
@@ -86,7 +86,7 @@ async def ask_all(clients: list[shoal.AsyncClient], expected: np.ndarray) -> Non
 
 
 async def ends_idle(lanes: Lanes) -> bool:
-    """Whether within 30 s nothing is left, every job having ended in one way, none by fault."""
+    """Return whether within 30 s no jobs remain, and each has ended in one way without error."""
     for _ in range(300):
         (lane,) = await lanes.lane_gauges()
         if (
@@ -103,8 +103,7 @@ async def test_old_workers_and_routers_work_beside_new_ones(tmp_path: Path) -> N
     write_checkpoint("bert", root / MODEL, sentence=SentenceFiles())
     each: dict[str, dict[str, str]] = {"router-1": {**old}, "worker-1": {**old}}
     cluster = Cluster(tmp_path, models=str(root), routers=2, workers=2, each=each)
-    # Either worker speaks only to the router of the other version, and both routers work on one
-    # Redis.
+    # Each worker only connects to the router of the other version, and both routers use one Redis.
     cluster.each["worker-0"] = {"SHOAL_ROUTERS": cluster.addresses[1]}
     cluster.each["worker-1"] = {**old, "SHOAL_ROUTERS": cluster.addresses[0]}
     with cluster:
@@ -115,7 +114,7 @@ async def test_old_workers_and_routers_work_beside_new_ones(tmp_path: Path) -> N
         redis = connect(cluster.redis_url)
         lanes = Lanes(redis, router_id="observer", dead_result=b"")
         assert await ends_idle(lanes)
-        # One of them must do where the other is not; and each ends as it should, with calls in
+        # Each worker must serve while the other is down, and must shut down cleanly with calls in
         # flight.
         for name, other in (("worker-0", "worker-1"), ("worker-1", "worker-0")):
             waiting = [
@@ -133,7 +132,7 @@ async def test_old_workers_and_routers_work_beside_new_ones(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("service", ["router", "scheduler"])
-async def test_what_is_in_redis_must_have_the_layout_that_a_process_reads(
+async def test_unknown_redis_layout_is_refused(
     service: str, server: RedisServer, redis: Redis
 ) -> None:
     await redis.set(LAYOUT, "99")
@@ -148,7 +147,7 @@ async def test_what_is_in_redis_must_have_the_layout_that_a_process_reads(
         stderr=asyncio.subprocess.PIPE,
     )
     _, said = await asyncio.wait_for(process.communicate(), 60)
-    await redis.flushall()  # other tests of this process have the same server
+    await redis.flushall()  # other tests of this process share the server
     assert process.returncode == 2
     last = said.decode().splitlines()[-1]
     assert "layout 99" in last

@@ -1,5 +1,5 @@
-"""Vision-language models through the mesh: directories that no code was told about, beside a model
-of texts.
+"""Vision-language models through the mesh: directories without specific code, next to a text
+model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.parity.vlm_models import QUERIES, Small, opened, pages, small, write_
 from tests.support import pdfs
 from tests.support.cluster import Cluster
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FILES = pages()
@@ -34,7 +34,7 @@ KINDS = ("colpali", "idefics3", "qwen2_vl", "colqwen2")
 
 @pytest.fixture(scope="module")
 def readers(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The ids by kind."""
+    """Return the model IDs by kind."""
     for kind in KINDS:
         made = tmp_path_factory.mktemp(kind) / "made"
         small(kind).save(made)
@@ -53,8 +53,8 @@ def worst(got: Iterable[np.ndarray], wanted: Sequence[Tensor]) -> float:
 def test_pages_and_queries_equal_transformers(
     client: shoal.Client, readers: dict[str, str], kind: str
 ) -> None:
-    """Pages of different sizes together, and each alone, as near to the values of float64 as
-    transformers in float32.
+    """Pages of different sizes, together and alone, are as close to float64 as transformers in
+    float32.
     """
     model, theirs, double = readers[kind], small(kind), small(kind).doubled()
     images = [opened(data) for data in FILES]
@@ -76,7 +76,7 @@ def test_pages_and_queries_equal_transformers(
 
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_scores_are_maxsim(client: shoal.Client, readers: dict[str, str], kind: str) -> None:
-    """Of texts against pages, and of pages against pages."""
+    """Texts and pages are each scored against pages."""
     theirs = small(kind)
     rows = theirs.pages([opened(data) for data in FILES[:4]])
     for query, vectors in ((QUERIES[0], theirs.queries(QUERIES[:1])[0]), (FILES[1], rows[1])):
@@ -100,8 +100,10 @@ def test_smaller_vectors(
         assert np.abs(np.asarray(one, np.float32) - other.numpy()).max() <= bound
 
 
-def test_beside_a_model_of_texts(client: shoal.Client, readers: dict[str, str]) -> None:
-    """All at once on one worker."""
+def test_vision_and_text_models_on_one_worker(
+    client: shoal.Client, readers: dict[str, str]
+) -> None:
+    """All requests are concurrent on one worker."""
     asked: list[tuple[str, list[bytes | str]]]
     asked = [
         (readers["colpali"], [*FILES[:3]]),
@@ -125,7 +127,7 @@ def test_beside_a_model_of_texts(client: shoal.Client, readers: dict[str, str]) 
 
 
 def test_item_of_parts(mesh: Cluster, readers: dict[str, str]) -> None:
-    """Texts and images in their order; a broken image is refused."""
+    """Texts and images keep their order; a broken image is refused."""
     shown = [pb.Part(image=pb.Image(data=data)) for data in FILES[:2]]
     with grpc.insecure_channel(mesh.address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -141,10 +143,10 @@ def test_item_of_parts(mesh: Cluster, readers: dict[str, str]) -> None:
             assert "truncated or damaged" in (caught.value.details() or "")
 
 
-def test_pages_of_a_document_stand_in_their_order(
+def test_pages_of_a_document_keep_their_order(
     client: shoal.Client, readers: dict[str, str]
 ) -> None:
-    """As the same pages would as images, between texts."""
+    """Pages equal the same images between texts."""
     data = pdfs.document(["first", "second", "third"], (144, 96))
     pages = [
         page.render(scale=1, rev_byteorder=True).to_numpy() for page in pypdfium2.PdfDocument(data)
@@ -164,14 +166,14 @@ def test_pages_of_a_document_stand_in_their_order(
         )
 
 
-def test_instruction_that_the_model_does_not_take(
-    client: shoal.Client, readers: dict[str, str]
-) -> None:
+def test_unsupported_instruction_is_refused(client: shoal.Client, readers: dict[str, str]) -> None:
     with pytest.raises(errors.InvalidInput, match="takes no instruction"):
         client.encode(readers["colpali"], [FILES[0]], instruction="Find it.")
 
 
-def test_what_the_card_says(client: shoal.Client, mesh: Cluster, readers: dict[str, str]) -> None:
+def test_card_of_vision_language_models(
+    client: shoal.Client, mesh: Cluster, readers: dict[str, str]
+) -> None:
     for kind in KINDS:
         client.encode(readers[kind], [FILES[0]])
         with grpc.insecure_channel(mesh.address) as channel:
@@ -188,8 +190,8 @@ def test_what_the_card_says(client: shoal.Client, mesh: Cluster, readers: dict[s
 
 @pytest.fixture(scope="module")
 def merged(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Small:
-    """What the adapter `random/merged-pages` makes of its base, `random/based-pages`; that of
-    `random/lost-pages` is not there.
+    """Return the adapter `random/merged-pages` merged into its base, `random/based-pages`. The base
+    of `random/lost-pages` is missing.
     """
     made = tmp_path_factory.mktemp("adapters")
     small("qwen2_5_vl").save(made / "base")
@@ -202,7 +204,7 @@ def merged(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Small
 
 
 def test_adapter_is_a_model_merged_into_its_base(client: shoal.Client, merged: Small) -> None:
-    """Beside the base itself, by the names of both."""
+    """The base itself is served too, under both names."""
     for model, theirs in (
         ("random/merged-pages", merged),
         ("random/based-pages", small("qwen2_5_vl")),
@@ -215,7 +217,7 @@ def test_adapter_is_a_model_merged_into_its_base(client: shoal.Client, merged: S
         )
 
 
-def test_adapter_without_its_base_is_refused_by_the_bases_name(
+def test_adapter_without_its_base_is_refused_with_the_bases_name(
     client: shoal.Client, merged: Small
 ) -> None:
     del merged
@@ -224,7 +226,7 @@ def test_adapter_without_its_base_is_refused_by_the_bases_name(
 
 
 def test_pages_are_computed_once_and_pooled(client: shoal.Client, readers: dict[str, str]) -> None:
-    """A page that is asked again, pooled or not, is not computed again; fewer vectors come back, of
+    """A repeated page, pooled or not, is not computed again. Pooling returns fewer vectors of
     length 1.
     """
     model = readers["colqwen2"]

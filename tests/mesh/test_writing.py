@@ -1,5 +1,5 @@
-"""Models that write through the mesh: among encoders on one worker, cancelled, and when their
-worker is killed.
+"""Generative models through the mesh: with encoders on one worker, cancelled, and when their worker
+is killed.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def client(writers: Cluster) -> Iterator[shoal.Client]:
         yield made
 
 
-def test_seed_gives_one_text_alone_and_among_others(client: shoal.Client) -> None:
-    """Two workers, batches of any composition, and requests of other sizes beside them."""
+def test_seed_determines_the_text_alone_and_in_a_batch(client: shoal.Client) -> None:
+    """Two workers run batches of varying composition, with requests of other sizes."""
     task = shoal.ReadText(max_tokens=40, temperature=1.2, top_p=0.95, seed=(1 << 64) - 1)
     alone = [client.extract(CHAT, [text], task)[0].text for text in TEXTS]
     others = shoal.ReadText(max_tokens=60, temperature=1.0)
@@ -72,7 +72,7 @@ def test_seed_gives_one_text_alone_and_among_others(client: shoal.Client) -> Non
         together = client.extract(CHAT, TEXTS * 4, task)
         assert [one.text for one in together] == alone * 4
         drawn = {one.text for each in beside for one in each.result()}
-    assert len(drawn) > 20  # without a seed each item is written by another one
+    assert len(drawn) > 20  # without a seed each item has a different one
     greedy = client.extract(CHAT, TEXTS, shoal.ReadText(max_tokens=40))
     assert not {one.text for one in greedy} & set(alone)
 
@@ -98,7 +98,7 @@ def test_log_probabilities_are_returned(client: shoal.Client) -> None:
 
 
 @pytest.mark.parametrize("name", [CHAT, SUMMARY])
-def test_writes_what_transformers_writes(
+def test_generated_text_equals_transformers(
     name: str, client: shoal.Client, models: tuple[Path, dict[str, transformers.PreTrainedModel]]
 ) -> None:
     root, made = models
@@ -111,7 +111,7 @@ def test_writes_what_transformers_writes(
     assert found.usage.input_tokens > 0
 
 
-def test_conversation_is_that_of_transformers(
+def test_conversation_equals_transformers(
     client: shoal.Client, models: tuple[Path, dict[str, transformers.PreTrainedModel]]
 ) -> None:
     root, made = models
@@ -129,7 +129,7 @@ def test_conversation_is_that_of_transformers(
     assert caught.value.field == "text.turns"
 
 
-def test_what_it_cannot_do_is_refused_with_its_path(client: shoal.Client) -> None:
+def test_unsupported_requests_are_refused_with_their_path(client: shoal.Client) -> None:
     with pytest.raises(errors.InvalidInput) as caught:
         client.extract(CHAT, ["a text", "  "], shoal.ReadText())
     assert caught.value.field == "items[1].text"
@@ -151,7 +151,7 @@ SCHEMA = {
 }
 
 
-async def test_answers_are_json_by_a_schema(writers: Cluster) -> None:
+async def test_answers_follow_a_json_schema(writers: Cluster) -> None:
     held, free = shoal.ReadText(max_tokens=90, schema=SCHEMA), shoal.ReadText(max_tokens=24)
     async with shoal.AsyncClient(writers.address, timeout=120) as client:
         alone = await client.extract(FORMS, TEXTS, free)
@@ -176,7 +176,7 @@ async def test_answers_are_json_by_a_schema(writers: Cluster) -> None:
         )
 
 
-def test_schemas_that_cannot_be_held_to_are_refused_with_their_place(client: shoal.Client) -> None:
+def test_unsupported_schemas_are_refused_with_their_path(client: shoal.Client) -> None:
     def refusal(
         model: str, schema: dict[str, object] | str, field: str = "text.json_schema"
     ) -> errors.InvalidInput:
@@ -192,9 +192,9 @@ def test_schemas_that_cannot_be_held_to_are_refused_with_their_place(client: sho
     assert isinstance(refusal(ENCODER, SCHEMA, "text"), errors.TaskNotSupported)
 
 
-async def test_encoders_are_answered_while_it_writes(writers: Cluster) -> None:
-    """Requests of both kinds are answered rightly, and half of the writers are cancelled on the
-    way.
+async def test_encoders_are_served_during_generation(writers: Cluster) -> None:
+    """Requests of both kinds are answered correctly, and half of the generative ones are
+    cancelled.
     """
     async with shoal.AsyncClient(writers.address, timeout=120) as client:
         wanted = (await client.encode(ENCODER, TEXTS)).dense
@@ -218,7 +218,7 @@ async def test_encoders_are_answered_while_it_writes(writers: Cluster) -> None:
         assert answers > 5
 
 
-async def test_killed_workers_texts_are_written_by_another(
+async def test_killed_workers_texts_are_generated_by_another(
     models: tuple[Path, object], tmp_path: Path
 ) -> None:
     """Each request is answered once, from the beginning."""

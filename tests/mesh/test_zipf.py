@@ -1,10 +1,10 @@
-"""One worker with room for four of forty models under Zipf traffic: all is answered, memory holds,
-the simulator knows the cost.
+"""One worker with memory for four of forty models under Zipf traffic: all requests are answered,
+memory is bounded, and the simulator predicts the cost.
 
-One client asks after another's answer, so that the order of use is the trace's; its requests are
-then replayed through `services/scheduler/simulate` with the load seconds that this run measured.
-Then eight clients ask at once. SHOAL_ZIPF_SECONDS says how long (9 s); from 60 s on the measured
-stall is compared too. SHOAL_ZIPF_LRU=1 also runs the same requests with LRU on a worker of its own.
+One client sends requests sequentially, so the order of use is the trace's.
+`services/scheduler/simulate` then replays them with the measured load seconds. After that, eight
+clients send concurrently. SHOAL_ZIPF_SECONDS sets the duration (9 s); from 60 s on the measured
+stall is also compared. SHOAL_ZIPF_LRU=1 repeats the requests with LRU on a separate worker.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ ROOM: Final = 4
 SKEW: Final = 1.0
 BATCH_TOKENS: Final = 256
 ACTIVATION_BYTES: Final = BATCH_TOKENS * 1547
-"""What a batch takes at most, as the worker measures it for the widest of our models."""
+"""Maximum activations of a batch, as the worker measures for the widest model here."""
 CROWD: Final = 8
 TEXTS: Final = texts(50, shortest=2, longest=12, seed=40)
 PHASES: Final = 8
 MIN_REQUESTS: Final = 100
-"""In turn, however slow the machine."""
+"""Minimum sequential requests, however slow the machine."""
 FLAT: Final = 1.05 if SECONDS >= 60 else 1.25
-"""How much the memory of the second half may be of the first's; a short time is mostly one in which
-code and arenas come in.
+"""Maximum ratio of memory in the second half to the first. A short run is dominated by loading code
+and arenas.
 """
 CHECKED: Final = 40
 """Answers that are compared with those of the model alone."""
@@ -69,7 +69,7 @@ measured = pytest.mark.skipif(SECONDS < 60, reason="times a machine: SHOAL_ZIPF_
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request and its answer; times on this machine's clock, seconds since 1970."""
+    """A request and its answer. Times are Unix seconds of this machine."""
 
     model: str
     text: str
@@ -80,7 +80,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Seen:
-    """What was sampled of the worker while it was asked."""
+    """Samples of the worker during the requests."""
 
     limit_bytes: int = 0
     peak_bytes: int = 0
@@ -88,7 +88,7 @@ class Seen:
     samples: int = 0
     rss: list[int] = field(default_factory=list)
     turned: int = 0
-    """Of `rss`, how many are from while one client asked."""
+    """Number of `rss` samples from the sequential phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ class Loaded:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Wide models take much memory and load fast, deep ones the other way round: 1 to 80 ms a
-    megabyte.
+    """Make wide models, which use much memory and load fast, and deep ones, the opposite: 1 to 80
+    ms a megabyte.
     """
     root = tmp_path_factory.mktemp("forty")
     chance = random.Random(40)
@@ -115,7 +115,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             (64, 1, chance.randrange(8_000, 24_000)),
         ][number % 4]
         write_checkpoint(
-            "bert", directory, seed=number, hidden=hidden, layers=layers, sentence=SentenceFiles(), config={"vocab_size": words}
+            "bert", directory, seed=number, hidden=hidden, layers=layers, sentence=SentenceFiles(),
+            config={"vocab_size": words},
         )  # fmt: skip
         made[f"zipf/m{number:02}"] = directory
     return made
@@ -123,7 +124,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def memory_bytes(checkpoints: dict[str, Path]) -> int:
-    """Room for four models of average size, and for what a batch takes."""
+    """Return memory for four models of average size and a batch's activations."""
     sizes = [weight_bytes(directory, 4) for directory in checkpoints.values()]
     limit = ROOM * sum(sizes) // len(sizes) + ACTIVATION_BYTES
     assert max(sizes) + ACTIVATION_BYTES < limit
@@ -137,8 +138,8 @@ def started(
         "SHOAL_MEMORY_BYTES": str(memory_bytes),
         "SHOAL_BATCH_TOKENS": str(BATCH_TOKENS),
         "SHOAL_EVICTION": policy,
-        # oneDNN and ideep keep that many compiled products whatever models come and go. A worker's
-        # 256 would fill up for minutes.
+        # oneDNN and ideep keep that many compiled products whatever models are loaded. A worker's
+        # 256 would take minutes to fill.
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
         "LRU_CACHE_CAPACITY": "128",
     }
@@ -147,7 +148,7 @@ def started(
 
 
 def draws(names: Sequence[str], seed: int) -> Iterator[tuple[str, str]]:
-    """Model and text, for ever; which model is popular has nothing to do with its size."""
+    """Yield model and text forever. A model's popularity is independent of its size."""
     chance = random.Random(seed)
     ranked = chance.sample(names, len(names))
     weights = [(rank + 1) ** -SKEW for rank in range(len(ranked))]
@@ -193,11 +194,11 @@ def ask_at_once(
 
 @contextmanager
 def watching(cluster: Cluster, recorder: Recorder) -> Iterator[Seen]:
-    """Looks at the mesh and at the worker's memory all the time, from a thread."""
+    """Sample the mesh and the worker's memory from a thread."""
     seen, over = Seen(), threading.Event()
     process = psutil.Process(cluster.processes["worker-0"].pid)
 
-    def look(mesh: mesh_pb2_grpc.MeshServiceStub) -> None:
+    def sample(mesh: mesh_pb2_grpc.MeshServiceStub) -> None:
         now = mesh.GetMesh(mesh_pb2.GetMeshRequest()).mesh
         recorder.see(now, time.monotonic())
         worker = now.workers[0]
@@ -210,10 +211,10 @@ def watching(cluster: Cluster, recorder: Recorder) -> Iterator[Seen]:
     def run() -> None:
         with grpc.insecure_channel(cluster.address) as channel:
             mesh = mesh_pb2_grpc.MeshServiceStub(channel)
-            look(mesh)
+            sample(mesh)
             ready.set()
             while not over.wait(0.05):
-                look(mesh)
+                sample(mesh)
 
     ready = threading.Event()
     with ThreadPoolExecutor(1) as pool:
@@ -227,7 +228,7 @@ def watching(cluster: Cluster, recorder: Recorder) -> Iterator[Seen]:
 
 
 def loads(cluster: Cluster) -> list[Loaded]:
-    """As the worker logged them."""
+    """Return the loads that the worker logged."""
     lines = (cluster.directory / "worker-0.log").read_text().splitlines()
     told = [json.loads(line) for line in lines if line.startswith("{")]
     return [
@@ -239,8 +240,8 @@ def loads(cluster: Cluster) -> list[Loaded]:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What became of the traffic. `limit_bytes`: of the worker's memory, without what a batch
-    takes.
+    """The results of the traffic. `limit_bytes` is the worker's memory without a batch's
+    activations.
     """
 
     in_turn: list[Asked]
@@ -255,7 +256,9 @@ class Played:
 
     @property
     def trace(self) -> Trace:
-        """What one client asked for and when, and what the models' loads took on average."""
+        """The requests of the sequential client with their times, and the mean load seconds by
+        model.
+        """
         took: dict[str, list[float]] = {}
         for load in self.loads:
             took.setdefault(load.model, []).append(load.seconds)
@@ -281,8 +284,8 @@ class Played:
         )
 
     def simulated(self, policy: str) -> float:
-        """Seconds of stall, on average over when in a second routers count what waits in their
-        lanes.
+        """Return stall seconds, averaged over the phase at which routers count waiting jobs within
+        a second.
         """
         trace = self.trace
         late = [
@@ -342,11 +345,11 @@ def test_every_request_is_answered_once_and_nothing_in_flight_is_lost(played: Pl
 
 
 def test_answers_are_those_of_the_model_alone(played: Played, checkpoints: dict[str, Path]) -> None:
-    """A sample of both kinds of traffic."""
+    """Compare a sample of both kinds of traffic."""
     chance = random.Random(0)
     assert played.in_turn
     assert played.at_once
-    # A machine that is busy with others gets less done in these seconds.
+    # A busy machine completes fewer requests in this time.
     sample = [
         one
         for asked in (played.in_turn, played.at_once)
@@ -380,8 +383,8 @@ def test_resident_bytes_never_exceed_the_limit(played: Played, memory_bytes: int
 
 
 def test_memory_does_not_grow(played: Played) -> None:
-    """Of each kind of traffic, which take different memory, the last third against the one
-    before.
+    """Compare the last third of each kind of traffic with the one before, since they use different
+    memory.
     """
     turned = played.seen.turned
     for kind, rss in (("in turn", played.seen.rss[:turned]), ("at once", played.seen.rss[turned:])):
@@ -395,20 +398,21 @@ def test_memory_does_not_grow(played: Played) -> None:
 def test_simulator_predicts_the_stall(played: Played) -> None:
     stall, simulated = sum(load.seconds for load in played.loads), played.simulated("cost")
     print(
-        f"stall {stall:.2f} s in {len(played.loads)} loads for {len(played.in_turn)} requests; simulated {simulated:.2f} s"
+        f"stall {stall:.2f} s in {len(played.loads)} loads for {len(played.in_turn)} "
+        f"requests; simulated {simulated:.2f} s"
     )
     assert simulated == pytest.approx(stall, rel=0.1)
 
 
 @measured
-def test_default_policy_stalls_for_at_most_nine_tenths_of_lrus_time(played: Played) -> None:
+def test_default_policy_stalls_at_most_nine_tenths_of_lru(played: Played) -> None:
     cost, lru = played.simulated("cost"), played.simulated("lru")
     print(f"simulated stall: cost {cost:.2f} s, LRU {lru:.2f} s")
     assert cost <= 0.9 * lru
 
 
 def test_traffic_was_recorded(played: Played) -> None:
-    """By the simulator's recorder, from outside: what was asked for, in about the order."""
+    """The simulator's recorder sees the requests from outside, in about their order."""
     asked = Counter(one.model for one in (*played.in_turn, *played.at_once))
     assert Counter(request.model for request in played.recorded) == asked
 
@@ -416,7 +420,7 @@ def test_traffic_was_recorded(played: Played) -> None:
 @pytest.mark.skipif(
     not COMPARE_LRU, reason="SHOAL_ZIPF_LRU=1 runs the requests once more, with LRU"
 )
-def test_lru_stalls_for_longer_in_truth(
+def test_lru_measurably_stalls_longer(
     played: Played,
     checkpoints: dict[str, Path],
     memory_bytes: int,
@@ -433,7 +437,8 @@ def test_lru_stalls_for_longer_in_truth(
     cost, lru = sum(load.seconds for load in played.loads), sum(load.seconds for load in loaded)
     simulated = again.simulated("lru")
     print(
-        f"stall: cost {cost:.2f} s, LRU {lru:.2f} s in {len(loaded)} loads; simulated LRU {simulated:.2f} s"
+        f"stall: cost {cost:.2f} s, LRU {lru:.2f} s in {len(loaded)} loads; "
+        f"simulated LRU {simulated:.2f} s"
     )
     assert simulated == pytest.approx(lru, rel=0.1)
     assert cost <= 0.9 * lru

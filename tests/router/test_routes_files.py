@@ -69,7 +69,7 @@ async def test_changed_new_and_wrong_files(
     files = watch_routes(tmp_path / "pools.yaml", [tmp_path / "catalog"], "cpu")
 
     async def pools_of(model: str) -> tuple[str, ...]:
-        files.look()
+        files.refresh()
         said = files.content.catalog.of(model)
         return said.pools or () if said is not None else ()
 
@@ -79,7 +79,7 @@ async def test_changed_new_and_wrong_files(
     (tmp_path / "catalog" / "new.yaml").write_text("model: org/new\npools: [nowhere]\n")
     assert await pools_of("org/new") == ("l4",)
     assert await pools_of("org/new") == ("l4",)
-    assert sum("not usable" in record.message for record in caplog.records) == 1
+    assert sum("are invalid" in record.message for record in caplog.records) == 1
     (tmp_path / "pools.yaml").write_text("pools: {l4: {device: cuda}, nowhere: {device: cuda}}\n")
     assert await pools_of("org/new") == ("nowhere",)
     (tmp_path / "catalog" / "new.yaml").unlink()
@@ -88,7 +88,7 @@ async def test_changed_new_and_wrong_files(
 
 async def test_without_files_nothing_changes() -> None:
     files = watch_routes(None, [], "other")
-    files.look()
+    files.refresh()
     assert files.content.default == "other"
 
 

@@ -93,10 +93,10 @@ async def test_changed_file_is_read_again_and_a_broken_one_leaves_what_was_known
         ("default: {weight: 7}\n", 7.0),
     ):
         replace(path, text)
-        known.look()
+        known.refresh()
         assert known.content.of("a").weight == weight
     path.unlink()
-    known.look()
+    known.refresh()
     assert known.content.of("a").weight == 7.0
 
 

@@ -1,1 +1,1 @@
-"""What every gRPC server does: credentials, limits, health, drain."""
+"""Behaviour of every gRPC server: credentials, limits, health, drain."""

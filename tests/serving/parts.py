@@ -1,4 +1,4 @@
-"""A server with one method of each kind, and what clients of it say."""
+"""A server with one method of each kind, and its clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WORKER = "workers-token-0123456789"
 
 
 def write_tokens(path: Path, *tokens: str) -> Path:
-    """The tokens above, or those of them that are named."""
+    """Write the tokens above, or the named ones."""
     holders = {
         ADMIN: ("ops", "admin", "acme"),
         CLIENT: ("frontend", "client", "acme"),
@@ -54,7 +54,7 @@ def write_tokens(path: Path, *tokens: str) -> Path:
 
 
 class Calls:
-    """What was called. `go`: lets pulls return and watches go on."""
+    """Records calls. `go` lets pulls return and watches continue."""
 
     def __init__(self) -> None:
         self.seen: list[Call] = []
@@ -113,7 +113,7 @@ class _Workers(worker_pb2_grpc.WorkerServiceServicer):
 async def server_of(
     calls: Calls, security: Security | None = None, **options: Any
 ) -> AsyncIterator[Server]:
-    # Of each service only the methods that tests call.
+    # Only the methods of each service that tests call.
     models, mesh, workers = _Models(calls), _Mesh(calls), _Workers(calls)  # type: ignore[abstract]
     add_models = partial(models_pb2_grpc.add_ModelServiceServicer_to_server, models)
     add_mesh = partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, mesh)
@@ -131,7 +131,7 @@ async def server_of(
 
 
 class Caller:
-    """One connection and what it sends with each call."""
+    """One connection, and the metadata that it sends with each call."""
 
     def __init__(self, channel: grpc.aio.Channel, token: str = "", tenant: str = "") -> None:
         self._channel = channel
@@ -144,7 +144,7 @@ class Caller:
     async def call(
         self, method: str, request: Any = b"", timeout: float = 20.0, **more: Any
     ) -> bytes:
-        """The answer's bytes."""
+        """Return the reply's bytes."""
         return cast(bytes, await self.start(method, request, timeout, **more))
 
     def start(self, method: str, request: Any = b"", timeout: float = 20.0, **more: Any) -> Any:
@@ -153,7 +153,7 @@ class Caller:
         return said(body, timeout=timeout, metadata=self.metadata, **more)
 
     def without_request(self, method: str) -> Any:
-        """A call whose request does not come."""
+        """Start a call without a request."""
         said: Any = self._channel.stream_unary(method)
         return said(timeout=20.0, metadata=self.metadata)
 
@@ -169,7 +169,7 @@ class Caller:
         *,
         is_stream: bool | None = None,
     ) -> grpc.StatusCode:
-        """The status that the call ends with; OK for a stream that has begun to answer."""
+        """Return the status of the call; OK for a stream that has begun to reply."""
         try:
             if method == WATCH if is_stream is None else is_stream:
                 call = self.stream(method, request, timeout)
@@ -191,7 +191,7 @@ async def connected(
     token: str = "",
     tenant: str = "",
 ) -> AsyncIterator[Caller]:
-    """A connection of its own."""
+    """Open a separate connection."""
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
     async with AsyncExitStack() as stack:
         made = (

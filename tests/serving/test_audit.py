@@ -1,4 +1,4 @@
-"""What is written about calls that change something, and about those that were refused."""
+"""Log lines for calls that change the location of models, and for refused calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tokens(tmp_path: Path) -> Path:
     return write_tokens(tmp_path / "tokens.yaml")
 
 
-async def test_changes_and_refusals_are_noted_with_who_and_what(
+async def test_changes_and_refusals_are_logged_with_caller_and_method(
     tokens: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -32,7 +32,7 @@ async def test_changes_and_refusals_are_noted_with_who_and_what(
             admin.metadata.append(("x-request-id", "r-1"))
             await admin.call(LOAD, request)
             await admin.call(LIST)
-            for odd in ("org/name@../../x", "\x1b[2J", "a" * 300):  # nobody has looked at it yet
+            for odd in ("org/name@../../x", "\x1b[2J", "a" * 300):  # not validated yet
                 await admin.call(LOAD, models_pb2.LoadModelRequest(model=odd))
         async with connected(server.address, token=CLIENT) as client:
             assert await client.code(LOAD, request) == grpc.StatusCode.PERMISSION_DENIED
@@ -82,7 +82,7 @@ async def test_changes_and_refusals_are_noted_with_who_and_what(
     assert not any(token in text for token in (ADMIN, CLIENT, "wrong-token"))
 
 
-async def test_flood_without_credentials_is_counted_and_not_written(
+async def test_flood_of_unauthenticated_calls_is_counted_but_not_logged(
     tokens: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -92,7 +92,7 @@ async def test_flood_without_credentials_is_counted_and_not_written(
     ):
         stranger.metadata.append(("x-request-id", "not an id"))
         codes = await asyncio.gather(*(stranger.code(LIST) for _ in range(300)))
-        await until(lambda: "not written one by one" in caplog.text)
+        await until(lambda: "omitted from the log" in caplog.text)
     assert set(codes) == {grpc.StatusCode.UNAUTHENTICATED}
     lines = [record for record in caplog.records if record.name == "shoal.audit"]
     others = [record for record in caplog.records if record.message == "call"]
@@ -103,7 +103,7 @@ async def test_flood_without_credentials_is_counted_and_not_written(
     assert written + left_out == 300
 
 
-def test_audit_log_has_a_rate_and_loses_no_count(caplog: pytest.LogCaptureFixture) -> None:
+def test_audit_log_is_rate_limited_with_exact_counts(caplog: pytest.LogCaptureFixture) -> None:
     now = 5.0
     due: list[tuple[float, Any]] = []
     audit = Audit(

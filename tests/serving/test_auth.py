@@ -1,5 +1,5 @@
-"""Who may call what, over the wire. The whole table of methods:
-tests/mesh/test_authorisation.py.
+"""Authorisation over the wire. tests/mesh/test_authorisation.py checks the whole table of
+methods.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shoal.v1
 from libs.errors import PermissionDenied
 from libs.serving import Identity, Security
 from libs.serving.security.identity import ANONYMOUS, NAMED_ROLES
-from libs.serving.security.roles import METHODS, check_may, may
+from libs.serving.security.roles import METHODS, check_allowed, is_allowed
 from services.scheduler.externalscaler import externalscaler_pb2
 from tests.router.parts import until
 from tests.serving.parts import (
@@ -47,7 +47,7 @@ def tokens(tmp_path: Path) -> Path:
 
 
 def declared_methods() -> list[str]:
-    """Every method of every service of every proto file that servers answer."""
+    """Return every method of every service in the proto files of servers."""
     files = [
         import_module(f"shoal.v1.{found.name}") for found in pkgutil.iter_modules(shoal.v1.__path__)
     ]
@@ -62,7 +62,7 @@ def declared_methods() -> list[str]:
     ]
 
 
-def test_every_declared_method_has_a_rule_and_no_rule_is_for_another() -> None:
+def test_rules_match_the_declared_methods() -> None:
     declared = declared_methods()
     assert len(declared) >= 19
     named = frozenset().union(*(METHODS[role] for role in NAMED_ROLES))
@@ -70,11 +70,11 @@ def test_every_declared_method_has_a_rule_and_no_rule_is_for_another() -> None:
     assert METHODS["anonymous"] == named
 
 
-def test_method_without_a_rule_is_refused_to_everybody() -> None:
+def test_method_without_a_rule_is_refused_to_all_roles() -> None:
     for role in METHODS:
-        assert not may(role, "/shoal.v1.ModelService/DropEverything")
-        with pytest.raises(PermissionDenied, match="nobody may"):
-            check_may(Identity("s", role, "t"), "/shoal.v1.ModelService/DropEverything")
+        assert not is_allowed(role, "/shoal.v1.ModelService/DropEverything")
+        with pytest.raises(PermissionDenied, match="no role may"):
+            check_allowed(Identity("s", role, "t"), "/shoal.v1.ModelService/DropEverything")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_method_without_a_rule_is_refused_to_everybody() -> None:
     ],
 )
 def test_roles(role: Any, method: str, allowed: bool) -> None:
-    assert may(role, method) == allowed
+    assert is_allowed(role, method) == allowed
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_tenants(own: str, named: str, expected: str | None) -> None:
         assert identity.tenant_for(named) == expected
 
 
-async def test_tokens_name_role_and_tenant(tokens: Path) -> None:
+async def test_tokens_determine_role_and_tenant(tokens: Path) -> None:
     calls = Calls()
     async with server_of(calls, Security(tokens=tokens)) as server:
         for token, tenant, method, expected in (
@@ -154,7 +154,7 @@ async def test_tokens_name_role_and_tenant(tokens: Path) -> None:
         "Bearer " + "x" * 8193,
     ],
 )
-async def test_header_of_another_form_is_refused_and_not_repeated(value: str, tokens: Path) -> None:
+async def test_malformed_header_is_refused_and_not_repeated(value: str, tokens: Path) -> None:
     async with (
         server_of(Calls(), Security(tokens=tokens)) as server,
         connected(server.address) as caller,
@@ -167,7 +167,7 @@ async def test_header_of_another_form_is_refused_and_not_repeated(value: str, to
     assert CLIENT not in str(raised.value)
 
 
-async def test_two_authorization_headers_are_one_too_many(tokens: Path) -> None:
+async def test_two_authorization_headers_are_refused(tokens: Path) -> None:
     async with (
         server_of(Calls(), Security(tokens=tokens)) as server,
         connected(server.address, token=CLIENT) as caller,
@@ -176,7 +176,7 @@ async def test_two_authorization_headers_are_one_too_many(tokens: Path) -> None:
         assert await caller.code(LOAD) == CODES.UNAUTHENTICATED
 
 
-async def test_nothing_configured_lets_everybody_in_and_believes_the_tenant() -> None:
+async def test_without_authentication_any_caller_and_tenant_is_accepted() -> None:
     calls = Calls()
     async with (
         server_of(calls) as server,
@@ -186,7 +186,7 @@ async def test_nothing_configured_lets_everybody_in_and_believes_the_tenant() ->
     assert (calls.seen[0].identity, calls.seen[0].tenant) == (ANONYMOUS, "acme")
 
 
-async def test_changed_tokens_count_within_a_second_and_broken_files_change_nothing(
+async def test_changed_tokens_apply_within_a_second_and_broken_files_do_not(
     tokens: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
@@ -195,7 +195,7 @@ async def test_changed_tokens_count_within_a_second_and_broken_files_change_noth
     ):
         assert await caller.code(LIST) == CODES.OK
         tokens.write_text(f"tokens: [{{token: {CLIENT}, subject: frontend}}]")  # noqa: ASYNC240
-        await until(lambda: "not usable" in caplog.text)
+        await until(lambda: "are invalid" in caplog.text)
         assert await caller.code(LIST) == CODES.OK
         for left, expected in ((ADMIN, CODES.UNAUTHENTICATED), (CLIENT, CODES.OK)):
             write_tokens(tokens, left)
@@ -207,26 +207,26 @@ async def has_code(caller: Caller, code: grpc.StatusCode) -> bool:
     return await caller.code(LIST) == code
 
 
-async def test_who_may_not_call_is_told_before_a_request_is_read(tokens: Path) -> None:
+async def test_unauthorised_call_is_refused_before_its_request_is_read(tokens: Path) -> None:
     async with server_of(Calls(), Security(tokens=tokens)) as server:
         for token, expected in (("", CODES.UNAUTHENTICATED), (CLIENT, CODES.PERMISSION_DENIED)):
             async with connected(server.address, token=token) as caller:
-                # One that never comes, and one of more bytes than are ever read.
+                # One that never arrives, and one with more bytes than are ever read.
                 assert await caller.without_request(LOAD).code() == expected
                 assert await caller.code(LOAD, bytes(200 * 1024 * 1024)) == expected
 
 
-async def test_call_without_a_request_is_told_so() -> None:
+async def test_call_without_a_request_is_refused() -> None:
     async with server_of(Calls()) as server, connected(server.address) as caller:
         call = caller.without_request(LIST)
         await call.done_writing()
         assert (await call.code(), await call.details()) == (
             CODES.INVALID_ARGUMENT,
-            "the call came without a request",
+            "the call has no request",
         )
 
 
-async def test_token_counts_before_the_certificate_that_the_connection_needed(
+async def test_token_takes_precedence_over_the_client_certificate(
     tmp_path: Path, tokens: Path
 ) -> None:
     certificates = Certificates(tmp_path / "certs")
@@ -247,7 +247,7 @@ async def test_token_counts_before_the_certificate_that_the_connection_needed(
             async with connected(server.address, credentials, token=token) as caller:
                 assert await caller.code(method) == expected
     assert calls.seen[0].identity == Identity("spiffe://shoal/client/acme", "client", "acme")
-    # No `shoal certs` issues such a name; an authority of another kind may.
+    # `shoal certs` does not issue such a name, but another authority may.
     for name in ("acme\0", "acme?a", "acme%2fa"):
         odd = certificates.issue_odd("client", name)
         security, shows = (
@@ -264,5 +264,5 @@ async def test_token_counts_before_the_certificate_that_the_connection_needed(
         server_of(Calls(), only_certificates) as server,
         connected(server.address, shown, token=ADMIN) as caller,
     ):
-        with pytest.raises(grpc.aio.AioRpcError, match="takes no tokens"):
+        with pytest.raises(grpc.aio.AioRpcError, match="takes certificates, not tokens"):
             await caller.call(LIST)

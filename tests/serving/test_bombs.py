@@ -1,5 +1,5 @@
-"""What a server may be made to hold by who has no credential, and by compressed requests: measured
-on processes of their own.
+"""Memory that unauthenticated callers and compressed requests can make a server use, measured on
+separate processes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tests.support.peak import Peak
 
 MIB = 1024 * 1024
 MAX_GROWTH = 192 * MIB
-"""Of a process that is sent 1.1 GiB. Cutting off takes milliseconds, and longer on a machine that
-is busy with other things.
+"""Maximum growth of a process that is sent 1.1 GiB. Cutting off takes milliseconds, and longer on a
+busy machine.
 """
 MAX_GROWTH_BYTES = 64 * MIB
-"""Of a process that is sent one request by a caller without a credential."""
+"""Maximum growth of a process that is sent one request by an unauthenticated caller."""
 IS_ACTIVE = "/externalscaler.ExternalScaler/IsActive"
 EMBED = "/tei.v1.Embed/Embed"
 EMBED_STREAM = "/tei.v1.Embed/EmbedStream"
@@ -46,7 +46,7 @@ def ports() -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory, ports: dict[str, int]) -> Iterator[Cluster]:
-    """A router, a scheduler, a worker and an edge with TEI's gRPC API, each with its health
+    """Run a router, a scheduler, a worker and an edge with TEI's gRPC API, each with its health
     port.
     """
     each = {
@@ -64,7 +64,9 @@ def mesh(tmp_path_factory: pytest.TempPathFactory, ports: dict[str, int]) -> Ite
 async def attack(
     address: str, method: str, size: int, *, calls: int = 1, gzip: bool = False
 ) -> set[grpc.StatusCode]:
-    """How calls end whose requests are so many bytes, all at once on one connection."""
+    """Send concurrent calls with requests of `size` bytes on one connection, and return their
+    statuses.
+    """
     body, form = bytes(size), grpc.Compression.Gzip if gzip else None
 
     async def one(caller: Any) -> grpc.StatusCode:
@@ -91,7 +93,7 @@ async def attack(
         ("router", GET_MESH),
     ],
 )
-async def test_message_far_beyond_its_methods_limit_takes_no_memory(
+async def test_message_far_beyond_its_methods_limit_uses_no_memory(
     port: str, method: str, mesh: Cluster, ports: dict[str, int]
 ) -> None:
     main = {"router": mesh.addresses[0], "scheduler": mesh.scheduler_addresses[0]}
@@ -109,7 +111,7 @@ async def test_message_far_beyond_its_methods_limit_takes_no_memory(
 
 
 @pytest.mark.parametrize("kind", ["router-0", "router's health port", "scheduler-0", "worker-0"])
-async def test_who_has_no_credential_makes_no_process_hold_much(
+async def test_unauthenticated_callers_use_little_memory(
     kind: str, mesh: Cluster, ports: dict[str, int]
 ) -> None:
     address, name = {
@@ -133,7 +135,7 @@ async def test_who_has_no_credential_makes_no_process_hold_much(
         assert await caller.call(HEALTH) in (CHECKED, b"\x08\x02")
 
 
-async def test_what_is_compressed_is_not_inflated(mesh: Cluster) -> None:
+async def test_compressed_requests_are_not_decompressed(mesh: Cluster) -> None:
     peak = Peak(mesh.processes["router-0"].pid)
     assert await attack(mesh.addresses[0], ENCODE, 600 * MIB, calls=2, gzip=True) == {
         grpc.StatusCode.UNIMPLEMENTED
@@ -147,7 +149,7 @@ async def test_what_is_compressed_is_not_inflated(mesh: Cluster) -> None:
 
 
 @pytest.mark.parametrize("method", [REFLECTION, REFLECTION.replace("v1alpha", "v1")])
-async def test_reflection_makes_no_process_hold_much(method: str, mesh: Cluster) -> None:
+async def test_reflection_uses_little_memory(method: str, mesh: Cluster) -> None:
     peak = Peak(mesh.processes["router-0"].pid)
     async with connected(mesh.addresses[0]) as caller:
         call = caller.stream(method, bytes(300 * MIB), 60.0)
@@ -158,7 +160,7 @@ async def test_reflection_makes_no_process_hold_much(method: str, mesh: Cluster)
         assert b"shoal.v1.InferenceService" in await listed.read()
 
 
-async def test_bad_bytes_to_health_are_refused_in_words() -> None:
+async def test_invalid_health_request_is_refused_with_a_message() -> None:
     async with server_of(Calls()) as server, connected(server.address) as caller:
         for method in (HEALTH, "/grpc.health.v1.Health/Watch"):
             for body in (b"\xff\xff", b"\x0a\x02\xff\xfe", bytes(REQUEST_BYTES + 1)):
@@ -172,7 +174,7 @@ async def test_bad_bytes_to_health_are_refused_in_words() -> None:
         assert await caller.call(HEALTH) == CHECKED
 
 
-async def test_requests_of_services_without_texts_have_a_small_limit(mesh: Cluster) -> None:
+async def test_services_without_texts_have_a_small_request_limit(mesh: Cluster) -> None:
     async with connected(mesh.addresses[0]) as caller:
         refusal = await refused(caller.call(GET_MESH, bytes(65 * 1024)))
         assert refusal.code == grpc.StatusCode.INVALID_ARGUMENT
@@ -180,7 +182,7 @@ async def test_requests_of_services_without_texts_have_a_small_limit(mesh: Clust
 
 
 class FakeCall:
-    """A call whose request arrives when `arrived` is set."""
+    """A call with a request that arrives when `arrived` is set."""
 
     def __init__(self) -> None:
         self.arrived = asyncio.Event()
@@ -191,7 +193,7 @@ class FakeCall:
 
 
 class Memory:
-    """What a process would hold."""
+    """The simulated memory of a process."""
 
     def __init__(self) -> None:
         self.bytes = 100 * MIB
@@ -202,7 +204,7 @@ class Memory:
         return self.bytes
 
 
-async def test_only_what_is_slow_while_memory_grows_is_cut_off() -> None:
+async def test_only_slow_requests_are_cut_off_while_memory_grows() -> None:
     memory = Memory()
     reader, slow = Arrivals(memory), FakeCall()
     reading = asyncio.create_task(reader.read(slow))
@@ -210,8 +212,8 @@ async def test_only_what_is_slow_while_memory_grows_is_cut_off() -> None:
     memory.bytes += GROWTH_BYTES + 1
     with pytest.raises(NoCapacity):
         await reading
-    # What was freed is resident still: the next ones are measured by what was there before, and
-    # those that come at once are read.
+    # Freed memory is still resident: the next requests are measured against the earlier baseline,
+    # and those that arrive immediately are read.
     prompt = FakeCall()
     prompt.arrived.set()
     assert await reader.read(prompt) == b"a"
@@ -226,7 +228,7 @@ async def test_only_what_is_slow_while_memory_grows_is_cut_off() -> None:
     assert await reading == b"a"
 
 
-async def test_what_was_cut_off_is_given_back_and_counts_no_longer(
+async def test_memory_of_cut_off_requests_is_returned_and_not_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory = Memory()
@@ -240,7 +242,7 @@ async def test_what_was_cut_off_is_given_back_and_counts_no_longer(
     with pytest.raises(NoCapacity):
         await reading
     await until(lambda: memory.bytes == before + GROWTH_BYTES)
-    # Other work took more meanwhile: a request that begins now is measured by what is there now.
+    # Other work used more memory since: a request that begins now has a new baseline.
     memory.bytes += 3 * GROWTH_BYTES
     late, looks = FakeCall(), memory.looks
     loop = asyncio.get_running_loop()
@@ -262,9 +264,7 @@ async def test_slow_request_is_not_cut_off_for_growth_before_it() -> None:
     first.arrived.set()
     assert await reading == b"a"
     looks = memory.looks
-    await until(
-        lambda: memory.looks >= looks + 3
-    )  # so that the second one has a baseline of its own
+    await until(lambda: memory.looks >= looks + 3)  # gives the second a separate baseline
     memory.bytes += GROWTH_BYTES * 3 // 4
     looks = memory.looks
     await until(lambda: memory.looks >= looks + 3)
@@ -278,7 +278,7 @@ async def test_request_that_does_not_arrive_ends(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(DeadlinePassed):
         await Arrivals(memory).read(FakeCall())
     looks = memory.looks
-    await until(lambda: memory.looks > looks)  # the last look, after which nobody looks
+    await until(lambda: memory.looks > looks)  # the last poll
     async with server_of(Calls()) as server, connected(server.address) as caller:
         assert (await refused(caller.without_request(HEALTH))).code in (
             grpc.StatusCode.INVALID_ARGUMENT,

@@ -1,5 +1,5 @@
-"""Token files, JWTs and certificates: whom they name, and what is said of those that are not
-taken.
+"""Token files, JWTs and certificates: the identities that they give, and the errors for invalid
+ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def known(tmp_path: Path) -> Authenticator:
 
 
 @pytest.mark.parametrize("kind", ["ES256", "RS256", "EdDSA"])
-def test_jwt_of_a_known_key_names_its_holder(kind: str, tmp_path: Path) -> None:
+def test_jwt_with_a_known_key_identifies_its_holder(kind: str, tmp_path: Path) -> None:
     issuer = Issuer.make(kind)
     known = authenticator(tmp_path, issuer, Issuer.make(kid="k2"))
     assert identify(known, issuer.token(sub="u", role="worker", tenant="t")) == Identity(
@@ -54,7 +54,7 @@ def test_jwt_of_a_known_key_names_its_holder(kind: str, tmp_path: Path) -> None:
 
 
 def bad_jwts(issuer: Issuer) -> list[tuple[str, str]]:
-    """Tokens that are not taken, and what is said of them."""
+    """Return refused tokens with their error messages."""
     stranger = Issuer.make()
     secret = json.dumps(issuer.jwk()).encode()
     claims = {
@@ -89,23 +89,23 @@ def bad_jwts(issuer: Issuer) -> list[tuple[str, str]]:
         (forged({"alg": "ES256"}, claims, b"x"), r"key \(kid\) that this mesh does not know"),
         (f"{head}.{richer}.{signature}", "not signed with the key"),
         (f"{head}.{body}.", "not signed with the key"),
-        (forged({"alg": "none", "kid": "k1"}, claims), "algorithm|no valid JWT"),
-        (forged({"alg": "None", "kid": "k1"}, claims), "algorithm|no valid JWT"),
+        (forged({"alg": "none", "kid": "k1"}, claims), "algorithm|not a valid JWT"),
+        (forged({"alg": "None", "kid": "k1"}, claims), "algorithm|not a valid JWT"),
         (
             forged({"alg": "HS256", "kid": "k1"}, claims, hashlib.sha256(secret).digest()),
-            "algorithm|no valid JWT",
+            "algorithm|not a valid JWT",
         ),
-        (forged({"alg": "RS256", "kid": "k1"}, claims, b"x"), "algorithm|no valid JWT"),
-        (forged({"kid": "k1"}, claims), "no valid JWT|algorithm"),
-        ("a.b.c", "no valid JWT"),
-        ("..", "no valid JWT"),
-        (base64.urlsafe_b64encode(b"[" * 5000).decode().rstrip("=") + ".e30.", "no valid JWT"),
-        (base64.urlsafe_b64encode(b"[]").decode().rstrip("=") + ".e30.", "no valid JWT"),
-        ("wrong-token-0123456789", "not one that this mesh knows"),
+        (forged({"alg": "RS256", "kid": "k1"}, claims, b"x"), "algorithm|not a valid JWT"),
+        (forged({"kid": "k1"}, claims), "not a valid JWT|algorithm"),
+        ("a.b.c", "not a valid JWT"),
+        ("..", "not a valid JWT"),
+        (base64.urlsafe_b64encode(b"[" * 5000).decode().rstrip("=") + ".e30.", "not a valid JWT"),
+        (base64.urlsafe_b64encode(b"[]").decode().rstrip("=") + ".e30.", "not a valid JWT"),
+        ("wrong-token-0123456789", "does not know the bearer token"),
     ]
 
 
-def test_jwts_that_are_not_taken_say_why_and_are_not_repeated(tmp_path: Path) -> None:
+def test_refused_jwts_report_why_without_being_repeated(tmp_path: Path) -> None:
     issuer = Issuer.make()
     known = authenticator(tmp_path, issuer, Issuer.make(kid="k2"))
     for token, words in bad_jwts(issuer):
@@ -131,7 +131,7 @@ HEADERS = st.dictionaries(
     st.binary(max_size=70),
 )
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_looks_like_a_jwt_is_unauthenticated(
+def test_random_jwts_are_unauthenticated(
     known: Authenticator, header: bytes, claims: bytes, signature: bytes
 ) -> None:
     token = ".".join(
@@ -141,7 +141,7 @@ def test_whatever_looks_like_a_jwt_is_unauthenticated(
         identify(known, token)
 
 
-def test_jwt_is_checked_once_until_it_ends_or_the_keys_change(
+def test_jwt_is_verified_once_until_it_expires_or_the_keys_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
@@ -161,19 +161,19 @@ def test_jwt_is_checked_once_until_it_ends_or_the_keys_change(
     for token in (tokens[0], tokens[0], tokens[1], tokens[0]):
         identify(known, token)
     assert checked == tokens[:2]
-    identify(known, tokens[2])  # the first is forgotten
+    identify(known, tokens[2])  # evicts the first
     identify(known, tokens[0])
     assert checked == [*tokens, tokens[0]]
-    now += 3600.0  # by the authenticator's clock it has ended, so that it is checked again
+    now += 3600.0  # expired by the authenticator's clock, so it is verified again
     identify(known, tokens[0])
     assert len(checked) == 5
     write_jwks(jwks, Issuer.make())
-    known.look()
+    known.refresh()
     with pytest.raises(Unauthenticated):
         identify(known, tokens[0])
 
 
-def test_tokens_and_jwts_side_by_side(tmp_path: Path) -> None:
+def test_static_tokens_and_jwts_work_together(tmp_path: Path) -> None:
     tokens = write_tokens(tmp_path / "tokens.yaml")
     issuer = Issuer.make()
     jwks = write_jwks(tmp_path / "keys.json", issuer)
@@ -198,17 +198,17 @@ def test_tokens_and_jwts_side_by_side(tmp_path: Path) -> None:
         ),
         (
             '{"keys": [{"kty": "EC", "crv": "P-256", "x": "AA"}]}',
-            r"`keys\[0\]` is not a JWK that can be used",
+            r"`keys\[0\]` is not a usable JWK",
         ),
-        ('{"keys": [{"kty": "XX"}]}', r"`keys\[0\]` is not a JWK that can be used"),
+        ('{"keys": [{"kty": "XX"}]}', r"`keys\[0\]` is not a usable JWK"),
         ('{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB", "alg": "HS256"}]}', r"`keys\[0\]`"),
         (
             '{"keys": [{"kty": "RSA", "n": "AQAB", "e": "AQAB", "use": "enc"}]}',
-            "only keys for signatures",
+            "only signature keys",
         ),
     ],
 )
-def test_broken_jwks_file_is_named(text: str, words: str, tmp_path: Path) -> None:
+def test_broken_jwks_file_error_names_the_file(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text(text)
     with pytest.raises(InvalidInput, match=words) as raised:
@@ -217,7 +217,7 @@ def test_broken_jwks_file_is_named(text: str, words: str, tmp_path: Path) -> Non
     assert "c2VjcmV0" not in raised.value.message
 
 
-def test_keys_among_others_need_ids_and_short_ones_are_refused(tmp_path: Path) -> None:
+def test_several_keys_need_ids_and_short_keys_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     one, two = Issuer.make().jwk(), Issuer.make().jwk()
     short = Issuer(rsa.generate_private_key(65537, 1024), "k1", "RS256").jwk()
@@ -290,17 +290,16 @@ def test_keys_among_others_need_ids_and_short_ones_are_refused(tmp_path: Path) -
         (
             "tokens:\n- {token: secret-secret-secret, subject: s, role: client}\n"
             "- {token: secret-secret-secret, subject: t, role: client}",
-            r":3: `tokens\[1\]` is the same token as that of 's'",
+            r":3: `tokens\[1\]` is the token of 's'",
         ),
         (
-            "tokens:\n- {token: !!python/object/apply:os.system [secret], subject: s, role: client}",
+            "tokens:\n- {token: !!python/object/apply:os.system [secret], subject: s, "
+            "role: client}",
             "put it in quotes",
         ),
     ],
 )
-def test_broken_token_file_is_named_and_no_token_repeated(
-    text: str, words: str, tmp_path: Path
-) -> None:
+def test_broken_token_file_error_repeats_no_token(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "tokens.yaml"
     path.write_text(text)
     with pytest.raises(InvalidInput, match=words) as raised:
@@ -310,7 +309,7 @@ def test_broken_token_file_is_named_and_no_token_repeated(
     assert "tokens.yaml" in raised.value.message
 
 
-def test_tokens_may_stand_there_as_digests(tmp_path: Path) -> None:
+def test_token_file_may_contain_digests(tmp_path: Path) -> None:
     path = tmp_path / "tokens.yaml"
     digest = hashlib.sha256(CLIENT.encode()).hexdigest()
     path.write_text(f"tokens: [{{sha256: '{digest.upper()}', subject: s, role: client}}]")
@@ -320,8 +319,8 @@ def test_tokens_may_stand_there_as_digests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["router", "scheduler", "edge", "redis", "anonymous"])
-def test_certificates_of_servers_call_nothing(role: str) -> None:
-    with pytest.raises(Unauthenticated, match="names nobody"):
+def test_server_certificates_may_not_call(role: str) -> None:
+    with pytest.raises(Unauthenticated, match="has no identity"):
         certified([f"spiffe://shoal/{role}/default".encode()], "shoal")
 
 
@@ -353,7 +352,7 @@ def test_certificates_of_servers_call_nothing(role: str) -> None:
         ([b"spiffe://shoal/client/" + b"a" * 64], None),
     ],
 )
-def test_certificate_names_its_holder_by_one_uri(
+def test_certificate_identifies_its_holder_by_one_uri(
     uris: Sequence[bytes], expected: Identity | None
 ) -> None:
     if expected is not None:

@@ -1,4 +1,4 @@
-"""Bytes to requests, and the place of what is wrong in them."""
+"""Parsing of requests, and the paths of errors in them."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from libs.serving.calls.decode import (
 )
 
 LABELS = b"\x1a\x07\x0a\x01a\x0a\x02\xc3\x28"
-"""entities {labels: ["a", bad]}"""
+"""Wire bytes of entities {labels: ["a", bad]}."""
 
 
 def place(kind: type[Message], data: bytes) -> str:
     return find_invalid_text(cast(Descriptor, kind.DESCRIPTOR), data)
 
 
-def test_methods_know_their_requests() -> None:
+def test_request_types_are_found_by_method() -> None:
     assert request_type("/shoal.v1.InferenceService/Encode") is pb.EncodeRequest
     assert request_type("/shoal.v1.InferenceService/Nothing") is None
 
 
-def test_place_of_bad_text_is_found_below_a_repeated_field() -> None:
+def test_path_of_invalid_text_in_a_repeated_field_is_found() -> None:
     assert place(pb.ExtractRequest, LABELS) == "entities.labels[1]"
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_either_a_request_or_refused(data: bytes) -> None:
+def test_random_bytes_are_parsed_or_refused(data: bytes) -> None:
     try:
         pb.EncodeRequest.FromString(data)
         is_valid = True
@@ -53,7 +53,7 @@ def test_any_bytes_are_either_a_request_or_refused(data: bytes) -> None:
 
 
 @given(st.integers(0, 30), st.binary(min_size=1, max_size=8))
-def test_bad_text_is_found_at_its_index(index: int, text: bytes) -> None:
+def test_invalid_text_is_found_at_its_index(index: int, text: bytes) -> None:
     items = b"".join(b"\x12\x03\x0a\x01x" for _ in range(index))
     data = items + b"\x12" + bytes([len(text) + 2]) + b"\x0a" + bytes([len(text)]) + text
     try:
@@ -64,12 +64,12 @@ def test_bad_text_is_found_at_its_index(index: int, text: bytes) -> None:
     assert place(pb.EncodeRequest, data) == expected
 
 
-def test_request_beyond_the_limit_is_refused_with_both_numbers() -> None:
+def test_too_large_request_is_refused_with_size_and_limit() -> None:
     with pytest.raises(InvalidInput, match=r"67,108,865 bytes.*67,108,864"):
         parse(pb.EncodeRequest, bytes(MAX_REQUEST_BYTES + 1))
 
 
-def test_search_for_bad_text_ends_early_in_a_flood_of_fields() -> None:
+def test_search_for_invalid_text_is_bounded() -> None:
     data = b"\x12\x00" * 200_000 + b"\x0a\x01\xff"
     assert len(data) < SCANNED_BYTES
     with pytest.raises(InvalidInput, match=r"not a valid shoal\.v1\.EncodeRequest"):
@@ -89,13 +89,13 @@ CROWDS = {
 
 
 @pytest.mark.parametrize("name", CROWDS)
-def test_crowded_request_is_refused_before_messages_are_made_of_it(name: str) -> None:
+def test_request_with_too_many_fields_is_refused_before_parsing(name: str) -> None:
     assert len(CROWDS[name]) > SCANNED_BYTES
     with pytest.raises(InvalidInput, match=f"more than {MAX_FIELDS:,} fields"):
         parse(pb.EncodeRequest, CROWDS[name])
 
 
-def test_as_many_items_as_are_allowed_pass() -> None:
+def test_maximum_number_of_items_passes() -> None:
     request = pb.EncodeRequest(
         items=[pb.Item(text="x" * 200, entities=[pb.Entity(start=0, end=1)] * 10)] * 10_000
     )

@@ -1,8 +1,7 @@
-"""What clients may do to a server without a call: many connections, connections that say nothing,
-and old ones that are ended.
+"""Limits on clients without calls: many connections, silent connections, and connection age.
 
-SHOAL_CONNECTIONS=10000 opens so many instead of 2,000 (each needs two open files: `ulimit -n` above
-twice as many).
+SHOAL_CONNECTIONS=10000 opens that many instead of 2,000. Each needs two open files: `ulimit -n`
+must be more than twice the number.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tests.serving.parts import GET_MESH, HEALTH, PULL, WATCH, Calls, connected,
 
 CONNECTIONS = int(os.environ.get("SHOAL_CONNECTIONS", "2000"))
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-"""What a client of HTTP/2 says first, with an empty SETTINGS frame."""
+"""The first bytes of an HTTP/2 client, with an empty SETTINGS frame."""
 
 
 GOAWAY = 7
@@ -36,7 +35,7 @@ PING = b"\0\0\x08\6\0\0\0\0\0" + bytes(8)
 
 @contextmanager
 def opened(address: str, count: int, said: bytes = b"") -> Iterator[list[socket.socket]]:
-    """Connections that say this and then nothing."""
+    """Open connections that send `said` and then nothing."""
     host, _, port = address.rpartition(":")
     made: list[socket.socket] = []
     try:
@@ -52,7 +51,7 @@ def opened(address: str, count: int, said: bytes = b"") -> Iterator[list[socket.
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Whether the server has not hung up; what it has said is thrown away."""
+    """Return whether the server keeps the connection; discards received bytes."""
     try:
         while connection.recv(65_536):
             pass
@@ -64,8 +63,8 @@ def is_open(connection: socket.socket) -> bool:
 
 
 def frames(said: bytearray, connection: socket.socket) -> list[int]:
-    """Types of the whole HTTP/2 frames that have come. `said`: what has been received before, and
-    now.
+    """Return the types of the complete HTTP/2 frames received so far. `said` accumulates the
+    bytes.
     """
     with suppress(BlockingIOError):
         said += connection.recv(65_536)
@@ -78,13 +77,14 @@ def frames(said: bytearray, connection: socket.socket) -> list[int]:
 
 @pytest.fixture
 def files() -> Iterator[None]:
-    """As many open files as a serving process asks for."""
+    """Raise the limit of open files as a serving process does."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     _allow_connections()
     allowed, wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2 * CONNECTIONS + 1000
     if allowed < wanted:
         pytest.skip(
-            f"{CONNECTIONS} connections with both their ends here need {wanted} open files; {allowed} are allowed"
+            f"{CONNECTIONS} connections with both ends here need {wanted} open files; "
+            f"{allowed} are allowed"
         )
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -98,7 +98,7 @@ async def test_thousands_of_idle_connections_do_not_stop_service() -> None:
             opened(server.address, CONNECTIONS, PREFACE) as idle,
             opened(server.address, 200) as silent,
         ):
-            # Each has been greeted: the server knows it, and keeps it.
+            # Each received a greeting: the server accepted it, and keeps it.
             greeted = 0
             for connection in idle:
                 await asyncio.get_running_loop().sock_recv(connection, 9)
@@ -112,7 +112,7 @@ async def test_thousands_of_idle_connections_do_not_stop_service() -> None:
             assert len(silent) == 200
 
 
-async def test_connections_that_say_nothing_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     shorter = [
         (name, 500 if name == "grpc.server_handshake_timeout_ms" else value)
         for name, value in serving_module.OPTIONS
@@ -129,8 +129,8 @@ async def test_connections_that_say_nothing_are_closed(monkeypatch: pytest.Monke
 
 
 async def test_idle_client_may_ping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients keep idle connections alive; gRPC's default turns them away after the third ping in
-    two hours.
+    """Clients keep idle connections alive; gRPC's default rejects them after the third ping in two
+    hours.
     """
     shorter = [
         (name, 10 if "min_ping_interval" in name else value)
@@ -141,18 +141,16 @@ async def test_idle_client_may_ping(monkeypatch: pytest.MonkeyPatch) -> None:
         with opened(server.address, 1, PREFACE) as [connection]:
             said = bytearray()
             for count in range(1, 7):
-                await asyncio.sleep(0.05)  # longer than the server asks for
+                await asyncio.sleep(0.05)  # longer than the server's minimum
                 connection.sendall(PING)
                 await until(lambda count=count: frames(said, connection).count(PING_TYPE) == count)  # type: ignore[misc]
             assert GOAWAY not in frames(said, connection)
 
 
-async def test_beyond_the_most_connections_new_ones_are_closed_and_probes_still_answered(
+async def test_connections_beyond_the_limit_are_closed_and_probes_still_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        serving_module, "_KEPT_FILES", 1 << 40
-    )  # so that the least number counts, 64
+    monkeypatch.setattr(serving_module, "_KEPT_FILES", 1 << 40)  # selects the minimum, 64
     async with (
         server_of(Calls(), Security(health_address="127.0.0.1:0")) as server,
         connected(server.address) as caller,
@@ -173,7 +171,7 @@ async def test_beyond_the_most_connections_new_ones_are_closed_and_probes_still_
             await until(served)
 
 
-async def test_calls_have_a_bound_that_health_and_workers_are_not_held_up_by(
+async def test_call_limit_does_not_block_health_checks_and_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(interceptor, "MOST_CALLS", 10)
@@ -201,7 +199,7 @@ async def test_calls_have_a_bound_that_health_and_workers_are_not_held_up_by(
             calls.go.clear()
 
 
-async def test_watches_of_health_have_a_bound_that_checks_have_not(
+async def test_health_watches_are_limited_but_checks_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(public, "MOST_STREAMS", 3)
@@ -225,7 +223,7 @@ async def test_watches_of_health_have_a_bound_that_checks_have_not(
         await until(has_room)
 
 
-async def test_old_connection_ends_without_breaking_what_goes_on_in_it() -> None:
+async def test_old_connection_ends_without_breaking_its_calls() -> None:
     calls = Calls()
     async with server_of(calls, connection_seconds=0.3) as server, AsyncExitStack() as stack:
         caller = await stack.enter_async_context(connected(server.address))
@@ -234,11 +232,10 @@ async def test_old_connection_ends_without_breaking_what_goes_on_in_it() -> None
         await watch.read()
         await until(lambda: calls.waiting == 2)
         with opened(server.address, 1, PREFACE) as other:
-            # By the time that a younger connection is told to end, that of the pull has been told
-            # so, too.
+            # By the time that a younger connection gets GOAWAY, that of the pull has, too.
             said = bytearray()
             await until(lambda: GOAWAY in frames(said, other[0]))
-        for _ in range(200):  # while connections come and go
+        for _ in range(200):  # while connections are replaced
             await caller.call(GET_MESH)
         calls.go.set()
         await pull
@@ -246,7 +243,7 @@ async def test_old_connection_ends_without_breaking_what_goes_on_in_it() -> None
         assert await watch.read() is grpc.aio.EOF
 
 
-async def test_headers_have_a_limit() -> None:
+async def test_header_size_is_limited() -> None:
     async with server_of(Calls()) as server, connected(server.address) as caller:
         caller.metadata.append(("x-other", "x" * 8_000))
         assert await caller.code(GET_MESH) == grpc.StatusCode.OK

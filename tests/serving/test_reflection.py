@@ -1,5 +1,5 @@
-"""Reflection over real sockets, by clients that know one of its two protocols, and by buf, which
-knows nothing else of a server.
+"""Reflection over real sockets, by clients of either protocol, and by buf without other knowledge
+of the server.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ both = pytest.mark.parametrize("protocol", PROTOCOLS)
 
 
 async def ask(caller: Caller, protocol: str, request: Asked) -> Told:
-    """The protocols' messages are the same on the wire."""
+    """Ask by either protocol: their messages are equal on the wire."""
     return Told.FromString(
         await caller.stream(
             f"/{protocol}.ServerReflection/ServerReflectionInfo", request.SerializeToString()
@@ -33,7 +33,7 @@ async def ask(caller: Caller, protocol: str, request: Asked) -> Told:
 
 
 def pool_of(files: Iterable[bytes]) -> descriptor_pool.DescriptorPool:
-    """With nothing but these files: they must be all that is needed."""
+    """Return a pool with only these files, which must be sufficient."""
     pool, known = descriptor_pool.DescriptorPool(), set[str]()
     waiting = [descriptor_pb2.FileDescriptorProto.FromString(file) for file in files]
     while waiting:
@@ -47,7 +47,7 @@ def pool_of(files: Iterable[bytes]) -> descriptor_pool.DescriptorPool:
 
 
 @both
-async def test_services_and_their_files_are_told_by_either_protocol(protocol: str) -> None:
+async def test_both_protocols_describe_services_and_files(protocol: str) -> None:
     async with server_of(Calls()) as server, connected(server.address) as caller:
         listed = await ask(caller, protocol, Asked(list_services=""))
         names = {service.name for service in listed.list_services_response.service}
@@ -69,7 +69,7 @@ async def test_services_and_their_files_are_told_by_either_protocol(protocol: st
 
 
 @both
-async def test_request_beyond_the_bound_is_refused_by_either_protocol(protocol: str) -> None:
+async def test_both_protocols_refuse_large_requests(protocol: str) -> None:
     async with server_of(Calls()) as server, connected(server.address) as caller:
         stream = caller.stream(
             f"/{protocol}.ServerReflection/ServerReflectionInfo", bytes(REQUEST_BYTES + 1)
@@ -81,7 +81,7 @@ async def test_request_beyond_the_bound_is_refused_by_either_protocol(protocol: 
 
 
 @pytest.mark.parametrize("protocol", ["grpc-v1", "grpc-v1alpha"])
-async def test_buf_calls_a_server_by_either_protocol_alone(protocol: str) -> None:
+async def test_buf_calls_a_server_with_only_one_protocol(protocol: str) -> None:
     async with server_of(Calls()) as server:
         method = f"http://{server.address}/shoal.v1.MeshService/GetMesh"
         options = (

@@ -1,4 +1,4 @@
-"""Where a server may listen, and with what."""
+"""Where a server may listen, by its security settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OPEN = Security(allow_insecure=True)
         ("", False),
     ],
 )
-def test_what_only_this_machine_can_reach(address: str, is_local: bool) -> None:
+def test_loopback_addresses_are_recognised(address: str, is_local: bool) -> None:
     assert is_loopback(address) == is_local
     assert (exposure(address, PLAIN) == "") == is_local
 
@@ -54,8 +54,8 @@ def test_what_only_this_machine_can_reach(address: str, is_local: bool) -> None:
 @pytest.mark.parametrize(
     ("security", "problem"),
     [
-        (PLAIN, "without TLS and without knowing who calls"),
-        (TLS, "without knowing who calls"),
+        (PLAIN, "without TLS and authentication"),
+        (TLS, "without authentication"),
         (TOKENS, "clear text"),
         (MTLS, ""),
         (TLS_TOKENS, ""),
@@ -64,14 +64,14 @@ def test_what_only_this_machine_can_reach(address: str, is_local: bool) -> None:
         (Security(tokens=Path("t"), allow_insecure=True), ""),
     ],
 )
-def test_beyond_loopback_only_what_is_protected_is_served(security: Security, problem: str) -> None:
+def test_unprotected_server_may_only_listen_on_loopback(security: Security, problem: str) -> None:
     found = exposure("0.0.0.0:50051", security)
     assert bool(found) == bool(problem)
     assert problem in found
     assert exposure("127.0.0.1:50051", security) == ""
 
 
-async def test_refused_start_says_the_ways_out() -> None:
+async def test_refused_start_lists_the_remedies() -> None:
     with pytest.raises(InvalidInput) as raised:
         async with serving("0.0.0.0:0", [MESH]):
             pass
@@ -85,7 +85,7 @@ async def test_refused_start_says_the_ways_out() -> None:
         assert way in raised.value.message
 
 
-async def test_server_that_tells_nothing_but_health_may_listen_anywhere() -> None:
+async def test_health_only_server_may_listen_anywhere() -> None:
     async with serving("0.0.0.0:0", [], health=["worker"]) as server:
         await server.set_health(True)
         async with connected(server.address.replace("0.0.0.0", "127.0.0.1")) as probe:

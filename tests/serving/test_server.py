@@ -1,4 +1,4 @@
-"""Errors, health and drain of a server, over loopback, with MeshService as the example."""
+"""Errors, health and drain of a server over loopback, with MeshService as the example."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Action = Callable[[], Awaitable[None]]
 
 
 class Mesh(mesh_pb2_grpc.MeshServiceServicer):
-    """Does `action` in each call."""
+    """Runs `action` in each call."""
 
     def __init__(self) -> None:
         self.action: Action = self.nothing
@@ -48,7 +48,7 @@ class Mesh(mesh_pb2_grpc.MeshServiceServicer):
 
 
 class Workers(worker_pb2_grpc.WorkerServiceServicer):
-    """Says yes to everything."""
+    """Accepts every call."""
 
     async def Pull(
         self, request: worker_pb2.PullRequest, context: object
@@ -110,7 +110,7 @@ def raising(error: BaseException) -> Action:
 
 
 def every_error() -> list[tuple[errors.ShoalError, str, str, float]]:
-    # Made anew: an error that was raised keeps all that its traceback saw alive.
+    # New for each test: a raised error keeps all objects of its traceback alive.
     return [
         (errors.InvalidInput("m", field="f"), "INVALID_ARGUMENT", "INVALID_INPUT", 0.0),
         (errors.InputTooLong("m", field="f"), "INVALID_ARGUMENT", "INPUT_TOO_LONG", 0.0),
@@ -128,7 +128,7 @@ def every_error() -> list[tuple[errors.ShoalError, str, str, float]]:
     ]
 
 
-async def test_every_error_has_its_status_with_one_error_info() -> None:
+async def test_every_error_maps_to_its_status_with_one_error_info() -> None:
     mesh = Mesh()
     async with mesh_server(mesh) as (_, channel):
         for method in (get_mesh, watch_mesh):
@@ -148,7 +148,7 @@ async def watch_mesh(channel: grpc.aio.Channel) -> None:
         pass
 
 
-async def test_name_that_the_server_made_up_is_a_header_too() -> None:
+async def test_generated_request_id_is_also_a_header() -> None:
     mesh = Mesh()
     async with mesh_server(mesh) as (_, channel):
         for metadata in ((), (("x-request-id", "mine"),)):
@@ -165,7 +165,9 @@ async def test_name_that_the_server_made_up_is_a_header_too() -> None:
         assert (refusal.code, bool(refusal.request_id)) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 
 
-async def test_who_leaves_at_once_is_no_failure_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+async def test_client_that_disconnects_immediately_is_not_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with mesh_server(Mesh()) as (_, channel):
         for number in range(200):
             call = mesh_stub(channel).GetMesh(mesh_pb2.GetMeshRequest(), timeout=10)
@@ -176,7 +178,7 @@ async def test_who_leaves_at_once_is_no_failure_of_ours(caplog: pytest.LogCaptur
     assert not [record for record in caplog.records if record.message == "call failed"]
 
 
-async def test_bug_of_ours_says_nothing_but_the_request_id(
+async def test_internal_error_reveals_only_the_request_id(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     mesh = Mesh()
@@ -192,7 +194,7 @@ async def test_bug_of_ours_says_nothing_but_the_request_id(
         assert (await get_mesh(channel)).mesh.router_id
 
 
-async def test_error_with_a_long_text_still_arrives() -> None:
+async def test_error_with_a_long_text_is_delivered() -> None:
     mesh = Mesh()
     mesh.action = raising(errors.InvalidInput("é" * 100_000, field="f" * 100_000))
     async with mesh_server(mesh) as (_, channel):
@@ -201,7 +203,7 @@ async def test_error_with_a_long_text_still_arrives() -> None:
         assert len(refusal.message) <= 1000
 
 
-async def test_health_is_that_of_each_name_and_of_all() -> None:
+async def test_health_is_reported_by_name_and_overall() -> None:
     async with mesh_server(Mesh()) as (server, channel):
 
         async def serves(name: str) -> bool:
@@ -218,7 +220,7 @@ async def test_health_is_that_of_each_name_and_of_all() -> None:
         assert await serves("shoal.v1.MeshService")
 
 
-async def test_drain_lets_calls_finish_and_keeps_internal_services() -> None:
+async def test_drain_finishes_calls_and_keeps_internal_services() -> None:
     mesh = Mesh()
     go = asyncio.Event()
     entered = asyncio.Event()
@@ -251,7 +253,7 @@ async def refused_until_draining(channel: grpc.aio.Channel) -> Refusal:
     return refusal
 
 
-async def test_calls_that_outlast_the_grace_time_are_cut() -> None:
+async def test_calls_beyond_the_grace_period_are_cut_off() -> None:
     mesh = Mesh()
     entered = asyncio.Event()
 
@@ -267,7 +269,7 @@ async def test_calls_that_outlast_the_grace_time_are_cut() -> None:
         await call
 
 
-async def test_client_that_leaves_cancels_its_handler() -> None:
+async def test_client_disconnect_cancels_its_handler() -> None:
     mesh = Mesh()
     entered, left = asyncio.Event(), asyncio.Event()
 
@@ -295,13 +297,13 @@ async def test_two_servers_cannot_share_a_port() -> None:
                 pass
 
 
-def test_deadline_is_asked_with_the_clock() -> None:
+def test_deadline_reports_the_remaining_time() -> None:
     deadline = Deadline.after(2.0, now=10.0)
     assert deadline.remaining(11.5) == 0.5
     assert deadline.remaining(99.0) == 0.0
 
 
-def test_log_line_is_json_with_the_request_and_the_fields() -> None:
+def test_log_line_is_json_with_request_id_and_fields() -> None:
     token = REQUEST_ID.set("r-1")
     try:
         record = logging.makeLogRecord(

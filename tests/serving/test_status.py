@@ -1,4 +1,4 @@
-"""What a client sent never makes its error undeliverable."""
+"""Client text never makes an error undeliverable."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from libs.errors import InvalidInput
 from libs.serving.calls.status import to_status
 
 HEADERS_BYTES = 8192
-"""What gRPC's peers take of headers."""
+"""Size of headers that gRPC peers accept."""
 
 
 @pytest.mark.parametrize("letter", ["a", "ü", "🐟", "\ud800", '"'])
-def test_any_error_fits_into_headers(letter: str) -> None:
+def test_every_error_fits_into_headers(letter: str) -> None:
     status = to_status(InvalidInput(letter * 100_000, field=f"items[{letter * 5000}]"), "request")
     rich = status_pb2.Status.FromString(status.details)
     assert rich.message == status.message
@@ -27,7 +27,7 @@ def test_any_error_fits_into_headers(letter: str) -> None:
     assert len(quote(status.message)) + len(base64.b64encode(status.details)) < HEADERS_BYTES - 1024
 
 
-def test_short_one_stays_as_it_is() -> None:
+def test_short_error_is_unchanged() -> None:
     assert (
         to_status(InvalidInput("zu lang: „Fisch“ 🐟"), "request").message == "zu lang: „Fisch“ 🐟"
     )

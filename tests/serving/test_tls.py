@@ -1,4 +1,4 @@
-"""TLS and mTLS of a running server whose files change under it."""
+"""TLS and mTLS of a running server with changing files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def certificates(tmp_path: Path) -> Certificates:
 
 
 def shown(address: str) -> int:
-    """The serial number of the certificate that a new connection is shown."""
+    """Return the serial number of the certificate that a new connection receives."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -45,7 +45,7 @@ def serial(path: Path) -> int:
     return x509.load_pem_x509_certificate(path.read_bytes()).serial_number
 
 
-async def test_new_connections_see_a_new_certificate_and_old_ones_live_on(
+async def test_new_connections_use_a_new_certificate_and_old_ones_continue(
     certificates: Certificates,
 ) -> None:
     calls = Calls()
@@ -69,7 +69,7 @@ async def test_new_connections_see_a_new_certificate_and_old_ones_live_on(
 
 
 @pytest.mark.parametrize("breakage", ["not PEM", "gone", "of another key", "ended"])
-async def test_broken_new_files_harm_nothing(
+async def test_broken_new_files_are_ignored(
     breakage: str, certificates: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
     security = certificates.security()
@@ -92,13 +92,13 @@ async def test_broken_new_files_harm_nothing(
         with caplog.at_level(logging.WARNING):
             assert [shown(server.address) for _ in range(3)] == [first] * 3
         assert [record.message for record in caplog.records] == [
-            "changed files are not usable; what was read before holds"
+            "changed files are invalid; keeping the previous content"
         ]
         certificates.issue("router")
         assert shown(server.address) == serial(security.cert) != first
 
 
-async def test_callers_must_show_a_certificate_of_the_authority(
+async def test_callers_must_present_a_certificate_of_the_authority(
     certificates: Certificates, tmp_path: Path
 ) -> None:
     stranger = Certificates(tmp_path / "others")
@@ -111,13 +111,13 @@ async def test_callers_must_show_a_certificate_of_the_authority(
         ):
             async with connected(server.address, certificates.channel_credentials(caller)) as known:
                 assert await known.code(GET_MESH) == expected
-                # Health needs no credential, but the connection does.
+                # Health checks need no credential, but the connection does.
                 assert await known.code(HEALTH) == expected
         async with connected(server.address) as plain:
             assert await plain.code(HEALTH) == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_new_authority_counts_for_new_connections(
+async def test_new_authority_applies_to_new_connections(
     certificates: Certificates, tmp_path: Path
 ) -> None:
     others = Certificates(tmp_path / "others")
@@ -127,7 +127,7 @@ async def test_new_authority_counts_for_new_connections(
     own = certificates.channel_credentials(before), certificates.channel_credentials(after)
     async with server_of(Calls(), security) as server, connected(server.address, own[0]) as known:
         assert await known.code(GET_MESH) == grpc.StatusCode.OK
-        # The server's own certificate stays one of the first authority.
+        # The server's certificate is still from the first authority.
         security.client_ca.write_bytes(others.ca.read_bytes())
         async with (
             connected(server.address, own[1]) as new,
@@ -138,7 +138,7 @@ async def test_new_authority_counts_for_new_connections(
         assert await known.code(GET_MESH) == grpc.StatusCode.OK
 
 
-async def test_health_has_a_plain_address_of_its_own(certificates: Certificates) -> None:
+async def test_health_has_a_separate_plain_address(certificates: Certificates) -> None:
     security = certificates.security(asks_callers=True, health_address="127.0.0.1:0")
     async with server_of(Calls(), security) as server, connected(server.health_address) as probe:
         assert await probe.call(HEALTH) == b"\x08\x01"
@@ -147,7 +147,7 @@ async def test_health_has_a_plain_address_of_its_own(certificates: Certificates)
         assert await probe.call(HEALTH) == b"\x08\x02"
 
 
-def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_path: Path) -> None:
+def test_unusable_files_are_named(certificates: Certificates, tmp_path: Path) -> None:
     router, scheduler = certificates.issue("router"), certificates.issue("scheduler")
     nothing = tmp_path / "nothing.pem"
     text = tmp_path / "text.pem"
@@ -157,11 +157,11 @@ def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_pat
     old = certificates.issue("router/old", days=-1)
     for files, variable, words in (
         (TlsFiles(nothing, router.key), "SHOAL_TLS_CERT", "nothing.pem cannot be read"),
-        (TlsFiles(text, router.key), "SHOAL_TLS_CERT", "text.pem does not hold certificates"),
+        (TlsFiles(text, router.key), "SHOAL_TLS_CERT", "text.pem does not contain certificates"),
         (
             TlsFiles(router.certificate, text),
             "SHOAL_TLS_KEY",
-            "text.pem does not hold a private key",
+            "text.pem does not contain a private key",
         ),
         (
             TlsFiles(router.certificate, scheduler.key),
@@ -171,7 +171,7 @@ def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_pat
         (
             TlsFiles(router.certificate, router.key, text),
             "SHOAL_TLS_CLIENT_CA",
-            "text.pem does not hold certificates",
+            "text.pem does not contain certificates",
         ),
         (TlsFiles(old.certificate, old.key), "SHOAL_TLS_CERT", "has expired"),
     ):
@@ -203,7 +203,7 @@ def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_pat
         ),
     ],
 )
-def test_what_the_environment_leaves_out_is_named(environ: dict[str, str], variable: str) -> None:
+def test_missing_variable_is_named(environ: dict[str, str], variable: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         Security.from_env(environ)
     assert raised.value.field == variable

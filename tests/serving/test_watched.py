@@ -1,5 +1,5 @@
-"""When changed files are read again, by servers and by callers: not while they are being written,
-and never when they are gone.
+"""Hot reload of files by servers and callers: not while they are being written, and never when they
+are gone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PARTS = ("one\n", "two\n", "three\n")
 
 
 class Reader:
-    """Lines of a file, and the clock by which it is looked at."""
+    """Reads lines of a file. Has the clock by which the file's age is judged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,14 +41,14 @@ class Reader:
         return found
 
     def touched(self, seconds: float) -> None:
-        """It is so long ago that the file changed. Rounded as the product does: `st_ctime` may be
-        2.4e-7 s less.
+        """Set the clock to `seconds` after the file's change, rounded as in production: `st_ctime`
+        may be 2.4e-7 s less.
         """
         self.now = os.stat(self.path).st_ctime_ns / 1e9 + seconds
 
 
 class Callers(Reader):
-    """The same for `shoal.transport.trust`, whose errors are others."""
+    """A reader for `shoal.transport.trust`, which raises other errors."""
 
     def __call__(self) -> list[str]:
         try:
@@ -61,14 +61,14 @@ def served(reader: Reader) -> Callable[[], list[str]]:
     held = Watched([reader.path], reader, clock=reader.clock)
 
     def get() -> list[str]:
-        held.look()
+        held.refresh()
         return held.content
 
     return get
 
 
 def called(reader: Reader) -> Callable[[], list[str]]:
-    looks = iter(range(1_000_000))  # every call is a look
+    looks = iter(range(1_000_000))  # every call polls
     return trust.Watched(
         [reader.path], reader, clock=lambda: 10.0 * next(looks), wall=reader.clock
     ).get
@@ -84,7 +84,7 @@ def _settle(monkeypatch: pytest.MonkeyPatch, _files_count_at_once: None) -> None
 
 
 @KINDS
-def test_file_that_is_written_slowly_is_read_when_it_is_whole(
+def test_slowly_written_file_is_read_when_complete(
     kind: type[Reader], get: Callable[[Reader], Callable[[], list[str]]], tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
@@ -102,7 +102,7 @@ def test_file_that_is_written_slowly_is_read_when_it_is_whole(
 
 
 @KINDS
-def test_file_that_changes_while_it_is_read_does_not_count(
+def test_file_that_changes_during_the_read_is_ignored(
     kind: type[Reader], get: Callable[[Reader], Callable[[], list[str]]], tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
@@ -119,7 +119,7 @@ def test_file_that_changes_while_it_is_read_does_not_count(
 
 
 @KINDS
-def test_what_a_file_said_holds_when_it_is_broken_or_gone_and_that_is_said_once(
+def test_content_is_kept_and_logged_once_if_the_file_is_broken_or_gone(
     kind: type[Reader],
     get: Callable[[Reader], Callable[[], list[str]]],
     tmp_path: Path,
@@ -141,7 +141,7 @@ def test_what_a_file_said_holds_when_it_is_broken_or_gone_and_that_is_said_once(
 
 
 @KINDS
-def test_file_whose_clock_is_ahead_counts_when_it_was_seen_twice(
+def test_file_with_a_future_time_is_read_when_observed_twice(
     kind: type[Reader], get: Callable[[Reader], Callable[[], list[str]]], tmp_path: Path
 ) -> None:
     path = tmp_path / "file"

@@ -1,5 +1,5 @@
-"""A model that is quick to run and easy to upset, and a router that keeps its lanes in memory; both
-speak the real contracts.
+"""A fast model with configurable failures, and a router with in-memory lanes. Both implement the
+real contracts.
 """
 
 from __future__ import annotations
@@ -50,10 +50,13 @@ MAX_TOKENS = 1000
 class FakeModel:
     """A token is a character; a text's vector is (number of tokens, sum of their code points).
 
-    A forward pass with POISON in it raises, one text with ENDLESS gives NaN, and SLOW waits until
-    `gate` is set, as does LAYERED, between two layers. A text with CREEPING is prepared until
-    somebody ends it. An answer with LASTING is made until its job ends, and one with STUCK waits
-    until `gate` is set without yielding.
+    Special texts:
+
+    - POISON: the forward pass raises.
+    - ENDLESS: a text with only this one gives NaN.
+    - SLOW: the forward pass waits for `gate`; LAYERED does so between two layers.
+    - CREEPING: preparation does not end by itself.
+    - LASTING: making the answer takes until the job ends; STUCK waits for `gate` without yielding.
     """
 
     def __init__(self, name: str = "org/fake", size: int = 100) -> None:
@@ -69,22 +72,22 @@ class FakeModel:
         self.bytes = size
         self.host_bytes = 0
         self.activation_bytes_per_token = 0.0
-        """What `probe` measures."""
+        """The result of `probe`."""
         self.gate = threading.Event()
         self.batches: list[list[int]] = []
-        """Tokens of each sequence of each forward pass that was tried."""
+        """Tokens of each sequence of each attempted forward pass."""
         self.adapters: dict[str, Path] = {}
-        """With the directories that they were read from. Each takes 10 bytes and adds its number of
-        letters to the code points.
+        """Adapters by directory. Each takes 10 bytes and adds the length of its name to the code
+        points.
         """
         self.started = threading.Event()
         self.creeping = 0
-        """Texts with CREEPING that are prepared."""
+        """Number of texts with CREEPING that are being prepared."""
         self.lasting = 0
-        """Answers with LASTING or STUCK that are made."""
-        self.twin: FakeModel | None = None
+        """Number of answers with LASTING or STUCK that are being made."""
+        self.fp32_model: FakeModel | None = None
         self.widenings: list[int] = []
-        """The thread of each call of `load_fp32_fallback`, which gives `twin`."""
+        """The thread of each call of `widened`, which returns `fp32_model`."""
 
     def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         if not isinstance(work, EncodeWork):
@@ -165,7 +168,7 @@ class FakeModel:
 
     def load_fp32_fallback(self) -> FakeModel | None:
         self.widenings.append(threading.get_ident())
-        return self.twin
+        return self.fp32_model
 
     def drop_host_copy(self) -> None:
         self.host_bytes = 0
@@ -214,15 +217,15 @@ def encode_job(
 
 @dataclass
 class FakeLanes:
-    """What Redis holds for the routers: queues by model (`model+adapter`, if there is one), leases,
-    and every answer that came.
+    """The state that Redis keeps for routers: queues by model (or `model+adapter`), leases, and
+    answers.
     """
 
     queued: dict[str, deque[tuple[str, bytes]]] = field(default_factory=lambda: defaultdict(deque))
-    """Job ids and payloads."""
+    """Job IDs and payloads."""
     leased: dict[str, set[str]] = field(default_factory=dict)
     given: dict[str, worker_pb2.PullResponse] = field(default_factory=dict)
-    """Batches by their ids, which workers choose."""
+    """Batches by the IDs that workers choose."""
     answers: dict[str, list[worker_pb2.JobResult]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -232,10 +235,10 @@ class FakeLanes:
     pulls: list[worker_pb2.PullRequest] = field(default_factory=list)
     handed_back: list[str] = field(default_factory=list)
     to_tell: worker_pb2.HeartbeatResponse = field(default_factory=worker_pb2.HeartbeatResponse)
-    """Goes out with the next heartbeat's answer."""
+    """Sent with the next heartbeat's reply."""
     claimed: set[str] = field(default_factory=set)
     must_beat: bool = False
-    """The next pull is told to send a heartbeat."""
+    """Whether the next pull's reply requests a heartbeat."""
     rung: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, model: str, *jobs: worker_pb2.Job, adapter: str = "") -> None:
@@ -246,13 +249,13 @@ class FakeLanes:
         self.queued[_lane(model, adapter)].append((job_id, payload))
         self.rung.set()
 
-    def answer(self, job_id: str) -> worker_pb2.JobResult:
-        """The one answer to a job."""
+    def answer_of(self, job_id: str) -> worker_pb2.JobResult:
+        """Return the only answer to a job."""
         (result,) = self.answers[job_id]
         return result
 
     def states(self) -> dict[str, int]:
-        """Of the models in the last heartbeat."""
+        """Return the states of the models in the last heartbeat."""
         return (
             {model.model: model.state for model in self.heartbeats[-1].models}
             if self.heartbeats
@@ -293,9 +296,12 @@ def _lane(model: str, adapter: str) -> str:
 
 
 class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
-    """WorkerService over FakeLanes. `refuse_completes`: Complete fails. `is_stopping`: Pull gets
-    nothing, at once. `is_old`: it speaks wire version 3, without a stream for pulls and answers.
-    `streams`: how many of those it was sent."""
+    """WorkerService over FakeLanes.
+
+    Args of tests: `refuse_completes` makes Complete fail; `is_stopping` ends pulls immediately with
+    nothing; `is_old` speaks wire version 3, without a stream for pulls and answers. `streams`
+    counts such streams.
+    """
 
     def __init__(self, lanes: FakeLanes) -> None:
         self.lanes = lanes
@@ -387,7 +393,7 @@ async def routers(lanes: FakeLanes, count: int = 1) -> AsyncIterator[list[FakeRo
 async def until(
     predicate: Callable[[], bool], what: str = "the condition", timeout: float = 30.0
 ) -> None:
-    """Returns once `predicate()` is true."""
+    """Wait until `predicate()` is true."""
     end = time.monotonic() + timeout
     while not predicate():
         assert time.monotonic() < end, f"waited {timeout:g} s for {what}"
@@ -395,7 +401,7 @@ async def until(
 
 
 def checkpoint(root: Path, model: str) -> Path:
-    """A directory that looks enough like a checkpoint to be found."""
+    """Make a directory that is detected as a checkpoint."""
     directory = root / model
     directory.mkdir(parents=True)
     (directory / "config.json").write_text("{}")

@@ -1,7 +1,7 @@
-"""`python -m tests.worker.growth FOLDER`: loads and unloads FOLDER's org/real 25 times; prints RSS
-after each, as JSON.
+"""`python -m tests.worker.growth FOLDER`: loads and unloads FOLDER's org/real 25 times, and prints
+RSS after each, as JSON.
 
-In a process of its own: in pytest's, what other tests leave for the collector grows it, too.
+Runs in a separate process: in pytest's, garbage of other tests would grow it, too.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import torch
 from shoal.v1 import worker_pb2
 
 from libs.errors import ShoalError
-from libs.models import Head, InputSequence, Output, YieldPoint, never_yield
-from services.worker.jobs.execution.ladder import OomRecovery
+from libs.models import Between, Head, InputSequence, Output, nothing_between
+from services.worker.jobs.execution.oom_recovery import OomRecovery
 from services.worker.jobs.execution.runner import Runner
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.waste import Waste
@@ -30,7 +30,7 @@ def out_of_memory() -> Exception:
 
 
 class FakePending:
-    """A `PendingBatch`. `error`: raised once the device has computed the batch."""
+    """A `PendingBatch`. `error` is raised once the device has computed the batch."""
 
     def __init__(
         self, submission: FakeSubmission, log: list[str], name: str, error: Exception | None
@@ -64,10 +64,10 @@ class FakePending:
 
 
 class LaunchingModel(FakeModel):
-    """FakeModel, launched on a queue. `log`: what happened to batches, in order, by the letters
-    that their texts begin with.
+    """FakeModel, launched on a queue.
 
-    `at_launch` and `at_collect`: the error, if any, for a batch of this name.
+    `log` records events of batches, in order, by the first letters of their texts. `at_launch` and
+    `at_collect` return the error, if any, for a batch of this name.
     """
 
     def __init__(self, queue: FakeQueue, log: list[str], name: str = MODEL) -> None:
@@ -105,7 +105,7 @@ def batch_name(sequences: Sequence[InputSequence]) -> str:
 
 
 class Outcomes:
-    """Every outcome of every job, in order."""
+    """Records every outcome of every job, in order."""
 
     def __init__(self) -> None:
         self.of: dict[HeldJob, list[ShoalError | None]] = {}
@@ -123,7 +123,7 @@ class Outcomes:
     def failed(self, job: HeldJob, error: ShoalError) -> None:
         self.of.setdefault(job, []).append(error)
 
-    def written(self, job: HeldJob, index: int, ids: list[int]) -> None:
+    def stream(self, job: HeldJob, index: int, ids: list[int]) -> None:
         raise NotImplementedError("no job of these tests is read along")
 
     def device_changed(self) -> None:
@@ -131,7 +131,7 @@ class Outcomes:
 
 
 class LaunchBench:
-    """A runner that launches ahead. Batches have at most `batch_tokens`; each is expected to take
+    """A runner that launches ahead. Batches have at most `batch_tokens` and an expected duration of
     `expected_seconds`.
     """
 
@@ -153,7 +153,9 @@ class LaunchBench:
             self.outcomes,
             clock=time.monotonic,
             unix_time=time.time,
-            ladder=OomRecovery(self._recover, lambda: self.log.append("trim"), lambda keep: False),
+            oom_recovery=OomRecovery(
+                self._recover, lambda: self.log.append("trim"), lambda keep: False
+            ),
             enter=lambda: None,
             waste=self.waste,
             launches_ahead=True,
@@ -184,15 +186,15 @@ class LaunchBench:
         return held
 
     def launched(self, count: int) -> None:
-        """Waits until so many batches were launched."""
+        """Wait until `count` batches were launched."""
         wait_until(lambda: len(self.queue.submissions) >= count)
 
-    def told(self, *jobs: HeldJob) -> None:
-        """Waits until each of these jobs has an outcome."""
+    def wait_for_outcomes(self, *jobs: HeldJob) -> None:
+        """Wait until each of these jobs has an outcome."""
         wait_until(lambda: all(held in self.outcomes.of for held in jobs))
 
     def run_until(self, *jobs: HeldJob) -> None:
-        """Ends every batch that is launched until each of these jobs has an outcome."""
+        """End every launched batch until each of these jobs has an outcome."""
         wait_until(lambda: end_all(self.queue) or all(held in self.outcomes.of for held in jobs))
 
 
@@ -200,8 +202,8 @@ class LaunchBench:
 def launch_bench(
     *, is_manual: bool = True, batch_tokens: int = 4, expected_seconds: float = 0.002
 ) -> Iterator[LaunchBench]:
-    """A bench whose runner is to be started by the test, so that what it adds before is there at
-    once.
+    """Yield a bench. The test starts its runner, so that jobs added before are there from the
+    beginning.
     """
     made = LaunchBench(
         is_manual=is_manual, batch_tokens=batch_tokens, expected_seconds=expected_seconds
@@ -216,7 +218,7 @@ def launch_bench(
 
 
 def end_all(queue: FakeQueue) -> bool:
-    """Ends all batches on the device. Returns False."""
+    """End all batches on the device. Return False."""
     while queue.pending:
         queue.end_one()
     return False

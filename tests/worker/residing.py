@@ -1,5 +1,5 @@
-"""What tests of residency share: checkpoints of any size, a loader that can be held up or made to
-fail, and looks at the report.
+"""Shared parts of residency tests: checkpoints of any size, a loader that can be blocked or made to
+fail, and helpers for the report.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from tests.worker.fakes import FakeModel, checkpoint, until
 
 
 class Checkpoints:
-    """Checkpoints of 100 bytes each, or as said, and a loader.
+    """Checkpoints of 100 bytes by default, and a loader.
 
-    `gate` holds up every load, `gates` those of a model, each load with the next of its gates.
-    `errors` fail loads. `loads`: models in the order in which their loads began. `activations`:
-    bytes a token, by model. `has_copies`: models keep one in host memory. `make`: a model of this
-    name and size.
+    - `gate` blocks every load; `gates` block loads of a model, each load with its next gate.
+    - `errors` fail loads.
+    - `loads` lists models in the order in which their loads began.
+    - `activations` are bytes per token, by model.
+    - `has_copies`: models keep a copy in host memory.
+    - `make` makes a model of a name and size.
     """
 
     def __init__(self, root: Path, *names: str) -> None:
@@ -68,8 +70,8 @@ class Checkpoints:
         return model
 
 
-class Hand:
-    """A clock that moves when it is told to."""
+class ManualClock:
+    """A clock that only moves when set."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -136,7 +138,7 @@ def state(residency: Residency, model: str) -> int:
 
 
 async def failed(residency: Residency, model: str) -> str:
-    """Waits for a load to fail; why it did."""
+    """Wait for a load to fail, and return the reason."""
     await until(
         lambda: state(residency, model) == models_pb2.MODEL_STATE_FAILED, f"{model} to fail"
     )
@@ -159,7 +161,7 @@ async def loaded(residency: Residency, *models: str) -> None:
 
 
 def held(residency: Residency, model: str) -> Resident:
-    """The model with one job held."""
+    """Return the model with one job held."""
     resident = residency.serving(model)
     assert resident is not None
     residency.hold(resident, 1)

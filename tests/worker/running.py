@@ -1,4 +1,4 @@
-"""A whole worker against routers of the tests' own, in this process or as a process of its own.
+"""A whole worker against the tests' routers, in this process or in a separate one.
 
 `python -m tests.worker.running` is the real entry point with a FakeModel on its device.
 """
@@ -21,8 +21,10 @@ from tests.worker.fakes import FakeModel, FakeRouter, checkpoint
 MODEL = "org/fake"
 
 
-class Bay:
-    """A running worker: `models` by id as they are loaded, `stop` to end it, `done` when it has."""
+class RunningWorker:
+    """A running worker. `models` has loaded models by ID; set `stop` to end it; `done` is set at
+    its end.
+    """
 
     def __init__(self) -> None:
         self.models: dict[str, FakeModel] = {}
@@ -43,7 +45,7 @@ class Bay:
             raise RuntimeError("device lost")
 
 
-def fake_device(bay: Bay) -> Device:
+def fake_device(bay: RunningWorker) -> Device:
     return Device(
         name="fake",
         memory_bytes=1000,
@@ -57,8 +59,8 @@ def fake_device(bay: Bay) -> Device:
 @asynccontextmanager
 async def worker(
     root: Path, routers: list[FakeRouter], *names: str, **changes: float
-) -> AsyncIterator[Bay]:
-    """A worker in this process that has the named models (and MODEL) on disk."""
+) -> AsyncIterator[RunningWorker]:
+    """Run a worker in this process with the named models (and MODEL) on disk."""
     for name in (MODEL, *names):
         checkpoint(root, name)
     settings = Settings(
@@ -68,7 +70,7 @@ async def worker(
         heartbeat_seconds=0.2,
         pull_wait_seconds=2.0,
     )
-    bay = Bay()
+    bay = RunningWorker()
     bay.done = asyncio.create_task(serve(replace(settings, **changes), fake_device(bay), bay.stop))  # type: ignore[arg-type]
     try:
         yield bay
@@ -80,4 +82,4 @@ async def worker(
 
 
 if __name__ == "__main__":
-    main(lambda settings: fake_device(Bay()))
+    main(lambda settings: fake_device(RunningWorker()))

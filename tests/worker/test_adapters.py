@@ -1,6 +1,4 @@
-"""Adapters of a resident model: which are loaded, which go, what is pulled for, and what becomes of
-those that cannot be loaded.
-"""
+"""Adapters of a resident model: loading, eviction, pulling, and failed loads."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from tests.worker.fakes import (
     vector,
     vectors,
 )
-from tests.worker.residing import Hand
+from tests.worker.residing import ManualClock
 from tests.worker.running import MODEL, worker
 
 
@@ -41,12 +39,12 @@ def adapter_directory(root: Path, name: str) -> Path:
 
 
 class Bench:
-    """A resident FakeModel and its loader, with room for `limit` adapters and `free` bytes. `clock`
-    moves when it is told to.
+    """A resident FakeModel and its loader, with `limit` adapter slots and `free` bytes. `clock` is
+    manual.
     """
 
     def __init__(self, root: Path, tasks: asyncio.TaskGroup, limit: int, free: int) -> None:
-        self.clock = Hand()
+        self.clock = ManualClock()
         self.model = FakeModel()
         self.resident = Resident("org/fake", self.model, 1.0, self.clock.now, self.clock.now)
         self.cache = self.resident.adapters
@@ -85,7 +83,7 @@ class Bench:
             await until(lambda: not self.cache.loading, f"{name} to load")
 
     def serve(self, name: str) -> None:
-        """One job, from its pull to its answer, a second later."""
+        """Pull and answer one job, a second later."""
         self.clock.now += 1
         self.cache.hold(name, 1, self.clock.now)
         self.cache.release(name)
@@ -101,7 +99,7 @@ async def bench(root: Path, *names: str, limit: int = 2, free: int = 1000) -> As
         made.tasks.cancel()
 
 
-async def test_idle_adapter_that_was_used_least_recently_makes_room(tmp_path: Path) -> None:
+async def test_least_recently_used_idle_adapter_is_evicted(tmp_path: Path) -> None:
     async with bench(tmp_path, "org/a", "org/b", "org/c") as b:
         await b.load("org/a", "org/b")
         b.serve("org/b")
@@ -113,7 +111,7 @@ async def test_idle_adapter_that_was_used_least_recently_makes_room(tmp_path: Pa
         assert b.free == 980
 
 
-async def test_adapter_with_work_goes_only_when_it_is_done_and_takes_no_more(
+async def test_busy_adapter_takes_no_new_work_and_is_evicted_when_done(
     tmp_path: Path,
 ) -> None:
     async with bench(tmp_path, "org/a", "org/b", limit=1) as b:
@@ -130,7 +128,7 @@ async def test_adapter_with_work_goes_only_when_it_is_done_and_takes_no_more(
         assert list(b.model.adapters) == ["org/b"]
 
 
-async def test_new_adapter_stays_until_its_work_has_come(tmp_path: Path) -> None:
+async def test_new_adapter_is_kept_until_its_first_job(tmp_path: Path) -> None:
     async with bench(tmp_path, "org/a", "org/b", limit=1) as b:
         await b.load("org/a")
         b.loader.load(b.resident, "org/b")
@@ -142,7 +140,7 @@ async def test_new_adapter_stays_until_its_work_has_come(tmp_path: Path) -> None
         await until(lambda: b.cache.names() == ["org/b"], "b to take its place")
 
 
-async def test_many_at_once_never_exceed_the_bound(tmp_path: Path) -> None:
+async def test_concurrent_loads_never_exceed_the_limit(tmp_path: Path) -> None:
     names = [f"org/{number}" for number in range(6)]
     async with bench(tmp_path, *names) as b:
         seen: list[int] = []
@@ -158,7 +156,7 @@ async def test_many_at_once_never_exceed_the_bound(tmp_path: Path) -> None:
         assert not b.cache.failed
 
 
-async def test_failures_are_told_for_a_minute_and_may_be_tried_again(tmp_path: Path) -> None:
+async def test_failures_are_reported_for_a_minute_and_can_be_retried(tmp_path: Path) -> None:
     async with bench(tmp_path, "org/broken") as b:
         (tmp_path / "org/broken/broken").touch()
         await b.load("org/broken", "org/unknown", "../../etc")
@@ -176,7 +174,7 @@ async def test_failures_are_told_for_a_minute_and_may_be_tried_again(tmp_path: P
         assert b.cache.failures(b.clock.now) == {}
 
 
-async def test_without_memory_an_adapter_is_refused_for_now(tmp_path: Path) -> None:
+async def test_adapter_without_memory_is_refused_temporarily(tmp_path: Path) -> None:
     async with bench(tmp_path, "org/a", "org/b", free=15) as b:
         await b.load("org/a", "org/b")
         assert b.cache.names() == ["org/a"]
@@ -186,7 +184,7 @@ async def test_without_memory_an_adapter_is_refused_for_now(tmp_path: Path) -> N
         assert b.free == 15
 
 
-async def test_adapter_that_arrives_after_its_model_left_is_dropped(tmp_path: Path) -> None:
+async def test_adapter_loaded_after_its_model_was_evicted_is_dropped(tmp_path: Path) -> None:
     async with bench(tmp_path, "org/a") as b:
         b.resident.leaving = True
         await b.load("org/a")
@@ -194,7 +192,7 @@ async def test_adapter_that_arrives_after_its_model_left_is_dropped(tmp_path: Pa
         assert b.cache.names() == []
 
 
-async def test_lanes_take_turns(tmp_path: Path) -> None:
+async def test_lanes_are_ordered_by_last_use(tmp_path: Path) -> None:
     async with bench(tmp_path, "org/a", "org/b") as b:
         await b.load("org/a", "org/b")
         served = []
@@ -205,7 +203,7 @@ async def test_lanes_take_turns(tmp_path: Path) -> None:
         assert served[:3] == served[3:]
 
 
-def test_adapters_lie_where_models_lie_and_are_none(tmp_path: Path) -> None:
+def test_adapters_are_found_like_models_but_are_not_models(tmp_path: Path) -> None:
     adapter_directory(tmp_path, "org/adapter")
     with_config = adapter_directory(tmp_path, "org/with-config")
     (with_config / "config.json").write_text("{}")
@@ -220,7 +218,7 @@ def test_adapters_lie_where_models_lie_and_are_none(tmp_path: Path) -> None:
     assert find(shelves, "org/merged") == merged
 
 
-async def test_jobs_of_several_adapters_and_none_through_a_worker(tmp_path: Path) -> None:
+async def test_worker_serves_several_adapters_and_the_plain_model(tmp_path: Path) -> None:
     lanes = FakeLanes()
     names = ("org/one", "org/three", "")
     for name in filter(None, names):
@@ -231,7 +229,7 @@ async def test_jobs_of_several_adapters_and_none_through_a_worker(tmp_path: Path
         await until(lambda: len(lanes.answers) == 12, "the answers")
         for number, name in enumerate(names * 4):
             tokens, total = vector(f"text {number}")
-            assert vectors(lanes.answer(f"j{number}")) == [[tokens, total + len(name)]]
+            assert vectors(lanes.answer_of(f"j{number}")) == [[tokens, total + len(name)]]
         assert sorted(bay.model.adapters) == ["org/one", "org/three"]
         await until(
             lambda: list(lanes.heartbeats[-1].models[0].adapters) == ["org/one", "org/three"],
@@ -242,7 +240,7 @@ async def test_jobs_of_several_adapters_and_none_through_a_worker(tmp_path: Path
         assert sorted(lanes.handed_back) == []
 
 
-async def test_more_adapters_than_are_kept_take_turns_at_a_worker(tmp_path: Path) -> None:
+async def test_worker_serves_more_adapters_than_it_can_keep(tmp_path: Path) -> None:
     lanes = FakeLanes()
     names = [f"org/{number}" for number in range(5)]
     for name in names:
@@ -251,7 +249,7 @@ async def test_more_adapters_than_are_kept_take_turns_at_a_worker(tmp_path: Path
     def is_done() -> bool:
         lanes.claimed.difference_update(
             {lane for lane in lanes.claimed if "+" in lane}
-        )  # as if claims ran out
+        )  # simulates exhausted claims
         lanes.rung.set()
         return len(lanes.answers) == 10
 
@@ -262,10 +260,10 @@ async def test_more_adapters_than_are_kept_take_turns_at_a_worker(tmp_path: Path
         assert len(bay.model.adapters) <= 2
 
 
-async def test_batch_for_an_adapter_that_has_gone_is_handed_back(
+async def test_batch_for_an_evicted_adapter_is_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a pull that was sent while the adapter was still loaded."""
+    """The pull was sent while the adapter was still loaded."""
     lanes = FakeLanes()
     adapter_directory(tmp_path, "org/a")
     async with routers(lanes) as running, worker(tmp_path, running):
@@ -282,7 +280,7 @@ async def test_batch_for_an_adapter_that_has_gone_is_handed_back(
         await until(lambda: lanes.handed_back == ["second"], "the batch to come back")
 
 
-async def test_broken_adapter_is_reported_and_its_model_serves_on(tmp_path: Path) -> None:
+async def test_broken_adapter_is_reported_and_its_model_keeps_serving(tmp_path: Path) -> None:
     lanes = FakeLanes()
     (adapter_directory(tmp_path, "org/broken") / "broken").touch()
     async with routers(lanes) as running, worker(tmp_path, running):
@@ -298,10 +296,10 @@ async def test_broken_adapter_is_reported_and_its_model_serves_on(tmp_path: Path
         assert "tensor 'w'" in failure.message
         lanes.put(MODEL, encode_job("plain", "text"))
         await until(lambda: len(lanes.answers) == 1)
-        assert vectors(lanes.answer("plain")) == [vector("text")]
+        assert vectors(lanes.answer_of("plain")) == [vector("text")]
 
 
-async def test_pull_that_says_so_makes_the_worker_beat(tmp_path: Path) -> None:
+async def test_pull_reply_can_request_a_heartbeat(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running, heartbeat_seconds=5.0):
         await until(lambda: bool(lanes.pulls))
@@ -312,7 +310,7 @@ async def test_pull_that_says_so_makes_the_worker_beat(tmp_path: Path) -> None:
         await until(lambda: len(lanes.heartbeats) > before, "a heartbeat", timeout=3.0)
 
 
-async def test_models_own_adapters_need_no_files_no_memory_and_no_room(tmp_path: Path) -> None:
+async def test_built_in_adapters_need_no_files_memory_or_slots(tmp_path: Path) -> None:
     async with bench(tmp_path, "org/a", "org/b", limit=1, free=10) as b:
         b.model.card = replace(b.model.card, own_adapters=("retrieval.query", "text-matching"))
         await b.load("org/a", "retrieval.query", "text-matching")
@@ -323,7 +321,7 @@ async def test_models_own_adapters_need_no_files_no_memory_and_no_room(tmp_path:
         assert b.cache.names() == ["org/b", "retrieval.query", "text-matching"]
 
 
-async def test_unknown_task_is_refused_with_the_list_of_tasks(tmp_path: Path) -> None:
+async def test_unknown_task_error_lists_the_tasks(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         b.model.card = replace(b.model.card, own_adapters=("retrieval.query", "text-matching"))
         await b.load("summary")
@@ -334,7 +332,7 @@ async def test_unknown_task_is_refused_with_the_list_of_tasks(tmp_path: Path) ->
         assert "retrieval.query, text-matching" in error.message
 
 
-async def test_model_without_tasks_says_so(tmp_path: Path) -> None:
+async def test_error_for_a_model_without_tasks_says_so(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         await b.load("text-matching")
         assert "it has none" in b.cache.failures(b.clock.now)["text-matching"].message

@@ -31,7 +31,7 @@ def shares(
     return {item.label: item.score for item in class_labels(work, card, LOGITS)}
 
 
-def test_subset_has_its_shares_of_all_or_among_themselves() -> None:
+def test_shares_of_a_label_subset_are_of_all_or_of_the_subset() -> None:
     assert shares(()) == pytest.approx({"weather": 0.5, "law": 0.375, "sport": 0.125})
     assert shares(("sport", "law")) == pytest.approx({"law": 0.375, "sport": 0.125})
     assert shares(("sport", "law"), among=True) == pytest.approx({"law": 0.75, "sport": 0.25})
@@ -39,7 +39,7 @@ def test_subset_has_its_shares_of_all_or_among_themselves() -> None:
     assert shares(("law",), among=True) == {"law": 1.0}
 
 
-def test_labels_that_do_not_exclude_each_other_have_no_shares() -> None:
+def test_multi_label_classes_have_no_shares() -> None:
     each = {"sport": 0.5, "law": 0.75}
     for among in (False, True):
         assert shares(("sport", "law"), problem="multi_label", among=among) == pytest.approx(each)

@@ -1,5 +1,5 @@
-"""Adapters that are models under their own names: their base is found where models are, and counts
-in their size.
+"""Adapters that are served as models: their base is found like a model, and counts in their
+size.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def write_adapter(root: Path, model: str, base: str, *, reads_images: bool = Tru
 
 
 def files(tmp_path: Path, *, has_store: bool = True) -> ModelFiles:
-    """Over `tmp_path/shelf`, and a store whose models are in `tmp_path/bucket`."""
+    """Find models in `tmp_path/shelf`, and in a store of `tmp_path/bucket`."""
     (tmp_path / "shelf").mkdir(exist_ok=True)
     (tmp_path / "bucket").mkdir(exist_ok=True)
     store = (
@@ -46,7 +46,7 @@ def files(tmp_path: Path, *, has_store: bool = True) -> ModelFiles:
     return ModelFiles((Shelf(tmp_path / "shelf"),), store, item_bytes=4)
 
 
-def test_both_on_a_shelf(tmp_path: Path) -> None:
+def test_adapter_and_base_are_found_on_a_shelf(tmp_path: Path) -> None:
     shelf = tmp_path / "shelf"
     base = write(shelf / BASE, {"config.json": VISION}, {"b": [100]})
     write_adapter(shelf, OWN, BASE, reads_images=False)
@@ -71,7 +71,7 @@ def test_both_on_a_shelf(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["shelf", "bucket"])
-def test_base_is_fetched(tmp_path: Path, place: str) -> None:
+def test_base_is_fetched_from_the_store(tmp_path: Path, place: str) -> None:
     write(tmp_path / "bucket" / BASE, {"config.json": VISION})
     write_adapter(tmp_path / place, OWN, BASE)
     found = files(tmp_path)
@@ -86,24 +86,25 @@ def test_base_is_fetched(tmp_path: Path, place: str) -> None:
     copy.close()
 
 
-def test_base_that_is_nowhere_is_named(tmp_path: Path) -> None:
+def test_error_names_a_missing_base(tmp_path: Path) -> None:
     write_adapter(tmp_path / "shelf", OWN, BASE)
     with pytest.raises(
-        ModelBroken, match=f"{OWN}: an adapter of the model '{BASE}', which is needed too"
+        ModelBroken, match=f"{OWN}: an adapter of the model '{BASE}', which is also needed"
     ):
         files(tmp_path, has_store=False).find(OWN)
     with pytest.raises(
-        ModelBroken, match=f"{OWN}: an adapter of the model '{BASE}', which is needed too: .*{BASE}"
+        ModelBroken,
+        match=f"{OWN}: an adapter of the model '{BASE}', which is also needed: .*{BASE}",
     ):
         files(tmp_path).fetch(OWN, lambda progress: None)
     listed = files(tmp_path).listing({})[OWN]
     assert (listed.card, listed.bytes) == (
         None,
         0,
-    )  # as of any that cannot be read: the reason is told when it is loaded
+    )  # as for any unreadable one; loading it reports why
 
 
-def test_broken_files_of_one_do_not_keep_others_from_being_listed(tmp_path: Path) -> None:
+def test_broken_files_of_one_model_do_not_hide_others(tmp_path: Path) -> None:
     shelf = tmp_path / "shelf"
     write(shelf / "org/texts", {})
     for name, base in (("org/a", "org/broken"), ("org/b", "")):
@@ -113,7 +114,7 @@ def test_broken_files_of_one_do_not_keep_others_from_being_listed(tmp_path: Path
     assert sorted(name for name, one in listed.items() if one.card is not None) == ["org/texts"]
 
 
-def test_adapter_of_a_model_of_texts_is_asked_for_with_that_model(tmp_path: Path) -> None:
+def test_adapter_of_a_text_model_is_refused_as_a_model(tmp_path: Path) -> None:
     write_adapter(tmp_path / "bucket", TEXTS, "org/texts", reads_images=False)
-    with pytest.raises(ModelBroken, match="ask for that model, with this as its `adapter`"):
+    with pytest.raises(ModelBroken, match="request that model, with this as its `adapter`"):
         files(tmp_path).fetch(TEXTS, lambda progress: None)

@@ -1,5 +1,5 @@
-"""The batcher on random waiting rooms: budgets hold, device time goes by weight, nothing starves,
-nothing is lost or doubled.
+"""The batcher on random waiting rooms: budgets hold, device time is shared by weight, and no
+sequence starves, is lost or is duplicated.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from libs.models import GENERATE
 from services.worker.scheduling.batcher import (
     BULK_SHARE,
     CANDIDATES,
-    COMPANY_SECONDS,
-    NOBODY,
+    COBATCH_WINDOW_SECONDS,
+    NO_CALLER,
     Batch,
     Flow,
     Group,
@@ -31,7 +31,7 @@ from services.worker.scheduling.turns import BURST_SECONDS, REMEMBERED_SECONDS
 
 GROUPS = [Group("org/a", "dense"), Group("org/a", "logits"), Group("org/b", "dense")]
 FLOWS = [
-    NOBODY,
+    NO_CALLER,
     Flow(tenant="x"),
     Flow(tenant="y"),
     Flow(adapter="org/adapter"),
@@ -66,7 +66,7 @@ Everything = dict[tuple[int, int], Arrived]
 
 
 def fill(arrivals: list[tuple[Group, Flow, int, int]]) -> tuple[WaitingRoom, Everything, float]:
-    """A room into which sequences came one after another, what is in it, and the time of the last
+    """Return a room with sequences that arrived in turn, its contents, and the time of the last
     arrival.
     """
     room, now, everything = WaitingRoom(), 0.0, {}
@@ -156,10 +156,10 @@ def test_overdue_sequences_of_a_flow_are_served_in_order(
 
 
 @given(sequences, limits)
-def test_batch_has_no_room_for_a_sequence_that_was_left(
+def test_skipped_sequences_do_not_fit_the_remaining_budget(
     arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
 ) -> None:
-    """All flows are new, so all are company."""
+    """All flows are new, so they may all share a batch."""
     room, everything, now = fill(arrivals)
     batch = room.take(limits, now)
     assert batch is not None
@@ -191,7 +191,7 @@ def test_removed_jobs_leave_nothing_behind(
 
 ADAPTED = Flow(adapter="org/adapter")
 weights = st.dictionaries(
-    st.tuples(st.sampled_from([A, B]), st.sampled_from([NOBODY, ADAPTED, X, Y])),
+    st.tuples(st.sampled_from([A, B]), st.sampled_from([NO_CALLER, ADAPTED, X, Y])),
     st.sampled_from([0.5, 1.0, 2.0, 7.0]),
     min_size=2,
 )
@@ -200,11 +200,11 @@ costs = st.lists(st.integers(1, 50), min_size=1, max_size=7)
 
 @settings(deadline=None, max_examples=50)
 @given(weights, costs)
-def test_flows_that_always_wait_get_device_time_by_weight_but_for_one_batch(
+def test_backlogged_flows_get_device_time_by_weight_within_one_batch(
     weights: dict[tuple[Group, Flow], float], costs: list[int]
 ) -> None:
-    """Between callers, between the models of one, and between the lines of one model of it; each
-    batch holds one sequence.
+    """Fairness holds between callers, between models of a caller, and between lines of a model.
+    Each batch has one sequence.
     """
     room, number = WaitingRoom(), 0
     got = dict.fromkeys(weights, 0.0)
@@ -222,7 +222,7 @@ def test_flows_that_always_wait_get_device_time_by_weight_but_for_one_batch(
         assert batch is not None
         (flow,) = batch.weighed
         seconds = costs[turn % len(costs)]
-        arrive((batch.group, flow))  # while it runs, as it does in a worker
+        arrive((batch.group, flow))  # during the batch, as in a worker
         room.ran(batch, seconds, float(number))
         got[batch.group, flow] += seconds
         slack = costliest / min(weights.values()) + 1e-6
@@ -240,7 +240,7 @@ def spread(
     weights: Mapping[tuple[Group, Flow], float],
     key: Callable[[Group, Flow], Hashable],
 ) -> float:
-    """Of the weighed seconds of those that share a key."""
+    """Return the spread of weighted seconds between flows that share a key."""
     sums: dict[Hashable, float] = defaultdict(float)
     for of, seconds in got.items():
         sums[key(*of)] += seconds / weights[of]
@@ -249,11 +249,11 @@ def spread(
 
 @settings(deadline=None, max_examples=50)
 @given(sequences, costs)
-def test_who_comes_anew_waits_for_one_batch_of_each_other(
+def test_newcomer_waits_for_one_batch_of_each_other_flow(
     arrivals: list[tuple[Group, Flow, int, int]], costs: list[int]
 ) -> None:
-    """However much waits, and although more comes all the time: of each other caller, and of each
-    other model of its own.
+    """The bound holds for other callers and for other models of the same caller, however much waits
+    and continues to arrive.
     """
     room, everything, now = fill(arrivals)
     others = {(one.group, one.flow) for one in everything.values()}
@@ -273,20 +273,22 @@ def test_who_comes_anew_waits_for_one_batch_of_each_other(
         if turn >= 10:
             before.append(batch)
             if new_caller in batch.chosen:
-                assert len(before) - 1 <= len({flow.caller for _, flow in others} | {NOBODY.caller})
+                assert len(before) - 1 <= len(
+                    {flow.caller for _, flow in others} | {NO_CALLER.caller}
+                )
             if new_model in batch.chosen:
-                models = {group.model for group, flow in others if flow.caller == NOBODY.caller}
+                models = {group.model for group, flow in others if flow.caller == NO_CALLER.caller}
                 own = [
                     one
                     for one in before
-                    if any(flow.caller == NOBODY.caller for flow in one.weighed)
+                    if any(flow.caller == NO_CALLER.caller for flow in one.weighed)
                 ]
                 assert len(own) - 1 <= len(models)
     assert new_model.job not in room.jobs()
     assert new_caller.job not in room.jobs()
 
 
-def test_light_model_is_next_whatever_waits_for_another() -> None:
+def test_light_model_is_next_despite_a_backlog_of_another() -> None:
     room = WaitingRoom()
     room.add(A, [Waiting(number, 0, 50, 0.0) for number in range(100)])
     for now in range(10):
@@ -295,7 +297,7 @@ def test_light_model_is_next_whatever_waits_for_another() -> None:
     assert [serve(room, WIDE, 10.0).group, serve(room, WIDE, 10.0).group] == [B, A]
 
 
-def test_light_tenant_is_next_and_its_batch_is_not_filled_with_others_work() -> None:
+def test_light_tenant_is_next_and_does_not_share_its_batch() -> None:
     room = WaitingRoom()
     room.add(A, [Waiting(number, 0, 50, 0.0) for number in range(100)], X)
     serve(room, WIDE, 0.0)
@@ -303,8 +305,8 @@ def test_light_tenant_is_next_and_its_batch_is_not_filled_with_others_work() -> 
     assert [one.job for one in serve(room, WIDE, 1.0).chosen] == [1000, 1000]
 
 
-@pytest.mark.parametrize(("group", "flow"), [(B, NOBODY), (A, Y)])
-def test_bunch_of_a_light_client_goes_before_a_backlog_but_no_longer_than_its_credit(
+@pytest.mark.parametrize(("group", "flow"), [(B, NO_CALLER), (A, Y)])
+def test_burst_of_a_light_client_precedes_a_backlog_within_its_credit(
     group: Group, flow: Flow
 ) -> None:
     room = WaitingRoom()
@@ -319,10 +321,8 @@ def test_bunch_of_a_light_client_goes_before_a_backlog_but_no_longer_than_its_cr
     assert sum(order) - sum(not one for one in order) <= most + 2, "then they take turns"
 
 
-def test_model_that_writes_has_no_burst_before_the_other_models_of_its_caller_and_half_their_weight() -> (
-    None
-):
-    room, writer = WaitingRoom(), Group("org/writer", GENERATE)
+def test_generative_model_has_half_weight_and_no_burst_credit() -> None:
+    room, writer = WaitingRoom(), Group("org/writer", WRITE)
     arrived = 0
 
     def one_more(now: float) -> None:
@@ -346,18 +346,18 @@ def test_model_that_writes_has_no_burst_before_the_other_models_of_its_caller_an
     assert order.count(writer) == 4, "and from then on it gets every third turn"
 
 
-def test_flows_that_keep_pace_share_batches() -> None:
+def test_flows_with_equal_service_share_batches() -> None:
     room = WaitingRoom()
     for flow, first in ((X, 0), (Y, 100)):
         room.add(A, [Waiting(first + number, 0, 10, 0.0) for number in range(50)], flow)
     for now in range(5):
-        batch = serve(room, WIDE, now, seconds=COMPANY_SECONDS / 2)
+        batch = serve(room, WIDE, now, seconds=COBATCH_WINDOW_SECONDS / 2)
         assert len(batch.chosen) == 10
     assert room.tokens == 500
 
 
-def test_what_one_had_is_remembered_for_a_while() -> None:
-    """Else a busy lane that is filled up anew for each batch would always be new."""
+def test_service_of_an_idle_flow_is_remembered_briefly() -> None:
+    """Otherwise a busy lane that is refilled for each batch would always be new."""
     for pause, next_is in ((REMEMBERED_SECONDS / 2, Y), (REMEMBERED_SECONDS * 2, X)):
         room = WaitingRoom()
         room.add(A, [Waiting(1, 0, 10, 0.0)], X)
@@ -369,10 +369,10 @@ def test_what_one_had_is_remembered_for_a_while() -> None:
         assert list(serve(room, WIDE, now).weighed) == [next_is]
 
 
-def test_bulk_gets_a_tenth_beside_interactive_work() -> None:
+def test_bulk_work_gets_a_tenth_next_to_interactive_work() -> None:
     room, bulk = WaitingRoom(), Flow(is_bulk=True)
     got: Counter[Flow] = Counter()
-    for flow in (NOBODY, bulk):
+    for flow in (NO_CALLER, bulk):
         room.add(
             A, [Waiting(number + 1000 * flow.is_bulk, 0, 100, 0.0) for number in range(300)], flow
         )
@@ -382,7 +382,7 @@ def test_bulk_gets_a_tenth_beside_interactive_work() -> None:
     assert got[bulk] == pytest.approx(200 * BULK_SHARE / (1 + BULK_SHARE), abs=1)
 
 
-def test_who_else_had_work_lately_shares_the_device() -> None:
+def test_device_is_shared_with_flows_that_recently_had_work() -> None:
     room = WaitingRoom()
     room.add(A, [Waiting(1, 0, 10, 0.0)])
     assert not room.is_shared(A.model)
@@ -400,7 +400,7 @@ def test_who_else_had_work_lately_shares_the_device() -> None:
 
 
 @given(sequences, limits)
-def test_nothing_is_kept_of_who_is_gone(
+def test_state_of_departed_flows_is_freed(
     arrivals: list[tuple[Group, Flow, int, int]], limits: Limits
 ) -> None:
     room, _, now = fill(arrivals)
@@ -414,13 +414,13 @@ def test_nothing_is_kept_of_who_is_gone(
     assert not room._jobs
 
 
-def test_sequence_longer_than_the_budget_goes_alone() -> None:
+def test_sequence_longer_than_the_budget_runs_alone() -> None:
     room = WaitingRoom()
     room.add(A, [Waiting(1, 0, 500, 0.0), Waiting(2, 0, 1, 0.0)])
     assert [one.job for one in serve(room, WIDE, 0.0).chosen] == [1]
 
 
-def test_what_is_not_overdue_is_chosen_by_length() -> None:
+def test_sequences_that_are_not_overdue_are_chosen_by_length() -> None:
     room = WaitingRoom()
     room.add(
         A,
@@ -434,7 +434,7 @@ def test_what_is_not_overdue_is_chosen_by_length() -> None:
     assert [one.job for one in serve(room, WIDE, 0.5).chosen] == [1, 3, 2]
 
 
-def test_group_may_have_smaller_batches() -> None:
+def test_group_cap_limits_its_batches() -> None:
     room = WaitingRoom()
     room.add(A, [Waiting(number, 0, 10, 0.0) for number in range(10)])
     batch = room.take(WIDE, 0.0, lambda group: 30 if group == A else 100)
@@ -442,7 +442,7 @@ def test_group_may_have_smaller_batches() -> None:
     assert batch.tokens == 30
 
 
-def test_very_many_are_looked_at_in_parts() -> None:
+def test_number_of_considered_sequences_is_bounded() -> None:
     room = WaitingRoom()
     room.add(A, [Waiting(number, 0, 1, 0.0) for number in range(2 * CANDIDATES)])
     assert len(serve(room, Limits(10**6, 10**6, 1.0), 0.0).chosen) == CANDIDATES
@@ -453,10 +453,8 @@ def test_empty_room_gives_no_batch() -> None:
 
 
 @pytest.mark.parametrize(("heavy", "batches"), [(X, 0), (Flow(tenant="new"), 1)])
-def test_one_more_model_is_no_credit_for_who_has_had_more_than_others(
-    heavy: Flow, batches: int
-) -> None:
-    """Beside a light tenant of another model. Somebody who is new takes turns with it at once."""
+def test_another_model_gives_a_heavy_caller_no_credit(heavy: Flow, batches: int) -> None:
+    """A light tenant uses another model. A new caller takes turns with it immediately."""
     room, now = WaitingRoom(), 0.0
     one_each, numbers = Limits(tokens=10, items=1, max_age=1e9), itertools.count()
 
@@ -484,8 +482,8 @@ def test_one_more_model_is_no_credit_for_who_has_had_more_than_others(
     assert len(before) == batches
 
 
-def test_work_of_who_has_had_more_does_not_join_the_batch_of_a_light_tenant() -> None:
-    """Although it has had nothing of this model."""
+def test_heavy_callers_work_does_not_join_a_light_tenants_batch() -> None:
+    """The heavy caller has not used this model yet."""
     room = WaitingRoom()
     room.add(B, [Waiting(number, 0, 100, 0.0) for number in range(5)], X)
     for now in range(5):
@@ -496,7 +494,7 @@ def test_work_of_who_has_had_more_does_not_join_the_batch_of_a_light_tenant() ->
 
 
 def running(room: WaitingRoom, first: Flow = X, had: float = 1.0) -> Batch:
-    """A batch of 50 tokens of a caller that has had so many seconds before."""
+    """Take a batch of 50 tokens of a caller that has already used `had` seconds."""
     room.add(A, [Waiting(0, 0, 50, 0.0)], first)
     serve(room, WIDE, 0.0, had)
     room.add(A, [Waiting(1, 0, 50, 0.0)], first)
@@ -509,38 +507,38 @@ def running(room: WaitingRoom, first: Flow = X, had: float = 1.0) -> Batch:
     ("other", "tokens", "had", "is_overtaken"),
     [
         (Y, 50, 1.0, True),
-        (Y, 51, 1.0, False),  # both together are too many
-        (Y, 50, WIDE.seconds, False),  # it has had hardly more
+        (Y, 51, 1.0, False),  # both together exceed the budget
+        (Y, 50, WIDE.seconds, False),  # it has had little more service
         (Y, 50, WIDE.seconds + 0.001, True),
-        (X, 50, 1.0, False),  # its own work
+        (X, 50, 1.0, False),  # the same caller's work
         (Flow(tenant="x", adapter="org/adapter"), 50, 1.0, False),
         (Flow(tenant="y", is_bulk=True), 50, 1.0, False),
         (Flow(tenant="x", is_bulk=True), 50, 1.0, False),
     ],
 )
-def test_whom_a_batch_overtakes_between_two_layers(
+def test_batch_preempts_callers_with_more_service_between_layers(
     other: Flow, tokens: int, had: float, is_overtaken: bool
 ) -> None:
     room = WaitingRoom()
     batch = running(room, had=had)
-    assert not room.overtakes(batch, WIDE)
+    assert not room.preempts(batch, WIDE)
     room.add(B, [Waiting(2, 0, tokens, 0.0)], other)
-    assert room.overtakes(batch, WIDE) is is_overtaken
+    assert room.preempts(batch, WIDE) is is_overtaken
 
 
-def test_interactive_work_overtakes_bulk_work_of_the_same_tenant() -> None:
+def test_interactive_work_preempts_bulk_work_of_the_same_tenant() -> None:
     room = WaitingRoom()
     batch = running(room, Flow(tenant="x", is_bulk=True))
     room.add(A, [Waiting(2, 0, 1, 0.0)], X)
-    assert room.overtakes(batch, WIDE)
+    assert room.preempts(batch, WIDE)
 
 
-def test_who_overtakes_has_a_burst_and_then_waits_for_its_turn() -> None:
+def test_preempting_caller_uses_its_burst_and_then_waits() -> None:
     room, overtaking, now = WaitingRoom(), 0, 0.0
     batch = running(room)
     for number in range(2, 100):
         room.add(B, [Waiting(number, 0, 1, now)], Y)
-    while room.overtakes(batch, WIDE):
+    while room.preempts(batch, WIDE):
         overtaking, now = overtaking + 1, now + 0.04
         serve(room, Limits(tokens=50, items=1, max_age=1.0), now, 0.04)
     assert overtaking * 0.04 == pytest.approx(BURST_SECONDS - WIDE.seconds, abs=0.04)

@@ -1,5 +1,5 @@
-"""What a card changes in a worker: prompts and pools it reports, number format, revision that is
-fetched, pin.
+"""Effects of a card on a worker: reported prompts and pools, number format, fetched revision,
+pin.
 """
 
 from __future__ import annotations
@@ -74,9 +74,12 @@ def line(made: Residency, model: str = MODEL) -> worker_pb2.WorkerModel:
     return next((one for one in made.report() if one.model == model), worker_pb2.WorkerModel())
 
 
-async def test_what_a_card_says_is_reported_and_done(tmp_path: Path) -> None:
+async def test_card_settings_are_reported_and_applied(tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path / "models" / MODEL, sentence=SentenceFiles())
-    card = f'model: {MODEL}\nprompts: {{query: "a query: "}}\npools: [l4, cpu]\ndtype: bfloat16\npinned: true\nmax_tokens: 11\n'
+    card = (
+        f'model: {MODEL}\nprompts: {{query: "a query: "}}\npools: [l4, cpu]\ndtype: bfloat16\n'
+        "pinned: true\nmax_tokens: 11\n"
+    )
     async with residency(settings(tmp_path, card, models=str(tmp_path / "models"))) as made:
         await until(lambda: line(made).HasField("card"))
         cold = line(made).card
@@ -90,7 +93,7 @@ async def test_what_a_card_says_is_reported_and_done(tmp_path: Path) -> None:
         resident = made.serving(MODEL)
         assert resident is not None
         assert (line(made).pinned, line(made).card.data_type) == (True, "bfloat16")
-        # Half of the encoder's numbers, as against float32.
+        # Half of the encoder's bytes in float32.
         assert resident.model.bytes < (directory / "model.safetensors").stat().st_size * 0.6
         prepared = resident.model.prepare(EncodeWork(["text"], role="query"), never_cancelled)
         plain = resident.model.prepare(EncodeWork(["text"]), never_cancelled)
@@ -101,8 +104,8 @@ async def test_what_a_card_says_is_reported_and_done(tmp_path: Path) -> None:
         assert isinstance(answer, EncodeResult)
 
 
-async def test_card_asks_for_int8(tmp_path: Path) -> None:
-    """What it claims before it is loaded is what it takes then, and is told as its size on disk."""
+async def test_card_selects_int8(tmp_path: Path) -> None:
+    """The claim before the load equals the use after it, and is reported as the size on disk."""
     write_checkpoint(
         "bert", tmp_path / "models" / MODEL, hidden=256, vocabulary=10_000, sentence=SentenceFiles()
     )
@@ -126,7 +129,7 @@ async def test_card_asks_for_int8(tmp_path: Path) -> None:
         assert isinstance(answer, EncodeResult)
 
 
-async def test_model_that_loses_too_much_in_int8_is_not_loaded(tmp_path: Path) -> None:
+async def test_model_with_large_int8_loss_is_not_loaded(tmp_path: Path) -> None:
     write_outliers(tmp_path / "models" / MODEL)
     async with residency(
         settings(tmp_path, f"model: {MODEL}\ndtype: int8\n", models=str(tmp_path / "models"))
@@ -140,7 +143,7 @@ async def test_model_that_loses_too_much_in_int8_is_not_loaded(tmp_path: Path) -
         assert line(made).failure.reason == "MODEL_LOAD_FAILED"
 
 
-def test_device_without_int8_claims_its_own_type(tmp_path: Path) -> None:
+def test_device_without_int8_claims_its_default_type(tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path / MODEL, sentence=SentenceFiles())
     told = settings(tmp_path, f"model: {MODEL}\ndtype: int8\n")
     with_it, without = (
@@ -150,7 +153,7 @@ def test_device_without_int8_claims_its_own_type(tmp_path: Path) -> None:
     assert with_it.device_bytes(MODEL, directory) == disk.weight_bytes(directory, 1)
 
 
-async def test_pinned_revision_is_the_one_that_is_fetched(tmp_path: Path) -> None:
+async def test_pinned_revision_is_fetched(tmp_path: Path) -> None:
     original = write_checkpoint(
         "bert", tmp_path / "bucket" / f"{MODEL}@v2", sentence=SentenceFiles()
     )
@@ -168,12 +171,12 @@ async def test_pinned_revision_is_the_one_that_is_fetched(tmp_path: Path) -> Non
         assert line(made).card.revision == "v2"
 
 
-def test_broken_card_keeps_the_worker_from_starting(tmp_path: Path) -> None:
+def test_broken_card_prevents_startup(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"own\.yaml:1: the card has no key 'modle'"):
         settings(tmp_path, "modle: org/model\n")
 
 
-def test_settings_say_how_many_cards_there_are(tmp_path: Path) -> None:
+def test_settings_report_the_number_of_cards(tmp_path: Path) -> None:
     described = settings(tmp_path, f"model: {MODEL}\n").describe()
     assert described["catalog"].endswith(" cards")
     assert int(described["catalog"].split()[0]) > 100

@@ -1,5 +1,5 @@
-"""`shoal models check`: what it says of a directory, of a refused one, and of a model that answers
-wrongly.
+"""`shoal models check`: its report on a directory, on a refused one, and on a model with wrong
+answers.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def test_generative_model_is_run(check: Check, tmp_path: Path, name: str) -> Non
     assert "tokens for 3 prompts" in check(tmp_path).out
 
 
-def test_generative_model_whose_weights_are_not_numbers_fails(check: Check, tmp_path: Path) -> None:
+def test_generative_model_with_nan_weights_fails(check: Check, tmp_path: Path) -> None:
     write("qwen3", tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -139,9 +139,7 @@ def test_generative_model_whose_weights_are_not_numbers_fails(check: Check, tmp_
 
 
 @pytest.mark.parametrize("make", [florence_models.write, page_models.write_donut])
-def test_model_that_reads_images_is_run(
-    check: Check, tmp_path: Path, make: Callable[[Path], Any]
-) -> None:
+def test_image_reader_is_run(check: Check, tmp_path: Path, make: Callable[[Path], Any]) -> None:
     make(tmp_path)
     ran = check(tmp_path, "--json")
     [report] = ran.json()
@@ -149,7 +147,7 @@ def test_model_that_reads_images_is_run(
     assert "generate: together as alone" in [test["name"] for test in report["tests"]]
 
 
-def test_sizes_are_those_of_the_tensors(embedder: Path) -> None:
+def test_sizes_match_the_tensors(embedder: Path) -> None:
     report = inspect(embedder, "org/embedder", None)
     tensors = {
         str(path.relative_to(embedder)): load_file(path)
@@ -164,7 +162,7 @@ def test_sizes_are_those_of_the_tensors(embedder: Path) -> None:
     assert sum(file.bytes["F32"] for file in report.files) == 4 * report.parameters
 
 
-def test_labels_and_their_keys(tmp_path: Path) -> None:
+def test_labels_are_reported_with_their_keys(tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path, head="token_classification", labels=LABELS)
     facts = why(inspect(directory, "org/tagger", None))
     assert facts["labels"] == (
@@ -173,7 +171,7 @@ def test_labels_and_their_keys(tmp_path: Path) -> None:
     )
 
 
-def test_what_a_card_says_is_told_with_its_line(embedder: Path, tmp_path: Path) -> None:
+def test_card_settings_are_reported_with_their_line(embedder: Path, tmp_path: Path) -> None:
     (tmp_path / "cards").mkdir()
     (tmp_path / "cards/mine.yaml").write_text(
         '# mine\nmodel: org/embedder\nmax_tokens: 9\nprompts: {document: "d: "}\npinned: true\n'
@@ -219,8 +217,8 @@ def test_sound_models_pass(
 
 @pytest.mark.filterwarnings("ignore")  # glirel's dependencies warn of much
 @pytest.mark.parametrize("family", ["clip", "siglip"])
-def test_model_of_images_passes(tmp_path: Path, family: Literal["clip", "siglip"]) -> None:
-    """Texts and images of one job; and models of images alone."""
+def test_image_model_passes(tmp_path: Path, family: Literal["clip", "siglip"]) -> None:
+    """Texts and images of one job, and models with images only."""
     write_repository(family, tmp_path / "both")
     write_image_model("dinov2", tmp_path / "alone")
     for name, inputs in (("both", "text, image"), ("alone", "image")):
@@ -235,9 +233,9 @@ def test_model_of_images_passes(tmp_path: Path, family: Literal["clip", "siglip"
         assert "encode: same text, same answer" in {test.name for test in tests}
 
 
-@pytest.mark.filterwarnings("ignore")  # transformers warns of its own future
-def test_model_whose_texts_are_queries_alone_passes(tmp_path: Path) -> None:
-    """V-SPLADE: its texts have no forward, and are no documents of a score."""
+@pytest.mark.filterwarnings("ignore")  # transformers deprecation warnings
+def test_model_with_text_queries_only_passes(tmp_path: Path) -> None:
+    """V-SPLADE: its texts need no forward pass, and cannot be documents of a score."""
     v_splade().save(tmp_path)
     assert why(inspect(tmp_path, "tests/v-splade", None))["inputs"][0] == "text, image"
     tests = list(selftest.run(tmp_path, "tests/v-splade", None))
@@ -247,30 +245,30 @@ def test_model_whose_texts_are_queries_alone_passes(tmp_path: Path) -> None:
     }
 
 
-def test_model_that_is_given_entities_passes(tmp_path: Path) -> None:
+def test_model_with_entities_as_input_passes(tmp_path: Path) -> None:
     tests = list(selftest.run(make_glirel(tmp_path, {}).directory, "org/name", None))
     assert [test for test in tests if not test.passed and "bfloat16" not in test.name] == []
     assert "relations: answer" in {test.name for test in tests}
 
 
-def test_weights_that_are_no_numbers_fail(embedder: Path) -> None:
+def test_nan_weights_fail(embedder: Path) -> None:
     file = embedder / "model.safetensors"
     tensors = load_file(file)
     tensors["encoder.layer.0.output.dense.bias"][0] = float("nan")
     save_file(tensors, file)
     failed = {test.name for test in selftest.run(embedder, "org/name", None) if not test.passed}
     assert {"encode: finite", "encode: packed as alone"} <= failed
-    # What is not finite has no answer to look at.
+    # Outputs with NaN have no answer to check.
     assert "encode: answer" not in failed
 
 
-def test_model_whose_batch_mates_matter_fails(
+def test_model_that_depends_on_its_batch_fails(
     embedder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound = PackedModel.forward
 
     def leaking(model: PackedModel, head: Head, sequences: Sequence[InputSequence]) -> list[Output]:
-        """As if padding or a neighbour were seen: the answers hang on the size and order of the
+        """Simulate visible padding or neighbours: answers depend on the size and order of the
         batch.
         """
         found = sound(model, head, sequences)
@@ -336,7 +334,7 @@ def test_several_models_as_json(check: Check, embedder: Path, tmp_path: Path) ->
     )
 
 
-def test_refusal_says_what_was_seen(check: Check, tmp_path: Path) -> None:
+def test_refusal_reports_the_facts_read_so_far(check: Check, tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path / "org" / "name")
     (directory / "modules.json").write_text(
         '[{"type": "sentence_transformers.models.WordWeights", "path": ""}]'
@@ -347,7 +345,7 @@ def test_refusal_says_what_was_seen(check: Check, tmp_path: Path) -> None:
     assert "no self-test: the model is refused" in ran.out
 
 
-def test_tensor_that_is_missing_is_found_by_loading(check: Check, embedder: Path) -> None:
+def test_loading_detects_a_missing_tensor(check: Check, embedder: Path) -> None:
     file = embedder / "model.safetensors"
     tensors = load_file(file)
     del tensors["encoder.layer.1.output.dense.bias"]
@@ -361,16 +359,16 @@ def test_tensor_that_is_missing_is_found_by_loading(check: Check, embedder: Path
     )
 
 
-def test_architecture_that_is_not_served_is_found_by_loading(check: Check, embedder: Path) -> None:
+def test_loading_detects_an_unsupported_architecture(check: Check, embedder: Path) -> None:
     config = json.loads((embedder / "config.json").read_text()) | {"model_type": "mamba"}
     (embedder / "config.json").write_text(json.dumps(config))
     untried = check(embedder, "--no-test")
-    assert (untried.code, "was not tried" in untried.out) == (0, True)
+    assert (untried.code, "weights were not tested" in untried.out) == (0, True)
     (report,) = check(embedder, "--json").json()
     assert report["refused"].startswith("config.json: model_type is 'mamba': supported are ")
 
 
-def test_id_is_looked_for_in_the_folders(
+def test_id_is_looked_up_in_the_folders(
     check: Check, embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_MODELS", str(tmp_path))
@@ -386,7 +384,7 @@ def test_id_is_looked_for_in_the_folders(
     )
 
 
-def test_id_is_fetched_where_stores_are_named(
+def test_id_is_fetched_if_stores_are_set(
     check: Check, embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_STORES", f"file://{tmp_path}")
@@ -395,7 +393,7 @@ def test_id_is_fetched_where_stores_are_named(
     assert (report["refused"], report["card"]["dimensions"]) == ("", 16)
 
 
-def test_card_of_another_id(check: Check, tmp_path: Path) -> None:
+def test_as_option_selects_the_card(check: Check, tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path / "anything", sentence=SentenceFiles())
     (report,) = check(directory, "--as", "intfloat/e5-base-v2", "--no-test", "--json").json()
     assert report["card"]["prompts"] == {"query": "query: ", "passage": "passage: "}
@@ -419,21 +417,21 @@ def test_model_too_large_for_this_memory_is_not_loaded(
     monkeypatch.setattr("services.worker.check.command._free_bytes", lambda: 1000)
     (report,) = check(embedder, "--json").json()
     assert report["good"]
-    assert "of memory, and 1000 B are free" in report["skipped"]
+    assert "of memory, 1000 B are free" in report["skipped"]
 
 
-def test_what_a_model_loses_in_int8_is_told(embedder: Path) -> None:
+def test_int8_loss_is_reported(embedder: Path) -> None:
     found = {test.name: test for test in selftest.run(embedder, "org/embedder", None)}
     told = found["encode: int8 near float32"]
     assert told.passed
     assert 0.99 <= float(told.detail.removeprefix("lowest cosine ")) < 1
 
 
-def test_model_that_loses_too_much_fails_if_its_card_asks_for_int8(
+def test_large_int8_loss_fails_if_the_card_selects_int8(
     check: Check, tmp_path: Path, monkeypatch: Any
 ) -> None:
     directory = write_outliers(tmp_path / "org" / "lossy")
-    monkeypatch.setattr(selftest, "BFLOAT16_COSINE", 0.0)  # it loses in bfloat16 too
+    monkeypatch.setattr(selftest, "BFLOAT16_COSINE", 0.0)  # it also loses quality in bfloat16
     (report,) = check(directory, "--json").json()
     (told,) = (test for test in report["tests"] if "int8" in test["name"])
     assert (
@@ -454,13 +452,13 @@ def test_model_that_loses_too_much_fails_if_its_card_asks_for_int8(
     assert check(directory).code == 1, "a worker with these settings would load it so"
 
 
-def test_machine_without_int8_says_so(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_int8_support_is_reported(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8, "_choice", lambda: "this CPU has nothing")
     (told,) = (test for test in selftest.run(embedder, "org/embedder", None) if "int8" in test.name)
-    assert (told.passed, told.detail) == (True, "not here: this CPU has nothing")
+    assert (told.passed, told.detail) == (True, "not available: this CPU has nothing")
 
 
-def test_dtype_of_a_card_counts(embedder: Path, tmp_path: Path) -> None:
+def test_card_dtype_is_used(embedder: Path, tmp_path: Path) -> None:
     (tmp_path / "cards").mkdir()
     (tmp_path / "cards/mine.yaml").write_text(
         "model: org/embedder\ndtype: bfloat16\nmemory_bytes: 123456789\n"

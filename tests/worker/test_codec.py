@@ -1,4 +1,4 @@
-"""Jobs to work and results to messages and back."""
+"""Conversion of jobs to work, and of results to messages."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_encode_with_everything_set() -> None:
     )
 
 
-def test_encode_with_nothing_set_has_the_contracts_defaults() -> None:
+def test_empty_encode_request_has_the_documented_defaults() -> None:
     assert codec.to_work(worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")]))) == EncodeWork(
         ["a"], truncation="default"
     )
@@ -201,7 +201,7 @@ def test_sampling_stop_strings_and_tools() -> None:
     )
 
 
-def test_seeds_are_the_items_or_those_of_the_job_whoever_runs_it() -> None:
+def test_seeds_are_from_the_item_or_derived_from_the_job() -> None:
     items = [pb.Item(text="a", seed=7), pb.Item(text="a"), pb.Item(text="a")]
     request = pb.ExtractRequest(items=items, text=pb.TextTask())
 
@@ -216,7 +216,7 @@ def test_seeds_are_the_items_or_those_of_the_job_whoever_runs_it() -> None:
 
 
 def test_items_of_parts() -> None:
-    """A text alone is a text however it is written; other items keep their parts, in order."""
+    """An item with only a text is a text in either form. Other items keep their parts, in order."""
     shown = pb.Image(data=b"png")
     pieces = [pb.Part(text="a"), pb.Part(image=shown), pb.Part(text="b")]
     items = [
@@ -247,7 +247,7 @@ def test_items_of_parts() -> None:
     assert codec.to_work(worker_pb2.Job(score=asked)) == wanted
 
 
-def test_cards_of_models_of_images() -> None:
+def test_cards_of_image_models() -> None:
     sizes = ImageSize(224, 224, 0, 32, 1, 50)
     card = Card(
         "a/b",
@@ -326,7 +326,7 @@ def test_cards_of_models_of_images() -> None:
         ),
     ],
 )
-def test_work_that_cannot_be(job: worker_pb2.Job, error: type[ShoalError], field: str) -> None:
+def test_invalid_work_is_refused(job: worker_pb2.Job, error: type[ShoalError], field: str) -> None:
     with pytest.raises(error) as caught:
         codec.to_work(job)
     assert caught.value.field == field
@@ -360,7 +360,7 @@ def test_dense_vectors_keep_their_bytes(stored: Stored, data_type: int) -> None:
 
 
 @pytest.mark.parametrize("data_type", ["int8", "uint8"])
-def test_scales_and_offsets_travel_with_bytes(data_type: str) -> None:
+def test_quantised_vectors_include_scales_and_offsets(data_type: str) -> None:
     rows = np.array([0.5, 0.25], np.float32)
     offset = rows + 1 if data_type == "uint8" else None
     stored = Stored(data_type, (2, 3), np.zeros((2, 3), data_type), rows, offset)  # type: ignore[arg-type]
@@ -410,7 +410,7 @@ def test_extractions() -> None:
     assert empty == pb.Extraction()
 
 
-def test_failure_names_the_requests_field() -> None:
+def test_failure_has_the_path_in_the_request() -> None:
     error = InputTooLong("too long", field="items[2].text")
     failure = worker_pb2.JobResult.FromString(codec.failed(error, first_item=10)).failure
     assert failure == worker_pb2.Failure(

@@ -1,5 +1,5 @@
-"""Memory of images that are decoded: bounded by the worker's memory, and released when an image was
-resized or refused.
+"""Memory of decoded images: bounded by the worker's memory, and released after an image was resized
+or refused.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Bench:
 
     def memory(self) -> DecodingMemory:
         return DecodingMemory(
-            self.ledger, ALLOWANCE, make_room=self.asked.append, clock=lambda: self.now
+            self.ledger, ALLOWANCE, free_memory=self.asked.append, clock=lambda: self.now
         )
 
 
-async def test_small_images_claim_nothing_and_large_ones_claim_from_the_models_memory() -> None:
+async def test_small_images_use_the_allowance_and_large_ones_claim_memory() -> None:
     one = Bench()
     memory = one.memory()
     with ExitStack() as stack:
@@ -50,7 +50,7 @@ async def test_small_images_claim_nothing_and_large_ones_claim_from_the_models_m
         assert one.ledger.used_bytes == 0
 
 
-async def test_image_waits_until_another_has_released_its_memory() -> None:
+async def test_image_waits_for_memory_of_another() -> None:
     one = Bench()
     memory = one.memory()
     entered, held, waits = (
@@ -74,7 +74,7 @@ async def test_image_waits_until_another_has_released_its_memory() -> None:
     assert set(one.asked) == {500}, "room was asked for while it waited"
 
 
-async def test_image_is_refused_that_finds_no_memory_in_time() -> None:
+async def test_image_without_memory_is_refused_after_a_timeout() -> None:
     one = Bench()
     claim = one.ledger.claim("org/model", Size(900))
     assert claim is not None
@@ -82,22 +82,22 @@ async def test_image_is_refused_that_finds_no_memory_in_time() -> None:
     def check() -> None:
         one.now += MAX_WAIT_SECONDS / 2
 
-    with pytest.raises(NoCapacity, match="500 bytes within 10 s"):
+    with pytest.raises(NoCapacity, match="500 bytes, which were not free within 10 s"):
         await asyncio.to_thread(one.memory().reserve(500, FIELD, check=check).__enter__)
     one.ledger.release(claim)
 
 
-async def test_image_that_can_never_fit_is_refused_at_once() -> None:
+async def test_image_that_can_never_fit_is_refused_immediately() -> None:
     memory = Bench().memory()
     with (
-        pytest.raises(InvalidInput, match="1,001 bytes, more than the 1,000") as caught,
+        pytest.raises(InvalidInput, match="1,001 bytes, but this worker has 1,000") as caught,
         memory.reserve(1001, FIELD, check=nothing),
     ):
         raise AssertionError
     assert caught.value.field == FIELD
 
 
-async def test_job_that_ends_while_it_waits_is_released() -> None:
+async def test_cancelled_job_stops_waiting() -> None:
     one = Bench()
     memory = one.memory()
     ended = ValueError("cancelled")

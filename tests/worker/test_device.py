@@ -1,4 +1,4 @@
-"""The device that settings ask for."""
+"""The device that settings select."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.worker.machine.device import open_device, use_threads
 from services.worker.settings import Settings
 
 
-def test_cpu_has_defaults_for_what_is_not_set() -> None:
+def test_unset_settings_have_cpu_defaults() -> None:
     device = open_device(Settings("w", device="cpu", dtype="float32"))
     assert (device.name, device.item_bytes, device.batch_tokens) == ("cpu", 4, 2048)
     assert device.memory_bytes > 2**20
@@ -25,7 +25,7 @@ def test_cpu_has_defaults_for_what_is_not_set() -> None:
     device.trim()
 
 
-def test_what_is_set_counts() -> None:
+def test_settings_override_defaults() -> None:
     device = open_device(
         Settings("w", device="cpu", dtype="bfloat16", batch_tokens=100, memory_bytes=1000)
     )
@@ -33,7 +33,7 @@ def test_what_is_set_counts() -> None:
     assert open_device(Settings("w", device="cpu", host_bytes=77)).host_bytes == 77
 
 
-def test_int8_is_refused_where_it_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_is_refused_on_unsupported_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_device(Settings("w", device="cpu", dtype="int8"))
     assert (device.item_bytes, device.has_int8) == (1, True)
     monkeypatch.setattr(int8, "_choice", lambda: "this CPU has nothing")
@@ -56,13 +56,13 @@ def test_cudnn_computes_float32_without_tensorfloat32(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without an accelerator")
-def test_accelerator_that_is_not_there_is_refused() -> None:
+def test_missing_accelerator_is_refused() -> None:
     with pytest.raises(InvalidInput, match="SHOAL_DEVICE"):
         open_device(Settings("w", device="cuda"))
 
 
-def test_device_thread_keeps_its_threads_when_a_model_is_loaded_before_its_first_forward() -> None:
-    """A load limits torch to one thread, which must not become the number of the device thread."""
+def test_load_does_not_change_the_device_threads_thread_count() -> None:
+    """A load limits torch to one thread, which must not apply to the device thread."""
     entered, loaded, found = threading.Event(), threading.Event(), list[int]()
 
     def device_thread() -> None:

@@ -1,4 +1,4 @@
-"""When a device counts as stalled: not while nobody asks, and not while it computes."""
+"""Device stalls count only while jobs are queued and the device does not compute."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from services.worker.jobs.execution.device_time import DeviceTime
 
 
 def stalled(time: DeviceTime) -> tuple[float, float]:
-    """Starved and turnaround seconds."""
+    """Return starved and turnaround seconds."""
     return time.starved_seconds, time.turnaround_seconds
 
 
-def test_time_before_a_job_was_queued_is_no_stall() -> None:
+def test_time_without_queued_jobs_is_not_a_stall() -> None:
     time = DeviceTime()
     time.began(100.5, queued_at=100.0, cut_at=100.25)
     assert stalled(time) == (0.25, 0.25)
@@ -19,7 +19,7 @@ def test_time_before_a_job_was_queued_is_no_stall() -> None:
     assert stalled(time) == (0.25, 0.25)
 
 
-def test_job_that_was_queued_during_the_pass_before_starves_the_device_from_its_end() -> None:
+def test_job_queued_during_a_pass_starves_the_device_from_its_end() -> None:
     time = DeviceTime()
     time.began(100.0, queued_at=100.0, cut_at=None)
     time.ended(102.0)
@@ -27,7 +27,7 @@ def test_job_that_was_queued_during_the_pass_before_starves_the_device_from_its_
     assert stalled(time) == (1.5, 0.5)
 
 
-def test_batch_that_was_there_already_stalls_the_device_for_the_turnaround() -> None:
+def test_waiting_batch_counts_as_turnaround() -> None:
     time = DeviceTime()
     time.began(100.0, queued_at=100.0, cut_at=None)
     time.ended(102.0)
@@ -37,7 +37,7 @@ def test_batch_that_was_there_already_stalls_the_device_for_the_turnaround() -> 
     assert stalled(time) == (0.0, 0.375)
 
 
-def test_job_from_the_future_of_another_clock_is_no_stall() -> None:
+def test_queue_time_in_the_future_is_not_a_stall() -> None:
     time = DeviceTime()
     time.began(100.0, queued_at=101.0, cut_at=100.0)
     assert stalled(time) == (0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Model ids to directories, never beyond the shelves."""
+"""Lookup of model IDs in directories, never outside the shelves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.worker.machine.disk import Shelf, find, listing, parse_shelves, we
 from tests.worker.fakes import checkpoint
 
 
-def test_shelves_are_models_and_roots(tmp_path: Path) -> None:
+def test_shelves_parse_as_models_and_roots(tmp_path: Path) -> None:
     assert parse_shelves(f"org/a={tmp_path}:/models:") == (
         Shelf(tmp_path, "org/a"),
         Shelf(Path("/models")),
@@ -22,7 +22,7 @@ def test_shelves_are_models_and_roots(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["org=/path", "../x=/path", "org/a=", "a/b/c=/path"])
-def test_entries_that_cannot_be(text: str) -> None:
+def test_invalid_entries_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="SHOAL_MODELS"):
         parse_shelves(text)
 
@@ -66,20 +66,20 @@ def test_ids_that_are_paths_are_not_found(tmp_path: Path, model: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "modules.json", "gliner_config.json"])
-def test_what_makes_a_directory_a_model(name: str, tmp_path: Path) -> None:
+def test_directory_with_a_config_is_a_model(name: str, tmp_path: Path) -> None:
     (tmp_path / "org" / "a").mkdir(parents=True)
     (tmp_path / "org" / "a" / name).write_text("{}")
     assert find((Shelf(tmp_path),), "org/a") == tmp_path / "org" / "a"
 
 
-def test_directory_without_configuration_is_no_model(tmp_path: Path) -> None:
+def test_directory_without_a_config_is_not_a_model(tmp_path: Path) -> None:
     (tmp_path / "org" / "a").mkdir(parents=True)
     assert listing((Shelf(tmp_path),)) == {}
     with pytest.raises(ModelNotFound):
         find((Shelf(tmp_path),), "org/a")
 
 
-def test_bytes_are_those_of_the_device(tmp_path: Path) -> None:
+def test_weight_bytes_depend_on_the_device_type(tmp_path: Path) -> None:
     (tmp_path / "2_Dense").mkdir()
     save_file(
         {"w": np.zeros((10, 10), np.float32), "ids": np.zeros(5, np.int64)},

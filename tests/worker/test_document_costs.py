@@ -1,4 +1,4 @@
-"""What a caller's documents are expected to cost."""
+"""Expected cost of a caller's documents."""
 
 from __future__ import annotations
 

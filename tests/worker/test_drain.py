@@ -1,4 +1,4 @@
-"""From the signal on no work comes in, and what comes late goes back at once."""
+"""A stopping worker sends no pulls and returns late batches immediately."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shoal.v1 import worker_pb2
 
 from services.worker.mesh.link import Link
 from tests.worker.fakes import SLOW, FakeLanes, FakeRouter, encode_job, until
-from tests.worker.running import MODEL, Bay, worker
+from tests.worker.running import MODEL, RunningWorker, worker
 
 
 class EndedLanes(FakeLanes):
-    """`is_ended`: pulls end with nothing."""
+    """Lanes with pulls that end empty while `is_ended`."""
 
     is_ended = False
 
@@ -24,8 +24,8 @@ class EndedLanes(FakeLanes):
 
 
 class CountingRouter(FakeRouter):
-    """Counts pulls that wait. `ends_pulls`: a worker's that drains, as routers do from wire version
-    1 on.
+    """Counts waiting pulls. `ends_pulls`: ends those of a draining worker, as routers do from wire
+    version 1 on.
     """
 
     def __init__(self, lanes: EndedLanes, *, ends_pulls: bool) -> None:
@@ -55,8 +55,8 @@ class CountingRouter(FakeRouter):
 @asynccontextmanager
 async def resting(
     root: Path, *, ends_pulls: bool
-) -> AsyncIterator[tuple[Bay, EndedLanes, CountingRouter]]:
-    """A worker that holds its model and has nothing to do but wait."""
+) -> AsyncIterator[tuple[RunningWorker, EndedLanes, CountingRouter]]:
+    """Run a worker that holds its model and only waits."""
     lanes = EndedLanes()
     router = CountingRouter(lanes, ends_pulls=ends_pulls)
     await router.start()
@@ -72,7 +72,9 @@ async def resting(
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[worker_pb2.PullRequest]:
-    """Pulls as they are sent: a router sees some of them only after the worker was told to stop."""
+    """Record pulls as they are sent: a router sees some of them only after the worker began to
+    stop.
+    """
     pulls: list[worker_pb2.PullRequest] = []
     pull = Link.pull
 
@@ -99,9 +101,9 @@ async def test_no_pull_is_sent_once_the_worker_stops(
         assert lanes.heartbeats[-1].leaving
 
 
-async def test_batch_that_comes_after_the_stop_goes_back_at_once(tmp_path: Path) -> None:
+async def test_batch_received_after_the_stop_is_returned(tmp_path: Path) -> None:
     async with resting(tmp_path, ends_pulls=False) as (bay, lanes, _):
-        bay.stop.set()  # from now on the worker lets its pulls go on for a moment only
+        bay.stop.set()  # from now on the worker briefly waits for its pulls
         lanes.put(MODEL, encode_job("late", SLOW))
         await until(lambda: lanes.handed_back == ["late"])
         assert bay.done is not None
@@ -111,7 +113,7 @@ async def test_batch_that_comes_after_the_stop_goes_back_at_once(tmp_path: Path)
         assert [request.release for request in lanes.completes if not request.jobs] == [True]
 
 
-async def test_pull_that_was_planned_before_the_stop_is_not_sent(
+async def test_pull_planned_before_the_stop_is_not_sent(
     tmp_path: Path, sent: list[worker_pb2.PullRequest]
 ) -> None:
     async with resting(tmp_path, ends_pulls=True) as (bay, lanes, _):
@@ -121,7 +123,7 @@ async def test_pull_that_was_planned_before_the_stop_is_not_sent(
         bay.stop.set()
         await until(lambda: lanes.heartbeats[-1].draining)
         before = len(sent)
-        bay.model.gate.set()  # the end of a forward pass wakes whoever plans pulls
+        bay.model.gate.set()  # the end of a forward pass wakes the puller
         assert bay.done is not None
         await bay.done
         assert "slow" in lanes.answers

@@ -1,5 +1,5 @@
-"""The worker's stream to a router: used where there is one, replaced in time, and never the end of
-a call that could be made.
+"""The worker's stream to a router: used if supported, replaced in time, and never the reason for a
+failed call.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def test_worker_pulls_and_answers_on_one_stream(tmp_path: Path) -> None:
         assert running[0].streams == 1
 
 
-async def test_router_of_an_earlier_version_is_called_without(tmp_path: Path) -> None:
+async def test_older_router_gets_unary_calls(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running:
         running[0].is_old = True
@@ -57,7 +57,7 @@ async def test_router_that_was_upgraded_gets_the_stream(
             await until(lambda: running[0].streams == 1)
 
 
-async def test_old_stream_is_replaced_and_ends_with_its_last_answer(
+async def test_old_stream_is_replaced_and_closes_after_its_last_reply(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "RENEW_SECONDS", 0.2)
@@ -70,7 +70,7 @@ async def test_old_stream_is_replaced_and_ends_with_its_last_answer(
         assert all(len(lanes.answers[f"job {number}"]) == 1 for number in range(6))
 
 
-async def test_call_that_nobody_waits_for_ends_at_the_router_too() -> None:
+async def test_cancelled_call_is_cancelled_at_the_router() -> None:
     ended = asyncio.Event()
 
     class Waiting(FakeRouter):
@@ -95,7 +95,7 @@ async def test_call_that_nobody_waits_for_ends_at_the_router_too() -> None:
     await router.stop()
 
 
-async def test_stream_that_breaks_fails_its_calls_and_the_next_router_is_called() -> None:
+async def test_broken_stream_fails_its_calls_over_to_the_next_router() -> None:
     lanes = FakeLanes()
     async with (
         routers(lanes, 2) as running,
@@ -116,8 +116,9 @@ async def test_stream_that_breaks_fails_its_calls_and_the_next_router_is_called(
 
 
 class FakeStream:
-    """A stream to a router, as grpc.aio has it, whose end a write meets: before or after the
-    router's status is received, as a few in a thousand real ones."""
+    """A grpc.aio stream to a router that is closed during a write, before or after the router's
+    status is received, as happens to a few in a thousand real ones.
+    """
 
     def __init__(self, *statuses: tuple[grpc.StatusCode, str]) -> None:
         self._statuses = iter(statuses)
@@ -166,7 +167,7 @@ OF_A_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
 @pytest.mark.parametrize("statuses", [(OF_THE_ROUTER, OF_A_WRITE), (OF_A_WRITE, OF_THE_ROUTER)])
-async def test_write_that_meets_the_end_of_a_stream_does_not_hide_the_routers_status(
+async def test_write_to_a_closed_stream_does_not_hide_the_routers_status(
     statuses: Any,
 ) -> None:
     stream: Any = FakeStream(*statuses)
@@ -181,8 +182,8 @@ async def test_write_that_meets_the_end_of_a_stream_does_not_hide_the_routers_st
     assert stream.is_cancelled
 
 
-async def test_refused_stream_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    """At the call, and in the log: what the operator must renew."""
+async def test_refusal_of_a_stream_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """The error and the log name the credential to renew."""
 
     class Refusing(FakeRouter):
         async def Exchange(
@@ -199,12 +200,14 @@ async def test_refused_stream_says_why(caplog: pytest.LogCaptureFixture) -> None
                 await calls.pull(pull())
     await router.stop()
     refused = [
-        record for record in caplog.records if "refuses the token or certificate" in record.message
+        record
+        for record in caplog.records
+        if "refuses this worker's token or certificate" in record.message
     ]
     assert len(refused) == 1, "one in a minute"
 
 
-async def test_large_call_goes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_call_is_unary(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     original: Any = exchange.Exchange.call
 

@@ -1,4 +1,4 @@
-"""Whose answer is made next: one queue for each caller, in slices, on a worker with a single
+"""Fair order of making answers: one queue per caller, in slices, on a worker with a single
 finishing thread.
 """
 
@@ -36,7 +36,7 @@ from tests.worker.fakes import (
     vector,
     vectors,
 )
-from tests.worker.running import MODEL, Bay, worker
+from tests.worker.running import MODEL, RunningWorker, worker
 
 
 def job(name: str, tenant: str, text: str, seconds: float = 30.0) -> worker_pb2.Job:
@@ -48,8 +48,8 @@ def job(name: str, tenant: str, text: str, seconds: float = 30.0) -> worker_pb2.
 @asynccontextmanager
 async def busy(
     root: Path, text: str, monkeypatch: pytest.MonkeyPatch, *, seconds: float = 30.0
-) -> AsyncIterator[tuple[FakeLanes, Bay]]:
-    """The finishing thread makes an answer that does not end by itself, and no answer is small
+) -> AsyncIterator[tuple[FakeLanes, RunningWorker]]:
+    """Occupy the finishing thread with an answer that does not end by itself. No answer is small
     enough for the device thread.
     """
     monkeypatch.setattr(finisher, "SMALL_OUTPUT_BYTES", 0)
@@ -66,7 +66,7 @@ async def test_light_tenant_is_answered_while_another_answer_is_made(
     async with busy(tmp_path, LASTING, monkeypatch) as (lanes, bay):
         lanes.put(MODEL, job("light", "light", "a"))
         await until(lambda: "light" in lanes.answers)
-        assert vectors(lanes.answer("light")) == [vector("a")]
+        assert vectors(lanes.answer_of("light")) == [vector("a")]
         assert bay.model.lasting == 1
         assert "heavy" not in lanes.answers
 
@@ -80,10 +80,10 @@ async def test_light_tenant_is_answered_while_another_answer_does_not_yield(
         assert bay.model.lasting == 1
         bay.model.gate.set()
         await until(lambda: "heavy" in lanes.answers)
-        assert vectors(lanes.answer("heavy")) == [vector(STUCK)]
+        assert vectors(lanes.answer_of("heavy")) == [vector(STUCK)]
 
 
-async def test_answer_of_a_cancelled_job_is_made_no_further(
+async def test_answer_of_a_cancelled_job_is_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with busy(tmp_path, LASTING, monkeypatch) as (lanes, bay):
@@ -94,20 +94,20 @@ async def test_answer_of_a_cancelled_job_is_made_no_further(
         assert not lanes.answers
 
 
-async def test_answer_of_a_job_whose_deadline_passes_is_made_no_further(
+async def test_answer_of_an_expired_job_is_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with busy(tmp_path, LASTING, monkeypatch, seconds=1.0) as (lanes, bay):
         await until(lambda: "heavy" in lanes.answers)
         assert (
             "the deadline passed before the job was finished"
-            in lanes.answer("heavy").failure.message
+            in lanes.answer_of("heavy").failure.message
         )
         assert not bay.model.lasting
 
 
 class Bench:
-    """Finishes a job in as many slices as its name says, on one thread; the first job waits for
+    """Finishes a job in the number of slices in its name, on one thread. The first job waits for
     `begin`.
     """
 
@@ -146,7 +146,7 @@ class Bench:
             self.done.append(held.job.job_id)
 
 
-def test_jobs_of_one_batch_are_finished_apart_if_their_outputs_are_large() -> None:
+def test_jobs_with_large_outputs_are_finished_separately() -> None:
     with ThreadPoolExecutor(1 + MAX_AWAY) as threads:
         bench = Bench(threads)
         bench.queue.add([bench.held("first 100", "a", SMALL_BYTES + 1)])
@@ -158,7 +158,7 @@ def test_jobs_of_one_batch_are_finished_apart_if_their_outputs_are_large() -> No
         assert bench.done == ["light 1", "first 100", "heavy 100"]
 
 
-def test_small_answers_of_one_batch_are_handed_on_together() -> None:
+def test_small_answers_of_one_batch_are_delivered_together() -> None:
     with ThreadPoolExecutor(1 + MAX_AWAY) as threads:
         bench = Bench(threads)
         bench.begin.set()

@@ -1,5 +1,5 @@
-"""Forty models of mixed sizes take turns on a GPU of 24 GB: what a fake of torch's allocator makes
-of 10,000 swaps.
+"""Forty models of mixed sizes take turns on a GPU of 24 GB: 10,000 swaps on a fake of torch's
+allocator.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tests.support.allocators import MIB, FakeAllocator, FakeExpandable, FakeSeg
 
 SWAPS = 10_000
 DEVICE_BYTES = 22_900 * MIB
-"""What the driver's context leaves of 24 GB."""
+"""24 GB less the driver's context."""
 BUDGET_BYTES = 20_900 * MIB
-"""Of a worker (`_accelerator` in services/worker/machine/device.py): 93 % of what is beyond 1
-GiB.
+"""Budget of a worker (`_accelerator` in services/worker/machine/device.py): 93 % of the memory
+beyond 1 GiB.
 """
 WEIGHTS_MIB = (45, 180, 220, 440, 670, 1190, 2400)
-"""In bfloat16: MiniLM, DeBERTa-small, BERT-base, GLiNER-large, BERT-large, and decoders of 0.6 and
-1.2 billion weights.
+"""Weights in bfloat16: MiniLM, DeBERTa-small, BERT-base, GLiNER-large, BERT-large, and decoders of
+0.6 and 1.2 billion weights.
 """
 
 
@@ -34,9 +34,11 @@ def weights(seed: int) -> list[int]:
 
 
 def replay(allocator: FakeAllocator, sizes: Sequence[int], seed: int, reliefs: int = 0) -> int:
-    """The number of swaps that found no memory. Each loads a model that is not resident; residents
-    leave at random until the ledger has room for it, and then `reliefs` more while the allocator
-    has none."""
+    """Return the number of swaps that ran out of memory.
+
+    Each loads a model that is not resident. Random residents are evicted until the ledger has room
+    for it, and then up to `reliefs` more while the allocator has none.
+    """
     chooser = random.Random(seed)
     resident: dict[int, int] = {}
     used = failed = 0
@@ -65,22 +67,22 @@ def replay(allocator: FakeAllocator, sizes: Sequence[int], seed: int, reliefs: i
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_segments_that_were_split_refuse_models_that_the_ledger_has_room_for(seed: int) -> None:
+def test_split_segments_refuse_models_that_fit_the_ledger(seed: int) -> None:
     assert replay(FakeSegments(DEVICE_BYTES), weights(seed), seed) > SWAPS * 0.3
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_expandable_segments_have_room_for_all_that_the_ledger_has(seed: int) -> None:
+def test_expandable_segments_fit_every_model_that_fits_the_ledger(seed: int) -> None:
     assert replay(FakeExpandable(DEVICE_BYTES), weights(seed), seed) == 0
 
 
-def test_evictions_do_not_make_up_for_split_segments() -> None:
-    """A load that ran out of memory may evict a few models more, which is not enough by itself."""
+def test_evictions_do_not_compensate_split_segments() -> None:
+    """A load that ran out of memory may evict a few more models, which alone is not enough."""
     assert replay(FakeSegments(DEVICE_BYTES), weights(0), 0, RELIEFS_FOR_A_LOAD) > SWAPS * 0.1
 
 
 def test_models_of_one_size_fragment_nothing() -> None:
-    """So that the fake does not fail by itself."""
+    """Control: the fake does not fail by itself."""
     assert replay(FakeSegments(DEVICE_BYTES), [670 * MIB] * 40, 0) == 0
 
 

@@ -1,6 +1,4 @@
-"""What a worker's process sets for a GPU: torch's allocator before torch is imported, and how
-threads share the interpreter.
-"""
+"""Process settings for a GPU: torch's allocator before torch is imported, and thread switching."""
 
 from __future__ import annotations
 
@@ -23,7 +21,8 @@ seen = {}
 class Watch(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name == "torch" and not seen:
-            seen.update({one: os.environ.get(one) for one in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")})
+            names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+            seen.update({one: os.environ.get(one) for one in names})
 
 sys.meta_path.insert(0, Watch())
 from services.worker.__main__ import main
@@ -69,14 +68,14 @@ def test_gpu_worker_has_expandable_segments_and_switches_threads_often() -> None
     assert found["switch"] == pytest.approx(0.0002)
 
 
-def test_cpu_worker_keeps_both_as_they_are() -> None:
+def test_cpu_worker_keeps_the_defaults() -> None:
     found = started("shared", "cpu")
     assert [found[name] for name in NAMES] == [None, None]
     assert found["switch"] == pytest.approx(0.005)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_operators_configuration_of_the_allocator_stays(name: str) -> None:
+def test_operators_allocator_configuration_is_kept(name: str) -> None:
     found = started("own", "cuda", **{name: "max_split_size_mb:512"})
     assert [found[one] for one in NAMES] == [
         "max_split_size_mb:512" if one == name else None for one in NAMES

@@ -1,5 +1,5 @@
-"""Memory of CUDA graphs: part of the budget, granted only where it is free, and given back before
-any model leaves the device.
+"""Memory of CUDA graphs: part of the budget, granted only if free, and released before a model is
+evicted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FakeGraphs:
         self.bytes = 0
 
     def grow(self, size: int) -> bool:
-        """As a forward does, on a thread of its own."""
+        """Grow from a separate thread, as a forward pass does."""
         is_granted = self.owner.reserve(size)
         self.bytes = size if is_granted else self.bytes
         return is_granted
@@ -47,7 +47,7 @@ class FakeGraphs:
 
 
 class GraphedModel(FakeModel):
-    """`dropped`: how often its graphs were asked to go."""
+    """A model with fake graphs. `dropped` counts drops of its graphs."""
 
     graphs: FakeGraphs | None = None
     dropped = 0
@@ -76,7 +76,7 @@ class GraphedModel(FakeModel):
 async def graphed(
     root: Path, memory_bytes: int = 300, host_bytes: int = 0
 ) -> AsyncIterator[tuple[Residency, Checkpoints]]:
-    """Models of 100 bytes each, which keep graphs."""
+    """Run a residency with models of 100 bytes that keep graphs."""
     store = Checkpoints(root, "org/a", "org/b", "org/c")
     store.make = GraphedModel
     graphs = cast("type[Graphs]", FakeGraphs)
@@ -110,12 +110,12 @@ async def test_graphs_count_in_the_budget_and_take_only_free_memory(tmp_path: Pa
         assert r.used_bytes == 130
         (resident,) = r.residents()
         assert resident.graph_bytes == 30
-        assert r._space.candidate(r._space.places["org/a"]).bytes == 130, (
+        assert r._space.candidate(r._space.models["org/a"]).bytes == 130, (
             "an eviction would free them too"
         )
 
 
-async def test_graphs_go_before_any_model_does(tmp_path: Path) -> None:
+async def test_graphs_are_dropped_before_models_are_evicted(tmp_path: Path) -> None:
     async with graphed(tmp_path) as (r, _):
         await loaded(r, "org/a")
         assert await grow(r, "org/a", 150)
@@ -127,7 +127,7 @@ async def test_graphs_go_before_any_model_does(tmp_path: Path) -> None:
         assert not await grow(r, "org/a", 1)
 
 
-async def test_pinned_models_graphs_refuse_no_load(tmp_path: Path) -> None:
+async def test_graphs_of_pinned_models_do_not_block_loads(tmp_path: Path) -> None:
     async with graphed(tmp_path) as (r, _):
         await loaded(r, "org/a")
         r.pin("org/a", True)
@@ -136,15 +136,15 @@ async def test_pinned_models_graphs_refuse_no_load(tmp_path: Path) -> None:
         assert r.used_bytes == 200
 
 
-async def test_nothing_is_granted_while_a_load_waits_for_room(tmp_path: Path) -> None:
+async def test_no_memory_is_granted_while_a_load_waits(tmp_path: Path) -> None:
     async with graphed(tmp_path) as (r, _):
         await loaded(r, "org/a")
-        async with r._space._turn:  # as a load that waits holds it
+        async with r._space._turn:  # as a waiting load does
             assert not await grow(r, "org/a", 1)
         assert await grow(r, "org/a", 1)
 
 
-async def test_evicted_model_takes_its_graphs_along(tmp_path: Path) -> None:
+async def test_eviction_frees_the_models_graphs(tmp_path: Path) -> None:
     async with graphed(tmp_path, host_bytes=300) as (r, _):
         await loaded(r, "org/a")
         before = model_of(r, "org/a")
@@ -160,7 +160,7 @@ async def test_evicted_model_takes_its_graphs_along(tmp_path: Path) -> None:
 
 
 async def test_model_with_graphs_is_freed_when_it_is_dropped(tmp_path: Path) -> None:
-    """At once, without a collection of cycles."""
+    """It is freed immediately, without a collection of cycles."""
     async with graphed(tmp_path) as (r, _):
         await loaded(r, "org/a")
         assert await grow(r, "org/a", 50)
@@ -170,7 +170,7 @@ async def test_model_with_graphs_is_freed_when_it_is_dropped(tmp_path: Path) -> 
         assert model() is None
 
 
-async def test_device_out_of_memory_gets_the_graphs_first(tmp_path: Path) -> None:
+async def test_out_of_memory_frees_graphs_first(tmp_path: Path) -> None:
     async with graphed(tmp_path) as (r, _):
         await loaded(r, "org/a")
         await loaded(r, "org/b")
@@ -185,7 +185,7 @@ async def test_device_out_of_memory_gets_the_graphs_first(tmp_path: Path) -> Non
         assert not await r.relieve("org/a")
 
 
-async def test_model_that_keeps_no_graphs_and_a_device_without_them(tmp_path: Path) -> None:
+async def test_models_and_devices_without_graphs_are_ignored(tmp_path: Path) -> None:
     async with graphed(tmp_path) as (r, store):
         store.make = FakeModel
         await loaded(r, "org/a")
@@ -197,8 +197,10 @@ async def test_model_that_keeps_no_graphs_and_a_device_without_them(tmp_path: Pa
         assert model_of(r, "org/a").graphs is None
 
 
-async def test_real_model_on_its_worker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Capture, replay, and a difference that ends graphs, told by metrics and the log."""
+async def test_real_model_captures_and_replays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Capture, replay, and a difference that disables graphs are visible in metrics and the log."""
     directory = write_checkpoint("bert", tmp_path / "checkpoint", sentence=SentenceFiles())
     capture = FakeCapture(size=5000)
     store = Checkpoints(tmp_path / "models", "org/a")
@@ -236,7 +238,7 @@ async def test_real_model_on_its_worker(tmp_path: Path, caplog: pytest.LogCaptur
         with caplog.at_level(logging.ERROR):
             await asyncio.to_thread(model.forward, "dense", batch)
             await asyncio.to_thread(model.forward, "dense", batch)
-        assert "this model has no graphs from now on" in caplog.text
+        assert "graphs are disabled for this model" in caplog.text
         assert (r.used_bytes, resident.graph_bytes) == (weights, 0)
     assert {event: _count(event) - before for event, before in counted.items()} == {
         "captured": 1,
@@ -250,7 +252,7 @@ def _count(event: str) -> float:
     return metrics.GRAPH_EVENTS.labels(event)._value.get()
 
 
-async def test_worker_that_has_ended_grants_nothing(tmp_path: Path) -> None:
+async def test_stopped_worker_grants_no_memory(tmp_path: Path) -> None:
     """Its event loop is closed, and a forward may still be in progress on a daemon thread."""
     owners: list[Owner] = []
 
@@ -289,7 +291,7 @@ async def test_leaving_model_captures_nothing_and_a_failure_is_logged(
         assert [r.graphs.is_pending] == [True]
         with caplog.at_level(logging.ERROR):
             r.graphs.run()
-        assert "a CUDA graph could not be captured" in caplog.text
+        assert "capturing a CUDA graph failed" in caplog.text
         assert not r.graphs.is_pending
 
 

@@ -1,4 +1,4 @@
-"""What a worker tells of its models, and which orders it obeys."""
+"""The worker's reports about its models, and the orders that it executes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from shoal.v1 import models_pb2, worker_pb2
 
 from tests.worker.fakes import SLOW, FakeLanes, encode_job, routers, until
-from tests.worker.running import MODEL, Bay, worker
+from tests.worker.running import MODEL, RunningWorker, worker
 
 RESIDENT, COLD = models_pb2.MODEL_STATE_RESIDENT, models_pb2.MODEL_STATE_COLD
 FIRST, SECOND = (1 << 32) + 7, (2 << 32) + 1
@@ -27,8 +27,8 @@ def order(
     return directive
 
 
-async def tell(lanes: FakeLanes, *orders: worker_pb2.Directive, **queued: int) -> None:
-    """With the next heartbeat's answer; returns when the worker has it."""
+async def send_orders(lanes: FakeLanes, *orders: worker_pb2.Directive, **queued: int) -> None:
+    """Send orders with the next heartbeat's reply. Return when the worker has them."""
     seq = max(one.seq for one in orders)
     lanes.to_tell = worker_pb2.HeartbeatResponse(
         directives=orders, queued_tokens={f"org/{name}": n for name, n in queued.items()}
@@ -48,7 +48,7 @@ async def test_orders_of_an_older_plan_are_ignored(tmp_path: Path) -> None:
     ):
         await until(lambda: bool(lanes.heartbeats))
         assert lanes.heartbeats[-1].plan == 0
-        await tell(
+        await send_orders(
             lanes,
             order(1, SECOND, load="org/a"),
             order(2, FIRST, load="org/b"),
@@ -56,35 +56,39 @@ async def test_orders_of_an_older_plan_are_ignored(tmp_path: Path) -> None:
         )
         await until(lambda: {"org/a", "org/c"} <= bay.models.keys())
         assert lanes.heartbeats[-1].plan == SECOND
-        await tell(lanes, order(4, FIRST, evict="org/a"), order(5, load="org/d"))
+        await send_orders(lanes, order(4, FIRST, evict="org/a"), order(5, load="org/d"))
         await until(lambda: "org/d" in bay.models, "an operator's order, which is of no plan")
         await until(lambda: lanes.states()["org/a"] == RESIDENT)
         assert "org/b" not in bay.models
         assert lanes.heartbeats[-1].plan == SECOND
 
 
-async def test_plan_evicts_neither_what_is_pinned_nor_what_has_work(tmp_path: Path) -> None:
+async def test_plan_does_not_evict_pinned_or_busy_models(tmp_path: Path) -> None:
     lanes = FakeLanes()
     names = ("org/pinned", "org/busy", "org/queued", "org/idle")
     async with routers(lanes) as running, worker(tmp_path, running, *names) as bay:
         await until(lambda: bool(lanes.heartbeats))
-        await tell(lanes, *(order(seq, load=name) for seq, name in enumerate(names, start=1)))
+        await send_orders(
+            lanes, *(order(seq, load=name) for seq, name in enumerate(names, start=1))
+        )
         await until(lambda: all(lanes.states()[name] == RESIDENT for name in names))
         lanes.put("org/busy", encode_job("slow", SLOW))
         await until(lambda: bay.models["org/busy"].started.is_set())
         evictions = [order(seq, FIRST, evict=name) for seq, name in enumerate(names, start=11)]
-        await tell(lanes, order(10, pin="org/pinned"), *evictions, queued=1)
+        await send_orders(lanes, order(10, pin="org/pinned"), *evictions, queued=1)
         await until(lambda: lanes.states()["org/idle"] == COLD)
         assert [lanes.states()[name] for name in names[:3]] == [RESIDENT] * 3
         assert line(lanes, "org/pinned").pinned
-        await tell(lanes, *(order(seq, evict=name) for seq, name in enumerate(names, start=21)))
+        await send_orders(
+            lanes, *(order(seq, evict=name) for seq, name in enumerate(names, start=21))
+        )
         await until(lambda: line(lanes, "org/busy").leaving, "it to take no new work")
         assert (line(lanes, "org/busy").state, line(lanes, "org/busy").held_jobs) == (RESIDENT, 1)
         await _let_go(bay, lanes)
         assert all(lanes.states()[name] == COLD for name in names)
 
 
-async def _let_go(bay: Bay, lanes: FakeLanes) -> None:
+async def _let_go(bay: RunningWorker, lanes: FakeLanes) -> None:
     bay.models["org/busy"].gate.set()
     await until(lambda: "slow" in lanes.answers)
     await until(lambda: lanes.states()["org/busy"] == COLD)

@@ -1,5 +1,5 @@
-"""Kept outputs of images: within the worker's memory, given back before any model leaves the
-device, and gone with their model.
+"""Cached image outputs: in the worker's memory, released before a model is evicted, and removed
+with their model.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import pytest
 from libs.models import InputSequence
 from libs.models.output_cache import FindOutput
 from libs.telemetry import metrics
-from services.worker.jobs.execution.sparing import keep, spare
+from services.worker.jobs.execution.dedup import cache_outputs, deduplicate
 from services.worker.memory.images import ImageOutputs
 from services.worker.memory.residency import Residency
 from services.worker.settings import Settings
 from tests.worker.fakes import FakeModel, until
-from tests.worker.residing import Checkpoints, Hand, loaded, residency, unloaded
+from tests.worker.residing import Checkpoints, ManualClock, loaded, residency, unloaded
 
-VECTOR = np.arange(128, dtype=np.float32)  # 512 bytes, with what is beside it 1,024
+VECTOR = np.arange(128, dtype=np.float32)  # 512 bytes, 1,024 with the entry
 ENTRY = 1024
 
 
 class SeeingModel(FakeModel):
-    """`find`: where it looks outputs up."""
+    """A model with images. `find` looks up cached outputs."""
 
     find: FindOutput | None = None
 
@@ -57,7 +57,7 @@ def events(event: str) -> float:
     return float(metrics.IMAGE_CACHE_EVENTS.labels(event)._value.get())
 
 
-async def test_least_recently_used_go_first(tmp_path: Path) -> None:
+async def test_least_recently_used_outputs_are_evicted_first(tmp_path: Path) -> None:
     async with residency(
         seeing(tmp_path, "org/a"), memory_bytes=10 * ENTRY, image_cache_bytes=3 * ENTRY
     ) as models:
@@ -80,7 +80,7 @@ async def test_least_recently_used_go_first(tmp_path: Path) -> None:
         assert kept.find(key(3)) is not None
 
 
-async def test_what_is_kept_is_a_copy(tmp_path: Path) -> None:
+async def test_cached_outputs_are_copies(tmp_path: Path) -> None:
     async with residency(
         seeing(tmp_path, "org/a"), memory_bytes=10 * ENTRY, image_cache_bytes=3 * ENTRY
     ) as models:
@@ -94,10 +94,12 @@ async def test_what_is_kept_is_a_copy(tmp_path: Path) -> None:
 
 
 async def test_memory_is_given_back_before_a_model_is_evicted(tmp_path: Path) -> None:
-    """A load takes what it needs and no more; the rest of the outputs stay, and no model leaves."""
+    """A load takes only the memory that it needs. The other outputs stay, and no model is
+    evicted.
+    """
     store = seeing(tmp_path, "org/a")
     store.add("org/b", 2 * ENTRY)
-    hand = Hand()
+    hand = ManualClock()
     async with residency(
         store, memory_bytes=100 + 4 * ENTRY, image_cache_bytes=4 * ENTRY, clock=hand
     ) as models:
@@ -114,7 +116,7 @@ async def test_memory_is_given_back_before_a_model_is_evicted(tmp_path: Path) ->
         assert models.peak_bytes <= 100 + 4 * ENTRY
         await unloaded(models, "org/b")
         hand.now += 2
-        kept.keep(key(7), VECTOR, tokens=1)  # asks for what is free now
+        kept.keep(key(7), VECTOR, tokens=1)  # requests the free memory
         await until(
             lambda: _kept(kept, 8) and models.image_cache_bytes == 4 * ENTRY,
             "the memory to be taken again",
@@ -127,7 +129,7 @@ def _kept(kept: ImageOutputs, first: int) -> bool:
     return True
 
 
-async def test_device_out_of_memory_gets_it_all(tmp_path: Path) -> None:
+async def test_out_of_memory_frees_the_whole_cache(tmp_path: Path) -> None:
     async with residency(
         seeing(tmp_path, "org/a"), memory_bytes=10 * ENTRY, image_cache_bytes=4 * ENTRY
     ) as models:
@@ -138,7 +140,7 @@ async def test_device_out_of_memory_gets_it_all(tmp_path: Path) -> None:
         assert not await models.relieve("org/a"), "there is nothing more"
 
 
-async def test_outputs_go_with_their_model(tmp_path: Path) -> None:
+async def test_outputs_are_removed_with_their_model(tmp_path: Path) -> None:
     async with residency(
         seeing(tmp_path, "org/a", "org/b"), memory_bytes=10 * ENTRY, image_cache_bytes=4 * ENTRY
     ) as models:
@@ -162,8 +164,8 @@ async def test_outputs_go_with_their_model(tmp_path: Path) -> None:
         assert models.used_bytes == 0
 
 
-async def test_accelerators_host_memory_holds_them(tmp_path: Path) -> None:
-    """There warm models come first."""
+async def test_accelerator_worker_caches_in_host_memory(tmp_path: Path) -> None:
+    """Warm models have priority there."""
     store = seeing(tmp_path, "org/a", "org/b")
     async with residency(
         store,
@@ -184,7 +186,7 @@ async def test_accelerators_host_memory_holds_them(tmp_path: Path) -> None:
         assert models.image_cache_bytes == ENTRY
 
 
-async def test_it_is_off_by_setting_and_for_models_without_images(tmp_path: Path) -> None:
+async def test_cache_is_off_by_setting_and_for_models_without_images(tmp_path: Path) -> None:
     async with residency(seeing(tmp_path, "org/a"), memory_bytes=10 * ENTRY) as models:
         await loaded(models, "org/a")
         resident = models.serving("org/a")
@@ -221,13 +223,13 @@ async def test_batch_computes_each_image_once(tmp_path: Path) -> None:
             sequence(5, key(2)),
             sequence(5, key(1)),
         ]
-        first = spare(batch, kept)
+        first = deduplicate(batch, kept)
         assert first.needed == [batch[0], batch[1], batch[2], batch[3]]
         assert first.tokens == 16
         computed = [np.full(2, number, np.float32) for number in range(4)]
         assert [float(one[0]) for one in first.outcomes(computed)] == [0, 1, 2, 3, 1]  # type: ignore[index, arg-type]
-        keep(kept, first.needed, computed)
-        again = spare([batch[4], batch[0], batch[3], sequence(4, key(9))], kept)
+        cache_outputs(kept, first.needed, computed)
+        again = deduplicate([batch[4], batch[0], batch[3], sequence(4, key(9))], kept)
         assert again.needed[0] is batch[0]
         assert again.tokens == 7
         assert [float(one[0]) for one in again.outcomes([VECTOR, VECTOR])] == [1, 0, 3, 0]  # type: ignore[index, arg-type]
@@ -238,17 +240,17 @@ async def test_batch_computes_each_image_once(tmp_path: Path) -> None:
         }
 
 
-async def test_what_is_not_finite_is_not_kept(tmp_path: Path) -> None:
+async def test_outputs_that_are_not_finite_are_not_cached(tmp_path: Path) -> None:
     async with residency(
         seeing(tmp_path, "org/a"), memory_bytes=10 * ENTRY, image_cache_bytes=4 * ENTRY
     ) as models:
         await loaded(models, "org/a")
         kept = outputs(models, "org/a")
-        keep(kept, [sequence(5, key(1))], [np.array([1.0, np.inf], np.float32)])
+        cache_outputs(kept, [sequence(5, key(1))], [np.array([1.0, np.inf], np.float32)])
         assert kept.find(key(1)) is None
 
 
 @pytest.mark.parametrize("kept", [None])
-def test_nothing_is_looked_for_without_a_cache(kept: None) -> None:
+def test_lookups_are_skipped_without_a_cache(kept: None) -> None:
     batch = [sequence(3, key(1)), sequence(3, key(1))]
-    assert spare(batch, kept).needed == batch
+    assert deduplicate(batch, kept).needed == batch

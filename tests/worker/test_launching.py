@@ -1,5 +1,5 @@
-"""Two batches on an asynchronous device: what is launched when, failures of either, and one outcome
-for every job.
+"""Two batches on an asynchronous device: when batches are launched, failures of either, and one
+outcome per job.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def test_next_batch_is_launched_before_the_last_one_is_collected() -> None:
         assert b.queue.pending == 2
         assert not b.outcomes.of
         b.queue.end_one()
-        b.told(jobs[0])
+        b.wait_for_outcomes(jobs[0])
         b.launched(3)
         assert list(b.outcomes.of) == [jobs[0]]
         b.queue.end_one()
         b.queue.end_one()
-        b.told(*jobs)
+        b.wait_for_outcomes(*jobs)
         assert b.queue.most_pending == 2
         assert b.log == ["launch a", "launch b", "collect a", "launch c", "collect b", "collect c"]
         assert [outputs(job) for job in jobs] == [
@@ -67,7 +67,7 @@ def test_next_batch_is_launched_before_the_last_one_is_collected() -> None:
 
 
 @pytest.mark.parametrize("expected_seconds", [0.0, 0.0005])
-def test_batch_that_is_short_or_was_not_measured_is_collected_before_the_next_one(
+def test_short_or_unmeasured_batch_is_collected_before_the_next(
     expected_seconds: float,
 ) -> None:
     with launch_bench(expected_seconds=expected_seconds) as b:
@@ -78,12 +78,12 @@ def test_batch_that_is_short_or_was_not_measured_is_collected_before_the_next_on
         wait_until(lambda: b.queue.submissions[0].is_awaited)
         assert b.log == ["launch a"]
         b.queue.end_one()
-        b.told(first)
+        b.wait_for_outcomes(first)
         b.launched(2)
         assert b.resident.meter.tokens_per_second > 0
 
 
-def test_jobs_that_arrive_long_before_a_batch_ends_are_in_one_batch_behind_it() -> None:
+def test_jobs_arriving_during_a_batch_share_the_next_one() -> None:
     with launch_bench(batch_tokens=10, expected_seconds=1000.0) as b:
         first, second, third = b.held("aaaaaaaaaa"), b.held("bb"), b.held("cc")
         b.runner.add([first])
@@ -93,14 +93,14 @@ def test_jobs_that_arrive_long_before_a_batch_ends_are_in_one_batch_behind_it() 
         assert b.runner.busy_seconds > 100.0
         b.runner.add([third])
         b.queue.end_one()  # earlier than expected
-        b.told(first)
+        b.wait_for_outcomes(first)
         b.launched(2)
         b.queue.end_one()
-        b.told(second, third)
+        b.wait_for_outcomes(second, third)
         assert [log for log in b.log if log.startswith("launch")] == ["launch a", "launch bc"]
 
 
-def test_model_that_waits_for_the_device_runs_when_the_last_batch_is_collected() -> None:
+def test_synchronous_model_runs_after_the_last_batch_is_collected() -> None:
     with launch_bench() as b:
         waits = LaunchingModel(b.queue, b.log, "org/waits")
         waits.is_launched = False
@@ -112,14 +112,14 @@ def test_model_that_waits_for_the_device_runs_when_the_last_batch_is_collected()
         wait_until(lambda: b.queue.submissions[0].is_awaited)
         assert b.log == ["launch a"]
         b.queue.end_one()
-        b.told(first, second)
+        b.wait_for_outcomes(first, second)
         b.launched(2)
         b.queue.end_one()
-        b.told(third)
+        b.wait_for_outcomes(third)
         assert b.log == ["launch a", "collect a", "forward b", "launch c", "collect c"]
 
 
-def test_out_of_memory_at_a_launch_is_recovered_once_the_batch_before_is_over() -> None:
+def test_out_of_memory_at_launch_is_recovered_after_the_previous_batch() -> None:
     with launch_bench() as b:
         failures = iter([None, out_of_memory(), None])
         b.model.at_launch = lambda name: next(failures)
@@ -128,10 +128,10 @@ def test_out_of_memory_at_a_launch_is_recovered_once_the_batch_before_is_over() 
         b.runner.start()
         wait_until(lambda: "launch b" in b.log)
         b.queue.end_one()
-        b.told(*jobs[:2])
+        b.wait_for_outcomes(*jobs[:2])
         b.launched(2)
         b.queue.end_one()
-        b.told(*jobs)
+        b.wait_for_outcomes(*jobs)
         assert b.log[:6] == ["launch a", "launch b", "collect a", "recover", "trim", "forward b"]
         assert [outputs(job) for job in jobs] == [
             [vector("aaaa")],
@@ -140,9 +140,7 @@ def test_out_of_memory_at_a_launch_is_recovered_once_the_batch_before_is_over() 
         ]
 
 
-def test_out_of_memory_while_a_batch_is_collected_is_recovered_once_the_following_one_is_over() -> (
-    None
-):
+def test_out_of_memory_at_collection_is_recovered_after_the_next_batch() -> None:
     with launch_bench() as b:
         b.model.at_collect = lambda name: out_of_memory() if name == "a" else None
         jobs = [b.held(text) for text in ("aaaa", "bbbb")]
@@ -151,7 +149,7 @@ def test_out_of_memory_while_a_batch_is_collected_is_recovered_once_the_followin
         b.launched(2)
         b.queue.end_one()
         b.queue.end_one()
-        b.told(*jobs)
+        b.wait_for_outcomes(*jobs)
         assert b.log == [
             "launch a",
             "launch b",
@@ -165,7 +163,7 @@ def test_out_of_memory_while_a_batch_is_collected_is_recovered_once_the_followin
         assert list(b.outcomes.of) == [jobs[1], jobs[0]]
 
 
-def test_two_batches_that_fail_are_recovered_one_after_the_other() -> None:
+def test_two_failed_batches_are_recovered_in_turn() -> None:
     with launch_bench() as b:
         b.model.at_collect = lambda name: out_of_memory()
         jobs = [b.held(text) for text in ("aaaa", "bbbb")]
@@ -174,7 +172,7 @@ def test_two_batches_that_fail_are_recovered_one_after_the_other() -> None:
         b.launched(2)
         b.queue.end_one()
         b.queue.end_one()
-        b.told(*jobs)
+        b.wait_for_outcomes(*jobs)
         again = ["recover", "trim", "forward"]
         assert [log.split()[0] for log in b.log] == [
             "launch",
@@ -187,12 +185,12 @@ def test_two_batches_that_fail_are_recovered_one_after_the_other() -> None:
         assert [outputs(job) for job in jobs] == [[vector("aaaa")], [vector("bbbb")]]
 
 
-def test_bad_input_fails_its_job_alone() -> None:
+def test_bad_input_fails_only_its_job() -> None:
     with launch_bench(is_manual=False, batch_tokens=8) as b:
         jobs = [b.held("aaa"), b.held(POISON * 3), b.held("ccc"), b.held("ddd")]
         b.runner.add(jobs)
         b.runner.start()
-        b.told(*jobs)
+        b.wait_for_outcomes(*jobs)
         (error,) = b.outcomes.of[jobs[1]]
         assert isinstance(error, InternalError)
         assert (
@@ -203,7 +201,7 @@ def test_bad_input_fails_its_job_alone() -> None:
         )
 
 
-def test_input_that_does_not_fit_alone_fails_with_its_item() -> None:
+def test_input_that_does_not_fit_alone_fails_with_its_path() -> None:
     with launch_bench(is_manual=False) as b:
         run = b.model.forward
 
@@ -216,7 +214,7 @@ def test_input_that_does_not_fit_alone_fails_with_its_item() -> None:
         job = b.held("aaaa")
         b.runner.add([job])
         b.runner.start()
-        b.told(job)
+        b.wait_for_outcomes(job)
         (error,) = b.outcomes.of[job]
         assert isinstance(error, OutOfMemory)
         assert error.field == "items[0].text"
@@ -235,7 +233,7 @@ def test_lost_device_ends_the_thread_with_its_error() -> None:
         assert not b.outcomes.of
 
 
-def test_job_that_failed_in_one_batch_has_no_second_outcome_from_the_next() -> None:
+def test_failed_job_has_no_second_outcome() -> None:
     with launch_bench() as b:
         b.model.at_collect = lambda name: RuntimeError("broken") if name == "a" else None
         bad, good = b.held("aaaa", "bbbb"), b.held("cccc")
@@ -248,7 +246,7 @@ def test_job_that_failed_in_one_batch_has_no_second_outcome_from_the_next() -> N
         assert b.runner.waiting_tokens == 0
 
 
-def test_job_whose_deadline_passes_with_a_part_on_the_device_ends_once() -> None:
+def test_job_expiring_with_a_part_on_the_device_has_one_outcome() -> None:
     with launch_bench() as b:
         late, good = b.held("aaaa", "bbbb", "cccc"), b.held("dddd")
         b.runner.add([late, good])
@@ -256,7 +254,7 @@ def test_job_whose_deadline_passes_with_a_part_on_the_device_ends_once() -> None
         b.launched(2)
         late.job.deadline_unix_ms = 1
         b.queue.end_one()
-        b.told(late)
+        b.wait_for_outcomes(late)
         b.run_until(good)
         (error,) = b.outcomes.of[late]
         assert isinstance(error, DeadlinePassed)
@@ -266,9 +264,9 @@ def test_job_whose_deadline_passes_with_a_part_on_the_device_ends_once() -> None
         )
 
 
-def test_job_that_is_on_the_device_as_a_whole_is_finished_after_its_deadline() -> None:
-    """As on a CPU, where no batch is cut meanwhile. Whether the answer is still sent is the
-    finisher's decision.
+def test_job_wholly_on_the_device_is_finished_after_its_deadline() -> None:
+    """Same as on a CPU, where no batch is cut during another. The finisher decides whether the
+    answer is still sent.
     """
     with launch_bench() as b:
         first, second = b.held("aaaa"), b.held("bbbb")
@@ -279,11 +277,11 @@ def test_job_that_is_on_the_device_as_a_whole_is_finished_after_its_deadline() -
         first.job.deadline_unix_ms = 1
         b.runner.add([second])
         b.queue.end_one()
-        b.told(first)
+        b.wait_for_outcomes(first)
         assert b.outcomes.of[first] == [None]
 
 
-def test_cancelled_job_with_a_part_on_the_device_is_not_launched_again() -> None:
+def test_cancelled_job_is_not_launched_again() -> None:
     with launch_bench() as b:
         unwanted, good = b.held("aaaa", "bbbb", "cccc"), b.held("dddd")
         b.runner.add([unwanted, good])
@@ -295,7 +293,7 @@ def test_cancelled_job_with_a_part_on_the_device_is_not_launched_again() -> None
         assert "launch c" not in b.log
 
 
-def test_runner_that_stops_waits_for_what_is_on_the_device_and_reports_nothing() -> None:
+def test_stopping_runner_waits_for_the_device_and_reports_nothing() -> None:
     with launch_bench() as b:
         b.runner.add([b.held("aaaa"), b.held("bbbb"), b.held("cccc")])
         b.runner.start()
@@ -319,13 +317,13 @@ def test_model_is_computing_until_its_batch_is_collected() -> None:
         b.launched(1)
         assert b.runner.is_computing("org/fake")
         b.queue.end_one()
-        b.told(job)
+        b.wait_for_outcomes(job)
         assert not b.runner.is_computing("org/fake")
         assert not b.runner.is_computing("org/other")
 
 
 def test_callers_are_charged_for_a_batch_when_it_is_launched() -> None:
-    """Else the next batch would be cut as if they had not had this one."""
+    """Otherwise the next batch would be cut without counting this one."""
     with launch_bench() as b:
         b.runner.add(
             [b.held("aaaa", "bbbb", "cccc", tenant="heavy"), b.held("dddd", "eeee", tenant="light")]
@@ -336,12 +334,12 @@ def test_callers_are_charged_for_a_batch_when_it_is_launched() -> None:
         assert b.log == ["launch a", "launch d"]
 
 
-def test_seconds_of_batches_are_those_of_the_device() -> None:
+def test_batch_seconds_are_measured_on_the_device() -> None:
     with launch_bench(is_manual=False) as b:
         jobs = [b.held(4 * letter) for letter in "abcdefgh"]
         b.runner.add(jobs)
         b.runner.start()
-        b.told(*jobs)
+        b.wait_for_outcomes(*jobs)
         wait_until(lambda: not b.runner.is_running)
         taken = sum(submission.seconds for submission in b.queue.submissions)
         assert b.waste.device_seconds == pytest.approx(taken)
@@ -373,9 +371,7 @@ def test_every_job_has_exactly_one_outcome(
     batch_tokens: int,
     expected_seconds: float,
 ) -> None:
-    """Launches and collections of any numbers fail; jobs expire, are cancelled and have inputs that
-    the model cannot take.
-    """
+    """Random launches and collections fail; jobs expire, are cancelled or have invalid inputs."""
     with launch_bench(
         is_manual=False, batch_tokens=batch_tokens, expected_seconds=expected_seconds
     ) as b:
@@ -452,5 +448,5 @@ async def test_worker_with_two_batches_in_flight_answers_every_job_and_drains(
         await serving
     assert queue.most_pending == 2
     for name, text in (texts | late).items():
-        assert vectors(lanes.answer(name)) == [vector(text)]
-    assert lanes.answer("bad").WhichOneof("outcome") == "failure"
+        assert vectors(lanes.answer_of(name)) == [vector(text)]
+    assert lanes.answer_of("bad").WhichOneof("outcome") == "failure"

@@ -1,5 +1,5 @@
-"""The worker's way to routers that ask who it is: certificates and tokens that change while it
-works.
+"""The worker's connection to authenticating routers: certificates and tokens that change during
+operation.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ OTHER = "another-s3cret-of-the-worker"
 
 
 @pytest.fixture(autouse=True)
-def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def polls_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.transport.trust.LOOK_SECONDS", 0.0)
-    monkeypatch.setattr("libs.serving.security.authentication.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("libs.serving.security.authentication.POLL_SECONDS", 0.01)
 
 
 class WatchingRouter(FakeRouter):
-    """Keeps what certificates were shown with pulls, PEM."""
+    """Records certificates that were presented with pulls, PEM."""
 
     def __init__(self, lanes: FakeLanes) -> None:
         super().__init__(lanes)
@@ -57,7 +57,7 @@ class WatchingRouter(FakeRouter):
 
 @asynccontextmanager
 async def guarded(lanes: FakeLanes, security: Security) -> AsyncIterator[WatchingRouter]:
-    """A FakeRouter behind the real server, which asks who calls."""
+    """Run a FakeRouter behind the real server, which authenticates."""
     router = WatchingRouter(lanes)
     service = Service(
         "shoal.v1.WorkerService",
@@ -72,7 +72,7 @@ def write_tokens(path: Path, token: str, role: str = "worker") -> None:
     path.write_text(f"tokens:\n- {{token: {token}, subject: w1, role: {role}, tenant: w1}}\n")
 
 
-async def test_worker_goes_on_over_new_certificates(tmp_path: Path) -> None:
+async def test_worker_continues_with_renewed_certificates(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "certificates")
     lanes = FakeLanes()
     mine = certificates.issue("worker")
@@ -87,7 +87,7 @@ async def test_worker_goes_on_over_new_certificates(tmp_path: Path) -> None:
         await asyncio.to_thread(bay.model.started.wait, 10)
         for file in certificates.directory.iterdir():
             file.unlink()
-        # Another authority: what still relied on the old files could not connect any more.
+        # Another authority: connections with the old files would fail.
         renewed = Certificates(certificates.directory)
         shown_now = renewed.issue("worker").certificate.read_bytes().strip()
         renewed.security(asks_callers=True)
@@ -97,14 +97,16 @@ async def test_worker_goes_on_over_new_certificates(tmp_path: Path) -> None:
         for name in names:
             lanes.put(MODEL, encode_job(name, name))
         await until(lambda: all(name in lanes.answers for name in names))
-        assert [vectors(lanes.answer(name)) for name in names] == [[vector(name)] for name in names]
+        assert [vectors(lanes.answer_of(name)) for name in names] == [
+            [vector(name)] for name in names
+        ]
         await until(lambda: router.shown[-1].strip() == shown_now)
         assert router.shown[0].strip() != shown_now
         assert all(len(answers) == 1 for answers in lanes.answers.values())
         assert not lanes.handed_back
 
 
-async def test_worker_that_is_not_let_in_keeps_trying_and_says_so_once_a_minute(
+async def test_unauthorised_worker_retries_and_logs_once_a_minute(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokens, mine = tmp_path / "tokens.yaml", tmp_path / "token"
@@ -118,9 +120,9 @@ async def test_worker_that_is_not_let_in_keeps_trying_and_says_so_once_a_minute(
         worker(tmp_path / "models", [router], trust=trust) as bay,
     ):
         lanes.put(MODEL, encode_job("j1", "a"))
-        refused = "a router refuses the token or certificate of this worker"
+        refused = "a router refuses this worker's token or certificate"
         await until(lambda: refused in caplog.text)
-        write_tokens(tokens, SECRET, role="client")  # known by now, and not as a worker
+        write_tokens(tokens, SECRET, role="client")  # known, but not as a worker
         await asyncio.sleep(0.3)
         assert "j1" not in lanes.answers
         write_tokens(tokens, SECRET)
@@ -136,7 +138,7 @@ async def test_worker_that_is_not_let_in_keeps_trying_and_says_so_once_a_minute(
     assert SECRET not in caplog.text
 
 
-async def test_answers_wait_for_a_token_that_is_taken_again(tmp_path: Path) -> None:
+async def test_answers_wait_for_a_valid_token(tmp_path: Path) -> None:
     tokens, mine = tmp_path / "tokens.yaml", tmp_path / "token"
     write_tokens(tokens, SECRET)
     mine.write_text(SECRET)
@@ -163,7 +165,7 @@ def _started(bay: Any) -> None:
         pass
 
 
-async def test_every_router_is_asked_before_a_worker_gives_up(tmp_path: Path) -> None:
+async def test_every_router_is_tried_before_failing(tmp_path: Path) -> None:
     refusing, taking = tmp_path / "refusing.yaml", tmp_path / "taking.yaml"
     write_tokens(refusing, OTHER)
     write_tokens(taking, SECRET)
@@ -182,7 +184,7 @@ async def test_every_router_is_asked_before_a_worker_gives_up(tmp_path: Path) ->
             await lost.heartbeat(worker_pb2.HeartbeatRequest(worker_id="w1"))
 
 
-def test_settings_say_how_to_be_let_in(tmp_path: Path) -> None:
+def test_settings_validate_credentials(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     mine = certificates.issue("worker")
     (tmp_path / "token").write_text(SECRET)
@@ -214,7 +216,7 @@ def test_settings_say_how_to_be_let_in(tmp_path: Path) -> None:
             Settings.from_env(wrong)
 
 
-async def test_worker_whose_connection_breaks_says_at_once_that_it_lives_and_connects_elsewhere(
+async def test_broken_connection_triggers_a_heartbeat_and_reconnects(
     tmp_path: Path,
 ) -> None:
     lanes = FakeLanes()

@@ -1,4 +1,4 @@
-"""A load or a resume runs out of memory on the device although its budget has room."""
+"""A load or a resume that runs out of memory although its budget has room."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.worker.memory.residency import Residency
 from tests.worker.fakes import FakeModel, FakeParked
 from tests.worker.residing import (
     Checkpoints,
-    Hand,
+    ManualClock,
     failed,
     held,
     line,
@@ -32,12 +32,13 @@ NAMES = ("org/a", "org/b", "org/c", "org/d")
 
 def out_of_memory() -> Exception:
     return torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 1.25 GiB.\nSee the documentation for Memory Management"
+        "CUDA out of memory. Tried to allocate 1.25 GiB.\n"
+        "See the documentation for Memory Management"
     )
 
 
 class FakeFullDevice(Checkpoints):
-    """Loads of a model fail for lack of memory while `is_full(model)`."""
+    """A device on which loads of a model run out of memory while `is_full(model)`."""
 
     def __init__(self, root: Path, *names: str) -> None:
         super().__init__(root, *names)
@@ -54,7 +55,7 @@ def resident(r: Residency) -> set[str]:
     return {one.name for one in r.residents()}
 
 
-async def test_load_is_repeated_once_caches_are_given_back(tmp_path: Path) -> None:
+async def test_load_is_retried_after_freeing_caches(tmp_path: Path) -> None:
     store = FakeFullDevice(tmp_path, *NAMES)
     trims: list[int] = []
     async with residency(
@@ -69,10 +70,10 @@ async def test_load_is_repeated_once_caches_are_given_back(tmp_path: Path) -> No
         assert r.used_bytes == 300
 
 
-async def test_load_is_repeated_once_an_idle_model_has_left(tmp_path: Path) -> None:
+async def test_load_is_retried_after_evicting_an_idle_model(tmp_path: Path) -> None:
     store = FakeFullDevice(tmp_path, *NAMES)
     store.has_copies = True
-    clock = Hand()
+    clock = ManualClock()
     async with residency(store, 400, host_bytes=400, clock=clock, shares_memory=False) as r:
         for model in ("org/a", "org/b"):
             await loaded(r, model)
@@ -85,7 +86,7 @@ async def test_load_is_repeated_once_an_idle_model_has_left(tmp_path: Path) -> N
         assert r.used_bytes == 200
 
 
-async def test_load_that_finds_no_memory_may_be_tried_again_and_few_models_leave_for_it(
+async def test_failed_load_evicts_few_models_and_can_be_retried(
     tmp_path: Path,
 ) -> None:
     store = FakeFullDevice(tmp_path, *NAMES)
@@ -95,7 +96,8 @@ async def test_load_that_finds_no_memory_may_be_tried_again_and_few_models_leave
         r.load("org/d")
         message = await failed(r, "org/d")
         assert message == (
-            "org/d found no memory on its worker, although its budget has room: CUDA out of memory. Tried to allocate 1.25 GiB."
+            "org/d ran out of memory on its worker although its budget has room: "
+            "CUDA out of memory. Tried to allocate 1.25 GiB."
         )
         assert line(r, "org/d").failure.reason == "NO_CAPACITY"
         assert len(resident(r)) == 3 - RELIEFS_FOR_A_LOAD
@@ -104,7 +106,7 @@ async def test_load_that_finds_no_memory_may_be_tried_again_and_few_models_leave
         await loaded(r, "org/d")
 
 
-async def test_load_without_an_idle_model_gives_up_after_the_caches(tmp_path: Path) -> None:
+async def test_load_without_idle_models_fails_after_freeing_caches(tmp_path: Path) -> None:
     store = FakeFullDevice(tmp_path, *NAMES)
     async with residency(store, 400, shares_memory=False) as r:
         await loaded(r, "org/a")
@@ -116,7 +118,7 @@ async def test_load_without_an_idle_model_gives_up_after_the_caches(tmp_path: Pa
         assert resident(r) == {"org/a"}
 
 
-async def test_what_a_failed_attempt_read_is_free_before_the_next_one(tmp_path: Path) -> None:
+async def test_failed_attempt_is_freed_before_the_retry(tmp_path: Path) -> None:
     read: list[weakref.ref[FakeModel]] = []
     alive: list[int] = []
 
@@ -148,7 +150,7 @@ async def _true() -> bool:
     return True
 
 
-async def test_resume_that_finds_no_memory_keeps_the_copy_in_host_memory(
+async def test_failed_resume_keeps_the_host_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Checkpoints(tmp_path, "org/a", "org/b")
@@ -175,7 +177,7 @@ async def test_resume_that_finds_no_memory_keeps_the_copy_in_host_memory(
         assert (r.used_bytes, r.host_used_bytes) == (100, 100)
 
 
-async def test_resume_is_repeated_once_an_idle_model_has_left(
+async def test_resume_is_retried_after_evicting_an_idle_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Checkpoints(tmp_path, "org/a", "org/b")
@@ -196,7 +198,7 @@ async def test_resume_is_repeated_once_an_idle_model_has_left(
         assert (r.used_bytes, r.host_used_bytes) == (100, 200)
 
 
-async def test_warm_model_that_finds_no_room_in_time_stays_warm(tmp_path: Path) -> None:
+async def test_warm_model_stays_warm_if_memory_is_not_free_in_time(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a", "org/b")
     store.has_copies = True
     async with residency(store, 100, host_bytes=400, load_seconds=0.05, shares_memory=False) as r:
@@ -211,7 +213,7 @@ async def test_warm_model_that_finds_no_room_in_time_stays_warm(tmp_path: Path) 
         assert store.loads == ["org/a", "org/b"]
 
 
-async def test_probe_that_runs_out_of_memory_is_repeated(
+async def test_probe_is_retried_after_running_out_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probes: list[str] = []
@@ -229,7 +231,7 @@ async def test_probe_that_runs_out_of_memory_is_repeated(
         assert line(r, "org/a").activation_bytes_per_token == 3
 
 
-async def test_model_that_cannot_be_probed_counts_as_the_largest_of_the_others(
+async def test_model_without_a_probe_result_counts_as_the_largest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def probe(model: FakeModel) -> float:

@@ -1,4 +1,4 @@
-"""Claims on a memory of fixed size, and who leaves for a further one."""
+"""Claims on a memory of fixed size, and evictions for a new claim."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from services.worker.memory.budget import (
     Holding,
     Ledger,
     Size,
+    device_seconds,
     never_fits,
-    seconds_of,
     victims,
 )
 
@@ -22,7 +22,7 @@ HURRY = Challenger("new", 0, waiting_seconds=1e9)
 
 
 def ledger(limit: int, *sizes: Size) -> tuple[Ledger, list[Holding]]:
-    """With idle models of these sizes, the first of them idle for the longest."""
+    """Return a ledger with idle models of these sizes, the first idle for the longest."""
     made = Ledger(limit)
     holdings = []
     for number, size in enumerate(sizes):
@@ -38,7 +38,7 @@ def names(chosen: list[Candidate] | None) -> list[str] | None:
     return None if chosen is None else sorted(one.name for one in chosen)
 
 
-def test_activations_are_set_aside_once_for_all_models() -> None:
+def test_activations_are_reserved_once_for_all_models() -> None:
     made = Ledger(100)
     first = made.claim("a", Size(30, 20))
     assert first is not None
@@ -52,18 +52,18 @@ def test_activations_are_set_aside_once_for_all_models() -> None:
     assert (made.used_bytes, made.free_bytes, made.peak_bytes) == (50, 0, 100)
 
 
-def test_overcommitted_memory_is_an_error_at_the_claim(
+def test_claim_beyond_the_limit_raises(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = Ledger(100)
-    monkeypatch.setattr(made, "missing", lambda size, without=(): 0)  # a bug of ours
+    monkeypatch.setattr(made, "missing", lambda size, without=(): 0)  # simulates a bug
     assert made.claim("a", Size(60, 40)) is not None
-    with pytest.raises(InternalError, match="101 bytes, and may take 100"):
+    with pytest.raises(InternalError, match="101 bytes, limit 100"):
         made.claim("b", Size(1))
     assert caplog.records[-1].levelname == "CRITICAL"
 
 
-def test_least_recently_used_go_and_none_that_is_not_needed() -> None:
+def test_only_the_needed_least_recently_used_models_are_evicted() -> None:
     made, holdings = ledger(100, Size(10), Size(60), Size(30))
     assert names(victims(made, holdings, Size(10), lru, HURRY)) == ["m0"]
     assert names(victims(made, holdings, Size(50), lru, HURRY)) == ["m1"], (
@@ -74,21 +74,21 @@ def test_least_recently_used_go_and_none_that_is_not_needed() -> None:
     assert victims(made, holdings, Size(20), lru, HURRY, own=holdings[0].claim) is not None
 
 
-def test_who_leaves_already_is_counted_on() -> None:
+def test_evictions_in_progress_are_counted() -> None:
     made, holdings = ledger(100, Size(50), Size(50))
     leaving = Holding(Candidate("m0", 50, 1.0, 1.0, leaving=True), holdings[0].claim)
     assert victims(made, [leaving, holdings[1]], Size(50), lru, HURRY) == []
     assert names(victims(made, [leaving, holdings[1]], Size(51), lru, HURRY)) == ["m1"]
 
 
-def test_model_of_large_activations_frees_these_too() -> None:
+def test_evicting_the_largest_activations_frees_them() -> None:
     made, holdings = ledger(100, Size(20, 0), Size(30, 50))
     assert names(victims(made, holdings, Size(70, 10), lru, HURRY)) == ["m1"], (
         "30 of weights and 40 of activations"
     )
 
 
-def test_activations_that_two_models_share_are_free_when_both_leave() -> None:
+def test_shared_activations_are_free_when_both_models_are_evicted() -> None:
     made, holdings = ledger(100, Size(10, 50), Size(10, 50), Size(10))
     assert names(victims(made, holdings, Size(60, 10), lru, HURRY)) == ["m0", "m1"]
     made, holdings = ledger(115, Size(10, 50), Size(10, 50), Size(45))
@@ -97,7 +97,7 @@ def test_activations_that_two_models_share_are_free_when_both_leave() -> None:
     )
 
 
-def test_adapters_go_with_their_model() -> None:
+def test_adapters_are_freed_with_their_model() -> None:
     made, holdings = ledger(100, Size(30), Size(30))
     for holding in holdings:
         assert made.claim(f"{holding.claim.name} + adapter", Size(20)) is not None
@@ -108,7 +108,7 @@ def test_adapters_go_with_their_model() -> None:
     assert never_fits(made, [holdings[0].claim], Size(51), more_bytes=20)
 
 
-def test_what_stays_for_good_decides_what_never_fits() -> None:
+def test_pinned_memory_decides_whether_a_model_can_ever_fit() -> None:
     made, holdings = ledger(100, Size(40, 30), Size(20))
     pinned = holdings[0].claim
     assert not never_fits(made, [pinned], Size(30, 30))
@@ -118,9 +118,9 @@ def test_what_stays_for_good_decides_what_never_fits() -> None:
     assert never_fits(made, [pinned], Size(30, 30))
 
 
-def test_work_of_an_unmeasured_model_takes_time_too() -> None:
-    assert seconds_of(1000, 500) == 2.0
-    assert seconds_of(1000, 0) > 0
+def test_work_of_an_unmeasured_model_has_a_default_duration() -> None:
+    assert device_seconds(1000, 500) == 2.0
+    assert device_seconds(1000, 0) > 0
 
 
 SIZES = st.builds(Size, st.integers(0, 40), st.integers(0, 40))
@@ -128,7 +128,7 @@ SIZES = st.builds(Size, st.integers(0, 40), st.integers(0, 40))
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(SIZES, max_size=6), st.integers(20, 150), SIZES, st.data())
-def test_victims_make_enough_room_and_none_of_them_could_be_spared(
+def test_victims_are_sufficient_and_each_is_necessary(
     sizes: list[Size], limit: int, size: Size, data: st.DataObject
 ) -> None:
     made = Ledger(limit)

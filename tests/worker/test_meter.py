@@ -1,4 +1,4 @@
-"""What a model's meter says of it."""
+"""The measured rates of a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_large_batch_counts_for_more_than_a_small_one() -> None:
     assert meter.expected_seconds(1009) == pytest.approx(0.109)
 
 
-def test_first_pass_counts_only_until_there_is_another() -> None:
+def test_first_pass_counts_only_until_the_second() -> None:
     meter = Meter()
     assert (meter.tokens_per_second, meter.batch_tokens) == (0.0, 0)
     meter.add_forward(10, 5.0)
@@ -38,7 +38,7 @@ def test_first_pass_counts_only_until_there_is_another() -> None:
     assert meter.tokens_per_second == pytest.approx(1000.0)
 
 
-def test_it_says_how_large_the_batches_were() -> None:
+def test_batch_size_of_the_measurement_is_reported() -> None:
     meter = Meter()
     for _ in range(3):
         meter.add_forward(8, 0.01)
@@ -47,17 +47,17 @@ def test_it_says_how_large_the_batches_were() -> None:
     assert 1900 < meter.batch_tokens < 2000, "most tokens were in the large one"
 
 
-def test_least_it_will_take_is_as_far_below_what_is_expected_as_passes_were_off_it() -> None:
+def test_min_seconds_are_below_the_expectation_by_the_measured_error() -> None:
     steady, wild = Meter(), Meter()
-    assert steady.least_seconds(100) == 0.0
+    assert steady.min_seconds(100) == 0.0
     for number in range(40):
         steady.add_forward(100, 0.1)
         wild.add_forward(100, 0.11 if number % 2 else 0.09)
-    assert steady.least_seconds(100) == pytest.approx(0.1)
-    assert wild.least_seconds(100) == pytest.approx(0.8 * wild.expected_seconds(100), rel=0.05)
+    assert steady.min_seconds(100) == pytest.approx(0.1)
+    assert wild.min_seconds(100) == pytest.approx(0.8 * wild.expected_seconds(100), rel=0.05)
     for number in range(40):
         wild.add_forward(100, 0.3 if number % 2 else 0.01)
-    assert wild.least_seconds(100) == pytest.approx(0.5 * wild.expected_seconds(100)), (
+    assert wild.min_seconds(100) == pytest.approx(0.5 * wild.expected_seconds(100)), (
         "but half of it at least"
     )
 
@@ -81,17 +81,17 @@ def learnt(work: Work, *lengths: int, card: Card = CARD, looked_up: int = 0) -> 
     return whole_texts(work, Prepared(work, "head", sequences(*lengths), looked_up=looked_up), card)
 
 
-def test_texts_that_were_cut_say_nothing_of_how_many_tokens_a_byte_has() -> None:
+def test_truncated_texts_do_not_count_for_tokens_per_byte() -> None:
     meter = Meter()
     meter.add_texts(*learnt(EncodeWork(["x" * 40, "é" * 30]), 10, 20))
     assert meter.tokens_per_byte == pytest.approx(0.3)
     for _ in range(100):
         meter.add_texts(
             *learnt(EncodeWork(["x" * 1_000_000] * 6), *[64] * 6)
-        )  # cut to what the model takes
+        )  # truncated to the model's maximum
         meter.add_texts(
             *learnt(EncodeWork(["x" * 1_000_000] * 6), *[32] * 6)
-        )  # and to less, as queries of late interaction are
+        )  # truncated further, as late-interaction queries are
         meter.add_texts(*learnt(EncodeWork(["x" * 100]), looked_up=20))
     assert meter.tokens_per_byte == pytest.approx(0.3)
     assert learnt(EncodeWork(["x" * 1_000_000, "x" * 40]), 64, 10) == (10, 40), (
@@ -102,7 +102,7 @@ def test_texts_that_were_cut_say_nothing_of_how_many_tokens_a_byte_has() -> None
     )
 
 
-def test_tokens_of_texts_are_told_from_those_of_queries_and_labels() -> None:
+def test_query_and_label_tokens_are_not_counted_as_text() -> None:
     score = ScoreWork("q" * 30, ["d" * 10, "d" * 30], "i" * 10)
     assert learnt(score, 15, 20) == (35, 120), "pairs"
     assert learnt(score, 9, 5, 15) == (20, 40), "the query has a vector of its own"

@@ -1,5 +1,5 @@
-"""What a newer router says and this worker does not know is skipped or answered in words; it stops
-nothing.
+"""Unknown content from a newer router is skipped or reported as an error, and stops nothing
+else.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ UNKNOWN_FIELD = bytes([0xBA, 0x3E, 0x03]) + b"new"
 """Number 999, three bytes."""
 
 
-async def test_order_of_an_unknown_kind_is_skipped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_unknown_order_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running, "org/a"):
         await until(lambda: bool(lanes.heartbeats))
@@ -33,11 +31,7 @@ async def test_order_of_an_unknown_kind_is_skipped(
                 directives=[strange, known], wire_version=WIRE_VERSION + 7
             )
             await until(lambda: lanes.heartbeats[-1].directive_seq == 2)
-        (record,) = [
-            one
-            for one in caplog.records
-            if "an order that this worker does not know" in one.message
-        ]
+        (record,) = [one for one in caplog.records if "skipping an unknown order" in one.message]
         told = vars(record)["shoal_fields"]
         assert told == {
             "seq": 1,
@@ -47,7 +41,7 @@ async def test_order_of_an_unknown_kind_is_skipped(
         await until(lambda: "org/a" in lanes.states())
 
 
-async def test_job_with_an_unknown_operation_fails_alone_and_names_the_version(
+async def test_job_with_an_unknown_operation_fails_with_the_version(
     tmp_path: Path,
 ) -> None:
     lanes = FakeLanes()
@@ -57,13 +51,13 @@ async def test_job_with_an_unknown_operation_fails_alone_and_names_the_version(
         lanes.put_payload(MODEL, "strange", strange.SerializeToString() + UNKNOWN_FIELD)
         lanes.put(MODEL, encode_job("known", "abc"))
         await until(lambda: {"strange", "known"} <= lanes.answers.keys())
-        failure = lanes.answer("strange").failure
+        failure = lanes.answer_of("strange").failure
         assert failure.reason == "TASK_NOT_SUPPORTED"
         assert f"wire version {WIRE_VERSION}" in failure.message
-        assert vectors(lanes.answer("known")) == [vector("abc")]
+        assert vectors(lanes.answer_of("known")) == [vector("abc")]
 
 
-async def test_workers_tell_their_version(tmp_path: Path) -> None:
+async def test_workers_report_their_version(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running):
         await until(lambda: bool(lanes.heartbeats) and bool(lanes.pulls))

@@ -1,5 +1,5 @@
-"""Spot notices from clouds, which stand here as small servers, and from files; and a worker that
-heeds one.
+"""Preemption notices from small servers that simulate clouds, and from files; and a worker's
+reaction.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ seconds = st.floats(0, 600)
 
 
 class FakeMetadata(ThreadingHTTPServer):
-    """The metadata servers of both clouds, as far as they are asked. `notice`: the body that says
-    so, empty for none.
+    """The used part of both clouds' metadata servers. `notice` is the body of the notice, empty for
+    none.
     """
 
     daemon_threads = True
@@ -51,7 +51,7 @@ class FakeMetadata(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.notice = ""
         self.tokens: list[str] = []
-        """Given out; only the last one counts."""
+        """Issued tokens; only the last one is valid."""
         self.broken = False
         self.asked = 0
 
@@ -66,38 +66,38 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         assert self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
         self.server.tokens.append(f"token-{len(self.server.tokens)}")
-        self._answer(200, self.server.tokens[-1])
+        self._reply(200, self.server.tokens[-1])
 
     def do_GET(self) -> None:
         self.server.asked += 1
         notice = self.server.notice
         if self.server.broken:
-            self._answer(500, "")
+            self._reply(500, "")
         elif self.path == "/latest/meta-data/spot/instance-action":
             has_token = self.headers["X-aws-ec2-metadata-token"] in self.server.tokens[-1:]
-            self._answer(
+            self._reply(
                 401 if not has_token else 200 if notice else 404, notice if has_token else ""
             )
         elif self.path == "/computeMetadata/v1/instance/preempted":
-            self._answer(
+            self._reply(
                 200 if self.headers["Metadata-Flavor"] == "Google" else 403, notice or "FALSE"
             )
         else:
-            self._answer(404, "")
+            self._reply(404, "")
 
-    def _answer(self, status: int, body: str) -> None:
+    def _reply(self, status: int, body: str) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body.encode())
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMetadata]:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # which must not be asked
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # must not be used
     with _served() as server:
         yield server
 
@@ -114,7 +114,7 @@ def _served() -> Iterator[FakeMetadata]:
             thread.join()
 
 
-def test_amazons_notice(metadata: FakeMetadata) -> None:
+def test_aws_notice(metadata: FakeMetadata) -> None:
     source = AwsSource(metadata.base)
     assert source.gone_at() is None
     assert source.gone_at() is None
@@ -127,14 +127,14 @@ def test_amazons_notice(metadata: FakeMetadata) -> None:
         source.gone_at()
 
 
-def test_googles_notice(metadata: FakeMetadata) -> None:
+def test_gcp_notice(metadata: FakeMetadata) -> None:
     source = GoogleSource(metadata.base, clock=lambda: 1000.0)
     assert source.gone_at() is None
     metadata.notice = "TRUE"
     assert source.gone_at() == 1000.0 + GOOGLE_SECONDS
 
 
-def test_files_notice(tmp_path: Path) -> None:
+def test_file_notice(tmp_path: Path) -> None:
     path = tmp_path / "notice"
     source = FileSource(path)
     assert source.gone_at() is None
@@ -151,7 +151,7 @@ def test_files_notice(tmp_path: Path) -> None:
             source.gone_at()
 
 
-async def test_source_that_fails_is_asked_again(metadata: FakeMetadata) -> None:
+async def test_failing_source_is_polled_again(metadata: FakeMetadata) -> None:
     metadata.broken = True
     metadata.notice = "TRUE"
     waiting = asyncio.create_task(noticed(GoogleSource(metadata.base, clock=lambda: 0.0), 0.01))
@@ -161,7 +161,7 @@ async def test_source_that_fails_is_asked_again(metadata: FakeMetadata) -> None:
     assert await waiting == GOOGLE_SECONDS
 
 
-async def test_source_that_is_not_there_is_asked_again(tmp_path: Path) -> None:
+async def test_missing_source_is_polled_again(tmp_path: Path) -> None:
     with _served() as server:
         base = server.base
     waiting = asyncio.create_task(noticed(AwsSource(base), 0.01))
@@ -170,7 +170,7 @@ async def test_source_that_is_not_there_is_asked_again(tmp_path: Path) -> None:
     waiting.cancel()
 
 
-def test_what_a_setting_names() -> None:
+def test_setting_selects_the_source() -> None:
     assert source_of("none") is None
     assert isinstance(source_of("aws"), AwsSource)
     assert isinstance(source_of("gcp"), GoogleSource)
@@ -184,7 +184,7 @@ def test_what_a_setting_names() -> None:
 
 
 @given(seconds, seconds, seconds)
-def test_stop_begins_late_enough_to_serve_and_early_enough_to_end_in_order(
+def test_stop_leaves_time_to_serve_and_to_shut_down(
     ahead: float, passed: float, grace: float
 ) -> None:
     gone_at = 1000.0 + ahead
@@ -197,7 +197,7 @@ def test_stop_begins_late_enough_to_serve_and_early_enough_to_end_in_order(
     assert left == 0 or now + left <= gone_at - LAST_SECONDS + 1e-6
 
 
-async def test_noticed_worker_tells_serves_on_and_stops_in_time_with_no_lease_lost(
+async def test_worker_with_a_notice_keeps_serving_and_stops_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.worker.app.noticed", partial(noticed, interval_seconds=0.05))
@@ -213,7 +213,7 @@ async def test_noticed_worker_tells_serves_on_and_stops_in_time_with_no_lease_lo
         path.write_text(datetime.fromtimestamp(gone_at, UTC).isoformat())
         await until(lambda: lanes.heartbeats[-1].HasField("preempted_in_seconds"))
         assert 0 < lanes.heartbeats[-1].preempted_in_seconds <= 9
-        # It serves what it has, and takes nothing new.
+        # It serves its models and loads no new ones.
         lanes.to_tell = worker_pb2.HeartbeatResponse(
             directives=[worker_pb2.Directive(seq=1, load_model="org/cold")]
         )
@@ -223,7 +223,7 @@ async def test_noticed_worker_tells_serves_on_and_stops_in_time_with_no_lease_lo
         lanes.put(MODEL, encode_job("slow", SLOW))
         await until(lambda: any("slow" in jobs for jobs in lanes.leased.values()))
         await until(lambda: lanes.heartbeats[-1].directive_seq == 1)
-        assert vectors(lanes.answer("meanwhile")) == [vector("meanwhile")]
+        assert vectors(lanes.answer_of("meanwhile")) == [vector("meanwhile")]
         assert not lanes.heartbeats[-1].draining
         assert bay.done is not None
         await asyncio.wait_for(asyncio.shield(bay.done), 15)

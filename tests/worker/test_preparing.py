@@ -1,5 +1,5 @@
-"""Whose job is prepared next, counted by the order in which jobs are done: nothing here depends on
-how fast the machine is.
+"""Fair order of preparation, checked by the order in which jobs finish: independent of the
+machine's speed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shoal.v1 import inference_pb2, worker_pb2
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.pulling import preparing
 from services.worker.jobs.pulling.preparing import (
-    HELD_SECONDS,
+    BLOCKED_SECONDS,
     MAX_AWAY,
     MAX_SLOW_AWAY,
     SMALL_BYTES,
@@ -47,14 +47,14 @@ from tests.worker.fakes import (
     vector,
     vectors,
 )
-from tests.worker.running import MODEL, Bay, worker
+from tests.worker.running import MODEL, RunningWorker, worker
 
 LANE: Final = worker_pb2.Lane(model="org/fake")
 LARGE: Final = SMALL_BYTES + 1
 
 
 class Bench:
-    """Prepares a job in `slices`; the first slice of each of `held_up` waits for its event."""
+    """Prepares a job in `slices`. The first slice of each job of `held_up` waits for its event."""
 
     def __init__(self, threads: ThreadPoolExecutor, count: int, *, is_slow: bool = False) -> None:
         self.now = 0.0
@@ -105,7 +105,7 @@ def bench(count: int, *, is_slow: bool = False) -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_small_job_is_done_before_large_ones_that_take_all_threads(count: int) -> None:
+def test_small_job_finishes_before_large_ones_that_occupy_all_threads(count: int) -> None:
     with bench(count) as one:
         names = [f"large {number}" for number in range(count * 3)]
         for name in names:
@@ -119,9 +119,9 @@ def test_small_job_is_done_before_large_ones_that_take_all_threads(count: int) -
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_text_that_gives_way_to_nobody_holds_nobody_up(count: int) -> None:
-    """One 4 MiB word takes the tokenizer seconds. Another thread takes the place of its own, but
-    for no more of the same caller.
+def test_text_that_does_not_yield_blocks_no_other_caller(count: int) -> None:
+    """One 4 MiB word takes the tokenizer seconds. Another thread replaces the blocked one, but not
+    for the same caller.
     """
     with bench(count) as one:
         heavy = [f"large {number}" for number in range(count + 3)]
@@ -131,7 +131,7 @@ def test_text_that_gives_way_to_nobody_holds_nobody_up(count: int) -> None:
         one.preparation.add([one.held("small", "light")])
         assert one.preparation.relieve()
         assert not one.done, "they have not been held for long"
-        one.now += 2 * HELD_SECONDS
+        one.now += 2 * BLOCKED_SECONDS
         assert one.preparation.relieve()
         wait_until(lambda: one.done == ["small"])
         assert sum(one.begun[name].is_set() for name in heavy) == count
@@ -145,10 +145,10 @@ def test_text_that_gives_way_to_nobody_holds_nobody_up(count: int) -> None:
 
 
 @pytest.mark.parametrize("is_queued_before", [True, False])
-def test_batch_of_several_callers_does_not_wait_for_one_that_is_away(
+def test_batch_of_several_callers_does_not_wait_for_a_blocked_one(
     is_queued_before: bool,
 ) -> None:
-    """The heavy caller has had nothing yet, so that a batch with its jobs is queued in its line."""
+    """The heavy caller has had no service yet, so a batch with its jobs is queued in its line."""
     with bench(1) as one:
         one.preparation.add([one.large("large", "heavy")])
         wait_until(one.begun["large"].is_set)
@@ -162,7 +162,7 @@ def test_batch_of_several_callers_does_not_wait_for_one_that_is_away(
             one.preparation.add(mixed)
         else:
             one.preparation.add([one.held("light 0", "light")])
-        one.now += 2 * HELD_SECONDS
+        one.now += 2 * BLOCKED_SECONDS
         assert one.preparation.relieve()
         if not is_queued_before:
             wait_until(lambda: one.done == ["light 0"])
@@ -177,13 +177,13 @@ def test_batch_of_several_callers_does_not_wait_for_one_that_is_away(
         wait_until(lambda: one.preparation._idle == 1, what="every thread is idle again")
 
 
-def test_slow_job_is_a_portion_and_waits_for_no_slow_job_of_another_caller() -> None:
+def test_slow_job_does_not_wait_for_slow_jobs_of_other_callers() -> None:
     with bench(1, is_slow=True) as one:
         one.preparation.add(
             [one.large("slow 1", "heavy"), one.large("slow 2", "heavy"), one.held("light", "light")]
         )
         wait_until(one.begun["slow 1"].is_set)
-        one.now += 2 * HELD_SECONDS
+        one.now += 2 * BLOCKED_SECONDS
         one.preparation.relieve()
         wait_until(lambda: one.done == ["light"])
         assert not one.begun["slow 2"].is_set()
@@ -193,7 +193,7 @@ def test_slow_job_is_a_portion_and_waits_for_no_slow_job_of_another_caller() -> 
 
 
 def test_slow_job_that_yields_between_pages_keeps_its_thread_and_counts_as_away() -> None:
-    """A job that is prepared within its yield would keep it waiting for as long as that takes."""
+    """A job prepared within its yield would delay it by that job's duration."""
     with bench(1, is_slow=True) as one:
         one.preparation.add([one.large("pages", "light", slices=3)])
         wait_until(one.begun["pages"].is_set)
@@ -203,9 +203,9 @@ def test_slow_job_that_yields_between_pages_keeps_its_thread_and_counts_as_away(
         wait_until(one.begun["slow"].is_set)
 
 
-def test_caller_of_slow_documents_is_served_after_one_of_quick_ones() -> None:
-    """None of the documents that wait was opened yet: what decides is what the callers' last ones
-    took.
+def test_caller_of_slow_documents_is_served_after_one_of_fast_documents() -> None:
+    """None of the waiting documents is opened yet: the cost of the callers' previous ones
+    decides.
     """
     with bench(1, is_slow=True) as one:
 
@@ -239,9 +239,9 @@ def test_caller_of_slow_documents_is_served_after_one_of_quick_ones() -> None:
         assert one.done == ["first", "quick 4", "quick 5", "quick 6", "slow 4", "slow 5", "slow 6"]
 
 
-def test_slow_document_is_charged_though_its_caller_was_forgotten_meanwhile() -> None:
-    """A caller without backlog is forgotten after REMEMBERED_SECONDS, and with it what it was
-    charged in advance.
+def test_slow_document_is_charged_after_its_caller_was_forgotten() -> None:
+    """A caller without backlog is forgotten after REMEMBERED_SECONDS, including its advance
+    charge.
     """
     with bench(1, is_slow=True) as one:
         turns = one.preparation._turns
@@ -260,12 +260,12 @@ def test_slow_document_is_charged_though_its_caller_was_forgotten_meanwhile() ->
         )
 
 
-def test_thread_that_is_declared_away_at_its_last_step_comes_back() -> None:
+def test_thread_declared_away_at_its_last_step_returns() -> None:
     with bench(1) as one:
         one.preparation.add([one.large("first", "heavy", slices=0)])
         wait_until(one.begun["first"].is_set)
         one.preparation.add([one.held("light", "light")])
-        one.now += 2 * HELD_SECONDS
+        one.now += 2 * BLOCKED_SECONDS
         one.preparation.relieve()
         wait_until(lambda: one.done == ["light"])
         one.held_up["first"].set()
@@ -275,16 +275,16 @@ def test_thread_that_is_declared_away_at_its_last_step_comes_back() -> None:
         wait_until(lambda: one.preparation._idle == 1, what="every thread is idle again")
 
 
-def test_no_more_callers_than_are_allowed_take_threads_at_once() -> None:
+def test_number_of_blocked_callers_is_limited() -> None:
     with bench(1) as one:
         for number in range(MAX_AWAY + 3):
             one.preparation.add([one.large(f"large {number}", f"heavy {number}")])
         wait_until(one.begun["large 0"].is_set)
         for number in range(1, MAX_AWAY + 1):
-            one.now += 2 * HELD_SECONDS
+            one.now += 2 * BLOCKED_SECONDS
             one.preparation.relieve()
             wait_until(one.begun[f"large {number}"].is_set)
-        one.now += 2 * HELD_SECONDS
+        one.now += 2 * BLOCKED_SECONDS
         assert one.preparation.relieve()
         for event in one.held_up.values():
             event.set()
@@ -292,7 +292,7 @@ def test_no_more_callers_than_are_allowed_take_threads_at_once() -> None:
         wait_until(lambda: one.preparation._idle == 1, what="every thread is idle again")
 
 
-def test_third_tenant_is_not_held_up_by_two_large_jobs_on_one_thread() -> None:
+def test_third_tenant_is_not_blocked_by_two_large_jobs_on_one_thread() -> None:
     with bench(1) as one:
         one.preparation.add([one.large("first", "a", slices=3000)])
         wait_until(one.begun["first"].is_set)
@@ -305,7 +305,7 @@ def test_third_tenant_is_not_held_up_by_two_large_jobs_on_one_thread() -> None:
         assert one.done[0] == "small"
 
 
-def test_who_has_had_less_is_next() -> None:
+def test_least_served_caller_is_next() -> None:
     with bench(1) as one:
         one.preparation.add([one.large("first", "heavy")])
         wait_until(one.begun["first"].is_set)
@@ -326,7 +326,7 @@ def test_who_has_had_less_is_next() -> None:
         ]
 
 
-def test_small_batch_is_prepared_together_whosever_jobs_are_in_it() -> None:
+def test_small_batch_of_any_callers_is_prepared_together() -> None:
     calls: list[list[str]] = []
 
     def prepare(jobs: list[HeldJob], _: GiveWay) -> None:
@@ -343,7 +343,7 @@ def test_small_batch_is_prepared_together_whosever_jobs_are_in_it() -> None:
     assert calls == [["a", "b", "c"], ["a", "c"], ["b"]]
 
 
-def test_what_waits_is_told_by_tenant() -> None:
+def test_waiting_tokens_are_reported_by_tenant() -> None:
     with bench(1) as one:
         one.preparation.add([one.large("large", "heavy")])
         wait_until(one.begun["large"].is_set)
@@ -358,9 +358,9 @@ def test_what_waits_is_told_by_tenant() -> None:
         wait_until(lambda: not one.preparation.waiting())
 
 
-def test_what_all_items_have_in_common_is_read_with_each() -> None:
-    """24 KB with an instruction of 16 KiB and 600 items are 10 MB: no small job, whose preparation
-    others may wait for.
+def test_shared_text_counts_for_each_item() -> None:
+    """24 KB with an instruction of 16 KiB and 600 items are 10 MB: not a small job that others may
+    wait for.
     """
     encode = encode_job("j", *["a"] * 600)
     encode.encode.instruction = "i" * 16_384
@@ -386,10 +386,8 @@ def test_what_all_items_have_in_common_is_read_with_each() -> None:
     assert read_bytes(worker_pb2.Job(), 7) == 7
 
 
-def test_pages_and_pixels_are_read_by_a_job_too() -> None:
-    """A WebP of 34 bytes and 49 megapixels is no small job, whose preparation others may wait
-    for.
-    """
+def test_pages_and_pixels_count_for_a_job() -> None:
+    """A WebP of 34 bytes and 49 megapixels is not a small job that others may wait for."""
     job = encode_job("j", "a")
     assert reading_of(job, 20, has_images=True) == Reading(20)
     size = struct.pack("<I", 6999 | 6999 << 14)
@@ -407,9 +405,9 @@ def test_pages_and_pixels_are_read_by_a_job_too() -> None:
         assert (found.pages, found.kind, found.bytes) == (19, "documents", 100 + 19 * PAGE_BYTES)
 
 
-def test_thread_lets_the_event_loop_have_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NumPy lets go of it for microseconds, so CPython never makes the thread let go: the loop
-    waited for the whole job.
+def test_preparing_thread_releases_the_interpreter_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy releases the lock for microseconds, so CPython never forces a release: the loop waited
+    for the whole job.
     """
     naps: list[float] = []
     monkeypatch.setattr(preparing, "sleep", naps.append)
@@ -418,11 +416,13 @@ def test_thread_lets_the_event_loop_have_the_interpreter(monkeypatch: pytest.Mon
         one.held_up["large"].set()
         one.preparation.add([large])
         wait_until(lambda: one.done == ["large"])
-    assert naps == [preparing.NAP_SECONDS] * 10, "a slice takes longer than BREATH_SECONDS here"
+    assert naps == [preparing.GIL_RELEASE_SECONDS] * 10, (
+        "a slice takes longer than BREATH_SECONDS here"
+    )
 
 
-def test_job_is_not_estimated_above_what_its_model_takes() -> None:
-    """Else one with a long instruction would use up what may be pulled."""
+def test_estimated_tokens_are_at_most_the_models_maximum() -> None:
+    """Otherwise a job with a long instruction would use up the pull budget."""
     job = encode_job("j", "a", "b")
     job.encode.instruction = "x" * 2_000_000
     assert estimated_tokens(job, job.ByteSize(), 512) <= 2 * 512 + 1
@@ -434,12 +434,14 @@ def test_job_is_not_estimated_above_what_its_model_takes() -> None:
     assert estimated_tokens(worker_pb2.Job(), 1 << 20, 512) == 1
 
 
-# In a whole worker, which has a single thread for it here
+# In a whole worker with a single preparing thread
 
 
 @asynccontextmanager
-async def busy(root: Path, *, seconds: float = 30.0) -> AsyncIterator[tuple[FakeLanes, Bay]]:
-    """It prepares a job that takes for ever, of more tokens than a lane has here at most."""
+async def busy(
+    root: Path, *, seconds: float = 30.0
+) -> AsyncIterator[tuple[FakeLanes, RunningWorker]]:
+    """Run a worker that prepares an endless job with more tokens than a lane may have here."""
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(root, running, threads=2) as bay:
         heavy = encode_job("heavy", CREEPING * 1000, seconds=seconds)
@@ -456,11 +458,11 @@ async def test_light_tenant_is_answered_while_a_heavy_ones_job_is_prepared(tmp_p
         light.tenant = "light"
         lanes.put(MODEL, light)
         await until(lambda: "light" in lanes.answers)
-        assert vectors(lanes.answer("light")) == [vector("a")]
+        assert vectors(lanes.answer_of("light")) == [vector("a")]
         assert bay.model.creeping == 1
 
 
-async def test_job_that_is_cancelled_is_prepared_no_further(tmp_path: Path) -> None:
+async def test_preparation_of_a_cancelled_job_is_abandoned(tmp_path: Path) -> None:
     async with busy(tmp_path) as (lanes, bay):
         (batch,) = (batch for batch, jobs in lanes.leased.items() if "heavy" in jobs)
         cancelled = worker_pb2.CancelledJobs(batch_id=batch, job_ids=["heavy"])
@@ -469,8 +471,8 @@ async def test_job_that_is_cancelled_is_prepared_no_further(tmp_path: Path) -> N
         assert not lanes.answers
 
 
-async def test_job_whose_deadline_passes_is_prepared_no_further(tmp_path: Path) -> None:
+async def test_preparation_of_an_expired_job_is_abandoned(tmp_path: Path) -> None:
     async with busy(tmp_path, seconds=0.5) as (lanes, bay):
         await until(lambda: "heavy" in lanes.answers)
-        assert "deadline" in lanes.answer("heavy").failure.message
+        assert "deadline" in lanes.answer_of("heavy").failure.message
         assert not bay.model.creeping

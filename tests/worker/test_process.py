@@ -53,7 +53,7 @@ async def process(
             await started.communicate()
 
 
-async def test_sigterm_finishes_hands_back_and_exits_with_0(tmp_path: Path) -> None:
+async def test_sigterm_finishes_or_returns_jobs_and_exits_with_0(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with (
         routers(lanes) as running,
@@ -61,7 +61,7 @@ async def test_sigterm_finishes_hands_back_and_exits_with_0(tmp_path: Path) -> N
     ):
         lanes.put(MODEL, encode_job("quick", "quick"))
         await until(lambda: "quick" in lanes.answers, timeout=30)
-        assert vectors(lanes.answer("quick")) == [vector("quick")]
+        assert vectors(lanes.answer_of("quick")) == [vector("quick")]
         lanes.put(MODEL, encode_job("endless", SLOW))
         await until(lambda: any("endless" in jobs for jobs in lanes.leased.values()))
         worker.send_signal(signal.SIGTERM)
@@ -73,7 +73,7 @@ async def test_sigterm_finishes_hands_back_and_exits_with_0(tmp_path: Path) -> N
         assert [line["message"] for line in lines].count("worker starts") == 1
 
 
-async def test_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+async def test_second_signal_exits_immediately(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, process(tmp_path, running) as worker:
         lanes.put(MODEL, encode_job("endless", SLOW))
@@ -85,7 +85,7 @@ async def test_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         assert worker.returncode == 128 + signal.SIGINT
 
 
-async def test_settings_that_cannot_be_are_explained(tmp_path: Path) -> None:
+async def test_invalid_settings_are_explained(tmp_path: Path) -> None:
     async with process(
         tmp_path, [], "services.worker", SHOAL_ROUTERS="127.0.0.1:1", SHOAL_THREADS="none"
     ) as worker:

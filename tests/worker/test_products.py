@@ -1,5 +1,5 @@
-"""How many compiled products a worker keeps: torch's linears go through ideep to oneDNN, and each
-of the two keeps its own.
+"""The number of compiled products that a worker caches. torch's linears go through ideep to oneDNN,
+and both have a cache.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ print(psutil.Process().memory_info().rss - before)
 
 
 def growth(way: str) -> int:
-    """Bytes by which a process grows that multiplies matrices of 1,700 shapes, each once, after 300
-    others.
+    """Return the growth in bytes of a process that multiplies matrices of 1,700 shapes, each once,
+    after 300 others.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _LIMITS}
     run = subprocess.run(

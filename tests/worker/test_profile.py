@@ -1,5 +1,5 @@
-"""The parts of a forward pass: out of traces written by hand, and of real forwards, where they must
-add up to the whole.
+"""The parts of a forward pass: from handwritten traces, and of real passes, where they must add up
+to the whole.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def test_operators_own_time_is_counted_once_and_in_the_innermost_range() -> None
         on_host("aten::copy_", 40, 45),
         on_host("aten::gelu", 70, 80),
         on_host("aten::linear", 82, 90),
-        Span("cpu_op", "aten::mm", ("1", "2"), 0, 100),  # another thread's
-        on_host("aten::mm", 120, 130),  # after it
+        Span("cpu_op", "aten::mm", ("1", "2"), 0, 100),  # on another thread
+        on_host("aten::mm", 120, 130),  # after the pass
     ]
     (found,) = forwards(reversed(spans))
     assert found.seconds == pytest.approx(100e-6)
@@ -70,8 +70,8 @@ def test_operators_own_time_is_counted_once_and_in_the_innermost_range() -> None
     assert microseconds(found.inside["gaps"]) == {"attention": 14, "GEMM": 2, "between them": 32}
 
 
-def test_gaps_are_measured_and_not_what_is_left() -> None:
-    """Where a trace is no tree, or kernels run side by side, the sum tells."""
+def test_gaps_are_measured_independently() -> None:
+    """If a trace is not a tree, or kernels run in parallel, the sum shows it."""
     host = [in_range(FORWARD, 0, 100), on_host("aten::mm", 0, 60), on_host("aten::mm", 40, 100)]
     launches = [on_host("cudaLaunchKernel", at, at + 1, "cuda_runtime", at) for at in (1, 2)]
     device = [
@@ -84,7 +84,7 @@ def test_gaps_are_measured_and_not_what_is_left() -> None:
         assert sum(found.parts.values()) * 1e6 == pytest.approx(counted)
 
 
-def test_on_a_device_kernels_count_and_belong_to_who_launched_them() -> None:
+def test_device_kernels_belong_to_the_part_that_launched_them() -> None:
     launch = "cudaLaunchKernel"
     spans = [
         in_range(FORWARD, 0, 100),
@@ -133,7 +133,7 @@ def profiled(model: PackedModel, tokens: int = 1024, trace: Path | None = None) 
 
 
 def assert_adds_up(found: ForwardProfile) -> None:
-    """Operators' own times, and the gaps between them that were measured apart, are the whole to 5
+    """Check that operators' times and the separately measured gaps add up to the whole within 5
     %.
     """
     assert set(found.parts) == set(PARTS)
@@ -147,13 +147,13 @@ def assert_adds_up(found: ForwardProfile) -> None:
 
 @pytest.fixture
 def by_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No layer is computed at once."""
+    """Disable fused layers."""
     monkeypatch.setattr(layer, "AT_ONCE", frozenset())
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta-v2", "qwen3"])
 @pytest.mark.usefixtures("by_operators")
-def test_parts_of_a_small_model_are_the_whole(tmp_path: Path, kind: str) -> None:
+def test_parts_of_a_small_model_add_up(tmp_path: Path, kind: str) -> None:
     found = profiled(embedder(tmp_path, kind))
     assert_adds_up(found)
     assert not found.parts["layer"], "layers by operators"
@@ -163,7 +163,7 @@ def test_parts_of_a_small_model_are_the_whole(tmp_path: Path, kind: str) -> None
     assert min(found.prepare_seconds, found.finish_seconds, found.plain_seconds) > 0
 
 
-def test_layers_that_are_computed_at_once_are_a_part(tmp_path: Path) -> None:
+def test_fused_layers_are_a_part(tmp_path: Path) -> None:
     model = embedder(tmp_path)
     library = native_library()
     if library is None or not library.has_layers(torch.float32):
@@ -178,7 +178,7 @@ def test_layers_that_are_computed_at_once_are_a_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("by_operators")
-def test_parts_of_minilm_are_the_whole(tmp_path: Path) -> None:
+def test_parts_of_minilm_add_up(tmp_path: Path) -> None:
     directory = packaged_minilm()
     assert directory is not None
     model = load_model(directory, MINILM, torch.device("cpu"), torch.float32)
@@ -195,14 +195,14 @@ def test_parts_of_minilm_are_the_whole(tmp_path: Path) -> None:
     assert len(forwards(read(tmp_path / "trace.json"))) == 6
 
 
-def test_cross_encoders_products_are_gemm_in_its_head_too(tmp_path: Path) -> None:
+def test_matrix_products_in_a_head_are_gemm(tmp_path: Path) -> None:
     write_checkpoint("bert", tmp_path, head="sequence_classification")
     found = profiled(load_model(tmp_path, "org/rank", torch.device("cpu"), torch.float32))
     assert_adds_up(found)
     assert found.parts["pooling"] > 0
 
 
-def test_models_are_left_as_they_were(tmp_path: Path) -> None:
+def test_profiling_leaves_the_model_unchanged(tmp_path: Path) -> None:
     model = embedder(tmp_path)
     modules = [*model.backbones[0].encoder.modules()]
     before = [dict(module.__dict__) for module in modules]
@@ -217,7 +217,7 @@ def test_models_are_left_as_they_were(tmp_path: Path) -> None:
     assert [dict(module.__dict__) for module in modules] == before
 
 
-def test_batch_is_as_large_as_it_may_be(tmp_path: Path) -> None:
+def test_batch_is_filled_to_the_limit(tmp_path: Path) -> None:
     model = embedder(tmp_path)
     batch = fill(model, generated(), 300, 512)
     more = model.prepare(work_of(model, [*islice(generated(), len(batch.texts) + 1)])).tokens
@@ -226,7 +226,7 @@ def test_batch_is_as_large_as_it_may_be(tmp_path: Path) -> None:
     assert len(fill(model, iter(["a text that is longer than the budget", "b"]), 1, 512).texts) == 1
 
 
-def test_made_texts_have_the_lengths_of_the_benchmarks() -> None:
+def test_generated_texts_have_the_lengths_of_the_benchmarks() -> None:
     lengths = sorted(len(text.split()) for text in islice(generated(), 2000))
     assert 31 <= median(lengths) <= 38
     assert 120 <= lengths[int(0.95 * len(lengths))] <= 160

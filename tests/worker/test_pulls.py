@@ -1,4 +1,4 @@
-"""Which pulls fly, by what the worker is doing and what waits in it of which lane."""
+"""The choice of pulls, by the worker's state and the waiting tokens of each lane."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.jobs.pulling.pulls import (
-    FULL,
+    FULL_LANE_BATCHES,
     LEAD_SECONDS,
-    LITTLE,
+    LOW_WATERMARK_BATCHES,
     MAX_BATCHES,
-    MAX_LEFT_OUT,
+    MAX_EXCLUDED_TENANTS,
     MAX_PULLS,
     PROMPT_SECONDS,
     QUICK_SECONDS,
@@ -40,7 +40,7 @@ def lane(
 
 def plan(
     lanes: dict[LaneName, LaneState],
-    *flying: Pull,
+    *in_flight: Pull,
     can_load: bool = False,
     busy_seconds: float = 0.0,
     waiting_tokens: int = -1,
@@ -48,7 +48,7 @@ def plan(
     if waiting_tokens < 0:
         waiting_tokens = sum(state.waiting_tokens for state in lanes.values())
     return plan_pulls(
-        Situation(lanes, can_load, flying, waiting_tokens, busy_seconds, LEAD), BUDGET
+        Situation(lanes, can_load, in_flight, waiting_tokens, busy_seconds, LEAD), BUDGET
     )
 
 
@@ -56,7 +56,7 @@ def pull(*lanes: LaneName, tokens: int = BUDGET // 2, can_load: bool = False) ->
     return Pull(frozenset(lanes), can_load, tokens)
 
 
-def test_idle_worker_keeps_two_pulls_for_everything_in_flight() -> None:
+def test_idle_worker_keeps_two_pulls_for_all_lanes() -> None:
     lanes = {A: lane(), B: lane()}
     everything = pull(A, B)
     assert plan(lanes) == Plan((everything, everything))
@@ -70,7 +70,7 @@ def test_worker_without_models_pulls_only_if_it_may_load_one() -> None:
     assert plan({}, pull(can_load=True), can_load=True) == Plan()
 
 
-def test_busy_worker_fetches_half_a_batch_at_once_and_more_when_it_is_nearly_free() -> None:
+def test_busy_worker_prefetches_half_a_batch_and_more_when_nearly_free() -> None:
     half = pull(A)
     assert plan({A: lane()}, busy_seconds=1.0) == Plan((half,))
     assert plan({A: lane()}, half, busy_seconds=1.0) == Plan()
@@ -80,24 +80,24 @@ def test_busy_worker_fetches_half_a_batch_at_once_and_more_when_it_is_nearly_fre
     assert plan({A: lane(1501)}, busy_seconds=LEAD) == Plan()
 
 
-def test_lanes_of_which_little_waits_are_asked_for_whatever_waits_of_others() -> None:
+def test_lanes_below_the_low_watermark_are_always_pulled() -> None:
     asked = plan({A: lane(1000), B: lane(), C: lane()}, busy_seconds=1.0)
     assert asked.pulls == (pull(B, C),)
     assert plan({A: lane(1000), B: lane(), C: lane()}, *asked.pulls, busy_seconds=1.0).pulls == ()
-    little = int(LITTLE * BUDGET)
+    little = int(LOW_WATERMARK_BATCHES * BUDGET)
     assert plan({A: lane(1000), B: lane(little), C: lane(little + 1)}, busy_seconds=1.0).pulls == (
         pull(B),
     )
 
 
-def test_lane_that_no_pull_in_flight_asks_for_is_asked_for() -> None:
-    flying = pull(B)
-    assert plan({A: lane(), B: lane()}, flying, busy_seconds=1.0).pulls == (pull(A, B),)
+def test_lane_without_a_pull_in_flight_is_pulled() -> None:
+    in_flight = pull(B)
+    assert plan({A: lane(), B: lane()}, in_flight, busy_seconds=1.0).pulls == (pull(A, B),)
     assert plan({A: lane(), C: lane()}, pull(A), pull(A)).pulls == (pull(A, C), pull(A, C))
     assert plan({A: lane()}, pull(A), pull(A), can_load=True).pulls == (pull(A, can_load=True),)
 
 
-def test_of_quick_batches_two_are_kept_ready() -> None:
+def test_lanes_with_quick_batches_have_two_pulls() -> None:
     quick = {A: lane(batch_seconds=QUICK_SECONDS / 2)}
     whole = pull(A, tokens=BUDGET)
     assert plan(quick) == Plan((whole, whole))
@@ -106,9 +106,9 @@ def test_of_quick_batches_two_are_kept_ready() -> None:
     assert plan({A: lane(1501, batch_seconds=QUICK_SECONDS / 2)}) == Plan()
 
 
-def test_little_is_fetched_of_a_slow_model() -> None:
-    """What is half a batch of a fast one would take it many batches, for which tenants that come
-    later would wait.
+def test_slow_model_has_small_pulls() -> None:
+    """Half a batch of a fast model would be many batches of a slow one, which tenants that arrive
+    later would wait for.
     """
     lanes = {A: lane(), B: lane(batch_tokens=100)}
     assert plan(lanes, busy_seconds=1.0).pulls == (pull(A), pull(B, tokens=62 // 2))
@@ -116,10 +116,8 @@ def test_little_is_fetched_of_a_slow_model() -> None:
     assert plan({B: lane(batch_tokens=0)}, busy_seconds=1.0).pulls[0].tokens == 15 // 2
 
 
-def test_every_lane_is_asked_for_whatever_the_others_take() -> None:
-    """Models of any sizes, one after the other loaded: none waits for ever behind the second pulls
-    of others.
-    """
+def test_every_lane_is_eventually_pulled() -> None:
+    """Models of any size are loaded in turn: none waits forever behind second pulls of others."""
     lanes = {
         (f"org/{tokens}", ""): lane(batch_tokens=tokens, batch_seconds=0.01)
         for tokens in (1, 3, 10, 30, 100, 300, 1000)
@@ -155,11 +153,11 @@ def test_every_lane_is_asked_for_whatever_the_others_take() -> None:
 )
 def test_bounds(
     lanes: dict[LaneName, LaneState],
-    flying: list[frozenset[LaneName]],
+    in_flight: list[frozenset[LaneName]],
     busy_seconds: float,
     can_load: bool,
 ) -> None:
-    pulls = [Pull(asked, False, BUDGET) for asked in flying]
+    pulls = [Pull(asked, False, BUDGET) for asked in in_flight]
     planned = plan(lanes, *pulls, busy_seconds=busy_seconds, can_load=can_load)
     waiting = sum(state.counted(BUDGET) for state in lanes.values())
     assert len(pulls) + len(planned.pulls) <= MAX_PULLS
@@ -169,12 +167,12 @@ def test_bounds(
         assert 1 <= one.tokens <= BUDGET
         for name in one.lanes:
             if one.except_tenants:
-                assert lanes[name].counted(BUDGET) <= FULL * BUDGET
+                assert lanes[name].counted(BUDGET) <= FULL_LANE_BATCHES * BUDGET
                 assert not one.can_load
                 continue
             assert lanes[name].waiting_tokens + one.tokens <= 2.5 * BUDGET
             if busy_seconds > LEAD:
-                assert lanes[name].waiting_tokens <= LITTLE * BUDGET
+                assert lanes[name].waiting_tokens <= LOW_WATERMARK_BATCHES * BUDGET
     if waiting < MAX_BATCHES * BUDGET and len(pulls) + len(planned.pulls) < MAX_PULLS:
         asked = {name for one in (*pulls, *planned.pulls) for name in one.lanes}
         assert {name for name, state in lanes.items() if not state.waiting_tokens} <= asked
@@ -184,7 +182,7 @@ def others(*tenants: str) -> Pull:
     return Pull(frozenset({A}), False, BUDGET // 2, frozenset(tenants))
 
 
-def test_while_much_waits_of_a_tenant_a_pull_waits_for_others_of_its_lane() -> None:
+def test_heavy_tenant_is_excluded_by_a_pull_for_others_of_its_lane() -> None:
     heavy = {"heavy": 900, "too": 500, "light": 100}
     full = {A: lane(1500, tenants=heavy)}
     assert plan(full, busy_seconds=1.0).pulls == (others("heavy", "too"),)
@@ -212,20 +210,20 @@ def test_while_much_waits_of_a_tenant_a_pull_waits_for_others_of_its_lane() -> N
         {A: lane(1500, tenants={str(number): 50 + number for number in range(30)})},
         busy_seconds=1.0,
     ).pulls
-    assert many.except_tenants == {str(number) for number in range(30 - MAX_LEFT_OUT, 30)}
+    assert many.except_tenants == {str(number) for number in range(30 - MAX_EXCLUDED_TENANTS, 30)}
 
 
-def test_lead_is_what_a_pull_takes() -> None:
+def test_lead_is_the_duration_of_a_pull() -> None:
     lead = Lead()
     for seconds, expected in ((0.008, 0.01), (0.0001, LEAD_SECONDS[0]), (0.04, LEAD_SECONDS[1])):
         for _ in range(100):
             lead.add(seconds)
-            lead.add(PROMPT_SECONDS)  # it has waited for work: that says nothing
+            lead.add(PROMPT_SECONDS)  # it waited for work, so it is not a measurement
         assert lead.seconds == pytest.approx(expected, rel=0.01)
 
 
-def test_job_of_many_batches_does_not_keep_others_out() -> None:
-    """Neither of its lane nor of the other lanes."""
+def test_job_of_many_batches_does_not_block_others() -> None:
+    """Neither tenants of its lane nor other lanes are blocked."""
     huge = lane(50 * BUDGET, tenants={"heavy": 50 * BUDGET})
     assert plan({A: huge}, busy_seconds=1.0).pulls == (others("heavy"),)
     assert plan({A: huge, B: lane()}, busy_seconds=1.0).pulls == (pull(B), others("heavy"))

@@ -49,7 +49,7 @@ async def test_unknown_model_is_reported_as_not_found(tmp_path: Path) -> None:
             assert line(r, model).failure.reason == "MODEL_NOT_FOUND"
 
 
-async def test_broken_model_says_why_and_may_be_tried_again(tmp_path: Path) -> None:
+async def test_broken_model_reports_why_and_can_be_retried(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a", "org/b")
     store.errors = {"org/a": ModelBroken("config.json: no family"), "org/b": ValueError("odd")}
     async with residency(store) as r:
@@ -76,7 +76,7 @@ async def test_model_that_can_never_fit_is_refused_with_the_numbers(tmp_path: Pa
         assert r.serving("org/a") is not None
 
 
-async def test_least_recently_used_model_makes_room(tmp_path: Path) -> None:
+async def test_least_recently_used_model_is_evicted(tmp_path: Path) -> None:
     async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c"), policy=lru) as r:
         await loaded(r, "org/a", "org/b")
         r.release(held(r, "org/a"))
@@ -85,7 +85,7 @@ async def test_least_recently_used_model_makes_room(tmp_path: Path) -> None:
         assert r.used_bytes == 200
 
 
-async def test_nobody_else_leaves_while_the_memory_of_one_that_left_is_given_back(
+async def test_no_further_eviction_while_memory_is_being_freed(
     tmp_path: Path,
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()
@@ -101,7 +101,7 @@ async def test_nobody_else_leaves_while_the_memory_of_one_that_left_is_given_bac
         r.load("org/c")
         await until(begun.is_set)
         for _ in range(20):
-            r.set_backlog({})  # makes the load look again
+            r.set_backlog({})  # makes the load recheck
             await asyncio.sleep(0)
         assert r.lanes() == ["org/b"]
         may_end.set()
@@ -124,7 +124,7 @@ async def test_pinned_model_stays(tmp_path: Path) -> None:
         await loaded(r, "org/d")
 
 
-async def test_evicted_model_leaves_when_its_last_job_does(tmp_path: Path) -> None:
+async def test_evicted_model_leaves_after_its_last_job(tmp_path: Path) -> None:
     async with residency(Checkpoints(tmp_path, "org/a")) as r:
         await loaded(r, "org/a")
         resident = held(r, "org/a")
@@ -139,7 +139,7 @@ async def test_evicted_model_leaves_when_its_last_job_does(tmp_path: Path) -> No
         assert r.used_bytes == 100
 
 
-async def test_loads_that_need_each_others_room_all_end(tmp_path: Path) -> None:
+async def test_loads_that_need_each_others_memory_all_end(tmp_path: Path) -> None:
     names = [f"org/m{number}" for number in range(8)]
     store = Checkpoints(tmp_path, *names)
     async with residency(store) as r:
@@ -151,7 +151,7 @@ async def test_loads_that_need_each_others_room_all_end(tmp_path: Path) -> None:
         assert r.used_bytes <= 250
 
 
-async def test_no_more_is_offered_room_than_there_is(tmp_path: Path) -> None:
+async def test_models_are_offered_only_if_memory_is_available(tmp_path: Path) -> None:
     async with residency(Checkpoints(tmp_path, "org/a", "org/b"), memory_bytes=200) as r:
         assert r.can_load()
         await loaded(r, "org/a", "org/b")
@@ -162,7 +162,7 @@ async def test_no_more_is_offered_room_than_there_is(tmp_path: Path) -> None:
             r.release(resident)
 
 
-async def test_models_take_turns(tmp_path: Path) -> None:
+async def test_lanes_are_ordered_by_service(tmp_path: Path) -> None:
     async with residency(Checkpoints(tmp_path, "org/a", "org/b")) as r:
         await loaded(r, "org/a", "org/b")
         r.release(held(r, "org/a"))
@@ -171,7 +171,7 @@ async def test_models_take_turns(tmp_path: Path) -> None:
         assert r.lanes() == ["org/a", "org/b"]
 
 
-async def test_load_in_progress_does_not_hold_up_the_end(tmp_path: Path) -> None:
+async def test_load_in_progress_does_not_delay_shutdown(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a")
     store.gate.clear()
     async with residency(store) as r:
@@ -183,7 +183,7 @@ async def test_load_in_progress_does_not_hold_up_the_end(tmp_path: Path) -> None
 
 
 class FakeSource:
-    """A store of checkpoints whose weights come when `gate` is set."""
+    """A store of checkpoints. Reads of weights wait for `gate`."""
 
     def __init__(self, root: Path, *names: str) -> None:
         self.gate = threading.Event()
@@ -197,7 +197,7 @@ class FakeSource:
 
 @dataclass(frozen=True)
 class _Slow:
-    """`remote`, held up."""
+    """`remote` with blocked reads."""
 
     remote: Remote
     gate: threading.Event
@@ -261,7 +261,7 @@ async def test_resident_model_stays_on_disk(tmp_path: Path) -> None:
         await loaded(r, "org/b")
 
 
-async def test_model_that_cannot_be_loaded_may_leave_the_disk(tmp_path: Path) -> None:
+async def test_model_that_failed_to_load_may_be_deleted_from_disk(tmp_path: Path) -> None:
     source = FakeSource(tmp_path / "remote", "org/a")
     source.gate.set()
     checkpoints = Checkpoints(tmp_path / "folder")
@@ -276,7 +276,7 @@ async def test_model_that_cannot_be_loaded_may_leave_the_disk(tmp_path: Path) ->
         lock.close()
 
 
-async def test_model_that_no_store_has_is_not_found(tmp_path: Path) -> None:
+async def test_model_in_no_store_is_not_found(tmp_path: Path) -> None:
     store = store_of(tmp_path / "store", FakeSource(tmp_path / "remote"))
     async with residency(Checkpoints(tmp_path / "folder"), remote=store) as r:
         for model in ("org/unknown", "../../etc"):
@@ -285,7 +285,7 @@ async def test_model_that_no_store_has_is_not_found(tmp_path: Path) -> None:
             assert line(r, model).failure.reason == ModelNotFound.reason
 
 
-async def test_only_so_many_downloads_at_a_time(tmp_path: Path) -> None:
+async def test_concurrent_downloads_are_limited(tmp_path: Path) -> None:
     names = [f"org/m{number}" for number in range(MAX_DOWNLOADS)]
     source = FakeSource(tmp_path / "remote", *names)
     async with residency(
@@ -301,7 +301,7 @@ async def test_only_so_many_downloads_at_a_time(tmp_path: Path) -> None:
         assert r.can_load()
 
 
-async def test_what_was_fetched_is_on_disk_after_a_restart(tmp_path: Path) -> None:
+async def test_fetched_model_is_on_disk_after_a_restart(tmp_path: Path) -> None:
     source = FakeSource(tmp_path / "remote", "org/a")
     source.gate.set()
     store = store_of(tmp_path / "store", source)

@@ -1,5 +1,5 @@
-"""The memory budget, whoever comes and goes; loads that fail or hang; and that everybody gets a
-turn.
+"""The memory budget under random operations, loads that fail or hang, and fairness between
+models.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.worker.fakes import FakeModel, until
 from tests.worker.residing import (
     Checkpoints,
-    Hand,
+    ManualClock,
     failed,
     held,
     line,
@@ -55,11 +55,11 @@ async def test_activations_of_one_batch_are_part_of_the_budget(tmp_path: Path) -
         assert r.peak_bytes <= 250
 
 
-async def test_model_that_turns_out_larger_waits_without_its_memory(tmp_path: Path) -> None:
-    """It neither keeps what it has loaded while it waits nor measures again."""
+async def test_model_larger_than_estimated_waits_without_memory(tmp_path: Path) -> None:
+    """It frees its weights while it waits, and is not measured again."""
     store = Checkpoints(tmp_path, "org/a", "org/b")
     store.activations = {"org/b": 1.0}
-    clock = Hand()
+    clock = ManualClock()
     async with residency(store, 250, clock=clock, batch_tokens=100) as r:
         await loaded(r, "org/a")
         busy = held(r, "org/a")
@@ -75,7 +75,7 @@ async def test_model_that_turns_out_larger_waits_without_its_memory(tmp_path: Pa
         assert r.lanes() == ["org/b"]
 
 
-async def test_what_was_measured_is_refused_without_a_further_load(tmp_path: Path) -> None:
+async def test_measured_model_that_cannot_fit_is_refused_without_a_load(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a")
     store.activations = {"org/a": 2.0}
     async with residency(store, 250, batch_tokens=100) as r:
@@ -116,7 +116,7 @@ def test_no_interleaving_exceeds_the_budget(
     tier: tuple[int, bool],
 ) -> None:
     async def main(root: Path) -> None:
-        clock = Hand()
+        clock = ManualClock()
         store = Checkpoints(root)
         for model, size, activation in zip(MODELS, sizes, activations, strict=True):
             store.add(model, size * 4)
@@ -167,7 +167,7 @@ def _is_settled(r: Residency) -> bool:
     )
 
 
-def _do(r: Residency, what: str, model: str, jobs: list[Resident], clock: Hand) -> None:
+def _do(r: Residency, what: str, model: str, jobs: list[Resident], clock: ManualClock) -> None:
     match what:
         case "load":
             r.load(model)
@@ -188,16 +188,16 @@ def _check(r: Residency, jobs: list[Resident]) -> None:
     assert r.used_bytes <= r.peak_bytes <= 250
     assert r.host_used_bytes <= r.host_bytes
     for resident in jobs:
-        assert r._space.places[resident.name].resident is resident, "what is in flight stays"
+        assert r._space.models[resident.name].resident is resident, "what is in flight stays"
 
 
 # Turns
 
 
 async def test_five_busy_models_with_room_for_four_all_get_served(tmp_path: Path) -> None:
-    """Each always has work waiting and in flight, and never a moment without."""
+    """Each always has waiting and running work."""
     names = MODELS[:5]
-    clock = Hand()
+    clock = ManualClock()
     served: Counter[str] = Counter()
     store = Checkpoints(tmp_path, *names)
     async with residency(store, 400, clock=clock) as r:
@@ -225,8 +225,8 @@ async def test_five_busy_models_with_room_for_four_all_get_served(tmp_path: Path
         assert r.peak_bytes == 400
 
 
-async def test_who_has_waited_for_long_goes_before_any_amount_of_work(tmp_path: Path) -> None:
-    clock = Hand()
+async def test_long_wait_takes_precedence_over_any_amount_of_work(tmp_path: Path) -> None:
+    clock = ManualClock()
     async with residency(Checkpoints(tmp_path, "org/a", "org/b"), 100, clock=clock) as r:
         await loaded(r, "org/a")
         resident = held(r, "org/a")
@@ -244,8 +244,8 @@ async def test_who_has_waited_for_long_goes_before_any_amount_of_work(tmp_path: 
         await until(lambda: r.lanes() == ["org/b"])
 
 
-async def test_load_gives_up_when_those_that_leave_do_not_go(tmp_path: Path) -> None:
-    clock = Hand()
+async def test_load_fails_if_evictions_do_not_finish(tmp_path: Path) -> None:
+    clock = ManualClock()
     async with residency(
         Checkpoints(tmp_path, "org/a", "org/b", "org/c"), 100, clock=clock, load_seconds=5.0
     ) as r:
@@ -262,8 +262,8 @@ async def test_load_gives_up_when_those_that_leave_do_not_go(tmp_path: Path) -> 
         await until(lambda: r.lanes() == ["org/c"])
 
 
-async def test_loads_take_room_in_the_order_in_which_they_were_asked_for(tmp_path: Path) -> None:
-    clock = Hand()
+async def test_loads_get_memory_in_request_order(tmp_path: Path) -> None:
+    clock = ManualClock()
     store = Checkpoints(tmp_path, "org/a", "org/small")
     store.add("org/large", 200)
     async with residency(store, 200, clock=clock) as r:
@@ -283,7 +283,7 @@ async def test_loads_take_room_in_the_order_in_which_they_were_asked_for(tmp_pat
         assert store.loads == ["org/a", "org/large", "org/small"]
 
 
-async def test_plan_leaves_alone_what_is_pinned_or_has_work(tmp_path: Path) -> None:
+async def test_plan_does_not_evict_pinned_or_busy_models(tmp_path: Path) -> None:
     async with residency(Checkpoints(tmp_path, "org/a", "org/b", "org/c", "org/d"), 400) as r:
         await loaded(r, "org/a", "org/b", "org/c", "org/d")
         r.pin("org/a", True)
@@ -300,7 +300,7 @@ async def test_plan_leaves_alone_what_is_pinned_or_has_work(tmp_path: Path) -> N
 # Loads that fail or hang
 
 
-async def test_load_that_hangs_is_given_up_but_not_its_memory(tmp_path: Path) -> None:
+async def test_hanging_load_is_abandoned_but_keeps_its_memory(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a", "org/b")
     hung, free = threading.Event(), threading.Event()
     free.set()
@@ -321,7 +321,7 @@ async def test_load_that_hangs_is_given_up_but_not_its_memory(tmp_path: Path) ->
         assert r.lanes() == ["org/a"]
 
 
-async def test_what_does_not_fit_beside_a_load_that_hangs_is_told_so(tmp_path: Path) -> None:
+async def test_error_reports_memory_held_by_hanging_loads(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a")
     store.add("org/large", 200)
     hung = threading.Event()
@@ -330,13 +330,13 @@ async def test_what_does_not_fit_beside_a_load_that_hangs_is_told_so(tmp_path: P
         r.load("org/a")
         await failed(r, "org/a")
         r.load("org/large")
-        assert "100 are held by loads that hang" in await failed(r, "org/large")
+        assert "100 are held by hanging loads" in await failed(r, "org/large")
         hung.set()
         await until(lambda: r.used_bytes == 0)
         await loaded(r, "org/large")
 
 
-async def test_warm_model_that_hangs_is_read_from_disk_next(
+async def test_warm_model_that_hangs_is_then_read_from_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hung = threading.Event()
@@ -359,7 +359,7 @@ async def test_warm_model_that_hangs_is_read_from_disk_next(
         assert r.host_used_bytes == 0
 
 
-async def test_load_that_fails_keeps_nothing_of_what_it_read(tmp_path: Path) -> None:
+async def test_failed_load_frees_its_weights(tmp_path: Path) -> None:
     read: list[weakref.ref[FakeModel]] = []
 
     class Failing(Checkpoints):
@@ -380,7 +380,7 @@ async def test_load_that_fails_keeps_nothing_of_what_it_read(tmp_path: Path) -> 
 
 
 def test_loading_and_unloading_does_not_grow_the_process(tmp_path: Path) -> None:
-    """A real checkpoint of 16 MB, to the device and away again."""
+    """Load and unload a real checkpoint of 16 MB repeatedly."""
     write_checkpoint(
         "bert",
         tmp_path / "org" / "real",
@@ -394,6 +394,6 @@ def test_loading_and_unloading_does_not_grow_the_process(tmp_path: Path) -> None
     taken = json.loads(
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
     )
-    # The least of several: a thread that loaded may end a little later, and holds the model until
+    # The minimum of several: a loading thread may end a little later, and keeps the model until
     # then.
     assert min(taken[-8:]) - min(taken[4:12]) < size, [one >> 20 for one in taken]

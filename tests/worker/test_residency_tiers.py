@@ -1,4 +1,4 @@
-"""Warm models: from the device to host memory and back, and who has a place there."""
+"""Warm models: moves from the device to host memory and back, and evictions from host memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from shoal.v1 import models_pb2
 
 from libs.eviction import lru
 from tests.worker.fakes import FakeModel, until
-from tests.worker.residing import Checkpoints, Hand, held, line, loaded, residency, state, unloaded
+from tests.worker.residing import (
+    Checkpoints,
+    ManualClock,
+    held,
+    line,
+    loaded,
+    residency,
+    state,
+    unloaded,
+)
 from tests.worker.test_residency import FakeSource, store_of
 
 WARM, COLD, RESIDENT = (
@@ -22,7 +31,7 @@ WARM, COLD, RESIDENT = (
 )
 
 
-async def test_evicted_model_is_warm_and_comes_back_without_a_load(tmp_path: Path) -> None:
+async def test_evicted_model_is_warm_and_resumes_without_a_load(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a")
     async with residency(store, host_bytes=100) as r:
         await loaded(r, "org/a")
@@ -42,10 +51,10 @@ async def test_evicted_model_is_warm_and_comes_back_without_a_load(tmp_path: Pat
         assert (r.used_bytes, r.host_used_bytes) == (100, 0)
 
 
-async def test_model_that_has_no_place_in_host_memory_is_dropped(tmp_path: Path) -> None:
+async def test_model_that_does_not_fit_host_memory_is_dropped(tmp_path: Path) -> None:
     async with residency(Checkpoints(tmp_path, "org/a"), host_bytes=99) as r:
         await loaded(r, "org/a")
-        model = weakref.ref(r._space.places["org/a"].resident.model)
+        model = weakref.ref(r._space.models["org/a"].resident.model)
         await unloaded(r, "org/a")
         await until(lambda: r.used_bytes == 0)
         gc.collect()
@@ -53,8 +62,8 @@ async def test_model_that_has_no_place_in_host_memory_is_dropped(tmp_path: Path)
         assert r.host_used_bytes == 0
 
 
-async def test_warm_model_that_is_worth_least_goes(tmp_path: Path) -> None:
-    clock = Hand()
+async def test_warm_model_of_least_value_is_dropped(tmp_path: Path) -> None:
+    clock = ManualClock()
     async with residency(
         Checkpoints(tmp_path, "org/a", "org/b", "org/c"),
         300,
@@ -76,8 +85,8 @@ async def test_warm_model_that_is_worth_least_goes(tmp_path: Path) -> None:
         assert r.host_used_bytes == 200
 
 
-async def test_newcomer_that_is_worth_least_is_not_kept_warm(tmp_path: Path) -> None:
-    clock = Hand()
+async def test_evicted_model_of_least_value_is_not_kept_warm(tmp_path: Path) -> None:
+    clock = ManualClock()
     async with residency(
         Checkpoints(tmp_path, "org/a", "org/b"), clock=clock, host_bytes=100, policy=lru
     ) as r:
@@ -90,7 +99,7 @@ async def test_newcomer_that_is_worth_least_is_not_kept_warm(tmp_path: Path) -> 
         assert state(r, "org/a") != WARM
 
 
-async def test_two_models_change_places_though_host_memory_has_room_for_one(tmp_path: Path) -> None:
+async def test_two_models_swap_with_host_memory_for_one(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a", "org/b")
     async with residency(store, 100, host_bytes=100) as r:
         await loaded(r, "org/a", "org/b", "org/a", "org/b")
@@ -142,7 +151,7 @@ async def test_model_that_cannot_be_parked_is_dropped(
         assert store.loads == ["org/a", "org/a"]
 
 
-# On an accelerator a resident model keeps a copy in host memory, if there is room.
+# On an accelerator a resident model keeps a copy in host memory if it fits.
 
 
 async def test_copy_in_host_memory_counts_while_the_model_is_resident(tmp_path: Path) -> None:
@@ -161,7 +170,7 @@ async def test_copy_in_host_memory_counts_while_the_model_is_resident(tmp_path: 
         assert r.host_used_bytes == 0
 
 
-async def test_copies_are_kept_only_while_there_is_room_for_them(tmp_path: Path) -> None:
+async def test_host_copies_are_kept_only_while_they_fit(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a", "org/b")
     store.has_copies = True
     async with residency(store, host_bytes=150, shares_memory=False) as r:
@@ -185,8 +194,8 @@ async def test_copies_are_kept_only_while_there_is_room_for_them(tmp_path: Path)
 # Relief for a device that is out of memory
 
 
-async def test_relief_takes_an_idle_model_that_is_not_pinned(tmp_path: Path) -> None:
-    clock = Hand()
+async def test_relief_evicts_an_idle_unpinned_model(tmp_path: Path) -> None:
+    clock = ManualClock()
     async with residency(
         Checkpoints(tmp_path, "org/a", "org/b", "org/c", "org/d"), 400, clock=clock
     ) as r:
@@ -204,7 +213,7 @@ async def test_relief_takes_an_idle_model_that_is_not_pinned(tmp_path: Path) -> 
         assert r.lanes() == ["org/a", "org/c"]
 
 
-async def test_relief_takes_warm_models_first_where_they_are_in_the_same_memory(
+async def test_relief_drops_warm_models_first_in_shared_memory(
     tmp_path: Path,
 ) -> None:
     async with residency(
@@ -230,7 +239,7 @@ async def test_relief_parks_on_an_accelerator(tmp_path: Path) -> None:
         assert r.used_bytes == 100
 
 
-async def test_resume_that_fails_gives_everything_back(
+async def test_failed_resume_releases_all_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(model: object) -> None:
@@ -249,8 +258,8 @@ async def test_resume_that_fails_gives_everything_back(
         await loaded(r, "org/a")
 
 
-async def test_model_leaves_once_the_device_has_no_batch_of_it(tmp_path: Path) -> None:
-    """Also if its jobs were cancelled while their batch was on the device."""
+async def test_model_leaves_after_its_last_batch_on_the_device(tmp_path: Path) -> None:
+    """This also holds if its jobs were cancelled while their batch was on the device."""
     computing = {"org/a"}
     async with residency(Checkpoints(tmp_path, "org/a", "org/b"), host_bytes=100) as r:
         await loaded(r, "org/a")

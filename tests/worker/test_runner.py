@@ -25,20 +25,20 @@ from libs.models import (
     load_model,
     never_yield,
 )
-from services.worker.jobs.execution.ladder import OomRecovery
+from services.worker.jobs.execution.oom_recovery import OomRecovery
 from services.worker.jobs.execution.runner import IdleWork, Runner
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.waste import Waste
 from services.worker.memory.resident import Resident
 from services.worker.mesh import codec
-from services.worker.scheduling.batcher import NOBODY, Batch, Flow, Group, Limits
+from services.worker.scheduling.batcher import NO_CALLER, Batch, Flow, Group, Limits
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.waiting import wait_until
 from tests.worker.fakes import LAYERED, POISON, SLOW, FakeModel, encode_job, vector
 
 
-class Told:
-    """Outcomes, kept."""
+class RecordedOutcomes:
+    """Records outcomes."""
 
     def __init__(self) -> None:
         self.done: list[HeldJob] = []
@@ -50,7 +50,7 @@ class Told:
     def failed(self, job: HeldJob, error: ShoalError) -> None:
         self.broken[job] = error
 
-    def written(self, job: HeldJob, index: int, ids: list[int]) -> None:
+    def stream(self, job: HeldJob, index: int, ids: list[int]) -> None:
         raise NotImplementedError("no job of these tests is read along")
 
     def device_changed(self) -> None:
@@ -58,7 +58,9 @@ class Told:
 
 
 class Bench:
-    """A runner, its model and what it told. `pace`: how many times as fast as ours its clock is."""
+    """A runner, its model and the recorded outcomes. `pace` is the speed of its clock relative to
+    real time.
+    """
 
     def __init__(
         self, *, batch_tokens: int = 1000, pace: int = 1, idle_work: IdleWork | None = None
@@ -67,15 +69,15 @@ class Bench:
         self.resident = Resident(
             "org/fake", self.model, load_seconds=0.0, loaded_at=0.0, last_used=0.0
         )
-        self.told = Told()
+        self.outcomes = RecordedOutcomes()
         self.waste = Waste()
         self.recovered = 0
         self.lost = False
         self.idle: list[str] = []
-        """Names of models that can be let go."""
+        """Names of models that can be evicted."""
         self.relieved: list[str] = []
         self.capacity = 10**9
-        """Tokens of a forward pass from which on it is out of memory."""
+        """Tokens from which a forward pass runs out of memory."""
         run = self.model.forward
 
         def forward(
@@ -89,10 +91,10 @@ class Bench:
         self.model.forward = forward  # type: ignore[method-assign]
         self.runner = Runner(
             Limits(batch_tokens, 256, 1.0),
-            self.told,
+            self.outcomes,
             clock=lambda: pace * time.monotonic(),
             unix_time=time.time,
-            ladder=OomRecovery(self._recover, lambda: None, self._relieve),
+            oom_recovery=OomRecovery(self._recover, lambda: None, self._relieve),
             enter=lambda: None,
             waste=self.waste,
             idle_work=idle_work,
@@ -139,8 +141,8 @@ def bench(*, idle_work: IdleWork | None = None, **options: int) -> Iterator[Benc
 
 
 def charge(b: Bench, tenant: str, seconds: float) -> None:
-    """The tenant has had so much of the device already."""
-    b.runner._room.ran(
+    """Charge the tenant for past device time."""
+    b.runner._waiting_room.ran(
         Batch(Group("org/fake", "dense"), (), 1, {Flow(tenant=tenant): 1.0}),
         seconds,
         time.monotonic(),
@@ -151,11 +153,11 @@ def outputs(held: HeldJob) -> list[list[float]]:
     return [np.asarray(held.outputs[index]).tolist() for index in range(len(held.ready.sequences))]
 
 
-def test_jobs_of_one_batch_each_get_their_own_outputs() -> None:
+def test_jobs_of_one_batch_get_their_outputs() -> None:
     with bench() as b:
         jobs = [b.held("a", "bcd"), b.held("xyz")]
         b.runner.add(jobs)
-        wait_until(lambda: len(b.told.done) == 2)
+        wait_until(lambda: len(b.outcomes.done) == 2)
         assert outputs(jobs[0]) == [vector("a"), vector("bcd")]
         assert outputs(jobs[1]) == [vector("xyz")]
         assert len(b.model.batches) == 1
@@ -164,8 +166,8 @@ def test_jobs_of_one_batch_each_get_their_own_outputs() -> None:
 
 
 def test_jobs_of_all_dimensions_and_data_types_share_a_forward_pass(tmp_path: Path) -> None:
-    """A text's full vector, a short one and a binary one, of a real model: one pass, and each as
-    its request wants it.
+    """A full vector, a short one and a binary one of a real model share one pass, and each is as
+    requested.
     """
     model = load_model(
         write_checkpoint("bert", tmp_path, sentence=SentenceFiles()),
@@ -206,7 +208,7 @@ def test_jobs_of_all_dimensions_and_data_types_share_a_forward_pass(tmp_path: Pa
             held.prepared = model.prepare(codec.to_work(job))
             jobs.append(held)
         b.runner.add(jobs)
-        wait_until(lambda: len(b.told.done) == len(wishes))
+        wait_until(lambda: len(b.outcomes.done) == len(wishes))
     assert passes == [len(wishes)]
     full, short, binary, small = (
         dense(model.finish(held.ready, [held.outputs[0]])) for held in jobs
@@ -232,7 +234,7 @@ def dense(result: Result) -> Stored:
     return result.dense
 
 
-def test_what_arrives_during_a_forward_pass_is_in_the_next_one() -> None:
+def test_jobs_arriving_during_a_pass_are_in_the_next_one() -> None:
     with bench() as b:
         b.runner.add([b.held(SLOW)])
         b.model.started.wait(10)
@@ -240,12 +242,12 @@ def test_what_arrives_during_a_forward_pass_is_in_the_next_one() -> None:
             b.runner.add([b.held(text)])
         assert b.runner.waiting_tokens == 6
         b.model.gate.set()
-        wait_until(lambda: len(b.told.done) == 4)
+        wait_until(lambda: len(b.outcomes.done) == 4)
         assert b.model.batches == [[1], [1, 2, 3]]
 
 
 class FakeIdleWork:
-    """`left`: pieces. `done`: the threads that did one. `gate` holds each up."""
+    """`left` counts pieces, `done` lists the threads that did one, `gate` blocks each."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -270,14 +272,14 @@ def test_idle_work_is_done_on_the_device_thread_while_no_batch_waits() -> None:
         b.runner.add([b.held("a")])  # does not wait for the lock
         assert b.model.batches == []
         work.gate.set()
-        wait_until(lambda: len(b.told.done) == 1 and work.left == 0)
+        wait_until(lambda: len(b.outcomes.done) == 1 and work.left == 0)
         assert work.done == ["device", "device"]
         work.left = 1
         b.runner.wake()
         wait_until(lambda: work.left == 0)
 
 
-def test_batch_goes_before_idle_work() -> None:
+def test_batches_precede_idle_work() -> None:
     work = FakeIdleWork(0)
     work.gate.set()
     with bench(idle_work=work) as b:
@@ -288,7 +290,7 @@ def test_batch_goes_before_idle_work() -> None:
         b.runner.wake()
         assert work.done == []
         b.model.gate.set()
-        wait_until(lambda: len(b.told.done) == 2 and work.left == 0)
+        wait_until(lambda: len(b.outcomes.done) == 2 and work.left == 0)
 
 
 def test_device_that_waits_for_a_queued_job_is_starved() -> None:
@@ -297,53 +299,53 @@ def test_device_that_waits_for_a_queued_job_is_starved() -> None:
         first.received_at = second.received_at = time.monotonic()
         first.queue_seconds = 2.0
         b.runner.add([first])
-        wait_until(lambda: b.told.done == [first])
+        wait_until(lambda: b.outcomes.done == [first])
         starved = b.runner.device_time.starved_seconds
         assert starved >= 2.0
-        second.queue_seconds = 100.0  # Most of it while the first was computed, or before that.
+        second.queue_seconds = 100.0  # mostly during the first batch, or before it
         b.runner.add([second])
-        wait_until(lambda: b.told.done == [first, second])
+        wait_until(lambda: b.outcomes.done == [first, second])
         assert starved < b.runner.device_time.starved_seconds < starved + 50.0
         assert b.runner.device_time.turnaround_seconds > 0
         assert b.runner.device_time.cpu_seconds > 0
 
 
-def test_job_larger_than_a_batch_is_finished_once_all_its_parts_are() -> None:
+def test_job_larger_than_a_batch_finishes_with_its_last_part() -> None:
     with bench(batch_tokens=10) as b:
         job = b.held(*["abcd"] * 7)
         b.runner.add([job])
-        wait_until(lambda: b.told.done == [job])
+        wait_until(lambda: b.outcomes.done == [job])
         assert outputs(job) == [vector("abcd")] * 7
         assert sorted(map(len, b.model.batches)) == [1, 2, 2, 2]
 
 
-def test_poisoned_sequence_fails_its_job_alone() -> None:
+def test_poisoned_sequence_fails_only_its_job() -> None:
     with bench() as b:
         good = [b.held(f"good {number}") for number in range(20)]
         bad = b.held("fine", POISON)
         b.runner.add([*good[:7], bad, *good[7:]])
-        wait_until(lambda: len(b.told.done) == 20 and bool(b.told.broken))
-        assert list(b.told.broken) == [bad]
-        assert isinstance(b.told.broken[bad], InternalError)
+        wait_until(lambda: len(b.outcomes.done) == 20 and bool(b.outcomes.broken))
+        assert list(b.outcomes.broken) == [bad]
+        assert isinstance(b.outcomes.broken[bad], InternalError)
         assert [outputs(job) for job in good] == [
             [vector(f"good {number}")] for number in range(20)
         ]
         assert b.recovered > 0
         after = b.held("after")
         b.runner.add([after])
-        wait_until(lambda: after in b.told.done)
+        wait_until(lambda: after in b.outcomes.done)
 
 
-def test_parts_of_a_failed_job_that_still_wait_are_dropped() -> None:
+def test_waiting_parts_of_a_failed_job_are_dropped() -> None:
     with bench(batch_tokens=4) as b:
         bad = b.held(POISON * 4, "aaaa", "bbbb")
         b.runner.add([bad])
-        wait_until(lambda: bad in b.told.broken)
+        wait_until(lambda: bad in b.outcomes.broken)
         wait_until(lambda: b.runner.waiting_tokens == 0)
         assert b.model.batches == [[4]]
 
 
-def test_jobs_past_their_deadline_and_unwanted_ones_never_reach_the_device() -> None:
+def test_expired_and_cancelled_jobs_never_reach_the_device() -> None:
     with bench() as b:
         b.runner.add([b.held(SLOW)])
         b.model.started.wait(10)
@@ -351,10 +353,10 @@ def test_jobs_past_their_deadline_and_unwanted_ones_never_reach_the_device() -> 
         b.runner.add([late, unwanted, good])
         unwanted.unwanted = True
         b.model.gate.set()
-        wait_until(lambda: good in b.told.done)
-        assert isinstance(b.told.broken.pop(late), DeadlinePassed)
-        assert not b.told.broken
-        assert unwanted not in b.told.done
+        wait_until(lambda: good in b.outcomes.done)
+        assert isinstance(b.outcomes.broken.pop(late), DeadlinePassed)
+        assert not b.outcomes.broken
+        assert unwanted not in b.outcomes.done
         assert b.model.batches == [[1], [4]]
 
 
@@ -389,55 +391,55 @@ def test_no_forward_pass_overlaps_another() -> None:
             adder.start()
         for adder in adders:
             adder.join()
-        wait_until(lambda: len(b.told.done) == 200)
+        wait_until(lambda: len(b.outcomes.done) == 200)
         assert not overlaps
 
 
-def test_what_does_not_fit_fails_its_job_alone_and_names_its_item() -> None:
+def test_sequence_that_does_not_fit_fails_only_its_job_with_its_path() -> None:
     with bench() as b:
         b.capacity = 20
         good = [b.held("a" * (number + 1)) for number in range(20)]
         bad = b.held("fine", "x" * 21)
         b.runner.add([*good[:9], bad, *good[9:]])
-        wait_until(lambda: len(b.told.done) == 20 and bool(b.told.broken))
-        error = b.told.broken.pop(bad)
+        wait_until(lambda: len(b.outcomes.done) == 20 and bool(b.outcomes.broken))
+        error = b.outcomes.broken.pop(bad)
         assert isinstance(error, OutOfMemory)
         assert error.field == "items[1].text"
-        assert not b.told.broken
+        assert not b.outcomes.broken
         assert [outputs(job) for job in good] == [
             [vector("a" * (number + 1))] for number in range(20)
         ]
 
 
-def test_idle_models_go_before_a_batch_is_halved() -> None:
+def test_idle_models_are_evicted_before_a_batch_is_halved() -> None:
     with bench() as b:
         b.capacity, b.idle = 5, ["org/x", "org/y"]
         job = b.held("abc", "def")
         b.runner.add([job])
-        wait_until(lambda: b.told.done == [job])
+        wait_until(lambda: b.outcomes.done == [job])
         assert outputs(job) == [vector("abc"), vector("def")]
         assert b.relieved == ["org/x", "org/y"]
         assert b.model.batches == [[3, 3]] * 4 + [[3], [3]]
 
 
-def test_batches_stay_small_for_a_while_after_one_did_not_fit() -> None:
+def test_batches_stay_small_after_one_did_not_fit() -> None:
     with bench(batch_tokens=100) as b:
         b.capacity = 30
         first = b.held(*["x" * 10] * 10)
         b.runner.add([first])
-        wait_until(lambda: b.told.done == [first])
+        wait_until(lambda: b.outcomes.done == [first])
         tried = len(b.model.batches)
-        assert b.resident.meter.tokens_per_second == 0  # a climb measures nothing
+        assert b.resident.meter.tokens_per_second == 0  # recovered batches are not measured
         second = b.held(*["y" * 10] * 10)
         b.runner.add([second])
-        wait_until(lambda: b.told.done == [first, second])
+        wait_until(lambda: b.outcomes.done == [first, second])
         assert b.model.batches[tried:] == [[10, 10, 10]] * 3 + [[10]]
         assert b.resident.meter.tokens_per_second > 0
 
 
-def test_batches_are_short_while_others_want_the_device() -> None:
+def test_batches_are_short_while_the_device_is_shared() -> None:
     b = Bench(batch_tokens=1000)
-    assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 1000}  # nothing is known of it
+    assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 1000}  # unmeasured
     b.resident.meter.add_forward(1000, 1.0)
     b.runner.add([b.held("a")])
     assert b.runner.batch_tokens(["org/fake"]) == {"org/fake": 150}
@@ -447,24 +449,24 @@ def test_batches_are_short_while_others_want_the_device() -> None:
         "org/fake": 100,
         "org/unknown": 1000,
     }
-    assert b.runner.waiting() == {("org/fake", ""): {NOBODY: 1, Flow(tenant="other"): 1}}
+    assert b.runner.waiting() == {("org/fake", ""): {NO_CALLER: 1, Flow(tenant="other"): 1}}
 
 
-def test_one_tenants_batch_is_not_filled_with_the_work_of_another_that_has_just_had_one() -> None:
-    with bench(batch_tokens=10, pace=10_000) as b:  # so that every batch is a long one
+def test_batch_is_not_filled_with_work_of_a_just_served_tenant() -> None:
+    with bench(batch_tokens=10, pace=10_000) as b:  # makes every batch long
         heavy = b.held(SLOW, *["aaaaa"] * 6)
         light = b.held("bb", tenant="light")
         b.runner.add([heavy])
         b.model.started.wait(10)
         b.runner.add([light])
         b.model.gate.set()
-        wait_until(lambda: len(b.told.done) == 2)
+        wait_until(lambda: len(b.outcomes.done) == 2)
         assert b.model.batches[1] == [2]
-        assert b.told.done == [light, heavy]
+        assert b.outcomes.done == [light, heavy]
         assert b.resident.turn > 0
 
 
-def test_caller_that_has_had_less_overtakes_a_forward_pass_between_two_layers() -> None:
+def test_less_served_caller_preempts_a_pass_between_two_layers() -> None:
     with bench(batch_tokens=100) as b:
         heavy, rest = b.held(LAYERED, tenant="heavy"), b.held("y" * 50, tenant="heavy")
         charge(b, "heavy", 1.0)
@@ -474,20 +476,20 @@ def test_caller_that_has_had_less_overtakes_a_forward_pass_between_two_layers() 
         unwanted.unwanted = True
         late.job.deadline_unix_ms = 1
         b.runner.add([rest, unwanted, late, light])
-        wait_until(lambda: b.told.done == [light])
+        wait_until(lambda: b.outcomes.done == [light])
         assert b.runner.is_running
         time.sleep(0.05)
-        assert b.told.done == [light]
+        assert b.outcomes.done == [light]
         b.model.gate.set()
-        wait_until(lambda: len(b.told.done) == 3)
-        assert b.told.done == [light, heavy, rest]
-        assert list(b.told.broken) == [late]
+        wait_until(lambda: len(b.outcomes.done) == 3)
+        assert b.outcomes.done == [light, heavy, rest]
+        assert list(b.outcomes.broken) == [late]
         assert outputs(light) == [vector("abc")]
         assert outputs(heavy) == [vector(LAYERED)]
         assert b.model.batches == [[1], [3], [50]]
 
 
-def test_time_of_a_batch_that_overtook_is_not_that_of_the_other() -> None:
+def test_time_of_a_preempting_batch_is_not_charged_to_the_other() -> None:
     with bench(batch_tokens=100) as b:
         heavy, light = b.held(LAYERED, tenant="heavy"), b.held(SLOW, tenant="light")
         run = b.model.forward
@@ -506,10 +508,10 @@ def test_time_of_a_batch_that_overtook_is_not_that_of_the_other() -> None:
         wait_until(lambda: b.runner.is_running)
         began = time.monotonic()
         b.runner.add([light])
-        wait_until(lambda: len(b.told.done) == 2)
-        assert b.told.done == [light, heavy]
+        wait_until(lambda: len(b.outcomes.done) == 2)
+        assert b.outcomes.done == [light, heavy]
         assert light.forward_seconds >= 0.3
-        # The rest of what passed, at most.
+        # At most the rest of the elapsed time.
         assert heavy.forward_seconds <= time.monotonic() - began - 0.3 + 0.05
         assert b.waste.device_seconds == pytest.approx(
             light.forward_seconds + heavy.forward_seconds
@@ -518,7 +520,7 @@ def test_time_of_a_batch_that_overtook_is_not_that_of_the_other() -> None:
 
 
 @pytest.mark.parametrize("text", [POISON, "a" * 30])
-def test_batch_that_overtakes_and_fails_harms_nobody_else(text: str) -> None:
+def test_failing_preempting_batch_does_not_affect_others(text: str) -> None:
     with bench(batch_tokens=100) as b:
         b.capacity = 20
         heavy, light = b.held(LAYERED, tenant="heavy"), b.held(text, tenant="light")
@@ -526,7 +528,7 @@ def test_batch_that_overtakes_and_fails_harms_nobody_else(text: str) -> None:
         b.runner.add([heavy])
         wait_until(lambda: b.runner.is_running)
         b.runner.add([light])
-        wait_until(lambda: light in b.told.broken)
+        wait_until(lambda: light in b.outcomes.broken)
         b.model.gate.set()
-        wait_until(lambda: b.told.done == [heavy])
+        wait_until(lambda: b.outcomes.done == [heavy])
         assert outputs(heavy) == [vector(LAYERED)]

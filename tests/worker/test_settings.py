@@ -83,7 +83,7 @@ def test_everything_set() -> None:
         ("SHOAL_LOAD_SECONDS", "0"),
     ],
 )
-def test_values_that_cannot_be_are_named(name: str, value: str) -> None:
+def test_invalid_values_are_named(name: str, value: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         Settings.from_env({name: value})
     assert caught.value.field == name

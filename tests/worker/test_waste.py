@@ -1,4 +1,4 @@
-"""What is counted as device time, and as wasted: each forward pass once, shared out by tokens."""
+"""Counts of device time and wasted time: each forward pass once, divided by tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def held() -> HeldJob:
     )
 
 
-def test_job_that_is_cancelled_between_its_forward_passes_wastes_all_of_them() -> None:
+def test_job_cancelled_between_passes_wastes_all_of_them() -> None:
     waste, gone, kept = Waste(), held(), held()
     waste.computed([gone, kept, gone], [10, 60, 30], 2.0)
     assert (waste.device_seconds, waste.wasted_seconds) == (2.0, 0.0)
@@ -39,7 +39,7 @@ def test_job_that_is_cancelled_between_its_forward_passes_wastes_all_of_them() -
     assert kept.device_seconds == pytest.approx(1.2)
 
 
-def test_job_that_is_cancelled_during_its_forward_pass_wastes_its_share() -> None:
+def test_job_cancelled_during_a_pass_wastes_its_share() -> None:
     waste, gone, kept = Waste(), held(), held()
     waste.computed([gone], [10], 1.0)
     gone.unwanted = True
@@ -52,7 +52,7 @@ def test_job_that_is_cancelled_during_its_forward_pass_wastes_its_share() -> Non
 
 
 class RefusingRouter(FakeRouter):
-    """Takes answers, and has a use for none of them."""
+    """Receives answers and accepts none."""
 
     async def Complete(
         self, request: worker_pb2.CompleteRequest, context: object
@@ -61,7 +61,7 @@ class RefusingRouter(FakeRouter):
         return worker_pb2.CompleteResponse(accepted=0)
 
 
-async def test_heartbeats_tell_of_cancelled_work_and_of_refused_answers(tmp_path: Path) -> None:
+async def test_heartbeats_report_cancelled_work_and_refused_answers(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         lanes.put(MODEL, encode_job("good", "a"))
@@ -79,7 +79,7 @@ async def test_heartbeats_tell_of_cancelled_work_and_of_refused_answers(tmp_path
         told_at = len(lanes.heartbeats)
         await until(
             lambda: len(lanes.heartbeats) > told_at
-        )  # the next one is sent when the worker has heard it
+        )  # the next is sent once the worker has received it
         await until(lambda: any(one.batch_id == batch and one.release for one in lanes.completes))
         bay.model.gate.set()
         await until(lambda: lanes.heartbeats[-1].wasted_seconds > 0)
@@ -88,7 +88,7 @@ async def test_heartbeats_tell_of_cancelled_work_and_of_refused_answers(tmp_path
         assert "slow" not in lanes.answers
 
 
-async def test_answers_that_no_router_has_a_use_for_are_waste(tmp_path: Path) -> None:
+async def test_refused_answers_are_waste(tmp_path: Path) -> None:
     lanes = FakeLanes()
     router = RefusingRouter(lanes)
     await router.start()

@@ -1,4 +1,4 @@
-"""A whole worker over real gRPC: from Pull to Complete, and what may go wrong between."""
+"""A whole worker over real gRPC, from Pull to Complete, with failures in between."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_job_for_a_cold_model_loads_it_and_is_answered(tmp_path: Path) -> 
     async with routers(lanes) as running, worker(tmp_path, running):
         lanes.put(MODEL, encode_job("j1", "hello", "sea"))
         await until(lambda: "j1" in lanes.answers)
-        result = lanes.answer("j1")
+        result = lanes.answer_of("j1")
         assert vectors(result) == [vector("hello"), vector("sea")]
         assert result.encode.usage.input_tokens == 8
         assert result.encode.model_revision == "r1"
@@ -55,12 +55,12 @@ async def test_many_jobs_are_each_answered_once(tmp_path: Path) -> None:
             )
         await until(lambda: len(lanes.answers) == 300)
         for number, name in enumerate(names):
-            assert vectors(lanes.answer(name)) == [vector(name), vector("x" * (number % 50 + 1))]
+            assert vectors(lanes.answer_of(name)) == [vector(name), vector("x" * (number % 50 + 1))]
         await until(lambda: not any(lanes.leased.values()))
         assert not lanes.handed_back
 
 
-async def test_failing_item_fails_its_job_with_the_requests_path(tmp_path: Path) -> None:
+async def test_failing_item_fails_its_job_with_the_path_in_the_request(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running):
         lanes.put(
@@ -74,7 +74,7 @@ async def test_failing_item_fails_its_job_with_the_requests_path(tmp_path: Path)
         other.score.CopyFrom(inference_pb2.ScoreRequest(query=inference_pb2.Item(text="q")))
         lanes.put(MODEL, other)
         await until(lambda: len(lanes.answers) == 5)
-        failures = {job: lanes.answer(job).failure for job in lanes.answers}
+        failures = {job: lanes.answer_of(job).failure for job in lanes.answers}
         assert (failures["long"].reason, failures["long"].field) == (
             "INPUT_TOO_LONG",
             "items[101].text",
@@ -82,7 +82,7 @@ async def test_failing_item_fails_its_job_with_the_requests_path(tmp_path: Path)
         assert failures["poison"].reason == "INTERNAL"
         assert "not finite" in failures["endless"].message
         assert failures["other"].reason == "INVALID_INPUT"
-        assert vectors(lanes.answer("good")) == [vector("a")]
+        assert vectors(lanes.answer_of("good")) == [vector("a")]
 
 
 async def test_jobs_past_their_deadline_are_not_computed(tmp_path: Path) -> None:
@@ -90,14 +90,14 @@ async def test_jobs_past_their_deadline_are_not_computed(tmp_path: Path) -> None
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         lanes.put(MODEL, encode_job("expired", "a", seconds=-1.0), encode_job("slow", SLOW))
         await until(lambda: "expired" in lanes.answers)
-        assert lanes.answer("expired").failure.reason == "DEADLINE_PASSED"
+        assert lanes.answer_of("expired").failure.reason == "DEADLINE_PASSED"
         await until(lambda: bool(bay.models) and bay.model.started.is_set())
         lanes.put(MODEL, encode_job("late", "a", seconds=0.3))
         await until(lambda: not lanes.queued[MODEL])
         await asyncio.sleep(0.3)
         bay.model.gate.set()
         await until(lambda: "late" in lanes.answers)
-        assert lanes.answer("late").failure.reason == "DEADLINE_PASSED"
+        assert lanes.answer_of("late").failure.reason == "DEADLINE_PASSED"
         assert bay.model.batches == [[1]]
 
 
@@ -117,7 +117,7 @@ async def test_cancelled_job_is_skipped(tmp_path: Path) -> None:
         told_at = len(lanes.heartbeats)
         await until(
             lambda: len(lanes.heartbeats) > told_at
-        )  # the next one is sent when the worker has heard it
+        )  # the next is sent once the worker has received it
         bay.model.gate.set()
         await until(lambda: "kept" in lanes.answers)
         assert "gone" not in lanes.answers
@@ -143,7 +143,7 @@ async def test_lost_lease_is_dropped_and_no_longer_renewed(tmp_path: Path) -> No
         assert "slow" not in lanes.answers
 
 
-async def test_orders_are_obeyed_once(tmp_path: Path) -> None:
+async def test_orders_are_executed_once(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running, "org/b") as bay:
         orders = worker_pb2.HeartbeatResponse(
@@ -155,7 +155,7 @@ async def test_orders_are_obeyed_once(tmp_path: Path) -> None:
         lanes.to_tell = orders
         await until(lambda: lanes.states().get("org/b") == models_pb2.MODEL_STATE_RESIDENT)
         await until(lambda: lanes.states().get("org/unknown") == models_pb2.MODEL_STATE_FAILED)
-        # The folder is looked through beside the heartbeats, and may take longer than a load.
+        # The folder scan runs in parallel to heartbeats and may take longer than a load.
         await until(lambda: lanes.states().get(MODEL) == models_pb2.MODEL_STATE_COLD)
         assert lanes.heartbeats[-1].directive_seq == 2
         lanes.to_tell = worker_pb2.HeartbeatResponse(
@@ -172,7 +172,7 @@ async def test_orders_are_obeyed_once(tmp_path: Path) -> None:
         await until(lambda: lanes.heartbeats[-1].leaving)
 
 
-async def test_other_router_takes_over(tmp_path: Path) -> None:
+async def test_worker_fails_over_to_another_router(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes, 2) as running, worker(tmp_path, running) as bay:
         lanes.put(MODEL, encode_job("slow", SLOW))
@@ -185,7 +185,7 @@ async def test_other_router_takes_over(tmp_path: Path) -> None:
 
 
 class DyingRouter(FakeRouter):
-    """Leases one batch whose answer never leaves."""
+    """Leases one batch, and never sends the reply."""
 
     is_well = False
 
@@ -202,16 +202,14 @@ class DyingRouter(FakeRouter):
 
 
 @pytest.mark.parametrize("others", [0, 1])
-async def test_batch_that_was_lost_with_its_router_is_asked_for_again(
-    tmp_path: Path, others: int
-) -> None:
-    """Of the other router, or of the same one when it is back."""
+async def test_batch_lost_with_its_router_is_pulled_again(tmp_path: Path, others: int) -> None:
+    """The retry goes to the other router, or to the same one after its restart."""
     lanes = FakeLanes()
     dying = DyingRouter(lanes)
     await dying.start()
     async with routers(lanes, others) as running, AsyncExitStack() as stack:
         asked: list[FakeRouter] = [*running]
-        asked.insert(zlib.crc32(b"w1") % (1 + others), dying)  # which it asks first
+        asked.insert(zlib.crc32(b"w1") % (1 + others), dying)  # is tried first
         await stack.enter_async_context(worker(tmp_path, asked))
         lanes.put(MODEL, *(encode_job(f"j{number}", "a") for number in range(3)))
         await until(lambda: dying.is_well)
@@ -225,7 +223,7 @@ async def test_batch_that_was_lost_with_its_router_is_asked_for_again(
 
 
 @pytest.mark.parametrize("stopping", [0, 1])
-async def test_router_that_does_not_wait_for_work_is_left(tmp_path: Path, stopping: int) -> None:
+async def test_router_that_does_not_long_poll_is_abandoned(tmp_path: Path, stopping: int) -> None:
     lanes = FakeLanes()
     async with routers(lanes, 2) as running, worker(tmp_path, running):
         running[stopping].is_stopping = True
@@ -233,7 +231,7 @@ async def test_router_that_does_not_wait_for_work_is_left(tmp_path: Path, stoppi
         await until(lambda: "j1" in lanes.answers)
 
 
-async def test_results_wait_until_a_router_takes_them(tmp_path: Path) -> None:
+async def test_results_wait_until_a_router_accepts_them(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes, 2) as running, worker(tmp_path, running):
         for router in running:
@@ -244,10 +242,10 @@ async def test_results_wait_until_a_router_takes_them(tmp_path: Path) -> None:
         assert not lanes.answers
         running[1].refuse_completes = False
         await until(lambda: "j1" in lanes.answers)
-        lanes.answer("j1")
+        lanes.answer_of("j1")
 
 
-async def test_worker_outlives_all_routers(tmp_path: Path) -> None:
+async def test_worker_survives_loss_of_all_routers(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running):
         lanes.put(MODEL, encode_job("before", "a"))
@@ -263,7 +261,7 @@ async def test_worker_outlives_all_routers(tmp_path: Path) -> None:
             running.append(again)
 
 
-async def test_payload_that_is_no_job_keeps_its_lease_from_being_renewed(tmp_path: Path) -> None:
+async def test_lease_with_an_unparsable_payload_is_not_renewed(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running):
         lanes.put_payload(MODEL, "broken", b"\xff\xff")
@@ -274,7 +272,7 @@ async def test_payload_that_is_no_job_keeps_its_lease_from_being_renewed(tmp_pat
         await until(lambda: not lanes.heartbeats[-1].batches)
 
 
-async def test_stopping_worker_finishes_what_it_holds(tmp_path: Path) -> None:
+async def test_stopping_worker_finishes_held_jobs(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         lanes.put(MODEL, encode_job("slow", SLOW))
@@ -282,7 +280,7 @@ async def test_stopping_worker_finishes_what_it_holds(tmp_path: Path) -> None:
         lanes.put(MODEL, encode_job("waiting", "a"))
         await until(
             lambda: len(lanes.heartbeats[-1].batches) == 2
-        )  # the worker has both, not only the router's answer to a pull
+        )  # the worker holds both, not only the reply
         bay.stop.set()
         await until(lambda: lanes.heartbeats[-1].draining)
         lanes.put(MODEL, encode_job("too late", "a"))
@@ -295,7 +293,7 @@ async def test_stopping_worker_finishes_what_it_holds(tmp_path: Path) -> None:
         assert not lanes.heartbeats[-1].batches
 
 
-async def test_stopping_worker_hands_back_what_it_cannot_finish(tmp_path: Path) -> None:
+async def test_stopping_worker_returns_unfinished_jobs(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running, grace_seconds=0.2) as bay:
         lanes.put(MODEL, encode_job("slow", SLOW), encode_job("waiting", "a" * 500))
@@ -307,7 +305,7 @@ async def test_stopping_worker_hands_back_what_it_cannot_finish(tmp_path: Path) 
         assert not lanes.answers
 
 
-async def test_health_follows_the_workers_life(tmp_path: Path) -> None:
+async def test_health_follows_the_worker_lifecycle(tmp_path: Path) -> None:
     lanes = FakeLanes()
     address = f"unix:{tmp_path}/health.sock"
     async with routers(lanes) as running, worker(tmp_path, running, health_address=address) as bay:  # type: ignore[arg-type]
@@ -319,7 +317,7 @@ async def test_health_follows_the_workers_life(tmp_path: Path) -> None:
         bay.stop.set()
 
 
-async def test_freed_memory_is_given_back_in_a_thread_while_the_worker_serves(
+async def test_freed_memory_is_trimmed_in_a_thread_while_serving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times, threads = 0, set[int]()
@@ -340,7 +338,7 @@ async def test_freed_memory_is_given_back_in_a_thread_while_the_worker_serves(
     assert threading.get_ident() not in threads
 
 
-async def test_lost_device_ends_the_worker_with_its_error_and_its_jobs_handed_back(
+async def test_lost_device_ends_the_worker_and_returns_its_jobs(
     tmp_path: Path,
 ) -> None:
     lanes = FakeLanes()

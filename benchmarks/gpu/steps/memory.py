@@ -35,7 +35,7 @@ from benchmarks.gpu.report import Row
 from libs.models import EncodeWork, InputSequence, Output, PackedModel, Unfinished, load_model
 from services.local.mesh import running
 from services.local.settings import Settings as MeshSettings
-from services.worker.jobs.execution import ladder
+from services.worker.jobs.execution import oom_recovery
 from services.worker.machine.device import open_device
 from services.worker.settings import Settings
 from tests.parity.checkpoints import write_checkpoint
@@ -95,17 +95,17 @@ def rehearsed(context: Context) -> Row:
             raise torch.OutOfMemoryError("CUDA out of memory. (a rehearsal)")
         return model.forward("dense", some)
 
-    climber = ladder.OomRecovery(recover=lambda: None, trim=lambda: None, relieve=lambda _: False)
-    return _climbed(climber, forward, sequences, wanted, exact)
+    recovery = oom_recovery.OomRecovery(recover=lambda: None, trim=lambda: None, relieve=lambda _: False)
+    return _climbed(recovery, forward, sequences, wanted, exact)
 
 
 def ladder_row(context: Context, share: float) -> Row:
     model, sequences, exact = _model(context, BATCH_TOKENS)
     wanted, need = _needed(model, sequences)
     device = open_device(Settings("bench", device="cuda", dtype="bfloat16"))
-    climber = ladder.OomRecovery(device.recover, device.trim, relieve=lambda _: False)
+    recovery = oom_recovery.OomRecovery(device.recover, device.trim, relieve=lambda _: False)
     with _filled(int(need * share)):
-        row = _climbed(climber, lambda some: model.forward("dense", some), sequences, wanted, exact)
+        row = _climbed(recovery, lambda some: model.forward("dense", some), sequences, wanted, exact)
     again = _lowest_cosine(_vectors(model.forward("dense", sequences)), wanted)
     return row | {"batch_bytes": need, "cosine_after_it": again}
 
@@ -125,7 +125,7 @@ def relieved(context: Context) -> Row:
 
     with _filled(need // 10):
         row = _climbed(
-            ladder.OomRecovery(device.recover, device.trim, relieve),
+            oom_recovery.OomRecovery(device.recover, device.trim, relieve),
             lambda some: model.forward("dense", some),
             sequences,
             wanted,
@@ -204,7 +204,7 @@ class _Rungs(logging.Handler):
 
 
 def _climbed(
-    climber: ladder.OomRecovery,
+    recovery: oom_recovery.OomRecovery,
     forward: Callable[[list[InputSequence]], list[Output]],
     sequences: list[InputSequence],
     wanted: Vector,
@@ -215,12 +215,12 @@ def _climbed(
     products of other shapes, which round differently, and random weights amplify that.
     """
     rungs = _Rungs()
-    ladder.log.addHandler(rungs)
+    oom_recovery.log.addHandler(rungs)
     began = time.perf_counter()
     try:
-        climbed = climber.run("random/BERT-base", forward, sequences)
+        climbed = recovery.run("random/BERT-base", forward, sequences)
     finally:
-        ladder.log.removeHandler(rungs)
+        oom_recovery.log.removeHandler(rungs)
     took = time.perf_counter() - began
     errors = Counter(type(one).__name__ for one in climbed.outcomes if isinstance(one, Exception))
     fine = [number for number, one in enumerate(climbed.outcomes) if not isinstance(one, Exception)]

@@ -1,5 +1,5 @@
-"""One call through the server: the interceptor, reading and parsing its request, its deadline, and
-the status of its error.
+"""One call through the server, from its arrival to its handler: the interceptor, reading and
+parsing its request, its deadline and limits, and the status of its error.
 
-Here: what happens between the arrival of a call and its handler, and the limits on that. Not here:
-who may call (`security/`), and starting and draining the server (`server.py`)."""
+Who may call is in `security/`; starting and draining the server is in `server.py`.
+"""

@@ -1,9 +1,9 @@
-"""Bounds the memory that requests take while they arrive: those of callers without a credential,
-and those of small methods.
+"""Bounds the memory of arriving requests: those of unauthenticated callers, and those of small
+methods.
 
-gRPC buffers a whole message before it checks its length (1.75; grpc/grpc#43012): a length limit
-does not bound what arrives, but a call can be cut off. So the process's memory is watched while
-such requests arrive.
+gRPC buffers a whole message before it checks its length (1.75; grpc/grpc#43012), so a length limit
+does not bound arriving bytes, but a call can be cut off. The process's memory is therefore watched
+while such requests arrive.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from libs.errors import DeadlinePassed, NoCapacity
 from libs.memory import resident_bytes, trim
 
 ARRIVAL_SECONDS: Final = 10.0
-"""How long one request may take to arrive."""
-LOOK_SECONDS: Final = 0.002
+"""Time limit for the arrival of a request."""
+POLL_SECONDS: Final = 0.002
 RECOVERY_SECONDS: Final = 5.0
-"""How long the baseline holds after requests were cut off; halfway through it, what they took is
-returned to the system.
+"""How long the baseline is kept after requests were cut off. Halfway, their memory is returned to
+the system.
 """
 GROWTH_BYTES: Final = 8 * 1024 * 1024
-"""How much the process may grow while requests arrive, from the first of them on."""
+"""Maximum growth of the process while requests arrive, from the first of them on."""
 
 
 class Arrivals:
-    """Reads requests, and cuts off those that are arriving once memory has grown by more than they
-    need.
+    """Reads requests, and cuts off arriving ones once memory has grown beyond their needs.
 
     Args:
-        resident: returns the resident bytes of the process. growth_bytes: the most bytes that the
-        process may grow by while requests arrive.
+        resident: Returns the resident bytes of the process.
+        growth_bytes: Maximum growth of the process while requests arrive.
     """
 
     def __init__(
@@ -40,14 +39,14 @@ class Arrivals:
     ) -> None:
         self._resident = resident
         self._growth_bytes = growth_bytes
-        # The state: the timeouts of the requests that are arriving, those that arrived already at
-        # the last look, the next look.
+        # Mutable state: timeouts of the arriving requests, those that were arriving at the last
+        # poll, and the next poll.
         self._arriving: set[asyncio.Timeout] = set()
         self._seen: set[asyncio.Timeout] = set()
-        self._looking: asyncio.TimerHandle | None = None
-        # The memory before they began, and until when that baseline holds: freed memory stays
-        # resident until it is returned to the system, so a new baseline for each wave of calls
-        # would begin where the last wave ended.
+        self._next_poll: asyncio.TimerHandle | None = None
+        # The baseline, and until when to keep it. Freed memory stays resident until it is returned
+        # to the system, so a new baseline for each wave of calls would begin where the last wave
+        # ended.
         self._before = 0
         self._counts_until = 0.0
         self._trimming: asyncio.TimerHandle | None = None
@@ -55,12 +54,11 @@ class Arrivals:
     async def read(self, context: Any, seconds: float | None = None) -> object:
         """Return the next message of a call, or `grpc.aio.EOF`.
 
-        Args:
-            context: of the call. seconds: how long the message may take to arrive; by default
-            ARRIVAL_SECONDS.
-
         Raises DeadlinePassed if the message does not arrive in time, and NoCapacity if it was cut
         off.
+
+        Args:
+            seconds: Time limit for the message; by default ARRIVAL_SECONDS.
         """
         seconds = ARRIVAL_SECONDS if seconds is None else seconds
         limit = asyncio.timeout(seconds)
@@ -71,7 +69,7 @@ class Arrivals:
         except TimeoutError:
             if limit not in self._arriving:
                 raise NoCapacity(
-                    "more bytes are arriving at once than the requests of this method need: retry later"
+                    "too many bytes are arriving at once for requests of this method: retry later"
                 ) from None
             raise DeadlinePassed(f"the request did not arrive within {seconds:g} s") from None
         finally:
@@ -79,24 +77,26 @@ class Arrivals:
 
     def _enter(self, limit: asyncio.Timeout) -> None:
         self._arriving.add(limit)
-        if self._looking is None:
+        if self._next_poll is None:
             loop = asyncio.get_running_loop()
             if loop.time() >= self._counts_until:
                 self._before = self._resident()
-            self._looking = loop.call_later(LOOK_SECONDS, self._look)
+            self._next_poll = loop.call_later(POLL_SECONDS, self._poll)
 
-    def _look(self) -> None:
-        """Checks memory, and cuts off requests that were arriving at the last look, too. Most
-        arrive with their call, before any. Once none of those is left, a new baseline begins: under
-        a steady load some request is always arriving."""
+    def _poll(self) -> None:
+        """Check memory, and cut off requests that were also arriving at the last poll.
+
+        Most requests arrive with their call, before any poll. Once no slow one is left, a new
+        baseline begins: under a steady load some request is always arriving.
+        """
         resident, slow = self._resident(), self._seen & self._arriving
         if self._seen and not slow and asyncio.get_running_loop().time() >= self._counts_until:
             self._before = resident
         elif resident > self._before + self._growth_bytes:
             self._cut(slow)
         self._seen = set(self._arriving)
-        self._looking = (
-            asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+        self._next_poll = (
+            asyncio.get_running_loop().call_later(POLL_SECONDS, self._poll)
             if self._arriving
             else None
         )

@@ -1,8 +1,8 @@
 """Counts and limits the concurrent calls of a server.
 
-gRPC has such a limit, `maximum_concurrent_rpcs`, but it counts wrongly (1.75): each refused call
-raises the limit by one, and the first call after the limit was reached is refused even if no other
-is in flight. It counts health checks, too.
+gRPC's limit, `maximum_concurrent_rpcs`, counts wrongly (1.75): each refused call raises the limit
+by one, the first call after the limit was reached is refused even if no other is in flight, and
+health checks count.
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ from typing import Final
 from libs.errors import Draining, NoCapacity
 
 MAX_CALLS: Final = 20_000
-"""Far above what a router admits, so that its own admission control, with its more specific errors,
-refuses first.
-"""
+"""Far above a router's admission limits, which refuse first with more specific errors."""
 
 
 class Bound:
-    """A concurrency limit for things called `what`: a context takes one place. Entering it raises
-    NoCapacity if none is free.
+    """A concurrency limit. A context occupies one slot; entering raises NoCapacity if none is free.
+
+    Args:
+        most: Number of slots.
+        what: Names the limited things in errors.
     """
 
     def __init__(self, most: int, what: str) -> None:
         self._most = most
         self._what = what
-        # The state: how many there are.
+        # Mutable state: occupied slots.
         self._count = 0
 
     def __enter__(self) -> None:
         if self._count >= self._most:
             raise NoCapacity(
-                f"this server has {self._most:,} {self._what} at a time and takes no more; another one may"
+                f"this server is at its limit of {self._most:,} {self._what}: "
+                "retry on another server"
             )
         self._count += 1
 
@@ -41,15 +43,15 @@ class Bound:
 
 
 class InFlight:
-    """The calls that a drain waits for: a context counts one. Entering it raises Draining once
-    `drain` was called.
+    """Calls that a drain waits for. A context counts one; entering raises Draining after
+    `drain`.
     """
 
     def __init__(self) -> None:
         self.none = asyncio.Event()
-        """Set while there are none."""
+        """Set while no calls are in flight."""
         self.none.set()
-        # The state: how many there are, and whether new ones are refused.
+        # Mutable state: the count, and whether new calls are refused.
         self._count = 0
         self._is_draining = False
 
@@ -58,7 +60,7 @@ class InFlight:
 
     def __enter__(self) -> None:
         if self._is_draining:
-            raise Draining("this server is stopping; another one answers")
+            raise Draining("this server is stopping: retry on another server")
         self._count += 1
         self.none.clear()
 

@@ -1,6 +1,4 @@
-"""The call that the current task answers, as the interceptor recorded it before it called the
-handler.
-"""
+"""The call that the current task handles, as recorded by the interceptor."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ from libs.serving.security.identity import ANONYMOUS, Identity, is_printable
 REQUEST_ID_HEADER: Final = "x-request-id"
 TENANT_HEADER: Final = "x-shoal-tenant"
 ANSWER_HEADER: Final = "x-shoal-max-answer-bytes"
-"""How many bytes of one message the client reads, which gRPC does not say on the wire; -1: any
-number.
-"""
+"""Maximum message size that the client accepts, which gRPC does not send; -1: any size."""
 
 DEFAULT_ANSWER_BYTES: Final = 4 << 20
 """gRPC's default of `grpc.max_receive_message_length` in all languages."""
@@ -29,38 +25,35 @@ _MAX_DIGITS: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One RPC: its method (`/package.Service/Method`), its ids, the request's bytes as received,
-    and the caller's identity.
-
-    `tenant` is the authorised one, not just the one that the caller named. `answer_bytes`: what the
-    caller reads in one message.
-    """
+    """One RPC."""
 
     method: str
+    """`/package.Service/Method`."""
     request_id: str
     tenant: str
+    """The authorised tenant, not just the requested one."""
     body: bytes
+    """The request's bytes as received."""
     identity: Identity = ANONYMOUS
     answer_bytes: int = DEFAULT_ANSWER_BYTES
+    """Maximum message size that the caller accepts."""
 
 
 _CURRENT: ContextVar[Call] = ContextVar("shoal_call")
 
 
 def current_call() -> Call:
-    """The call that this task answers. Only for handlers behind the interceptor."""
+    """Return the call that this task handles. Only for handlers behind the interceptor."""
     return _CURRENT.get()
 
 
 def enter_call(call: Call) -> None:
-    """Sets the current call. gRPC runs each RPC in a task of its own, so nothing has to be
-    reset.
-    """
+    """Set the current call. gRPC runs each RPC in a separate task, so no reset is needed."""
     _CURRENT.set(call)
 
 
 def headers_of(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
-    """The first value of each metadata key."""
+    """Return the first value of each metadata key."""
     headers: dict[str, str] = {}
     for key, value in metadata:
         headers.setdefault(key, str(value))
@@ -72,8 +65,8 @@ def new_request_id() -> str:
 
 
 def checked_id(value: str, default: str, name: str) -> str:
-    """`value`, or `default` if empty. Raises InvalidInput for what is not 1..128 printable ASCII
-    characters without spaces.
+    """Return `value`, or `default` if empty. Raises InvalidInput unless it is 1..128 printable
+    ASCII characters without spaces.
     """
     if not value:
         return default
@@ -85,7 +78,7 @@ def checked_id(value: str, default: str, name: str) -> str:
 
 
 def answer_bytes_of(value: str) -> int:
-    """Return how many bytes a client reads in one message, of its metadata ANSWER_HEADER. Raises
+    """Parse the metadata ANSWER_HEADER, the maximum message size that a client accepts. Raises
     InvalidInput.
     """
     if not value:

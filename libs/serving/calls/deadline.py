@@ -1,4 +1,4 @@
-"""The deadline of a call: computed once when the call arrives, and checked anywhere after."""
+"""The deadline of a call, computed when the call arrives."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment on a monotonic clock (the event loop's), in seconds. The clock is the caller's:
-    `now` comes in as an argument.
-    """
+    """A time on a monotonic clock (the event loop's), in seconds. Callers pass `now`."""
 
     at: float
 
     @classmethod
     def after(cls, seconds: float, now: float) -> Deadline:
-        """The moment `seconds` from `now`."""
+        """Return the deadline `seconds` from `now`."""
         return cls(now + seconds)
 
     def remaining(self, now: float) -> float:
-        """Seconds left, never below 0."""
+        """Return the seconds left, at least 0."""
         return max(0.0, self.at - now)

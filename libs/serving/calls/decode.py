@@ -1,7 +1,7 @@
-"""Parses requests from bytes, before any handler sees them.
+"""Parses requests from bytes, before they reach a handler.
 
-gRPC answers an unparsable request with INTERNAL and a too large one with a transport error; callers
-deserve INVALID_ARGUMENT and the path of the fault. So the interceptor takes requests as bytes and
+gRPC answers an unparsable request with INTERNAL and a too large one with a transport error, not
+with INVALID_ARGUMENT and the path of the error. So the interceptor takes requests as bytes and
 parses them here.
 """
 
@@ -18,39 +18,37 @@ from libs.errors import InvalidInput
 
 MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
 TRANSPORT_LIMIT_BYTES: Final = 2 * MAX_REQUEST_BYTES + 16 * 1024 * 1024
-"""gRPC's own limit: above ours, so that a request beyond ours gets an error with a reason and the
-connection survives.
+"""gRPC's limit. Higher than MAX_REQUEST_BYTES, so that larger requests get an error with a reason
+and the connection survives.
 """
 
 SMALL_REQUEST_BYTES: Final = 64 * 1024
-"""The limit of services whose requests carry names and no texts."""
+"""The limit of services with requests that have names and no texts."""
 SMALL_TRANSPORT_BYTES: Final = 1024 * 1024
-"""gRPC's own limit where a server has only such services."""
+"""gRPC's limit for a server with only such services."""
 
 SCANNED_BYTES: Final = 1024 * 1024
 """Requests above this size are scanned before they are parsed: 64 MiB of empty items would become
 gigabytes of messages.
 """
 MAX_FIELDS: Final = 200_000
-"""The most fields of a request above SCANNED_BYTES, entries of lists included; scanning so many
-takes a tenth of a second.
+"""Maximum fields of a request above SCANNED_BYTES, including list entries. Scanning them takes a
+tenth of a second.
 """
 
 _MAX_FIELDS_WALKED: Final = 100_000
-"""A request of 64 MiB can hold 30 million fields; the search for the invalid one must not take
-long.
-"""
+"""Limit on the search for an invalid field: a request of 64 MiB can have 30 million fields."""
 
 _VARINT, _FIXED64, _LENGTH, _BEGIN, _END, _FIXED32 = 0, 1, 2, 3, 4, 5
 _FEW_BYTES: Final = 8
-"""A message of at most so many bytes is not scanned: its lists are too short to matter."""
+"""Messages up to this size are not scanned: their lists are too short to matter."""
 _SIZES: Final = {_FIXED64: 8, _FIXED32: 4, _BEGIN: 0, _END: 0}
 
 
 @lru_cache(maxsize=256)
 def request_type(method: str) -> type[Message] | None:
-    """The request message of `/package.Service/Method`; None for a method that no loaded proto file
-    declares.
+    """Return the request message of `/package.Service/Method`, None if no loaded proto file
+    declares the method.
     """
     service, _, name = method.lstrip("/").rpartition("/")
     try:
@@ -61,12 +59,10 @@ def request_type(method: str) -> type[Message] | None:
 
 
 def parse(kind: type[Message], data: bytes, limit: int = MAX_REQUEST_BYTES) -> Message:
-    """The message in `data`. Raises InvalidInput; for a string that is not UTF-8, with the path of
-    the first one.
-    """
+    """Parse a message. Raises InvalidInput, with the path of the first string that is not UTF-8."""
     if len(data) > limit:
         raise InvalidInput(
-            f"the request has {len(data):,} bytes, above the limit of {limit:,}: send fewer items at a time"
+            f"the request has {len(data):,} bytes, limit {limit:,}: send fewer items per request"
         )
     if len(data) > SCANNED_BYTES:
         _refuse_crowded(kind, data)
@@ -80,8 +76,8 @@ def parse(kind: type[Message], data: bytes, limit: int = MAX_REQUEST_BYTES) -> M
 
 
 def _refuse_crowded(kind: type[Message], data: bytes) -> None:
-    """Raises InvalidInput for more than MAX_FIELDS fields. Malformed bytes are left to the parser,
-    which stops there as well.
+    """Raise InvalidInput for more than MAX_FIELDS fields. Malformed bytes are left to the parser,
+    which also stops there.
     """
     waiting = [(_descriptor(kind), 0, len(data))]
     left = MAX_FIELDS
@@ -89,8 +85,10 @@ def _refuse_crowded(kind: type[Message], data: bytes) -> None:
         while waiting:
             left = _scan(data, *waiting.pop(), waiting, left)
             if left < 0:
-                message = f"the request has more than {MAX_FIELDS:,} fields and entries of lists: send fewer items at a time"
-                raise InvalidInput(message)
+                raise InvalidInput(
+                    f"the request has more than {MAX_FIELDS:,} fields and list entries: send "
+                    "fewer items per request"
+                )
     except (_MalformedError, IndexError):
         return
 
@@ -103,8 +101,8 @@ def _scan(
     waiting: list[tuple[Descriptor, int, int]],
     left: int,
 ) -> int:
-    """Counts the fields of one message, and adds nested messages that have lists to `waiting`.
-    Returns the remaining budget.
+    """Count the fields of one message, add nested messages with lists to `waiting`, and return the
+    remaining budget.
     """
     fields = _lists(descriptor)
     while position < end and left >= 0:
@@ -140,8 +138,8 @@ def _scan(
 
 @lru_cache(maxsize=256)
 def _lists(descriptor: Descriptor) -> dict[int, Descriptor | int]:
-    """By field number: the type of a nested message that must be scanned itself, or the least bytes
-    per entry of a packed list.
+    """Map field numbers to the type of a nested message to scan, or the minimum bytes per entry of
+    a packed list.
     """
     found: dict[int, Descriptor | int] = {}
     for field in descriptor.fields:
@@ -159,15 +157,14 @@ def _lists(descriptor: Descriptor) -> dict[int, Descriptor | int]:
 
 
 def _descriptor(kind: type[Message]) -> Descriptor:
-    # The C implementation's descriptors have the same interface and another type.
+    # The C implementation's descriptors have a different type with the same interface.
     return cast(Descriptor, kind.DESCRIPTOR)
 
 
 def find_invalid_text(descriptor: Descriptor, data: bytes) -> str:
-    """Path of the first string field in `data` that is not UTF-8, such as `items[3].text`; empty if
-    there is none.
+    """Return the path of the first string field that is not UTF-8, such as `items[3].text`, or "".
 
-    Walks the wire format (protobuf.dev/programming-guides/encoding), as far as it is well-formed.
+    Walks the wire format (protobuf.dev/programming-guides/encoding) as far as it is well-formed.
     """
     try:
         return _Walk().search(descriptor, memoryview(data), "")
@@ -180,7 +177,7 @@ class _MalformedError(Exception):
 
 
 class _Walk:
-    """One walk over a message's bytes, with a bounded number of steps."""
+    """A walk over a message's bytes, with a bounded number of steps."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -197,11 +194,11 @@ class _Walk:
             if field is None or key & 7 != _LENGTH:
                 continue
             name = prefix + _name(field, counts)
-            if found := self._look(field, data[start:end], name):
+            if found := self._check(field, data[start:end], name):
                 return found
         return ""
 
-    def _look(self, field: FieldDescriptor, data: memoryview, path: str) -> str:
+    def _check(self, field: FieldDescriptor, data: memoryview, path: str) -> str:
         if field.type == FieldDescriptor.TYPE_STRING:
             return "" if _is_text(data) else path
         if field.type == FieldDescriptor.TYPE_MESSAGE and field.message_type is not None:
@@ -241,7 +238,7 @@ _WIDTHS: Final[dict[int, int]] = {
 
 
 def _extent(data: memoryview, position: int, wire_type: int) -> tuple[int, int]:
-    """Where a field's value begins and ends."""
+    """Return where a field's value begins and ends."""
     if wire_type == _VARINT:
         return position, _varint(data, position)[1]
     if wire_type == _LENGTH:

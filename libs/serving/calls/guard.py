@@ -1,7 +1,7 @@
 """The guard of every gRPC server: no request is read before its handler, or the guard, asks for it.
 
-gRPC buffers the whole request of a method with a single request before it calls the handler or
-checks the length. So every method is served with a request stream. A server that is made by
+gRPC buffers the whole request of a single-request method before it calls the handler or checks the
+length. So every method is served with a request stream. A server made by
 `libs.serving.server.guarded_server` has no other methods.
 """
 
@@ -22,20 +22,20 @@ GRPC_SERVICES: Final = "/grpc."
 """Health and reflection, which need no credential."""
 
 Find: TypeAlias = Callable[[Any], Awaitable[Any]]
-"""Returns the handler of a grpc.HandlerCallDetails; None for an unknown method."""
+"""Returns the handler of a grpc.HandlerCallDetails, None for an unknown method."""
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Bounds health and reflection, and refuses to serve a method that gRPC would read by itself.
+    """Bounds health and reflection, and refuses methods with requests that gRPC would buffer.
 
-    A subclass wraps the other methods; here their handlers must take a request stream, and read it
-    by `Arrivals`.
+    A subclass wraps the other methods. Here their handlers must take a request stream and read it
+    through `Arrivals`.
     """
 
     def __init__(self) -> None:
         self._public = Public(abort)
-        # The state: the handlers that were served, by method.
+        # Mutable state: wrapped handlers by method.
         self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -54,7 +54,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 wrapped = await self._wrap(method, handler, continuation)
             if not cast(Any, wrapped).request_streaming:
                 raise TypeError(
-                    f"{method}: gRPC would buffer its request unread; serve it with a request stream"
+                    f"{method}: gRPC would buffer its request; serve it with a request stream"
                 )
             self._wrapped[method] = wrapped
         return wrapped

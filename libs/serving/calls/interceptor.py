@@ -2,10 +2,9 @@
 request, mapping errors to a status, and the report of the call (`reports.py`).
 
 A call without permission is refused before a byte of its request is read. gRPC would buffer the
-whole message first, so every method is served as one with a request stream, of which one message is
-read, or all where the method is declared so. This is the one place where errors become gRPC
-statuses. Health and reflection (`/grpc.*`) need no credential; the number of their streams is
-limited.
+whole message first, so every method is served with a request stream, of which one message is read,
+or all if the method is declared so. Only here do errors become gRPC statuses. Health and reflection
+(`/grpc.*`) need no credential; the number of their streams is limited.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from libs.serving.security import authentication
 from libs.serving.security.audit import Audit
 from libs.serving.security.authentication import Authenticator, Metadata
 from libs.serving.security.identity import Identity, is_printable
-from libs.serving.security.roles import check_may
+from libs.serving.security.roles import check_allowed
 from libs.serving.security.settings import Security
 from libs.telemetry import traces
 from libs.telemetry.logs import MODEL, REQUEST_ID, fields
@@ -63,7 +62,7 @@ log = logging.getLogger(__name__)
 Context: TypeAlias = grpc.aio.ServicerContext[Message, Message]
 Unary: TypeAlias = Callable[[Message, Context], Awaitable[Message]]
 Streaming: TypeAlias = Callable[[Any, Context], AsyncGenerator[Message]]
-"""Takes one message, or an iterator over those of a request stream."""
+"""Takes one message, or an iterator over the messages of a request stream."""
 
 _Response = TypeVar("_Response")
 
@@ -72,23 +71,24 @@ _UNCOUNTED: Final = nullcontext()
 ANSWERS: Final = frozenset(
     {"/shoal.v1.InferenceService/EncodeStream", "/shoal.v1.InferenceService/ExtractStream"}
 )
-"""Streams that end with the answer to their request: like unary calls they count as in flight, in
-latency, and have a span. All other streams never end by themselves: a drain does not wait for them,
-and they are cut when the server stops."""
+"""Streams that end with the answer to their request. Like unary calls they have a span and a
+latency, and count as in flight. Other streams never end by themselves: a drain does not wait for
+them, and they are cut when the server stops.
+"""
 
 REQUEST_SECONDS: Final = 60.0
-"""How long a request may take to arrive, so that a client that sends a byte now and then cannot
-hold a call open.
+"""Time limit for the arrival of a request, so that a client that trickles bytes cannot hold a call
+open.
 """
 
 LARGE_BYTES: Final = 64 * 1024
-"""A larger request is parsed in a thread; for a smaller one the hand-over takes longer than
+"""Larger requests are parsed in a thread; for smaller ones the hand-over takes longer than
 parsing.
 """
 
 
 class _Handler(Protocol):
-    """The attributes of grpc.RpcMethodHandler used here; its own types cover only the synchronous
+    """The attributes of grpc.RpcMethodHandler used here. Its type stubs only cover the synchronous
     server.
     """
 
@@ -101,13 +101,14 @@ class _Handler(Protocol):
 
 
 class Interceptor(Guard):
-    """Wraps every handler of ours, and counts calls in flight, so that a server can be drained.
+    """Wraps every handler, and counts calls in flight, so that a server can be drained.
 
-    authenticator: identifies callers; without one everybody is anonymous. internal: names of
-    services (`shoal.v1.WorkerService`) that keep answering while the server drains, because the
-    requests in flight need them; their calls are logged at DEBUG. limits: request sizes in bytes
-    for services (`shoal.v1.WorkerService`) and methods (`/shoal.v1.WorkerService/Pull`) that differ
-    from MAX_REQUEST_BYTES.
+    Args:
+        authenticator: Identifies callers. Without one every caller is anonymous.
+        internal: Names of services (`shoal.v1.WorkerService`) that keep serving while the server
+            drains, because the requests in flight need them. Their calls are logged at DEBUG.
+        limits: Request sizes in bytes for services (`shoal.v1.WorkerService`) and methods
+            (`/shoal.v1.WorkerService/Pull`) that differ from MAX_REQUEST_BYTES.
     """
 
     def __init__(
@@ -123,15 +124,15 @@ class Interceptor(Guard):
         self._internal = frozenset(internal)
         self._limits = limits
         self.arrivals = Arrivals()
-        """Of methods with small requests."""
+        """For methods with small requests."""
         self.in_flight = InFlight()
 
     def drain(self) -> None:
-        """From now on new calls are refused with Draining; internal services still answer."""
+        """Refuse new calls with Draining. Internal services keep serving."""
         self.in_flight.drain()
 
     async def idle(self) -> None:
-        """Returns when no calls are in flight except those of internal services."""
+        """Wait until no calls are in flight except those of internal services."""
         await self.in_flight.none.wait()
 
     async def _wrap(self, method: str, handler: Any, find: Find) -> Handler:
@@ -140,7 +141,8 @@ class Interceptor(Guard):
         kind = request_type(method)
         if kind is None or (handler.request_streaming and not handler.response_streaming):
             raise TypeError(
-                f"{method}: only declared methods with a single request, or with streams both ways, can be served"
+                f"{method}: only declared methods with a single request, or with streams both "
+                "ways, can be served"
             )
         behaviour = _Behaviour(self, method, kind, handler)
         if handler.response_streaming:
@@ -152,8 +154,8 @@ class Interceptor(Guard):
         )
 
     async def _multiplexer(self, find: Find) -> Multiplexer:
-        """The handler of the stream that carries calls of other methods: each through a behaviour
-        of its own.
+        """Return the handler of the stream that carries calls of other methods, each through its
+        own behaviour.
         """
         unary: dict[str, Callable[[object, Any], Awaitable[Message | None]]] = {}
         for path in KINDS.values():
@@ -166,7 +168,7 @@ class Interceptor(Guard):
         return _service_of(method) in self._internal
 
     def limit(self, method: str) -> int:
-        """The most bytes of a request."""
+        """Return the maximum bytes of a request."""
         if method == MULTIPLEX:
             return MESSAGE_BYTES
         return self._limits.get(method) or self._limits.get(_service_of(method), MAX_REQUEST_BYTES)
@@ -174,7 +176,7 @@ class Interceptor(Guard):
 
 @dataclass(frozen=True, slots=True)
 class _Details:
-    """What a server's handlers are asked for by."""
+    """The argument for looking up a server's handler."""
 
     method: str
     invocation_metadata: tuple[()] = ()
@@ -200,7 +202,7 @@ class _Behaviour:
         self._kind = kind
         self._handler = handler
         self._limit = interceptor.limit(method)
-        # Internal calls are never refused for load: the requests in flight need them.
+        # Internal calls are never refused because of load: requests in flight need them.
         self._bound = (
             Bound(sys.maxsize, "calls") if interceptor.is_internal(method) else interceptor.calls
         )
@@ -212,14 +214,14 @@ class _Behaviour:
         )
 
     async def unary(self, _: object, context: Context) -> Message | None:
-        return await self._answer(context, self._handler.unary_unary)
+        return await self._handle(context, self._handler.unary_unary)
 
     async def stream(self, _: object, context: Context) -> None:
-        await self._answer(context, self._write_all)
+        await self._handle(context, self._write_all)
 
     async def _write_all(self, request: Message | AsyncIterator[Message], context: Context) -> None:
-        # Writes by itself: a generator that gRPC iterates is left to the garbage collector when the
-        # client disconnects.
+        # Writes explicitly: a generator that gRPC iterates is left to the garbage collector when
+        # the client disconnects.
         respond = (
             self._handler.stream_stream
             if self._handler.request_streaming
@@ -229,13 +231,13 @@ class _Behaviour:
             async for response in responses:
                 await _write(context, response)
 
-    async def _answer(
+    async def _handle(
         self, context: Context, respond: Callable[[Any, Context], Awaitable[_Response]]
     ) -> _Response | None:
-        """Authenticates and authorises the caller, reads the request, responds, turns errors into a
-        status, and reports the call.
+        """Authenticate and authorise the caller, read the request, respond, turn errors into a
+        status, and report the call.
 
-        One coroutine without further context managers: the most frequent code of a router (`make
+        One coroutine without further context managers: this is the hottest code of a router (`make
         bench-cost`).
         """
         record = CallRecord()
@@ -247,8 +249,8 @@ class _Behaviour:
             with self._bound, traces.entered(record.span):
                 admitted = self._admit(record.caller, headers)
                 if not self._is_internal and REQUEST_ID.get() != headers.get(REQUEST_ID_HEADER):
-                    # Also as a header, for proxies and clients that read only those. Not for a
-                    # caller that chose the id itself: it costs a seventh of the CPU of an empty
+                    # Also as a header, for proxies and clients that only read those. Not for a
+                    # caller that chose the ID itself: it takes a seventh of the CPU of an empty
                     # call.
                     await context.send_initial_metadata(((REQUEST_ID_HEADER, REQUEST_ID.get()),))
                 if self._handler.request_streaming:
@@ -276,7 +278,7 @@ class _Behaviour:
     def _identify(
         self, metadata: Metadata, headers: Mapping[str, str], context: Context
     ) -> Identity:
-        """Sets the request id, and authenticates the caller. Raises Unauthenticated."""
+        """Set the request ID, and authenticate the caller. Raises Unauthenticated."""
         claimed = headers.get(REQUEST_ID_HEADER)
         request_id = claimed if claimed is not None and is_printable(claimed) else new_request_id()
         REQUEST_ID.set(request_id)
@@ -284,8 +286,8 @@ class _Behaviour:
         return self._interceptor.authenticator.identify(metadata, context.auth_context)
 
     def _admit(self, caller: Identity, headers: Mapping[str, str]) -> _Admitted:
-        """Authorises the call and its tenant. Raises PermissionDenied, InvalidInput."""
-        check_may(caller, self._method)
+        """Authorise the call and its tenant. Raises PermissionDenied, InvalidInput."""
+        check_allowed(caller, self._method)
         tenant = caller.tenant_for(checked_id(headers.get(TENANT_HEADER, ""), "", TENANT_HEADER))
         claimed = headers.get(REQUEST_ID_HEADER, "")
         if claimed != REQUEST_ID.get():
@@ -293,16 +295,17 @@ class _Behaviour:
         return _Admitted(caller, tenant, answer_bytes_of(headers.get(ANSWER_HEADER, "")))
 
     async def _read(self, admitted: _Admitted, context: Context) -> Message:
-        """Reads and parses the request. Raises InvalidInput; DeadlinePassed if it does not arrive
-        in time; NoCapacity if much more arrives than such a request has."""
+        """Read and parse the request. Raises InvalidInput; DeadlinePassed if it does not arrive in
+        time; NoCapacity if it is much larger than expected.
+        """
         if isinstance(rpc := cast(object, context), MultiplexedRpc):
             body: object = rpc.body
         elif self._limit <= SMALL_REQUEST_BYTES:
             body = await self._interceptor.arrivals.read(context, REQUEST_SECONDS)
         else:
             body = await _read_large(context)
-        if not isinstance(body, bytes):  # the end
-            raise InvalidInput("the call came without a request")
+        if not isinstance(body, bytes):  # end of the stream
+            raise InvalidInput("the call has no request")
         enter_call(
             Call(
                 self._method,
@@ -314,20 +317,22 @@ class _Behaviour:
             )
         )
         request = await self._parsed(body)
-        # Not validated yet: only a model id may go into logs, spans and the audit, no other text of
-        # a caller.
+        # Not validated yet: only a model ID may go into logs, spans and the audit, no other
+        # caller's text.
         model = str(getattr(request, "model", ""))
         MODEL.set(model if is_model_id(model) else "")
         return request
 
     async def _read_all(self, admitted: _Admitted, context: Context) -> AsyncIterator[Message]:
-        """Reads and parses the messages of a request stream, which may take as long as they like.
-        The caller is authenticated again as often as the files of tokens are looked at. Raises
-        InvalidInput, Unauthenticated, PermissionDenied."""
+        """Read and parse the messages of a request stream, without a time limit.
+
+        Authenticates the caller again at the interval at which token files are polled. Raises
+        InvalidInput, Unauthenticated, PermissionDenied.
+        """
         enter_call(Call(self._method, REQUEST_ID.get(), admitted.tenant, b"", admitted.caller))
         metadata, checked_at = cast(Metadata, context.invocation_metadata() or ()), time.monotonic()
         while isinstance(body := cast(object, await context.read()), bytes):
-            if time.monotonic() > checked_at + authentication.LOOK_SECONDS:
+            if time.monotonic() > checked_at + authentication.POLL_SECONDS:
                 admitted = self._admit(
                     self._interceptor.authenticator.identify(metadata, context.auth_context),
                     headers_of(metadata),
@@ -339,8 +344,8 @@ class _Behaviour:
             yield await self._parsed(body)
 
     async def _parsed(self, body: bytes) -> Message:
-        # Scanning a large one, or searching its fault, takes up to a tenth of a second, in which
-        # the loop serves others.
+        # Scanning a large request, or searching for its error, takes up to a tenth of a second, in
+        # which the loop serves others.
         if len(body) > LARGE_BYTES:
             return await asyncio.to_thread(parse, self._kind, body, self._limit)
         return parse(self._kind, body, self._limit)
@@ -355,22 +360,20 @@ async def _read_large(context: Context) -> object:
 
 
 async def _write(context: Context, response: Message) -> None:
-    """Writes a response, as fast as the client's flow-control windows allow. Raises CancelledError
-    if the client is gone.
+    """Write a response at the client's flow-control rate. Raises CancelledError if the client is
+    gone.
     """
     try:
         await context.write(response)
-    except (
-        grpc.aio.InternalError
-    ):  # the client has gone; gRPC cancels the call's task only a little later
+    except grpc.aio.InternalError:  # The client is gone; gRPC cancels the task a little later.
         raise asyncio.CancelledError from None
 
 
 def _later(seconds: float, call: Callable[[], None]) -> None:
-    # In an empty context, not in that of the current request.
+    # In an empty context instead of the current request's.
     asyncio.get_running_loop().call_later(seconds, call, context=Variables())
 
 
 def _service_of(method: str) -> str:
-    """`package.Service` of `/package.Service/Method`."""
+    """Return `package.Service` of `/package.Service/Method`."""
     return method[1 : method.rfind("/")]

@@ -1,10 +1,10 @@
-"""Many calls of one client on one stream (InferenceService.Multiplex), in place of a gRPC call for
+"""Many calls of one client on one stream (InferenceService.Multiplex) instead of a gRPC call for
 each.
 
-Each call goes through the interceptor's own behaviour of its method, as if it had come alone:
-authentication, limits, drain, errors, metrics, spans and the audit are the same by construction.
-Only what carries it differs: a message on an open stream takes a third of the CPU of a unary call
-of grpc.aio, and calls and answers that come together share a message.
+Each call goes through the interceptor's behaviour of its method, as a separate call would:
+authentication, limits, drain, errors, metrics, spans and audit are therefore the same. Only the
+transport differs: a message on an open stream takes a third of the CPU of a unary call of grpc.aio,
+and concurrent calls and answers share a message.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ KINDS: Final = {
     "score": SERVICE + "Score",
     "extract": SERVICE + "Extract",
 }
-"""The methods that a call of the stream may be of, by the field that its request stands in."""
+"""The methods that a stream can call, by the field of the request."""
 
 MESSAGE_BYTES: Final = 4 << 20
-"""The most bytes of a message from a client."""
+"""Maximum bytes of a message from a client."""
 
 STREAM_SECONDS: Final = 240.0
-"""The longest life of a stream, so that a client that never opens another one finds routers that
-are new. Ours replace theirs before."""
+"""Maximum age of a stream, so that clients find new routers. Shoal's clients replace streams
+earlier.
+"""
 
 MESSAGE_CALLS: Final = 10_000
 REQUEST_ID_CHARACTERS: Final = 128
@@ -48,14 +49,14 @@ TRACEPARENT_CHARACTERS: Final = 256
 TRACESTATE_CHARACTERS: Final = 512
 
 _MAX_CALLS: Final = 256
-"""Calls in progress on one stream: no more are read meanwhile."""
+"""Maximum calls in progress on one stream. Until one ends, no more are read."""
 
 _ANSWER_BYTES: Final = 1 << 20
-"""A message takes further answers until it has so many bytes."""
+"""A message takes further answers until it reaches this size."""
 
 _TRACESTATE: Final = "tracestate"
 _OF_CALLS: Final = frozenset({REQUEST_ID_HEADER, TRACEPARENT, _TRACESTATE})
-"""Metadata that each call has of its own."""
+"""Metadata that is specific to a call."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Unary = Callable[[object, Any], Awaitable[Message | None]]
@@ -63,7 +64,7 @@ Pairs = Sequence[tuple[str, str | bytes]]
 
 
 class Carrier(Protocol):
-    """What of a stream's context its calls use."""
+    """The part of a stream's context that its calls use."""
 
     def auth_context(self) -> AuthContext: ...
 
@@ -71,7 +72,7 @@ class Carrier(Protocol):
 
 
 class _AbortedError(Exception):
-    """A call has ended with a status that is not OK."""
+    """A call has ended with a status other than OK."""
 
     def __init__(self, code: grpc.StatusCode, message: str, details: bytes) -> None:
         super().__init__(message)
@@ -79,8 +80,8 @@ class _AbortedError(Exception):
 
 
 class MultiplexedRpc:
-    """The context of one call: what the interceptor and unary handlers use of
-    grpc.aio.ServicerContext.
+    """The context of one call: the part of grpc.aio.ServicerContext that the interceptor and unary
+    handlers use.
     """
 
     def __init__(
@@ -89,9 +90,9 @@ class MultiplexedRpc:
         self._carrier = carrier
         self._metadata = metadata
         self.body = body
-        """The serialized request, which has arrived whole."""
+        """The complete serialised request."""
         self._until = until
-        # The state: what is called once the answer was written.
+        # Mutable state: callbacks for after the answer was written.
         self._on_done: list[Callable[[Any], None]] = []
 
     def invocation_metadata(self) -> Metadata:
@@ -107,10 +108,10 @@ class MultiplexedRpc:
         return None if self._until is None else max(0.0, self._until - time.monotonic())
 
     def set_trailing_metadata(self, metadata: Pairs) -> None:
-        """The request id, which the client has chosen."""
+        """Ignore the request ID, which the client has chosen."""
 
     async def send_initial_metadata(self, metadata: Pairs) -> None:
-        """The same."""
+        """Ignore the request ID, as `set_trailing_metadata` does."""
 
     async def abort(self, code: grpc.StatusCode, message: str, trailing: Pairs) -> None:
         raise _AbortedError(
@@ -123,7 +124,7 @@ class MultiplexedRpc:
         self._on_done.append(callback)
 
     def done(self) -> None:
-        """The answer was written, or there is none."""
+        """Mark the answer as written or dropped."""
         callbacks, self._on_done = self._on_done, []
         for callback in callbacks:
             callback(self)
@@ -131,15 +132,15 @@ class MultiplexedRpc:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """An answer to be written, and the call that it belongs to."""
+    """An answer to write, and its call."""
 
     rpc: MultiplexedRpc
     message: pb.MultiplexedAnswer
 
 
 class Multiplexer:
-    """The handler of the stream, for the interceptor. `unary`: the wrapped behaviour of each
-    method, by its path.
+    """The handler of the stream, for the interceptor. `unary` has each method's wrapped behaviour
+    by path.
     """
 
     request_streaming: Final = True
@@ -163,18 +164,21 @@ class _Stream:
         self._carrier = cast(Carrier, context)
         metadata = cast(Metadata, context.invocation_metadata() or ())
         self._metadata = tuple(pair for pair in metadata if pair[0] not in _OF_CALLS)
-        # The state: calls in progress, by number; answers to be written.
+        # Mutable state: calls in progress, by number; answers to write.
         self._calls: dict[int, asyncio.Task[pb.MultiplexedAnswer]] = {}
         self._answers: list[_Answer] = []
         self._news = asyncio.Event()
-        self._room = asyncio.Event()
+        self._slot_free = asyncio.Event()
 
     async def run(
         self, requests: AsyncIterator[pb.MultiplexRequest]
     ) -> AsyncGenerator[pb.MultiplexResponse]:
-        """Yields the answers, until the client has closed its side and all calls are answered, or
-        the stream is too old. Leaving it cancels the calls in progress. Raises InvalidInput for a
-        message that is invalid, Unauthenticated once the credential is."""
+        """Yield answers until the client has closed its side and all calls are answered, or the
+        stream is too old.
+
+        Leaving it cancels the calls in progress. Raises InvalidInput for an invalid message,
+        Unauthenticated once the credential is invalid.
+        """
         reading = asyncio.create_task(self._read(requests))
         reading.add_done_callback(lambda _: self._news.set())
         expiry = asyncio.get_running_loop().call_later(STREAM_SECONDS, reading.cancel)
@@ -207,8 +211,8 @@ class _Stream:
             arrived = time.monotonic()
             for call in request.calls:
                 while len(self._calls) >= _MAX_CALLS:
-                    self._room.clear()
-                    await self._room.wait()
+                    self._slot_free.clear()
+                    await self._slot_free.wait()
                 self._start(call, arrived)
 
     def _start(self, call: pb.MultiplexedCall, arrived: float) -> None:
@@ -219,26 +223,24 @@ class _Stream:
             return
         if kind not in self._unary or number in self._calls:
             raise InvalidInput(
-                "a call of the stream is of no kind known here, or has the number of another one",
+                "a call of the stream has an unknown kind or a number that is in use",
                 field="calls",
             )
         until = arrived + call.timeout_seconds if call.HasField("timeout_seconds") else None
         rpc = MultiplexedRpc(
             self._carrier, (*_headers(call), *self._metadata), getattr(call, kind), until
         )
-        task = self._calls[number] = asyncio.create_task(
-            self._answer(number, self._unary[kind], rpc)
-        )
-        # As gRPC does. The client has stopped waiting by itself.
+        task = self._calls[number] = asyncio.create_task(self._call(number, self._unary[kind], rpc))
+        # As gRPC does. The client stops waiting by itself.
         late = (
             None
             if until is None
             else asyncio.get_running_loop().call_later(until - time.monotonic(), task.cancel)
         )
-        # Not at the end of the coroutine: one that is cancelled before it begins has none.
+        # Not at the coroutine's end, which is not reached if cancelled before it begins.
         task.add_done_callback(partial(self._ended, number, rpc, late))
 
-    async def _answer(self, number: int, unary: Unary, rpc: MultiplexedRpc) -> pb.MultiplexedAnswer:
+    async def _call(self, number: int, unary: Unary, rpc: MultiplexedRpc) -> pb.MultiplexedAnswer:
         try:
             response = await unary(None, rpc)
         except _AbortedError as aborted:
@@ -261,11 +263,11 @@ class _Stream:
             rpc.done()
         else:
             self._answers.append(_Answer(rpc, task.result()))
-        self._room.set()
+        self._slot_free.set()
         self._news.set()
 
     def _take(self) -> list[_Answer]:
-        """Removes answers that go into one message."""
+        """Remove and return the answers for one message."""
         size, taken = 0, 0
         for answer in self._answers:
             taken += 1
@@ -278,7 +280,7 @@ class _Stream:
 
 
 def _check(request: pb.MultiplexRequest) -> None:
-    """Raises InvalidInput for what no call of gRPC's could bring."""
+    """Raise InvalidInput for values that a separate gRPC call could not have."""
     if len(request.calls) > MESSAGE_CALLS:
         raise InvalidInput(
             f"a message has {len(request.calls):,} calls; at most {MESSAGE_CALLS:,} are allowed",

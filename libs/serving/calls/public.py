@@ -1,5 +1,5 @@
-"""Health and reflection (`/grpc.*`), which need no credential: bounds the resources that
-unauthenticated callers can take.
+"""Health and reflection (`/grpc.*`), which need no credential: bounds the resources of
+unauthenticated callers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from libs.serving.calls.bounds import Bound
 from libs.serving.calls.decode import parse, request_type
 
 REQUEST_BYTES: Final = 4096
-"""The names of a service, a file or a symbol are shorter."""
+"""Sufficient for the name of a service, file or symbol."""
 MAX_STREAMS: Final = 1_000
-"""Of both services together."""
+"""Maximum streams of both services together."""
 
 Refuse: TypeAlias = Callable[[Any, ShoalError], Awaitable[None]]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -35,8 +35,8 @@ class Public:
         self.arrivals = Arrivals()
 
     def wrap(self, method: str, handler: Handler) -> Handler:
-        """Serves the method with a request stream, so that no message is read before it is asked
-        for.
+        """Serve the method with a request stream, so that no message is read before it is
+        requested.
         """
         kind = request_type(method)
         if kind is None:
@@ -83,14 +83,14 @@ class _Behaviour:
             await self._public.refuse(context, error)
 
     async def _one(self, context: Any) -> Message:
-        """The request. Raises InvalidInput, and what `Arrivals.read` raises."""
+        """Read the request. Raises InvalidInput, and what `Arrivals.read` raises."""
         body = await self._public.arrivals.read(context)
-        if not isinstance(body, bytes):  # the end
-            raise InvalidInput("the call came without a request")
+        if not isinstance(body, bytes):  # end of the stream
+            raise InvalidInput("the call has no request")
         return self._parsed(body)
 
     async def _many(self, context: Any) -> AsyncIterator[Message]:
-        """The requests of a stream, which ends if the next one does not arrive in time. Raises
+        """Read the requests of a stream, which ends if the next one does not arrive in time. Raises
         InvalidInput, NoCapacity.
         """
         with suppress(DeadlinePassed):
@@ -99,7 +99,5 @@ class _Behaviour:
 
     def _parsed(self, body: bytes) -> Message:
         if len(body) > REQUEST_BYTES:
-            raise InvalidInput(
-                f"the request has {len(body):,} bytes; at most {REQUEST_BYTES:,} are allowed here"
-            )
+            raise InvalidInput(f"the request has {len(body):,} bytes; at most {REQUEST_BYTES:,} are allowed")
         return parse(self._kind, body)

@@ -1,6 +1,4 @@
-"""What is reported of each call once it has ended: its span, two metrics, one log line, and a line
-of the audit log.
-"""
+"""Reports each call when it has ended: its span, two metrics, one log line, and an audit line."""
 
 from __future__ import annotations
 
@@ -30,14 +28,14 @@ _REFUSED: Final = (Unauthenticated.reason, PermissionDenied.reason)
 
 @dataclass(slots=True)
 class CallRecord:
-    """One call, from its arrival on. `outcome`: `OK`, or an error's reason; `begin`: seconds of a
-    monotonic clock.
-    """
+    """One call, from its arrival on."""
 
     caller: Identity = UNKNOWN
     span: trace.Span = traces.NONE
     outcome: str = "CANCELLED"
+    """`OK`, or an error's reason."""
     begin: float = field(default_factory=time.perf_counter)
+    """In seconds of a monotonic clock."""
 
     def fail(self, error: ShoalError) -> None:
         self.outcome = error.reason
@@ -45,8 +43,12 @@ class CallRecord:
 
 
 class Reporter:
-    """Reports the calls of one method. `is_internal`: it is logged at DEBUG and not counted;
-    `has_end`: it ends by itself, so that it has a span and a latency."""
+    """Reports the calls of one method.
+
+    Args:
+        is_internal: Log calls at DEBUG and do not count them.
+        has_end: The method ends by itself, so it has a span and a latency.
+    """
 
     def __init__(self, audit: Audit, method: str, *, is_internal: bool, has_end: bool) -> None:
         self._audit = audit
@@ -54,14 +56,15 @@ class Reporter:
         self._is_internal = is_internal
         self._has_end = has_end
         self._level = logging.DEBUG if is_internal else logging.INFO
-        # Metrics of this method, since looking one up by its labels takes as long as counting;
+        # Metrics of this method, cached because a lookup by labels takes as long as counting;
         # counters by outcome.
         self._latency: Histogram | None = None
         self._counters: dict[str, Counter] = {}
 
     def span(self, headers: Mapping[str, str]) -> trace.Span:
-        """The span of a client's call, or of a worker's call that belongs to a traced request; else
-        NONE, as for endless streams."""
+        """Return the span of a client's call, or of a worker's call for a traced request. Return
+        NONE otherwise, and for endless streams.
+        """
         if not self._has_end or (self._is_internal and not headers.get(traces.TRACEPARENT)):
             return traces.NONE
         return traces.rpc(self._method, headers, {"shoal.request_id": REQUEST_ID.get()})
@@ -69,7 +72,7 @@ class Reporter:
     def report(
         self, record: CallRecord, context: grpc.aio.ServicerContext[Message, Message]
     ) -> None:
-        """Ends the span. The rest is written once the answer was handed to gRPC: a line takes a
+        """End the span. Report the rest after the answer was passed to gRPC: a log line takes a
         tenth of a millisecond.
         """
         loop, seconds = asyncio.get_running_loop(), time.perf_counter() - record.begin
@@ -78,7 +81,7 @@ class Reporter:
         if not self._is_internal:
             loop.call_soon(self._count, record, seconds)
         if record.outcome in _REFUSED:
-            # Callers without a credential must not fill the log: the audit rate-limits these lines.
+            # Unauthenticated callers must not fill the log: the audit rate-limits these lines.
             loop.call_soon(self._audit.refused, self._audited(record, context))
             return
         loop.call_soon(self._log, record, seconds)

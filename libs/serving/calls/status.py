@@ -1,4 +1,4 @@
-"""Maps a ShoalError to a gRPC status: exactly one ErrorInfo, the field at fault, and when to
+"""Maps a ShoalError to a gRPC status: exactly one ErrorInfo, the invalid field, and when to
 retry.
 """
 
@@ -18,8 +18,8 @@ from libs.errors import InternalError, ShoalError
 DOMAIN: Final = "shoal"
 DETAILS_HEADER: Final = "grpc-status-details-bin"
 
-# A status travels in HTTP/2 headers, of which gRPC peers accept 8 KiB: a client's own text must not
-# make its error undeliverable. In bytes: the status holds the message up to three times, once
+# A status is sent in HTTP/2 headers, of which gRPC peers accept 8 KiB: long text of a client must
+# not make its error undeliverable. In bytes: the status has the message up to three times, once
 # percent-encoded.
 _MAX_MESSAGE: Final = 1000
 _MAX_FIELD: Final = 300
@@ -28,9 +28,7 @@ _CUT: Final = "…"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A gRPC status: the code, the text, and a serialised google.rpc.Status for
-    `grpc-status-details-bin`.
-    """
+    """A gRPC status. `details` is a serialised google.rpc.Status for `grpc-status-details-bin`."""
 
     code: grpc.StatusCode
     message: str
@@ -38,7 +36,7 @@ class Status:
 
 
 def to_status(error: ShoalError, request_id: str) -> Status:
-    """The status for `error`. The text of an InternalError is only logged, not sent."""
+    """Convert `error` to a status. The text of an InternalError is only logged, not sent."""
     code: grpc.StatusCode = grpc.StatusCode[error.status]
     is_ours = isinstance(error, InternalError)
     message = (
@@ -86,7 +84,7 @@ def _duration(seconds: float) -> duration_pb2.Duration:
 
 
 def _shortened(text: str, limit: int) -> str:
-    """The text, cut to at most `limit` bytes of UTF-8."""
+    """Cut the text to at most `limit` bytes of UTF-8."""
     whole = text.encode(errors="replace")
     return (
         whole.decode()

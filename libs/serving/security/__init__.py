@@ -1,6 +1,5 @@
-"""Who calls and what they may do: credentials, identities, roles, the audit log, and TLS, with the
-settings of all of these.
+"""Who calls and which methods they may call: credentials, identities, roles, the audit log, TLS,
+and their settings.
 
-Here: what turns a certificate or token into an identity, and decides which methods it may call. Not
-here: the sequence of steps of a call (`calls/`), and making certificates
-(`services/local/trust`)."""
+The steps of a call are in `calls/`; making certificates is in `services/local/trust`.
+"""

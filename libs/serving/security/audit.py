@@ -1,8 +1,8 @@
-"""The audit log, `shoal.audit`: one line for each call that changes where models are, and for each
-that was refused.
+"""The audit log, `shoal.audit`: one line for each call that changes the location of models, and for
+each refused call.
 
 A flood of refused calls must not fill a disk: their lines are rate-limited, and the number of
-omitted ones is logged.
+omitted lines is logged.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ REFUSALS_A_SECOND: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """One audited call: the caller, its address, the method, and the outcome (`OK`, or an error's
-    reason).
-    """
+    """One audited call. `peer` is the caller's address, `outcome` `OK` or an error's reason."""
 
     caller: Identity
     peer: str
@@ -34,7 +32,12 @@ class AuditRecord:
 
 
 class Audit:
-    """Writes the lines. `clock`: monotonic seconds. `later(seconds, call)`: schedules one call."""
+    """Writes the audit log.
+
+    Args:
+        later: Schedules a call after some seconds.
+        clock: Monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -45,18 +48,18 @@ class Audit:
         self._later = later
         self._clock = clock
         self._most = most_a_second
-        # The state: when the current second began, the lines written in it, and how many were
-        # omitted.
+        # Mutable state: when the current second began, the lines written in it, and the omitted
+        # lines.
         self._begun = -1.0
         self._written = 0
         self._omitted = 0
 
     def changed(self, record: AuditRecord) -> None:
-        """Logs a call that changes where models are, whatever its outcome."""
+        """Log a call that changes the location of models, whatever its outcome."""
         log.info("change", extra=_values(record))
 
     def refused(self, record: AuditRecord) -> None:
-        """Logs a call that failed authentication or authorisation."""
+        """Log a call that failed authentication or authorisation."""
         now = self._clock()
         if now >= self._begun + 1.0:
             self._begun, self._written = now, 0
@@ -70,7 +73,7 @@ class Audit:
 
     def _log_omitted(self) -> None:
         count, self._omitted = self._omitted, 0
-        log.warning("refused, not written one by one", extra=fields({"count": count}))
+        log.warning("refused calls were omitted from the log", extra=fields({"count": count}))
 
 
 def _values(record: AuditRecord) -> dict[str, object]:

@@ -1,9 +1,9 @@
-"""Authentication: from a call's credential to an Identity, before anything else of the call is
+"""Authentication: maps a call's credential to an Identity, before any other part of the call is
 read.
 
 A bearer token identifies the caller: a static one of the file SHOAL_TOKENS, or a JWT signed by a
-key of SHOAL_JWKS. Without one the client certificate does, where SHOAL_TLS_CLIENT_CA asks for
-certificates. Nothing here repeats a token, in errors or in logs.
+key of SHOAL_JWKS. Without a token the client certificate does, if SHOAL_TLS_CLIENT_CA requires
+certificates. Neither errors nor logs repeat a token.
 """
 
 from __future__ import annotations
@@ -32,43 +32,39 @@ if TYPE_CHECKING:
     from libs.serving.security.tokens import Tokens
 
 AUTHORIZATION: Final = "authorization"
-LOOK_SECONDS: Final = 1.0
-"""How often token and key files are checked: a revoked token is valid for two checks more at most
+POLL_SECONDS: Final = 1.0
+"""Interval of checks of token and key files. A revoked token is valid for at most two more checks
 (`watched.SETTLE_SECONDS`).
 """
 MAX_REMEMBERED: Final = 10_000
-"""How many verified JWTs are cached: verifying one takes a tenth of a millisecond of the event
-loop.
-"""
+"""Maximum cached verified JWTs. Verifying one takes a tenth of a millisecond of the event loop."""
 
 _BEARER: Final = re.compile(r"[Bb]earer ([\x21-\x7e]{1,8192})")
 _CERTIFICATE: Final = "x509_pem_cert"
 """gRPC's key for the client certificate."""
 MAX_READ: Final = 4096
-"""How many certificates' names are cached."""
+"""Maximum cached certificate names."""
 
 Metadata = Sequence[tuple[str, str | bytes]]
 AuthContext = Mapping[str, Iterable[bytes]]
 
 
 class Authenticator:
-    """Authenticates callers as `security` configures it. Raises InvalidInput for files that cannot
-    be used.
-    """
+    """Authenticates callers as `security` configures it. Raises InvalidInput for unusable files."""
 
     def __init__(self, security: Security, clock: Callable[[], float] = time.time) -> None:
         self._security = security
         self._clock = clock
         self._tokens = _watched_tokens(security)
         self._keys = _watched_keys(security)
-        # The state: verified JWTs by their digests, with the end of their validity; and the keys
-        # that verified them.
+        # Mutable state: verified JWTs by digest, with their expiry, and the keys that verified
+        # them.
         self._remembered: dict[bytes, tuple[Identity, float]] = {}
         self._remembered_keys = self._keys.content if self._keys is not None else None
 
     def identify(self, metadata: Metadata, auth_context: Callable[[], AuthContext]) -> Identity:
-        """The caller's identity. `auth_context`: returns gRPC's TLS properties, called only if
-        needed. Raises Unauthenticated.
+        """Return the caller's identity. `auth_context` returns gRPC's TLS properties, and is only
+        called if needed. Raises Unauthenticated.
         """
         if not self._security.authenticates:
             return ANONYMOUS
@@ -79,37 +75,38 @@ class Authenticator:
             uris = [uri for pem in auth_context().get(_CERTIFICATE, ()) for uri in uris_of(pem)]
             return certified(uris, self._security.trust_domain)
         raise Unauthenticated(
-            "this call needs a credential: send metadata `authorization: Bearer <token>` (shoal: SHOAL_TOKEN)"
+            "this call needs a credential: send metadata `authorization: Bearer <token>` "
+            "(shoal: SHOAL_TOKEN)"
         )
 
-    def look(self) -> None:
-        """Reads files that have changed. Blocking, so to be called in a thread."""
+    def refresh(self) -> None:
+        """Read files that have changed. Blocking: call it in a thread."""
         for watched in (self._tokens, self._keys):
             if watched is not None:
-                watched.look()
+                watched.refresh()
 
     async def watch(self) -> None:
-        """Checks the files every second, for ever; returns at once without tokens."""
+        """Check the files every second, forever; return immediately if the server takes no
+        tokens.
+        """
         while self._security.takes_tokens:
-            await asyncio.sleep(LOOK_SECONDS)
-            await asyncio.to_thread(self.look)
+            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.to_thread(self.refresh)
 
     def _of_bearer(self, given: Sequence[str | bytes]) -> Identity:
         if not self._security.takes_tokens:
             raise Unauthenticated(
-                "this server takes no tokens, certificates only: leave metadata `authorization` out"
+                "this server takes certificates, not tokens: omit metadata `authorization`"
             )
         found = _BEARER.fullmatch(str(given[0])) if len(given) == 1 else None
         if found is None:
-            raise Unauthenticated(
-                "metadata `authorization` must be there once, as `Bearer <token>`"
-            )
+            raise Unauthenticated("metadata `authorization` must occur once, as `Bearer <token>`")
         token = found[1]
         digest = digest_of(token)
         if self._tokens is not None and (identity := self._tokens.content.get(digest)) is not None:
             return identity
         if self._keys is None or token.count(".") != 2:
-            raise Unauthenticated("the bearer token is not one that this mesh knows")
+            raise Unauthenticated("this mesh does not know the bearer token")
         return self._of_jwt(token, digest, self._keys.content)
 
     def _of_jwt(self, token: str, digest: bytes, keys: Keys) -> Identity:
@@ -129,8 +126,10 @@ class Authenticator:
 
 @lru_cache(maxsize=MAX_READ)
 def uris_of(pem: bytes) -> tuple[bytes, ...]:
-    """The URIs of a certificate's subject alternative names, whole: gRPC's own list (`peer_uri`)
-    cuts each at its first NUL. Empty if the certificate cannot be parsed."""
+    """Return the URIs of a certificate's subject alternative names; none if it cannot be parsed.
+
+    gRPC's list (`peer_uri`) cuts each URI at its first NUL.
+    """
     from cryptography import x509
 
     try:
@@ -144,14 +143,16 @@ def uris_of(pem: bytes) -> tuple[bytes, ...]:
 
 
 def certified(uris: Sequence[bytes], trust_domain: str) -> Identity:
-    """The identity in a certificate's URI, exactly one: `spiffe://<trust domain>/<role>/<tenant or
-    name>`. Raises Unauthenticated."""
+    """Return the identity in a certificate's single URI, `spiffe://<trust domain>/<role>/<tenant or
+    name>`. Raises Unauthenticated.
+    """
     prefix = f"spiffe://{trust_domain}/"
     subject = uris[0].decode("ascii", "replace") if len(uris) == 1 else ""
     role, _, name = subject.removeprefix(prefix).partition("/")
     if not subject.startswith(prefix) or not is_role(role) or not is_certified_name(name):
         raise Unauthenticated(
-            f"the client certificate names nobody: its one URI must be {prefix}<role>/<tenant or name>"
+            f"the client certificate has no identity: its only URI must be {prefix}<role>/"
+            "<tenant or name>"
         )
     return Identity(subject, cast("Role", role), name)
 

@@ -1,5 +1,5 @@
-"""Verifies JSON Web Tokens with the public keys of a JWKS file (RFC 7517, 7519). Imported only
-where SHOAL_JWKS is set.
+"""Verifies JSON Web Tokens with the public keys of a JWKS file (RFC 7517, 7519). Imported only if
+SHOAL_JWKS is set.
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ from libs.serving.security.identity import NAMED_ROLES, Identity, Role, is_print
 
 VARIABLE: Final = "SHOAL_JWKS"
 ALGORITHMS: Final = ("RS256", "ES256", "EdDSA")
-"""Asymmetric ones only: whoever can verify a token must not be able to sign one. The key decides
-which one, never the token.
+"""Only asymmetric ones: a verifier must not be able to sign tokens. The key decides which one,
+never the token.
 """
 LEEWAY_SECONDS: Final = 10
-"""The clock skew that is tolerated."""
+"""Tolerated clock skew."""
 _MIN_RSA: Final = 2048
 
 _REFUSALS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (jwt.ExpiredSignatureError, "the JWT has expired: get a new one"),
     (jwt.ImmatureSignatureError, "the JWT is not valid yet: is the issuer's clock ahead?"),
-    (jwt.InvalidAudienceError, "the JWT is not for this mesh: its aud is not SHOAL_JWT_AUDIENCE"),
-    (jwt.InvalidIssuerError, "the JWT is of another issuer: its iss is not SHOAL_JWT_ISSUER"),
-    (jwt.InvalidSignatureError, "the JWT is not signed with the key that it names"),
-    (jwt.InvalidAlgorithmError, "the JWT is signed with another algorithm than its key is for"),
+    (jwt.InvalidAudienceError, "the JWT's aud is not SHOAL_JWT_AUDIENCE: it is not for this mesh"),
+    (jwt.InvalidIssuerError, "the JWT's iss is not SHOAL_JWT_ISSUER"),
+    (jwt.InvalidSignatureError, "the JWT is not signed with the key in its header"),
+    (jwt.InvalidAlgorithmError, "the JWT's algorithm does not match its key"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Public keys by key id (kid), and the issuer and audience that a token must name."""
+    """Public keys by key ID (kid), and the required issuer and audience of tokens."""
 
     by_id: Mapping[str, jwt.PyJWK]
     issuer: str
     audience: str
 
     def verify(self, token: str) -> tuple[Identity, float]:
-        """The token's identity, and when it expires (Unix seconds). Raises Unauthenticated, with a
-        text that repeats nothing of it."""
+        """Return the token's identity, and when it expires (Unix seconds). Raises Unauthenticated
+        without repeating the token.
+        """
         try:
             key = self._key(jwt.get_unverified_header(token).get("kid"))
             claims = jwt.decode(
@@ -64,7 +65,7 @@ class Keys:
             ValueError,
             TypeError,
             RecursionError,
-        ) as error:  # the others: PyJWT does not translate them
+        ) as error:  # PyJWT does not translate the last three
             raise Unauthenticated(_why(error)) from None
         return _identity(claims), float(claims["exp"])
 
@@ -73,12 +74,12 @@ class Keys:
             return next(iter(self.by_id.values()))
         found = self.by_id.get(name) if isinstance(name, str) else None
         if found is None:
-            raise Unauthenticated("the JWT is signed with a key (kid) that this mesh does not know")
+            raise Unauthenticated("this mesh does not know the JWT's key (kid)")
         return found
 
 
 def read_keys(path: Path, issuer: str, audience: str) -> Keys:
-    """The keys of a JWKS file. Raises InvalidInput naming file and key."""
+    """Read the keys of a JWKS file. Raises InvalidInput with file and key."""
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
@@ -99,11 +100,12 @@ def read_keys(path: Path, issuer: str, audience: str) -> Keys:
         key = _read_key(entry, f"{path}: `keys[{number}]`")
         if not key.key_id and len(entries) > 1:
             raise InvalidInput(
-                f"{path}: `keys[{number}]` has no kid, which it needs among others", field=VARIABLE
+                f"{path}: `keys[{number}]` needs a kid, since there are several keys",
+                field=VARIABLE,
             )
         if (key.key_id or "") in by_id:
             raise InvalidInput(
-                f"{path}: `keys[{number}]` has the kid of another key", field=VARIABLE
+                f"{path}: `keys[{number}]` has the same kid as another key", field=VARIABLE
             )
         by_id[key.key_id or ""] = key
     return Keys(by_id, issuer, audience)
@@ -114,20 +116,21 @@ def _read_key(entry: object, where: str) -> jwt.PyJWK:
         raise InvalidInput(f"{where} is not a JWK", field=VARIABLE)
     if entry.get("kty") == "oct" or "d" in entry:
         raise InvalidInput(
-            f"{where} is a secret: public keys belong here, and none that can sign", field=VARIABLE
+            f"{where} is a secret: only public keys are allowed, not keys that can sign",
+            field=VARIABLE,
         )
     if not isinstance(entry.get("kid", ""), str):
-        raise InvalidInput(f"{where} has a kid that is not a text", field=VARIABLE)
+        raise InvalidInput(f"{where} has a kid that is not a string", field=VARIABLE)
     if entry.get("use", "sig") != "sig":
         raise InvalidInput(
-            f"{where} is for {str(entry['use'])[:20]!r}: only keys for signatures belong here",
+            f"{where} is for {str(entry['use'])[:20]!r}: only signature keys are allowed",
             field=VARIABLE,
         )
     try:
         key = jwt.PyJWK(entry)
     except (jwt.PyJWTError, TypeError, ValueError) as error:
         raise InvalidInput(
-            f"{where} is not a JWK that can be used: {type(error).__name__}", field=VARIABLE
+            f"{where} is not a usable JWK: {type(error).__name__}", field=VARIABLE
         ) from error
     if key.algorithm_name not in ALGORITHMS:
         raise InvalidInput(
@@ -153,5 +156,5 @@ def _identity(claims: Mapping[str, Any]) -> Identity:
 def _why(error: Exception) -> str:
     return next(
         (words for kind, words in _REFUSALS if isinstance(error, kind)),
-        "the bearer token is no valid JWT",
+        "the bearer token is not a valid JWT",
     )

@@ -1,5 +1,5 @@
-"""Authorisation: which role may call which method. A method that is not listed here is refused to
-everybody.
+"""Authorisation: which role may call which method. Methods that are not listed here are refused to
+all roles.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _USE: Final = (
     | _methods("shoal.v1.CallerService", "GetCaller")
 )
 CHANGES: Final = _methods("shoal.v1.ModelService", "LoadModel", "EvictModel", "PinModel")
-"""Methods that change where models are: each call is recorded in the audit log."""
+"""Methods that change the location of models. Each call is recorded in the audit log."""
 _LOOK: Final = _methods("shoal.v1.MeshService", "GetMesh", "WatchMesh", "ExplainPlacement")
 _WORK: Final = _methods(
     "shoal.v1.WorkerService", "Pull", "Complete", "Heartbeat", "Connect", "Exchange"
@@ -57,15 +57,15 @@ METHODS: Final[Mapping[Role, frozenset[str]]] = MappingProxyType(
 )
 
 
-def may(role: Role, method: str) -> bool:
-    """Whether the role's holders may call `/package.Service/Method`."""
+def is_allowed(role: Role, method: str) -> bool:
+    """Return whether holders of the role may call `/package.Service/Method`."""
     return method in METHODS[role]
 
 
-def check_may(identity: Identity, method: str) -> None:
-    """Raises PermissionDenied, naming the roles that may."""
-    if may(identity.role, method):
+def check_allowed(identity: Identity, method: str) -> None:
+    """Raise PermissionDenied, with the allowed roles."""
+    if is_allowed(identity.role, method):
         return
-    allowed = [role for role in METHODS if role != "anonymous" and may(role, method)]
-    needed = f"it needs role {' or '.join(allowed)}" if allowed else "nobody may"
+    allowed = [role for role in METHODS if role != "anonymous" and is_allowed(role, method)]
+    needed = f"it needs role {' or '.join(allowed)}" if allowed else "no role may"
     raise PermissionDenied(f"role {identity.role} may not call {method}: {needed}")

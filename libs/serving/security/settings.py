@@ -1,8 +1,8 @@
-"""The security settings of a server: TLS, authentication, and whether it may listen beyond
-loopback. Read once at the start.
+"""The security settings of a server, read at startup: TLS, authentication, and whether it may
+listen beyond loopback.
 
-Each serving process carries one `Security` in its settings. With nothing set, everybody may call
-everything, on loopback only.
+Each serving process has one `Security` in its settings. With nothing set, any caller may call any
+method, on loopback only.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from libs.serving.security.tls import TlsFiles
 DEFAULT_TRUST_DOMAIN: Final = "shoal"
 _TRUST_DOMAIN: Final = re.compile(r"[a-z0-9._-]{1,255}")
 _REMEDIES: Final = (
-    "set SHOAL_TLS_CERT and SHOAL_TLS_KEY together with SHOAL_TLS_CLIENT_CA (callers present certificates), or with SHOAL_TOKENS "
-    "or SHOAL_JWKS (callers send tokens), or SHOAL_ALLOW_INSECURE=1 if something else protects it; `shoal certs` makes "
-    "certificates for development"
+    "set SHOAL_TLS_CERT and SHOAL_TLS_KEY together with SHOAL_TLS_CLIENT_CA (callers present "
+    "certificates), or with SHOAL_TOKENS or SHOAL_JWKS (callers send tokens), or "
+    "SHOAL_ALLOW_INSECURE=1 if something else protects it; `shoal certs` makes certificates for "
+    "development"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """The settings of one server process. `check_files` validates the files; they are read again
-    where they are used.
+    """The settings of one server process. `check_files` validates the files, which are read again
+    when they are used.
     """
 
     cert: Path | None = None
     key: Path | None = None
     client_ca: Path | None = None
-    """Set: every caller must present a certificate of one of these authorities."""
+    """If set, every caller must present a certificate of one of these authorities."""
     tokens: Path | None = None
     jwks: Path | None = None
     issuer: str = ""
@@ -47,29 +48,29 @@ class Security:
     """
     allow_insecure: bool = False
     health_address: str = ""
-    """A second address that answers only health checks, without TLS, for probes. Empty: none."""
+    """A second address for health probes, without TLS. Empty: none."""
 
     def __post_init__(self) -> None:
         check(
             (self.cert is None) == (self.key is None),
             "SHOAL_TLS_KEY",
-            "set exactly where SHOAL_TLS_CERT is",
+            "set if and only if SHOAL_TLS_CERT is",
         )
         check(
             self.client_ca is None or self.cert is not None,
             "SHOAL_TLS_CERT",
-            "set where SHOAL_TLS_CLIENT_CA is: mTLS is TLS",
+            "set if SHOAL_TLS_CLIENT_CA is: mTLS is TLS",
         )
         has_jwks = self.jwks is not None
         check(
             bool(self.issuer) or not has_jwks,
             "SHOAL_JWT_ISSUER",
-            "set where SHOAL_JWKS is: the `iss` that tokens must have",
+            "set if SHOAL_JWKS is: the `iss` that tokens must have",
         )
         check(
             bool(self.audience) or not has_jwks,
             "SHOAL_JWT_AUDIENCE",
-            "set where SHOAL_JWKS is: the `aud` that tokens must have",
+            "set if SHOAL_JWKS is: the `aud` that tokens must have",
         )
         for value, name in (
             (self.issuer, "SHOAL_JWT_ISSUER"),
@@ -83,13 +84,13 @@ class Security:
         check(
             bool(_TRUST_DOMAIN.fullmatch(self.trust_domain)),
             "SHOAL_TRUST_DOMAIN",
-            "small letters, digits, '.', '_' or '-'",
+            "lower-case letters, digits, '.', '_' or '-'",
         )
 
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> Security:
-        """Reads SHOAL_* variables and validates the files; raises InvalidInput naming variable,
-        file, line and key.
+        """Read SHOAL_* variables and validate the files. Raises InvalidInput with variable, file,
+        line and key.
         """
         allow = environ.get("SHOAL_ALLOW_INSECURE") or "0"
         check(allow in ("0", "1"), "SHOAL_ALLOW_INSECURE", "0 or 1")
@@ -110,7 +111,7 @@ class Security:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """None: without TLS."""
+        """The TLS files; None without TLS."""
         if self.cert is None or self.key is None:
             return None
         return TlsFiles(self.cert, self.key, self.client_ca)
@@ -121,16 +122,16 @@ class Security:
 
     @property
     def authenticates(self) -> bool:
-        """Whether callers need a credential; else everybody is anonymous and may call
-        everything.
+        """True if callers need a credential. If not, every caller is anonymous and may call any
+        method.
         """
         return self.takes_tokens or self.client_ca is not None
 
     def check_files(self) -> None:
-        """Raises InvalidInput for the first file that cannot be used."""
+        """Raise InvalidInput for the first unusable file."""
         if self.tls is not None:
             self.tls.read()
-        # Imported only where they are needed: a worker's health server takes no tokens.
+        # Imported only if needed: a worker's health server takes no tokens.
         if self.tokens is not None:
             from libs.serving.security.tokens import read_tokens
 
@@ -141,7 +142,7 @@ class Security:
             read_keys(self.jwks, self.issuer, self.audience)
 
     def describe(self) -> dict[str, str | float]:
-        """For the one log line at the start: the names of the files, nothing of their contents."""
+        """Return the names of the files, without contents, for the log line at startup."""
         return {
             "tls": "none"
             if self.cert is None
@@ -157,29 +158,30 @@ class Security:
 
 
 def check_exposure(address: str, security: Security) -> None:
-    """Raises InvalidInput, with the remedies, for an address beyond loopback that is neither
-    protected nor allowed to be open.
+    """Raise InvalidInput, with remedies, for an address beyond loopback that is neither protected
+    nor explicitly allowed.
     """
     if problem := exposure(address, security):
         raise InvalidInput(f"{problem}: {_REMEDIES}", field="SHOAL_ALLOW_INSECURE")
 
 
 def exposure(address: str, security: Security) -> str:
-    """Why a server must not listen there; empty if it may."""
+    """Return why a server must not listen there, "" if it may."""
     if security.allow_insecure or is_loopback(address):
         return ""
+    refusal = f"refusing to listen on {address}, beyond this machine,"
     if security.cert is None and security.takes_tokens:
-        return f"refusing to listen on {address}, beyond this machine, without TLS: tokens would be sent in clear text"
+        return f"{refusal} without TLS: tokens would be sent in clear text"
     if security.cert is None:
-        return f"refusing to listen on {address}, beyond this machine, without TLS and without knowing who calls"
+        return f"{refusal} without TLS and authentication"
     if not security.authenticates:
-        return f"refusing to listen on {address}, beyond this machine, without knowing who calls: TLS alone lets everybody in"
+        return f"{refusal} without authentication: TLS alone accepts any caller"
     return ""
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can connect to a listening address, `host:port` or `unix:path`;
-    False in doubt.
+    """Return whether only this machine can connect to a listening address, `host:port` or
+    `unix:path`. False in doubt.
     """
     if address.startswith(("unix:", "unix-abstract:")):
         return True

@@ -1,7 +1,7 @@
-"""TLS of a server: its certificate, and the authorities for client certificates. Files are read
-again when they change.
+"""TLS of a server: its certificate, and the authorities for client certificates. Changed files are
+reloaded.
 
-New connections use the files as they are then; existing connections are not affected.
+New connections use the current files; existing connections are not affected.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the chain and key that a server presents, and the authorities whose certificates
-    callers must present (None: they need none)."""
+    """PEM files: the server's chain and key, and the authorities for callers' certificates (None:
+    not required).
+    """
 
     cert: Path
     key: Path
     client_ca: Path | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """The credentials for a server's port. Raises InvalidInput naming variable and file."""
+        """Return the credentials for a server's port. Raises InvalidInput with variable and
+        file.
+        """
         paths = [path for path in (self.cert, self.key, self.client_ca) if path is not None]
         watched = Watched(paths, self.read)
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            """Called by gRPC before each handshake, in a thread of its own; None: unchanged."""
-            return watched.content if watched.look() else None
+            """Called by gRPC before each handshake, in a separate thread. None: unchanged."""
+            return watched.content if watched.refresh() else None
 
         return grpc.dynamic_ssl_server_credentials(
             watched.content,
@@ -45,7 +48,7 @@ class TlsFiles:
         )
 
     def read(self) -> grpc.ServerCertificateConfiguration:
-        """The configuration by the files as they are now. Raises InvalidInput naming variable and
+        """Read the configuration from the current files. Raises InvalidInput with variable and
         file.
         """
         chain = read_file(self.cert, "SHOAL_TLS_CERT")
@@ -59,7 +62,7 @@ class TlsFiles:
         )
 
     def _check(self, chain: bytes, key: bytes, authorities: bytes | None) -> None:
-        # Imported only where needed: workers serve without TLS, and need not have the library.
+        # Imported only if needed: workers serve without TLS and may lack the library.
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
         from cryptography.x509 import load_pem_x509_certificates
 
@@ -73,13 +76,13 @@ class TlsFiles:
             certificate.public_key,
             self.cert,
             "SHOAL_TLS_CERT",
-            "certificates of a known kind of key",
+            "certificates with a supported key type",
         )
         private = _parsed(
             lambda: load_pem_private_key(key, None),
             self.key,
             "SHOAL_TLS_KEY",
-            "a private key without passphrase",
+            "a private key without a passphrase",
         )
         if certified != private.public_key():
             raise InvalidInput(
@@ -102,7 +105,7 @@ class TlsFiles:
 
 
 def read_file(path: Path, variable: str) -> bytes:
-    """The file's bytes. Raises InvalidInput naming the variable and the file."""
+    """Return the file's bytes. Raises InvalidInput with the variable and the file."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -114,10 +117,10 @@ def read_file(path: Path, variable: str) -> bytes:
 def _parsed(parse: Callable[[], Parsed], path: Path, variable: str, what: str) -> Parsed:
     from cryptography.exceptions import UnsupportedAlgorithm
 
-    # A missing passphrase raises TypeError, text that is not PEM some kind of ValueError.
+    # A missing passphrase raises TypeError, text that is not PEM a kind of ValueError.
     try:
         return parse()
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidInput(
-            f"{variable}: {path} does not hold {what} in PEM form", field=variable
+            f"{variable}: {path} does not contain {what} in PEM format", field=variable
         ) from error

@@ -28,15 +28,15 @@ from libs.serving.security.identity import (
 )
 
 VARIABLE: Final = "SHOAL_TOKENS"
-LONGEST: Final = 8192
-"""Characters of a bearer token, static or JWT."""
-_SHORTEST: Final = 16
+MAX_TOKEN_CHARACTERS: Final = 8192
+"""Maximum characters of a bearer token, static or JWT."""
+_MIN_TOKEN_CHARACTERS: Final = 16
 _WORDS: Final = "1..128 printable ASCII characters without spaces"
-_TOKEN: Final = re.compile(rf"[\x21-\x7e]{{{_SHORTEST},{LONGEST}}}")
+_TOKEN: Final = re.compile(rf"[\x21-\x7e]{{{_MIN_TOKEN_CHARACTERS},{MAX_TOKEN_CHARACTERS}}}")
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 Tokens = Mapping[bytes, Identity]
-"""The identities of the holders, by the digest of the token."""
+"""The holders' identities, by the digest of the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +63,27 @@ _ENTRY: Final = Record(
     lambda **values: values,
     {
         "token": Key(
-            _Secret(_TOKEN, f"{_SHORTEST}..{LONGEST} printable ASCII characters without spaces"),
-            "the token itself",
+            _Secret(
+                _TOKEN,
+                f"{_MIN_TOKEN_CHARACTERS}..{MAX_TOKEN_CHARACTERS} printable ASCII characters "
+                "without spaces",
+            ),
+            "the token",
         ),
         "sha256": Key(
             _Secret(_DIGEST, "64 hex digits"),
-            "the token's SHA-256, so that the file gives no token away",
+            "the token's SHA-256, which keeps the token out of the file",
         ),
-        "subject": Key(_NAME, "who holds it, for logs", needed=True),
-        "role": Key(Choice(NAMED_ROLES), "what its holder may call", needed=True),
-        "tenant": Key(
-            _NAME, "for whom its holder asks; '*': for any that it names; default: default"
-        ),
+        "subject": Key(_NAME, "the holder's name in logs", needed=True),
+        "role": Key(Choice(NAMED_ROLES), "the holder's role", needed=True),
+        "tenant": Key(_NAME, "the holder's tenant; '*': any that it names; default: default"),
     },
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """The list of tokens. Not a shapes.List: that repeats values in its errors."""
+    """The list of tokens. Not a shapes.List, which repeats values in its errors."""
 
     def read(self, node: yaml.Node, at: At) -> dict[bytes, Identity]:
         if not isinstance(node, yaml.SequenceNode) or not node.value:
@@ -90,9 +92,7 @@ class _Entries:
         for number, entry in enumerate(node.value):
             digest, identity = _entry(entry, at.entry(number))
             if digest in found:
-                raise at.entry(number).wrong(
-                    entry, f"is the same token as that of {found[digest].subject!r}"
-                )
+                raise at.entry(number).wrong(entry, f"is the token of {found[digest].subject!r}")
             found[digest] = identity
         return found
 
@@ -101,12 +101,12 @@ class _Entries:
 
 
 _FILE: Final = Record(
-    lambda tokens: tokens, {"tokens": Key(_Entries(), "who holds which token", needed=True)}
+    lambda tokens: tokens, {"tokens": Key(_Entries(), "the tokens and their holders", needed=True)}
 )
 
 
 def read_tokens(path: Path) -> Tokens:
-    """The tokens of the file. Raises InvalidInput naming file, line and key."""
+    """Read the tokens of the file. Raises InvalidInput with file, line and key."""
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:

@@ -23,7 +23,7 @@ from libs.errors import InvalidInput, ShoalError
 from libs.store import check_urls
 from services.local import settings as local
 from services.local.profile import report
-from services.worker.check.found import Tell, found
+from services.worker.check.model_files import OnProgress, find_model
 from services.worker.machine.disk import parse_shelves
 from services.worker.settings import DeviceChoice, DtypeChoice, Settings
 
@@ -119,9 +119,9 @@ def _measured(
     runs: int,
     requests: int,
     trace: Path | None,
-    tell: Tell,
+    tell: OnProgress,
 ) -> tuple[ForwardProfile, RequestProfile | None]:
-    name, copy = found(settings, target, "", tell)
+    name, copy = find_model(settings, target, "", tell)
     try:
         tell(f"{name}: importing torch")
         os.environ.setdefault(
@@ -193,8 +193,8 @@ def _check_files(trace: Path | None, plot: Path | None) -> None:
 
 
 @contextmanager
-def _progress(target: str) -> Iterator[Tell]:
-    """Report the current step on stderr, if it is a terminal."""
+def _progress(target: str) -> Iterator[OnProgress]:
+    """Says on stderr what is being done, if somebody watches."""
     with Console(stderr=True).status(Text(target)) as status:
         yield lambda words: status.update(Text(words))
 

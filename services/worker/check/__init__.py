@@ -1,3 +1,4 @@
-"""`shoal models check`: explains how a checkpoint is read and why (`explain.py`, without torch),
-and tests whether it runs (`selftest.py`, and `generation.py` for generative models). No mesh is
-needed, and the worker itself uses none of it."""
+"""`shoal models check`: explains how a checkpoint is read (`explain.py`, without torch), and tests
+whether it runs (`selftest.py`, and `generation.py` for generative models). Needs no mesh; the
+worker itself does not use it.
+"""

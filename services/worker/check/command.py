@@ -1,5 +1,5 @@
-"""`shoal models check`: explains how Shoal reads a model's files and why, and tests whether it
-runs. No mesh is needed.
+"""`shoal models check`: explains how Shoal reads a model's files, and tests whether it runs. Needs
+no mesh.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from libs.catalog.overrides import Overrides
 from libs.errors import ShoalError
 from libs.store import Copy, is_model_id
 from services.worker.check.explain import Report, Test, inspect
-from services.worker.check.found import Tell, found
+from services.worker.check.model_files import OnProgress, find_model
 from services.worker.machine import disk
 from services.worker.settings import Settings
 
@@ -33,7 +33,7 @@ def check(
         list[str],
         typer.Argument(
             metavar="MODEL...",
-            help="Directories of checkpoints, or ids (SHOAL_MODELS, SHOAL_STORES).",
+            help="Checkpoint directories, or IDs (SHOAL_MODELS, SHOAL_STORES).",
         ),
     ],
     no_test: Annotated[
@@ -41,16 +41,14 @@ def check(
     ] = False,
     name: Annotated[
         str,
-        typer.Option(
-            "--as", metavar="ID", help="The id whose card of the catalog counts for a directory."
-        ),
+        typer.Option("--as", metavar="ID", help="Use the catalog card of this ID for a directory."),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Explain what is read from a model's files and why, what is refused and why, and test the
-    model on this machine's CPU.
+    """Explain how a model's files are read or why they are refused, and test the model on this
+    machine's CPU.
 
-    Exit code 0: all are fine; 1: one is refused, not found, or fails a test.
+    Exit code 0: all models pass; 1: a model is refused, not found, or fails a test.
     """
     if name and (len(models) > 1 or not is_model_id(name)):
         raise typer.BadParameter(
@@ -74,25 +72,25 @@ def check(
 
 
 def _checked(settings: Settings, target: str, name: str, *, test: bool) -> Report:
-    with _progress(target) as tell:
+    with _progress(target) as on_progress:
         try:
-            model, copy = found(settings, target, name, tell)
+            model, copy = find_model(settings, target, name, on_progress)
         except ShoalError as error:
-            return Report(target, None, refused=error.message, skipped="there is nothing to test")
+            return Report(target, None, refused=error.message, skipped="nothing to test")
         try:
             overrides = settings.catalog.of(model)
-            tell(f"{model}: reading its files")
+            on_progress(f"{model}: reading its files")
             report = inspect(copy.directory, model, overrides, copy.base)
             skipped = _skipped(report, copy, test)
             if skipped:
                 return replace(report, skipped=skipped)
-            return _tested(report, copy, overrides, tell, in_int8=settings.dtype == "int8")
+            return _tested(report, copy, overrides, on_progress, in_int8=settings.dtype == "int8")
         finally:
             copy.close()
 
 
 def _skipped(report: Report, copy: Copy, wanted: bool) -> str:
-    """Why there is no self-test; empty if there is one."""
+    """Return the reason to skip the self-test, "" to run it."""
     if report.refused:
         return "the model is refused"
     if not wanted:
@@ -100,12 +98,14 @@ def _skipped(report: Report, copy: Copy, wanted: bool) -> str:
     parts = [part for part in (copy.directory, copy.base) if part is not None]
     needed, free = sum(disk.weight_bytes(part, _FLOAT32_BYTES) for part in parts), _free_bytes()
     if free is not None and needed > free:
-        return f"in float32 it needs {size(needed)} of memory, and {size(free)} are free"
+        return f"float32 needs {size(needed)} of memory, {size(free)} are free"
     return ""
 
 
 def _free_bytes() -> int | None:
-    """Memory that is available without swapping; None where the system does not report it."""
+    """Return the memory that is available without swapping, None if the system does not report
+    it.
+    """
     lines = _MEMORY.read_text().splitlines() if _MEMORY.exists() else []
     return next(
         (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None
@@ -113,9 +113,14 @@ def _free_bytes() -> int | None:
 
 
 def _tested(
-    report: Report, copy: Copy, overrides: Overrides | None, tell: Tell, *, in_int8: bool
+    report: Report,
+    copy: Copy,
+    overrides: Overrides | None,
+    on_progress: OnProgress,
+    *,
+    in_int8: bool,
 ) -> Report:
-    tell(f"{report.model}: importing torch")
+    on_progress(f"{report.model}: importing torch")
     from services.worker.check import generation, selftest
 
     done: list[Test] = []
@@ -128,22 +133,22 @@ def _tested(
             )
         for test in tests:
             done.append(test)
-            tell(f"{report.model}: {test.name}")
+            on_progress(f"{report.model}: {test.name}")
     except ShoalError as error:
         return replace(report, tests=tuple(done), refused=error.message)
     return replace(report, tests=tuple(done))
 
 
 @contextmanager
-def _progress(target: str) -> Iterator[Tell]:
-    """Shows progress on stderr, if it is a terminal."""
+def _progress(target: str) -> Iterator[OnProgress]:
+    """Show progress on stderr, if it is a terminal."""
     console = Console(stderr=True)
     with console.status(Text(target)) as status:
         yield lambda words: status.update(Text(words))
 
 
 def _plain(report: Report) -> dict[str, object]:
-    """The report as JSON-serialisable values."""
+    """Return the report as JSON-serialisable values."""
     return asdict(report) | {
         "directory": None if report.directory is None else str(report.directory),
         "parameters": report.parameters,
@@ -171,16 +176,16 @@ def _show(report: Report) -> None:
 
 
 def _verdict(report: Report) -> tuple[str, str]:
-    """The verdict as text, and its colour."""
+    """Return the verdict and its colour."""
     if report.refused:
         return "refused", "bold red"
     if report.skipped:
-        return "its files can be read; whether its weights fit them was not tried", "yellow"
+        return "files are readable; weights were not tested", "yellow"
     return ("good", "bold green") if report.good else ("fails", "bold red")
 
 
 def _facts(report: Report) -> Table:
-    made = table("what the files say", "fact", "value", "why")
+    made = table("facts from the files", "fact", "value", "why")
     for fact in report.facts:
         made.add_row(fact.what, fact.value, "\n".join(fact.why))
     return made

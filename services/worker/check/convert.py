@@ -1,5 +1,5 @@
-"""`shoal models convert`: writes a model's directory with safetensors instead of torch, GGUF or
-ONNX files. No mesh is needed.
+"""`shoal models convert`: writes a copy of a model's directory with safetensors instead of torch,
+GGUF or ONNX files. Needs no mesh.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def convert(
         ),
     ] = None,
 ) -> None:
-    """Write a copy of a model's directory whose weights are safetensors. No code of torch
-    checkpoints is run; DIR stays as it is.
+    """Write a copy of a model's directory with its weights as safetensors. Code in torch
+    checkpoints is not run, and DIR is not changed.
 
     GGUF (llama, qwen2, gemma3; the extra `gguf`) is dequantised, and its tokenizer and chat
-    template are written as files. Of ONNX the initializers with names of parameters are written;
-    DIR then needs config.json and a tokenizer.
+    template are written as files. ONNX initializers with parameter names are written; DIR then
+    needs config.json and a tokenizer.
 
-    Exit code 0: it is written, or there was nothing to convert; 1: a file is refused.
+    Exit code 0: written, or nothing to convert; 1: a file is refused.
     """
     source = directory.resolve()
     target = output or source.with_name(f"{source.name}-safetensors")
@@ -61,7 +61,7 @@ def convert(
         print_error(error.message, [], "")
         raise typer.Exit(1) from None
     if not done:
-        show(Text(f"{source}: its weights are safetensors already; nothing is written"))
+        show(Text(f"{source}: weights are already safetensors; nothing to write"))
         return
     for one in done:
         for line in _lines(one):
@@ -70,15 +70,16 @@ def convert(
 
 
 def _lines(one: Converted) -> list[str]:
-    """A conversion as text: the files, then what the new one does not have."""
+    """Describe a conversion: the files, then tensors that the new file lacks."""
     if one.output == GGUF_SETTINGS:
         return [f"{one.source}: its settings, tokenizer and chat template, by {one.converter}"]
     tied = [
         f"  {name}: the same tensor as {equal}, written once" for name, equal in one.tied.items()
     ]
-    left_out = [f"  {name}: left out: not a tensor, or one without a name" for name in one.left_out]
+    left_out = [f"  {name}: skipped (not a tensor, or unnamed)" for name in one.left_out]
     return [
-        f"{one.source} to {one.output}: {one.tensors:,} tensors, {size(one.output_bytes)}, by {one.converter}",
+        f"{one.source} to {one.output}: {one.tensors:,} tensors, {size(one.output_bytes)}, "
+        f"by {one.converter}",
         *tied,
         *left_out,
     ]

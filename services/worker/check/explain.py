@@ -1,8 +1,8 @@
 """Explains how Shoal reads a checkpoint directory: the first half of `shoal models check`, without
 torch.
 
-Not on the request path. `inspect` reads what a worker would read and reports which key of which
-file each fact came from. `selftest.py` is the other half; `command.py` shows both.
+Not on the request path. `inspect` reads the same files as a worker and reports which key of which
+file determined each fact. `selftest.py` is the other half; `command.py` shows both.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ from libs.errors import ModelBroken, ShoalError
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something on the card, and where it comes from: `file key = value`, or the catalog's
-    `file:line`.
-    """
+    """A fact about the model and its source: `file key = value`, or the catalog's `file:line`."""
 
     what: str
     value: str
@@ -35,9 +33,9 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorsOf:
-    """A safetensors file: its bytes and count of numbers by data type as the format names it (F32,
-    BF16, I64 ...).
+class TensorFile:
+    """A safetensors file: its bytes and count of numbers by data type in the format's notation
+    (F32, BF16, I64 ...).
     """
 
     file: str
@@ -48,7 +46,7 @@ class TensorsOf:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One check of the self-test and what it measured."""
+    """One check of the self-test and its measurement."""
 
     name: str
     passed: bool
@@ -57,21 +55,22 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report on one model. `directory` None: not found. `refused`: why it cannot be served.
-    `skipped`: why it is untested.
-    """
+    """The report on one model."""
 
     model: str
     directory: Path | None
+    """None if the model was not found."""
     card: Card | None = None
     facts: tuple[Fact, ...] = ()
-    files: tuple[TensorsOf, ...] = ()
+    files: tuple[TensorFile, ...] = ()
     ignored: tuple[str, ...] = ()
     converted: tuple[str, ...] = ()
-    """Torch checkpoints that the files were converted from."""
+    """Torch checkpoints from which the files were converted."""
     refused: str = ""
+    """Why it cannot be served."""
     tests: tuple[Test, ...] = ()
     skipped: str = ""
+    """Why it is untested."""
 
     @property
     def good(self) -> bool:
@@ -79,31 +78,30 @@ class Report:
 
     @property
     def parameters(self) -> int:
-        """Floating-point numbers in all files."""
+        """Number of floating-point numbers in all files."""
         return sum(
             count for file in self.files for name, count in file.numbers.items() if "F" in name
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Evidence:
-    """How a fact is reported.
-
-    `value`: read from the card; `keys`: patterns of `file:key`, or `file:key=value`, that determine
-    it; `overrides`: names of the catalog's overrides of it; `reason`: where it comes from if
-    neither applies.
-    """
+class _FactRule:
+    """The rule for reporting a fact."""
 
     what: str
     value: Callable[[Card], object]
+    """Returns the fact's value on the card."""
     keys: tuple[str, ...] = ()
+    """Patterns of `file:key`, or `file:key=value`, that determine the fact."""
     overrides: tuple[str, ...] = ()
+    """Names of catalog overrides of the fact."""
     reason: str = ""
+    """The source if neither applies."""
 
 
-_EVIDENCE = (
-    _Evidence("family", lambda card: card.family, ("*config.json*:model_type",)),
-    _Evidence(
+_FACT_RULES = (
+    _FactRule("family", lambda card: card.family, ("*config.json*:model_type",)),
+    _FactRule(
         "kind",
         lambda card: card.kind,
         (
@@ -119,13 +117,13 @@ _EVIDENCE = (
         ),
         ("kind",),
     ),
-    _Evidence("tasks", lambda card: ", ".join(card.tasks), reason="follow from the kind"),
-    _Evidence(
+    _FactRule("tasks", lambda card: ", ".join(card.tasks), reason="follow from the kind"),
+    _FactRule(
         "representations",
         lambda card: ", ".join(card.representations),
         reason="follow from the kind",
     ),
-    _Evidence(
+    _FactRule(
         "max tokens",
         lambda card: card.max_tokens,
         (
@@ -137,39 +135,39 @@ _EVIDENCE = (
         ),
         ("max_tokens",),
     ),
-    _Evidence(
+    _FactRule(
         "dimensions",
         lambda card: card.dimensions,
         ("*config.json*:hidden_size", "*config.json*:dim", "*Dense/*:out_features"),
     ),
-    _Evidence(
+    _FactRule(
         "multi-vector dimensions",
         lambda card: card.multi_vector_dimensions,
         ("*config.json*:hidden_size", "*config.json*:dim", "*Dense/*:out_features"),
     ),
-    _Evidence(
+    _FactRule(
         "pooling", lambda card: " + ".join(card.pooling), ("*Pooling/config.json:*",), ("pooling",)
     ),
-    _Evidence(
+    _FactRule(
         "dense layers",
         lambda card: "; ".join(
             f"{one.in_features} to {one.out_features}, {one.activation}" for one in card.modules
         ),
         ("*Dense*/config.json:*",),
     ),
-    _Evidence(
+    _FactRule(
         "normalised",
         lambda card: "yes" if card.normalize else "",
         ("modules.json:type=*Normalize*",),
         ("normalize",),
     ),
-    _Evidence(
+    _FactRule(
         "lowercase",
         lambda card: "yes" if card.lowercase else "",
         ("*:do_lower_case",),
         ("lowercase",),
     ),
-    _Evidence(
+    _FactRule(
         "prompts",
         lambda card: "\n".join(f"{name}: {text!r}" for name, text in card.prompts.items()),
         (
@@ -180,28 +178,28 @@ _EVIDENCE = (
         ),
         ("prompts",),
     ),
-    _Evidence(
+    _FactRule(
         "tasks",
         lambda card: ", ".join(card.own_adapters),
         ("config.json:lora_adaptations", "config.json:task_names"),
     ),
-    _Evidence(
+    _FactRule(
         "default prompt",
         lambda card: card.default_prompt,
         ("*:default_prompt_name",),
         ("default_prompt",),
     ),
-    _Evidence(
+    _FactRule(
         "inputs",
         lambda card: "" if card.inputs == ("text",) else ", ".join(card.inputs),
         ("*config.json*:model_type",),
     ),
-    _Evidence(
+    _FactRule(
         "labels",
         lambda card: ", ".join(card.labels),
         ("*config.json:id2label", "*config.json:num_labels"),
     ),
-    _Evidence(
+    _FactRule(
         "score",
         lambda card: (
             f"{card.scoring} (logit {card.positive}, {card.score_activation})"
@@ -216,7 +214,7 @@ _EVIDENCE = (
         ),
         ("score_activation",),
     ),
-    _Evidence(
+    _FactRule(
         "late interaction",
         lambda card: "" if card.late is None else _lengths(card.late),
         (
@@ -229,36 +227,36 @@ _EVIDENCE = (
             "*:skiplist*",
         ),
     ),
-    _Evidence(
+    _FactRule(
         "answers",
         lambda card: ", ".join(map(str, card.answers)),
         ("*:true_token_id", "*:false_token_id"),
         ("answers",),
     ),
-    _Evidence(
+    _FactRule(
         "chat template",
         lambda card: _short(card.template) if card.template else "",
         ("*:chat_template",),
         ("template",),
     ),
-    _Evidence(
+    _FactRule(
         "left out",
         lambda card: "\n".join(card.notes),
-        reason="what the files hold and is not served as it is",
+        reason="content of the files that is not served unchanged",
     ),
-    _Evidence(
+    _FactRule(
         "number format",
         lambda card: "" if card.dtype == "auto" else card.dtype,
         overrides=("dtype",),
     ),
-    _Evidence("pools", lambda card: ", ".join(card.pools), overrides=("pools",)),
-    _Evidence("pinned", lambda card: "yes" if card.pinned else "", overrides=("pinned",)),
-    _Evidence(
+    _FactRule("pools", lambda card: ", ".join(card.pools), overrides=("pools",)),
+    _FactRule("pinned", lambda card: "yes" if card.pinned else "", overrides=("pinned",)),
+    _FactRule(
         "set aside",
         lambda card: f"{card.memory_bytes:,} bytes" if card.memory_bytes else "",
         overrides=("memory_bytes",),
     ),
-    _Evidence(
+    _FactRule(
         "revision",
         lambda card: card.revision,
         reason="of the id or the folder, else a digest of the files",
@@ -268,17 +266,18 @@ _EVIDENCE = (
 
 def _lengths(late: LateInteraction) -> str:
     query = late.expansion.length if late.expansion is not None else late.query_tokens
-    return f"query {query or 'any'} tokens{', expanded' if late.expansion else ''}; document {late.document_tokens or 'any'} tokens"
+    expanded = ", expanded" if late.expansion else ""
+    return (
+        f"query {query or 'any'} tokens{expanded}; document {late.document_tokens or 'any'} tokens"
+    )
 
 
 def inspect(
     directory: Path, model: str, overrides: Overrides | None, base: Path | None = None
 ) -> Report:
-    """What a worker would read of a directory, and of that of its `base`; a refusal is part of the
-    report.
-    """
+    """Report how a worker would read a directory and its `base`. The report includes refusals."""
     card, refused = None, ""
-    files: tuple[TensorsOf, ...] = ()
+    files: tuple[TensorFile, ...] = ()
     with recorded() as reads:
         try:
             card = read_card(directory, model, overrides, base)
@@ -304,36 +303,34 @@ def inspect(
 
 
 def _facts(card: Card, reads: Sequence[Read], overrides: Overrides | None) -> Iterator[Fact]:
-    for evidence in _EVIDENCE:
-        value = evidence.value(card)
+    for rule in _FACT_RULES:
+        value = rule.value(card)
         if value:
-            why = _overriding(evidence, overrides) + _determining(reads, evidence.keys)
-            yield Fact(evidence.what, str(value), tuple(why) or (evidence.reason,))
+            why = _overriding(rule, overrides) + _determining(reads, rule.keys)
+            yield Fact(rule.what, str(value), tuple(why) or (rule.reason,))
 
 
 def _seen(reads: Sequence[Read]) -> Iterator[Fact]:
-    """The facts of a refused model: family and kind as far as they were read."""
-    for evidence in _EVIDENCE[:2]:
-        if why := _determining(reads, evidence.keys):
-            yield Fact(evidence.what, "", tuple(why))
+    """Yield the facts of a refused model: family and kind as far as they were read."""
+    for rule in _FACT_RULES[:2]:
+        if why := _determining(reads, rule.keys):
+            yield Fact(rule.what, "", tuple(why))
 
 
-def _overriding(evidence: _Evidence, overrides: Overrides | None) -> list[str]:
-    """The catalog's card, if it sets the fact."""
+def _overriding(rule: _FactRule, overrides: Overrides | None) -> list[str]:
+    """Return the catalog's card, if it sets the fact."""
     if overrides is None:
         return []
     detect = overrides.detect
     is_set = any(
         getattr(overrides, name, None) or getattr(detect, name, None) is not None
-        for name in evidence.overrides
+        for name in rule.overrides
     )
     return [f"card {overrides.source}"] if is_set else []
 
 
 def _determining(reads: Sequence[Read], patterns: Sequence[str]) -> list[str]:
-    """The keys that match the patterns and are set, each once, in the order in which they were
-    read.
-    """
+    """Return the set keys that match the patterns, without duplicates, in reading order."""
     found = [read for read in reads if read.value is not None and read.value is not False]
     matching = [read for read in found if any(_matches(read, pattern) for pattern in patterns)]
     return list(
@@ -348,13 +345,13 @@ def _matches(read: Read, pattern: str) -> bool:
 
 
 def _short(value: object, most: int = 80) -> str:
-    """The value as JSON, truncated to `most` characters."""
+    """Return the value as JSON, truncated to `most` characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _ignored(directory: Path) -> Iterator[str]:
-    """Files beside the safetensors that could hold code, which is never run."""
+    """List files next to the safetensors that could contain code, which is never run."""
     for pattern, words in (
         ("*.py", "code"),
         ("*.bin", "pickle"),
@@ -367,17 +364,17 @@ def _ignored(directory: Path) -> Iterator[str]:
 
 
 def _converted(directory: Path) -> Iterator[str]:
-    """The conversions that made files of the directory."""
+    """Describe the conversions that made files of the directory."""
     for one in read_record(directory):
         words = f"{one.source} to {one.output}: {one.tensors:,} tensors, by {one.converter}"
         left_out = (
-            f"; left out, as they are no tensors: {', '.join(one.left_out)}" if one.left_out else ""
+            f"; skipped, as they are not tensors: {', '.join(one.left_out)}" if one.left_out else ""
         )
         tied = f"; {len(one.tied)} tied names are written once" if one.tied else ""
         yield f"{words}{tied}{left_out}"
 
 
-def _tensors(directory: Path, path: Path) -> TensorsOf:
+def _tensors(directory: Path, path: Path) -> TensorFile:
     name = str(path.relative_to(directory))
     sizes: dict[str, int] = {}
     numbers: dict[str, int] = {}
@@ -385,4 +382,4 @@ def _tensors(directory: Path, path: Path) -> TensorsOf:
     for entry in entries.values():
         sizes[entry.dtype] = sizes.get(entry.dtype, 0) + entry.end - entry.begin
         numbers[entry.dtype] = numbers.get(entry.dtype, 0) + prod(entry.shape)
-    return TensorsOf(name, len(entries), sizes, numbers)
+    return TensorFile(name, len(entries), sizes, numbers)

@@ -1,9 +1,8 @@
-"""Runs a generative model on this machine's CPU: the second half of `shoal models check` for models
-that write.
+"""Runs a generative model on this machine's CPU: part of `shoal models check`.
 
-Tests that its weights fit its configuration, the probabilities of its tokens are numbers, and a
-text has the same answer alone, among others and twice in a batch. Whether an answer is a good one
-is not known here.
+Tests that its weights fit its configuration, that token probabilities are finite, and that a text
+has the same answer alone, in a batch and twice in a batch. Does not judge the quality of
+answers.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from libs.models.work import never_cancelled
 from services.worker.check.explain import Test
 
 MAX_TOKENS: Final = 16
-"""Of each answer of the self-test."""
+"""Tokens of each answer of the self-test."""
 _SHOWN: Final = 60
 
 
 def run(directory: Path, model: str, overrides: Overrides | None) -> Iterator[Test]:
-    """Run the checks and yield each when it is done. Raises ModelBroken if the model cannot be
-    loaded.
+    """Run the checks and yield each when it is done. Raises ModelBroken if the model fails to
+    load.
     """
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
@@ -48,20 +47,20 @@ def run(directory: Path, model: str, overrides: Overrides | None) -> Iterator[Te
 
 
 def _prepared(model: Model) -> Prepared:
-    """The greedy job of the self-test; with probabilities, where the model gives them."""
+    """Return the greedy job of the self-test, with probabilities if the model supports them."""
     try:
         return model.prepare(
             generation_work(model.card, MAX_TOKENS, has_probabilities=True), never_cancelled
         )
-    except TaskNotSupported:  # Readers of images answer in a form of theirs, always the likeliest.
+    except TaskNotSupported:  # Readers of images decode greedily in their own format.
         return model.prepare(
             generation_work(model.card, MAX_TOKENS, has_probabilities=False), never_cancelled
         )
 
 
-def _generate(model: Model, prepared: Prepared, indices: Sequence[int]) -> list[GeneratedIds]:
-    """The answers of these sequences of a job, generated together."""
-    made: dict[int, GeneratedIds] = {}
+def _generate(model: Model, prepared: Prepared, indices: Sequence[int]) -> list[WrittenIds]:
+    """Generate the answers of these sequences of a job together."""
+    made: dict[int, WrittenIds] = {}
     while left := [index for index in indices if index not in made]:
         outputs = model.forward(prepared.head, [prepared.sequences[index] for index in left])
         made |= {
@@ -79,8 +78,8 @@ def _probabilities(dtype: str, outputs: Sequence[GeneratedIds]) -> Iterator[Test
         yield Test(f"generate: finite in {dtype}", bool(np.isfinite(found).all()), detail)
 
 
-def _answers(model: Model, prepared: Prepared, outputs: Sequence[GeneratedIds]) -> Iterator[Test]:
-    """The last item of the job is the first again."""
+def _answers(model: Model, prepared: Prepared, outputs: Sequence[WrittenIds]) -> Iterator[Test]:
+    """Test the tokens and answers. The last item of the job repeats the first."""
     tokens = sum(len(output.ids) for output in outputs)
     yield Test(
         "generate: tokens",

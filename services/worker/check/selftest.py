@@ -1,8 +1,8 @@
 """Runs a model on this machine's CPU with built-in texts: the second half of `shoal models check`.
 
-Tests that its weights fit its configuration, its answers are numbers of the right shape, and a text
-has the same answer alone, packed among others and twice in a batch. The correct answers are not
-known here: for those see tests/parity.
+Tests that its weights fit its configuration, that its outputs are finite and of the right shape,
+and that a text has the same output alone, packed with others and twice in a batch. It does not know
+the correct outputs; tests/parity compares those.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ RELATIVE_ERROR = 1e-5
 """Tolerance in float32 between a sequence packed and alone."""
 
 BFLOAT16_COSINE = 0.99
-"""The least cosine to float32. Below it a model loses too much quality in bfloat16: its card should
-say `dtype: float32`.
+"""Minimum cosine to float32. Below it a model loses too much quality in bfloat16: its card should
+set `dtype: float32`.
 """
 
 
@@ -56,12 +56,12 @@ def run(
     in_int8: bool = False,
     base: Path | None = None,
 ) -> Iterator[Test]:
-    """Runs the checks and yields each when it is done. Raises ModelBroken if the model cannot be
-    loaded.
+    """Run the checks and yield each when it is done. Raises ModelBroken if the model fails to load.
 
-    `in_int8`: whether a worker would load it in int8 where the card says nothing of it. What a
-    model loses in int8 is measured anyhow, and fails where a worker would load it so. `base`: as of
-    `load_model`.
+    Args:
+        in_int8: Whether a worker would load the model in int8 if its card does not decide. The int8
+        loss is always measured, but only fails the check in that case.
+        base: As in `load_model`.
     """
     in_int8 = (
         overrides.dtype == "int8"
@@ -95,7 +95,7 @@ def run(
             yield Test(
                 "loads in int8",
                 False,
-                "models of images are not served in int8: a worker loads it in its default type",
+                "image models are not served in int8: a worker loads it in its default type",
             )
         return
     yield from _int8(directory, model, overrides, runs, wanted=in_int8)
@@ -104,14 +104,14 @@ def run(
 def _int8(
     directory: Path, model: str, overrides: Overrides | None, runs: list[Answered], *, wanted: bool
 ) -> Iterator[Test]:
-    """What the model loses in int8. `runs`: jobs and their outputs in float32."""
+    """Measure the model's loss in int8. `runs` are jobs and their outputs in float32."""
     try:
         small = _load(directory, model, overrides, torch.int8)
     except ModelBroken as error:
         yield Test("loads in int8", not wanted, error.message)
         return
     if small.data_type != int8.DATA_TYPE:
-        yield Test("loads in int8", not wanted, f"not here: {kernels.missing()}")
+        yield Test("loads in int8", not wanted, f"not available: {kernels.missing()}")
         return
     for task, found in int8.compared(small, runs):
         advice = "" if found.is_good else "; a card may not say `dtype: int8`"
@@ -161,7 +161,7 @@ def _checks(model: PackedModel, done: Answered) -> Iterator[Test]:
 
 
 def _twins(prepared: Prepared) -> Iterator[tuple[int, int]]:
-    """Pairs of sequences with the same tokens, segments, tokens before them and image."""
+    """Yield pairs of sequences with the same tokens, segments, prefix tokens and image."""
     seen: dict[tuple[bytes, ...], int] = {}
     for number, sequence in enumerate(prepared.sequences):
         arrays = (
@@ -178,9 +178,9 @@ def _twins(prepared: Prepared) -> Iterator[tuple[int, int]]:
 
 
 def _wrong(card: Card, work: Work, result: Result) -> str:
-    """What is wrong with an answer; empty if nothing is."""
+    """Describe the error in an answer; "" if it is valid."""
     if isinstance(work, DetokenizeWork):
-        raise TypeError("the self-test asks for texts")
+        raise TypeError("the self-test does not detokenize")
     texts = work.documents if isinstance(work, ScoreWork) else work.texts
     match result:
         case EncodeResult():
@@ -215,13 +215,19 @@ def _wrong_vectors(card: Card, count: int, result: EncodeResult) -> str:
             rows.offsets[-1],
             card.multi_vector_dimensions,
         ):
-            return f"multi-vectors have shape {rows.values.shape} and {len(rows.offsets)} offsets for {count} texts"
+            return (
+                f"multi-vectors have shape {rows.values.shape} and {len(rows.offsets)} offsets for "
+                f"{count} texts"
+            )
     if result.sparse is not None:
         sparse = result.sparse
         if len(sparse.offsets) != count + 1 or (
             len(sparse.indices) and int(sparse.indices.max()) >= sparse.columns
         ):
-            return f"sparse vectors have {len(sparse.offsets)} offsets for {count} texts and {sparse.columns} columns"
+            return (
+                f"sparse vectors have {len(sparse.offsets)} offsets for {count} texts and "
+                f"{sparse.columns} columns"
+            )
     return ""
 
 
@@ -234,7 +240,7 @@ def _wrong_extraction(text: str, item: Extraction) -> str:
 
 
 def _relative_error(one: Output, other: Output) -> float:
-    """The largest difference over the largest number; infinite where shapes differ."""
+    """Return the largest difference over the largest number; infinity if shapes differ."""
     a, b = vector(one, other), vector(other, one)
     if a.shape != b.shape:
         return float("inf")

@@ -1,3 +1,7 @@
-"""The path of a job through the worker: pulled, read and prepared (`pulling/`), run in batches on
-the device thread (`execution/`), finished and returned (`answers/`). What all of them hold of a job
-is in `held.py`. What runs next is decided in `scheduling/`, what is in memory in `memory/`."""
+"""The path of a job through the worker.
+
+Jobs are pulled, read and prepared (`pulling/`), run in batches on the device thread (`execution/`),
+and finished and returned (`answers/`).
+`held.py` holds the state that these steps share. `scheduling/` decides what runs next, `memory/`
+which models are loaded.
+"""

@@ -1,4 +1,4 @@
-"""What a worker holds between Pull and Complete: leases, their jobs, and the resident models that
+"""State that a worker holds between Pull and Complete: leases, their jobs, and the models that
 serve them.
 
 Three kinds of thread own a HeldJob in sequence: the event loop (pull, answer), a preparing or
@@ -24,12 +24,13 @@ WEIGHTS: Final = (1e-3, 1e3)
 
 
 class Unwanted(Exception):
-    """The job was cancelled: no caller waits for its answer, and work on it ends without one."""
+    """The job was cancelled: no caller waits for its answer, so work on it stops without one."""
 
 
 PreparationKind = Literal["quick", "images", "documents"]
-"""How a job is prepared. Jobs with large images or documents may take seconds without a yield; jobs
-of a kind have threads that no job of another kind waits for."""
+"""How a job is prepared. Jobs with large images or documents may take seconds without a yield, so
+each kind has its own threads.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,31 +46,29 @@ class Lease:
     outbox: list[worker_pb2.CompletedJob] = field(default_factory=list)
     """Answers not sent yet."""
     answer_seconds: dict[str, float] = field(default_factory=dict)
-    """Device seconds that went into these answers, by job id."""
+    """Device seconds spent on these answers, by job ID."""
     pulled_at: float = 0.0
     """When the pull was sent, by the worker's monotonic clock."""
     traceparent: str = ""
     """Trace context of the last traced answer in the outbox."""
     until_unix: float = 0.0
-    """The latest deadline of its jobs, by Redis' clock: nobody waits for its answers after that."""
+    """The latest deadline of its jobs by Redis' clock. Retries of its answers stop then."""
     sending: bool = False
     closed: bool = False
     unreadable: int = 0
-    """Payloads that could not be parsed as a Job: they must run out of attempts in the lane, so the
-    lease is left to expire.
+    """Payloads that cannot be parsed as a Job. The lease is left to expire, so that they run out of
+    attempts in the lane.
     """
 
 
 @dataclass(slots=True, eq=False)
 class DocumentSeconds:
-    """Time that a job's documents took in document processes. Written by the thread that prepares
-    the job.
-    """
+    """Time that document processes spent on a job. Written by the thread that prepares the job."""
 
     processor: float = 0.0
     """Processor time of these processes."""
     waited: float = 0.0
-    """Time by the clock that the preparing thread waited for them."""
+    """Wall-clock time that the preparing thread waited for them."""
 
     def add(self, processor: float, waited: float) -> None:
         self.processor += processor
@@ -87,15 +86,15 @@ class HeldJob:
     received_at: float
     queue_seconds: float
     read_bytes: int = 0
-    """Bytes that preparing the job reads, or what its pixels and pages come to."""
+    """Bytes that preparing the job reads, including equivalents for pixels and pages."""
     pages: int = 0
-    """Pages of documents, as far as the job names them."""
+    """Pages of documents, as far as the job specifies them."""
     kind: PreparationKind = "quick"
     document_seconds: DocumentSeconds = field(default_factory=DocumentSeconds)
     estimated_tokens: int = 0
-    """Tokens estimated from these bytes, before the job is tokenised."""
+    """Estimate from `read_bytes`, before the job is tokenised."""
     finish_bytes: int = 0
-    """Bytes of outputs that making the answer reads."""
+    """Bytes of outputs to read when making the answer."""
     prepared: Prepared | None = None
     outputs: dict[int, Output] = field(default_factory=dict)
     prepare_seconds: float = 0.0
@@ -105,9 +104,9 @@ class HeldJob:
     device_seconds: float = 0.0
     """The job's share of forward passes, by tokens. Guarded by the lock in `waste.py`."""
     unwanted: bool = False
-    """Cancelled, or leased to another worker, or handed back."""
-    told: dict[int, str] = field(default_factory=dict)
-    """Of each sequence that is written, the text that clients who read along were told."""
+    """Cancelled, leased to another worker, or returned to its lane."""
+    streamed: dict[int, str] = field(default_factory=dict)
+    """Text already streamed to clients, by sequence index."""
     span: JobSpan = UNTRACED
     flow: Flow = field(init=False)
     """The fair-queueing flow that the job's thread and device time is charged to."""
@@ -120,7 +119,7 @@ class HeldJob:
         self.flow = Flow(self.lease.lane.adapter, self.job.tenant, is_bulk)
 
     def drop_operation(self) -> None:
-        """Frees the operation's message once it was read, so that the texts are not in memory
+        """Free the operation's message once it was read, so that its texts are not in memory
         twice.
         """
         kind = self.job.WhichOneof("operation")
@@ -128,8 +127,8 @@ class HeldJob:
             self.job.ClearField(kind)
 
     def check_wanted(self, unix_time: float, done: str) -> None:
-        """Raises Unwanted if the job was cancelled, and DeadlinePassed if its deadline passed
-        before it was `done`.
+        """Raise Unwanted if the job was cancelled, DeadlinePassed if its deadline passed before it
+        was `done`.
         """
         if self.unwanted:
             raise Unwanted
@@ -147,12 +146,12 @@ class HeldJob:
 
     @property
     def ready(self) -> Prepared:
-        """The prepared job. Raises RuntimeError if it was not prepared yet."""
+        """The prepared job. Raises RuntimeError if it is not prepared yet."""
         if self.prepared is None:
             raise RuntimeError("the job was not prepared")
         return self.prepared
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sequence has its output."""
+        """True if every sequence has its output."""
         return len(self.outputs) == len(self.ready.sequences)

@@ -1,9 +1,9 @@
-"""Trace spans of jobs (`libs/telemetry/traces.py` shows the tree of spans); jobs that are not
-traced have none.
+"""Trace spans of jobs. Jobs that are not traced have none. `libs/telemetry/traces.py` shows the
+tree of spans.
 
-Not on the request path: a job's span is begun by `intake.py`, given its stages by preparing
-threads, the device thread and finishing threads in turn, and ended by `delivery.py`. Times are
-seconds of the worker's monotonic clock; the spans of stages are made once their times are known.
+Not on the request path. `intake.py` begins a job's span; preparing threads, the device thread and
+finishing threads add stages in turn; `delivery.py` ends it. Times are seconds of the worker's
+monotonic clock. The spans of stages are made once their times are known.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from libs.telemetry import traces
 
 
 class JobSpan:
-    """The span `process <lane>`, from the pull until the answer is handed over for sending. Without
-    a span (untraced) a no-op.
+    """The span `process <lane>`, from the pull until the answer is queued for sending. Does nothing
+    if the job is not traced.
     """
 
     def __init__(self, span: Span | None = None) -> None:
@@ -32,7 +32,7 @@ class JobSpan:
         return "" if self.span is None else traces.traceparent_of(self.span)
 
     def stage(self, name: str, started: float, ended: float) -> None:
-        """Adds a child span: one stage of the job."""
+        """Add a child span for one stage of the job."""
         if self.span is not None:
             traces.begin(name, self.span, start_ns=_unix_ns(started)).end(_unix_ns(ended))
 
@@ -49,7 +49,7 @@ UNTRACED: Final = JobSpan()
 
 
 def begin(job: worker_pb2.Job, lane: worker_pb2.Lane, worker_id: str, *, waited: float) -> JobSpan:
-    """Begins the span of a job that was just pulled, after `waited` seconds in its lane."""
+    """Begin the span of a job that was just pulled, after `waited` seconds in its lane."""
     context = traces.context_of(job.traceparent)
     if context is None:
         return UNTRACED
@@ -78,8 +78,8 @@ def batch(
     tokens: int,
     sequences: int,
 ) -> None:
-    """Makes the span of one forward pass: in the trace of its first traced job, and linked with the
-    spans of all traced ones.
+    """Make the span of one forward pass, in the trace of its first traced job and linked with all
+    traced jobs.
     """
     spans = [job.span for job in jobs if job.span is not None]
     if not spans:

@@ -1,4 +1,4 @@
-"""Counts the device seconds, and those wasted on answers that nobody waited for.
+"""Counts device seconds, and those wasted on answers without a waiting client.
 
 Not on the request path: `runner.py` reports each forward pass, `delivery.py` jobs that were
 cancelled or refused.
@@ -19,7 +19,7 @@ class Waste:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The state; guarded by the lock, as `device_seconds` of every job.
+        # Mutable state; the lock also guards `device_seconds` of every job.
         self._device_seconds = 0.0
         self._wasted_seconds = 0.0
 
@@ -32,8 +32,8 @@ class Waste:
         return self._wasted_seconds
 
     def computed(self, jobs: Sequence[HeldJob], tokens: Sequence[int], seconds: float) -> None:
-        """Adds a forward pass, in which `tokens[i]` tokens belonged to `jobs[i]`; a job may occur
-        more than once.
+        """Add a forward pass in which `tokens[i]` tokens belonged to `jobs[i]`. A job may occur
+        repeatedly.
         """
         a_token = seconds / max(1, sum(tokens))
         with self._lock:
@@ -45,16 +45,16 @@ class Waste:
                     held.device_seconds += count * a_token
 
     def dropped(self, held: HeldJob) -> None:
-        """Counts a job's device seconds as wasted, since nobody waits for it. Idempotent; call
-        after setting `held.unwanted`.
+        """Count a cancelled job's device seconds as wasted. Idempotent; call it after setting
+        `held.unwanted`.
         """
         with self._lock:
             self._wasted_seconds += held.device_seconds
             held.device_seconds = 0.0
 
     def refused(self, seconds: float) -> None:
-        """Counts device seconds of answers that a router refused: cancelled meanwhile, or answered
-        by another worker.
+        """Count device seconds of answers that a router refused because the job was cancelled or
+        answered by another worker.
         """
         with self._lock:
             self._wasted_seconds += seconds

@@ -29,27 +29,27 @@ log = logging.getLogger(__name__)
 _CPU_BATCH_TOKENS = 2048
 _ACCELERATOR_BATCH_TOKENS = 16384
 _CPU_SHARE = 0.6
-"""Of the host's memory, for models. The rest is for everything else that runs there."""
+"""Share of the host's memory for models. The rest is for other processes."""
 
 _ACCELERATOR_RESERVE = 1 << 30
 _ACCELERATOR_SHARE = 0.93
-"""Of the memory beyond the reserve. The rest is for the driver's context, kernels' own memory, and
-allocator fragmentation.
+"""Share of the memory beyond the reserve. The rest is for the driver's context, kernels' memory,
+and allocator fragmentation.
 """
 
 _HOST_SHARE = 0.5
-"""Of the host's memory, for warm models beside an accelerator."""
+"""Share of the host's memory for warm models with an accelerator."""
 
 _MAX_KERNELS = 256
-"""Characters of a heartbeat's `kernels` that a router takes."""
+"""Maximum characters of a heartbeat's `kernels` that a router accepts."""
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 class Load(Protocol):
     def __call__(self, directory: Path, model: str, base: Path | None = None, /) -> Model:
-        """Reads a model from its directory; `base`: of an adapter, that of the model it is merged
-        into. Raises ShoalError.
+        """Read a model from its directory. For a merged adapter, `base` is the directory of its
+        base model. Raises ShoalError.
         """
 
 
@@ -59,38 +59,41 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The interface of the device to the rest of the worker.
-
-    `memory_bytes`: device memory for models, activations included. `host_bytes`: host memory for
-    warm models. `shares_memory`: both are the same. `item_bytes`: size of a weight. `has_int8`:
-    whether models may be in int8; else those have the device's own type. `load`: must run on a
-    thread of its own. `recover`: called after a failed forward pass; raises if the device is lost.
-    `trim`: returns freed memory to the system. `enter`: called first on the device thread.
-    `kernels`: the native kernels that a CPU uses, or "none: " and why. `graphs`: makes the graphs
-    of one model; None: forwards are not captured. `batches_in_flight`: how many batches may be
-    launched and not collected; 1: each is launched once the answers of the last one are on the
-    host.
-    """
+    """The interface of the device to the rest of the worker."""
 
     name: str
     memory_bytes: int
+    """Device memory for models, including activations."""
     batch_tokens: int
     item_bytes: int
+    """Size of a weight."""
     load: Load
+    """Must run on a separate thread."""
     recover: Callable[[], None] = _nothing
+    """Called after a failed forward pass. Raises if the device is lost."""
     trim: Callable[[], None] = _nothing
+    """Returns freed memory to the system."""
     enter: Callable[[], None] = _nothing
+    """Called first on the device thread."""
     host_bytes: int = 0
+    """Host memory for warm models."""
     shares_memory: bool = True
+    """Whether device memory is host memory."""
     has_int8: bool = False
+    """Whether models may be in int8. If not, they use the device's type."""
     batches_in_flight: Literal[1, 2] = 1
+    """Maximum batches that are launched and not collected. With 1, each is launched once the
+    answers of the last one are on the host.
+    """
     kernels: str = ""
+    """The native kernels that a CPU uses, or "none: " and the reason."""
     graphs: Callable[[Owner], Graphs] | None = None
+    """Makes the graphs of one model. None disables capturing."""
 
 
 def open_device(settings: Settings) -> Device:
-    """Raises InvalidInput if the device asked for is not there, or does not compute in the number
-    format asked for.
+    """Open the configured device. Raises InvalidInput if it does not exist or lacks the number
+    format.
     """
     has_cuda = torch.cuda.is_available()
     if settings.device == "cuda" and not has_cuda:
@@ -114,12 +117,12 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.i
 
 
 def use_threads(count: int) -> None:
-    """Sets the number of torch's threads for the calling thread, whatever other threads set for
-    themselves later.
+    """Set torch's number of threads for the calling thread, independently of later calls in other
+    threads.
 
-    Besides the calling thread's own number torch sets one for all threads that have not computed
-    yet. A thread that has set its own still takes that one with its first operation, so this must
-    be followed by one: reading the number is enough.
+    torch also sets one number for all threads that have not computed yet. A thread that has set its
+    own number still adopts that one at its first operation, so this does one: reading the number is
+    enough.
     """
     torch.set_num_threads(count)
     torch.get_num_threads()
@@ -127,9 +130,7 @@ def use_threads(count: int) -> None:
 
 def _load(device: torch.device, dtype: torch.dtype, catalog: Catalog, memory_bytes: int) -> Load:
     def load(directory: Path, model: str, base: Path | None = None, /) -> Model:
-        """Runs on a thread of its own, for which it limits torch to one thread, so that loads do
-        not slow down serving.
-        """
+        """Load with a single torch thread, so that loads do not slow down serving."""
         use_threads(1)
         return load_served_model(
             directory, model, device, dtype, catalog.of(model), base, memory_bytes
@@ -160,8 +161,8 @@ def _accelerator(settings: Settings, device: torch.device, dtype: torch.dtype) -
     torch.backends.cudnn.allow_tf32 = False
     total = torch.cuda.get_device_properties(device).total_memory
     if settings.memory_bytes:
-        # Beside other processes on the device the budget is a promise: torch must free its caches
-        # rather than grow beyond it.
+        # With other processes on the device the budget is a promise: torch must free its caches
+        # rather than exceed it.
         torch.cuda.set_per_process_memory_fraction(
             min(1.0, settings.memory_bytes / _ACCELERATOR_SHARE / total), device
         )
@@ -184,15 +185,13 @@ def _accelerator(settings: Settings, device: torch.device, dtype: torch.dtype) -
 
 
 def _graphs(device: torch.device, most: int, owner: Owner) -> Graphs:
-    """The graphs of one model, in one memory pool."""
+    """Make the graphs of one model, in one memory pool."""
     return Graphs(CudaCapture(device), owner, most=most)
 
 
 def _recover_accelerator() -> None:
-    """After running out of memory, frees the caches. After an error that corrupts the CUDA context,
-    synchronize raises it again.
-    """
-    with sharing():  # a synchronisation beside a capture would raise, and end the capture
+    """Free the caches. If the CUDA context is corrupt, `synchronize` raises the error again."""
+    with sharing():  # synchronising during a capture would raise and end it
         torch.cuda.synchronize()
         _free_caches()
 
@@ -204,18 +203,21 @@ def _trim_accelerator() -> None:
 
 
 def _free_caches() -> None:
-    """Returns torch's unused memory to the device. A failure is logged: the allocator has lost
-    count, but the device is not lost, which only `synchronize` can say."""
+    """Return torch's unused memory to the device.
+
+    A failure is only logged: it means that the allocator's accounting is off. Only `synchronize`
+    shows whether the device is lost.
+    """
     try:
         torch.cuda.empty_cache()
     except RuntimeError:
         log.exception(
-            "torch could not return unused memory to the device: forward passes go on with the memory that is free"
+            "torch failed to return unused memory to the device; continuing with the free memory"
         )
 
 
 def _host_bytes() -> int:
-    """Memory of this machine, or of this container if that is less."""
+    """Return the memory of this machine, or of this container if that is less."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = _CGROUP_LIMIT.read_text().strip()

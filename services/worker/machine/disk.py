@@ -1,4 +1,4 @@
-"""Models on this machine's disk: maps model ids to directories, and computes the size of their
+"""Models on this machine's disk: maps model IDs to directories, and computes the size of their
 weights.
 """
 
@@ -16,13 +16,14 @@ from libs.names import is_model_id
 from libs.store.select import CONFIGS
 
 _ROW_BYTES = 12
+"""Added bytes per matrix row in int8: scale, sum, bias."""
 _FRACTIONS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """One entry of SHOAL_MODELS: the directory of one model, or (no model) a root laid out
-    `<root>/<org>/<name>[@revision]/`.
+    """One entry of SHOAL_MODELS: the directory of one model, or, without `model`, a root laid out
+    as `<root>/<org>/<name>[@revision]/`.
     """
 
     path: Path
@@ -33,9 +34,7 @@ class Shelf:
 
 
 def parse_shelves(text: str) -> tuple[Shelf, ...]:
-    """SHOAL_MODELS: colon-separated `org/name=/path` and `/root`. Raises InvalidInput for what is
-    neither.
-    """
+    """Parse SHOAL_MODELS: colon-separated `org/name=/path` and `/root`. Raises InvalidInput."""
     return tuple(_shelf(entry) for entry in text.split(":") if entry)
 
 
@@ -46,32 +45,32 @@ def _shelf(entry: str) -> Shelf:
             f"SHOAL_MODELS: {model!r} is not a model id of the form org/name", field="SHOAL_MODELS"
         )
     if not path:
-        raise InvalidInput(f"SHOAL_MODELS: {entry!r} names no directory", field="SHOAL_MODELS")
+        raise InvalidInput(f"SHOAL_MODELS: {entry!r} has no directory", field="SHOAL_MODELS")
     return Shelf(Path(path), model)
 
 
 def find(shelves: tuple[Shelf, ...], model: str) -> Path:
-    """The directory of a model on the first shelf that has it; a revision is part of the id. Raises
-    ModelNotFound.
+    """Return the directory of a model on the first shelf that has it. A revision is part of the ID.
+    Raises ModelNotFound.
     """
     for directory in _directories(shelves, model):
         if _is_checkpoint(directory):
             return directory
-    raise ModelNotFound(f"no directory of this worker holds the model {model!r}", field="model")
+    raise ModelNotFound(f"this worker has no directory with the model {model!r}", field="model")
 
 
 def find_adapter(shelves: tuple[Shelf, ...], adapter: str) -> Path:
-    """The same for a LoRA adapter, whose directory is laid out as a model's."""
+    """Return the directory of a LoRA adapter, as `find` does for a model."""
     for directory in _directories(shelves, adapter):
         if (directory / lora.FILE).is_file():
             return directory
     raise ModelNotFound(
-        f"no directory of this worker holds the adapter {adapter!r}", field="adapter"
+        f"this worker has no directory with the adapter {adapter!r}", field="adapter"
     )
 
 
 def _directories(shelves: tuple[Shelf, ...], name: str) -> list[Path]:
-    """The directories in which a model or adapter of that id may be."""
+    """Return the directories that may have a model or adapter with that ID."""
     if not is_model_id(name):
         return []
     return [
@@ -82,12 +81,12 @@ def _directories(shelves: tuple[Shelf, ...], name: str) -> list[Path]:
 
 
 def listing(shelves: tuple[Shelf, ...]) -> dict[str, Path]:
-    """Every model on disk, by id."""
+    """Return every model on disk, by ID."""
     return _first(shelves, _is_checkpoint)
 
 
 def adapters(shelves: tuple[Shelf, ...]) -> dict[str, Path]:
-    """Every LoRA adapter on disk, by id."""
+    """Return every LoRA adapter on disk, by ID."""
     return _first(
         shelves,
         lambda directory: (directory / lora.FILE).is_file() and not _is_checkpoint(directory),
@@ -105,8 +104,8 @@ def _first(shelves: tuple[Shelf, ...], is_wanted: Callable[[Path], bool]) -> dic
 
 
 def _is_checkpoint(directory: Path) -> bool:
-    """Whether the directory holds a model. An adapter's does not, though some hold the base model's
-    config.json too.
+    """Return whether the directory has a model. Adapters may include their base's config.json, but
+    are not models.
     """
     if (directory / lora.FILE).is_file() and not any(
         (directory / name).is_file() for name in lora.MODEL_WEIGHTS
@@ -124,13 +123,12 @@ def _below(root: Path) -> list[tuple[str, Path]]:
 
 
 def weight_bytes(directory: Path, item_bytes: int) -> int:
-    """The memory that a checkpoint's tensors, module folders included, will take with `item_bytes`
-    a floating-point number.
+    """Return the memory of a checkpoint's tensors, including module folders, with `item_bytes` per
+    floating-point number.
 
-    1: int8, in which matrices have 12 bytes more for each row (scale, sum, bias), and all else is
-    float32. Reads the headers alone. Of two copies of the weights in the layouts of open_clip and
-    transformers the one that is read counts. Raises ModelBroken for a file that is no safetensors
-    file.
+    With 1 (int8), a matrix takes _ROW_BYTES more per row, and all other tensors are float32. Reads
+    only headers. If weights exist in the layouts of both open_clip and transformers, only those
+    that are loaded count. Raises ModelBroken for an invalid safetensors file.
     """
     files = [
         str(file.relative_to(directory)) for file in sorted(directory.glob("**/*.safetensors"))

@@ -1,12 +1,12 @@
 """Preemption notices of spot machines, in time for a graceful shutdown.
 
-Not on the request path. A source is polled every few seconds, in a thread; the first notice counts.
-`app.py` then tells routers, loads no new models, keeps serving, and shuts down as on SIGTERM early
-enough for held jobs to be finished.
+Not on the request path. A thread polls a source every few seconds; the first notice counts.
+`app.py` then notifies routers, loads no new models, keeps serving, and shuts down as on SIGTERM
+early enough for held jobs to finish.
 
 Sources: AWS, EC2 User Guide, "Spot Instance interruption notices" (IMDSv2, `spot/instance-action`,
-two minutes ahead); Google Cloud, "Preemption process" (`instance/preempted`, 30 seconds ahead, and
-ACPI G2 at once). Any other machine, or a node's termination handler, can write a file.
+two minutes ahead); Google Cloud, "Preemption process" (`instance/preempted`, 30 seconds ahead, with
+an immediate ACPI G2). Any other machine, or a node's termination handler, can write a file.
 """
 
 from __future__ import annotations
@@ -31,16 +31,14 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 2.0
 STOP_SECONDS: Final = 12.0
-"""A worker that has a notice starts to shut down this long before its machine goes, or its grace
+"""A worker with a notice starts to shut down this long before its machine stops, or its grace
 period if that is less.
 """
 LAST_SECONDS: Final = 5.0
-"""The part of these that is reserved for handing back unfinished jobs and for the last
-heartbeat.
-"""
+"""The part of this reserved for returning unfinished jobs and for the last heartbeat."""
 
 GOOGLE_SECONDS: Final = 30.0
-"""The time from Google's notice until the machine is off."""
+"""Time from Google's notice until the machine is off."""
 
 _TIMEOUT_SECONDS: Final = 2.0
 _TOKEN_SECONDS: Final = 21600
@@ -48,12 +46,12 @@ _SECONDS: Final = re.compile(r"\d+(\.\d+)?")
 
 
 def stops_at(gone_at: float, grace_seconds: float) -> float:
-    """When to stop, on the clock of `gone_at`, which is when the machine goes."""
+    """Return when to shut down, on the clock of `gone_at`, when the machine stops."""
     return gone_at - min(grace_seconds, STOP_SECONDS)
 
 
 def grace_left(gone_at: float, now: float, grace_seconds: float) -> float:
-    """How long held jobs may take once the worker shuts down."""
+    """Return how long held jobs may take once the worker shuts down."""
     return max(0.0, min(grace_seconds, gone_at - now - LAST_SECONDS))
 
 
@@ -61,13 +59,13 @@ class Source(Protocol):
     """A source of preemption notices."""
 
     def gone_at(self) -> float | None:
-        """When the machine goes (Unix time), None without a notice. Blocking. Raises OSError or
-        ValueError if unreadable.
+        """Return when the machine stops (Unix time), None without a notice. Blocking. Raises
+        OSError or ValueError.
         """
 
 
 def source_of(spec: str) -> Source | None:
-    """The source that SHOAL_SPOT names: none, aws, gcp or file:/path."""
+    """Return the source that SHOAL_SPOT sets: none, aws, gcp or file:/path."""
     match spec:
         case "none":
             return None
@@ -80,8 +78,8 @@ def source_of(spec: str) -> Source | None:
 
 
 class AwsSource:
-    """The instance metadata service, version 2: it wants a token first, and answers 404 until there
-    is a notice.
+    """The instance metadata service, version 2. It requires a token, and returns 404 without a
+    notice.
     """
 
     def __init__(self, base: str = "http://169.254.169.254") -> None:
@@ -96,7 +94,7 @@ class AwsSource:
                 return None
             if error.code != 401:
                 raise
-            self._token = ""  # it has run out
+            self._token = ""  # it has expired
             answer = self._get()
         return unix_time(_time_of(answer))
 
@@ -118,7 +116,7 @@ def _time_of(answer: str) -> str:
 
 
 class GoogleSource:
-    """The metadata server: it answers TRUE once the machine is preempted."""
+    """The metadata server. It returns TRUE once the machine is preempted."""
 
     def __init__(
         self,
@@ -137,8 +135,8 @@ class GoogleSource:
 
 
 class FileSource:
-    """A file with the notice: seconds counted from when it was written, or an ISO 8601 time, in UTC
-    unless it says otherwise.
+    """A file with the notice: seconds since it was written, or an ISO 8601 time, by default in
+    UTC.
     """
 
     def __init__(self, path: Path) -> None:
@@ -153,17 +151,17 @@ class FileSource:
 
 
 def unix_time(text: str) -> float:
-    """The Unix time of an ISO 8601 time. Raises ValueError."""
+    """Parse an ISO 8601 time. Raises ValueError."""
     moment = datetime.fromisoformat(text)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-# Never through a proxy, which would ask the metadata service of its own machine.
+# Never through a proxy, which would query the metadata service of the proxy's machine.
 _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def _fetch(url: str, headers: dict[str, str], method: str = "GET") -> str:
-    request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310  # one of the two addresses above
+    request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310  # a fixed address
     try:
         with _OPENER.open(request, timeout=_TIMEOUT_SECONDS) as response:
             return str(response.read(4096).decode())
@@ -173,8 +171,8 @@ def _fetch(url: str, headers: dict[str, str], method: str = "GET") -> str:
 
 
 async def noticed(source: Source, interval_seconds: float = POLL_SECONDS) -> float:
-    """Waits for the first notice; returns when the machine goes (Unix time). A source that does not
-    answer is asked again.
+    """Wait for the first notice. Return when the machine stops (Unix time). Failing sources are
+    polled again.
     """
     was_silent = False
     while True:
@@ -184,7 +182,7 @@ async def noticed(source: Source, interval_seconds: float = POLL_SECONDS) -> flo
             if not was_silent:
                 reason = f"{type(error).__name__}: {error}"
                 log.warning(
-                    "preemption notices cannot be read: the source is polled again",
+                    "reading preemption notices failed; polling again",
                     extra=fields({"error": reason}),
                 )
             was_silent, gone_at = True, None

@@ -1,4 +1,4 @@
-"""Background tasks that end together."""
+"""Background tasks that are cancelled together."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ from collections.abc import Coroutine
 
 
 class Tasks:
-    """Tasks of one owner in a task group: `cancel` cancels those that still run. Event loop
-    only.
-    """
+    """Tasks of one owner in a task group. Event loop only."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Runs `work` in the background."""
+        """Run `work` in the background."""
         task = self._group.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
 
     def cancel(self) -> None:
-        """Cancels every task that still runs."""
+        """Cancel every task that still runs."""
         for task in self._running:
             task.cancel()

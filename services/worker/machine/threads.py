@@ -1,4 +1,4 @@
-"""Runs blocking work outside the event loop, each call on a thread of its own."""
+"""Runs blocking work outside the event loop, each call on a new thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _Answer = TypeVar("_Answer")
 
 
 def begin(function: Callable[[], _Answer]) -> asyncio.Future[_Answer]:
-    """Runs the function on a thread of its own: a daemon, because a load cannot be interrupted and
-    must not delay process exit.
+    """Run the function on a new daemon thread: a load cannot be interrupted and must not delay
+    process exit.
     """
     future: Future[_Answer] = Future()
-    # so that a waiter that is cancelled does not cancel the future itself
+    # So that cancelling a waiter does not cancel the future itself.
     future.set_running_or_notify_cancel()
 
     def run() -> None:
@@ -30,5 +30,5 @@ def begin(function: Callable[[], _Answer]) -> asyncio.Future[_Answer]:
 
 
 async def in_thread(function: Callable[[], _Answer]) -> _Answer:
-    """Runs the function as `begin` does, and returns its result or raises its exception."""
+    """Run the function as `begin` does, and return its result or raise its exception."""
     return await begin(function)

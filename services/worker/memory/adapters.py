@@ -1,10 +1,10 @@
-"""The LoRA adapters of resident models: loaded when a router asks, bounded in number, idle ones
+"""The LoRA adapters of resident models: loaded when a router asks, limited in number, idle ones
 evicted first.
 
 Not on the request path: `residency.py` passes on the adapters that routers offer and reports the
-loaded ones; `puller.py` pulls for these. Event loop only; files are read in threads. An adapter is
-evicted in two steps, as models are: first it takes no new work, then it is removed once its last
-job has been answered, so that nothing in flight is lost.
+loaded ones, which `puller.py` pulls for. Event loop only; files are read in threads. Like models,
+adapters are evicted in two steps, so that no job in flight is lost: an adapter first stops taking
+new work and is removed after its last job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from libs.store import Copy
 from libs.telemetry.logs import fields
 from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import in_thread
-from services.worker.memory.resident import UNUSED_SECONDS, Entry, Failed, Resident
+from services.worker.memory.resident import UNUSED_SECONDS, Failed, LoadedAdapter, Resident
 
 log = logging.getLogger(__name__)
 
@@ -35,27 +35,30 @@ WANTED_SECONDS: Final = 60.0
 
 @runtime_checkable
 class TakesAdapters(Protocol):
-    """A model that adapters can be added to while it serves. Both block and may be called on any
+    """A model that accepts adapters while it serves. Both methods block and may be called on any
     thread.
     """
 
     def add_adapter(self, name: str, directory: Path) -> int:
-        """Returns its bytes on the device. Raises ShoalError."""
+        """Add an adapter and return its bytes on the device. Raises ShoalError."""
 
     def remove_adapter(self, name: str) -> None: ...
 
 
 Claim = Callable[[str, int], Callable[[], None] | None]
-"""Reserves bytes of device memory under a name. Returns the function that releases them, or None if
-there is no room.
+"""Reserves bytes of device memory under a name. Returns a function that releases them, or None if
+they are not free.
 """
 
 
 class AdapterLoader:
-    """Loads adapters into resident models. At most `limit` a model.
+    """Loads adapters into resident models.
 
-    `find`: adapter id -> its directory, fetched if need be; blocking. `claim` reserves device
-    memory. `changed` is called when an adapter was loaded, removed or failed to load.
+    Args:
+        find: Returns an adapter's directory, which it fetches if necessary. Blocking.
+        claim: Reserves device memory.
+        changed: Called when an adapter was loaded, removed or failed to load.
+        limit: Maximum adapters per model.
     """
 
     def __init__(
@@ -74,16 +77,15 @@ class AdapterLoader:
         self._clock = clock
         self._changed = changed
         self._limit = limit
-        # Mutable state: adapters of models that are not resident yet, with the time they were asked
-        # for.
+        # Mutable state: adapters of models that are not resident yet, with their request times.
         self._wanted: dict[tuple[str, str], float] = {}
 
     def load_later(self, model: str, adapter: str) -> None:
-        """Loads the adapter as soon as the model is resident."""
+        """Load the adapter as soon as the model is resident."""
         self._wanted[model, adapter] = self._clock()
 
     def load_wanted(self, resident: Resident) -> None:
-        """Begins the loads that were waiting for this model."""
+        """Begin the loads that were waiting for this model."""
         since = self._clock() - WANTED_SECONDS
         wanted = {pair: at for pair, at in self._wanted.items() if at > since}
         ready = [adapter for model, adapter in wanted if model == resident.name]
@@ -92,7 +94,7 @@ class AdapterLoader:
             self.load(resident, adapter)
 
     def load(self, resident: Resident, adapter: str) -> None:
-        """Starts to load the adapter, unless it is loaded or loading already."""
+        """Start loading the adapter, unless it is loaded or loading."""
         cache = resident.adapters
         if adapter in cache.entries or adapter in cache.loading:
             return
@@ -101,8 +103,8 @@ class AdapterLoader:
         self._tasks.start(self._supervise(resident, adapter))
 
     async def _supervise(self, resident: Resident, adapter: str) -> None:
-        """Supervises one load: it ends with the adapter loaded or with a failure that the heartbeat
-        reports.
+        """Supervise a load, which ends with the adapter loaded or a failure that heartbeats
+        report.
         """
         cache, names = resident.adapters, {"model": resident.name, "adapter": adapter}
         started = self._clock()
@@ -112,13 +114,13 @@ class AdapterLoader:
             self._fail(resident, adapter, error)
         except Exception as error:
             log.exception(
-                "an adapter could not be loaded: its load failed with an unexpected error",
+                "an adapter load failed unexpectedly",
                 extra=fields(names),
             )
             self._fail(
                 resident,
                 adapter,
-                ModelBroken(f"{adapter} could not be loaded: {type(error).__name__}: {error}"),
+                ModelBroken(f"{adapter} failed to load: {type(error).__name__}: {error}"),
             )
         else:
             log.info(
@@ -143,13 +145,13 @@ class AdapterLoader:
     async def _read(self, resident: Resident, adapter: str) -> int:
         model = resident.model
         if not isinstance(model, TakesAdapters):
-            raise ModelBroken(f"{resident.name} takes no adapters")
+            raise ModelBroken(f"{resident.name} does not support adapters")
         if is_own_adapter(adapter):
             self._admit_own(resident, adapter)
             return 0
         copy = await in_thread(partial(self._find, adapter))
         try:
-            await self._make_room(resident)
+            await self._evict_to_limit(resident)
             resident.adapters.arriving += 1
             try:
                 size = await in_thread(partial(model.add_adapter, adapter, copy.directory))
@@ -165,35 +167,35 @@ class AdapterLoader:
         return size
 
     def _admit_own(self, resident: Resident, adapter: str) -> None:
-        """Admit an adapter that is part of the model. Raise InvalidInput for one that the model
-        does not have.
-        """
+        """Admit an adapter that is part of the model. Raise InvalidInput for an unknown one."""
         own = resident.model.card.own_adapters
         if adapter not in own:
             raise InvalidInput(
-                f"{resident.name} has no adapter or task {adapter!r} of its own; it has {', '.join(own) or 'none'}. Other adapters "
-                "are called `org/name`",
+                f"{resident.name} has no built-in adapter or task {adapter!r}; it has "
+                f"{', '.join(own) or 'none'}. Other adapters are named `org/name`",
                 field="adapter",
             )
         now = self._clock()
-        resident.adapters.entries[adapter] = Entry(0, now, now, _release_nothing, is_own=True)
+        resident.adapters.entries[adapter] = LoadedAdapter(
+            0, now, now, _release_nothing, is_own=True
+        )
 
     def _admit(self, resident: Resident, adapter: str, size: int) -> None:
         if resident.leaving:
-            raise NoCapacity(
-                f"{resident.name} left the device while its adapter {adapter} was loaded"
-            )
+            raise NoCapacity(f"{resident.name} was evicted while its adapter {adapter} was loading")
         release = self._claim(f"{resident.name} + {adapter}", size)
         if release is None:
             raise NoCapacity(
-                f"{adapter} needs {size:,} bytes beside {resident.name}, which are not free on this worker now"
+                f"{adapter} needs {size:,} bytes in addition to {resident.name}, "
+                "which are not free on this worker"
             )
         now = self._clock()
-        resident.adapters.entries[adapter] = Entry(size, now, now, release)
+        resident.adapters.entries[adapter] = LoadedAdapter(size, now, now, release)
 
-    async def _make_room(self, resident: Resident) -> None:
-        """Evicts adapters until the model has fewer than the limit. Each check and the action that
-        follows from it are one step of the event loop, so concurrent loads need no lock."""
+    async def _evict_to_limit(self, resident: Resident) -> None:
+        """Evict adapters until the model has fewer than the limit. Each check and its action are
+        one step of the event loop, so concurrent loads need no lock.
+        """
         cache = resident.adapters
         while cache.loaded + cache.arriving >= self._limit and not resident.leaving:
             victim = cache.victim(self._clock())
@@ -207,7 +209,7 @@ class AdapterLoader:
                 async with asyncio.timeout(UNUSED_SECONDS):
                     await cache.changed.wait()
 
-    def _drop(self, resident: Resident, victim: Entry) -> None:
+    def _drop(self, resident: Resident, victim: LoadedAdapter) -> None:
         adapter = next(name for name, entry in resident.adapters.entries.items() if entry is victim)
         resident.adapters.forget(adapter)
         if isinstance(resident.model, TakesAdapters):

@@ -1,8 +1,8 @@
-"""Memory accounting: what models take of a memory of fixed size, and which to evict when another
-needs room. Decisions only.
+"""Memory accounting: the use of a fixed-size memory by models, and which models to evict for
+another. Decisions only.
 
 Not on the request path: `space.py` keeps a Ledger for the device and `host.py` one for host memory;
-both carry out what is decided here.
+both carry out these decisions.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from libs.telemetry.logs import fields
 log = logging.getLogger(__name__)
 
 UNMEASURED_TOKENS_PER_SECOND: Final = 2000.0
-"""The speed assumed of a model that has not run yet: that of a small encoder on one slow core."""
+"""Assumed speed of a model that has not run yet: a small encoder on one slow core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Memory that a model needs: `bytes` always, and `activation_bytes` more while it runs a batch.
-    One batch runs at a time.
+    """Memory that a model needs: `bytes` always, plus `activation_bytes` while it runs a batch. One
+    batch runs at a time.
     """
 
     bytes: int
@@ -35,7 +35,7 @@ class Size:
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """A reservation in a Ledger. `is_stuck`: a load that hangs holds it, for an unknown time."""
+    """A reservation in a Ledger. `is_stuck` marks one that a hanging load holds."""
 
     name: str
     size: Size
@@ -46,7 +46,7 @@ class Ledger:
     """Memory reservations (claims). The sum of their bytes plus the largest of their activations
     never exceeds `limit_bytes`.
 
-    Thread-safe: preparing threads claim what they decode.
+    Thread-safe: preparing threads claim memory for decoding.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -74,15 +74,15 @@ class Ledger:
             return [claim for claim in self._claims if claim.is_stuck]
 
     def missing(self, size: Size, without: Collection[Claim] = ()) -> int:
-        """How many bytes are lacking for a further claim if those in `without` were released; 0 or
-        less: it fits.
+        """Return the bytes lacking for another claim if those in `without` were released; <= 0 if
+        it fits.
         """
         with self._lock:
             sizes = [size, *(claim.size for claim in self._claims if claim not in without)]
         return _total(sizes) - self.limit_bytes
 
     def claim(self, name: str, size: Size) -> Claim | None:
-        """A new claim, if it fits."""
+        """Add a claim if it fits."""
         with self._lock:
             if self.missing(size) > 0:
                 return None
@@ -92,7 +92,7 @@ class Ledger:
             return claim
 
     def resize(self, claim: Claim, size: Size) -> bool:
-        """Changes the claim's size if the new one fits, and returns whether it did."""
+        """Change the claim's size if the new one fits. Return whether it did."""
         with self._lock:
             if self.missing(size, [claim]) > 0:
                 return False
@@ -105,17 +105,17 @@ class Ledger:
             self._claims.remove(claim)
 
     def _check(self) -> None:
-        """Asserts the limit at each allocation: an accounting bug must raise here rather than
+        """Assert the limit at each allocation: an accounting bug must raise here rather than
         exhaust the machine's memory.
         """
         taken = _total([claim.size for claim in self._claims])
         self.peak_bytes = max(self.peak_bytes, taken)
         if taken > self.limit_bytes:
             log.critical(
-                "models take more memory than they may",
+                "models exceed the memory limit",
                 extra=fields({"taken": taken, "limit": self.limit_bytes}),
             )
-            raise InternalError(f"models take {taken:,} bytes, and may take {self.limit_bytes:,}")
+            raise InternalError(f"models use {taken:,} bytes, limit {self.limit_bytes:,}")
 
 
 def _total(sizes: Sequence[Size]) -> int:
@@ -126,13 +126,13 @@ def _total(sizes: Sequence[Size]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A model in a Ledger: what eviction policies see of it, its claim, and the bytes of its
-    adapters' claims, freed with it.
-    """
+    """A model in a Ledger."""
 
     candidate: Candidate
+    """The model as eviction policies see it."""
     claim: Claim
     more_bytes: int = 0
+    """Bytes of its adapters' claims, freed with it."""
 
 
 def victims(
@@ -143,15 +143,16 @@ def victims(
     challenger: Challenger,
     own: Claim | None = None,
 ) -> list[Candidate] | None:
-    """Which further models to evict so that `size` fits in place of the claim `own`; [] if the
-    evictions under way free enough. None: the rules forbid enough evictions for now."""
+    """Choose further models to evict so that `size` fits in place of the claim `own`.
+
+    Return [] if the evictions in progress free enough, None if the rules forbid enough evictions
+    for now.
+    """
     leaving = [one for one in holdings if one.candidate.leaving]
     staying = [one for one in holdings if not one.candidate.leaving]
 
     def missing(further: Collection[Holding] = ()) -> int:
-        """How many bytes are lacking once the evictions under way and those of `further` are
-        over.
-        """
+        """Return the bytes lacking after the evictions in progress and those of `further`."""
         gone = [*leaving, *further]
         claims = [one.claim for one in gone] + ([] if own is None else [own])
         return ledger.missing(size, claims) - sum(one.more_bytes for one in gone)
@@ -167,8 +168,8 @@ def victims(
         if chosen is None
         else {one.name for one in chosen}
     )
-    # Models with equally large activations free these only if all are evicted, which a sum over
-    # single models does not show.
+    # If models share the largest activations, only evicting all of them frees these. A sum over
+    # single models does not show that.
     going = [one for one in staying if one.candidate.name in names]
     if missing(going) > 0:
         return None
@@ -189,13 +190,13 @@ def never_fits(
     *,
     more_bytes: int = 0,
 ) -> bool:
-    """Whether `size` does not fit beside what cannot be evicted: pinned models (`staying`),
-    `more_bytes` of theirs, hung loads.
+    """Return whether `size` can never fit with the pinned models (`staying`), `more_bytes` of their
+    adapters, and hanging loads.
     """
     kept = [claim.size for claim in {*staying, *ledger.stuck} if claim is not own]
     return _total([size, *kept]) + more_bytes > ledger.limit_bytes
 
 
-def seconds_of(tokens: float, tokens_per_second: float) -> float:
-    """How long the device takes for so many tokens."""
+def device_seconds(tokens: float, tokens_per_second: float) -> float:
+    """Return how long the device takes for the tokens."""
     return tokens / (tokens_per_second or UNMEASURED_TOKENS_PER_SECOND)

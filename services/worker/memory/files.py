@@ -1,8 +1,8 @@
-"""The files of models and adapters: found in the worker's directories, else fetched from the store;
-read as cards and sizes.
+"""The files of models and adapters: found in the worker's directories or fetched from the store,
+and read as cards and sizes.
 
-Not on the request path: `residency.py` lists what is on disk, `loading.py` and `adapters.py` read
-it. Everything here blocks and is called on threads.
+Not on the request path: `residency.py` lists models on disk, `loading.py` and `adapters.py` read
+them. Everything here blocks and runs on threads.
 """
 
 from __future__ import annotations
@@ -26,25 +26,29 @@ from services.worker.machine import disk
 log = logging.getLogger(__name__)
 
 _MAX_NAMED_FOLDERS: Final = 8
-"""Folders that an error names."""
+"""Maximum number of folders that an error names."""
 ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """A model on disk: its card, and the bytes that its weights would take on the device. None and
-    0 if its files are broken.
-    """
+    """A model on disk."""
 
     card: Card | None = None
+    """None if its files are broken."""
     bytes: int = 0
+    """Bytes of its weights on the device; 0 if its files are broken."""
 
 
 class ModelFiles:
-    """`shelves` are searched first, then `store`, if there is one. `catalog` overrides what files
-    say. `item_bytes`: size of a weight on the device where `catalog` sets none, or sets int8 and
-    the device is without it (`has_int8`). `copies`: converts directories of the shelves that have
-    their weights as torch checkpoints; without it they are refused."""
+    """Finds models on `shelves`, then in `store`.
+
+    Args:
+        catalog: Overrides values from files.
+        item_bytes: Size of a weight on the device, if `catalog` sets none, or sets int8 and the
+            device lacks it (`has_int8`).
+        copies: Converts torch checkpoints on shelves. Without it they are refused.
+    """
 
     def __init__(
         self,
@@ -69,14 +73,14 @@ class ModelFiles:
 
     @property
     def can_fetch(self) -> bool:
-        """Whether there is a store to fetch from."""
+        """True if models can be fetched from a store."""
         return self._store is not None
 
     def find(self, model: str) -> Copy:
-        """The directory of a model on a shelf; of an adapter that is a model under its own name,
-        with that of its base.
+        """Return the directory of a model on a shelf. For an adapter that is served as a model,
+        include its base.
 
-        Raises ModelNotFound, or ModelBroken for such an adapter whose base nothing can find.
+        Raises ModelNotFound, or ModelBroken if such an adapter's base cannot be found.
         """
         try:
             directory = disk.find(self._shelves, model)
@@ -90,16 +94,16 @@ class ModelFiles:
             if self._store is None:
                 raise
             raise ModelNotFound(
-                f"no directory of this worker holds the base of the model {model!r}", field="model"
+                f"this worker has no directory with the base of the model {model!r}", field="model"
             ) from None
 
     def fetch(self, model: str, on_progress: Callable[[Progress], None]) -> Copy:
-        """The directory of a model in the store, which downloads it if need be, and its base's as
-        `find`. Raises ShoalError.
+        """Return the directory of a model in the store, downloading it if necessary, with its base
+        as in `find`. Raises ShoalError.
         """
         if self._store is None:
             raise ModelNotFound(
-                f"this worker has no store to fetch the model {model!r} from", field="model"
+                f"this worker has no store to fetch the model {model!r}", field="model"
             )
         try:
             copy = self.readable(self._merged(model), on_progress)
@@ -110,11 +114,11 @@ class ModelFiles:
     def with_base(
         self, copy: Copy, model: str, on_progress: Callable[[Progress], None] | None = None
     ) -> Copy:
-        """A model's copy; of an adapter, with the directory of its base: on a shelf, else, with
-        `on_progress`, in the store.
+        """Add the base's directory to an adapter's copy, from a shelf or, with `on_progress`, from
+        the store.
 
-        Raises ModelBroken naming a base that cannot be found, or for an adapter of a model of
-        texts; NoCapacity as the store does.
+        Raises ModelBroken, naming a base that cannot be found, or for an adapter of a text model;
+        NoCapacity as the store does.
         """
         try:
             name = base_of(copy.directory)
@@ -140,9 +144,9 @@ class ModelFiles:
             return self.readable(found)
         if not is_merged(directory, None):
             raise _is_adapter(name)
-        needed = f"an adapter of the model {name!r}, which is needed too"
+        needed = f"an adapter of the model {name!r}, which is also needed"
         if self._store is None or on_progress is None:
-            raise ModelBroken(f"{needed}, and is in no directory of this worker")
+            raise ModelBroken(f"{needed} but missing on this worker")
         try:
             return self._from_store(self._store, name, on_progress)
         except (ModelNotFound, ModelBroken) as error:
@@ -155,7 +159,7 @@ class ModelFiles:
             return None
 
     def _merged(self, model: str) -> Path:
-        """The directory of an adapter on a shelf that is a model under its own name. Raises
+        """Return the directory of an adapter on a shelf that is served as a model. Raises
         ModelNotFound.
         """
         try:
@@ -164,20 +168,23 @@ class ModelFiles:
                 return directory
         except (ModelNotFound, ModelBroken):
             pass
-        raise ModelNotFound(f"no directory of this worker holds the model {model!r}", field="model")
+        raise ModelNotFound(f"this worker has no directory with the model {model!r}", field="model")
 
     def readable(
         self, directory: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> Copy:
-        """A directory outside the store, or its converted copy if its weights are torch
-        checkpoints. Raises ModelBroken, naming a file that cannot be converted, or NoCapacity."""
+        """Return a directory outside the store, or its converted copy if its weights are torch
+        checkpoints.
+
+        Raises ModelBroken, naming a file that cannot be converted, or NoCapacity.
+        """
         if self._copies is None:
             return Copy(directory)
         return self._copies.find(directory, on_progress or (lambda progress: None))
 
     def find_adapter(self, adapter: str) -> Copy:
-        """The directory of an adapter: on a shelf, else in the store, which downloads it if need
-        be. Raises ShoalError.
+        """Return the directory of an adapter on a shelf or in the store, downloading it if
+        necessary. Raises ShoalError.
         """
         try:
             directory = disk.find_adapter(self._shelves, adapter)
@@ -196,8 +203,8 @@ class ModelFiles:
         *,
         is_adapter: bool = False,
     ) -> Copy:
-        """The directory of a model or adapter in the store. Raises ShoalError; a ModelUnreachable
-        says what was searched.
+        """Return the directory of a model or adapter in the store. Raises ShoalError;
+        ModelUnreachable lists the searched folders.
         """
         try:
             return store.get(self._catalog.pinned_id(name), on_progress, is_adapter=is_adapter)
@@ -205,15 +212,16 @@ class ModelFiles:
             folders = [str(shelf) for shelf in self._shelves if shelf.model in ("", name)]
             shown = ", ".join([*folders[:_MAX_NAMED_FOLDERS], str(store.models)])
             raise ModelUnreachable(
-                f"this worker does not have {name} on disk (searched: {shown}), and not every store could be asked: "
-                f"{error.message}. Check the name; name the model's folder with `shoal up --model` or SHOAL_MODELS, or a store "
-                "that can be reached in SHOAL_STORES",
+                f"this worker does not have {name} on disk (searched: {shown}), and "
+                f"some stores are unreachable: {error.message}. Check the name, pass the model's "
+                "folder with `shoal up --model` or SHOAL_MODELS, or set a reachable store in "
+                "SHOAL_STORES",
                 field="adapter" if is_adapter else "model",
             ) from error
 
     def device_bytes(self, model: str, directory: Path, base: Path | None = None) -> int:
-        """Bytes that the model will take on the device, by the headers of its files. Raises
-        ModelBroken.
+        """Return the bytes that the model will take on the device, from the headers of its files.
+        Raises ModelBroken.
         """
         overrides = self._catalog.of(model)
         item_bytes = self._own_bytes.get((overrides and overrides.dtype) or "", self.item_bytes)
@@ -222,8 +230,9 @@ class ModelFiles:
         )
 
     def listing(self, known: Mapping[str, OnDisk]) -> dict[str, OnDisk]:
-        """Every model on disk, by id; those in `known` are not read again. A broken one is listed
-        without a card: the reason is reported when it is loaded."""
+        """List every model on disk by ID. Those in `known` are not read again. A broken model has
+        no card; loading it reports why.
+        """
         shelves = (
             self._shelves
             if self._store is None
@@ -251,8 +260,8 @@ class ModelFiles:
             return False
 
     def _base_name(self, directory: Path) -> str:
-        """Of an adapter's base; empty if its file is broken. Kept, as the list of models is read
-        again and again.
+        """Return the name of an adapter's base, "" if its file is broken. Cached for repeated
+        listings.
         """
         if directory not in self._base_names:
             try:
@@ -269,18 +278,18 @@ class ModelFiles:
                 card,
                 _weight_bytes(directory, base, self._own_bytes.get(card.dtype, self.item_bytes)),
             )
-        except (ShoalError, OSError) as error:  # OSError: the store has just evicted it
+        except (ShoalError, OSError) as error:  # OSError: the store has just evicted the model
             log.warning(
                 "a model on disk cannot be read",
                 extra=fields({"model": model, "error": str(error)}),
             )
-        except Exception:  # whatever one directory holds, the others are served
+        except Exception:  # one bad directory must not affect the others
             log.exception("a model on disk cannot be read", extra=fields({"model": model}))
         return OnDisk()
 
 
 def _weight_bytes(directory: Path, base: Path | None, item_bytes: int) -> int:
-    """With those of the base: the adapter's own are in memory until they are merged."""
+    """Include the base: the adapter's weights are in memory until they are merged."""
     return disk.weight_bytes(directory, item_bytes) + (
         0 if base is None else disk.weight_bytes(base, item_bytes)
     )
@@ -288,5 +297,6 @@ def _weight_bytes(directory: Path, base: Path | None, item_bytes: int) -> int:
 
 def _is_adapter(base: str) -> ModelBroken:
     return ModelBroken(
-        f"is an adapter of {base!r}, which is no model of images: ask for that model, with this as its `adapter`"
+        f"is an adapter of {base!r}, which is not an image model: request that model, with this as "
+        "its `adapter`"
     )

@@ -1,8 +1,8 @@
-"""Device memory of CUDA graphs: a part of the claim of their model, which grows only into free
-memory and is given back first.
+"""Device memory of CUDA graphs: a part of their model's claim that grows only into free memory and
+is released first.
 
-Used by `space.py`; the runner captures through it between batches (`runner.IdleWork`). A model asks
-for memory on the device thread before each capture; everything else is of the event loop.
+Used by `space.py`. The runner captures graphs between batches (`runner.IdleWork`). A model requests
+memory on the device thread before each capture; everything else runs on the event loop.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from services.worker.memory.resident import Resident
 log = logging.getLogger(__name__)
 
 _ANSWER_SECONDS: Final = 1.0
-"""How long a forward waits for memory to be granted; after that it runs eagerly."""
+"""How long a forward pass waits for a grant of memory before it runs eagerly."""
 
 
 @runtime_checkable
 class KeepsGraphs(Protocol):
-    """A model whose forwards can be captured. All methods but `awaits_capture` block while a
-    forward is in progress.
+    """A model with forward passes that can be captured. All methods but `awaits_capture` block
+    during a pass.
     """
 
     def keep_graphs(self, graphs: Graphs) -> None: ...
@@ -53,8 +53,10 @@ class _Kept:
 
 
 class GraphMemory:
-    """`may_grow`: whether graphs may take free memory now. Where the device has no graphs, nothing
-    here does anything.
+    """Grants memory for CUDA graphs. Does nothing on a device without them.
+
+    Args:
+        may_grow: Returns whether graphs may take free memory now.
     """
 
     def __init__(self, device: Device, ledger: Ledger, *, may_grow: Callable[[], bool]) -> None:
@@ -67,23 +69,23 @@ class GraphMemory:
             metrics.GRAPH_EVENTS.labels(event)
 
     def keep(self, resident: Resident, claim: Claim) -> None:
-        """From now on the model, which has become resident with this claim, may capture graphs."""
+        """Let a model that has become resident with this claim capture graphs."""
         model = resident.model
         if self._graphs is None or not isinstance(model, KeepsGraphs):
             return
         self._kept[resident.name] = _Kept(resident, model, claim)
-        # By name: a model whose graphs referred to it would not be freed when it is dropped.
-        reserve, tell = partial(self._reserve, resident.name), partial(_tell, resident.name)
-        model.keep_graphs(self._graphs(Owner(reserve, tell, resident.activation_bytes_per_token)))
+        # By name: a reference from its graphs would keep a dropped model alive.
+        reserve, report = partial(self._reserve, resident.name), partial(_report, resident.name)
+        model.keep_graphs(self._graphs(Owner(reserve, report, resident.activation_bytes_per_token)))
 
     @property
     def is_pending(self) -> bool:
-        """Whether a model has a graph to capture. Any thread."""
+        """Return whether a model has a graph to capture. Any thread."""
         return any(_is_waiting(one) for one in list(self._kept.values()))
 
     def run(self) -> None:
-        """Capture one graph. On the device thread, while no batch waits or is in progress; a
-        failure is logged.
+        """Capture one graph, on the device thread while no batch waits or runs. Failures are
+        logged.
         """
         waiting = next((one for one in list(self._kept.values()) if _is_waiting(one)), None)
         if waiting is None:
@@ -91,18 +93,18 @@ class GraphMemory:
         try:
             waiting.model.capture_graph()
         except Exception:
-            # The queue is one shorter, so that this ends. Whether the device is lost shows with the
-            # next batch.
+            # The queue is shorter by one, so this ends. The next batch shows whether the device is
+            # lost.
             log.exception(
-                "a CUDA graph could not be captured", extra=fields({"model": waiting.resident.name})
+                "capturing a CUDA graph failed", extra=fields({"model": waiting.resident.name})
             )
 
     def forget(self, model: str) -> None:
-        """The model leaves the device, and its graphs with it."""
+        """Remove a model that leaves the device, with its graphs."""
         self._kept.pop(model, None)
 
     async def shed(self) -> bool:
-        """Frees the memory of all graphs; False: there are none."""
+        """Free the memory of all graphs. Return whether any existed."""
         holding = [one.model.drop_graphs for one in self._kept.values() if one.resident.graph_bytes]
         for drop in holding:
             await in_thread(drop)
@@ -111,7 +113,7 @@ class GraphMemory:
         return bool(holding)
 
     def _reserve(self, model: str, size: int) -> bool:
-        """`Owner.reserve`; on any thread but the event loop's."""
+        """Implement `Owner.reserve`. Any thread except the event loop's."""
         if self._loop.is_closed():
             return False
         asked = asyncio.run_coroutine_threadsafe(self._resize(model, size), self._loop)
@@ -140,16 +142,16 @@ def _is_waiting(one: _Kept) -> bool:
     return one.model.awaits_capture and not one.resident.leaving
 
 
-def _tell(model: str, event: Event, detail: str) -> None:
+def _report(model: str, event: Event, detail: str) -> None:
     metrics.GRAPH_EVENTS.labels(event).inc()
     if event in ("failed", "differed"):
         why = {
-            "failed": "a CUDA graph could not be made or run",
-            "differed": "a CUDA graph's answer differs from the forward's",
+            "failed": "making or running a CUDA graph failed",
+            "differed": "a CUDA graph's outputs differ from the eager pass",
         }
         log.error(
-            f"{why[event]}: this model has no graphs from now on",
+            f"{why[event]}: graphs are disabled for this model",
             extra=fields({"model": model, "detail": detail}),
         )
     elif event == "captured":
-        log.info("a CUDA graph was captured", extra=fields({"model": model}))
+        log.info("captured a CUDA graph", extra=fields({"model": model}))

@@ -1,7 +1,8 @@
-"""Warm models: evicted from the device to host memory, from where they return without being read
-from disk.
+"""Warm models: evicted from the device to host memory, from where they return without a read from
+disk.
 
-Not on the request path: `space.py` evicts models to it, `loading.py` resumes them. Event loop only.
+Not on the request path: `space.py` evicts models to it, `loading.py` resumes them. Event loop
+only.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _nothing(needed: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class Warm:
-    """A model in host memory. `load_seconds`: of its load from disk; `uses` and `floor` as of a
+    """A model in host memory. `load_seconds` is of its load from disk; `uses` and `floor` are as in
     Resident.
     """
 
@@ -38,7 +39,7 @@ class Warm:
     copy: Copy
     size: Size
     host: Claim | None
-    """None: the model is returning to a device that shares the host's memory."""
+    """None while the model returns to a device that shares the host's memory."""
     load_seconds: float
     last_used: float
     uses: int
@@ -46,8 +47,8 @@ class Warm:
 
 
 class HostMemory:
-    """Host memory for warm models and for the host copies of resident ones. `changed` is called
-    when a warm model is dropped.
+    """Host memory for warm models and for host copies of resident ones. `changed` is called when a
+    warm model is dropped.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class HostMemory:
         self._clock = clock
         self._changed = changed
         self.give_back: Callable[[int], object] = _nothing
-        """Frees so many bytes, or fewer, of what is in this memory beside models."""
-        # Mutable state: the warm models by name; bytes and seconds of all that were resumed.
+        """Frees up to this many bytes of this memory that models do not use."""
+        # Mutable state: the warm models by name; total bytes and seconds of resumes.
         self.models: dict[str, Warm] = {}
         self._resumed_bytes = 0
         self._resumed_seconds = 0.0
@@ -85,8 +86,8 @@ class HostMemory:
         return self._ledger.used_bytes
 
     def reserve(self, model: str, needed: int, like: Resident | Warm) -> Claim | None:
-        """Reserves memory, dropping warm models that are worth less than this one (`like`). None if
-        that is not enough.
+        """Reserve memory, dropping warm models of lower value than this one (`like`). Return None
+        if that is not enough.
         """
         self.give_back(self._ledger.missing(Size(needed)))
         missing = self._ledger.missing(Size(needed))
@@ -102,21 +103,19 @@ class HostMemory:
     def release(self, claim: Claim) -> None:
         self._ledger.release(claim)
 
-    def release_of(self, warm: Warm) -> None:
-        """Releases the model's memory, if it still has any."""
+    def release_warm(self, warm: Warm) -> None:
+        """Release the model's memory, if it still has any."""
         if warm.host is not None:
             self._ledger.release(warm.host)
             warm.host = None
 
     def take(self, warm: Warm) -> Warm:
-        """Removes the model from the warm ones; the caller makes it resident, puts it back or
-        forgets it.
-        """
+        """Remove a warm model. The caller makes it resident, puts it back or forgets it."""
         return self.models.pop(warm.name)
 
     def put_back(self, warm: Warm) -> None:
-        """Makes a model warm again that could not become resident; forgets it if its memory has
-        been released.
+        """Make a model warm again that did not become resident. Forget it if its memory was
+        released.
         """
         if warm.host is None:
             self.forget(warm)
@@ -124,13 +123,13 @@ class HostMemory:
             self.models[warm.name] = warm
 
     def forget(self, warm: Warm) -> None:
-        """Frees the model's memory, and lets the store delete its directory."""
-        self.release_of(warm)
+        """Free the model's memory, and let the store delete its directory."""
+        self.release_warm(warm)
         warm.copy.close()
         self._tasks.start(in_thread(self._trim))
 
     def drop(self, model: str) -> bool:
-        """Drops a model from host memory; returns whether it was warm."""
+        """Drop a model from host memory. Return whether it was warm."""
         warm = self.models.get(model)
         if warm is not None:
             self.forget(self.take(warm))
@@ -139,18 +138,21 @@ class HostMemory:
         return warm is not None
 
     def drop_cheapest(self) -> bool:
-        """Drops the warm model of the lowest value; False if there is none."""
+        """Drop the warm model of the lowest value. Return whether one existed."""
         candidates = self._candidates()
         return bool(candidates) and self.drop(min(candidates, key=self._policy).name)
 
-    def resumed(self, warm: Warm, seconds: float) -> None:
-        """Adds a measurement: how long a model took to return to the device."""
+    def add_resume(self, warm: Warm, seconds: float) -> None:
+        """Add a measurement: how long a model took to return to the device."""
         self._resumed_bytes += warm.size.bytes
         self._resumed_seconds += seconds
 
     def resume_seconds(self, size: int) -> float | None:
-        """How long a model of so many bytes takes to return, at the rate measured over all models.
-        None if it does not fit here, or nothing was measured yet."""
+        """Return how long a model of `size` bytes takes to return, at the rate measured over all
+        models.
+
+        Return None if it does not fit in host memory, or nothing was measured yet.
+        """
         if size > self.limit_bytes or not self._resumed_bytes:
             return None
         return self._resumed_seconds * size / self._resumed_bytes

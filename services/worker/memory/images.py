@@ -1,9 +1,8 @@
-"""Outputs of images that were computed before: within a claim of the worker's memory that grows
-only into what is free.
+"""A cache of image outputs, in a claim of the worker's memory that grows only into free memory.
 
-Used by `space.py`, which gives the memory back before it evicts a model. Preparing threads look
-outputs up, the device thread looks and adds, the event loop alone changes the claim. Least recently
-used outputs are evicted first.
+Used by `space.py`, which takes the memory back before it evicts a model. Preparing threads look
+outputs up, the device thread looks up and adds, and only the event loop changes the claim. Evicts
+least recently used outputs first.
 """
 
 from __future__ import annotations
@@ -25,39 +24,41 @@ from services.worker.memory.budget import Claim, Ledger, Size
 _NAME: Final = "outputs of images"
 
 _ENTRY_BYTES: Final = 512
-"""Of an entry beside its numbers: key, array, and its place in the dictionary."""
+"""Size of an entry without its numbers: key, array, and dictionary slot."""
 
 _ASK_AGAIN_SECONDS: Final = 1.0
-"""How often more memory is asked for while there is too little."""
+"""How often more memory is requested while there is too little."""
 
 
 @runtime_checkable
 class RecallsImages(Protocol):
-    """A model that may look outputs up before it decodes."""
+    """A model that can look up outputs before it decodes an image."""
 
     def use_output_cache(self, find: FindOutput | None) -> bool: ...
 
 
 class ImageOutputs:
-    """The outputs of one model. Any thread."""
+    """The cached outputs of one model. Any thread."""
 
     def __init__(self, cache: ImageCache, model: str) -> None:
         self._cache, self._model = cache, model
 
     def find(self, key: bytes) -> CachedOutput | None:
-        """What was kept by that key."""
+        """Return the output cached under the key, if any."""
         return self._cache.find(self._model, key)
 
     def keep(self, key: bytes, output: Output, tokens: int) -> None:
-        """Keeps a copy, if there is room. `tokens`: of the sequence."""
+        """Cache a copy if it fits. `tokens` is the length of the sequence."""
         self._cache.keep(self._model, key, output, tokens)
 
 
 class ImageCache:
-    """Of all models of a worker. `limit_bytes` 0: nothing is kept. `may_grow`: whether free memory
-    may be taken now.
+    """The cache for all models of a worker.
 
-    `clock` is monotonic (seconds).
+    Args:
+        limit_bytes: Maximum size; 0 disables the cache.
+        may_grow: Returns whether free memory may be taken now.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class ImageCache:
 
     @property
     def granted_bytes(self) -> int:
-        """What it has claimed, which is given back when somebody needs it."""
+        """Claimed bytes, which are given back on request."""
         return self._granted
 
     @property
@@ -97,8 +98,8 @@ class ImageCache:
     # Of the event loop
 
     def serve(self, name: str, model: Model) -> ImageOutputs | None:
-        """A model has become resident: from now on it looks here. None: it has no such outputs, or
-        none are kept.
+        """Let a resident model use the cache. Return None if it has no image outputs or the cache
+        is off.
         """
         if (
             not self._limit
@@ -111,7 +112,7 @@ class ImageCache:
         return ImageOutputs(self, name)
 
     def forget(self, name: str, model: Model) -> None:
-        """The model leaves the device, and its outputs with it."""
+        """Remove the outputs of a model that leaves the device."""
         if isinstance(model, RecallsImages):
             model.use_output_cache(None)
         self._models.discard(name)
@@ -122,8 +123,8 @@ class ImageCache:
             self.give_back(self._granted)
 
     def give_back(self, needed: int) -> bool:
-        """Gives back so much of the claim, or all of it; outputs that do not fit any more are
-        dropped. Whether it had any.
+        """Give back `needed` bytes of the claim, or all of it, dropping outputs that no longer fit.
+        Return whether there was a claim.
         """
         if needed <= 0 or self._claim is None:
             return False
@@ -139,7 +140,7 @@ class ImageCache:
         return True
 
     def _ask(self) -> None:
-        """Takes what is free, up to the limit."""
+        """Claim free memory, up to the limit."""
         self._asked_at = self._clock()
         more = min(self._limit - self._granted, self._ledger.free_bytes)
         if more <= 0 or not self._models or not self._may_grow():
@@ -184,7 +185,7 @@ class ImageCache:
             self._loop.call_soon_threadsafe(self._ask)
 
     def _shrink(self, most: int) -> None:
-        """Evicts until at most so many bytes are used."""
+        """Evict until at most `most` bytes are used."""
         while self._entries and self._used > most:
             self._drop(next(iter(self._entries)))
             metrics.IMAGE_CACHE_EVENTS.labels("evicted").inc()
@@ -202,7 +203,7 @@ def _bytes(output: Output) -> int:
 
 
 def _copied(output: Output) -> Output:
-    """Without the batch of which it is a view, and so that nobody changes it."""
+    """Copy an output: detach it from its batch's array, and make it read-only."""
     if isinstance(output, tuple):
         return tuple(map(_copied, output))
     if isinstance(output, SparseRow):

@@ -1,10 +1,10 @@
-"""Supervises one model load: fetch, make room, read from disk or resume from host memory, measure,
-register with `space.py`.
+"""Supervises one model load: fetch, reserve memory, read from disk or resume from host memory,
+measure, and register with `space.py`.
 
-Not on the request path; called by `residency.py`. Files are read and models built in threads of
-their own, so that other models are served meanwhile. A thread that exceeds the time limit is
-abandoned, and its memory stays reserved until it ends. A load that runs out of memory is repeated
-once there is more of it.
+Not on the request path; called by `residency.py`. Each load has its own thread for reading files
+and building the model, so that other models are served during a load. A thread that exceeds the
+time limit is abandoned, and its memory stays reserved until it ends. A load that runs out of memory
+is repeated after memory is freed.
 """
 
 from __future__ import annotations
@@ -30,55 +30,55 @@ from services.worker.memory.budget import Claim, Size
 from services.worker.memory.files import ModelFiles
 from services.worker.memory.host import Warm
 from services.worker.memory.resident import Resident
-from services.worker.memory.space import RoomRequest, Space
+from services.worker.memory.space import MemoryRequest, Space
 
 log = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
 
 RELIEFS_FOR_A_LOAD: Final = 2
-"""How often `Space.relieve` frees memory for a load that ran out of it: all CUDA graphs go before
-the first idle model.
+"""Maximum times that `Space.relieve` frees memory for a load that ran out of it: all CUDA graphs,
+then the first idle model.
 """
 
 UNMEASURED_ACTIVATION_BYTES_PER_TOKEN: Final = 32 << 10
-"""Reserved for the activations of a model whose probe failed: about what a BERT-large in bfloat16
-needs.
+"""Activations reserved for a model with a failed probe: about the need of a BERT-large in
+bfloat16.
 """
 
 
 @dataclass(slots=True, eq=False)
 class Loading:
-    """A model that is being loaded onto the device. `requested_at`: seconds of the worker's
+    """A model that is being loaded onto the device. `requested_at` is in seconds of the worker's
     monotonic clock.
     """
 
     model: str
     requested_at: float
     bytes: int = 0
-    """Device memory reserved for the model; 0 before there is room."""
+    """Device memory reserved for the model; 0 before it is reserved."""
     is_fetched: bool = True
     """False while the store fetches the model."""
     progress: Progress | None = None
     """Progress of the download."""
     is_from_host: bool = False
-    """The model is warm and is only copied back to the device."""
+    """The model is warm, and is only copied back to the device."""
 
 
 @runtime_checkable
 class TakesImages(Protocol):
-    """A model that may have images to compute."""
+    """A model that may process images."""
 
     def image_bytes(self, tokens: int) -> int:
-        """Bytes of activations of a batch of so many tokens that are all of images, or of the
-        largest image alone. Blocking.
+        """Return the activation bytes of a batch of `tokens` image tokens, or of the largest image
+        alone. Blocking.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Sizes measured when a model was loaded, by which later loads are planned. `stored_bytes`: as
-    its files' headers said.
+    """Sizes measured at a load, for planning later loads. `stored_bytes` is from its files'
+    headers.
     """
 
     stored_bytes: int
@@ -87,10 +87,12 @@ class Measured:
 
 
 class Loader:
-    """Loads models into `space`. `load_seconds`: how long a load may take, without the download and
-    without waiting for room.
+    """Loads models into `space`.
 
-    `clock` is monotonic (seconds); `changed` is called when a download begins or ends.
+    Args:
+        load_seconds: Time limit of a load, without the download and the wait for memory.
+        clock: Monotonic seconds.
+        changed: Called when a download begins or ends.
     """
 
     def __init__(
@@ -115,8 +117,10 @@ class Loader:
         self.measured: dict[str, Measured] = {}
 
     async def load(self, loading: Loading) -> Resident:
-        """Makes a model resident. Raises ShoalError; on any exception the reserved memory is
-        released, after a hung load when its thread ends."""
+        """Make a model resident. Raises ShoalError.
+
+        Any exception releases the reserved memory, after a hanging load when its thread ends.
+        """
         if loading.model in self._space.unloading:
             await asyncio.wait([self._space.unloading[loading.model]])
         warm = self._space.host.models.get(loading.model)
@@ -135,7 +139,7 @@ class Loader:
             while True:
                 size = self._size(loading.model, stored)
                 claim = await self._space.reserve(
-                    RoomRequest(loading.model, size, loading.requested_at)
+                    MemoryRequest(loading.model, size, loading.requested_at)
                 )
                 held.callback(self._space.release, claim)
                 loading.bytes = size.bytes
@@ -144,13 +148,13 @@ class Loader:
                     loading.model, partial(self._read, copy, loading.model, stored), claim, held
                 )
                 seconds = self._clock() - started
-                grown = RoomRequest(
+                grown = MemoryRequest(
                     loading.model, self._size(loading.model, stored), loading.requested_at
                 )
                 if await self._space.grow(claim, grown):
                     break
-                # The model is larger than estimated and does not fit: it must not hold memory while
-                # it waits for room.
+                # The model is larger than estimated and does not fit: free its memory before
+                # waiting.
                 del model
                 await in_thread(self._device.trim)
                 loading.bytes = 0
@@ -165,7 +169,7 @@ class Loader:
             return resident
 
     def _size(self, model: str, stored_bytes: int) -> Size:
-        """The measured size, or the stored one if the model was never measured or its files have
+        """Return the measured size, or the stored one if the model was never measured or has
         changed.
         """
         known = self.measured.get(model)
@@ -174,7 +178,7 @@ class Loader:
         return Size(known.bytes, int(known.activation_bytes_per_token * self._device.batch_tokens))
 
     def _read(self, copy: Copy, name: str, stored_bytes: int) -> Model:
-        """Reads the model and measures it; runs on a thread of its own."""
+        """Read the model and measure it. Runs on a separate thread."""
         model = self._device.load(copy.directory, name, copy.base)
         known = self.measured.get(name)
         is_new = known is None or known.stored_bytes != stored_bytes
@@ -187,8 +191,8 @@ class Loader:
         return model
 
     def _probe(self, model: Model, name: str, batch_tokens: int) -> float:
-        """Bytes a token of a full batch, of texts or of images, whichever need more. Raises what
-        tells a lack of memory.
+        """Return the bytes per token of a full batch, of texts or images, whichever is larger.
+        Raises only out-of-memory errors.
         """
         try:
             rate = model.probe()
@@ -200,14 +204,17 @@ class Loader:
                 raise
             known = (one.activation_bytes_per_token for one in self.measured.values())
             rate = max(known, default=float(UNMEASURED_ACTIVATION_BYTES_PER_TOKEN))
-            message = "the activations of a model could not be measured: as much is reserved as for the largest of the others"
+            message = (
+                "measuring a model's activations failed; reserving as much as for the "
+                "largest other model"
+            )
             log.warning(
                 message, exc_info=True, extra=fields({"model": name, "bytes_per_token": rate})
             )
             return rate
 
     async def _on_disk(self, loading: Loading) -> Copy:
-        """The model's directory: on a shelf, else in the store, which fetches it if need be."""
+        """Return the model's directory on a shelf or in the store, fetching it if necessary."""
         try:
             return await in_thread(partial(self._files.find, loading.model))
         except ModelNotFound:
@@ -223,7 +230,7 @@ class Loader:
             self._changed()
 
     def _downloading(self, loading: Loading, progress: Progress) -> None:
-        """Records the progress of a download; called on a thread of the store."""
+        """Record the progress of a download. Called on a thread of the store."""
         is_news = loading.progress is None
         loading.progress = progress
         if is_news:
@@ -236,7 +243,7 @@ class Loader:
             self._space.host.take(warm)
             held.push(partial(self._leave, warm))
             claim = await self._space.reserve(
-                RoomRequest(loading.model, warm.size, loading.requested_at), warm
+                MemoryRequest(loading.model, warm.size, loading.requested_at), warm
             )
             held.callback(self._space.release, claim)
             loading.bytes = warm.size.bytes
@@ -251,9 +258,7 @@ class Loader:
     def _leave(
         self, warm: Warm, kind: object, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Ends a resume that failed. The copy in host memory is kept if only room on the device was
-        missing.
-        """
+        """End a failed resume. Keep the host copy if only device memory was lacking."""
         if isinstance(error, NoCapacity):
             self._space.host.put_back(warm)
         else:
@@ -264,11 +269,11 @@ class Loader:
     async def _with_memory(
         self, model: str, work: Callable[[], _Answer], claim: Claim, held: ExitStack
     ) -> _Answer:
-        """Runs `work` as `_in_time` does, and again while memory for it is missing: after caches
-        are given back, CUDA graphs are dropped, and an idle model has left the device.
+        """Run `work` like `_in_time`, and retry when it runs out of memory: after trimming caches,
+        dropping CUDA graphs, and evicting an idle model.
 
         The ledger has room for the model, but allocators cannot always use it, and other processes
-        may take it. Raises NoCapacity if it still does not suffice.
+        may take it. Raises NoCapacity if the retries fail.
         """
         relieve: Callable[[], Awaitable[bool]] = partial(self._space.relieve, model)
         reliefs = iter([self._trim, *[relieve] * RELIEFS_FOR_A_LOAD])
@@ -278,8 +283,8 @@ class Loader:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                # What the attempt has read so far must be freed before the next one, and its frames
-                # refer to it.
+                # The exception's frames refer to the weights read so far: free them before the next
+                # try.
                 error.__traceback__ = error.__cause__ = error.__context__ = None
                 reason = str(error).partition("\n")[0][:200]
             relief = next(reliefs, None)
@@ -289,7 +294,8 @@ class Loader:
             )
             if relief is None or not await relief():
                 raise NoCapacity(
-                    f"{model} found no memory on its worker, although its budget has room: {reason}"
+                    f"{model} ran out of memory on its worker although its budget has "
+                    f"room: {reason}"
                 )
 
     async def _trim(self) -> bool:
@@ -301,8 +307,8 @@ class Loader:
     async def _in_time(
         self, model: str, work: Callable[[], _Answer], claim: Claim, held: ExitStack
     ) -> _Answer:
-        """Runs `work` on a thread of its own. After a timeout, what the load holds stays held until
-        the thread ends.
+        """Run `work` on a new thread. After a timeout, the load keeps its memory until the thread
+        ends.
         """
         future = begin(work)
         await asyncio.wait([future], timeout=self._load_seconds)
@@ -310,15 +316,13 @@ class Loader:
             return future.result()
         claim.is_stuck = True
         self._tasks.start(self._release_when_over(model, future, held.pop_all()))
-        raise ModelBroken(
-            f"{model} could not be loaded: its load took longer than {self._load_seconds:g} seconds"
-        )
+        raise ModelBroken(f"{model} failed to load within {self._load_seconds:g} seconds")
 
     async def _release_when_over(
         self, model: str, future: asyncio.Future[_Answer], held: ExitStack
     ) -> None:
-        """Waits for the thread of a load that timed out, drops its result and releases what the
-        load held.
+        """Wait for the thread of a load that timed out, drop its result and release the load's
+        memory.
         """
         with held:
             await asyncio.wait([future])
@@ -326,6 +330,6 @@ class Loader:
             del future
             await in_thread(self._device.trim)
             log.warning(
-                "a load that had exceeded its time limit has ended",
+                "a load that exceeded its time limit has ended",
                 extra=fields({"model": model, "loaded": is_loaded}),
             )

@@ -1,4 +1,4 @@
-"""The entry of each model in a heartbeat, by the model's state.
+"""The heartbeat entry of each model, by the model's state.
 
 Not on the request path: `residency.py` has the models, `heartbeat.py` sends the entries.
 """
@@ -13,7 +13,7 @@ from libs.catalog.card import Card
 from libs.errors import ShoalError
 from services.worker.memory.host import Warm
 from services.worker.memory.loading import Loading
-from services.worker.memory.space import Place
+from services.worker.memory.space import ResidentModel
 from services.worker.mesh import codec
 from services.worker.scheduling.meter import Meter
 
@@ -22,7 +22,7 @@ DATA_TYPES: Final = {1: "int8", 2: "bfloat16", 4: "float32"}
 
 
 def cold(model: str, size: int) -> worker_pb2.WorkerModel:
-    """A model on disk. `size`: bytes that it would take on the device."""
+    """Report a model on disk. `size` is its bytes on the device."""
     return worker_pb2.WorkerModel(model=model, state=models_pb2.MODEL_STATE_COLD, bytes=size)
 
 
@@ -33,7 +33,7 @@ def failed(model: str, error: ShoalError) -> worker_pb2.WorkerModel:
 
 
 def loading(loading: Loading) -> worker_pb2.WorkerModel:
-    """A model that is being downloaded, or loaded onto the device."""
+    """Report a model that is being downloaded, or loaded onto the device."""
     progress = loading.progress
     if progress is None:
         return worker_pb2.WorkerModel(
@@ -64,11 +64,11 @@ def warm(
     )
 
 
-def resident(place: Place, item_bytes: int, now: float) -> worker_pb2.WorkerModel:
-    """A resident model. `item_bytes`: size of a weight on the device, where the card has no data
-    type of its own.
+def resident(entry: ResidentModel, item_bytes: int, now: float) -> worker_pb2.WorkerModel:
+    """Report a resident model. `item_bytes` is the size of a weight if the card has no data
+    type.
     """
-    one = place.resident
+    one = entry.resident
     meter, size = one.meter, one.model.bytes
     own = one.model.card.dtype
     data_type = DATA_TYPES[item_bytes] if own == "auto" else own
@@ -87,7 +87,7 @@ def resident(place: Place, item_bytes: int, now: float) -> worker_pb2.WorkerMode
             data_type=data_type,
             tokens_per_byte=meter.tokens_per_byte,
         ),
-        host_bytes=0 if place.host is None else place.host.size.bytes,
+        host_bytes=0 if entry.host is None else entry.host.size.bytes,
         activation_bytes_per_token=one.activation_bytes_per_token,
         adapters=one.adapters.names(),
         failed_adapters={

@@ -1,9 +1,10 @@
-"""The models of this worker: loads them on order or first demand, evicts them when others need the
-room more, reports them.
+"""The models of this worker: loads them on order or first demand, evicts them for others, reports
+them.
 
-Not on the request path: `puller.py` reads which models are resident and passes on the models that
+Not on the request path: `puller.py` reads which models are resident and passes on models that
 routers offer; `heartbeat.py` reports them. `loading.py` supervises one load, `adapters.py` loads
-adapters, `space.py` decides what is resident, warm or evicted, by `budget.py`. Event loop only.
+adapters, and `space.py` decides which models are resident, warm or evicted, using `budget.py`.
+Event loop only.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ log = logging.getLogger(__name__)
 
 MAX_LOADS: Final = 2
 MAX_DOWNLOADS: Final = 4
-"""Limits on concurrency. A download does not count as a load: it takes long, but uses neither the
-device nor its memory.
+"""Limits on concurrency. A download does not count as a load: it is slow, but does not use the
+device.
 """
 
 LOAD_SECONDS: Final = 300.0
@@ -51,9 +52,12 @@ RESCAN_SECONDS: Final = 30.0
 class Residency:
     """The worker's models and their adapters.
 
-    `load_seconds`: how long a load may take. `adapters`: how many adapters a model may have loaded.
-    `image_cache_bytes`: what kept outputs of images may take; 0: none are kept. `clock` is
-    monotonic (seconds), `changed` is called whenever a model or an adapter changes its state.
+    Args:
+        clock: Monotonic seconds.
+        changed: Called whenever a model or an adapter changes its state.
+        load_seconds: Time limit of a load.
+        adapters: Maximum loaded adapters per model.
+        image_cache_bytes: Maximum size of cached image outputs; 0 disables the cache.
     """
 
     def __init__(
@@ -103,14 +107,14 @@ class Residency:
             limit=adapters,
         )
         # Mutable state. A name is in at most one of `_loading` and `_failed`, and loads again only
-        # once it has left the device.
+        # after it has left the device.
         self._cold: dict[str, OnDisk] = {}
         self._loading: dict[str, Loading] = {}
         self._failed: dict[str, Failed] = {}
 
     @property
     def decoding(self) -> DecodingMemory:
-        """Memory for the images that jobs have."""
+        """Memory for decoding the images of jobs."""
         return self._space.decoding
 
     @property
@@ -119,29 +123,27 @@ class Residency:
         return self._space.graphs
 
     def watch_device(self, is_computing: Callable[[str], bool]) -> None:
-        """From now on a model leaves the device only while the device has no batch of it, as
-        `is_computing` says.
-        """
+        """Keep models on the device while `is_computing` says that it has a batch of them."""
         self._space.is_computing = is_computing
 
-    # What is served
+    # Serving
 
     def lanes(self) -> list[str]:
-        """Models to pull for: the least-served first (in device time), ties by least recently
+        """Return the models to pull for: least-served first (in device time), then least recently
         used.
         """
         serving = [
-            place.resident for place in self._space.places.values() if not place.resident.leaving
+            entry.resident for entry in self._space.models.values() if not entry.resident.leaving
         ]
         return [one.name for one in sorted(serving, key=lambda one: (one.turn, one.last_used))]
 
     def serving(self, model: str) -> Resident | None:
-        """The resident model, if it takes new work."""
-        place = self._space.places.get(model)
-        return None if place is None or place.resident.leaving else place.resident
+        """Return the resident model, if it takes new work."""
+        entry = self._space.models.get(model)
+        return None if entry is None or entry.resident.leaving else entry.resident
 
     def hold(self, resident: Resident, jobs: int, tokens: float = 0.0) -> None:
-        """Counts newly pulled jobs of the model, of about `tokens` tokens in all."""
+        """Count newly pulled jobs of the model, of about `tokens` tokens in total."""
         if jobs:
             resident.drained.clear()
         resident.held_jobs += jobs
@@ -149,7 +151,7 @@ class Residency:
         self._space.record_use(resident, jobs)
 
     def release(self, resident: Resident) -> None:
-        """Counts one job of the model as no longer held."""
+        """Count one job of the model as no longer held."""
         resident.held_tokens *= (resident.held_jobs - 1) / resident.held_jobs
         resident.held_jobs -= 1
         resident.last_used = self._clock()
@@ -160,7 +162,7 @@ class Residency:
     # Orders
 
     def load(self, model: str) -> None:
-        """Starts to load a model, unless it is resident or loading."""
+        """Start loading a model, unless it is resident or loading."""
         if self._accepts_loads and model not in self._loading and self.serving(model) is None:
             self._failed.pop(model, None)
             self._loading[model] = Loading(model, requested_at=self._clock())
@@ -168,9 +170,7 @@ class Residency:
         self._changed()
 
     def take_offer(self, model: str, adapter: str = "") -> None:
-        """Loads the model that a router offers if it is not resident, and the adapter now or as
-        soon as the model is.
-        """
+        """Load a model that a router offers, and then its adapter, unless they are loaded."""
         resident = self.serving(model)
         if resident is None:
             self.load(model)
@@ -180,10 +180,10 @@ class Residency:
             self._adapters.load(resident, adapter)
 
     def evict(self, model: str, *, by_plan: bool = False) -> None:
-        """Unloads a model once no job needs it; it is not pulled for from now on. A warm model is
-        dropped from host memory.
+        """Unload a model after its last job, and stop pulling for it. Drop a warm model from host
+        memory.
 
-        An operator's order overrides a pin; a plan (`by_plan`) does not evict a model that is
+        An operator's order overrides a pin. A plan (`by_plan`) does not evict a model that is
         pinned or has work.
         """
         resident = self.serving(model)
@@ -195,42 +195,45 @@ class Residency:
             self._space.evict(resident)
 
     def pin(self, model: str, pinned: bool) -> None:
-        place = self._space.places.get(model)
-        if place is not None:
-            place.resident.pinned = pinned
+        entry = self._space.models.get(model)
+        if entry is not None:
+            entry.resident.pinned = pinned
             self._space.wake_loads()
             self._changed()
 
     def set_backlog(self, queued_tokens: Mapping[str, int]) -> None:
-        """Takes note of the tokens queued in lanes, by model; 0 for models that are not named."""
+        """Set the tokens queued in lanes, by model; 0 for models that are not named."""
         self._space.backlog = queued_tokens
         self._space.wake_loads()
 
     async def relieve(self, keep: str) -> bool:
-        """For a device that is out of memory: drops all CUDA graphs or, if there are none, evicts
-        one model that is idle and not pinned, other than `keep`, and waits until the memory is
-        free. False if there is neither."""
+        """Free memory when the device is out of it. Return whether anything was freed.
+
+        Drops all CUDA graphs or, if none exist, evicts one idle, unpinned model other than `keep`,
+        and waits until the memory is free.
+        """
         return await self._space.relieve(keep)
 
     def refuse_loads(self) -> None:
-        """Starts no further loads (those in progress go on): the machine is about to be
-        preempted.
+        """Start no further loads, because the machine is about to be preempted. Current loads
+        continue.
         """
         self._accepts_loads = False
         self._changed()
 
     def stop(self) -> None:
-        """Takes no more orders, and cancels loads and evictions in progress."""
+        """Take no more orders, and cancel loads and evictions in progress."""
         self._accepts_loads = False
         self._stopped.set()
         self._tasks.cancel()
 
     def can_load(self) -> bool:
-        """Whether a router may offer one more model: a tenth of the memory is free, or some model
-        that is not pinned is idle or has been resident for MIN_RESIDENT_SECONDS.
+        """Return whether a router may offer one more model.
 
-        Not while a load waits for a model in use to be evictable: a further load would only queue
-        behind it.
+        1. Not while a load waits for a busy model to become evictable: a further load would only
+           queue behind it.
+        2. If a tenth of the memory is free.
+        3. If an unpinned model is idle or has been resident for MIN_RESIDENT_SECONDS.
         """
         fetching = sum(not one.is_fetched for one in self._loading.values())
         if not self._accepts_loads or self._space.is_crowded:
@@ -238,13 +241,13 @@ class Residency:
         if len(self._loading) - fetching >= MAX_LOADS or fetching >= MAX_DOWNLOADS:
             return False
         since = self._clock() - MIN_RESIDENT_SECONDS
-        residents = [place.resident for place in self._space.places.values()]
+        residents = [entry.resident for entry in self._space.models.values()]
         evictable = [one for one in residents if not one.pinned and not one.leaving]
         memory = self._space.device_memory
         ample = memory.free_bytes + self._space.reclaimable_bytes >= memory.limit_bytes // 10
         return ample or any(one.held_jobs == 0 or one.loaded_at < since for one in evictable)
 
-    # What is reported
+    # Reports
 
     @property
     def used_bytes(self) -> int:
@@ -267,20 +270,20 @@ class Residency:
 
     @property
     def can_fetch(self) -> bool:
-        """Whether models that are not on disk can be fetched from a store."""
+        """True if models that are not on disk can be fetched from a store."""
         return self._files.can_fetch
 
     @property
     def image_cache_bytes(self) -> int:
-        """What kept outputs of images take. Any thread."""
+        """Bytes of cached image outputs. Any thread."""
         return self._space.images.used_bytes
 
     def residents(self) -> list[Resident]:
-        """The models on the device. May be called from any thread."""
-        return [place.resident for place in list(self._space.places.values())]
+        """Return the models on the device. Any thread."""
+        return [entry.resident for entry in list(self._space.models.values())]
 
     def report(self) -> list[worker_pb2.WorkerModel]:
-        """One entry for each model that is on disk, downloading, loading, warm, resident, or failed
+        """Return an entry for each model on disk, downloading, loading, warm, resident, or failed
         within the last minute.
         """
         now = self._clock()
@@ -301,16 +304,16 @@ class Residency:
             card = self._cold[name].card if name in self._cold else None
             lines[name] = report.warm(warm, card, self._space.meter(name), rate, now)
             if name in self._failed:
-                # It found no room on the device: until that is forgotten, callers are refused
-                # rather than offered to it again.
+                # It did not fit on the device: until that is forgotten, refuse callers rather than
+                # offer the model to them again.
                 lines[name].MergeFrom(report.failed(name, self._failed[name].error))
-        for name, place in self._space.places.items():
+        for name, entry in self._space.models.items():
             if name not in self._loading:
-                lines[name] = report.resident(place, self._files.item_bytes, now)
+                lines[name] = report.resident(entry, self._files.item_bytes, now)
         return [lines[name] for name in sorted(lines)]
 
     async def run(self) -> None:
-        """Keeps the list of models on disk fresh, until `stop`."""
+        """Refresh the list of models on disk until `stop`."""
         while not self._stopped.is_set():
             known = self._cold
             found = await in_thread(partial(self._files.listing, known))
@@ -324,8 +327,8 @@ class Residency:
     # Loading
 
     async def _supervise(self, loading: Loading) -> None:
-        """Supervises one load: it ends with the model resident or with a failure that the heartbeat
-        reports.
+        """Supervise a load, which ends with the model resident or a failure that heartbeats
+        report.
         """
         model = loading.model
         try:
@@ -335,11 +338,11 @@ class Residency:
             await in_thread(self._trim)
         except Exception as error:
             log.exception(
-                "a model could not be loaded: its load failed with an unexpected error",
+                "a model load failed unexpectedly",
                 extra=fields({"model": model}),
             )
             self._fail(
-                model, ModelBroken(f"{model} could not be loaded: {type(error).__name__}: {error}")
+                model, ModelBroken(f"{model} failed to load: {type(error).__name__}: {error}")
             )
             error.__traceback__ = None
             await in_thread(self._trim)
@@ -373,9 +376,9 @@ class Residency:
         )
 
     def _claim(self, name: str, size: int) -> Callable[[], None] | None:
-        """Reserves device memory for an adapter. Returns the function that releases it, or None if
-        so much is not free.
+        """Reserve device memory for an adapter. Return a function that releases it, or None if it
+        is not free.
         """
-        self._space.make_room(Size(size))
+        self._space.free_memory(Size(size))
         claim = self._space.device_memory.claim(name, Size(size))
         return None if claim is None else partial(self._space.release, claim)

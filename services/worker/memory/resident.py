@@ -15,32 +15,30 @@ from services.worker.scheduling.meter import Meter
 REPORT_FAILURE_SECONDS: Final = 60.0
 
 UNUSED_SECONDS: Final = 1.0
-"""How long a newly loaded adapter that has served nothing yet is protected from eviction: else two
-could evict each other forever (thrashing)."""
+"""How long a newly loaded, unused adapter is protected from eviction. Otherwise two adapters could
+evict each other forever (thrashing).
+"""
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    """A loaded adapter. Times are seconds of the worker's monotonic clock. `release` releases its
-    reserved memory.
-
-    `is_own`: it is part of the model (`Card.own_adapters`), takes no memory besides and is never
-    evicted.
-    """
+class LoadedAdapter:
+    """A loaded adapter. Times are seconds of the worker's monotonic clock."""
 
     bytes: int
     loaded_at: float
     last_used: float
     release: Callable[[], None]
+    """Releases its reserved memory."""
     held_jobs: int = 0
     is_used: bool = False
     leaving: bool = False
     is_own: bool = False
+    """Part of the model (`Card.own_adapters`): takes no additional memory and is never evicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A load of a model or adapter that failed: when (monotonic clock), and why."""
+    """A failed load of a model or adapter. `at` is in seconds of the monotonic clock."""
 
     at: float
     error: ShoalError
@@ -50,15 +48,15 @@ class Failed:
 class AdapterCache:
     """The adapters of one resident model."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, LoadedAdapter] = field(default_factory=dict)
     loading: set[str] = field(default_factory=set)
     arriving: int = 0
-    """How many of those in `loading` have been given a slot and are being read."""
+    """Number of those in `loading` that have a slot and are being read."""
     failed: dict[str, Failed] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when something changes that a load may be waiting for."""
     plain_used: float = 0.0
-    """When jobs without an adapter last came."""
+    """When jobs without an adapter were last pulled."""
 
     @property
     def bytes(self) -> int:
@@ -66,16 +64,16 @@ class AdapterCache:
 
     @property
     def loaded(self) -> int:
-        """How many adapters are loaded in addition to the model's own."""
+        """Number of loaded adapters that are not part of the model."""
         return sum(not entry.is_own for entry in self.entries.values())
 
     def names(self) -> list[str]:
-        """The adapters that take new work, sorted."""
+        """Return the adapters that take new work, sorted."""
         return sorted(name for name, entry in self.entries.items() if not entry.leaving)
 
     def lanes(self) -> list[str]:
-        """Adapters to pull for, least recently used first, so that under load they take turns. The
-        empty name is no adapter.
+        """Return the adapters to pull for ("" for none), least recently used first, so that under
+        load they take turns.
         """
         used = {"": self.plain_used} | {
             name: entry.last_used for name, entry in self.entries.items() if not entry.leaving
@@ -83,12 +81,12 @@ class AdapterCache:
         return sorted(used, key=lambda name: used[name])
 
     def serves(self, adapter: str) -> bool:
-        """Whether the adapter takes new work. The empty name is the model without an adapter."""
+        """Return whether the adapter takes new work. "" is the model without an adapter."""
         entry = self.entries.get(adapter)
         return not adapter or (entry is not None and not entry.leaving)
 
     def hold(self, adapter: str, jobs: int, now: float) -> None:
-        """Counts newly pulled jobs of the adapter."""
+        """Count newly pulled jobs of the adapter."""
         entry = self.entries.get(adapter)
         if entry is None:
             self.plain_used = now
@@ -97,29 +95,28 @@ class AdapterCache:
             entry.last_used, entry.is_used = now, True
 
     def release(self, adapter: str) -> None:
-        """Counts one job of the adapter as no longer held."""
+        """Count one job of the adapter as no longer held."""
         entry = self.entries.get(adapter)
         if entry is not None:
             entry.held_jobs -= 1
             self.changed.set()
 
     def failures(self, now: float) -> dict[str, ShoalError]:
-        """The failed loads of the last minute."""
+        """Return the failed loads of the last minute."""
         self.failed = {
             name: failed
             for name, failed in self.failed.items()
             if now - failed.at < REPORT_FAILURE_SECONDS
         }
         for failed in self.failed.values():
-            if isinstance(
-                failed.error, NoCapacity
-            ):  # sooner than it is forgotten, a retry would be refused
+            if isinstance(failed.error, NoCapacity):
+                # A retry before the failure is forgotten would be refused.
                 failed.error.retry_after = REPORT_FAILURE_SECONDS - (now - failed.at)
         return {name: failed.error for name, failed in self.failed.items()}
 
-    def victim(self, now: float) -> Entry | None:
-        """The adapter to evict: one already leaving, else an idle one, else the least recently
-        used. None: all are too new.
+    def victim(self, now: float) -> LoadedAdapter | None:
+        """Choose an adapter to evict: one already leaving, else an idle one, else the least
+        recently used. Return None if all are too new.
         """
         old = (
             one
@@ -134,12 +131,12 @@ class AdapterCache:
         )
 
     def forget(self, adapter: str) -> None:
-        """Removes the adapter's entry and releases its memory."""
+        """Remove the adapter's entry and release its memory."""
         self.entries.pop(adapter).release()
         self.changed.set()
 
     def clear(self) -> None:
-        """Forgets all adapters, because the model leaves the device."""
+        """Forget all adapters, because the model leaves the device."""
         for adapter in list(self.entries):
             self.forget(adapter)
 
@@ -177,12 +174,12 @@ class Resident:
     """
     activation_bytes_per_token: float = 0.0
     graph_bytes: int = 0
-    """Of its CUDA graphs: a part of its claim on the device."""
+    """Bytes of its CUDA graphs, a part of its claim on the device."""
     turn: float = 0.0
-    """The model's virtual time in the batcher (device time received): the least-served model is
+    """The model's virtual time in the batcher (device time received). The least-served model is
     next.
     """
     meter: Meter = field(default_factory=Meter)
     adapters: AdapterCache = field(default_factory=AdapterCache)
     images: ImageOutputs | None = None
-    """Outputs of its items with images that are kept; None: none are."""
+    """Cached outputs of its images; None if the cache is off."""

@@ -1,10 +1,10 @@
-"""What is resident on the device and what is warm in host memory: grants room to loads, and evicts
-models for them.
+"""Memory for models on the device and for warm ones in host memory: reserves it for loads, and
+evicts models.
 
-Not on the request path; used by `residency.py`: `loading.py` reserves room here and registers what
-it has loaded; `host.py` keeps the warm models. A model is evicted in two steps, so that nothing in
-flight is lost: first it takes no new work (`leaving`), then it leaves the device once its last job
-has been answered. Event loop only.
+Not on the request path; used by `residency.py`. `loading.py` reserves memory here and registers the
+models it has loaded; `host.py` keeps the warm models. Models are evicted in two steps, so that no
+job in flight is lost: a model first stops taking new work (`leaving`), then leaves the device after
+its last job. Event loop only.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from services.worker.memory.budget import (
     Holding,
     Ledger,
     Size,
+    device_seconds,
     never_fits,
-    seconds_of,
     victims,
 )
 from services.worker.memory.decoding import (
@@ -48,23 +48,23 @@ from services.worker.scheduling.meter import Meter
 
 log = logging.getLogger(__name__)
 
-_LOOK_AGAIN_SECONDS: Final = 0.05
-"""How often a load that waits for room checks again when only its waiting time, on which eviction
-depends too, has changed.
+_RECHECK_SECONDS: Final = 0.05
+"""How often a waiting load rechecks when only its waiting time, on which eviction also depends, has
+changed.
 """
 
 _COMPUTING_SECONDS: Final = 0.002
 """How often an eviction checks whether the last batch of a model without jobs is over."""
 
 _PATIENCE_SECONDS: Final = 60.0
-"""A load that has waited so long for room may evict any model that is not pinned, however much work
-that model has.
+"""A load that has waited this long may evict any unpinned model, however much work that model
+has.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class RoomRequest:
-    """A request for room on the device for one model. `requested_at`: seconds of the worker's
+class MemoryRequest:
+    """A request for device memory for one model. `requested_at` is in seconds of the worker's
     monotonic clock.
     """
 
@@ -74,23 +74,25 @@ class RoomRequest:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
-    """A resident model and what it holds: its claim on the device, that of its host copy if any,
-    and its directory on disk.
-    """
+class ResidentModel:
+    """A resident model with its reservations and its directory on disk."""
 
     resident: Resident
     copy: Copy
     device: Claim
+    """Its claim on the device."""
     host: Claim | None = None
+    """The claim of its host copy, if any."""
 
 
 class Space:
-    """Device and host memory. Where `device` shares the host's memory, a warm model is a resident
-    one that is not served.
+    """Device and host memory. If `device` shares the host's memory, a warm model is a resident one
+    that is not served.
 
-    `changed` is called when a model changes its state. `wait_seconds`: how long a load may wait for
-    room once it is first in the queue. `clock` is monotonic (seconds).
+    Args:
+        wait_seconds: How long a load may wait for memory once it is first in the queue.
+        clock: Monotonic seconds.
+        changed: Called when a model changes its state.
     """
 
     def __init__(
@@ -113,17 +115,17 @@ class Space:
         self._wait_seconds = wait_seconds
         self._clock = clock
         self._changed = changed
-        # Mutable state. A name is in at most one of `places` and `host.models`, in none while it is
-        # loaded.
-        self.places: dict[str, Place] = {}
+        # Mutable state. A name is in at most one of `models` and `host.models`, in neither while it
+        # loads.
+        self.models: dict[str, ResidentModel] = {}
         self.unloading: dict[str, asyncio.Task[None]] = {}
-        self.meters: dict[str, Meter] = {}  # of models that have left, too
-        self._going: list[Holding] = []  # have left `places`, and their memory is being given back
+        self.meters: dict[str, Meter] = {}  # also of models that have left
+        self._freeing: list[Holding] = []  # left `models`; their memory is being freed
         self.backlog: Mapping[str, int] = {}
         """Tokens queued in lanes, by model."""
         self.is_computing: Callable[[str], bool] = _computes_nothing
-        """Whether the device has a batch of the model: after its last job was cancelled, it may
-        have one for a moment.
+        """Returns whether the device has a batch of the model. It may briefly have one after the
+        model's last job was cancelled.
         """
         self.is_crowded = False
         """A load waits, and the rules forbid enough evictions for now."""
@@ -133,59 +135,61 @@ class Space:
             device, self.device_memory, may_grow=lambda: not self._turn.locked()
         )
         self._wake = asyncio.Event()
-        # Outputs are in host memory, of whichever device.
+        # Image outputs are in host memory, whatever the device.
         ledger = self.device_memory if device.shares_memory else self.host.ledger
         self.images = ImageCache(
             ledger, image_cache_bytes, may_grow=lambda: not self._turn.locked(), clock=clock
         )
         allowance = ALLOWANCE_BYTES if device.shares_memory else ACCELERATOR_ALLOWANCE_BYTES
         self.decoding = DecodingMemory(
-            ledger, allowance, make_room=self._make_decoding_room, clock=clock
+            ledger, allowance, free_memory=self._make_decoding_room, clock=clock
         )
         if not device.shares_memory:
             self.host.give_back = self.images.give_back
 
-    def make_room(self, size: Size, without: Collection[Claim] = ()) -> bool:
-        """Frees device memory that needs no eviction of a model, as far as a claim of that size
-        lacks it. Whether it freed some.
+    def free_memory(self, size: Size, without: Collection[Claim] = ()) -> bool:
+        """Free device memory for a claim of `size` as far as possible without evicting models.
+        Return whether any was freed.
         """
         return self._shares_memory and self.images.give_back(
             self.device_memory.missing(size, without)
         )
 
     def _make_decoding_room(self, needed: int) -> None:
-        """Frees host memory for decoding an image of `needed` bytes, in the order in which that
-        costs least: kept outputs, a warm model, an idle model where models are in host memory. One
-        model at a time; the image asks again."""
+        """Free host memory for decoding an image of `needed` bytes, cheapest first: cached outputs,
+        a warm model, or an idle model where models are in host memory.
+
+        Frees one model at a time; the image asks again.
+        """
         ledger = self.device_memory if self._shares_memory else self.host.ledger
         if ledger.missing(Size(needed)) <= 0 or self.images.give_back(ledger.missing(Size(needed))):
             return
         if not self._shares_memory:
             self.host.drop_cheapest()
             return
-        idle = [one for one in map(self.candidate, self.places.values()) if _is_idle(one)]
+        idle = [one for one in map(self.candidate, self.models.values()) if _is_idle(one)]
         if idle and not self.unloading:
-            self.evict(self.places[min(idle, key=self._policy).name].resident, to_host=False)
+            self.evict(self.models[min(idle, key=self._policy).name].resident, to_host=False)
 
     @property
     def reclaimable_bytes(self) -> int:
-        """Claimed device memory that `make_room` can free."""
+        """Claimed device memory that `free_memory` can free."""
         return self.images.granted_bytes if self._shares_memory else 0
 
     @property
     def reclaimable_host_bytes(self) -> int:
-        """Claimed host memory that is given back before a warm model is dropped."""
+        """Claimed host memory that is freed before a warm model is dropped."""
         return 0 if self._shares_memory else self.images.granted_bytes
 
     # What policies see
 
-    def candidate(self, place: Place) -> Candidate:
-        """A resident model as the eviction policies and rules see it."""
-        one, now = place.resident, self._clock()
+    def candidate(self, entry: ResidentModel) -> Candidate:
+        """Return a resident model as the eviction policies and rules see it."""
+        one, now = entry.resident, self._clock()
         return Candidate(
             one.name,
-            bytes=place.device.size.bytes + one.adapters.bytes,
-            load_seconds=self._reload_seconds(place),
+            bytes=entry.device.size.bytes + one.adapters.bytes,
+            load_seconds=self._reload_seconds(entry),
             idle_seconds=0.0 if one.held_jobs else now - one.last_used,
             uses=max(1, one.uses),
             floor=one.floor,
@@ -196,22 +200,22 @@ class Space:
             resident_seconds=now - one.loaded_at,
         )
 
-    def _reload_seconds(self, place: Place) -> float:
-        """Seconds to reload the model: from host memory if that is possible and measured, else from
-        disk.
+    def _reload_seconds(self, entry: ResidentModel) -> float:
+        """Return the seconds to reload the model: from host memory if possible and measured, else
+        from disk.
         """
         resume_seconds = self.host.resume_seconds(
-            place.device.size.bytes - place.resident.graph_bytes
+            entry.device.size.bytes - entry.resident.graph_bytes
         )
         return (
-            place.resident.load_seconds
+            entry.resident.load_seconds
             if resume_seconds is None
-            else min(place.resident.load_seconds, resume_seconds)
+            else min(entry.resident.load_seconds, resume_seconds)
         )
 
     def _waiting_seconds(self, model: str, held_tokens: float = 0.0) -> float:
         meter = self.meters.get(model)
-        return seconds_of(
+        return device_seconds(
             self.backlog.get(model, 0) + held_tokens,
             0.0 if meter is None else meter.tokens_per_second,
         )
@@ -220,58 +224,63 @@ class Space:
         return self.meters.setdefault(model, Meter())
 
     def record_use(self, resident: Resident, jobs: int) -> None:
-        """Records newly pulled jobs of the model for the eviction policies."""
+        """Record newly pulled jobs of the model for the eviction policies."""
         resident.last_used = self._clock()
         resident.uses += jobs
         resident.floor = self._floor
 
     def wake_loads(self) -> None:
-        """Wakes a load that waits for room, because something has changed."""
+        """Wake a load that waits for memory, because something has changed."""
         self._wake.set()
 
-    # Room for loads
+    # Memory for loads
 
-    async def reserve(self, request: RoomRequest, warm: Warm | None = None) -> Claim:
-        """Evicts models until the request fits, and reserves the room. Requests are served first
-        come, first served.
+    async def reserve(self, request: MemoryRequest, warm: Warm | None = None) -> Claim:
+        """Evict models until the request fits, and reserve its memory, in order of requests.
 
-        `warm`: the model's copy in host memory, if it has one. Raises ModelBroken with the numbers
-        if the request can never fit, and NoCapacity if there is no room within `wait_seconds`.
+        Raises ModelBroken with the numbers if the request can never fit, and NoCapacity if it does
+        not fit within `wait_seconds`.
+
+        Args:
+            warm: The model's copy in host memory, if it has one.
         """
         async with self._turn:
             until = self._clock() + self._wait_seconds
             try:
                 while True:
-                    self.make_room(request.size)
+                    self.free_memory(request.size)
                     if self.device_memory.missing(request.size) > 0:
                         await self.graphs.shed()
                     self._check_fits(request)
                     if warm is not None and self._shares_memory:
-                        # Once there is room the model counts on the device, which is the same
-                        # memory, and models evicted for it may take its place in host memory.
-                        self.host.release_of(warm)
+                        # The claim on the device covers the same memory, and models evicted for
+                        # this one may take its place in host memory.
+                        self.host.release_warm(warm)
                     claim = self.device_memory.claim(request.name, request.size)
                     if claim is not None:
                         return claim
                     if self._clock() > until:
-                        waited = f"{self._wait_seconds:g} seconds"
+                        seconds = f"{self._wait_seconds:g} seconds"
                         raise NoCapacity(
-                            f"{request.name} found no room on the device within {waited}: no model may be evicted"
+                            f"{request.name} did not fit on the device within {seconds}: "
+                            "no model can be evicted"
                         )
                     self.is_crowded = not self._start_evictions(request)
                     self._wake.clear()
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(_LOOK_AGAIN_SECONDS):
+                        async with asyncio.timeout(_RECHECK_SECONDS):
                             await self._wake.wait()
             finally:
                 self.is_crowded = False
 
-    async def grow(self, claim: Claim, request: RoomRequest) -> bool:
-        """Resizes a claim to the request's size, evicting models if need be. False: no eviction is
-        in progress, and a load that holds memory must not wait for anything else, or two loads
-        could deadlock. Raises ModelBroken as `reserve` does."""
+    async def grow(self, claim: Claim, request: MemoryRequest) -> bool:
+        """Resize a claim to the request's size, evicting models if necessary.
+
+        Return False if no eviction is in progress: a load that holds memory must not wait for
+        anything else, or two loads could deadlock. Raises ModelBroken as `reserve` does.
+        """
         while not self.device_memory.resize(claim, request.size):
-            if self.make_room(request.size, [claim]):
+            if self.free_memory(request.size, [claim]):
                 continue
             if await self.graphs.shed():
                 continue
@@ -283,38 +292,40 @@ class Space:
         return True
 
     def release(self, claim: Claim) -> None:
-        """Releases the claim of a load that failed, or of an adapter."""
+        """Release the claim of a failed load or of an adapter."""
         self.device_memory.release(claim)
         self.wake_loads()
 
-    def _check_fits(self, request: RoomRequest, own: Claim | None = None) -> None:
-        places = [
-            place
-            for place in self.places.values()
-            if place.resident.pinned and not place.resident.leaving
+    def _check_fits(self, request: MemoryRequest, own: Claim | None = None) -> None:
+        models = [
+            entry
+            for entry in self.models.values()
+            if entry.resident.pinned and not entry.resident.leaving
         ]
-        pinned = [place.device for place in places]
-        adapters = sum(place.resident.adapters.bytes for place in places)
+        pinned = [entry.device for entry in models]
+        adapters = sum(entry.resident.adapters.bytes for entry in models)
         if not never_fits(self.device_memory, pinned, request.size, own, more_bytes=adapters):
             return
         size, memory = request.size, self.device_memory
         batch = f" and {size.activation_bytes:,} for a batch" if size.activation_bytes else ""
+        pinned_bytes = sum(claim.size.bytes for claim in pinned) + adapters
         stuck = sum(claim.size.bytes for claim in memory.stuck)
-        hung = f", {stuck:,} are held by loads that hang" if stuck else ""
+        hung = f", {stuck:,} are held by hanging loads" if stuck else ""
         raise ModelBroken(
-            f"{request.name} needs {size.bytes:,} bytes{batch}; this worker has {memory.limit_bytes:,}, of which "
-            f"{sum(claim.size.bytes for claim in pinned) + adapters:,} are pinned{hung} and {max(0, memory.free_bytes):,} free"
+            f"{request.name} needs {size.bytes:,} bytes{batch}; this worker has "
+            f"{memory.limit_bytes:,}, of which {pinned_bytes:,} are pinned"
+            f"{hung} and {max(0, memory.free_bytes):,} free"
         )
 
-    def _start_evictions(self, request: RoomRequest, own: Claim | None = None) -> bool:
-        """Starts the evictions that the request needs; False if the rules forbid enough of them for
-        now.
+    def _start_evictions(self, request: MemoryRequest, own: Claim | None = None) -> bool:
+        """Start the evictions that the request needs. Return False if the rules forbid enough of
+        them now.
         """
         holdings = [
-            Holding(self.candidate(place), place.device, place.resident.adapters.bytes)
-            for place in self.places.values()
+            Holding(self.candidate(entry), entry.device, entry.resident.adapters.bytes)
+            for entry in self.models.values()
         ]
-        holdings += self._going
+        holdings += self._freeing
         waiting = self._clock() - request.requested_at
         waiting = (
             math.inf
@@ -325,14 +336,15 @@ class Space:
         chosen = victims(self.device_memory, holdings, request.size, self._policy, challenger, own)
         for one in chosen or ():
             self._floor = max(self._floor, self._policy(one))
-            self.evict(self.places[one.name].resident)
+            self.evict(self.models[one.name].resident)
         return chosen is not None
 
     # Eviction
 
     def evict(self, resident: Resident, *, to_host: bool = True) -> asyncio.Task[None]:
-        """Starts to evict a model: it takes no new work, and leaves the device when none of its
-        jobs is held, for host memory if there is room and `to_host`."""
+        """Start evicting a model. It takes no new work, and leaves the device after its last job,
+        for host memory if that has room and `to_host`.
+        """
         resident.leaving = True
         task = self._tasks.start(self._unload(resident.name, resident.drained, to_host=to_host))
         self.unloading[resident.name] = task
@@ -341,26 +353,25 @@ class Space:
 
     async def _unload(self, model: str, drained: asyncio.Event, *, to_host: bool) -> None:
         await drained.wait()
-        while self.is_computing(model):  # noqa: ASYNC110  # the device thread sets no event: this is rare and over in milliseconds
+        while self.is_computing(model):  # noqa: ASYNC110  # the device thread has no event; rare and brief
             await asyncio.sleep(_COMPUTING_SECONDS)
-        self.places[model].resident.adapters.clear()
-        self.images.forget(model, self.places[model].resident.model)
-        size = self.places[model].device.size.bytes
-        warm = await self._park(self.places[model]) if to_host else None
-        # From here on this task holds no reference to the model, so that dropping it frees its
-        # memory.
-        place = self.places.pop(model)
+        self.models[model].resident.adapters.clear()
+        self.images.forget(model, self.models[model].resident.model)
+        size = self.models[model].device.size.bytes
+        warm = await self._park(self.models[model]) if to_host else None
+        # From here on this task holds no reference to the model, so dropping it frees its memory.
+        entry = self.models.pop(model)
         self.graphs.forget(model)
-        claim = place.device
+        claim = entry.device
         if warm is None:
-            if place.host is not None:
-                self.host.release(place.host)
-            place.copy.close()
-            going = Holding(self.candidate(place), claim)
-            del place
-            self._going.append(going)
+            if entry.host is not None:
+                self.host.release(entry.host)
+            entry.copy.close()
+            freeing = Holding(self.candidate(entry), claim)
+            del entry
+            self._freeing.append(freeing)
             await in_thread(self._trim)
-            self._going.remove(going)
+            self._freeing.remove(freeing)
         else:
             self.host.models[model] = warm
         self.device_memory.release(claim)
@@ -373,29 +384,27 @@ class Space:
         self.wake_loads()
         self._changed()
 
-    async def _park(self, place: Place) -> Warm | None:
-        """Moves the model to host memory. None if that has no room, or only by dropping warm models
-        that are worth more.
+    async def _park(self, entry: ResidentModel) -> Warm | None:
+        """Move the model to host memory. Return None if it does not fit without dropping warm
+        models of higher value.
         """
-        one = place.resident
-        host = place.host or self.host.reserve(one.name, one.model.bytes, one)
+        one = entry.resident
+        host = entry.host or self.host.reserve(one.name, one.model.bytes, one)
         if host is None:
             return None
         try:
             parked = await in_thread(one.model.park)
         except Exception:
-            log.exception(
-                "a model could not be moved to host memory", extra=fields({"model": one.name})
-            )
-            if place.host is None:
+            log.exception("moving a model to host memory failed", extra=fields({"model": one.name}))
+            if entry.host is None:
                 self.host.release(host)
             return None
-        place.host = host
+        entry.host = host
         return Warm(
             one.name,
             parked,
-            place.copy,
-            place.device.size,
+            entry.copy,
+            entry.device.size,
             host,
             one.load_seconds,
             one.last_used,
@@ -404,8 +413,11 @@ class Space:
         )
 
     async def relieve(self, keep: str) -> bool:
-        """Frees the memory of all CUDA graphs, or else of one model: a warm one where memory is
-        shared, else one that is idle and not pinned, other than `keep`. False if there is none."""
+        """Free device memory: all CUDA graphs, else cached outputs or a warm model where memory is
+        shared, else an idle, unpinned model other than `keep`.
+
+        Return whether anything was freed.
+        """
         if await self.graphs.shed():
             return True
         if (
@@ -420,14 +432,14 @@ class Space:
             return True
         idle = [
             one
-            for one in map(self.candidate, self.places.values())
+            for one in map(self.candidate, self.models.values())
             if one.name != keep and _is_idle(one) and not self.is_computing(one.name)
         ]
         if not idle:
             return False
         victim = min(idle, key=self._policy).name
         await asyncio.wait(
-            [self.evict(self.places[victim].resident, to_host=not self._shares_memory)]
+            [self.evict(self.models[victim].resident, to_host=not self._shares_memory)]
         )
         return True
 
@@ -436,26 +448,26 @@ class Space:
     async def admit(
         self, model: Model, claim: Claim, copy: Copy, *, load_seconds: float, activation: float
     ) -> Resident:
-        """Makes a loaded model resident."""
+        """Make a loaded model resident."""
         resident = self._resident(claim.name, model, load_seconds, activation)
-        place = Place(resident, copy, claim)
+        entry = ResidentModel(resident, copy, claim)
         if model.host_bytes:
-            place.host = self.host.reserve(claim.name, model.host_bytes, resident)
-            if place.host is None:
+            entry.host = self.host.reserve(claim.name, model.host_bytes, resident)
+            if entry.host is None:
                 await in_thread(model.drop_host_copy)
-        self.places[claim.name] = place
+        self.models[claim.name] = entry
         self.graphs.keep(resident, claim)
         return resident
 
     def readmit(
         self, warm: Warm, model: Model, claim: Claim, *, seconds: float, activation: float
     ) -> Resident:
-        """Makes a model that was warm resident again. `seconds`: how long resuming it took."""
-        self.host.resumed(warm, seconds)
+        """Make a warm model resident again. `seconds` is how long resuming it took."""
+        self.host.add_resume(warm, seconds)
         resident = self._resident(warm.name, model, warm.load_seconds, activation)
         if not model.host_bytes:
-            self.host.release_of(warm)
-        self.places[warm.name] = Place(resident, warm.copy, claim, warm.host)
+            self.host.release_warm(warm)
+        self.models[warm.name] = ResidentModel(resident, warm.copy, claim, warm.host)
         self.graphs.keep(resident, claim)
         return resident
 
@@ -478,10 +490,10 @@ class Space:
 
 
 def _computes_nothing(model: str) -> bool:
-    """`Space.is_computing` while nothing computes."""
+    """Default of `Space.is_computing`."""
     return False
 
 
 def _is_idle(one: Candidate) -> bool:
-    """Whether a model may be evicted at once."""
+    """Return whether a model may be evicted now."""
     return not (one.pinned or one.leaving or one.is_busy)

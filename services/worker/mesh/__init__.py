@@ -1,2 +1,4 @@
-"""Communication with routers: conversion between messages and our types (`codec.py`), connections
-(`link.py`), Redis' clock (`clock.py`). This package knows no held job and no model in memory."""
+"""Communication with routers: conversion between messages and internal types (`codec.py`),
+connections (`link.py`), and Redis' clock (`clock.py`). This package does not depend on held jobs or
+loaded models.
+"""

@@ -1,9 +1,8 @@
-"""Clock synchronisation: estimates Redis' clock, by which deadlines count, from the times that
-routers send.
+"""Clock synchronisation: estimates Redis' clock, which deadlines use, from times that routers send.
 
-Not on the request path: updated by every answer to a pull. A worker's own clock may be wrong by
-minutes, and deadlines checked by it would drop jobs that are still in time, or let the device
-compute for nobody.
+Not on the request path: every reply to a pull updates it. A worker's own clock may be wrong by
+minutes. Deadlines checked by it would drop jobs that are still in time, or let the device compute
+expired ones.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Callable
 
 
 class MeshClock:
-    """Redis' clock; this machine's own until a router has sent its time (those of wire version 0 do
-    not). Thread-safe.
+    """Redis' clock, or this machine's until a router has sent its time (wire version 0 does not).
+    Thread-safe.
     """
 
     def __init__(
@@ -24,25 +23,27 @@ class MeshClock:
     ) -> None:
         self._clock = clock
         self._unix_time = unix_time
-        # The state: by how many seconds Redis' clock is ahead of `clock`; None before the first
+        # Mutable state: seconds that Redis' clock is ahead of `clock`; None before the first
         # estimate.
         self._ahead: float | None = None
 
     def now(self) -> float:
-        """Unix time, seconds."""
+        """Return the Unix time in seconds."""
         return self._unix_time() if self._ahead is None else self._clock() + self._ahead
 
     def local(self, at: float) -> float:
-        """Converts a moment of this clock to the machine's own, Unix time."""
+        """Convert a time of this clock to the machine's Unix time."""
         return self._unix_time() + at - self.now()
 
     def synchronise(self, now_unix_ms: int, sent_at: float, received_at: float) -> None:
-        """Updates the estimate from a call that was sent and answered at these moments of `clock`.
-        `now_unix_ms`: the router's time (0: it sends none).
+        """Update the estimate from a call that was sent and received at these times of `clock`.
 
-        The router read its time between the two moments, which bound the offset on both sides: an
-        estimate outside moves to the nearer bound. So the quickest answer determines the estimate,
-        however long others waited, and a clock that was reset is followed at once.
+        The router read its time between the two, which bounds the offset on both sides. An estimate
+        outside the bounds moves to the nearer one. The quickest reply therefore determines the
+        estimate, however long others waited, and a clock that was reset is followed immediately.
+
+        Args:
+            now_unix_ms: The router's time; 0 if it sends none.
         """
         if not now_unix_ms:
             return

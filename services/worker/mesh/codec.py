@@ -188,9 +188,7 @@ _FORMS: dict[str, inference_pb2.Representation] = {
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a job's time went on this worker and before it. Seconds; the phases of
-    `shoal.v1.Timings`.
-    """
+    """Seconds that a job spent in each phase of `shoal.v1.Timings`."""
 
     queue: float
     prepare: float
@@ -200,14 +198,14 @@ class Timings:
 
 
 def read_job(payload: bytes) -> worker_pb2.Job:
-    """Raises google.protobuf.message.DecodeError if the payload is no Job."""
+    """Parse a Job. Raises google.protobuf.message.DecodeError."""
     return worker_pb2.Job.FromString(payload)
 
 
 def to_work(job: worker_pb2.Job, *, scope: str | None = None) -> Work:
-    """The job's operation without protobuf. `scope`: of its images, as `Part.scope`.
+    """Convert the job's operation from protobuf. `scope` is the `Part.scope` of its images.
 
-    Raises InvalidInput or TaskNotSupported with a path that counts from the job's own first item.
+    Raises InvalidInput or TaskNotSupported with a path relative to the job's first item.
     """
     match job.WhichOneof("operation"):
         case "encode":
@@ -222,7 +220,7 @@ def to_work(job: worker_pb2.Job, *, scope: str | None = None) -> Work:
             sequences = [np.array(one.ids, np.uint32) for one in job.detokenize.sequences]
             return DetokenizeWork(sequences, job.detokenize.skip_special_tokens)
     raise TaskNotSupported(
-        f"no operation of the job is known to this worker (wire version {WIRE_VERSION}): upgrade it"
+        f"this worker does not know the job's operation (wire version {WIRE_VERSION}): upgrade it"
     )
 
 
@@ -235,11 +233,13 @@ def result_of(
     image_tokens: int = 0,
     go_on: CancelCheck = never_cancelled,
 ) -> bytes:
-    """A serialised JobResult. A job's ScoreResponse has no ranking: only the router sees all
+    """Return a serialised JobResult. A job's ScoreResponse has no ranking: only the router sees all
     documents.
 
-    `image_tokens`: those of `tokens` that were made of images. `go_on` is called before each item
-    of an extraction."""
+    Args:
+        image_tokens: The part of `tokens` that is from images.
+        go_on: Called before each item of an extraction.
+    """
     usage = inference_pb2.Usage(input_tokens=tokens, image_tokens=image_tokens)
     times = inference_pb2.Timings(
         queue_seconds=timings.queue,
@@ -278,7 +278,7 @@ def result_of(
 
 
 def failure_of(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Failure:
-    """The error as a message to the router; item numbers in its path count from the request's first
+    """Convert the error for the router. Item numbers in its path count from the request's first
     item.
     """
     return worker_pb2.Failure(
@@ -290,30 +290,30 @@ def failure_of(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Failure:
 
 
 def _travelling(text: str, most: int) -> str:
-    """Truncates and escapes text for a protobuf string: file names may be invalid Unicode, and
-    errors quote foreign text.
+    """Truncate and escape text for a protobuf string: file names may be invalid Unicode, and errors
+    quote foreign text.
     """
     text = text if len(text) <= most else f"{text[: most - 1]}…"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def failed(error: ShoalError, *, first_item: int = 0) -> bytes:
-    """A serialised JobResult that holds a failure."""
+    """Return a serialised JobResult with a failure."""
     return worker_pb2.JobResult(
         failure=failure_of(error, first_item=first_item)
     ).SerializeToString()
 
 
 def rebase(field: str, first_item: int) -> str:
-    """`items[2].text` of a job whose first item is the request's `items[10]`: `items[12].text`."""
+    """Shift the item number of a path: `items[2].text`, first item 10: `items[12].text`."""
     return _ITEM.sub(lambda match: f"{match[1]}[{int(match[2]) + first_item}]", field, count=1)
 
 
 def to_card(
     card: Card, *, stored_bytes: int = 0, data_type: str = "", tokens_per_byte: float = 0.0
 ) -> models_pb2.ModelCard:
-    """A card for the registry of workers; bytes, data type and tokens a byte are known only once
-    the model was loaded and used.
+    """Convert a card for the registry of workers. Its bytes, data type and tokens per byte are only
+    known after the model was loaded and used.
     """
     return models_pb2.ModelCard(
         model=card.model,
@@ -339,8 +339,8 @@ def to_card(
 
 
 def _inputs(card: Card) -> Sequence[models_pb2.InputKind]:
-    """Of a model of texts none, as before there were other kinds. What reads images reads
-    documents, where this worker does.
+    """Return the input kinds, empty for a text model (compatibility). Models that read images also
+    read documents, if the worker can.
     """
     if card.inputs == ("text",):
         return ()
@@ -349,7 +349,7 @@ def _inputs(card: Card) -> Sequence[models_pb2.InputKind]:
 
 
 def files_of(job: worker_pb2.Job) -> Sequence[bytes]:
-    """The files that documents of the job's items refer to."""
+    """Return the files that documents of the job's items refer to."""
     match job.WhichOneof("operation"):
         case "encode" | "score" | "extract" as operation:
             return tuple(getattr(job, operation).files)
@@ -532,7 +532,7 @@ def _sampling(sampling: inference_pb2.Sampling) -> Sampling:
 
 
 def _seed(item: inference_pb2.Item, job_id: str, index: int) -> bytes:
-    """The item's, or one that another worker has for it, too, should the job be run again."""
+    """Return the item's seed, or one derived from the job, which is the same on any worker."""
     if item.HasField("seed"):
         return item.seed.to_bytes(8, "little")
     return blake2b(f"{index} {job_id}".encode(), digest_size=16).digest()
@@ -585,13 +585,13 @@ def _threshold(
 
 
 def _texts(items: Iterable[inference_pb2.Item], field: str, *, given: bool = False) -> list[str]:
-    """Of a task that is for texts. `given`: it takes entities beside the text."""
+    """Return the texts of a task for texts. `given`: the task accepts entities."""
     texts = []
     for index, item in enumerate(items):
         content = _content(item, f"{field}[{index}]", given=given)
         if not isinstance(content, str):
             raise TaskNotSupported(
-                "the task is for texts, not for pictures or several parts", field=content[0].field
+                "the task accepts texts only, not images or several parts", field=content[0].field
             )
         texts.append(content)
     return texts
@@ -600,7 +600,7 @@ def _texts(items: Iterable[inference_pb2.Item], field: str, *, given: bool = Fal
 def _contents(
     items: Iterable[inference_pb2.Item], field: str, scope: str | None
 ) -> tuple[list[str], dict[int, Parts]]:
-    """The texts of items, and the parts of those that are no text alone, whose texts are empty."""
+    """Return the texts of items ("" for those with parts), and the parts by index."""
     texts: list[str] = []
     parts: dict[int, Parts] = {}
     for index, item in enumerate(items):
@@ -616,7 +616,7 @@ def _contents(
 def _content(
     item: inference_pb2.Item, field: str, scope: str | None = None, *, given: bool = False
 ) -> str | Parts:
-    """A text alone, or an item's parts. `given`: the task takes entities beside the text."""
+    """Return an item's text or parts. `given`: the task accepts entities."""
     if item.entities and not given:
         raise InvalidInput(
             f"{field}.entities may be given for the task relations only", field=f"{field}.entities"
@@ -642,8 +642,8 @@ def _piece(holder: inference_pb2.Item | inference_pb2.Part, field: str, scope: s
             asked = holder.document
             file = asked.file if asked.WhichOneof("source") == "file" else None
             pages = asked.first_page, asked.last_page, asked.dots_per_inch
-            return Part(DocumentFile.create(asked.data, file, *pages), f"{field}.document", scope)
-    raise InvalidInput("neither a text nor a picture is set", field=field)
+            return Part(DocumentFile.of(asked.data, file, *pages), f"{field}.document", scope)
+    raise InvalidInput("neither a text nor an image is set", field=field)
 
 
 def _given(items: Sequence[inference_pb2.Item]) -> tuple[tuple[Given, ...], ...]:

@@ -1,9 +1,8 @@
-"""The stream to one router that carries pulls and answers (WorkerService.Exchange), in place of a
-unary call for each.
+"""The stream to one router that carries pulls and answers (WorkerService.Exchange) instead of unary
+calls.
 
-On the request path, below `link.py`, which opens streams and fails over. Calls that are made in one
-turn of the event loop, such as the answers of a batch and the pull for the next one, go out in one
-message.
+On the request path, below `link.py`, which opens streams and fails over. Calls made in one turn of
+the event loop, such as the answers of a batch and the next pull, share one message.
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ Stream = Any
 """grpc.aio.StreamStreamCall, which is not generic in its stubs."""
 
 MAX_BYTES: Final = 1 << 20
-"""Larger calls are not for the stream: those behind them would wait."""
+"""Larger calls do not use the stream, where they would delay the calls behind them."""
 
 RENEW_SECONDS: Final = 60.0
-"""The age at which a stream is replaced: routers that closed their connection in order
-(`SHOAL_CONNECTION_SECONDS`) let it live 75 s longer, and a new one may reach another router behind
-the same name."""
+"""Age at which a stream is replaced. A router that closed its connection gracefully
+(`SHOAL_CONNECTION_SECONDS`) keeps it 75 s longer, and a new stream may reach another router behind
+the same name.
+"""
 
 STATUS_SECONDS: Final = 5.0
-"""How long the status of a stream is waited for after a write has met its end."""
+"""How long to wait for a stream's status after a write has found it closed."""
 
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
-_OF_A_WRITE: Final = "Internal error from Core"
-"""The status, with the code INTERNAL, that grpc.aio sets where a write meets the end of a
-stream.
-"""
+_WRITE_AFTER_END: Final = "Internal error from Core"
+"""The status, with code INTERNAL, that grpc.aio sets when a write finds the stream closed."""
 
 
 class Exchange:
-    """One open stream. `call` raises grpc.aio.AioRpcError, as a unary call does; a call that is
-    cancelled here is cancelled at the router, too."""
+    """One open stream. `call` raises grpc.aio.AioRpcError, as a unary call does. A call that is
+    cancelled here is also cancelled at the router.
+    """
 
     def __init__(self, channel: grpc.aio.Channel, stream: Stream, metadata: Metadata) -> None:
         self._channel = channel
@@ -53,8 +52,7 @@ class Exchange:
         self._metadata = metadata
         self._until = time.monotonic() + RENEW_SECONDS
         self._numbers = itertools.count(1)
-        # The state: calls that wait for their answer, by number; calls to be written; why the
-        # stream ended.
+        # Mutable state: pending calls by number; calls to write; why the stream ended.
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self._outbox: list[worker_pb2.WorkerCall] = []
         self._news = asyncio.Event()
@@ -68,8 +66,8 @@ class Exchange:
         self._reading = asyncio.create_task(self._read())
 
     def serves(self, channel: grpc.aio.Channel, metadata: Metadata) -> bool:
-        """Whether new calls may go on this stream: it is open, not old, and of this channel and
-        credential.
+        """Return whether new calls may use this stream: it is open, not old, and of this channel
+        and credential.
         """
         is_current = channel is self._channel and metadata == self._metadata
         return self._error is None and is_current and time.monotonic() < self._until
@@ -77,8 +75,8 @@ class Exchange:
     async def call(
         self, kind: CallKind, request: Message, timeout: float, traceparent: str = ""
     ) -> Message:
-        """The answer to a PullRequest, CompleteRequest or WrittenRequest. `timeout`: seconds.
-        Raises AioRpcError.
+        """Send a PullRequest, CompleteRequest or WrittenRequest and return the reply. `timeout` is
+        in seconds. Raises AioRpcError.
         """
         if self._error is not None:
             raise self._error
@@ -102,13 +100,13 @@ class Exchange:
                 self.close()
 
     def retire(self) -> None:
-        """Closes the stream as soon as its calls are answered. No more may be made."""
+        """Close the stream when its calls are answered. No more may be made."""
         self._is_retired = True
         if not self._waiting:
             self.close()
 
     def close(self) -> None:
-        """Ends the stream. Its calls fail."""
+        """End the stream. Its calls fail."""
         self._end(_error(grpc.StatusCode.CANCELLED, "the stream was closed"))
         self._reading.cancel()
         self._stream.cancel()
@@ -128,7 +126,7 @@ class Exchange:
             return  # the stream has ended; `_read` finds out why
 
     def _take(self) -> worker_pb2.ExchangeRequest:
-        """Removes calls that go into one message."""
+        """Remove and return the calls for one message."""
         request, size, taken = worker_pb2.ExchangeRequest(), 0, 0
         for call in self._outbox:
             size += call.ByteSize()
@@ -145,7 +143,7 @@ class Exchange:
                 for answer in response.answers:
                     self._receive(answer)
         except grpc.aio.AioRpcError as error:
-            if error.details() == _OF_A_WRITE:
+            if error.details() == _WRITE_AFTER_END:
                 with suppress(TimeoutError):
                     error = await asyncio.wait_for(self._status, STATUS_SECONDS)
             self._end(error)
@@ -153,11 +151,14 @@ class Exchange:
             self._end(_error(grpc.StatusCode.UNAVAILABLE, "the router ended the stream"))
 
     def _note_status(self, stream: Stream) -> None:
-        """Keeps the status of the router, or of the connection. It is called for each status that
-        gRPC sets: a write that meets the end of the stream replaces the one that was received, so
-        that whoever reads it later is told nothing."""
-        code, details = _at_once(stream.code()), _at_once(stream.details())
-        if code is not None and details != _OF_A_WRITE and not self._status.done():
+        """Record the first status of the router or connection. gRPC calls this for each status that
+        it sets: a write that finds the stream closed would otherwise replace the received one.
+        """
+        code, details = (
+            _result_without_waiting(stream.code()),
+            _result_without_waiting(stream.details()),
+        )
+        if code is not None and details != _WRITE_AFTER_END and not self._status.done():
             self._status.set_result(_error(code, details or ""))
 
     def _receive(self, answer: worker_pb2.CallAnswer) -> None:
@@ -170,7 +171,7 @@ class Exchange:
             waiting.set_exception(_error(code, answer.refusal.message))
         elif kind is None:
             waiting.set_exception(
-                _error(grpc.StatusCode.INTERNAL, "the answer holds nothing that this worker knows")
+                _error(grpc.StatusCode.INTERNAL, "the reply has no outcome known to this worker")
             )
         else:
             waiting.set_result(getattr(answer, kind))
@@ -185,8 +186,8 @@ class Exchange:
                 waiting.set_exception(error)
 
 
-def _at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that has nothing to wait for; None if it waits after all."""
+def _result_without_waiting(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine that does not wait, None if it waits."""
     try:
         coroutine.send(None)
     except StopIteration as returned:

@@ -1,5 +1,5 @@
-"""The gRPC connections to the routers, with failover: any router will do, and the one that answered
-last is called first.
+"""The gRPC connections to the routers, with failover. Any router serves a worker; the last one that
+replied is called first.
 
 All of the worker's calls to WorkerService are made here. A router may die or restart at any time; a
 call is then sent to the next.
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 COMPLETE_SECONDS: Final = 10.0
 HEARTBEAT_SECONDS: Final = 5.0
 PULL_MARGIN_SECONDS: Final = 5.0
-"""A pull times out this much later than it should have come back empty: its router has gone without
+"""A pull times out this much later than its expected empty reply: its router disappeared without
 closing the connection.
 """
 
@@ -48,8 +48,8 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # A router that restarts is found again within a second, an address that swallows packets is
-    # left after two.
+    # Reconnect to a restarted router within a second; give up on an address that drops packets
+    # after two.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -61,25 +61,24 @@ _NOT_RETRIABLE: Final = (
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.OUT_OF_RANGE,
 )
-"""Statuses that any other router would answer, too: the call does not fail over."""
+"""Statuses that any other router would also return: the call does not fail over."""
 
 _UNAUTHORISED: Final = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 """Authentication or authorisation failed. Retried as if the router were down: the token or
-certificate may be renewed here, or registered there."""
+certificate may be renewed here, or registered there.
+"""
 REFUSED_LOG_SECONDS: Final = 60.0
-"""The interval between two log lines about that."""
+"""Minimum interval between log lines about refused credentials."""
 
 UNARY_SECONDS: Final = 60.0
-"""How long a router that does not know the stream of wire version 4 is called without it."""
+"""How long to use unary calls for a router without the stream of wire version 4."""
 
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response")
 
 
 class Backoff:
-    """Exponential backoff with jitter: 0.1, 0.2 ... 1 seconds after one failure, two ..., less up
-    to half of it at random.
-    """
+    """Exponential backoff with jitter: 0.1, 0.2 ... 1 s, less up to half of it at random."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -108,12 +107,12 @@ _EXCHANGE: Final = _method("Exchange", worker_pb2.ExchangeRequest, worker_pb2.Ex
 _CONNECT: Final = _method("Connect", worker_pb2.ConnectRequest, worker_pb2.ConnectResponse)
 
 _EXCHANGED: Final[Mapping[Method[Any, Any], CallKind]] = {_PULL: "pull", _COMPLETE: "complete"}
-"""Calls that may go on the stream."""
+"""Calls that may use the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The worker's identity in calls to routers. `epoch` is new at each start of the process."""
+    """The worker's identity in calls to routers. `epoch` is new at each process start."""
 
     worker_id: str
     epoch: str
@@ -121,12 +120,13 @@ class Identity:
 
 
 class Link:
-    """WorkerService on whichever router answers. Calls raise NoCapacity if none does, InternalError
-    if the call is refused.
+    """WorkerService on any router. Calls raise NoCapacity if no router replies, InternalError if
+    the call is refused.
 
-    `identity`: what calls name this worker. `clock`: Redis' clock, synchronised by the answers to
-    pulls. `trust`: the certificates and the token, read again when their files change; calls in
-    flight end on the connection they have.
+    Args:
+        identity: Names this worker in calls.
+        trust: The certificates and the token, read again when their files change. Calls in flight
+            keep their connection.
     """
 
     def __init__(
@@ -168,8 +168,8 @@ class Link:
         return grpc.aio.secure_channel(address, credentials, options)
 
     def try_next(self) -> None:
-        """Switches to the next router: the present one answers, but does not long-poll (it is
-        shutting down).
+        """Switch to the next router: the current one replies but does not long-poll (it is shutting
+        down).
         """
         self._current = (self._current + 1) % len(self._addresses)
 
@@ -185,9 +185,14 @@ class Link:
     async def complete(
         self, request: worker_pb2.CompleteRequest, until_unix: float, traceparent: str = ""
     ) -> int | None:
-        """Retries with backoff until a router accepts the call or `until_unix`, when nobody waits
-        for the answers any more. Returns how many answers were accepted, or None if no router took
-        the call. `traceparent`: of the trace that it belongs to."""
+        """Send answers, retrying with backoff until a router accepts the call or `until_unix`, when
+        they have expired.
+
+        Return how many answers were accepted, or None if no router accepted the call.
+
+        Args:
+            traceparent: Trace context of the call.
+        """
         backoff = Backoff()
         while True:
             try:
@@ -202,13 +207,11 @@ class Link:
             else:
                 return response.accepted
 
-    async def written(self, request: worker_pb2.WrittenRequest) -> None:
-        """Tells the router that is called at present, on its stream. Raises NoCapacity if it cannot
-        be told.
-        """
+    async def send_texts(self, request: worker_pb2.WrittenRequest) -> None:
+        """Send texts on the stream of the current router. Raises NoCapacity on failure."""
         address = self._addresses[self._current]
         if self._unary_until.get(address, 0.0) > time.monotonic():
-            raise NoCapacity(f"{address}: has no stream")
+            raise NoCapacity(f"{address}: the router does not support the stream")
         pooled = self._channels.acquire(address)
         try:
             await self._exchange(address, pooled, self._trust.metadata()).call(
@@ -221,7 +224,7 @@ class Link:
                 await channel.close()
 
     async def connect(self, request: worker_pb2.ConnectRequest) -> None:
-        """Keeps a stream open until its router ends it. Raises NoCapacity if it breaks,
+        """Keep a stream open until its router ends it. Raises NoCapacity if it breaks,
         InternalError if the router refuses it.
         """
         index = self._current
@@ -240,7 +243,7 @@ class Link:
                 await channel.close()
 
     async def _next_answer(self, seconds: float) -> None:
-        """Waits until any call succeeds, at most `seconds`."""
+        """Wait until any call succeeds, at most `seconds`."""
         self._answered.clear()
         try:
             async with asyncio.timeout(seconds):
@@ -271,12 +274,12 @@ class Link:
                 reasons.append(f"{address}: {error.code().name} {error.details()}")
                 self._fail_over(index, error)
                 if isinstance(request, worker_pb2.PullRequest):
-                    request.asked_again = True  # what was lost may have been a batch
+                    request.asked_again = True  # the lost reply may have had a batch
             else:
                 self._answered.set()
                 self._down.discard(index)
                 return response
-        raise NoCapacity(f"no router answers: {'; '.join(reasons)}")
+        raise NoCapacity(f"no router replied: {'; '.join(reasons)}")
 
     async def _send(
         self,
@@ -286,8 +289,8 @@ class Link:
         timeout: float,
         traceparent: str,
     ) -> _Response:
-        """Sends a pull or an answer on the stream to the router, if it has one and the call is
-        small; any other as a unary call.
+        """Send a small pull or answer on the stream to the router if it has one, else as a unary
+        call.
         """
         pooled = self._channels.acquire(address)
         metadata = self._trust.metadata()
@@ -318,8 +321,8 @@ class Link:
     def _exchange(
         self, address: str, pooled: PooledChannel[grpc.aio.Channel], metadata: Metadata
     ) -> Exchange:
-        """The stream to the router: another one once its channel or credential is no longer the
-        current one, or it is old.
+        """Return the stream to the router. Open a new one if the channel or credential changed, or
+        it is old.
         """
         exchange = self._exchanges.get(address)
         if exchange is None or not exchange.serves(pooled.channel, metadata):
@@ -340,12 +343,13 @@ class Link:
         elif index not in self._down:
             self._down.add(index)
             outcome = {"router": self._addresses[index], "reason": reason}
-            log.warning("a router does not answer: the next one is called", extra=fields(outcome))
+            log.warning("a router does not respond; switching to the next", extra=fields(outcome))
 
     def _log_refusal(self, address: str, reason: str) -> None:
         if time.monotonic() >= self._refusal_logged_at + REFUSED_LOG_SECONDS:
             self._refusal_logged_at = time.monotonic()
             log.error(
-                "a router refuses the token or certificate of this worker: renew it here, or register it there",
+                "a router refuses this worker's token or certificate: renew it, or register "
+                "it at the router",
                 extra=fields({"router": address, "reason": reason}),
             )

@@ -1,3 +1,3 @@
-"""Where the time of a forward pass goes: the half of `shoal profile` that needs torch. The rest is
+"""Profiles the parts of a forward pass: the half of `shoal profile` that needs torch. The rest is
 in `services/local/profile`.
 """

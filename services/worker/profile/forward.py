@@ -1,5 +1,5 @@
-"""Runs one batch through a model with and without torch's profiler: the time of each part, and the
-profiler's overhead.
+"""Runs one batch through a model with and without torch's profiler, for the time of each part and
+the profiler's overhead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WARM_RUNS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The input of a forward pass: a job that is about as large as a batch may be."""
+    """The input of a forward pass: a job about as large as the maximum batch."""
 
     texts: list[str]
     work: Work
@@ -38,10 +38,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ForwardProfile:
-    """`seconds`: of the median forward pass of `runs` under the profiler; `parts` and `inside` (see
-    `trace.py`) are of that pass. `plain_seconds`: the median without the profiler.
-    `prepare_seconds`, `finish_seconds`: of tokenising before it and of making the answer after it,
-    which a worker does on other threads."""
+    """Timings of forward passes."""
 
     model: str
     device: str
@@ -50,27 +47,33 @@ class ForwardProfile:
     texts: int
     tokens: int
     runs: int
+    """Number of passes with and without the profiler."""
     seconds: float
+    """The median forward pass under the profiler."""
     plain_seconds: float
+    """The median forward pass without the profiler."""
     parts: Mapping[Part, float]
+    """Parts of the median profiled pass, as in `trace.py`."""
     inside: Mapping[Part, Mapping[str, float]]
     prepare_seconds: float
+    """Tokenising before the pass, which a worker does on other threads."""
     finish_seconds: float
+    """Making the answer after the pass, which a worker does on other threads."""
 
     @property
     def covered(self) -> float:
-        """The sum of the parts, as a share of the whole."""
+        """Sum of the parts as a share of the whole pass."""
         return sum(self.parts.values()) / self.seconds
 
     @property
     def overhead(self) -> float:
-        """The time that the profiler adds, as a share of a forward pass without it."""
+        """Time that the profiler adds, as a share of a pass without it."""
         return self.seconds / self.plain_seconds - 1
 
 
 def load(settings: Settings, model: str, copy: Copy) -> tuple[PackedModel, str, int]:
-    """The model as a worker with these settings would have it, the device's name, and the tokens of
-    the largest batch.
+    """Load the model as a worker with these settings would. Return it, the device's name, and the
+    maximum batch tokens.
 
     The calling thread computes with as many threads as such a worker's device thread. Raises
     ShoalError.
@@ -79,14 +82,12 @@ def load(settings: Settings, model: str, copy: Copy) -> tuple[PackedModel, str, 
     loaded = device.load(copy.directory, model, copy.base)
     device.enter()
     if not isinstance(loaded, PackedModel):
-        raise TaskNotSupported(f"{model} is no text model: only these can be profiled")
+        raise TaskNotSupported(f"{model} is not a text model; only text models can be profiled")
     return loaded, device.name, device.batch_tokens
 
 
 def fill(model: PackedModel, texts: Iterator[str], most_tokens: int, most_texts: int) -> Batch:
-    """As many of the texts, in order, as fit, but at least one; they are for the first task of the
-    model.
-    """
+    """Fill a batch for the model's first task with texts, in order, at least one."""
     taken: list[str] = []
     tokens = 0
     for text in texts:
@@ -100,7 +101,7 @@ def fill(model: PackedModel, texts: Iterator[str], most_tokens: int, most_texts:
 
 
 def work_of(model: PackedModel, texts: list[str]) -> Work:
-    """A job for the model's first task."""
+    """Make a job for the model's first task."""
     return next(works(model.card, texts))
 
 
@@ -113,13 +114,13 @@ def profile_forward(
     threads: int,
     trace: Path | None = None,
 ) -> ForwardProfile:
-    """Runs the batch `runs` times without and `runs` times under the profiler. `trace`: the file to
-    write the trace to.
+    """Run the batch `runs` times without and `runs` times under the profiler. `trace` is the output
+    path of the trace.
     """
     prepared = model.prepare(batch.work)
     if not prepared.sequences:
         raise TaskNotSupported(
-            f"{model.card.model} answers from a table: there is no forward pass to profile"
+            f"{model.card.model} uses a lookup table and has no forward pass to profile"
         )
 
     def forward() -> object:
@@ -127,7 +128,7 @@ def profile_forward(
 
     outputs = model.forward_all(prepared)
     _timed(forward, _WARM_RUNS)
-    # Half of the plain runs before and half after the profiled ones, since a machine's speed
+    # Half of the plain runs are before and half after the profiled ones, since machine speed
     # drifts.
     plain = _timed(forward, runs - runs // 2)
     seen = _traced(model, forward, runs, trace)
@@ -151,7 +152,7 @@ def profile_forward(
 
 
 def _timed(call: Callable[[], object], times: int) -> list[float]:
-    """The seconds that each call takes."""
+    """Return the seconds that each call takes."""
     seconds = []
     for _ in range(times):
         started = time.perf_counter()
@@ -163,8 +164,8 @@ def _timed(call: Callable[[], object], times: int) -> list[float]:
 def _traced(
     model: PackedModel, forward: Callable[[], object], runs: int, path: Path | None
 ) -> list[Forward]:
-    """The trace of each run but the first, in which the profiler sets itself up. `path`: the file
-    to write the trace to.
+    """Trace each run but the first, in which the profiler sets itself up. `path` is the output path
+    of the trace.
     """
     activities = [
         ProfilerActivity.CPU,

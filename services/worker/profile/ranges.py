@@ -1,9 +1,9 @@
-"""Names the parts of a model's forward pass for torch's profiler, only while profiling: the model
-code knows nothing of it.
+"""Names the parts of a model's forward pass for torch's profiler, only while profiling. Model code
+is independent of it.
 
-Modules call each other's methods directly, so hooks of `nn.Module` would not run. Instead the
-methods that do a part's work are wrapped in profiler ranges, on the module instances of one model,
-and unwrapped at the end. So are the native kernels, which the profiler does not see.
+Modules call each other's methods directly, so hooks of `nn.Module` would not run. Instead, the
+methods that do a part's work are wrapped in profiler ranges on one model's module instances, and
+unwrapped at the end. Native kernels, which the profiler does not see, are wrapped too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _METHODS: Final[tuple[tuple[type[nn.Module], Part, tuple[str, ...]], ...]] = (
 
 @contextmanager
 def named_parts(model: PackedModel) -> Iterator[None]:
-    """Within this context the model's modules run in profiler ranges named `shoal.<part>`."""
+    """Run the model's modules in profiler ranges named `shoal.<part>` within this context."""
     wrapped: list[tuple[nn.Module, str]] = []
     heads = [head for head in model.heads.values() if isinstance(head, nn.Module)]
     kernels = {name: getattr(native, name) for name in native.KERNELS}

@@ -1,10 +1,13 @@
-"""Splits a forward pass into its parts by a trace of torch's profiler. Pure but for `read`.
+"""Splits a forward pass into its parts by a trace of torch's profiler. Pure except for `read`.
 
-A trace is what `torch.profiler.profile.export_chrome_trace` writes (Chrome's Trace Event Format):
-spans on threads of the host and on streams of the device. On a CPU each moment is attributed to the
-innermost operator on the forward pass's thread; on an accelerator to the running kernel, and the
-kernel to the part that launched it. Time that none covers is a gap. Operators' own times and gaps
-are counted separately, so that their sum can be checked against the whole.
+A trace is the output of `torch.profiler.profile.export_chrome_trace` (Chrome's Trace Event Format):
+spans on threads of the host and on streams of the device.
+
+1. On a CPU each moment is attributed to the innermost operator on the forward pass's thread.
+2. On an accelerator it is attributed to the running kernel, and the kernel to the part that
+   launched it.
+3. Time without either is a gap. Operators' times and gaps are counted separately, so that their sum
+   can be checked against the whole.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ Part = Literal[
 ]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 PREFIX: Final = "shoal."
-"""The prefix of profiler range names: followed by the part, or by `forward` for the whole pass."""
+"""Prefix of profiler range names, followed by the part, or by `forward` for the whole pass."""
 FORWARD: Final = PREFIX + "forward"
 NATIVE: Final = "native::"
-"""The prefix of a range around a kernel that is no operator of torch's (`libs/kernels/native`): it
-counts as one.
+"""Prefix of a range around a kernel that is not a torch operator (`libs/kernels/native`). It counts
+as one.
 """
 
 _RANGE: Final = "user_annotation"
@@ -32,7 +35,7 @@ _ON_HOST: Final = (_RANGE, "cpu_op", "cuda_runtime", "cuda_driver")
 _ON_DEVICE: Final = ("kernel", "gpu_memcpy", "gpu_memset")
 _BETWEEN_DEVICES: Final = ("HtoD", "DtoH")
 
-# The part of operators outside any part's range; of nested operators the outermost decides.
+# The part of operators outside any part's range. Of nested operators the outermost decides.
 _PART_OF: Final[Mapping[str, Part]] = {
     **dict.fromkeys(
         (
@@ -58,15 +61,16 @@ _PART_OF: Final[Mapping[str, Part]] = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An event from `start` to `end`, microseconds. `track`: its thread or stream. `link`: the
-    correlation id that a launch shares with the kernel that it launched; 0: none."""
+    """An event from `start` to `end`, in microseconds."""
 
     kind: str
     name: str
     track: tuple[object, object]
+    """Its thread or stream."""
     start: float
     end: float
     link: int = 0
+    """Correlation ID shared by a launch and its kernel; 0 for none."""
 
     @property
     def duration(self) -> float:
@@ -75,31 +79,28 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The times of one forward pass by its trace, in seconds: the whole, and its parts, gaps
-    included.
-
-    `inside`: each part's time by operator or kernel; for gaps on a CPU, by the part that they are
-    in.
-    """
+    """The times of one forward pass, in seconds."""
 
     seconds: float
     parts: Mapping[Part, float]
+    """Time by part, including gaps."""
     inside: Mapping[Part, Mapping[str, float]]
+    """Each part's time by operator or kernel; for gaps on a CPU, by enclosing part."""
 
 
 @dataclass(slots=True)
 class _Placed:
-    """A span of the host, its part (None: a range that names none), and its own time without the
-    spans nested in it.
-    """
+    """A span of the host."""
 
     span: Span
     part: Part | None
+    """None for a range without a part."""
     own: float
+    """Its duration without nested spans."""
 
 
 def read(path: Path) -> list[Span]:
-    """All spans of a trace file."""
+    """Read all spans of a trace file."""
     with path.open(encoding="utf-8") as file:
         events: list[dict[str, Any]] = json.load(file)["traceEvents"]
     return [_span(event) for event in events if event["ph"] == "X"]
@@ -113,7 +114,7 @@ def _span(event: Mapping[str, Any]) -> Span:
 
 
 def forwards(spans: Iterable[Span]) -> list[Forward]:
-    """Every forward pass of a trace, in order."""
+    """Return every forward pass of a trace, in order."""
     ordered = sorted(spans, key=lambda span: (span.start, -span.end))
     return [
         _forward(span, ordered) for span in ordered if span.kind == _RANGE and span.name == FORWARD
@@ -150,7 +151,7 @@ def _add(
 
 
 def _placed(whole: Span, spans: Sequence[Span]) -> list[_Placed]:
-    """The host's spans within a forward pass, its own span first."""
+    """Return the host's spans within a forward pass, its whole span first."""
     placed: list[_Placed] = []
     around: list[_Placed] = []
     for span in spans:
@@ -171,8 +172,9 @@ def _placed(whole: Span, spans: Sequence[Span]) -> list[_Placed]:
 
 
 def _part(span: Span, around: _Placed | None) -> Part | None:
-    """The part of a span: a range names its part, and an operator belongs to the range around it. A
-    head's matrix products are GEMM too, whatever their size."""
+    """Return the part of a span: that of its range, or of the range around an operator. A head's
+    matrix products are always GEMM.
+    """
     inherited = None if around is None else around.part
     if span.kind == _RANGE:
         return next((part for part in PARTS if span.name == PREFIX + part), inherited)
@@ -191,7 +193,7 @@ def _part_of_kernel(span: Span, part: Part | None) -> Part:
 
 
 def _uncovered(whole: Span, spans: Iterable[Span]) -> float:
-    """How long none of the spans runs. The spans must be ordered by their start."""
+    """Return how long no span runs. The spans must be ordered by start."""
     gaps, reached = 0.0, whole.start
     for span in spans:
         gaps += max(0.0, min(span.start, whole.end) - reached)

@@ -1,2 +1,3 @@
 """Batching, fair queueing and time estimates: decisions only, without clock, device or network. The
-threads that carry them out are in `jobs/`."""
+threads that carry them out are in `jobs/`.
+"""

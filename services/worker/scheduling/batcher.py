@@ -3,10 +3,9 @@
 On the request path, between `intake.py`, which prepares sequences, and `runner.py`, which runs the
 batch chosen here.
 
-Device time is shared by fair queueing (`turns.py`), as lanes share tokens, in three levels: between
-callers (`Caller`), then between the models that one caller uses, then between the adapters and
-heads of one model. Callers come first, so that a caller that uses many models gets no more turns
-than one that uses a single model.
+Fair queueing (`turns.py`) shares device time in three levels: between callers (`Caller`), then
+between the models that one caller uses, then between the adapters and heads of one model. Callers
+are first, so that a caller of many models gets no more turns than a caller of one.
 """
 
 from __future__ import annotations
@@ -22,51 +21,53 @@ from libs.models import GENERATE
 from services.worker.scheduling.turns import BURST_SECONDS, Turns
 
 BULK_SHARE: Final = 1 / 9
-"""Weight of bulk work beside interactive work of the same tenant: a tenth of what both get, as in
-the lanes.
+"""Weight of bulk work against interactive work of the same tenant: a tenth of the total, as in
+lanes.
 """
 
-WRITING_SHARE: Final = 1 / 2
-"""Weight of models that write beside the other models of the same caller: an answer takes them
-seconds anyway, and others milliseconds."""
+GENERATION_SHARE: Final = 1 / 2
+"""Weight of generative models against other models of the same caller. Their answers take seconds
+anyway, those of others milliseconds.
+"""
 
-COMPANY_SECONDS: Final = 0.005
-"""Callers whose virtual times exceed the least-served one's by at most this much join its batch.
-Callers at the same pace are thus batched together; a light caller is not held up by the work of a
-caller that has just had a batch."""
+COBATCH_WINDOW_SECONDS: Final = 0.005
+"""Callers join the batch of the least-served one if their virtual times exceed its by at most this.
+Callers at the same pace are thus batched together, and a light caller does not wait for the work of
+a caller that has just had a batch.
+"""
 
 MIN_SECONDS: Final = 1e-4
-"""The least that a batch is charged."""
+"""Minimum charge of a batch."""
 
 CANDIDATES: Final = 1024
-"""The most sequences that are considered for one batch."""
+"""Maximum sequences that are considered for one batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What a batch has in common: one model and one head."""
+    """The model and head that the sequences of a batch share."""
 
     model: str
     head: str
 
     @property
     def is_continuous(self) -> bool:
-        """Whether forwards go on with the same sequences, and a further one in a batch costs
-        little: every caller's join it.
+        """True if the same sequences run in pass after pass. A further sequence in a batch then
+        costs little, so those of every caller join it.
         """
         return self.head == GENERATE
 
 
 Caller = tuple[str, bool]
-"""A tenant's interactive work, or all of its bulk work: the flow of the first level of fair
-queueing.
+"""A tenant's interactive work, or all of its bulk work. The first level of fair queueing is between
+callers.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """The caller and adapter of work on a model: with the head, the unit of fair queueing within
-    it.
+    """The caller and adapter of work on a model. With the head, the unit of fair queueing in a
+    model.
     """
 
     adapter: str = ""
@@ -78,15 +79,13 @@ class Flow:
         return self.tenant, self.is_bulk
 
 
-NOBODY: Final = Flow()
-"""The flow of work that belongs to no particular caller."""
+NO_CALLER: Final = Flow()
+"""The flow of work without a caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Sequence `index` of the held job number `job`, waiting since `since` (seconds of any
-    monotonic clock).
-    """
+    """A sequence of a held job, waiting since `since` (seconds of any monotonic clock)."""
 
     job: int
     index: int
@@ -96,33 +95,31 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one batch: token budget, number of sequences, and the age (seconds) from which
-    order takes precedence over fit.
-
-    `seconds`: the longest expected duration of a batch while the device is shared.
-    """
+    """Limits of one batch."""
 
     tokens: int
+    """Token budget."""
     items: int
+    """Maximum number of sequences."""
     max_age: float
+    """Age in seconds from which order takes precedence over fit."""
     seconds: float = 0.05
+    """Maximum expected duration of a batch while the device is shared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sequences of one group for one forward pass; the oldest of the least-served flow comes first.
-
-    `weighed`: tokens / weight of each flow in it.
-    """
+    """Sequences of one group for one forward pass. The oldest of the least-served flow is first."""
 
     group: Group
     chosen: tuple[Waiting, ...]
     tokens: int
     weighed: dict[Flow, float]
+    """Tokens divided by weight of each flow in the batch."""
 
 
 _LineKey = tuple[str, Flow]
-"""Head and flow: identifies one line of a model."""
+"""The head and flow that identify one line of a model."""
 
 
 @dataclass(slots=True, eq=False)
@@ -140,20 +137,18 @@ class _Line:
 
 
 class _Share:
-    """Fair queueing within one caller: between the models that it uses, and between the lines of
-    each model.
-    """
+    """Fair queueing within one caller: between its models, and between the lines of each model."""
 
     def __init__(self) -> None:
         self.models: Turns[str] = Turns()
         self.lines: dict[str, Turns[_LineKey]] = {}
 
-    def come(self, line: _Line) -> None:
-        # A model that writes has work for seconds: it is no burst, and with credit it would keep
-        # its caller's other models waiting.
+    def join(self, line: _Line) -> None:
+        # A generative model has work for seconds, so it gets no burst credit, which would delay its
+        # caller's other models.
         credit = 0.0 if line.group.is_continuous else BURST_SECONDS
-        self.models.come(line.group.model, credit)
-        self.lines.setdefault(line.group.model, Turns()).come(line.key, credit)
+        self.models.join(line.group.model, credit)
+        self.lines.setdefault(line.group.model, Turns()).join(line.key, credit)
 
     def leave(self, line: _Line, now: float) -> None:
         turns = self.lines[line.group.model]
@@ -162,26 +157,24 @@ class _Share:
             self.models.leave(line.group.model, now)
 
     def first(self) -> tuple[Group, Flow]:
-        """The least-served line of the least-served model."""
+        """Return the least-served line of the least-served model."""
         model = self.models.first()
         head, flow = self.lines[model].first()
         return Group(model, head), flow
 
     def next(self) -> tuple[Group, Flow]:
-        """As `first`, and advances the virtual times to it: its service begins."""
+        """Return `first`, and advance the virtual times to it: its service begins."""
         model = self.models.next()
         head, flow = self.lines[model].next()
         return Group(model, head), flow
 
     def is_near(self, line: _Line) -> bool:
-        """Whether the line's virtual time is within COMPANY_SECONDS of that of its model's
-        least-served line.
-        """
+        """Return whether the line may join a batch of its model's least-served line."""
         turns = self.lines[line.group.model]
-        return turns.tag(line.key) <= turns.tag(turns.first()) + COMPANY_SECONDS
+        return turns.tag(line.key) <= turns.tag(turns.first()) + COBATCH_WINDOW_SECONDS
 
     def charge(self, line: _LineKey, group: Group, cost: float, now: float) -> None:
-        cost /= WRITING_SHARE if group.is_continuous else 1.0
+        cost /= GENERATION_SHARE if group.is_continuous else 1.0
         self.models.charge(group.model, cost, now)
         self.lines.setdefault(group.model, Turns()).charge(line, cost, now)
 
@@ -194,70 +187,75 @@ class _Share:
 
     @property
     def is_one(self) -> bool:
-        """Whether the caller uses one line at most."""
+        """True if the caller uses at most one line."""
         return sum(len(turns) for turns in self.lines.values()) <= 1
 
 
 class WaitingRoom:
     """Prepared sequences that wait for a forward pass. Not thread-safe: `runner.py` guards it.
 
-    No caller starves. A new caller waits for at most one batch of each other waiting caller; within
-    one caller, a model then waits for at most one batch of each other model, and a line for one of
-    each other line of its model. Between two batches of a caller, each other caller gets at most
-    what the last one cost, by weight, and one batch; a new caller BURST_SECONDS more. Callers that
-    always have work get device time in proportion to their weights, within one batch each.
+    No caller starves:
+
+    1. A new caller waits for at most one batch of each other waiting caller.
+    2. Within a caller, a model waits for at most one batch of each other model, and a line for one
+       of each other line of its model.
+    3. Between two batches of a caller, each other caller gets at most the cost of the last one, by
+       weight, and one batch; a new caller gets BURST_SECONDS more.
+    4. Callers that always have work get device time in proportion to their weights, within one
+       batch each.
     """
 
     def __init__(self) -> None:
         self.tokens = 0
         self.lanes: dict[tuple[str, str], dict[Flow, int]] = {}
-        """Waiting tokens of each flow, by model and adapter; only where some wait."""
-        # The whole state beside that. Every waiting sequence is in one line, and its line is found
-        # by its job and index.
+        """Waiting tokens of each flow, by model and adapter. Empty lanes are not listed."""
+        # Further mutable state. Every waiting sequence is in one line, found by its job and index.
         self._callers: Turns[Caller] = Turns()
         self._shares: dict[Caller, _Share] = {}
-        self._models: Turns[str] = (
-            Turns()
-        )  # device time of each model over all callers: no batch is chosen by it
+        self._models: Turns[str] = Turns()  # device time by model, not used to choose batches
         self._lines: dict[Group, dict[Flow, _Line]] = {}
         self._jobs: dict[int, dict[int, _Line]] = {}
         self._now = 0.0
 
     def add(
-        self, group: Group, sequences: Collection[Waiting], flow: Flow = NOBODY, weight: float = 1.0
+        self,
+        group: Group,
+        sequences: Collection[Waiting],
+        flow: Flow = NO_CALLER,
+        weight: float = 1.0,
     ) -> None:
-        """Queues sequences, which must not be older than those that wait already. `weight` is the
-        flow's from now on.
+        """Queue sequences, which must not be older than those that wait. `weight` replaces the
+        flow's.
         """
         if not sequences:
             return
         line = self._lines.setdefault(group, {}).setdefault(flow, _Line(group, flow, weight))
         line.weight = weight * (BULK_SHARE if flow.is_bulk else 1.0)
-        self._models.come(group.model)
-        self._callers.come(flow.caller)
-        self._shares.setdefault(flow.caller, _Share()).come(line)
+        self._models.join(group.model)
+        self._callers.join(flow.caller)
+        self._shares.setdefault(flow.caller, _Share()).join(line)
         for one in sequences:
             line.waiting[one.job, one.index] = one
             self._jobs.setdefault(one.job, {})[one.index] = line
             self._count(line, one.tokens)
 
     def jobs(self) -> set[int]:
-        """Numbers of the jobs that have sequences here."""
+        """Return the numbers of the jobs that have sequences here."""
         return set(self._jobs)
 
     def holds(self, job: int) -> bool:
-        """Whether the job has sequences here."""
+        """Return whether the job has sequences here."""
         return job in self._jobs
 
     def remove(self, jobs: Collection[int]) -> None:
-        """Removes the sequences of these jobs."""
+        """Remove the sequences of these jobs."""
         for job in jobs:
             for index, line in list(self._jobs.get(job, {}).items()):
                 self._take_out(line, line.waiting[job, index])
 
     def is_shared(self, model: str) -> bool:
-        """Whether the device is contended: other models, or several lines or callers, have work or
-        had it lately.
+        """Return whether the device is contended: other models, lines or callers have or recently
+        had work.
         """
         if len(self._models) > 1:
             return True
@@ -266,21 +264,25 @@ class WaitingRoom:
         )
 
     def turn(self, model: str) -> float:
-        """The model's virtual time: the lower, the less device time it has had."""
+        """Return the model's virtual time: the lower, the less device time it has had."""
         return self._models.tag(model)
 
     def take(
         self, limits: Limits, now: float, cap: Callable[[Group], int] | None = None
     ) -> Batch | None:
-        """Chooses the next batch and removes it from the queues. None if nothing waits.
+        """Choose the next batch and remove it from the queues. Return None if nothing waits.
 
-        The oldest sequence of the least-served line is always in it, alone if it exceeds the
-        budget. Lines for the same head join if their callers' virtual times are close
-        (COMPANY_SECONDS). Of these, sequences older than `max_age` follow strictly in order (of
-        callers, then of age); if one does not fit, the batch ends. The remaining room goes to the
-        sequences whose length is nearest to the first one's, which keeps runs of equal length
-        together. `cap`: the token budget of a group, where below that of `limits`. `ran` must
-        follow.
+        1. The oldest sequence of the least-served line is always in it, alone if it exceeds the
+           budget.
+        2. Lines for the same head join if their callers' virtual times are close
+           (COBATCH_WINDOW_SECONDS).
+        3. Of these, sequences older than `max_age` follow strictly in order (of callers, then of
+           age). If one does not fit, the batch ends.
+        4. The remaining budget goes to the sequences with lengths nearest to the first one's, which
+           keeps runs of equal length together.
+
+        Call `ran` after the batch. `cap` returns a group's token budget, if lower than that of
+        `limits`.
         """
         self._now = now
         self._forget()
@@ -288,7 +290,7 @@ class WaitingRoom:
             return None
         self._models.next()
         group, flow = self._shares[self._callers.next()].next()
-        lines = self._company(self._lines[group][flow])
+        lines = self._cobatch_lines(self._lines[group][flow])
         tokens = limits.tokens if cap is None else min(limits.tokens, cap(group))
         weighed: dict[Flow, float] = {}
         chosen = tuple(_pick(lines, tokens, limits, now))
@@ -298,12 +300,13 @@ class WaitingRoom:
             self._take_out(line, one)
         return Batch(group, chosen, sum(one.tokens for one in chosen), weighed)
 
-    def overtakes(self, running: Batch, limits: Limits) -> bool:
-        """Preemption: whether the next batch should run between two layers of the running one.
+    def preempts(self, running: Batch, limits: Limits) -> bool:
+        """Return whether the next batch should run between two layers of the running one
+        (preemption).
 
-        It should for an interactive caller that has had less than each caller in the running batch,
-        by more than `limits.seconds`: the length of a batch, so that callers at the same pace do
-        not preempt each other. Both batches together must keep within `limits.tokens`, since the
+        It should for an interactive caller that has had less than each caller in the running batch
+        by more than `limits.seconds`. That is the length of a batch, so callers at the same pace do
+        not preempt each other. The two batches together must keep within `limits.tokens`, since the
         activations of both are in memory.
         """
         if not self._callers.has_waiting:
@@ -318,9 +321,9 @@ class WaitingRoom:
         return running.tokens + first.tokens <= limits.tokens
 
     def ran(self, batch: Batch, seconds: float, now: float, charged: float = 0.0) -> None:
-        """Charges the flows in the batch for the time that it took. `charged`: of that, the seconds
-        that they were charged before it was over, as an estimate; the difference may be
-        negative."""
+        """Charge the flows in the batch for its duration. `charged` is the estimate, in seconds,
+        that they were charged at launch. The difference may be negative.
+        """
         self._now = now
         rate = (max(seconds, MIN_SECONDS) - charged) / max(batch.tokens, 1)
         for flow, tokens in batch.weighed.items():
@@ -331,21 +334,19 @@ class WaitingRoom:
         self._models.charge(batch.group.model, sum(batch.weighed.values()) * rate, now)
         self._forget()
 
-    def _company(self, first: _Line) -> list[_Line]:
-        """The line `first`, and the lines of its group that may join its batch, least-served
-        callers first.
-        """
-        most = (
+    def _cobatch_lines(self, first: _Line) -> list[_Line]:
+        """Return `first` and the lines of its group that may join its batch, least-served first."""
+        limit = (
             math.inf
             if first.group.is_continuous
-            else self._callers.tag(first.flow.caller) + COMPANY_SECONDS
+            else self._callers.tag(first.flow.caller) + COBATCH_WINDOW_SECONDS
         )
         found = [
             (self._callers.tag(line.flow.caller), line)
             for line in self._lines[first.group].values()
             if line is not first
         ]
-        near = [(tag, line) for tag, line in found if tag <= most and self._joins(line)]
+        near = [(tag, line) for tag, line in found if tag <= limit and self._joins(line)]
         return [first, *(line for _, line in sorted(near, key=itemgetter(0)))]
 
     def _joins(self, line: _Line) -> bool:
@@ -362,7 +363,7 @@ class WaitingRoom:
             self._close(line)
 
     def _close(self, line: _Line) -> None:
-        """Removes an empty line."""
+        """Remove an empty line."""
         lines, share = self._lines[line.group], self._shares[line.flow.caller]
         del lines[line.flow]
         if not lines:
@@ -391,29 +392,27 @@ class WaitingRoom:
 
 
 def _pick(lines: Collection[_Line], tokens: int, limits: Limits, now: float) -> Iterator[Waiting]:
-    """Chooses sequences of the lines, in the lines' order; the first line's first sequence in any
-    case.
-    """
+    """Choose sequences in the lines' order. The first line's first sequence is always chosen."""
     candidates = list(
         islice(chain.from_iterable(line.waiting.values() for line in lines), CANDIDATES)
     )
     first, before = candidates[0], now - limits.max_age
     yield first
-    room, places = tokens - first.tokens, limits.items - 1
-    rest = []
+    budget, remaining_items = tokens - first.tokens, limits.items - 1
+    newer = []
     for one in candidates[1:]:
         if one.since >= before:
-            rest.append(one)
-        elif one.tokens > room or places == 0:
+            newer.append(one)
+        elif one.tokens > budget or remaining_items == 0:
             return
         else:
             yield one
-            room, places = room - one.tokens, places - 1
-    if sum(one.tokens for one in rest) > room or len(rest) > places:
-        rest.sort(key=lambda one: abs(one.tokens - first.tokens))
-    for one in rest:
-        if places == 0:
+            budget, remaining_items = budget - one.tokens, remaining_items - 1
+    if sum(one.tokens for one in newer) > budget or len(newer) > remaining_items:
+        newer.sort(key=lambda one: abs(one.tokens - first.tokens))
+    for one in newer:
+        if remaining_items == 0:
             return
-        if one.tokens <= room:
+        if one.tokens <= budget:
             yield one
-            room, places = room - one.tokens, places - 1
+            budget, remaining_items = budget - one.tokens, remaining_items - 1

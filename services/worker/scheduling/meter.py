@@ -1,4 +1,4 @@
-"""Measured rates of one model: routers price jobs by them, and the worker predicts when the device
+"""Measured rates of one model. Routers price jobs by them, and the worker predicts when the device
 will be free. Pure.
 """
 
@@ -32,18 +32,16 @@ TextsWork = (
 _KEPT = 0.9
 """Decay of earlier measurements at each new one: about the last ten count."""
 MAX_BYTES_A_TOKEN: Final = 16
-"""A text with more bytes a token was truncated or is unknown to the tokenizer, so it says nothing
-of other texts.
+"""A text with more bytes per token was truncated or is unknown to the tokenizer, so it does not
+represent other texts.
 """
 
 
 def whole_texts(work: Work, prepared: Prepared, card: Card) -> tuple[int, int]:
-    """Tokens of a job's texts, and the UTF-8 bytes that they were made of: by these the tokens a
-    byte are estimated.
+    """Return the tokens and UTF-8 bytes of a job's texts, to estimate tokens per byte.
 
-    Texts that were truncated, or that reach the model's maximum, are left out, because their bytes
-    say nothing. A job whose sequences do not correspond to its texts is left out too, and so are
-    those with images or chunks.
+    Excludes texts that were truncated or reach the model's maximum, jobs with sequences that do not
+    correspond to texts, and jobs with images or chunks.
     """
     is_divided = isinstance(work, EncodeWork) and work.chunking is not None
     if prepared.image_tokens or is_divided or isinstance(work, TextWork | TokenWork):
@@ -64,16 +62,15 @@ def whole_texts(work: Work, prepared: Prepared, card: Card) -> tuple[int, int]:
 def _sequences(
     work: TextsWork, prepared: Prepared, card: Card
 ) -> tuple[Sequence[InputSequence], int]:
-    """The sequences of a job's texts, in order, and the bytes of the request that each sequence
-    holds beside its text.
+    """Return the sequences of a job's texts, in order, and the request bytes in each sequence other
+    than its text.
     """
     found = prepared.sequences
     if isinstance(work, EncodeWork):
         return found, _utf8(work.instruction)
     if isinstance(work, ScoreWork):
-        if prepared.looked_up or len(found) > len(
-            work.documents
-        ):  # a model with vectors of its own: the query stands alone
+        if prepared.looked_up or len(found) > len(work.documents):
+            # A model with separate vectors: the query has its own sequence.
             return found[len(found) - len(work.documents) :], 0
         return found, _utf8(work.query) + _utf8(work.instruction)
     if isinstance(work, StructureWork):
@@ -96,7 +93,7 @@ def _utf8(text: str) -> int:
 
 
 class Meter:
-    """Ratios of decaying sums, so that a large batch counts for more than a small one. A rate is 0
+    """Ratios of decaying sums, so that a large batch counts for more than a small one. Rates are 0
     until measured.
     """
 
@@ -112,16 +109,15 @@ class Meter:
     def add_forward(self, tokens: int, seconds: float) -> None:
         off = abs(seconds - self.expected_seconds(tokens)) if self._forwards > 1 else 0.0
         self._forwards += 1
-        kept = (
-            0.0 if self._forwards == 2 else _KEPT
-        )  # the first one pays for warming up: it counts until there is another
+        # The first pass includes warm-up: it only counts until the second.
+        kept = 0.0 if self._forwards == 2 else _KEPT
         self._forward_tokens = self._forward_tokens * kept + tokens
         self._forward_squares = self._forward_squares * kept + tokens * tokens
         self._forward_seconds = self._forward_seconds * kept + seconds
         self._off_seconds = self._off_seconds * kept + off
 
     def add_texts(self, tokens: int, text_bytes: int) -> None:
-        """Adds what `whole_texts` counted. If it counted nothing, the rate stays as it is."""
+        """Add the counts of `whole_texts`. Zero counts leave the rate unchanged."""
         if not text_bytes:
             return
         self._text_tokens = self._text_tokens * _KEPT + tokens
@@ -133,8 +129,8 @@ class Meter:
 
     @property
     def batch_tokens(self) -> int:
-        """The batch size that the speed was measured at: the size of the batch that the average
-        token was in; 0 until measured.
+        """The batch size at which the speed was measured: that of the average token's batch; 0
+        until measured.
         """
         return round(self._forward_squares / self._forward_tokens) if self._forward_tokens else 0
 
@@ -142,19 +138,17 @@ class Meter:
     def tokens_per_byte(self) -> float:
         return self._text_tokens / self._text_bytes if self._text_bytes else 0.0
 
-    def most_tokens(self, seconds: float) -> int:
-        """The tokens that a forward pass is expected to process in `seconds`; 0 if nothing was
-        measured yet.
-        """
+    def max_tokens(self, seconds: float) -> int:
+        """Return the tokens that a forward pass should process in `seconds`; 0 until measured."""
         return int(self.tokens_per_second * seconds)
 
     def expected_seconds(self, tokens: int) -> float:
-        """How long a forward pass over `tokens` will take; 0 if nothing was measured yet."""
+        """Return the expected duration of a forward pass over `tokens`; 0 until measured."""
         return tokens / self.tokens_per_second if self._forward_seconds else 0.0
 
-    def least_seconds(self, tokens: int) -> float:
-        """A lower bound of the pass's time: the expected time less twice the mean error, but at
-        least half the expected time.
+    def min_seconds(self, tokens: int) -> float:
+        """Return a lower bound of a pass's duration: the expected time less twice the mean error,
+        but at least half the expected time.
         """
         off = self._off_seconds / self._forward_seconds if self._forward_seconds else 0.0
         return self.expected_seconds(tokens) * max(0.5, 1 - 2 * off)

@@ -1,3 +1,6 @@
-"""From outputs to a router: answers are made (`finisher.py`), once more in float32 if they are not
-finite (`widening.py`), returned under their leases (`delivery.py`), or in parts while a model still
-writes (`written.py`)."""
+"""From outputs to a router.
+
+`finisher.py` makes answers, `fp32_fallback.py` recomputes outputs that are not finite,
+`delivery.py` returns answers under their leases, and `streamed.py` sends the text of a model that
+is still generating.
+"""

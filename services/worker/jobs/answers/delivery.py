@@ -1,8 +1,8 @@
 """Open leases and the answers on their way back to a router. Event loop only.
 
 On the request path, between `finisher.py` and WorkerService.Complete. Each lease has one call in
-flight at a time: further answers are batched meanwhile, and the call that carries the last one ends
-the lease.
+flight at a time: answers that finish during the call are batched into the next one, and the call
+that carries the last answer ends the lease.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ _MAX_CALL_BYTES: Final = 16 << 20
 
 
 class Delivery:
-    """Returns answers. `release` is called for each job that is no longer held. `lease_seconds`:
-    time until the last lease expires if it is not renewed."""
+    """Returns answers to routers.
+
+    Args:
+        release: Called for each job that is no longer held.
+    """
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class Delivery:
         # Mutable state: a lease is here from its pull until its last answer was accepted.
         self._open: set[Lease] = set()
         self.lease_seconds = math.inf
+        """Time until the newest lease expires unless it is renewed."""
         self._settled = asyncio.Event()
         self._settled.set()
 
@@ -62,10 +66,8 @@ class Delivery:
         self._settled.clear()
         self._send(lease)
 
-    def answer(self, answers: Iterable[tuple[HeldJob, bytes]]) -> None:
-        """Sends serialised JobResults of finished jobs. Answers of jobs no longer held are dropped:
-        nobody waits for them.
-        """
+    def deliver(self, answers: Iterable[tuple[HeldJob, bytes]]) -> None:
+        """Send serialised JobResults of finished jobs. Drop answers of jobs no longer held."""
         leases = []
         for held, result in answers:
             if self._pop(held):
@@ -79,7 +81,7 @@ class Delivery:
             self._send(lease)
 
     def skip(self, jobs: Collection[HeldJob]) -> None:
-        """Drops jobs without an answer: cancelled ones, or ones that go back to their lane."""
+        """Drop jobs without an answer: cancelled ones, or ones that go back to their lane."""
         for held in jobs:
             held.unwanted = True
             if self._pop(held):
@@ -88,7 +90,7 @@ class Delivery:
             self._send(lease)
 
     def cancel(self, cancelled: worker_pb2.CancelledJobs) -> None:
-        """Cancels jobs as a heartbeat's answer says: all jobs of a lost lease, else those named."""
+        """Cancel the named jobs, or all jobs of a lost lease, as a heartbeat's reply says."""
         for lease in [lease for lease in self._open if lease.batch_id == cancelled.batch_id]:
             self.skip(
                 [
@@ -99,7 +101,7 @@ class Delivery:
             )
 
     def held_batches(self) -> list[worker_pb2.HeldBatch]:
-        """The leases to renew."""
+        """Return the leases to renew."""
         return [
             worker_pb2.HeldBatch(lane=lease.lane, batch_id=lease.batch_id)
             for lease in self._open
@@ -107,20 +109,20 @@ class Delivery:
         ]
 
     def hand_back(self) -> None:
-        """Returns every job that is still held to its lane."""
+        """Return every job that is still held to its lane."""
         jobs = [held for lease in self._open for held in lease.jobs.values()]
         if jobs:
             log.warning(
-                "unfinished jobs are handed back to their lanes", extra=fields({"jobs": len(jobs)})
+                "returning unfinished jobs to their lanes", extra=fields({"jobs": len(jobs)})
             )
         self.skip(jobs)
 
     def give_up(self) -> None:
-        """Stops all retries: undelivered answers are lost, and their leases expire."""
+        """Stop all retries. Undelivered answers are lost, and their leases expire."""
         self._senders.cancel()
 
     async def settled(self) -> None:
-        """Waits until no lease is open."""
+        """Wait until no lease is open."""
         await self._settled.wait()
 
     def _pop(self, held: HeldJob) -> bool:
@@ -157,10 +159,10 @@ class Delivery:
             )
             if accepted is None:
                 log.error(
-                    "no router took these answers: they are lost",
+                    "no router accepted these answers; they are lost",
                     extra=fields({"jobs": len(jobs), "model": lease.lane.model}),
                 )
-            if jobs:  # the router does not say which were refused: each is counted at the mean
+            if jobs:  # the router does not name the refused ones: count the mean
                 self._waste.refused(seconds * (1 - (accepted or 0) / len(jobs)))
         lease.sending = False
         if lease.closed:
@@ -170,7 +172,7 @@ class Delivery:
 
 
 def _take(outbox: list[worker_pb2.CompletedJob]) -> list[worker_pb2.CompletedJob]:
-    """Removes and returns as many answers as one call may carry, at least one."""
+    """Remove and return as many answers as one call may carry, at least one."""
     count, size = 0, 0
     for completed in outbox:
         size += len(completed.result)
@@ -187,6 +189,6 @@ def _bounded(result: bytes) -> bytes:
     size, most = len(result) >> 20, MAX_RESULT_BYTES >> 20
     return codec.failed(
         InvalidInput(
-            f"the answer has {size} MiB, more than {most}: ask for fewer items or a smaller data type"
+            f"the answer is {size} MiB, limit {most} MiB: request fewer items or a smaller dtype"
         )
     )

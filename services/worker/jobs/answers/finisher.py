@@ -1,9 +1,9 @@
-"""Postprocessing: turns the model's outputs into answers, in threads, and hands them to the
+"""Postprocessing: turns the model's outputs into answers, in threads, and passes them to the
 delivery.
 
-On the request path, between `runner.py` and `delivery.py`. Thread time is shared between callers as
-that of preparation is: a large answer yields between two items to callers that have had less, and
-ends there if its job was cancelled or its deadline has passed.
+On the request path, between `runner.py` and `delivery.py`. Threads are shared between callers by
+the same fair queueing as preparation: between two items, a large answer yields to callers that have
+had less thread time, and it stops if its job was cancelled or its deadline has passed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from libs.models.work import CancelCheck
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.worker.jobs.answers.delivery import Delivery
-from services.worker.jobs.answers.widening import Fp32Fallback, nonfinite_outputs
-from services.worker.jobs.answers.written import WrittenParts
+from services.worker.jobs.answers.fp32_fallback import Fp32Fallback, nonfinite_outputs
+from services.worker.jobs.answers.streamed import StreamedParts
 from services.worker.jobs.held import HeldJob, Unwanted
 from services.worker.mesh import codec
 from services.worker.mesh.codec import Timings
@@ -32,16 +32,16 @@ from services.worker.mesh.codec import Timings
 log = logging.getLogger(__name__)
 
 _SMALL_TOKENS = 512
-"""Finishing so few tokens takes 0.1 ms, less than waking another thread; an idle calling thread
-does it itself.
+"""Finishing this many tokens takes 0.1 ms, less than waking another thread, so an idle calling
+thread does it itself.
 """
 
 SMALL_OUTPUT_BYTES: Final = 512 << 10
-"""The most bytes of outputs that an idle calling thread finishes itself. All pairs of 120 entities
+"""Maximum bytes of outputs that an idle calling thread finishes itself. All pairs of 120 entities
 have 0.8 million scores.
 """
 
-RELIEF_SECONDS: Final = 0.05
+RELIEF_INTERVAL_SECONDS: Final = 0.05
 """How often finishing threads are checked for one that has not yielded, while large answers are
 made.
 """
@@ -53,24 +53,18 @@ class FinishQueue(Protocol):
     """A fair queue of jobs to finish (`Preparation`). Any thread."""
 
     def add(self, jobs: Collection[HeldJob]) -> None:
-        """Queues jobs: they are finished on a thread, those of one caller after those of others
-        that have had less.
-        """
+        """Queue jobs to be finished on a thread, least-served callers first."""
 
     def relieve(self) -> bool:
-        """Replaces threads that have not yielded, if other callers wait. Returns False if none
-        waits.
-        """
+        """Replace threads that have not yielded if other callers wait. Return whether any wait."""
 
 
 FairQueue = Callable[[Callable[[list[HeldJob], GiveWay], None]], FinishQueue]
-"""Makes the queue of what finishes jobs."""
+"""Makes the queue for a function that finishes jobs."""
 
 
 def must_succeed(future: Future[None]) -> None:
-    """Logs an exception of work in a pool that handles its own failures: one that escapes is a bug
-    and must at least be seen.
-    """
+    """Log an exception of work in a pool. Such work handles its own failures, so this is a bug."""
     if not future.cancelled() and (error := future.exception()) is not None:
         log.critical(
             "work in a thread failed unexpectedly: this is a bug of the worker", exc_info=error
@@ -78,19 +72,21 @@ def must_succeed(future: Future[None]) -> None:
 
 
 class Finisher:
-    """Implements the runner's Outcomes, on any thread. `wake` is set when the device has begun a
-    batch or has nothing left to do. `unix_time`: seconds since 1970 by the clock of Redis, as
-    deadlines count.
+    """Implements the runner's Outcomes, on any thread.
 
-    Jobs whose outputs are not finite go through `widening` first.
+    Jobs with outputs that are not finite go through `fp32_fallback` first.
+
+    Args:
+        wake: Set when the device has begun a batch or has nothing left to do.
+        unix_time: Seconds since 1970 by Redis' clock, which deadlines use.
     """
 
     def __init__(
         self,
         delivery: Delivery,
-        parts: WrittenParts,
+        parts: StreamedParts,
         fair: FairQueue,
-        widening: Fp32Fallback,
+        fp32_fallback: Fp32Fallback,
         wake: asyncio.Event,
         *,
         unix_time: Callable[[], float],
@@ -98,7 +94,7 @@ class Finisher:
         self._delivery = delivery
         self._parts = parts
         self._queue = fair(self._finish)
-        self._widening = widening
+        self._fp32_fallback = fp32_fallback
         self._wake = wake
         self._unix_time = unix_time
         self._loop = asyncio.get_running_loop()
@@ -122,9 +118,9 @@ class Finisher:
         self._loop.call_soon_threadsafe(self._relieve_in_time)
 
     def failed(self, job: HeldJob, error: ShoalError) -> None:
-        self._loop.call_soon_threadsafe(self._delivery.answer, [(job, _failed(job, error))])
+        self._loop.call_soon_threadsafe(self._delivery.deliver, [(job, _failed(job, error))])
 
-    def written(self, job: HeldJob, index: int, ids: list[int]) -> None:
+    def stream(self, job: HeldJob, index: int, ids: list[int]) -> None:
         self._loop.call_soon_threadsafe(self._parts.add, job, index, ids)
 
     def device_changed(self) -> None:
@@ -133,23 +129,23 @@ class Finisher:
     def _finish(self, jobs: list[HeldJob], give_way: GiveWay) -> None:
         nonfinite = [held for held in jobs if nonfinite_outputs(held)]
         for held in nonfinite:
-            self._widening.add(held, self._widened).add_done_callback(must_succeed)
-        made = ((held, self._answer(held, give_way)) for held in jobs if held not in nonfinite)
+            self._fp32_fallback.add(held, self._recomputed).add_done_callback(must_succeed)
+        made = ((held, self._make_answer(held, give_way)) for held in jobs if held not in nonfinite)
         answers = [(held, answer) for held, answer in made if answer is not None]
         if answers:
-            self._loop.call_soon_threadsafe(self._delivery.answer, answers)
+            self._loop.call_soon_threadsafe(self._delivery.deliver, answers)
 
-    def _widened(self, held: HeldJob, error: ShoalError | None) -> None:
-        answer = self._answer(held, _never_yield) if error is None else _failed(held, error)
+    def _recomputed(self, held: HeldJob, error: ShoalError | None) -> None:
+        answer = self._make_answer(held, _never_yield) if error is None else _failed(held, error)
         if answer is not None:
-            self._loop.call_soon_threadsafe(self._delivery.answer, [(held, answer)])
+            self._loop.call_soon_threadsafe(self._delivery.deliver, [(held, answer)])
 
-    def _answer(self, held: HeldJob, give_way: GiveWay) -> bytes | None:
-        """A serialised JobResult; None if the job was cancelled. An error while it is made fails
-        this job and no other.
+    def _make_answer(self, held: HeldJob, give_way: GiveWay) -> bytes | None:
+        """Return a serialised JobResult, or None if the job was cancelled. An error fails only this
+        job.
         """
         try:
-            return _answer(held, partial(self._go_on, held, give_way))
+            return _serialised_answer(held, partial(self._check_cancelled, held, give_way))
         except Unwanted:
             return None
         except ShoalError as error:
@@ -162,16 +158,14 @@ class Finisher:
                 held, InternalError(f"the answer could not be made: {type(error).__name__}")
             )
 
-    def _go_on(self, held: HeldJob, give_way: GiveWay) -> None:
-        """Called between two items: yields to other callers; raises if the job was cancelled or is
-        past its deadline.
-        """
+    def _check_cancelled(self, held: HeldJob, give_way: GiveWay) -> None:
+        """Yield to other callers. Raise if the job was cancelled or is past its deadline."""
         give_way()
         held.check_wanted(self._unix_time(), "finished")
 
     def _relieve_in_time(self) -> None:
         if self._relieving is None:
-            self._relieving = self._loop.call_later(RELIEF_SECONDS, self._relieve)
+            self._relieving = self._loop.call_later(RELIEF_INTERVAL_SECONDS, self._relieve)
 
     def _relieve(self) -> None:
         self._relieving = None
@@ -180,7 +174,7 @@ class Finisher:
 
 
 def _never_yield() -> None:
-    """The GiveWay of a thread that no caller waits for."""
+    """The GiveWay of a thread with no waiting callers."""
 
 
 def _output_bytes(output: Output) -> int:
@@ -199,8 +193,8 @@ def _is_pooled(held: HeldJob) -> bool:
     return isinstance(work, EncodeWork) and work.pooling_factor > 1
 
 
-def _answer(held: HeldJob, go_on: CancelCheck) -> bytes:
-    """A serialised JobResult. `go_on` is called between two items."""
+def _serialised_answer(held: HeldJob, go_on: GoOn) -> bytes:
+    """Return a serialised JobResult. `go_on` is called between two items."""
     started = time.monotonic()
     model = held.resident.model
     outputs = [held.outputs[index] for index in range(len(held.ready.sequences))]
@@ -219,8 +213,9 @@ def _answer(held: HeldJob, go_on: CancelCheck) -> bytes:
 
 
 def _within_share(prepared: Prepared, answer_bytes: int) -> Prepared:
-    """The job with the most bytes that the results of one item may take; 0: any number. The request
-    decides the size of dense vectors, so those, which are most jobs, need no share."""
+    """Limit the bytes of one item's result. Dense vectors, which are most jobs, have a known size
+    and need no limit.
+    """
     if not answer_bytes or prepared.head == "dense":
         return prepared
     return replace(prepared, answer_bytes=answer_bytes)
@@ -232,14 +227,14 @@ def _failed(held: HeldJob, error: ShoalError) -> bytes:
 
 
 def _timings(held: HeldJob, started: float, ended: float) -> Timings:
-    """The job's timings. `wait`: time between the pull and the finish that is neither preparation
-    nor forward passes.
+    """Return the job's timings. `wait` is the time between pull and finish that is neither
+    preparation nor forward passes.
     """
-    between = started - held.received_at
+    elapsed = started - held.received_at
     return Timings(
         queue=held.queue_seconds,
         prepare=held.prepare_seconds,
-        wait=max(0.0, between - held.prepare_seconds - held.forward_seconds),
+        wait=max(0.0, elapsed - held.prepare_seconds - held.forward_seconds),
         forward=held.forward_seconds,
         finish=ended - started,
     )

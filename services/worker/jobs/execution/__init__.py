@@ -1,3 +1,5 @@
-"""Running jobs on the device: the one device thread (`runner.py`), recovery from forward passes
-that fail (`ladder.py`), outputs that need not be computed again (`sparing.py`), and when the device
-had to wait (`device_time.py`)."""
+"""Running jobs on the device.
+
+`runner.py` is the device thread, `oom_recovery.py` recovers from failed forward passes, `dedup.py`
+skips outputs that are known, and `device_time.py` counts the time in which the device was idle.
+"""

@@ -1,6 +1,4 @@
-"""Batches on the device and behind it, as `runner.py` keeps them. Times are those of the runner's
-clock, in seconds.
-"""
+"""Records of batches in progress, used by `runner.py`. Times are seconds of the runner's clock."""
 
 from __future__ import annotations
 
@@ -9,8 +7,8 @@ from dataclasses import dataclass
 
 from libs.models import EncodeWork, Forwarded, InputSequence, Prepared, ScoreWork
 from libs.models.pending import PendingBatch
-from services.worker.jobs.execution.ladder import Failure, RecoveryResult
-from services.worker.jobs.execution.sparing import Spared
+from services.worker.jobs.execution.dedup import Deduplicated
+from services.worker.jobs.execution.oom_recovery import Failure, RecoveryResult
 from services.worker.jobs.held import HeldJob
 from services.worker.scheduling.batcher import Batch
 
@@ -21,22 +19,22 @@ class Launched:
 
     batch: Batch
     jobs: list[HeldJob]
-    """The job of each sequence. It may have its outcome before the batch is over: it failed in
-    another batch, or has expired.
+    """The job of each sequence. A job may have its outcome before the batch is over, if it failed
+    in another batch or expired.
     """
-    spared: Spared
+    deduplicated: Deduplicated
     pending: PendingBatch | Failure | None
-    """Failure: it could not be launched. None: no output needs to be computed."""
+    """A Failure if the launch failed; None if no output needs to be computed."""
     started: float
     cpu_seconds: float
     charged: float
-    """The seconds that its flows were charged when it was launched."""
-    least_seconds: float
-    """The least time that it is expected to take; 0: nothing is known."""
+    """Seconds charged to its flows at launch."""
+    min_seconds: float
+    """Lower bound of its expected duration; 0 if unknown."""
     is_ahead: bool
-    """Another batch was on the device when it was launched."""
+    """Whether another batch was on the device when it was launched."""
     cut_next_at: float
-    """When the next batch is cut."""
+    """When to cut the next batch."""
     is_over: bool = False
 
     @property
@@ -48,14 +46,14 @@ class Launched:
 
 @dataclass(slots=True, eq=False)
 class Done:
-    """A batch that is over. `seconds`: the device's time for it. Not frozen, as one is made for
-    each batch and that costs 1 µs.
+    """A finished batch. Not frozen: constructing a frozen instance for each batch costs 1 µs
+    more.
     """
 
     batch: Batch
     jobs: list[HeldJob]
-    spared: Spared
-    climbed: RecoveryResult
+    deduplicated: Deduplicated
+    recovery: RecoveryResult
     started: float
     ended: float
     seconds: float
@@ -63,7 +61,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What `PendingBatch` gives for a batch that did not fail."""
+    """The result of a `PendingBatch` that did not fail."""
 
     outputs: Sequence[Forwarded]
     seconds: float
@@ -71,24 +69,24 @@ class Collected:
 
 
 def collect(pending: PendingBatch) -> Collected:
-    """Waits for the batch. Raises what `PendingBatch.collect` does."""
+    """Wait for the batch. Raises what `PendingBatch.collect` raises."""
     outputs = pending.collect()
     return Collected(outputs, pending.seconds, pending.idle_seconds)
 
 
 def sequences_of(batch: Batch, jobs: Sequence[HeldJob]) -> list[InputSequence]:
-    """The sequences of a batch; `jobs`: that of each."""
+    """Return the sequences of a batch, given the job of each."""
     return [held.ready.sequences[one.index] for held, one in zip(jobs, batch.chosen, strict=True)]
 
 
 def queued_at(jobs: Iterable[HeldJob]) -> float:
-    """When the first of the jobs was queued."""
+    """Return when the first of the jobs was queued."""
     return min(held.received_at - held.queue_seconds for held in jobs)
 
 
 def item_path(prepared: Prepared, index: int) -> str:
-    """The item that a sequence was made of, as a path in the job; empty where items do not match
-    sequences one to one.
+    """Return the path in the job of a sequence's item, or "" if items and sequences do not match
+    one to one.
     """
     if prepared.fields:
         return prepared.fields[index]

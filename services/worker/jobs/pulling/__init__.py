@@ -1,3 +1,6 @@
-"""From a pull to a prepared job: which pulls are in flight (`pulls.py`, `puller.py`), reading what
-they bring (`intake.py`, `reading.py`), and tokenising it in threads that callers share fairly
-(`preparing.py`, `document_costs.py`)."""
+"""From a pull to a prepared job.
+
+`pulls.py` decides which pulls to send and `puller.py` sends them; `intake.py` and `reading.py` read
+the jobs; `preparing.py` and `document_costs.py` tokenise them in threads that callers share
+fairly.
+"""

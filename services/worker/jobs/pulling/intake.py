@@ -1,7 +1,7 @@
-"""Takes in pulled batches: reads their jobs, and prepares them in threads.
+"""Accepts pulled batches: reads their jobs and prepares them in threads.
 
-On the request path, between `puller.py`, which pulls batches, and `runner.py`, which runs what is
-prepared here.
+On the request path, between `puller.py`, which pulls batches, and `runner.py`, which runs prepared
+jobs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from services.worker.jobs.answers.finisher import Finisher
 from services.worker.jobs.execution.runner import Runner
 from services.worker.jobs.held import HeldJob, Lease, PreparationKind, Unwanted
 from services.worker.jobs.pulling.preparing import (
-    HELD_SECONDS,
+    BLOCKED_SECONDS,
     SMALL_BYTES,
     GiveWay,
     Preparation,
@@ -51,8 +51,13 @@ log = logging.getLogger(__name__)
 
 
 class Intake:
-    """`accept` pulled batches. `wake` is set when prepared jobs may change what to pull. `lead`:
-    how long before the device is free a pull must be sent, measured here."""
+    """Reads and prepares pulled batches.
+
+    `lead` measures how long before the device is free a pull must be sent.
+
+    Args:
+        wake: Set when prepared jobs may change the choice of pulls.
+    """
 
     def __init__(
         self,
@@ -84,7 +89,7 @@ class Intake:
         self._relieving: asyncio.TimerHandle | None = None
 
     def waiting(self) -> dict[LaneName, dict[Flow, int]]:
-        """Estimated tokens that wait for preparation or are in it, by lane and flow."""
+        """Return estimated tokens in or before preparation, by lane and flow."""
         found: dict[LaneName, Counter[Flow]] = {}
         for preparation in self._preparations.values():
             for lane, flows in preparation.waiting().items():
@@ -92,9 +97,11 @@ class Intake:
         return {lane: dict(flows) for lane, flows in found.items()}
 
     def accept(self, response: worker_pb2.PullResponse, sent_at: float) -> bool:
-        """Takes in a pulled batch, whose pull was sent at this moment of the monotonic clock.
-        Returns whether it brought jobs that are soon prepared. A batch whose model or adapter was
-        evicted since is handed back."""
+        """Accept a pulled batch. `sent_at` is when the pull was sent (monotonic clock).
+
+        Return whether it has jobs that will soon be prepared. If its model or adapter was evicted
+        since the pull, the batch is returned to its lane.
+        """
         resident, adapter = self._residency.serving(response.lane.model), response.lane.adapter
         if resident is None or not resident.adapters.serves(adapter):
             self.hand_back(response)
@@ -113,15 +120,13 @@ class Intake:
         return bool(jobs) and is_quick and sum(held.read_bytes for held in jobs) <= SMALL_BYTES
 
     def hand_back(self, response: worker_pb2.PullResponse) -> None:
-        """Returns all jobs of a pulled batch to their lane."""
+        """Return all jobs of a pulled batch to their lane."""
         self._delivery.open(_lease(response))
 
     def _relieve_in_time(self) -> None:
-        """Schedules a check for preparing threads that are blocked by one long text while other
-        callers wait.
-        """
+        """Schedule a check for threads blocked by one long text while other callers wait."""
         if self._relieving is None:
-            self._relieving = self._loop.call_later(HELD_SECONDS, self._relieve)
+            self._relieving = self._loop.call_later(BLOCKED_SECONDS, self._relieve)
 
     def _relieve(self) -> None:
         self._relieving = None
@@ -136,7 +141,7 @@ class Intake:
                 job = codec.read_job(payload)
             except DecodeError:
                 log.error(
-                    "a job cannot be parsed: its lease is left to expire",
+                    "cannot parse a job; leaving its lease to expire",
                     extra=fields({"model": resident.name}),
                 )
                 lease.unreadable += 1
@@ -159,12 +164,12 @@ class Intake:
         return list(lease.jobs.values())
 
     def _prepare(self, jobs: list[HeldJob], give_way: GiveWay) -> None:
-        """Prepares jobs; runs on a preparing thread."""
+        """Prepare jobs. Runs on a preparing thread."""
         ready: list[HeldJob] = []
         failures: list[tuple[HeldJob, bytes]] = []
         for held in jobs:
             try:
-                error = self._prepare_one(held, partial(self._go_on, held, give_way))
+                error = self._prepare_one(held, partial(self._check_cancelled, held, give_way))
             except Unwanted:
                 continue
             if error is None:
@@ -176,22 +181,22 @@ class Intake:
         self._finisher.finished([held for held in ready if held.is_complete], is_idle=True)
         self._loop.call_soon_threadsafe(self._prepared, jobs[0].lease, ready, failures)
 
-    def _go_on(self, held: HeldJob, give_way: GiveWay) -> None:
-        """Called between two slices of a job: yields to other callers; raises if the job was
-        cancelled or is past its deadline.
+    def _check_cancelled(self, held: HeldJob, give_way: GiveWay) -> None:
+        """Yield to other callers between two slices. Raise if the job was cancelled or has
+        expired.
         """
         give_way()
         self._check(held)
 
     def _check(self, held: HeldJob) -> None:
-        """Raises if the job was cancelled or is past its deadline."""
+        """Raise if the job was cancelled or is past its deadline."""
         held.check_wanted(self._unix_time(), "tokenised")
 
     def _prepare_one(self, held: HeldJob, go_on: CancelCheck) -> ShoalError | None:
         started = time.monotonic()
         try:
             go_on()
-            # What an adapter changes is not kept: another may come to have its name.
+            # Outputs of an adapter are not cached: its name may later refer to another adapter.
             work = codec.to_work(
                 held.job, scope=None if held.lease.lane.adapter else held.job.tenant
             )
@@ -236,10 +241,10 @@ class Intake:
         self.lead.add(time.monotonic() - lease.pulled_at)
         for held in ready:
             held.resident.meter.add_texts(*held.learnt)
-        self._delivery.answer(failures)
+        self._delivery.deliver(failures)
         if (
             not ready or self._runner.is_running
-        ):  # else the device takes them at once, and sets `wake` then
+        ):  # an idle device takes the jobs at once and then sets `wake` itself
             self._wake.set()
 
 
@@ -248,12 +253,12 @@ def _lease(response: worker_pb2.PullResponse, pulled_at: float = 0.0) -> Lease:
 
 
 def _longest(card: Card) -> int:
-    """Tokens of the longest sequence of a text or an image."""
+    """Return the tokens of the longest sequence of a text or an image."""
     return card.max_tokens if card.images is None else max(card.max_tokens, card.images.max_tokens)
 
 
 def _adapted(prepared: Prepared, adapter: str) -> Prepared:
-    """The prepared job with each sequence assigned to the adapter, if it is not empty."""
+    """Assign each sequence to the adapter, if one is named."""
     if not adapter:
         return prepared
     return replace(

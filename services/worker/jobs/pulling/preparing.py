@@ -1,16 +1,16 @@
-"""Fair queueing of the tokenising threads: chooses the job to prepare next, as the batcher does for
+"""Fair queueing of the tokenising threads: chooses the next job to prepare, as the batcher does for
 the device.
 
-On the request path: `intake.py` adds pulled jobs here and passes prepared ones to `runner.py`.
-Thread time is shared between callers by fair queueing (`turns.py`), as device time is. A large job
-yields at every slice of its texts: the thread that prepares it first prepares the jobs of
-less-served callers, so there is no head-of-line blocking, even with a single thread. A text that
-cannot be cut is tokenised in one call that cannot yield (4 MiB of one word: seconds); another
-thread replaces that one meanwhile.
+On the request path: `intake.py` adds pulled jobs here and passes prepared ones to `runner.py`. Fair
+queueing (`turns.py`) shares thread time between callers, as it shares device time. A large job
+yields at every slice of its texts: its thread then prepares the jobs of less-served callers first,
+which avoids head-of-line blocking even with one thread. A text that cannot be cut is tokenised in
+a single call that cannot yield (seconds for a word of 4 MiB); another thread replaces that one
+during the call.
 
-Slow jobs, those with documents and those with large images (`reading.py`), have a Preparation and
-threads each that no other job waits for, and each job is a portion: its thread waits for a document
-process, or for memory, for seconds.
+Slow jobs, which have documents or large images (`reading.py`), get a separate Preparation and
+threads. Each slow job is a portion, because its thread may wait seconds for a document process or
+for memory.
 """
 
 from __future__ import annotations
@@ -32,66 +32,67 @@ from services.worker.scheduling.batcher import BULK_SHARE, Caller, Flow
 from services.worker.scheduling.turns import Turns
 
 SMALL_BYTES: Final = 64 << 10
-"""A pulled batch of at most so many bytes is prepared as one portion, whatever callers are in it:
-it takes a few milliseconds, and is handed on together."""
+"""A pulled batch up to this size is prepared as one portion for all its callers. It takes a few
+milliseconds and is passed on together.
+"""
 
-DEEPEST: Final = 4
-"""The most portions in progress on one thread, each of which yields to the next."""
+MAX_NESTED_PORTIONS: Final = 4
+"""Maximum portions in progress on one thread, each of which yields to the next."""
 
-HELD_SECONDS: Final = 0.05
-"""A thread that has not yielded for so long counts as blocked ("away") while other callers wait:
-another thread prepares their jobs."""
+BLOCKED_SECONDS: Final = 0.05
+"""A thread that has not yielded for this long counts as blocked ("away") while other callers wait.
+Another thread then prepares their jobs.
+"""
 
 MAX_AWAY: Final = 4
-"""The most threads that may be away at once, each with a portion of another caller."""
+"""Maximum threads that are away at once, each with a portion of a different caller."""
 
 MAX_SLOW_AWAY: Final = 2
-"""As MAX_AWAY, of the threads for slow jobs of a kind. Together with four that are not away they
-are as many as there are document processes (libs/documents/reader.py), so that no thread waits for
-a process to become free."""
+"""MAX_AWAY of the threads for one kind of slow jobs. With the four threads that are not away, they
+match the number of document processes (libs/documents/reader.py), so no thread waits for a free
+process.
+"""
 
-BREATH_SECONDS: Final = 0.005
-"""How long a preparing thread runs before it sleeps NAP_SECONDS to release the interpreter lock.
-CPython forces a release after 5 ms only if the thread has not released the lock meanwhile, which
-NumPy does for microseconds all the time: without the nap the event loop waits for the whole job (86
-ms seen for 666 items)."""
+GIL_RELEASE_INTERVAL_SECONDS: Final = 0.005
+"""How long a preparing thread runs before it sleeps GIL_RELEASE_SECONDS to release the interpreter
+lock. CPython forces a release after 5 ms only if the thread has not released the lock in between,
+which NumPy does for microseconds all the time. Without the sleep, the event loop waits for the
+whole job (86 ms seen for 666 items).
+"""
 
-NAP_SECONDS: Final = 1e-4
+GIL_RELEASE_SECONDS: Final = 1e-4
 
 Size = Callable[[HeldJob], int]
-"""The bytes by which jobs share the cost of a portion."""
+"""Returns the bytes by which jobs share the cost of a portion."""
 
 GiveWay = Callable[[], None]
-"""Yield point, to be called often: returns once the jobs of less-served callers have been
-prepared.
-"""
+"""A yield point, to be called often. Returns when the jobs of less-served callers are prepared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preparers:
-    """A thread pool in which `count` threads work at once, in addition to those that count as
-    away.
-    """
+    """A thread pool in which `count` threads work at once, in addition to those that are away."""
 
     threads: ThreadPoolExecutor
     count: int
     max_away: int = MAX_AWAY
-    """The most threads that may be away at once. The pool has `count + max_away` threads."""
+    """Maximum threads that are away at once. The pool has `count + max_away` threads."""
     is_slow: bool = False
-    """Whether the threads prepare slow jobs: each job is a portion, is charged in advance for what
-    its caller's last documents cost, and keeps its thread until it is done. A job that takes long
-    counts as away, even if it yields between two pages."""
+    """Whether the threads prepare slow jobs. Each slow job is a portion, is charged the expected
+    cost of its documents in advance, and keeps its thread until it is done. A slow job counts as
+    away after BLOCKED_SECONDS even if it yields between pages.
+    """
 
 
 @dataclass(slots=True, eq=False)
 class _Portion:
-    """Jobs of one pulled batch that are prepared one after another and handed on together."""
+    """Jobs of one pulled batch that are prepared in turn and passed on together."""
 
     jobs: list[HeldJob]
     shares: dict[Caller, float]
     """Each caller's share of the cost, by bytes, divided by its weight."""
     prepaid: float = 0.0
-    """Seconds that were charged when the portion was taken."""
+    """Seconds charged when the portion was taken."""
 
     @property
     def pages(self) -> int:
@@ -100,7 +101,7 @@ class _Portion:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A portion being prepared on a thread: its caller, and the thread's last yield."""
+    """A portion in preparation on a thread. `since` is when the thread last yielded."""
 
     caller: Caller
     since: float
@@ -108,12 +109,13 @@ class _Run:
 
 
 class Preparation:
-    """The scheduler of preparation. `prepare` is called on the preparers' threads with jobs of one
-    batch.
+    """Schedules preparation. The worker has a second instance for its finishing threads
+    (`finisher.py`).
 
-    `waiting` counts a job until `prepare` has returned. `clock` is monotonic, in seconds. `size`:
-    the bytes by which jobs share the cost of a portion. The worker has a second one of these for
-    its finishing threads (`finisher.py`).
+    Args:
+        prepare: Called on the preparers' threads with jobs of one batch.
+        clock: Monotonic seconds.
+        size: Returns the bytes by which jobs share the cost of a portion.
     """
 
     def __init__(
@@ -130,10 +132,10 @@ class Preparation:
         self._is_slow = preparers.is_slow
         self._prepare = prepare
         self._clock = clock
-        # Mutable state, all of it guarded by the lock. Every portion that was not begun is in the
-        # line of one caller, which is not scheduled while a thread is away with one of its
-        # portions: the line of such a caller has no other caller's jobs. `_idle` is negative while
-        # threads that came back are in excess.
+        # Mutable state, guarded by the lock. Every portion that is not begun is in the line of one
+        # caller. A caller is not scheduled while a thread is away with one of its portions, and the
+        # line of such a caller has jobs of no other caller. `_idle` is negative while threads that
+        # returned are in excess.
         self._lock = threading.Lock()
         self._idle = preparers.count
         self._running: dict[int, _Run] = {}
@@ -144,7 +146,7 @@ class Preparation:
         self._costs = DocumentCosts()
 
     def add(self, jobs: Collection[HeldJob]) -> None:
-        """Queues the jobs of one pulled batch."""
+        """Queue the jobs of one pulled batch."""
         with self._lock:
             portions = (
                 [_portion([held], self._size) for held in jobs]
@@ -158,12 +160,13 @@ class Preparation:
             self._start(len(portions))
 
     def relieve(self) -> bool:
-        """Replaces each thread that has not yielded for HELD_SECONDS by another, if other callers
-        wait. False: nobody waits.
+        """Replace each thread that has not yielded for BLOCKED_SECONDS, if other callers wait.
+
+        Return whether any wait.
         """
         with self._lock:
             for run in list(self._running.values()):
-                is_held = not run.is_away and self._clock() - run.since >= HELD_SECONDS
+                is_held = not run.is_away and self._clock() - run.since >= BLOCKED_SECONDS
                 if (
                     is_held
                     and self._lines
@@ -174,7 +177,9 @@ class Preparation:
             return bool(self._lines)
 
     def waiting(self) -> dict[LaneName, dict[Flow, int]]:
-        """Estimated tokens that wait for preparation or are in it, by lane and flow."""
+        """Return estimated tokens in or before preparation, by lane and flow. A job counts until
+        `prepare` has returned.
+        """
         with self._lock:
             return {lane: dict(flows) for lane, flows in self._waiting.items()}
 
@@ -188,7 +193,7 @@ class Preparation:
         caller = min(portion.shares, key=self._turns.tag)
         self._lines.setdefault(caller, deque()).append(portion)
         if caller not in self._away:
-            self._turns.come(caller)
+            self._turns.join(caller)
 
     def _leave(self, run: _Run) -> None:
         run.is_away = True
@@ -205,11 +210,11 @@ class Preparation:
         if self._turns.has_waiting:
             self._start(1)
 
-    def _come_back(self, run: _Run) -> None:
+    def _return(self, run: _Run) -> None:
         run.is_away = False
         self._away.remove(run.caller)
         if run.caller in self._lines:
-            self._turns.come(run.caller)
+            self._turns.join(run.caller)
         self._idle -= 1
 
     def _work(self) -> None:
@@ -227,7 +232,7 @@ class Preparation:
     def _take_before(
         self, caller: Caller, begun: tuple[Caller, ...]
     ) -> tuple[_Portion, Caller] | None:
-        """A portion of a caller that has had less than `caller` and has no portion begun on this
+        """Take a portion of a caller with less service than `caller` and none begun on this
         thread.
         """
         with self._lock:
@@ -255,18 +260,18 @@ class Preparation:
 
     def _run(self, portion: _Portion, caller: Caller, begun: tuple[Caller, ...]) -> None:
         run = _Run(caller, self._clock())
-        charged = breathed = run.since
+        charged = released_at = run.since
 
         def give_way() -> None:
-            nonlocal charged, breathed
+            nonlocal charged, released_at
             now = self._clock()
-            if now - breathed >= BREATH_SECONDS:
-                sleep(NAP_SECONDS)
-                breathed = now
+            if now - released_at >= GIL_RELEASE_INTERVAL_SECONDS:
+                sleep(GIL_RELEASE_SECONDS)
+                released_at = now
             if self._is_slow:
                 return
             self._between_steps(run)
-            if not self._lines or len(begun) + 1 >= DEEPEST:
+            if not self._lines or len(begun) + 1 >= MAX_NESTED_PORTIONS:
                 return
             self._charge(portion, run.since - charged)
             while (taken := self._take_before(caller, begun)) is not None:
@@ -282,22 +287,22 @@ class Preparation:
             self._settle(portion, caller, run.since - charged)
 
     def _between_steps(self, run: _Run) -> None:
-        """Records that this thread has reached a yield point, so that it is not away any more."""
+        """Record that this thread has reached a yield point, so that it is no longer away."""
         run.since = self._clock()
         self._running[threading.get_ident()] = run
         if run.is_away:
             with self._lock:
-                self._come_back(run)
+                self._return(run)
 
     def _end(self, run: _Run) -> None:
-        """Records that a portion has ended. All under the lock: `relieve` may be about to declare
-        this thread away.
+        """Record the end of a portion, all under the lock: `relieve` may be marking this thread
+        away.
         """
         with self._lock:
             run.since = self._clock()
             self._running.pop(threading.get_ident(), None)
             if run.is_away:
-                self._come_back(run)
+                self._return(run)
 
     def _charge(self, portion: _Portion, seconds: float) -> None:
         with self._lock:
@@ -308,7 +313,7 @@ class Preparation:
             self._turns.charge(caller, seconds * share, self._clock())
 
     def _settle(self, portion: _Portion, caller: Caller, seconds: float) -> None:
-        """Charges a portion that ended. `seconds`: of its thread since it was charged last."""
+        """Charge a portion that ended. `seconds` is its thread time since the last charge."""
         processor_seconds = 0.0
         if self._is_slow:
             processor_seconds = sum(held.document_seconds.processor for held in portion.jobs)
@@ -318,8 +323,8 @@ class Preparation:
         with self._lock:
             if self._is_slow and portion.pages:
                 self._costs.record(caller, portion.pages, processor_seconds, self._clock())
-            # A charge in advance is forgotten with its caller, where nothing else of that caller
-            # waits.
+            # Fair queueing forgets an advance charge with its caller, when the caller has nothing
+            # waiting.
             self._charge_all(portion, seconds - (portion.prepaid if caller in self._turns else 0.0))
             for held in portion.jobs:
                 flows = self._waiting[_lane(held)]
@@ -335,7 +340,7 @@ def _lane(held: HeldJob) -> LaneName:
 
 
 def _portions(jobs: Collection[HeldJob], away: Collection[Caller], size: Size) -> list[_Portion]:
-    """One portion of all jobs if they are small and no caller among them is away, else one for each
+    """Return one portion of all jobs if they are small and no caller is away, else one per
     caller.
     """
     is_small = sum(map(size, jobs)) <= SMALL_BYTES

@@ -1,7 +1,7 @@
-"""Keeps pulls in flight, and passes on what they bring.
+"""Keeps pulls in flight and passes on the pulled batches.
 
 The first step of the request path in the worker: Pull -> here -> `intake.py` -> `batcher.py` ->
-`runner.py` -> `finisher.py` -> Complete. Which pulls to send is decided in `pulls.py`.
+`runner.py` -> `finisher.py` -> Complete. `pulls.py` decides which pulls to send.
 """
 
 from __future__ import annotations
@@ -30,22 +30,25 @@ log = logging.getLogger(__name__)
 
 _MAX_PULLED_JOBS: Final = 256
 _LAST_PULLS_SECONDS: Final = 1.0
-"""How long pulls in flight may take to end once the worker shuts down. Routers end them when its
-heartbeat says that it drains; routers of wire version 0 do not."""
+"""How long to wait for pulls in flight at shutdown. Routers end them on the heartbeat that reports
+draining; routers of wire version 0 do not.
+"""
 
 _PARTIAL_WAIT_SECONDS: Final = 1.0
-"""How long a pull waits at the router if it does not ask for all lanes: it is soon replaced by one
-that does.
+"""How long a pull for only some lanes waits at the router. A pull for all lanes soon replaces
+it.
 """
 
 _QUICK_SECONDS: Final = 0.05
-"""An empty answer that comes sooner means that the router does not long-poll for us."""
+"""An empty reply that arrives sooner shows that the router does not long-poll for this worker."""
 
 
 class Puller:
-    """`run` pulls until `stop`; `wake` is set whenever something changes that decides what to pull.
+    """Pulls jobs from `run` until `stop`.
 
-    `beat` requests an early heartbeat, because a router says that orders or cancellations wait.
+    Args:
+        wake: Set whenever the choice of pulls may change.
+        request_heartbeat: Sends a heartbeat early, when a router has orders or cancellations.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Puller:
         *,
         pull_wait_seconds: float,
         wake: asyncio.Event,
-        beat: Callable[[], None],
+        request_heartbeat: Callable[[], None],
         stop: asyncio.Event,
     ) -> None:
         self._link = link
@@ -67,13 +70,13 @@ class Puller:
         self._intake = intake
         self._pull_wait_seconds = pull_wait_seconds
         self._wake = wake
-        self._beat = beat
+        self._request_heartbeat = request_heartbeat
         self._stop = stop
         self._loop = asyncio.get_running_loop()
         self._batch_numbers = itertools.count(1)
         self._backoff = Backoff()
         # Mutable state, of the event loop.
-        self._flying: dict[asyncio.Task[bool], Pull] = {}
+        self._in_flight: dict[asyncio.Task[bool], Pull] = {}
         self._pause_until = 0.0
         self._unanswered: list[str] = []  # batch ids of pulls that failed without an answer
 
@@ -81,11 +84,11 @@ class Puller:
         async with asyncio.TaskGroup() as tasks:
             while not self._stop.is_set():
                 self._wake.clear()
-                look_again = self._start_pulls(tasks)
+                replan_seconds = self._start_pulls(tasks)
                 timer = (
                     None
-                    if look_again is None
-                    else self._loop.call_later(look_again, self._wake.set)
+                    if replan_seconds is None
+                    else self._loop.call_later(replan_seconds, self._wake.set)
                 )
                 await self._wake.wait()
                 if timer is not None:
@@ -93,16 +96,14 @@ class Puller:
             await self._end_pulls()
 
     def stop(self) -> None:
-        """Sends no more pulls, as if `stop` was set; `run` returns when the pulls in flight have
-        ended.
-        """
+        """Send no more pulls. `run` returns when the pulls in flight have ended."""
         self._stop.set()
         self._wake.set()
 
     # Planning
 
     def _start_pulls(self, tasks: asyncio.TaskGroup) -> float | None:
-        """Starts the pulls that are due. Returns after how many seconds to plan again, or None."""
+        """Start the pulls that are due. Return after how many seconds to plan again, if any."""
         pause = self._pause_until - time.monotonic()
         if pause > 0:
             return pause
@@ -111,7 +112,7 @@ class Puller:
         situation = Situation(
             lanes=lanes,
             can_load=self._residency.can_load(),
-            flying=tuple(self._flying.values()),
+            in_flight=tuple(self._in_flight.values()),
             waiting_tokens=sum(sum(flows.values()) for flows in preparing.values())
             + self._runner.waiting_tokens,
             busy_seconds=self._runner.busy_seconds,
@@ -122,12 +123,12 @@ class Puller:
             task = tasks.create_task(
                 self._pull(pull, [lane for lane in lanes if lane in pull.lanes], len(lanes))
             )
-            self._flying[task] = pull
-            task.add_done_callback(self._landed)
-        return plan.look_again
+            self._in_flight[task] = pull
+            task.add_done_callback(self._pull_done)
+        return plan.replan_seconds
 
     def _lanes(self, preparing: Mapping[LaneName, Mapping[Flow, int]]) -> dict[LaneName, LaneState]:
-        """The lanes of every serving model and each of its adapters, least-served models first."""
+        """Return the lanes of every serving model and its adapters, least-served models first."""
         residents = [
             one
             for model in self._residency.lanes()
@@ -148,43 +149,49 @@ class Puller:
                 lanes[name] = LaneState(flows.total(), tokens, seconds, tenants)
         return lanes
 
-    def _landed(self, task: asyncio.Task[bool]) -> None:
-        """A pull has ended. If it brought small jobs, the next one waits until the device has them:
-        sending it now would delay the preparing thread. If it brought none, or large ones, the next
-        is planned at once: other jobs would wait in the lane for as long as preparation takes.
+    def _pull_done(self, task: asyncio.Task[bool]) -> None:
+        """Plan again after a pull, except if it brought small jobs.
+
+        1. Small jobs: the next pull waits until the device has them, since sending it now would
+           delay the preparing thread.
+        2. No jobs or large ones: plan now, or jobs in the lane would wait for the whole
+           preparation.
         """
-        del self._flying[task]
+        del self._in_flight[task]
         if task.cancelled() or task.exception() or not task.result():
             self._wake.set()
 
     # Pulling
 
-    async def _pull(self, pull: Pull, lanes: list[LaneName], of: int) -> bool:
-        """Returns whether the pull brought jobs that are soon prepared. `lanes`: its lanes in
-        order; `of`: the number of all.
+    async def _pull(self, pull: Pull, lanes: list[LaneName], num_lanes: int) -> bool:
+        """Send a pull. Return whether it brought jobs that will soon be prepared.
+
+        Args:
+            lanes: Its lanes, in order.
+            num_lanes: The number of all lanes.
         """
         wait_seconds = self._pull_wait_seconds
-        if len(lanes) < of:
+        if len(lanes) < num_lanes:
             wait_seconds = min(wait_seconds, _PARTIAL_WAIT_SECONDS)
         request = self._request(pull, lanes, wait_seconds)
-        if self._stop.is_set():  # since this task was made
+        if self._stop.is_set():  # stopped since this task was created
             return False
         sent_at = time.monotonic()
         try:
             response = await self._link.pull(request)
         except ShoalError as error:
             log.debug(
-                "a pull failed; its batch id is pulled again after a pause",
+                "a pull failed; retrying its batch ID after a pause",
                 extra=fields({"reason": error.message}),
             )
             self._unanswered.append(request.batch_id)
             self._pause_until = time.monotonic() + self._backoff.next()
             return False
         if response.beat:
-            self._beat()
+            self._request_heartbeat()
         if not (
             response.batch_id or response.load_model or response.beat
-        ) and self._came_back_early(pull, sent_at, wait_seconds):
+        ) and self._handle_early_return(pull, sent_at, wait_seconds):
             return False
         self._backoff.reset()
         if response.load_model:
@@ -199,8 +206,8 @@ class Puller:
     def _request(
         self, pull: Pull, lanes: list[LaneName], wait_seconds: float
     ) -> worker_pb2.PullRequest:
-        """Pulls again by the batch id of a pull that failed without an answer, if there is one: it
-        may have leased a batch.
+        """Build the request, reusing the batch ID of a failed pull, if any, which may have leased a
+        batch.
         """
         identity, is_again = self._identity, bool(self._unanswered)
         return worker_pb2.PullRequest(
@@ -223,38 +230,41 @@ class Puller:
             except_tenants=sorted(pull.except_tenants),
         )
 
-    def _came_back_early(self, pull: Pull, sent_at: float, wait_seconds: float) -> bool:
-        """Whether a pull came back empty before its time: replaced by a newer one, or from a router
-        that does not long-poll, in whose place the next router is pulled from after a pause."""
+    def _handle_early_return(self, pull: Pull, sent_at: float, wait_seconds: float) -> bool:
+        """Handle a pull that ended empty before its wait was over. Return whether it was one.
+
+        1. A newer pull replaced it: do nothing.
+        2. The router does not long-poll: try the next router after a pause.
+        """
         if self._is_replaced(pull):
             return True
         if time.monotonic() - sent_at >= min(_QUICK_SECONDS, wait_seconds / 2):
             return False
         if (
             time.monotonic() >= self._pause_until
-        ):  # the other pull in flight may have come back empty as well
+        ):  # the other pull in flight may have moved on already
             self._link.try_next()
         self._pause_until = time.monotonic() + self._backoff.next()
         return True
 
     def _is_replaced(self, pull: Pull) -> bool:
-        """Whether a newer pull for the same lane that excludes tenants is in flight: the router has
-        ended this one for it.
+        """Return whether a newer pull for this lane that excludes tenants made the router end this
+        one.
         """
         return (
             bool(pull.except_tenants)
             and sum(
                 bool(one.except_tenants) and one.lanes == pull.lanes
-                for one in self._flying.values()
+                for one in self._in_flight.values()
             )
             > 1
         )
 
     async def _end_pulls(self) -> None:
-        """Waits for pulls in flight: if one were cancelled while it brings a batch, the lease would
-        have to expire first.
+        """Wait for pulls in flight. Cancelling one that brings a batch would leave its lease to
+        expire.
         """
-        if self._flying:
-            await asyncio.wait(list(self._flying), timeout=_LAST_PULLS_SECONDS)
-        for task in self._flying:
+        if self._in_flight:
+            await asyncio.wait(list(self._in_flight), timeout=_LAST_PULLS_SECONDS)
+        for task in self._in_flight:
             task.cancel()

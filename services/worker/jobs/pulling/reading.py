@@ -1,7 +1,7 @@
-"""Estimates what preparing a pulled job takes, before any of it is read: bytes, pages, pixels and
-tokens. Pure.
+"""Estimates the cost of preparing a pulled job before reading it: bytes, pages, pixels and tokens.
+Pure.
 
-`intake.py` decides by it on which threads a job is prepared, and `pulls.py` how much is pulled.
+`intake.py` uses it to choose the threads that prepare a job, `pulls.py` to limit pulls.
 """
 
 from __future__ import annotations
@@ -17,37 +17,41 @@ from libs.image_size import size_of
 from services.worker.jobs.held import PreparationKind
 
 BYTES_A_TOKEN: Final = 4
-"""Estimate for a job that was not tokenised yet; used only to limit pulls (backpressure)."""
+"""Estimate for a job that is not tokenised yet. Only used to limit pulls (backpressure)."""
 
 PIXELS_A_BYTE: Final = 8
-"""Pixels of an image that take as long to decode as one byte of text takes to tokenise."""
+"""Pixels of an image that take as long to decode as tokenising one byte of text."""
 
 PAGE_BYTES: Final = 1 << 19
-"""Bytes of text that take as long to tokenise as a page takes to draw: 50 ms."""
+"""Bytes of text that take as long to tokenise as drawing a page: 50 ms."""
 
 UNKNOWN_PIXELS: Final = 50_000_000
-"""Of an image whose header does not say its size: the most that is decoded."""
+"""Assumed for an image without a size in its header: the maximum that is decoded."""
 
 SLOW_PIXELS: Final = 4_000_000
-"""A job with an image of more pixels is slow: decoding it takes a tenth of a second or more, in one
-call that cannot yield, and may have to wait for memory."""
+"""A job with a larger image is slow: decoding takes a tenth of a second or more in one call that
+cannot yield, and may wait for memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What preparing a job reads."""
+    """The input sizes of a job's preparation."""
 
     bytes: int
-    """The payload, for each further item what is repeated with every item (labels, query,
-    instruction, turns), and what the pixels of images come to."""
+    """The payload, plus the shared parts once for each further item (labels, query, instruction,
+    turns), plus the equivalent of image pixels and pages.
+    """
     pages: int = 0
-    """Pages of documents, as far as the job names them."""
+    """Pages of documents, as far as the job specifies them."""
     kind: PreparationKind = "quick"
-    """`documents` of a job with any, `images` of a job with large ones."""
+    """`documents` for a job with any, else `images` for one with large images."""
 
 
 def reading_of(job: worker_pb2.Job, payload_bytes: int, *, has_images: bool) -> Reading:
-    """`has_images`: whether the job's model reads images; else its items are not looked at."""
+    """Estimate a job's preparation. Files count only if the job's model reads images
+    (`has_images`).
+    """
     read = read_bytes(job, payload_bytes)
     if not has_images:
         return Reading(read)
@@ -57,8 +61,8 @@ def reading_of(job: worker_pb2.Job, payload_bytes: int, *, has_images: bool) -> 
             pages += _pages(part)
             continue
         size = size_of(part.data)
-        # A header that hides its size may be that of the largest image: it is treated as one, apart
-        # from quick jobs.
+        # A header may hide the size of a very large image: assume the maximum, away from quick
+        # jobs.
         area = UNKNOWN_PIXELS if size is None else size.height * size.width
         pixels, largest = pixels + area, max(largest, area)
     read += pixels // PIXELS_A_BYTE + pages * PAGE_BYTES
@@ -68,7 +72,7 @@ def reading_of(job: worker_pb2.Job, payload_bytes: int, *, has_images: bool) -> 
 
 
 def _files(job: worker_pb2.Job) -> Iterable[inference_pb2.Document | inference_pb2.Image]:
-    """The documents and images of the job's items."""
+    """Yield the documents and images of the job's items."""
     items: Sequence[inference_pb2.Item] = ()
     match job.WhichOneof("operation"):
         case "encode":
@@ -89,16 +93,15 @@ def _files(job: worker_pb2.Job) -> Iterable[inference_pb2.Document | inference_p
 
 
 def _pages(document: inference_pb2.Document) -> int:
-    """The pages that are asked for; those of a document without a last page as a router prices
-    them.
-    """
+    """Return the requested pages. Without a last page, assume the router's price."""
     first, last = document.first_page or 1, document.last_page
     return max(1, min(last - first + 1, limits.PAGES)) if last else limits.UNKNOWN_PAGES
 
 
 def read_bytes(job: worker_pb2.Job, payload_bytes: int) -> int:
-    """The bytes of texts that preparing the job reads: its payload, and for each further item what
-    is repeated with every item (labels, query, instruction, turns)."""
+    """Return the bytes of text that preparation reads: the payload, plus shared parts again for
+    each further item (labels, query, instruction, turns).
+    """
     items, shared = 1, 0
     match job.WhichOneof("operation"):
         case "encode":
@@ -119,9 +122,9 @@ def read_bytes(job: worker_pb2.Job, payload_bytes: int) -> int:
 
 
 def estimated_tokens(job: worker_pb2.Job, read: int, max_tokens: int) -> int:
-    """Estimates a job's tokens before it is tokenised: from `read_bytes`, at most `max_tokens` for
-    each of its sequences (of a text or an image, whichever may be longer), unless texts are
-    divided."""
+    """Estimate a job's tokens from `read_bytes`, at most `max_tokens` per sequence unless texts are
+    chunked.
+    """
     sequences = 0
     match job.WhichOneof("operation"):
         case "encode" if job.encode.HasField("chunking"):

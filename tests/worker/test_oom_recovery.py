@@ -1,5 +1,5 @@
-"""Each rung by itself, in order, with a model that counts how it is asked; and any set of sequences
-that never fit.
+"""Each recovery step alone and in order, with a model that records its calls, and random sets of
+sequences that never fit.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from libs.errors import InternalError, OutOfMemory
 from libs.models import InputSequence, Output
-from services.worker.jobs.execution.ladder import (
+from services.worker.jobs.execution.oom_recovery import (
     CAPPED_BATCHES,
     MAX_DEPTH,
-    RELIEFS_FOR_A_BATCH,
+    MAX_RELIEFS_PER_BATCH,
     Caps,
     OomRecovery,
     RecoveryResult,
@@ -30,7 +30,7 @@ from services.worker.machine.shortage import is_out_of_memory
 
 MODEL = "org/m"
 Broken = Callable[[list[int]], Exception | None]
-"""What a forward pass over sequences of these lengths raises, if anything."""
+"""Returns the error that a forward pass over sequences of these lengths raises, if any."""
 
 
 def out_of_memory() -> Exception:
@@ -43,8 +43,8 @@ def sequence(tokens: int) -> InputSequence:
 
 @dataclass
 class FakeDevice:
-    """Runs sequences, or fails as `broken` says; has `idle` models that can go. `calls`: what was
-    asked of it, in order.
+    """Runs sequences, or fails as `broken` returns. Has `idle` models that can be evicted. `calls`
+    records its calls in order.
     """
 
     broken: Broken
@@ -80,102 +80,103 @@ class FakeDevice:
 
     @property
     def tries(self) -> list[int]:
-        """Sequences of each forward pass that was tried."""
+        """The number of sequences of each attempted forward pass."""
         return [int(call.split()[1]) for call in self.calls if call.startswith("forward")]
 
 
-def answered(climbed: RecoveryResult, *tokens: int) -> bool:
-    """Whether each sequence has its own output."""
-    return [outcome[0] for outcome in climbed.outcomes if isinstance(outcome, np.ndarray)] == list(
+def answered(recovery: RecoveryResult, *tokens: int) -> bool:
+    """Return whether each sequence has its output."""
+    return [outcome[0] for outcome in recovery.outcomes if isinstance(outcome, np.ndarray)] == list(
         tokens
     )
 
 
-def times(count: int, make: Callable[[], Exception] = out_of_memory) -> Broken:
-    """Raises the first so many times."""
+def failing_first(count: int, make: Callable[[], Exception] = out_of_memory) -> Broken:
+    """Raise in the first `count` passes."""
     left = [make() for _ in range(count)]
     return lambda lengths: left.pop() if left else None
 
 
 def above(tokens: int) -> Broken:
-    """Out of memory with more tokens than these in a batch."""
+    """Run out of memory with more tokens in a batch."""
     return lambda lengths: out_of_memory() if sum(lengths) > tokens else None
 
 
 def fitted(device: FakeDevice, count: int) -> Broken:
-    """Out of memory until so many models went."""
+    """Run out of memory until `count` models were evicted."""
     return lambda lengths: out_of_memory() if device.calls.count("relieve") < count else None
 
 
-def test_batch_that_runs_touches_nothing_else() -> None:
-    device = FakeDevice(times(0))
-    climbed = device.run(3, 5)
-    assert answered(climbed, 3, 5)
-    assert climbed.is_clean
+def test_successful_batch_has_no_side_effects() -> None:
+    device = FakeDevice(failing_first(0))
+    recovery = device.run(3, 5)
+    assert answered(recovery, 3, 5)
+    assert recovery.is_clean
     assert device.calls == ["forward 2"]
 
 
-def test_first_the_caches_are_freed() -> None:
-    device = FakeDevice(times(1), idle=3)
-    climbed = device.run(3, 5)
-    assert answered(climbed, 3, 5)
-    assert (climbed.is_clean, climbed.fitted_tokens) == (False, 0)
+def test_caches_are_freed_first() -> None:
+    device = FakeDevice(failing_first(1), idle=3)
+    recovery = device.run(3, 5)
+    assert answered(recovery, 3, 5)
+    assert (recovery.is_clean, recovery.fitted_tokens) == (False, 0)
     assert device.calls == ["forward 2", "recover", "trim", "forward 2"]
 
 
-def test_then_idle_models_go_one_by_one_until_it_fits() -> None:
-    device = FakeDevice(times(0), idle=3)
+def test_idle_models_are_then_evicted_one_by_one() -> None:
+    device = FakeDevice(failing_first(0), idle=3)
     device.broken = fitted(device, 2)
-    climbed = device.run(3, 5)
-    assert answered(climbed, 3, 5)
-    assert climbed.fitted_tokens == 0
+    recovery = device.run(3, 5)
+    assert answered(recovery, 3, 5)
+    assert recovery.fitted_tokens == 0
     assert device.calls == [
-        "forward 2", "recover", "trim", "forward 2", "recover", "relieve", "forward 2", "recover", "relieve", "forward 2",
+        "forward 2", "recover", "trim", "forward 2", "recover", "relieve",
+        "forward 2", "recover", "relieve", "forward 2",
     ]  # fmt: skip
 
 
-def test_then_the_batch_is_halved_and_the_size_that_fits_is_told() -> None:
+def test_batch_is_then_halved_and_the_fitting_size_reported() -> None:
     device = FakeDevice(above(20))
-    climbed = device.run(*[10] * 8)
-    assert answered(climbed, *[10] * 8)
-    assert climbed.fitted_tokens == 20
-    # Caches were free and nothing was idle: neither is tried again below.
+    recovery = device.run(*[10] * 8)
+    assert answered(recovery, *[10] * 8)
+    assert recovery.fitted_tokens == 20
+    # Caches are free and no model is idle: neither step is retried below.
     assert device.tries == [8, 8, 4, 2, 2, 4, 2, 2]
     assert device.calls.count("relieve") == 1
     assert device.calls.count("trim") == 1
     assert device.calls.count("recover") == 4
 
 
-def test_batch_lets_no_more_than_some_models_go_but_a_single_sequence_any_number() -> None:
+def test_evictions_are_limited_for_a_batch_but_not_for_one_sequence() -> None:
     device = FakeDevice(above(20), idle=99)
     assert answered(device.run(10, 10, 10), 10, 10, 10)
-    assert device.calls.count("relieve") == RELIEFS_FOR_A_BATCH
-    single = FakeDevice(times(0), idle=99)
-    single.broken = fitted(single, 2 * RELIEFS_FOR_A_BATCH)
+    assert device.calls.count("relieve") == MAX_RELIEFS_PER_BATCH
+    single = FakeDevice(failing_first(0), idle=99)
+    single.broken = fitted(single, 2 * MAX_RELIEFS_PER_BATCH)
     assert answered(single.run(10), 10)
 
 
-def test_below_that_only_what_does_not_fit_alone_fails_with_its_numbers() -> None:
+def test_only_sequences_that_do_not_fit_alone_fail() -> None:
     device = FakeDevice(above(100))
-    climbed = device.run(7, 1234, 9)
-    assert answered(climbed, 7, 9)
-    error = climbed.outcomes[1]
+    recovery = device.run(7, 1234, 9)
+    assert answered(recovery, 7, 9)
+    error = recovery.outcomes[1]
     assert isinstance(error, OutOfMemory)
     assert "1,234 tokens" in error.message
     assert error.retry_after == 0
 
 
-def test_batch_is_halved_so_often_and_then_tried_one_by_one() -> None:
+def test_halving_is_limited_and_followed_by_single_sequences() -> None:
     device = FakeDevice(lambda lengths: out_of_memory() if len(lengths) > 1 else None)
-    climbed = device.run(*[1] * 64)
-    assert answered(climbed, *[1] * 64)
+    recovery = device.run(*[1] * 64)
+    assert answered(recovery, *[1] * 64)
     parts = 2**MAX_DEPTH
     assert [device.tries.count(size) for size in (64, 32, 16, 8, 4)] == [2, 2, 4, 8, parts]
     assert device.tries.count(1) == 64
     assert 2 not in device.tries
 
 
-def test_another_error_is_bisected_and_asks_no_model_to_go(
+def test_other_errors_are_bisected_without_evictions(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def poisoned(lengths: list[int]) -> Exception | None:
@@ -183,15 +184,15 @@ def test_another_error_is_bisected_and_asks_no_model_to_go(
 
     device = FakeDevice(poisoned, idle=5)
     with caplog.at_level(logging.ERROR):
-        climbed = device.run(*range(1, 101))
-    assert answered(climbed, *(count for count in range(1, 101) if count != 13))
-    assert isinstance(climbed.outcomes[12], InternalError)
-    assert climbed.fitted_tokens == 0
+        recovery = device.run(*range(1, 101))
+    assert answered(recovery, *(count for count in range(1, 101) if count != 13))
+    assert isinstance(recovery.outcomes[12], InternalError)
+    assert recovery.fitted_tokens == 0
     assert not {"relieve", "trim"} & set(device.calls)
     assert len(device.tries) <= 2 * 7 + 1
 
 
-def test_poison_that_shows_only_once_memory_was_made_still_fails_alone() -> None:
+def test_poison_detected_after_freeing_memory_fails_alone() -> None:
     def poisoned(lengths: list[int]) -> Exception | None:
         return (
             out_of_memory()
@@ -202,22 +203,22 @@ def test_poison_that_shows_only_once_memory_was_made_still_fails_alone() -> None
         )
 
     device = FakeDevice(poisoned)
-    climbed = device.run(20, 13, 20, 77)
-    assert answered(climbed, 20, 20)
-    assert isinstance(climbed.outcomes[1], InternalError)
-    assert isinstance(climbed.outcomes[3], OutOfMemory)
+    recovery = device.run(20, 13, 20, 77)
+    assert answered(recovery, 20, 20)
+    assert isinstance(recovery.outcomes[1], InternalError)
+    assert isinstance(recovery.outcomes[3], OutOfMemory)
 
 
 @pytest.mark.parametrize("make", [out_of_memory, lambda: ValueError("poison")])
-def test_lost_device_ends_the_climb(make: Callable[[], Exception]) -> None:
-    device = FakeDevice(times(9, make), lost=True)
+def test_lost_device_ends_the_recovery(make: Callable[[], Exception]) -> None:
+    device = FakeDevice(failing_first(9, make), lost=True)
     with pytest.raises(RuntimeError, match="device lost"):
         device.run(3, 5)
     assert device.calls == ["forward 2", "recover"]
 
 
 def test_failed_pass_holds_no_memory_when_caches_are_freed() -> None:
-    """An exception keeps the frames of its pass, and these their activations: it must be gone by
+    """An exception keeps the frames of its pass, and so their activations: it must be gone by
     then.
     """
     alive: list[weakref.ref[torch.Tensor]] = []
@@ -232,18 +233,18 @@ def test_failed_pass_holds_no_memory_when_caches_are_freed() -> None:
 
     gc.disable()
     try:
-        ladder = OomRecovery(
+        oom_recovery = OomRecovery(
             lambda: seen.append(alive[0]() is None), lambda: None, lambda keep: False
         )
-        ladder.run(MODEL, forward, [sequence(3)])
+        oom_recovery.run(MODEL, forward, [sequence(3)])
     finally:
         gc.enable()
     assert seen == [True]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=70), st.integers(1, 70), st.integers(0, 3))
-def test_exactly_those_that_never_fit_fail(fits: list[bool], most: int, idle: int) -> None:
-    """Some never fit, and the others only so many at a time."""
+def test_only_sequences_that_never_fit_fail(fits: list[bool], most: int, idle: int) -> None:
+    """Some sequences never fit, and others only a limited number at a time."""
 
     def broken(lengths: list[int]) -> Exception | None:
         return (
@@ -253,14 +254,14 @@ def test_exactly_those_that_never_fit_fail(fits: list[bool], most: int, idle: in
         )
 
     device = FakeDevice(broken, idle=idle)
-    climbed = device.run(*range(1, len(fits) + 1))
-    for place, (outcome, good) in enumerate(zip(climbed.outcomes, fits, strict=True)):
+    recovery = device.run(*range(1, len(fits) + 1))
+    for place, (outcome, good) in enumerate(zip(recovery.outcomes, fits, strict=True)):
         if good:
             assert isinstance(outcome, np.ndarray)
             assert outcome[0] == place + 1
         else:
             assert isinstance(outcome, OutOfMemory)
-    # A climb is bounded: the halvings, each sequence once, and a try for each model that went.
+    # The recovery is bounded: the halvings, each sequence once, and a try for each evicted model.
     assert len(device.tries) <= 2 ** (MAX_DEPTH + 1) + len(fits) + idle + 1
 
 
@@ -273,13 +274,13 @@ def huge_array() -> object:
 
 
 @pytest.mark.parametrize("allocate", [huge_tensor, huge_array])
-def test_allocators_of_this_machine_are_understood(allocate: Callable[[], object]) -> None:
+def test_errors_of_real_allocators_are_recognised(allocate: Callable[[], object]) -> None:
     with pytest.raises((RuntimeError, MemoryError)) as caught:
         allocate()
     assert is_out_of_memory(caught.value)
 
 
-def test_what_is_out_of_memory_and_what_is_not() -> None:
+def test_out_of_memory_errors_are_distinguished() -> None:
     assert is_out_of_memory(out_of_memory())
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
@@ -295,17 +296,17 @@ def test_what_is_out_of_memory_and_what_is_not() -> None:
     assert not is_out_of_memory(ValueError("out of memory"))
 
 
-def test_cap_holds_for_its_group_doubles_and_ends() -> None:
+def test_cap_applies_to_its_group_then_doubles_and_ends() -> None:
     caps = Caps(100)
-    assert caps.of("a") == 100
+    assert caps.budget_of("a") == 100
     caps.ran("a", 30)
-    assert (caps.of("a"), caps.of("b")) == (30, 100)
+    assert (caps.budget_of("a"), caps.budget_of("b")) == (30, 100)
     for _ in range(CAPPED_BATCHES):
-        assert caps.of("a") == 30
+        assert caps.budget_of("a") == 30
         caps.ran("a")
-    assert caps.of("a") == 60
+    assert caps.budget_of("a") == 60
     caps.ran("a", 25)
-    assert caps.of("a") == 25
+    assert caps.budget_of("a") == 25
     for _ in range(2 * CAPPED_BATCHES):
         caps.ran("a")
-    assert caps.of("a") == 100
+    assert caps.budget_of("a") == 100

@@ -1,4 +1,4 @@
-"""Answers that are not finite: a second try in float32, on a thread of its own, and a real
+"""Outputs that are not finite: the recomputation in float32 on a separate thread, and a real
 checkpoint that overflows in float16.
 """
 
@@ -28,102 +28,102 @@ from tests.worker.fakes import (
     vector,
     vectors,
 )
-from tests.worker.running import MODEL, Bay, worker
+from tests.worker.running import MODEL, RunningWorker, worker
 
 
-class FakeTwin(FakeModel):
-    """Knows no ENDLESS: what overflows in the other does not here."""
+class FakeFp32Model(FakeModel):
+    """A model without ENDLESS: its outputs do not overflow."""
 
     @staticmethod
     def _vector(sequence: InputSequence) -> Output:
         return np.array([sequence.tokens, float(sequence.ids.sum())], dtype=np.float32)
 
 
-async def loaded(bay: Bay, lanes: FakeLanes) -> FakeModel:
+async def loaded(bay: RunningWorker, lanes: FakeLanes) -> FakeModel:
     lanes.put(MODEL, encode_job("first", "first"))
     await until(lambda: "first" in lanes.answers)
     return bay.model
 
 
-async def test_sequences_that_are_not_finite_are_computed_by_the_twin(tmp_path: Path) -> None:
+async def test_sequences_that_are_not_finite_are_recomputed_in_float32(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         model = await loaded(bay, lanes)
-        model.twin = FakeTwin()
+        model.fp32_model = FakeFp32Model()
         lanes.put(
             MODEL, encode_job("odd", "fine", ENDLESS + "x", "good"), encode_job("even", "even")
         )
         await until(lambda: {"odd", "even"} <= lanes.answers.keys())
-        assert vectors(lanes.answer("odd")) == [
+        assert vectors(lanes.answer_of("odd")) == [
             vector("fine"),
             vector(ENDLESS + "x"),
             vector("good"),
         ]
-        assert vectors(lanes.answer("even")) == [vector("even")]
-        assert model.twin.batches == [[2]]
+        assert vectors(lanes.answer_of("even")) == [vector("even")]
+        assert model.fp32_model.batches == [[2]]
         # Neither the event loop's thread nor the device's.
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         assert [names[ident].partition("_")[0] for ident in model.widenings] == ["widen"]
 
 
-async def test_twin_that_is_not_finite_either_fails_the_job(tmp_path: Path) -> None:
+async def test_job_fails_if_float32_is_not_finite_either(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         model = await loaded(bay, lanes)
-        model.twin = FakeModel()
+        model.fp32_model = FakeModel()
         lanes.put(MODEL, encode_job("odd", ENDLESS), encode_job("even", "even"))
         await until(lambda: {"odd", "even"} <= lanes.answers.keys())
-        assert "not finite" in lanes.answer("odd").failure.message
-        assert vectors(lanes.answer("even")) == [vector("even")]
+        assert "not finite" in lanes.answer_of("odd").failure.message
+        assert vectors(lanes.answer_of("even")) == [vector("even")]
 
 
-async def test_answers_of_others_do_not_wait_for_the_twin_and_it_stays_while_jobs_wait_for_it(
+async def test_fallback_does_not_delay_other_jobs_and_stays_loaded_while_needed(
     tmp_path: Path,
 ) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         model = await loaded(bay, lanes)
-        twin = model.twin = FakeTwin()
+        fp32_model = model.fp32_model = FakeFp32Model()
         model.gate.set()
         lanes.put(MODEL, encode_job("slow", SLOW + ENDLESS), encode_job("odd", ENDLESS))
         try:
-            await until(twin.started.is_set)
+            await until(fp32_model.started.is_set)
             for number in range(5):
                 lanes.put(MODEL, encode_job(f"even {number}", "even"))
                 await until(lambda name=f"even {number}": name in lanes.answers)  # type: ignore[misc]
             assert not {"slow", "odd"} & lanes.answers.keys()
         finally:
-            twin.gate.set()
+            fp32_model.gate.set()
         await until(lambda: {"slow", "odd"} <= lanes.answers.keys())
-        assert vectors(lanes.answer("odd")) == [vector(ENDLESS)]
+        assert vectors(lanes.answer_of("odd")) == [vector(ENDLESS)]
         assert len(model.widenings) == 1
         lanes.put(MODEL, encode_job("later", ENDLESS))
         await until(lambda: "later" in lanes.answers)
         assert len(model.widenings) == 2
 
 
-async def test_job_past_its_deadline_is_not_computed_again(tmp_path: Path) -> None:
+async def test_expired_job_is_not_recomputed(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         model = await loaded(bay, lanes)
-        twin = model.twin = FakeTwin()
+        fp32_model = model.fp32_model = FakeFp32Model()
         model.gate.set()
         lanes.put(MODEL, encode_job("slow", SLOW + ENDLESS))
-        await until(twin.started.is_set)
+        await until(fp32_model.started.is_set)
         late = encode_job("late", ENDLESS, seconds=0.3)
         lanes.put(MODEL, late)
         await until(lambda: [1] in model.batches and len(model.batches) >= 3)
         await until(lambda: time.time() * 1000 > late.deadline_unix_ms)
-        twin.gate.set()
+        fp32_model.gate.set()
         await until(lambda: "late" in lanes.answers)
-        assert lanes.answer("late").failure.reason == "DEADLINE_PASSED"
-        assert twin.batches == [[2]]
+        assert lanes.answer_of("late").failure.reason == "DEADLINE_PASSED"
+        assert fp32_model.batches == [[2]]
 
 
 @pytest.fixture(scope="module")
 def loud(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random BERT whose feed-forward overflows float16 (65,504) and not float32; LayerNorm makes
-    it small again.
+    """A random BERT with a feed-forward that overflows float16 (65,504) but not float32; LayerNorm
+    makes it small again.
     """
     directory = write_checkpoint(
         "bert", tmp_path_factory.mktemp("loud") / "m", sentence=SentenceFiles()
@@ -140,14 +140,14 @@ CPU = torch.device("cpu")
 WORK = EncodeWork(["a text that is embedded", "another"])
 
 
-def test_twin_of_a_real_model_answers_as_float32_does(loud: Path) -> None:
+def test_fallback_of_a_real_model_equals_float32(loud: Path) -> None:
     overrides = Overrides(source="test.yaml:1", dtype="float16")
     half = load_model(loud, "test/loud", CPU, torch.float32, overrides)
     prepared = half.prepare(WORK)
     assert not all(is_finite(output) for output in half.forward(prepared.head, prepared.sequences))
-    twin = half.load_fp32_fallback()
-    assert twin is not None
-    outputs = twin.forward(prepared.head, prepared.sequences)
+    fp32_model = half.widened()
+    assert fp32_model is not None
+    outputs = fp32_model.forward(prepared.head, prepared.sequences)
     assert all(is_finite(output) for output in outputs)
     whole = load_model(loud, "test/loud", CPU, torch.float32)
     expected = whole.forward(prepared.head, prepared.sequences)
@@ -158,8 +158,8 @@ def test_twin_of_a_real_model_answers_as_float32_does(loud: Path) -> None:
     np.testing.assert_allclose(np.linalg.norm(restore(answer.dense), axis=1), 1.0, rtol=1e-5)
 
 
-def test_model_in_float32_has_no_twin(loud: Path) -> None:
-    assert load_model(loud, "test/loud", CPU, torch.float32).load_fp32_fallback() is None
-    low = load_model(loud, "test/loud", CPU, torch.bfloat16).load_fp32_fallback()
+def test_float32_model_has_no_fallback(loud: Path) -> None:
+    assert load_model(loud, "test/loud", CPU, torch.float32).widened() is None
+    low = load_model(loud, "test/loud", CPU, torch.bfloat16).widened()
     assert low is not None
     assert low.load_fp32_fallback() is None

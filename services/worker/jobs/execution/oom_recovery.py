@@ -1,11 +1,15 @@
 """Recovery from failed forward passes: the worker survives running out of memory, and a bad input
 fails only its own job.
 
-Called by `runner.py` on the device thread, while no other batch is on the device. Running out of
-memory is handled in steps, each only when the one before did not help: free the caches and retry;
-evict an idle model and retry; halve the batch, at most MAX_DEPTH times; then run the sequences one
-by one, so that only those fail that do not fit alone. Any other error halves the batch until what
-fails is a single sequence.
+`runner.py` calls it on the device thread, while no other batch is on the device. Out of memory is
+handled in steps, each taken only if the previous one did not help:
+
+1. Free the caches and retry.
+2. Evict an idle model and retry.
+3. Halve the batch, at most MAX_DEPTH times.
+4. Run the sequences one by one, so that only those fail that do not fit alone.
+
+Any other error halves the batch down to the single sequences that fail.
 """
 
 from __future__ import annotations
@@ -29,33 +33,39 @@ Outcome = Forwarded | ShoalError
 _Value = TypeVar("_Value")
 
 MAX_DEPTH: Final = 4
-"""How often a batch that does not fit is halved before its sequences are tried one by one: down to
-a sixteenth.
+"""Maximum times a batch is halved (to a sixteenth) before its sequences run one by one."""
+
+MAX_RELIEFS_PER_BATCH: Final = 4
+"""Idle models that may be evicted for a batch. A single sequence, which cannot be halved, may evict
+any number.
 """
 
-RELIEFS_FOR_A_BATCH: Final = 4
-"""Idle models that may be evicted for a batch, which could also be halved. For a single sequence
-the number is unlimited: nothing else would help it."""
-
 CAPPED_BATCHES: Final = 32
-"""After how many batches within a cap the cap is doubled."""
+"""Batches within a cap after which the cap is doubled."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryResult:
-    """`outcomes`: one for each sequence. `fitted_tokens`: of the largest part of the batch that ran
-    after the whole had not; 0: the batch was not halved for memory, or no part of it fitted."""
+    """The outcome of each sequence of a batch."""
 
     outcomes: list[Outcome]
     fitted_tokens: int = 0
+    """Size of the largest part that ran after the whole batch did not fit; 0 if the batch was not
+    halved for memory, or no part fitted.
+    """
     is_clean: bool = True
-    """Nothing failed, so the time that it took is a valid measurement of the model's speed."""
+    """Nothing failed, so the duration is a valid measurement of the model's speed."""
 
 
 class OomRecovery:
-    """`recover` is called after each failure, and raises if the device is lost. `trim` returns all
-    unused memory to the system. `relieve` drops all CUDA graphs or, if there are none, evicts one
-    idle model other than the named one, and returns whether it did; it may block."""
+    """Runs forward passes and recovers from their failures.
+
+    Args:
+        recover: Called after each failure. Raises if the device is lost.
+        trim: Returns all unused memory to the system.
+        relieve: Drops all CUDA graphs or, if none exist, evicts one idle model other than the named
+            one. Returns whether it freed anything. May block.
+    """
 
     def __init__(
         self, recover: Callable[[], None], trim: Callable[[], None], relieve: Callable[[str], bool]
@@ -65,29 +75,29 @@ class OomRecovery:
         self.relieve = relieve
 
     def run(self, model: str, forward: Forward, sequences: list[InputSequence]) -> RecoveryResult:
-        """Runs a batch. Raises what `recover` raises, and nothing else."""
+        """Run a batch. Raises only what `recover` raises."""
         outputs = attempt(partial(forward, sequences), sequences, model)
         return (
-            self.climb(model, forward, sequences, outputs)
+            self.recover_from(model, forward, sequences, outputs)
             if isinstance(outputs, Failure)
             else RecoveryResult([*outputs])
         )
 
-    def climb(
+    def recover_from(
         self, model: str, forward: Forward, sequences: list[InputSequence], failure: Failure
     ) -> RecoveryResult:
-        """Recovers from a batch that has failed. Raises what `recover` raises, and nothing else."""
-        climb = _Climb(model, forward, self)
-        outcomes = climb.after(failure, sequences, depth=0)
+        """Recover from a batch that has failed. Raises only what `recover` raises."""
+        recover_from = _BatchRecovery(model, forward, self)
+        outcomes = recover_from.after(failure, sequences, depth=0)
         return RecoveryResult(
-            outcomes, climb.fitted_tokens if climb.is_halved else 0, is_clean=False
+            outcomes, recover_from.fitted_tokens if recover_from.is_halved else 0, is_clean=False
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is kept of an exception. The exception itself would keep the failed pass's frames, and
-    so its activations, alive.
+    """The part of an exception that is kept. The exception itself would keep the failed pass's
+    frames, and so its activations, alive.
     """
 
     is_memory: bool
@@ -97,9 +107,7 @@ class Failure:
 def attempt(
     step: Callable[[], _Value], sequences: list[InputSequence], model: str
 ) -> _Value | Failure:
-    """Runs one step of a batch, such as its forward pass, and returns its value or how it
-    failed.
-    """
+    """Run one step of a batch, such as its forward pass, and return its value or its failure."""
     try:
         return step()
     except Exception as error:
@@ -109,13 +117,13 @@ def attempt(
         return Failure(False, type(error).__name__)
 
 
-class _Climb:
+class _BatchRecovery:
     """The recovery of one batch."""
 
-    def __init__(self, model: str, forward: Forward, ladder: OomRecovery) -> None:
+    def __init__(self, model: str, forward: Forward, oom_recovery: OomRecovery) -> None:
         self._model = model
         self._forward = forward
-        self._ladder = ladder
+        self._oom_recovery = oom_recovery
         # Mutable state.
         self._is_freed = False
         self._reliefs = 0
@@ -124,10 +132,10 @@ class _Climb:
         self.fitted_tokens = 0
 
     def after(self, failure: Failure, sequences: list[InputSequence], depth: int) -> list[Outcome]:
-        """The outcomes of sequences that have just failed together. `depth`: how often they were
-        halved for memory.
+        """Return the outcomes of sequences that have just failed together. `depth` counts halvings
+        for memory.
         """
-        self._ladder.recover()
+        self._oom_recovery.recover()
         if failure.is_memory:
             again = self._with_more_room(failure, sequences)
             if not isinstance(again, Failure):
@@ -139,9 +147,9 @@ class _Climb:
             return self._parts(_halves(sequences), depth)
         self.is_halved = True
         if depth >= MAX_DEPTH:
-            self._log_step("the sequences run one by one", sequences)
+            self._log_step("run the sequences one by one", sequences)
             return self._parts([[one] for one in sequences], depth)
-        self._log_step("the batch is halved", sequences, depth=depth + 1)
+        self._log_step("halve the batch", sequences, depth=depth + 1)
         return self._parts(_halves(sequences), depth + 1)
 
     def _parts(self, parts: list[list[InputSequence]], depth: int) -> list[Outcome]:
@@ -156,30 +164,32 @@ class _Climb:
     def _with_more_room(
         self, failure: Failure, sequences: list[InputSequence]
     ) -> Sequence[Forwarded] | Failure:
-        """The first two steps: frees the caches (once a batch), then evicts idle models."""
+        """Take the first two steps: free the caches (once a batch), then evict idle models."""
         outcome: Sequence[Forwarded] | Failure = failure
         if not self._is_freed:
             self._is_freed = True
-            self._ladder.trim()
-            self._log_step("the caches are freed", sequences)
+            self._oom_recovery.trim()
+            self._log_step("free the caches", sequences)
             outcome = self._try_recovered(sequences)
         while isinstance(outcome, Failure) and outcome.is_memory and self._relieved(sequences):
             outcome = self._try_recovered(sequences)
         return outcome
 
     def _relieved(self, sequences: list[InputSequence]) -> bool:
-        if self._has_nothing_idle or (len(sequences) > 1 and self._reliefs >= RELIEFS_FOR_A_BATCH):
+        if self._has_nothing_idle or (
+            len(sequences) > 1 and self._reliefs >= MAX_RELIEFS_PER_BATCH
+        ):
             return False
-        self._has_nothing_idle = not self._ladder.relieve(self._model)
+        self._has_nothing_idle = not self._oom_recovery.relieve(self._model)
         if not self._has_nothing_idle:
             self._reliefs += 1
-            self._log_step("CUDA graphs or an idle model are evicted", sequences)
+            self._log_step("evict CUDA graphs or an idle model", sequences)
         return not self._has_nothing_idle
 
     def _try_recovered(self, sequences: list[InputSequence]) -> Sequence[Forwarded] | Failure:
         outcome = self._try(sequences)
         if isinstance(outcome, Failure):
-            self._ladder.recover()
+            self._oom_recovery.recover()
         return outcome
 
     def _try(self, sequences: list[InputSequence]) -> Sequence[Forwarded] | Failure:
@@ -191,10 +201,11 @@ class _Climb:
     def _verdict(self, failure: Failure, sequences: list[InputSequence]) -> ShoalError:
         if not failure.is_memory:
             return InternalError(f"the model failed on this input: {failure.kind}")
-        self._log_step("a sequence does not fit alone", sequences)
+        self._log_step("fail a sequence that does not fit alone", sequences)
         return OutOfMemory(
-            f"an input of {_tokens(sequences):,} tokens does not fit the memory of its worker beside {self._model}, even alone: "
-            "shorten it, let it be truncated, or name a pool with more memory"
+            f"an input of {_tokens(sequences):,} tokens does not fit the worker's memory "
+            f"with {self._model}, even alone: "
+            "shorten it, allow truncation, or use a pool with more memory"
         )
 
     def _log_step(self, step: str, sequences: list[InputSequence], **more: int) -> None:
@@ -222,8 +233,7 @@ class _Cap:
 
 
 class Caps:
-    """Token caps of groups of which a batch ran out of memory, so that not every batch has to be
-    halved again.
+    """Token caps of groups that ran out of memory, so that not every batch has to be halved again.
 
     A cap doubles after CAPPED_BATCHES batches and ends when it reaches `tokens`, the budget. Not
     thread-safe.
@@ -233,13 +243,13 @@ class Caps:
         self._budget = tokens
         self._caps: dict[Hashable, _Cap] = {}
 
-    def of(self, group: Hashable) -> int:
-        """The token budget of the group's next batch."""
+    def budget_of(self, group: Hashable) -> int:
+        """Return the token budget of the group's next batch."""
         cap = self._caps.get(group)
         return self._budget if cap is None else cap.tokens
 
     def ran(self, group: Hashable, fitted_tokens: int = 0) -> None:
-        """Adjusts the group's cap after a batch; `fitted_tokens` as in `RecoveryResult`."""
+        """Adjust the group's cap after a batch. `fitted_tokens` is as in `RecoveryResult`."""
         if fitted_tokens:
             self._caps[group] = _Cap(fitted_tokens)
         elif cap := self._caps.get(group):
