@@ -1,5 +1,5 @@
-"""Florence-2 (arXiv 2311.06242): DaViT before BART. Images are captioned, read and searched for
-objects, by prompts in words.
+"""Florence-2 (arXiv 2311.06242): DaViT in front of BART. Prompts in words caption an image, read
+its text and find objects.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from libs.models.work import (
 )
 
 _FRAME: Final = ("<s>", "</s>", "<pad>")
-_INCOMPLETE: Final = "�"  # what tokenizers make of the first bytes of a character
+_INCOMPLETE: Final = "�"  # the tokenizer's output for the first bytes of a character
 _WORDS: Final = (
     "cap", "/cap", "ncap", "/ncap", "dcap", "/dcap", "grounding", "/grounding", "seg", "/seg", "sep", "region_cap", "/region_cap",
     "region_to_desciption", "/region_to_desciption", "proposal", "/proposal", "poly", "/poly", "and",
 )  # fmt: skip
 _ADDED: Final = ("od", "/od", "ocr", "/ocr", *(f"loc_{place}" for place in range(BINS)), *_WORDS)
-"""The tokens that microsoft's processor adds to BART's tokenizer, in the order of their ids."""
+"""The tokens that Microsoft's processor adds to BART's tokenizer, in the order of their ids."""
 
 
 class _Images(nn.Module):
-    """The image encoder and the connector. The names of its parts are those of `_name`."""
+    """The image encoder and the connector. `_name` returns the names of its parts."""
 
     def __init__(self, spec: DavitSpec, hidden: int, places: int, frames: int) -> None:
         super().__init__()
@@ -71,22 +71,22 @@ class _Images(nn.Module):
         self.projector = Projector(spec.width, hidden, places, frames)
 
     def forward(self, pixels: Tensor, between: Between) -> Tensor:
-        """Normalised [images, 3, height, width] -> [images, tokens, hidden]"""
+        """Map normalised [images, 3, height, width] to [images, tokens, hidden]."""
         return self.projector.forward(self.tower.forward(pixels, between))
 
 
 @dataclass(frozen=True, slots=True)
 class Florence:
-    """`tokens`: rows of the encoder's input that an image is. `banned`: phrases of a caption that
-    have no place.
-    """
+    """A loaded Florence-2 model."""
 
     writer: Writer
     images: Tower
     processing: ImageProcessing
     tokenizer: Tokenizer
     tokens: int
+    """Number of encoder input rows of an image."""
     banned: frozenset[str]
+    """Phrases of a caption that are not grounded."""
 
     @property
     def size(self) -> ImageSize:
@@ -98,8 +98,9 @@ class Florence:
 def load_florence(
     directory: Path, config: Config, settings: Settings, dtype: torch.dtype, device: torch.device
 ) -> Florence:
-    """Of microsoft's layout or of transformers'. Raises ModelBroken with the file and the key or
-    tensor at fault.
+    """Load a checkpoint of Microsoft's layout or of transformers'.
+
+    Raises ModelBroken with the file and the key or tensor at fault.
     """
     vision, texts = config.part("vision_config"), config.part("text_config")
     spec = DavitSpec.of(vision)
@@ -120,7 +121,7 @@ def load_florence(
     rows, columns = spec.map_size(*_pixels(processing))
     if not 0 < max(rows, columns) <= places:
         raise config.unsupported(
-            "vision_config", f"it has {places} positions a side, and images have {rows} x {columns}"
+            "vision_config", f"it has {places} positions a side, but images have {rows} x {columns}"
         )
     hidden = texts.size("d_model")
     images = on_meta(lambda: _Images(spec, hidden, places, frames))
@@ -133,9 +134,8 @@ def load_florence(
     tokenizer = _tokenizer(directory)
     if settings.start is None:
         settings = replace(settings, start=texts.integer("decoder_start_token_id", 2))
-    if (
-        settings.max_new is None and settings.max_length is None
-    ):  # what is written is as long as it needs to be
+    # The image states do not limit the length of the answer.
+    if settings.max_new is None and settings.max_length is None:
         settings = replace(settings, max_new=texts.size("max_position_embeddings", 1024))
     writer = bart.load(texts, language, settings, dtype, device, embedding=bart.BartInputEmbedding)
     writer.tower = Tower(images, processing).to(device)
@@ -150,9 +150,7 @@ def _part(config: Config, key: str) -> Config:
 def _pixels(processing: ImageProcessing) -> tuple[int, int]:
     seen = processing.crop or processing.size
     if not isinstance(seen, tuple):
-        raise ModelBroken(
-            "preprocessor_config.json: `size` has a height and a width for Florence-2"
-        )
+        raise ModelBroken("preprocessor_config.json: `size` must have a height and a width")
     return seen
 
 
@@ -168,7 +166,7 @@ def _processing(directory: Path) -> ImageProcessing:
 
 
 def _banned(directory: Path) -> frozenset[str]:
-    """As transformers' processor is told; where no file says, it bans nothing."""
+    """Read the phrases that transformers' processor bans; none if no file lists them."""
     found = read_config(directory, "processor_config.json")
     values: object = {} if found is None else found.values
     for key in ("post_processor_config", "phrase_grounding", "banned_grounding_tokens"):
@@ -181,7 +179,8 @@ def _banned(directory: Path) -> frozenset[str]:
 
 
 def _tokenizer(directory: Path) -> Tokenizer:
-    """With the tokens of places, which microsoft's repositories have in code alone."""
+    """Load the tokenizer and add the location tokens, which Microsoft's repositories define only in
+    code."""
     tokenizer = load_tokenizer(directory, lowercase=False)
     if tokenizer.token_to_id("<loc_0>") is None:
         tokenizer.add_special_tokens(
@@ -191,7 +190,7 @@ def _tokenizer(directory: Path) -> Tokenizer:
 
 
 def _name(name: str) -> str:
-    """A tensor's name in either layout to ours."""
+    """Return our name of a tensor in either layout."""
     name = name.removeprefix("model.")
     for theirs, ours in _PREFIXES:
         if name.startswith(theirs):
@@ -223,20 +222,20 @@ _PREFIXES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """`label`: that a RegionsWork asks for; empty: the model's own words. `item`: whose image it is
-    about.
-    """
+    """The parsed prompt of a sequence."""
 
     item: int
+    """Index of the item with the image."""
     form: Form
     width: int
     height: int
     label: str = ""
+    """The label that a RegionsWork asks for; empty for the model's own words."""
 
 
 class FlorenceReader:
-    """Implements `Reader`. `TextWork.instruction`: a task by the name that Florence-2's processors
-    have for it, with its text.
+    """Implements `Reader`. `TextWork.instruction` may be a task, by the name in Florence-2's
+    processors, followed by its text.
     """
 
     def __init__(self, card: Card, model: Florence) -> None:
@@ -287,20 +286,21 @@ class FlorenceReader:
         ]
 
     def reads_along(self, notes: object) -> bool:
-        return isinstance(notes, list) and all(
-            one.form == "text" for one in notes
-        )  # regions are known at their end
+        # Regions are known only at the end.
+        return isinstance(notes, list) and all(one.form == "text" for one in notes)
 
     def text(self, ids: list[int]) -> str:
         text = self._plain(ids).rstrip(_INCOMPLETE)
-        begun = text[text.rfind("<") :]  # it may be the beginning of what will be left out
+        begun = text[
+            text.rfind("<") :
+        ]  # possibly the beginning of a location token, which is removed
         return (
             text.removesuffix(begun) if any(token.startswith(begun) for token in _FRAME) else text
         )
 
     def finish(self, work: WriteWork, notes: object, written: list[WrittenIds]) -> ExtractResult:
         if not isinstance(notes, list):
-            raise TypeError("notes are those of `prepare`")
+            raise TypeError("`notes` must be those of `prepare`")
         tokens = sum(len(each.ids) for each in written)
         if isinstance(work, RegionsWork):
             regions: list[list[Region]] = [[] for _ in work.texts]
@@ -324,7 +324,7 @@ class FlorenceReader:
         return Extraction(regions=regions, text=lines, finish=written.finish)
 
     def _plain(self, ids: list[int]) -> str:
-        """The text with its places, without the tokens that frame it."""
+        """Decode the text with its locations, without the tokens that frame it."""
         text = self.tokenizer.decode(ids, skip_special_tokens=False)
         for token in _FRAME:
             text = text.replace(token, "")
@@ -342,7 +342,7 @@ class FlorenceReader:
         if tokens + len(own) + 2 > self._card.max_tokens:
             left = self._card.max_tokens - tokens - 2
             raise InputTooLong(
-                f"the prompt has {len(own):,} tokens; the model takes {left:,} beside an image",
+                f"the prompt has {len(own):,} tokens; the maximum is {left:,} with an image",
                 field=field,
             )
         ids: Ids = np.array([0] * tokens + [self._ends[0], *own, self._ends[1]], np.int32)
@@ -353,7 +353,7 @@ class FlorenceReader:
         number = self.tokenizer.token_to_id(token)
         if number is None:
             raise ModelBroken(
-                f"tokenizer.json: has no token {token!r}, which frames Florence-2's prompts"
+                f"tokenizer.json: token {token!r}, which frames Florence-2's prompts, is missing"
             )
         return number
 

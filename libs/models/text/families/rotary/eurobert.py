@@ -39,7 +39,7 @@ def claims(config: Config) -> bool:
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     hidden, heads = config.size("hidden_size"), config.heads("num_attention_heads")
     size = config.size("head_dim", hidden // heads)
     spec = EncoderSpec(

@@ -47,7 +47,7 @@ _THETA = {"new": 10_000.0, "gte": 160_000.0}  # where config.json gives none
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     config.require("position_embedding_type", "rope")
     config.require("layer_norm_type", "layer_norm")
     config.require("pack_qkv", True)

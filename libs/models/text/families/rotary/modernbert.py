@@ -35,7 +35,7 @@ _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     hidden = config.size("hidden_size")
     heads = config.head_count("num_attention_heads", hidden)
     head_size = hidden // heads

@@ -52,7 +52,7 @@ _GATED: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu"}
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     if not config.has("n_embd"):
         return _transformers(config)
     name = config.text("activation_function")

@@ -28,7 +28,7 @@ def claims(config: Config) -> bool:
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     config.require("moe_normalize_expert_weights", False)
     spec = nomic_spec(config, config.activation("activation_function"), gated=False)
     experts, every = config.size("num_experts"), config.size("moe_every_n_layers")

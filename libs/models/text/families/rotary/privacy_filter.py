@@ -38,7 +38,7 @@ _LIMIT = 7.0
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     config.require("swiglu_alpha", _GAIN)
     hidden, heads = config.size("hidden_size"), config.heads("num_attention_heads")
     shared, size = config.size("num_key_value_heads", heads), config.size("head_dim", 64)

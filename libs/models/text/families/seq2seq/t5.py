@@ -87,7 +87,7 @@ LONGEST = 1 << 15
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     spec = spec_of(config)
     embed = TokenEmbedding(
         EmbeddingSpec(
