@@ -107,7 +107,8 @@ def hypotheses(work: ClassifyWork, default: str = PLACE) -> list[str]:
     hypothesis = work.hypothesis or default
     if PLACE not in hypothesis:
         raise InvalidInput(
-            f"the hypothesis must contain {PLACE} in place of the label", field="classify.hypothesis"
+            f"the hypothesis must contain {PLACE} in place of the label",
+            field="classify.hypothesis",
         )
     characters = len(hypothesis) * len(work.labels) + hypothesis.count(PLACE) * sum(
         map(len, work.labels)

@@ -1,7 +1,8 @@
-"""The masked language model's head: SPLADE pools the decoder's logits to a text's weights.
+"""The masked language model's head. SPLADE pools the decoder's logits to a text's weights.
 
-A linear layer, its activation and LayerNorm, then the decoder, which most models tie to their token
-embeddings (transformers' *ForMaskedLM; each architecture has its own names for the same three).
+It has a linear layer, its activation and LayerNorm, then the decoder, which most models tie to
+their token embeddings (transformers' *ForMaskedLM; each architecture has its own names for the same
+three).
 """
 
 from __future__ import annotations
@@ -22,21 +23,20 @@ from libs.models.weights import HeadRule, Maybe
 
 @dataclass(frozen=True, slots=True)
 class MlmLayout:
-    """Stems after the family's prefix, and the keys of config.json for the activation (empty: exact
-    GELU) and LayerNorm's epsilon.
-
-    `bias`: the stem of a decoder bias stored apart from the decoder; empty: none. `biased`: the key
-    that says whether there is one.
-    """
+    """The names of the head's layers: stems after the family's prefix."""
 
     dense: str
     norm: str
     decoder: str
     bias: str = ""
+    """The stem of a decoder bias stored outside the decoder; empty if there is none."""
     function: str = ""
+    """config.json's key of the activation; empty for exact GELU."""
     eps: str = "layer_norm_eps"
+    """config.json's key of LayerNorm's epsilon."""
     default_eps: float = 1e-12
     biased: str = ""
+    """config.json's key that says whether the decoder has a bias."""
 
 
 _ROBERTA = MlmLayout("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", bias="lm_head.bias")

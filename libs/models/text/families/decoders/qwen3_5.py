@@ -52,8 +52,8 @@ _FULL, _LINEAR = "full_attention", "linear_attention"
 _HEAD_SIZE = 256
 _INTERVAL = 4  # every fourth layer has attention
 _ROTATED = 0.25
-# Of topk-embed, whose code does more with them than is known: what scores, how pictures are read,
-# how frequencies are rounded.
+# Keys of topk-embed. Its undocumented code also uses them to mask scores, read images and round
+# frequencies.
 _UNKNOWN = ("scoring_skip_ids", "image_token_budget")
 
 
@@ -86,7 +86,7 @@ def build(config: Config) -> PackedEncoder:
 
 
 def _layers(config: Config, spec: EncoderSpec) -> tuple[LayerSpec, ...]:
-    """By `layer_types`, else by a layer's number."""
+    """Read the layers by `layer_types`, else by a layer's number."""
     count, kinds = config.layers("num_hidden_layers"), config.texts("layer_types")
     if not kinds:
         interval = config.size("full_attention_interval", _INTERVAL)
@@ -106,7 +106,7 @@ def _delta(config: Config) -> DeltaSpec:
     )
     if values % keys:
         raise config.unsupported(
-            "linear_num_value_heads", f"it is no multiple of the {keys} key heads"
+            "linear_num_value_heads", f"it is not a multiple of the {keys} key heads"
         )
     sizes = config.size("linear_key_head_dim", 128), config.size("linear_value_head_dim", 128)
     return DeltaSpec(keys, values, *sizes, config.size("linear_conv_kernel_dim", 4))

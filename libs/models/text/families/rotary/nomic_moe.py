@@ -1,5 +1,5 @@
-"""Nomic BERT with a mixture of experts in every other layer (arXiv 2502.07972):
-nomic-embed-text-v2-moe. Biases, ungated GELU.
+"""nomic-embed-text-v2-moe (arXiv 2502.07972): Nomic BERT with biases, ungated GELU, and a mixture
+of experts in every other layer.
 """
 
 from __future__ import annotations
