@@ -1,6 +1,4 @@
-"""bge-m3: dense, sparse (lexical) and multi-vector outputs from one forward, or any one of them
-alone.
-"""
+"""bge-m3: dense, sparse (lexical) and multi-vector outputs from one forward, together or alone."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ _UNUSED = (
     "eos_token",
     "pad_token",
     "unk_token",
-)  # special tokens whose lexical weight FlagEmbedding drops
+)  # FlagEmbedding drops the lexical weights of these special tokens
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:
@@ -60,7 +58,7 @@ def _layer(parts: Parts, file: str, width: int, *, rectified: bool = False) -> H
     check_shape(state, "linear.bias", (width,), file)
     if len(state) > 2:
         raise ModelBroken(
-            f"{file}: holds {', '.join(tensors.names())}; only `weight` and `bias` are known"
+            f"{file}: the tensors are {', '.join(tensors.names())}; only `weight` and `bias` are supported"
         )
     return HeadLinear(state, "linear", "relu" if rectified else "identity")
 

@@ -1,4 +1,4 @@
-"""Sequence classification: logits for a whole text or pair, for cross-encoders and classifiers."""
+"""Sequence classification: logits of a whole text or pair, for cross-encoders and classifiers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from libs.models.text.tokenising.chat import ChatPairs
 from libs.models.weights import HeadRule
 
 _DEFAULT_PADDING = {"gemma": 0, "gemma2": 0, "gemma3_text": 0, "phi3": 32_000}
-"""transformers' padding token where config.json has no key for it."""
+"""transformers' padding token, the default if config.json has no key for it."""
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:

@@ -1,4 +1,4 @@
-"""SPLADE: the masked language model's head, and for some models (inference-free) fixed token
+"""SPLADE: the masked language model's head and, for some models (inference-free), fixed token
 weights for queries.
 """
 
@@ -23,7 +23,7 @@ def head_table(card: Card) -> dict[str, HeadRule]:
 def build(parts: Parts) -> Built:
     card, sparse = parts.card, parts.card.sparse
     if sparse is None:
-        raise ModelBroken(f"{card.model}: its card does not say how sparse vectors come about")
+        raise ModelBroken(f"{card.model}: the card does not describe its sparse vectors")
     static = None
     if sparse.queries is not None:
         limit, lowercase = card.max_tokens, card.lowercase

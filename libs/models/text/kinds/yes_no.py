@@ -1,7 +1,7 @@
 """Rerankers that are causal language models: the logits of "yes" and "no" as the next token after a
 pair.
 
-Only the rows of those two tokens are read of the LM head.
+Only those two tokens' rows of the LM head are read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def build(parts: Parts) -> Built:
 
 
 def _rows(parts: Parts, text: TextProcessor) -> Tensor:
-    """[answers, hidden] float32, of the head's own table or, where it has none, of the token
+    """Return [answers, hidden] float32, from the head's table or, without one, from the token
     embeddings.
     """
     table = parts.state.get("lm_head.weight", parts.encoder.token_weight)
@@ -47,7 +47,5 @@ def _rows(parts: Parts, text: TextProcessor) -> Tensor:
 def _token(answer: int | str, text: TextProcessor) -> int:
     found = text.token_id(answer) if isinstance(answer, str) else answer
     if found is None:
-        raise ModelBroken(
-            f"tokenizer.json: {answer!r} is not one token, so that it cannot be an answer"
-        )
+        raise ModelBroken(f"tokenizer.json: the answer {answer!r} must be one token")
     return found
