@@ -57,7 +57,7 @@ class Experts(nn.Module):
         )
 
     def prepare(self) -> None:
-        """On the CPU, split the weights into one linear layer per expert, each prepacked when it is
+        """Split the weights on the CPU into one linear layer per expert, each prepacked when it is
         prepared. Call it after loading.
         """
         if self.weights.w1.device.type != "cpu" or len(self.up):

@@ -320,7 +320,8 @@ class Config:
         if self._values.get(key) is None:
             return ModelBroken(f"{self._file}: {self._place}{key} is missing: {reason}")
         return ModelBroken(
-            f"{self._file}: {self._place}{key} is {shortened(repr(self._values[key]), 200)}: {reason}"
+            f"{self._file}: {self._place}{key} is {shortened(repr(self._values[key]), 200)}: "
+            f"{reason}"
         )
 
     def _value(self, key: str, default: object) -> object:

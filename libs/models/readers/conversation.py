@@ -189,7 +189,7 @@ class ConversationModel:
 
     @property
     def size(self) -> ImageSize:
-        """How images become tokens."""
+        """Return the sizes with which images become tokens."""
         return image_size(self.parts.input, self.writer.max_positions)
 
 
@@ -234,7 +234,8 @@ def _head(
     shape = tensors.shape(name)
     if len(shape) != 2 or shape[1] != encoder.hidden_size:
         raise ModelBroken(
-            f"{tensors.file_of(name)}: tensor {name!r} has shape {list(shape)}, not the model's width"
+            f"{tensors.file_of(name)}: tensor {name!r} has shape {list(shape)}, not the model's "
+            "width"
         )
     return LanguageHead(tensors.read(name).to(device=encoder.device, dtype=dtype)).eval()
 
@@ -281,7 +282,10 @@ class ConversationReader:
             longest = self.writer.max_positions - max(work.max_tokens, 1)
             if sequence.tokens > longest:
                 most = f"{self.writer.max_positions:,} for it and the answer"
-                message = f"the item has {sequence.tokens:,} tokens with its prompt; the maximum is {most}"
+                message = (
+                    f"the item has {sequence.tokens:,} tokens with its prompt; the maximum is "
+                    f"{most}"
+                )
                 raise InputTooLong(f"{message}: send less, or ask for fewer tokens", field=path)
             ids = sequence.ids.copy()
             if (

@@ -137,7 +137,7 @@ class EncoderDecoder:
 
     @property
     def size(self) -> ImageSize:
-        """How images become tokens."""
+        """Return the sizes with which images become tokens."""
         height, width = _pixels(self.processing)
         return ImageSize(height, width, 0, max(height, width), self.tokens - 1, self.tokens)
 
@@ -249,7 +249,8 @@ def _patches(
     if patches.grid_of(*_pixels(processing)) != patches.grid:
         wanted = " x ".join(str(count * patches.patch) for count in patches.grid)
         raise ModelBroken(
-            f"preprocessor_config.json: makes images of size {processing.size}; config.json asks for {wanted} pixels"
+            f"preprocessor_config.json: makes images of size {processing.size}; config.json asks "
+            f"for {wanted} pixels"
         )
     embed = on_meta(lambda: PatchEmbedding(patches, processing))
     encoder = on_meta(lambda: PackedEncoder(tower.encoder, embed))
@@ -313,7 +314,8 @@ class EncoderDecoderReader:
         if len(asked.prompt) >= self.writer.max_positions:
             most = self.writer.max_positions - 1
             raise InputTooLong(
-                f"the question has {len(asked.prompt):,} tokens with its tags; the maximum is {most:,}",
+                f"the question has {len(asked.prompt):,} tokens with its tags; the maximum is "
+                f"{most:,}",
                 field=donut.FIELD,
             )
         found = []

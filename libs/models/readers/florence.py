@@ -90,7 +90,7 @@ class Florence:
 
     @property
     def size(self) -> ImageSize:
-        """How images become tokens."""
+        """Return the sizes with which images become tokens."""
         height, width = _pixels(self.processing)
         return ImageSize(height, width, 0, max(height, width), self.tokens - 1, self.tokens)
 

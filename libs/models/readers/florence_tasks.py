@@ -76,7 +76,8 @@ BANNED: Final = frozenset({
     "him", "his", "himself", "she", "her", "hers", "herself", "it", "its", "itself", "we", "us", "our", "ours", "ourselves",
     "they", "them", "their", "theirs", "themselves", "one", "oneself", "each", "this", "that", "these", "those", "who", "whom",
     "whose", "which", "what", "all", "another", "any", "anybody", "anyone", "anything", "everybody", "everyone", "everything",
-    "few", "many", "nobody", "none", "several", "some", "somebody", "someone", "something", "the image", "a group", "a set",
+    "few", "many", "nobody", "none", "several", "some", "somebody", "someone", "something", "the "
+                                                                                            "image", "a group", "a set",
     "lots", "other objects", "one another", "each other",
 })  # fmt: skip
 """Phrases of a caption without a location, copied from Microsoft's processor and from the
@@ -114,7 +115,8 @@ def asked(work: TextWork, width: int, height: int) -> tuple[str, Form]:
     if named is None or task is None:
         if place is not None:
             raise InvalidInput(
-                "a free instruction cannot have a region: use one of the model's tasks, such as <REGION_TO_OCR>",
+                "a free instruction cannot have a region: use one of the model's tasks, such as "
+                "<REGION_TO_OCR>",
                 field=REGION_FIELD,
             )
         return work.instruction, "text"

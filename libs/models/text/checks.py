@@ -58,7 +58,8 @@ def refuse_parts(work: Work) -> None:
     for part in parts:
         if isinstance(part.content, bytes):
             raise TaskNotSupported(
-                "the model reads texts, not images, and a text that begins with data:image/…;base64, is an image",
+                "the model reads texts, not images, and a text that begins with "
+                "data:image/…;base64, is an image",
                 field=part.field,
             )
     if parts:
@@ -114,7 +115,10 @@ def hypotheses(work: ClassifyWork, default: str = PLACE) -> list[str]:
         map(len, work.labels)
     )
     if characters > _MAX_HYPOTHESES:
-        message = f"the hypotheses of all labels have {characters:,} characters; the maximum is {_MAX_HYPOTHESES:,}"
+        message = (
+            f"the hypotheses of all labels have {characters:,} characters; the maximum is "
+            f"{_MAX_HYPOTHESES:,}"
+        )
         raise InvalidInput(message, field="classify.hypothesis")
     return [hypothesis.replace(PLACE, label) for label in work.labels]
 

@@ -190,7 +190,8 @@ def text_layout(family: str) -> Layout:
     texts."""
     if family not in LAYOUTS:
         raise ModelBroken(
-            f"config.json: `architectures`: sequence classification is not supported for the model_type {family!r}"
+            "config.json: `architectures`: sequence classification is not supported for the "
+            f"model_type {family!r}"
         )
     return LAYOUTS[family]
 

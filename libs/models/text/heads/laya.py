@@ -70,7 +70,7 @@ class OptionsHead(nn.Module):
 
 
 class _Layer(nn.Module):
-    """torch's TransformerEncoderLayer with norms before its blocks and ReLU."""
+    """PyTorch's TransformerEncoderLayer with norms before its blocks and ReLU."""
 
     def __init__(self, state: State, stem: str, size: int, file: str) -> None:
         super().__init__()

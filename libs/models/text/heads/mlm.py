@@ -138,7 +138,8 @@ def decoder_weight(state: Mapping[str, Tensor], config: Config, table: Tensor, f
     if "decoder.weight" not in state:
         if not config.flag("tie_word_embeddings", True):
             raise ModelBroken(
-                f"{file}: the decoder's weight is missing, and `tie_word_embeddings` in config.json is false"
+                f"{file}: the decoder's weight is missing, and `tie_word_embeddings` in "
+                "config.json is false"
             )
         return table
     check_shape(state, "decoder.weight", tuple(table.shape), file)
@@ -161,6 +162,7 @@ def decoder_bias(
 def _layout(family: str) -> MlmLayout:
     if family not in MLM_LAYOUTS:
         raise ModelBroken(
-            f"config.json: `architectures`: masked language models are not supported for the model_type {family!r}"
+            "config.json: `architectures`: masked language models are not supported for the "
+            f"model_type {family!r}"
         )
     return MLM_LAYOUTS[family]

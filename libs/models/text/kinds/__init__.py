@@ -42,6 +42,7 @@ def kind_of(card: Card) -> ModelKind:
     """
     if card.kind not in _KINDS:
         raise ModelBroken(
-            f"models of the kind {card.kind!r}, such as {card.model}, have no vectors, scores or labels"
+            f"models of the kind {card.kind!r}, such as {card.model}, have no vectors, scores or "
+            "labels"
         )
     return _KINDS[card.kind]

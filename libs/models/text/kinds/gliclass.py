@@ -32,7 +32,8 @@ def build(parts: Parts) -> Built:
     settings = read_gliclass(parts.directory)
     if parts.encoder.causal:
         raise ModelBroken(
-            f"config.json: `encoder_config` describes a decoder ({parts.card.family}), not supported for GLiClass: labels do "
+            f"config.json: `encoder_config` describes a decoder ({parts.card.family}), not "
+            "supported for GLiClass: labels do "
             "not see the text behind them"
         )
     state = {name.removeprefix(_PREFIX): _read(parts, name) for name in parts.rest.names()}
@@ -62,7 +63,8 @@ def _add_segments(parts: Parts, state: dict[str, Tensor]) -> None:
     embed = parts.encoder.embed
     if not isinstance(embed, TokenEmbedding) or embed.segments:
         raise ModelBroken(
-            "config.json: `use_segment_embeddings`: not supported for an encoder that already has segments"
+            "config.json: `use_segment_embeddings`: not supported for an encoder that already has "
+            "segments"
         )
     size = embed.token.weight.shape[1]
     check_shape(state, _SEGMENTS, (_SEGMENT_COUNT, size), parts.file)

@@ -58,7 +58,8 @@ def _layer(parts: Parts, file: str, width: int, *, rectified: bool = False) -> H
     check_shape(state, "linear.bias", (width,), file)
     if len(state) > 2:
         raise ModelBroken(
-            f"{file}: the tensors are {', '.join(tensors.names())}; only `weight` and `bias` are supported"
+            f"{file}: the tensors are {', '.join(tensors.names())}; only `weight` and `bias` are "
+            "supported"
         )
     return HeadLinear(state, "linear", "relu" if rectified else "identity")
 

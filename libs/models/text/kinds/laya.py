@@ -26,7 +26,8 @@ def build(parts: Parts) -> Built:
     settings, size = read_laya(parts.directory), parts.encoder.hidden_size
     if parts.encoder.causal:
         raise ModelBroken(
-            f"encoder/config.json: describes a decoder ({parts.card.family}): its options do not see the text"
+            f"encoder/config.json: describes a decoder ({parts.card.family}): its options do not "
+            "see the text"
         )
     if size % max(1, size // 64):
         raise ModelBroken(
@@ -54,6 +55,7 @@ def _token(folder: Path, tokenizer: Tokenizer, role: str) -> int:
     index: int | None = tokenizer.token_to_id(special_token(folder, role))
     if index is None:
         raise ModelBroken(
-            f"{TOKENIZER_FOLDER}/tokenizer_config.json: tokenizer.json does not contain its `{role}`"
+            f"{TOKENIZER_FOLDER}/tokenizer_config.json: tokenizer.json does not contain its "
+            f"`{role}`"
         )
     return index

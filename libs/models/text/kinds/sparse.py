@@ -48,7 +48,8 @@ def _head(parts: Parts, card: Sparse) -> SpladeHead:
     table = parts.encoder.token_weight
     if table.shape[0] != card.columns:
         raise ModelBroken(
-            f"{file}: the token table has {table.shape[0]} rows; config.json: `vocab_size` is {card.columns}"
+            f"{file}: the token table has {table.shape[0]} rows; config.json: `vocab_size` is "
+            f"{card.columns}"
         )
     transform = MlmTransform(
         parts.card.family, config, parts.state, parts.encoder.hidden_size, table.shape[1], file

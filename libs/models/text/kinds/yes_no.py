@@ -39,7 +39,8 @@ def _rows(parts: Parts, text: TextProcessor) -> Tensor:
     ids = [_token(answer, text) for answer in parts.card.answers]
     if table.shape[1] != parts.encoder.hidden_size or max(ids) >= table.shape[0]:
         raise ModelBroken(
-            f"{parts.file}: the language model's head is {list(table.shape)}, too small for the tokens {ids}"
+            f"{parts.file}: the language model's head is {list(table.shape)}, too small for the "
+            f"tokens {ids}"
         )
     return table[ids].to(device=parts.device, dtype=torch.float32)
 

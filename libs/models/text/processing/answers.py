@@ -26,7 +26,7 @@ _WEIGHTS = {
 }  # `weights_for_different_modes` in BAAI/bge-m3's model card
 ENTRY_BYTES = 8
 """Size of a sparse weight with its column in an answer, for any data type."""
-_SHORTEST = np.float32(1e-12)  # the same as in torch.nn.functional.normalize
+_MIN_LENGTH = np.float32(1e-12)  # the same as in torch.nn.functional.normalize
 
 
 def dense_rows(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> Stored:
@@ -234,7 +234,7 @@ def best_first(
 def unit(vectors: Array) -> Array:
     """Normalise rows to length 1, except rows of zeros."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    scaled: Array = vectors / np.maximum(lengths, _SHORTEST)
+    scaled: Array = vectors / np.maximum(lengths, _MIN_LENGTH)
     return scaled
 
 

@@ -207,7 +207,10 @@ class EmbeddingProcessor:
                 field=where,
             )
         if asked > left:
-            message = f"chunking.max_tokens is {asked}; the model's maximum with special tokens, prompt and context is {left}"
+            message = (
+                f"chunking.max_tokens is {asked}; the model's maximum with special tokens, prompt "
+                f"and context is {left}"
+            )
             raise InvalidInput(
                 f"{message}: request fewer, or late chunks", field="chunking.max_tokens"
             )
@@ -227,7 +230,8 @@ class EmbeddingProcessor:
         spans = self._spans
         if spans is None or ("dense" in forms and not spans.has_vectors):
             raise TaskNotSupported(
-                f"{self._card.model} does not support late chunks: its pooling cannot be applied to spans",
+                f"{self._card.model} does not support late chunks: its pooling cannot be applied "
+                "to spans",
                 field="chunking.late",
             )
         if "sparse" in forms:
@@ -262,7 +266,10 @@ class EmbeddingProcessor:
             )
             tokens += counts
             if work.pooling_factor > 1 and max(counts) > MAX_VECTORS:
-                message = f"{item_path(index)} has a chunk of {max(counts):,} tokens; pooling takes at most {MAX_VECTORS:,}"
+                message = (
+                    f"{item_path(index)} has a chunk of {max(counts):,} tokens; pooling takes at "
+                    f"most {MAX_VECTORS:,}"
+                )
                 raise InputTooLong(message, field=item_path(index))
         sequences = [one.sequence for own in windows for one in own]
         paths = tuple(item_path(index) for index, own in enumerate(windows) for _ in own)
@@ -471,7 +478,10 @@ def asked_forms(work: EncodeWork, card: Card) -> tuple[Representation, ...]:
     """
     for number, form in enumerate(work.representations):
         if form not in card.representations:
-            message = f"{card.model} has no {form} vectors; its vectors: {', '.join(card.representations)}"
+            message = (
+                f"{card.model} has no {form} vectors; its vectors: "
+                f"{', '.join(card.representations)}"
+            )
             raise TaskNotSupported(message, field=f"representations[{number}]")
     return (
         tuple(form for form in card.representations if form in work.representations)
@@ -515,7 +525,10 @@ def check_pooled(work: EncodeWork, sequences: Sequence[InputSequence], where: Wh
         return
     for index, sequence in enumerate(sequences):
         if sequence.tokens > MAX_VECTORS:
-            message = f"{where(index)} has {sequence.tokens:,} tokens; pooling takes at most {MAX_VECTORS:,}"
+            message = (
+                f"{where(index)} has {sequence.tokens:,} tokens; pooling takes at most "
+                f"{MAX_VECTORS:,}"
+            )
             raise InputTooLong(message, field=where(index))
 
 

@@ -1,9 +1,12 @@
-"""Rejects regular expressions of a tokenizer.json that are open to catastrophic backtracking
-(ReDoS), when a model is loaded.
+"""Reject regular expressions of a tokenizer.json that are open to catastrophic backtracking (ReDoS)
+when a model is loaded.
 
-The `tokenizers` library runs them on a backtracking engine that ends a search only after ten
-million steps at one position of a text. Three checks prevent abuse: the form of a pattern (`slow`),
-an allow-list of published patterns, and for all others a trial (`searching.py`) in a subprocess.
+The `tokenizers` library runs them on a backtracking engine that stops a search only after ten
+million steps at one position of a text. Three checks prevent abuse:
+
+1. The form of a pattern (`slow`).
+2. An allow-list of published patterns.
+3. For all others, a trial (`searching.py`) in a subprocess.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from typing import Final
 
 PUBLISHED: Final = frozenset(
     {
-        " {2,}", r"\s+", r"\s", r"\s{2,}", r"\n", r"[\n\r\t]", r"\d", r"\p{N}", r"\p{N}{1,3}", r"[\r\n]", r"\s?\p{L}+",
+        " "
+        "{2,}", r"\s+", r"\s", r"\s{2,}", r"\n", r"[\n\r\t]", r"\d", r"\p{N}", r"\p{N}{1,3}", r"[\r\n]", r"\s?\p{L}+",
         r"\s?\p{P}+", r"\w+|[^\w\s]+", r"\s+|\w+", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
         " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+",
         # GPT-2, CLIP
@@ -32,12 +36,12 @@ PUBLISHED: Final = frozenset(
         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     }
 )  # fmt: skip
-"""Allow-listed patterns, without a trial at each load. A test tries them."""
+"""Patterns that are allowed without a trial at each load. A test tries them."""
 
 _MAX_PATTERN: Final = 20_000
 _TRIAL_SECONDS: Final = 30.0
-"""By the clock; `searching.py` limits what it computes. Starting Python on a busy machine takes its
-time.
+"""Wall-clock limit of a trial, which includes a slow start of Python on a busy machine.
+`searching.py` limits the computation.
 """
 _SEARCHING: Final = Path(__file__).with_name("searching.py")
 _PIECE: Final = re.compile(
@@ -48,8 +52,8 @@ _PIECE: Final = re.compile(
 
 
 def tried(patterns: Sequence[str]) -> tuple[str, str] | None:
-    """Tries patterns on adversarial texts: the first pattern that took too long, and the reason;
-    None: none did.
+    """Try patterns on adversarial texts. Returns the first pattern that took too long, and the
+    reason; None if none did.
     """
     try:
         done = subprocess.run(  # noqa: S603  # our own program; nothing of the checkpoint is in its arguments
@@ -65,19 +69,19 @@ def tried(patterns: Sequence[str]) -> tuple[str, str] | None:
     return (
         None
         if len(told) == len(patterns)
-        else (patterns[len(told)], "takes more time or memory than a pattern may have")
+        else (patterns[len(told)], "exceeds a pattern's limits of time and memory")
     )
 
 
 def slow(pattern: str) -> str:
-    """Why a regular expression may take exponential time; empty if it is not known to.
+    """Return why a regular expression may take exponential time; empty for no known reason.
 
-    The cause is nested unbounded repetition, as in `(a+)+`, where a text can be split in
-    exponentially many ways. Possessive and atomic groups never backtrack. Other slow patterns hit
-    the library's own limit.
+    The cause is nested unbounded repetition, as in `(a+)+`, which can divide a text in
+    exponentially many ways. Possessive and atomic groups never backtrack. Other slow patterns reach
+    the library's limit.
     """
     if len(pattern) > _MAX_PATTERN:
-        return f"has {len(pattern):,} characters, more than {_MAX_PATTERN:,}"
+        return f"has {len(pattern):,} characters; the maximum is {_MAX_PATTERN:,}"
     groups, last, position = (
         [False],
         False,
@@ -100,18 +104,21 @@ def slow(pattern: str) -> str:
             if not _is_many(found["many"]) or found["greed"] == "+":
                 continue
             if last:
-                return "repeats what is itself repeated without end, which can take for ever: write it without the inner repetition"
+                return (
+                    "nests unbounded repetitions, which can take exponential time: remove the "
+                    "inner repetition"
+                )
             groups[-1] = last = True
         else:
             escaped = found["escaped"] or ""
             if escaped in ("g", "k") or (escaped.isdigit() and escaped != "0"):
-                return "refers to what it has found itself, which can take for ever"
+                return "has a backreference, which can take exponential time"
             last = False
     return ""
 
 
 def _is_many(quantifier: str) -> bool:
-    """Whether a quantifier is unbounded, or practically so."""
+    """Return whether a quantifier is unbounded, or practically so."""
     if quantifier in "*+":
         return True
     least, _, most = quantifier.strip("{}").partition(",")
@@ -119,8 +126,8 @@ def _is_many(quantifier: str) -> bool:
 
 
 def _after_class(pattern: str, position: int) -> int:
-    """The position after the `]` of a character class that began before `position`; classes may be
-    nested.
+    """Return the position after the `]` of a character class that began before `position`. Classes
+    may be nested.
     """
     depth = 1
     is_first = True

@@ -238,7 +238,8 @@ def _transformer_layer(state: State, stem: str, file: str) -> nn.TransformerEnco
         found = state.get(f"{stem}.{name}")
         if found is None or found.shape != parameter.shape:
             raise ModelBroken(
-                f"{file}: `{stem}.{name}` is missing or has another shape than {tuple(parameter.shape)}"
+                f"{file}: `{stem}.{name}` is missing or has another shape than "
+                f"{tuple(parameter.shape)}"
             )
         parameter.data = found
     made.requires_grad_(False).eval()

@@ -129,7 +129,8 @@ class WordLstm(nn.Module):
         last = state.get(f"{stem}.weight_hh_l{layers - 1}_reverse")
         if last is None or last.shape != (hidden // 2 * 4, hidden // 2):
             raise ModelBroken(
-                f"{file}: `{stem}` has no {layers} layers of size {hidden}, as gliner_config.json requires"
+                f"{file}: `{stem}` has no {layers} layers of size {hidden}, as gliner_config.json "
+                "requires"
             )
         self.lstm = nn.LSTM(
             hidden, hidden // 2, num_layers=layers, bidirectional=True, device=device
@@ -138,7 +139,8 @@ class WordLstm(nn.Module):
             found = state.get(f"{stem}.{name}")
             if found is None or found.shape != parameter.shape:
                 raise ModelBroken(
-                    f"{file}: `{stem}.{name}` is missing or has another shape than {tuple(parameter.shape)}"
+                    f"{file}: `{stem}.{name}` is missing or has another shape than "
+                    f"{tuple(parameter.shape)}"
                 )
             # Copy, because cuDNN needs all weights in the module's contiguous buffer.
             parameter.data.copy_(found)

@@ -141,7 +141,8 @@ def _labels(
     tokenizer = load_tokenizer(folder, lowercase=False)
     if largest_id(tokenizer) >= encoder.embed.vocabulary:
         raise ModelBroken(
-            f"{LABELS_FOLDER}/{TOKENIZER}: the encoder has no vector for the id {largest_id(tokenizer)}"
+            f"{LABELS_FOLDER}/{TOKENIZER}: the encoder has no vector for the id "
+            f"{largest_id(tokenizer)}"
         )
     return LabelTokens(tokenizer, limit), LabelVectors(encoder, project)
 

@@ -46,7 +46,8 @@ def build(parts: Parts) -> Built:
     if isinstance(settings, Boundary):
         if limit > MAX_WORDS:
             raise ModelBroken(
-                f"tokenizer_config.json: `model_max_length` is {limit:,}; the maximum is {MAX_WORDS:,}"
+                f"tokenizer_config.json: `model_max_length` is {limit:,}; the maximum is "
+                f"{MAX_WORDS:,}"
             )
         head = BoundaryHead(state, settings, size=parts.encoder.hidden_size, file=parts.file)
         for prefix in UNUSED:

@@ -86,7 +86,10 @@ class GlirelProcessor:
             raise unsupported(work, self._card)
         need_labels(work.labels, self._card, _LABELS)
         if work.entity_labels:
-            message = f"{self._card.model} does not find entities: send them with the items (`items[i].entities`)"
+            message = (
+                f"{self._card.model} does not find entities: send them with the items "
+                "(`items[i].entities`)"
+            )
             raise InvalidInput(message, field="relations.entity_labels")
         labels = tuple(dict.fromkeys(work.labels))
         prompt = [word for label in labels for word in (LABEL_MARKER, label)] + [TEXT_MARKER]

@@ -119,7 +119,7 @@ def ended(text: str) -> str:
 
 
 def _apart(entities: Sequence[Entity]) -> tuple[Entity, ...]:
-    """The best of the entities, none of which overlap, in their order."""
+    """Return the best entities without overlaps, in their order."""
     if not entities:
         return ()
     starts, ends = (
