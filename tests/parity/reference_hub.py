@@ -369,9 +369,8 @@ def _flash_shapes(config: Values) -> Shapes:
 
 
 def _flash(state: State, config: Values, ids: Tensor, types: Tensor) -> Tensor:
-    places = (
-        torch.arange(len(ids)) + 2
-    )  # the padding token is 1, and positions count from the one after it
+    # The padding token is 1, and positions count from the one after it.
+    places = torch.arange(len(ids)) + 2
     x = (
         state["embeddings.word_embeddings.weight"][ids]
         + state["embeddings.position_embeddings.weight"][places]

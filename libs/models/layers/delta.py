@@ -79,9 +79,8 @@ def delta_rule(
         decay: A logarithm, at most 0: [tokens, heads].
         beta: [tokens, heads]
     """
-    q, k, v = (
-        _chunked(x, chunks.rows) for x in (q * q.shape[-1] ** -0.5, k, v)
-    )  # [chunks, heads, CHUNK, size]
+    # [chunks, heads, CHUNK, size]
+    q, k, v = (_chunked(x, chunks.rows) for x in (q * q.shape[-1] ** -0.5, k, v))
     decay, beta = (_chunked(x[..., None], chunks.rows) for x in (decay, beta))
     since = decay.cumsum(dim=2)  # [chunks, heads, CHUNK, 1], from the chunk's start
     later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).triu(1)

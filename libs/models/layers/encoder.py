@@ -480,9 +480,8 @@ class PackedEncoder(nn.Module):
         self._frequencies: dict[Rope, Tensor] = {}
         self._long: dict[Rope, Tensor] = {}
         self._axes: dict[Rope, Tensor] = {}
-        self._together: Tensor | None = (
-            None  # the frequencies of all rotations of plain positions with one factor, end to end
-        )
+        # The frequencies of all rotations of plain positions with one factor, end to end.
+        self._together: Tensor | None = None
         # Kernels place a single query at the end of its keys. Masks and biases by distance would be
         # wrong for the row of a first token.
         plain = (

@@ -139,12 +139,10 @@ class EncoderSpec:
     out_bias: bool = True
     up_bias: bool = True
     down_bias: bool = True
-    order: tuple[
-        int, ...
-    ] = ()  # indices of `layers` in the order of computation, with repetitions (ALBERT); empty: each once
-    softcap: float | None = (
-        None  # replaces attention scores by softcap * tanh(scores / softcap) (Gemma 2)
-    )
+    order: tuple[int, ...] = ()
+    """Indices of `layers` in computation order, with repetitions (ALBERT); empty: each once."""
+    softcap: float | None = None
+    """Replaces attention scores by softcap * tanh(scores / softcap) (Gemma 2)."""
 
     @property
     def shared(self) -> int:

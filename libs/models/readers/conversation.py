@@ -252,9 +252,8 @@ class ConversationReader:
             model.tokenizer, settings.vocabulary or model.writer.vocabulary, settings.stops
         )
         self._conversation = model.conversation
-        self._skips = (
-            model.tokenizer.token_to_id(_DOCTAG) is None
-        )  # the tags of SmolDocling are special tokens
+        # The tags of SmolDocling are special tokens.
+        self._skips = model.tokenizer.token_to_id(_DOCTAG) is None
 
     def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
         """Implement `Reader.prepare`. The `input` of a sequence is `Asked`."""
@@ -288,9 +287,8 @@ class ConversationReader:
                 )
                 raise InputTooLong(f"{message}: send less, or ask for fewer tokens", field=path)
             ids = sequence.ids.copy()
-            if (
-                sequence.rows is not None
-            ):  # repetition rules count the image tokens of a prompt, as transformers does
+            # Repetition rules count the image tokens of a prompt, as transformers does.
+            if sequence.rows is not None:
                 ids[sequence.rows.places] = self._input.mark
             found.append(replace(sequence, ids=ids, input=own))
         return found, None

@@ -254,9 +254,8 @@ class _Block(nn.Module):
             .view(*tokens.shape[:2], 3, self._heads, -1)
             .permute(2, 0, 3, 4, 1)
         )
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, scale=places**-0.5
-        )  # [images, groups, channels, places]
+        # [images, groups, channels, places]
+        mixed = F.scaled_dot_product_attention(q, k, v, scale=places**-0.5)
         return self.proj.forward(mixed.permute(0, 3, 1, 2).flatten(2)).view_as(x)
 
 

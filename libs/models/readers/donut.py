@@ -22,9 +22,8 @@ from libs.models.layers.spec import Config
 
 FIELD: Final = "text.instruction"
 _TAG: Final = re.compile(r"<s_([^>]*)>", re.IGNORECASE)
-_PRETRAINED: Final = frozenset(
-    {"<s_iitcdip>", "<s_synthdog>"}
-)  # tasks of the pretraining, which every tokenizer has
+_PRETRAINED: Final = frozenset({"<s_iitcdip>", "<s_synthdog>"})
+"""Tasks of the pretraining, which every tokenizer has."""
 _QUESTION, _ANSWER = "<s_question>", "<s_answer>"
 _SEPARATOR: Final = "<sep/>"
 _DEEPEST: Final = 64

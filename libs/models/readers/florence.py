@@ -55,8 +55,9 @@ from libs.models.work import (
 _FRAME: Final = ("<s>", "</s>", "<pad>")
 _INCOMPLETE: Final = "�"  # the tokenizer's output for the first bytes of a character
 _WORDS: Final = (
-    "cap", "/cap", "ncap", "/ncap", "dcap", "/dcap", "grounding", "/grounding", "seg", "/seg", "sep", "region_cap", "/region_cap",
-    "region_to_desciption", "/region_to_desciption", "proposal", "/proposal", "poly", "/poly", "and",
+    "cap", "/cap", "ncap", "/ncap", "dcap", "/dcap", "grounding", "/grounding", "seg", "/seg",
+    "sep", "region_cap", "/region_cap", "region_to_desciption", "/region_to_desciption", "proposal",
+    "/proposal", "poly", "/poly", "and",
 )  # fmt: skip
 _ADDED: Final = ("od", "/od", "ocr", "/ocr", *(f"loc_{place}" for place in range(BINS)), *_WORDS)
 """The tokens that Microsoft's processor adds to BART's tokenizer, in the order of their ids."""

@@ -72,13 +72,14 @@ _REGION_KINDS: Final = {
     "ocr": "<REGION_TO_OCR>",
 }
 BANNED: Final = frozenset({
-    "a", "an", "the", "image", "images", "I", "me", "mine", "myself", "you", "your", "yours", "yourself", "yourselves", "he",
-    "him", "his", "himself", "she", "her", "hers", "herself", "it", "its", "itself", "we", "us", "our", "ours", "ourselves",
-    "they", "them", "their", "theirs", "themselves", "one", "oneself", "each", "this", "that", "these", "those", "who", "whom",
-    "whose", "which", "what", "all", "another", "any", "anybody", "anyone", "anything", "everybody", "everyone", "everything",
-    "few", "many", "nobody", "none", "several", "some", "somebody", "someone", "something", "the "
-                                                                                            "image", "a group", "a set",
-    "lots", "other objects", "one another", "each other",
+    "a", "an", "the", "image", "images", "I", "me", "mine", "myself", "you", "your", "yours",
+    "yourself", "yourselves", "he", "him", "his", "himself", "she", "her", "hers", "herself", "it",
+    "its", "itself", "we", "us", "our", "ours", "ourselves", "they", "them", "their", "theirs",
+    "themselves", "one", "oneself", "each", "this", "that", "these", "those", "who", "whom",
+    "whose", "which", "what", "all", "another", "any", "anybody", "anyone", "anything", "everybody",
+    "everyone", "everything", "few", "many", "nobody", "none", "several", "some", "somebody",
+    "someone", "something", "the image", "a group", "a set", "lots", "other objects", "one another",
+    "each other",
 })  # fmt: skip
 """Phrases of a caption without a location, copied from Microsoft's processor and from the
 processor_config.json of transformers' layout."""

@@ -21,9 +21,15 @@ from libs.models.work import (
 )
 
 _TASKS: dict[type[Work], Task] = {
-    EncodeWork: "encode", ScoreWork: "score", EntitiesWork: "entities", ClassifyWork: "classify", RelationsWork: "relations",
-    RegionsWork: "regions", StructureWork: "structure", TextWork: "text",
-}  # fmt: skip
+    EncodeWork: "encode",
+    ScoreWork: "score",
+    EntitiesWork: "entities",
+    ClassifyWork: "classify",
+    RelationsWork: "relations",
+    RegionsWork: "regions",
+    StructureWork: "structure",
+    TextWork: "text",
+}
 PLACE: Final = "{}"
 """The placeholder for the label in a hypothesis."""
 _MAX_HYPOTHESES: Final = 8 << 20

@@ -95,9 +95,8 @@ class TokenProcessor:
             return Tokenization(count, kept_tokens, _NONE, _NONE, _NONE)
         mask = encoding.special_tokens_mask
         before, after = run_of_ones(mask), run_of_ones(reversed(mask))
-        if (
-            before == count
-        ):  # Without tokens of the text, the mask does not show on which side of it special ones are.
+        # Without tokens of the text, the mask does not show on which side of it special ones are.
+        if before == count:
             before = min(self._leading, count)
             after = count - before
         kept = self._kept(count, before, after, work.truncation)

@@ -109,12 +109,10 @@ LAYOUTS: dict[str, Layout] = {
     "t5": _SEQ2SEQ,
     "mt5": _SEQ2SEQ,
 }
-_OF_TOKENS = (
-    "modernbert",
-)  # families with a token classifier like their sequence classifier; in others it is one layer
-_SCORE_OF_TOKENS = (
-    "openai_privacy_filter",
-)  # families with a token classifier of one layer with this name
+# Families with a token classifier like their sequence classifier; in others it is one layer
+_OF_TOKENS = ("modernbert",)
+# Families with a token classifier of one layer with this name
+_SCORE_OF_TOKENS = ("openai_privacy_filter",)
 
 
 class Classifier(nn.Module):

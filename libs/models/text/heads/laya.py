@@ -81,8 +81,8 @@ class _Layer(nn.Module):
             "weight": f"{stem}.self_attn.in_proj_weight",
             "bias": f"{stem}.self_attn.in_proj_bias",
         }
-        self.qkv = linear_layer({f"qkv.{ending}": state[name] for ending, name in attention.items() if name in state}, "qkv",
-                           (3 * size, size), file)  # fmt: skip
+        qkv = {f"qkv.{end}": state[name] for end, name in attention.items() if name in state}
+        self.qkv = linear_layer(qkv, "qkv", (3 * size, size), file)
         self.out = linear_layer(state, f"{stem}.self_attn.out_proj", (size, size), file)
         self.up = linear_layer(state, f"{stem}.linear1", (4 * size, size), file, "relu")
         self.down = linear_layer(state, f"{stem}.linear2", (size, 4 * size), file)

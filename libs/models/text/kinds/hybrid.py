@@ -18,12 +18,8 @@ from libs.models.text.tokenising.late import LateFrame
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.weights import HeadRule, TensorFile
 
-_UNUSED = (
-    "cls_token",
-    "eos_token",
-    "pad_token",
-    "unk_token",
-)  # FlagEmbedding drops the lexical weights of these special tokens
+# FlagEmbedding drops the lexical weights of these special tokens.
+_UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:

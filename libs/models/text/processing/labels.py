@@ -101,8 +101,7 @@ class WithoutPadding:
         if sequence.ids[-1] != self._padding:
             return sequence
         others = np.flatnonzero(sequence.ids != self._padding)
-        end = (
-            int(others[-1]) + 1 if len(others) else 1
-        )  # a sequence of padding keeps its first token
+        # A sequence of padding keeps its first token.
+        end = int(others[-1]) + 1 if len(others) else 1
         types = None if sequence.type_ids is None else sequence.type_ids[:end]
         return replace(sequence, ids=sequence.ids[:end], type_ids=types)

@@ -53,8 +53,8 @@ _LETTER: Final = "0-9A-Za-zÀ-ÖØ-öø-ɏΑ-Ωα-ωА-я가-힣"
 _BORDER: Final = re.compile(f"(?<=[{_LETTER}]) ")
 
 _NORMALIZERS: Final = frozenset(
-    ["Sequence", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "BertNormalizer", "Prepend", "Precompiled",
-     "Strip", "ByteLevel", "Replace"]
+    ["Sequence", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "BertNormalizer",
+     "Prepend", "Precompiled", "Strip", "ByteLevel", "Replace"]
 )  # fmt: skip
 _PRE_TOKENIZERS: Final = frozenset(
     [
@@ -78,8 +78,10 @@ _PUBLISHED: Final = frozenset(
     [
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
         # Llama 3, Qwen 2
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ]
 )
 """Patterns that begin a word at every border, as the patterns show."""
@@ -155,9 +157,8 @@ class _Reach:
         keeps = all(
             one["type"] != "Split" or _splits_at_borders(one) for one in splitters
         ) and not any(map(_loses_spaces, normalizers))
-        is_sum = (
-            type(tokenizer.model).__name__ == "Unigram"
-        )  # Unigram sums scores from the beginning, so rounding could change the result
+        # Unigram sums scores from the beginning, so rounding could change the result.
+        is_sum = type(tokenizer.model).__name__ == "Unigram"
         backward = (
             forward
             and keeps

@@ -21,16 +21,18 @@ from typing import Final
 
 PUBLISHED: Final = frozenset(
     {
-        " "
-        "{2,}", r"\s+", r"\s", r"\s{2,}", r"\n", r"[\n\r\t]", r"\d", r"\p{N}", r"\p{N}{1,3}", r"[\r\n]", r"\s?\p{L}+",
+        " {2,}", r"\s+", r"\s", r"\s{2,}", r"\n", r"[\n\r\t]", r"\d", r"\p{N}", r"\p{N}{1,3}",
+        r"[\r\n]", r"\s?\p{L}+",
         r"\s?\p{P}+", r"\w+|[^\w\s]+", r"\s+|\w+", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
         " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+",
         # GPT-2, CLIP
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
         r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
         # Llama 3, Qwen 2 and 3, o200k
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -56,10 +58,15 @@ def tried(patterns: Sequence[str]) -> tuple[str, str] | None:
     reason; None if none did.
     """
     try:
-        done = subprocess.run(  # noqa: S603  # our own program; nothing of the checkpoint is in its arguments
-            [sys.executable, "-I", str(_SEARCHING)], input=json.dumps(patterns).encode(), capture_output=True, env={},
-            timeout=_TRIAL_SECONDS, check=False,
-        )  # fmt: skip
+        # Our program, without arguments from the checkpoint.
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, "-I", str(_SEARCHING)],
+            input=json.dumps(patterns).encode(),
+            capture_output=True,
+            env={},
+            timeout=_TRIAL_SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return patterns[0], "takes too long"
     told = [json.loads(line) for line in done.stdout.splitlines()]
@@ -82,11 +89,9 @@ def slow(pattern: str) -> str:
     """
     if len(pattern) > _MAX_PATTERN:
         return f"has {len(pattern):,} characters; the maximum is {_MAX_PATTERN:,}"
-    groups, last, position = (
-        [False],
-        False,
-        0,
-    )  # whether each open group, and the previous item, has an unbounded repetition
+    # Whether each open group, and the previous item, has an unbounded repetition.
+    groups, last = [False], False
+    position = 0
     atomic: list[bool] = []
     while position < len(pattern) and (found := _PIECE.match(pattern, position)) is not None:
         position = found.end()

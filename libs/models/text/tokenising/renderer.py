@@ -77,7 +77,8 @@ class Renderer:
 
     def _start(self) -> frozenset[str]:
         _end(self._processes)
-        process = subprocess.Popen(  # noqa: S603  # our own program; nothing of the checkpoint is in its arguments
+        # Our program, without arguments from the checkpoint.
+        process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-I", str(_PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

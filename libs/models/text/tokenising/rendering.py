@@ -83,9 +83,8 @@ def _read_first(node: Any) -> set[str]:
     def visit(node: Any) -> None:
         if isinstance(node, nodes.Name):
             found.setdefault(node.name, node.ctx == "load")
-        first = {nodes.Assign: "node", nodes.For: "iter"}.get(
-            type(node)
-        )  # evaluated before the target, although the target precedes it
+        # This part is evaluated before the target, although the target precedes it.
+        first = {nodes.Assign: "node", nodes.For: "iter"}.get(type(node))
         if first is not None:
             visit(getattr(node, first))
         for child in node.iter_child_nodes():

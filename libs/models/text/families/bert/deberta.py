@@ -81,9 +81,8 @@ WEIGHTS: dict[str, Rule] = {
 
 _EPS = 1e-7
 _POSITIONS = 512  # transformers' default
-_ANY_LENGTH = (
-    1 << 20
-)  # tokens; without a position table any length works, as all far distances share a bucket
+# Tokens; without a position table any length works, as all far distances share a bucket
+_ANY_LENGTH = 1 << 20
 _KINDS = ("c2p", "p2c")
 # Maximum scores by distance of one kind in memory at once. A CPU's cache should hold them; on a
 # GPU products should be large.

@@ -21,7 +21,8 @@ MODEL_TYPES = ("glm_ocr_text",)
 PREFIXES = ("", "model.")
 
 _SEPARATE = ("layers.{}.mlp.gate_proj", "layers.{}.mlp.up_proj")
-WEIGHTS: dict[str, Rule] = HEADS | {name: rule for name, rule in BLOCKS.items() if name not in _SEPARATE} | {
+_SHARED = {name: rule for name, rule in BLOCKS.items() if name not in _SEPARATE}
+WEIGHTS: dict[str, Rule] = HEADS | _SHARED | {
     "layers.{}.mlp.gate_up_proj": "layers.{}.ffn.up",
     "layers.{}.post_self_attn_layernorm": "layers.{}.attn_out_norm",
     "layers.{}.post_attention_layernorm": "layers.{}.ffn_norm",

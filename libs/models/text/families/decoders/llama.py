@@ -49,9 +49,14 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _BOTH_WAYS = ("llama_bidirec", "bidir_mistral")
 # transformers' defaults for keys that a nested configuration omits.
 _MISTRAL: dict[str, object] = {
-    "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "max_position_embeddings": 131_072,
-}  # fmt: skip
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+}
 _MISTRALS_WINDOW = 4096  # default if config.json has no key for it; null: no window
 
 

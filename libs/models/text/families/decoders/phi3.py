@@ -22,7 +22,8 @@ MODEL_TYPES = ("phi3",)
 PREFIXES = ("", "model.")
 
 _SEPARATE = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-WEIGHTS: dict[str, Rule] = HEADS | {stem: rule for stem, rule in BLOCKS.items() if not stem.endswith(_SEPARATE)} | {
+_SHARED = {stem: rule for stem, rule in BLOCKS.items() if not stem.endswith(_SEPARATE)}
+WEIGHTS: dict[str, Rule] = HEADS | _SHARED | {
     "layers.{}.self_attn.qkv_proj": "layers.{}.attn.qkv",
     "layers.{}.mlp.gate_up_proj": "layers.{}.ffn.up",
     "layers.{}.post_attention_layernorm": "layers.{}.ffn_norm",

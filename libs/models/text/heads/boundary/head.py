@@ -98,9 +98,8 @@ class BoundaryHead(nn.Module):
         """
         super().__init__()
         stem = _STEM
-        last = (
-            2 if "classifier.2.weight" in state else 3
-        )  # a model trained without dropout has no module for it
+        # A model trained without dropout has no module for it.
+        last = 2 if "classifier.2.weight" in state else 3
         self.classify = nn.Sequential(
             linear_layer(state, "classifier.0", (size * 2, size), file, "relu"),
             HeadDot(state, f"classifier.{last}", size * 2, file),

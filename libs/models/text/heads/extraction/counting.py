@@ -162,9 +162,8 @@ class _Transformer(_After):
         narrow = self.narrow.forward(whole)
         mixed = torch.empty_like(narrow)
         begins = np.array(prefix_sums(groups)[:-1], dtype=np.int64)
-        for size in sorted(
-            set(groups)
-        ):  # instances with equally many fields are one batch, so none is padded
+        # Instances with the same number of fields are one batch, so none is padded.
+        for size in sorted(set(groups)):
             of_size = begins[np.array(groups) == size]
             at_once = max(1, _AT_ONCE // (size * size))
             for first in range(0, len(of_size), at_once):

@@ -27,9 +27,8 @@ Places = NDArray[np.int16]
 """Numbers of entities in a text. 120 entities have 14,280 pairs, kept for each text from its
 preparation to its answer.
 """
-_AT_ONCE: Final = (
-    1 << 20
-)  # elements of the pairs' hidden layer in memory at a time, twice during the sum: 8 MiB
+# Elements of the pairs' hidden layer in memory at a time, twice during the sum: 8 MiB
+_AT_ONCE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +186,13 @@ class PairHead(nn.Module):
         rows = _moved([place.heads for place in places], entity_starts, entities.device)
         columns = _moved([place.tails for place in places], entity_starts, entities.device)
         ends = prefix_sums([len(place.heads) * len(place.words.labels) for place in places])
-        logits = entities.new_empty(
-            ends[-1]
-        )  # concatenation would keep all sequences' logits twice
+        # Concatenation would keep all sequences' logits twice.
+        logits = entities.new_empty(ends[-1])
         step = max(1, _AT_ONCE // heads.shape[1])
         for some in chunks(pair_starts, step):
             end = pair_starts[some.stop]
-            for first in range(
-                pair_starts[some.start], end, step
-            ):  # more than one piece if a single sequence exceeds the budget
+            # More than one piece if a single sequence exceeds the budget.
+            for first in range(pair_starts[some.start], end, step):
                 last = min(first + step, end)
                 hidden = (
                     heads.index_select(0, rows[first:last])

@@ -63,9 +63,8 @@ def build(parts: Parts) -> Built:
     if settings.labels is not None:
         state.drop("rnn.")
     if settings.span_mode == "markerV1":
-        state.drop(
-            f"{_MARKER}.project_first."
-        )  # the package has these layers but uses the plain mean
+        # The package has these layers but uses the plain mean.
+        state.drop(f"{_MARKER}.project_first.")
     state.check_all_used()
     processor = GlinerProcessor(
         parts.card, settings, frame, tokens=None if labels is None else labels[0], pairs=pairs

@@ -219,9 +219,8 @@ class GlinerProcessor:
             return Extraction()
         spans = found if pairs.whole else chosen
         if pairs.whole and self._settings.span_mode == "token_level":
-            spans = of_words_by_label(
-                sigmoid(logits), THRESHOLD
-            )  # the package counts a span once for each label
+            # The package counts a span once for each label.
+            spans = of_words_by_label(sigmoid(logits), THRESHOLD)
         scores = pairs.forward(
             word_states, relation_states, spans, _rows_of(chosen, spans), THRESHOLD
         )

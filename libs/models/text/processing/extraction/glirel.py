@@ -155,9 +155,8 @@ class GlirelProcessor:
             near = np.abs(firsts[:, None] - firsts) <= self._settings.farthest
             wanted &= near | np.triu(np.ones_like(wanted))
         heads, tails = np.nonzero(wanted)
-        return heads.astype(np.int16), tails.astype(
-            np.int16
-        )  # a request has at most 128 entities for a text
+        # A request has at most 128 entities for a text.
+        return heads.astype(np.int16), tails.astype(np.int16)
 
 
 def _given(work: RelationsWork) -> Sequence[Sequence[Given]]:

@@ -241,9 +241,8 @@ class WordFrame:
         rows = np.full(prompt, -1, dtype=np.int32)
         rows[owners[firsts[firsts < begin]]] = firsts[firsts < begin]
         pieces, sizes = self._pieces(text - first + begin, ends - first + begin)
-        numbers = (
-            owners[text] - prompt
-        )  # a word without tokens, such as a lone accent, has no number here
+        # A word without tokens, such as a lone accent, has no number here.
+        numbers = owners[text] - prompt
         return Framed(
             ids=np.concatenate([ids[:begin], ids[first:last], ids[len(ids) - tail :]]),
             prompt=rows,
