@@ -16,7 +16,7 @@ class Processor(Protocol):
         """Raises TaskNotSupported, InputTooLong or InvalidInput with the field's path in the job,
         and what `go_on` raises.
 
-        `go_on` is called before each `cutting.SLICE` characters.
+        `go_on` is called before each `cutting.SLICE_CHARACTERS` characters.
         """
 
     def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: GoOn) -> Result:

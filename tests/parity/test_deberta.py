@@ -73,7 +73,7 @@ def test_kernel_of_accelerators_equals_the_runs(
     batches = Packed.of(ids), Packed.of(ids, seen=(0, 1, 5, 0))
     plain = [[encoder(batch), encoder(batch, rows="last")] for batch in batches]
     monkeypatch.setattr(deberta, "has_triton", lambda x: True)
-    assert not encoder.stack[0].attn.goes_by_runs
+    assert encoder.stack[0].attn.is_graph_capturable
     for batch, wanted, scores in zip(batches, plain, (1 << 27, 2 * 57 * 64), strict=True):
         monkeypatch.setattr(deberta, "_SCORES", scores)
         assert worst([encoder(batch), encoder(batch, rows="last")], wanted) <= 1e-5

@@ -71,7 +71,9 @@ def layers(key_heads: int, value_heads: int) -> tuple[Any, GatedDeltaNet]:
 def run(layer: GatedDeltaNet, x: Tensor, lengths: list[int]) -> Tensor:
     """The layer with its output projection: [tokens, hidden] -> the same"""
     batch = Packed.of([np.zeros(length, np.int32) for length in lengths])
-    return layer.out.forward(layer.forward(x, batch, Shared({}, None, Chunks.of(lengths))))
+    return layer.out.forward(
+        layer.forward(x, batch, Shared({}, None, Chunks.from_lengths(lengths)))
+    )
 
 
 def states(lengths: list[int]) -> Tensor:
@@ -160,7 +162,7 @@ def test_hidden_and_shared_tokens_are_refused(tmp_path: Path) -> None:
     trunk.refuse_outside([InputSequence(ids)])
     assert encoder.causal
     assert not encoder.shares_prefixes
-    assert encoder.goes_by_runs  # no graph is captured
+    assert not encoder.is_graph_capturable
     for one in (InputSequence(ids, seen=3), InputSequence(ids, before=ids)):
         with pytest.raises(InvalidInput, match="carries a state"):
             trunk.refuse_outside([one])

@@ -264,7 +264,7 @@ def test_spans_are_scored_a_part_at_a_time(
 ) -> None:
     model = load(first.directory)
     whole = run(model, StructureWork(TEXTS, SCHEMA))[0]
-    monkeypatch.setattr(structure, "_AT_ONCE", 64 * 4 * 7)
+    monkeypatch.setattr(structure, "_CHUNK_ELEMENTS", 64 * 4 * 7)
     for one, other in zip(run(model, StructureWork(TEXTS, SCHEMA))[0], whole, strict=True):
         same(ours(one), ours(other))
     monkeypatch.setattr(
@@ -285,7 +285,7 @@ def test_batch_waits_for_spans_once(first: Reference, monkeypatch: pytest.Monkey
     with _Counted() as counted:
         whole = run(model, *works)
     assert counted.times == 1
-    monkeypatch.setattr(structure, "_SCORES_AT_ONCE", 1)
+    monkeypatch.setattr(structure, "_CHUNK_SCORES", 1)
     with _Counted() as counted:
         assert run(model, *works) == whole
     assert counted.times > len(TEXTS)

@@ -208,7 +208,7 @@ def test_packed_is_alone(make: Make, scorer: str, monkeypatch: pytest.MonkeyPatc
         work(TEXTS[2:], SPANS[2:], ["part", "works for", "part"], threshold=0.0),
     ]
     together = found(load(directory), *works)
-    monkeypatch.setattr(pairs, "_AT_ONCE", 1)
+    monkeypatch.setattr(pairs, "_CHUNK_ELEMENTS", 1)
     model = load(directory)
     for one, packed in zip(works, together, strict=True):
         for number, text in enumerate(one.texts):
@@ -486,7 +486,7 @@ def test_batch_of_pairs_may_be_preempted_between_pieces(
     sequences = list(prepared.sequences)
     layers: list[None] = []
     model.forward(head, sequences, lambda: layers.append(None))
-    monkeypatch.setattr(pairs, "_AT_ONCE", 1)
+    monkeypatch.setattr(pairs, "_CHUNK_ELEMENTS", 1)
     pieces: list[None] = []
     model.forward(head, sequences, lambda: pieces.append(None))
     count = sum(len(cast("pairs.PairPlaces", sequence.input).heads) for sequence in sequences)

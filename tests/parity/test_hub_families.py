@@ -152,7 +152,7 @@ def test_all_experts_weighted_equal_the_chosen_ones(tmp_path: Path) -> None:
     x = torch.randn(40, 16)
     values, chosen = block.router(x).softmax(-1).topk(2)
     shares = torch.zeros(40, 5).scatter(-1, chosen, values)
-    everyone = block.of_all(x, shares)
+    everyone = block.compute_all(x, shares)
     block.prepare()
-    assert worst([block.of_chosen(x, values, chosen)], [everyone]) <= 1e-5
+    assert worst([block.compute_chosen(x, values, chosen)], [everyone]) <= 1e-5
     assert worst([block.whole(x)], [everyone]) <= 1e-5

@@ -79,8 +79,8 @@ def test_all_experts_at_once_equal_the_chosen_ones(tmp_path: Path) -> None:
     x = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
     values, chosen = experts.router.forward(x).topk(2, dim=-1)
     shares = values.softmax(-1)
-    one = experts.of_chosen(x, shares, chosen)
-    other = experts.of_all(x, torch.zeros(40, 6).scatter(-1, chosen, shares))
+    one = experts.compute_chosen(x, shares, chosen)
+    other = experts.compute_all(x, torch.zeros(40, 6).scatter(-1, chosen, shares))
     assert (one - other).abs().max() <= 1e-5 * one.abs().max()
 
 

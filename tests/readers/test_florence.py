@@ -19,7 +19,7 @@ from transformers.models.florence2.processing_florence2 import Florence2PostProc
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
 from libs.models.generation.model import GenerativeModel
 from libs.models.readers.florence import FlorenceReader
-from libs.models.readers.florence_tasks import TASKS, Form, regions_of
+from libs.models.readers.florence_tasks import TASKS, Form, parse_regions
 from libs.models.work import Part, RegionsWork, TextWork, WrittenIds, go_on_anyway, nothing_between
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers import florence_models
@@ -172,7 +172,7 @@ def test_answers_mean_what_transformers_reads(form: Form, tmp_path: Path) -> Non
             _known(form, each)
             for each in post(text=text, image_size=size, parse_tasks=[_POST[form]])[_POST[form]]
         ]
-        ours = regions_of(text, form, *size, frozenset({"x", "two wörds"}))
+        ours = parse_regions(text, form, *size, frozenset({"x", "two wörds"}))
         made = [
             (
                 each.label,

@@ -16,7 +16,7 @@ import transformers
 from PIL import Image
 
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
-from libs.models.readers.donut import form_of, read_processing
+from libs.models.readers.donut import parse_form, read_processing
 from libs.models.readers.encoder_decoder import EncoderDecoderReader
 from libs.models.work import RegionsWork, TextWork, WrittenIds, nothing_between
 from tests.parity.image_models import awkward_pictures, pictures
@@ -178,14 +178,14 @@ def test_what_tags_say() -> None:
     for _ in range(500):
         text = "".join(_tagged(chance, 3) for _ in range(chance.randint(0, 3)))
         wanted = reader.token2json(text)
-        found = form_of(text, frozenset({"<paid/>"}))
+        found = parse_form(text, frozenset({"<paid/>"}))
         if isinstance(wanted, list):
             wanted = wanted[0] if len(wanted) == 1 else {"items": wanted}
         assert found == wanted, text
         nested += "{" in str(wanted)[1:]
     assert nested > 50
     deep = "<s_a>" * 2000 + "x" + "</s_a>" * 2000
-    assert form_of(deep)  # and no more than Python's stack is needed
+    assert parse_form(deep)  # and no more than Python's stack is needed
 
 
 def _tagged(chance: random.Random, depth: int) -> str:

@@ -92,10 +92,8 @@ def run(context: Context) -> None:
     )
     if wrong:
         context.note(
-            (
-                "not right: "
-                f"{', '.join(str(row['what']) for row in rows if row.get('is_right') is not True)}"
-            )
+            "not right: "
+            f"{', '.join(str(row['what']) for row in rows if row.get('is_right') is not True)}"
         )
 
 
@@ -143,7 +141,7 @@ def family(device: torch.device, kind: str, hidden: int, heads: int, layers: int
 def graph(encoder: PackedEncoder, device: torch.device) -> dict[str, Value]:
     """The largest distance to the eager forward over two replays of each batch, or why there are no
     graphs; `wrong` if there should be, or if they differ."""
-    if encoder.goes_by_runs:
+    if not encoder.is_graph_capturable:
         return {"none": "its launches go by the lengths of sequences"}
     tally = Tally()
     graphs = tally.graphs(device, check_every=1)

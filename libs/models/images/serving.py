@@ -34,7 +34,7 @@ from libs.models.loaded.tiers import copying
 from libs.models.packed_model import PackedModel
 from libs.models.processor import Processor
 from libs.models.recall import OutputCache
-from libs.models.text.loading import Tokenising, without_int8
+from libs.models.text.loading import TokenizerGuard, without_int8
 from libs.models.text.tokens import TokenProcessor
 from libs.models.trunk import Backbone
 
@@ -54,7 +54,7 @@ def load_image_model(
     card, dtype = without_int8(card, device, dtype)
     with copying(device):
         card, trunks, processor, recall, texts = _parts(directory, card, dtype, device)
-        model = PackedModel(card, trunks, Tokenising(processor), Names({}, (), {}), device)
+        model = PackedModel(card, trunks, TokenizerGuard(processor), Names({}, (), {}), device)
         model.recall = recall
         model.tokens = None if texts is None else TokenProcessor(card, texts.tokenizer)
         if device.type != "cpu":

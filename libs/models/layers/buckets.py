@@ -33,7 +33,9 @@ class BucketBias(PositionBias):
         self.register_buffer("table", None, persistent=False)
 
     @classmethod
-    def of(cls, config: Config, heads: int, *, reach: int, farthest: int = 128) -> BucketBias:
+    def from_config(
+        cls, config: Config, heads: int, *, reach: int, farthest: int = 128
+    ) -> BucketBias:
         """Read the bias from config.json.
 
         Raises ModelBroken if no bucket is left for exact or for shared distances.

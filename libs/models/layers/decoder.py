@@ -90,7 +90,7 @@ class CrossLayer(Layer):
 
     def decode(self, x: Tensor, states: Tensor, batch: Packed, shared: Shared) -> Tensor:
         """Map [tokens, hidden] and the encoder's states of the same tokens to [tokens, hidden]."""
-        return self._see(
+        return self._attend_states(
             x, self.attn.forward(self.before_attention(x), batch, shared), states, batch.layout
         )
 
@@ -98,10 +98,10 @@ class CrossLayer(Layer):
         self, x: Tensor, states: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
     ) -> Tensor:
         """Run `decode` for one row of each sequence and return [sequences, hidden]."""
-        mixed = self.attn.of_rows(self.before_attention(x), batch, shared, rows, layout)
-        return self._see(x.index_select(0, rows), mixed, states, layout)
+        mixed = self.attn.forward_rows(self.before_attention(x), batch, shared, rows, layout)
+        return self._attend_states(x.index_select(0, rows), mixed, states, layout)
 
-    def _see(self, x: Tensor, mixed: Tensor, states: Tensor, layout: Layout) -> Tensor:
+    def _attend_states(self, x: Tensor, mixed: Tensor, states: Tensor, layout: Layout) -> Tensor:
         x, queries = self.after_self(x, mixed)
         seen = varlen_attention(queries, *self.keys(states), layout, scale=self.cross.scale)
         return self.after_cross(x, seen.flatten(1))

@@ -43,7 +43,7 @@ class Chunks:
     """Each token's position in its sequence: [tokens] int64."""
 
     @staticmethod
-    def of(lengths: Sequence[int], device: torch.device | str = "cpu") -> Chunks:
+    def from_lengths(lengths: Sequence[int], device: torch.device | str = "cpu") -> Chunks:
         """Divide sequences of these lengths into chunks. Each length is at least 1."""
         sizes = np.array(lengths, dtype=np.int64)
         starts = np.cumsum(sizes) - sizes

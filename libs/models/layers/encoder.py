@@ -81,7 +81,7 @@ class Norm(nn.Module):
             return add_rms_norm(x, residual, self.weight, self.eps, shift=self.shift)
         return add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 
-    def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
+    def norm_sum(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return the norm of x + residual, for layers that do not need the sum."""
         if self.rms:
             return rms_norm_of_sum(x, residual, self.weight, self.eps, shift=self.shift)
@@ -125,17 +125,16 @@ class Attention(nn.Module):
         )
 
     @property
-    def goes_by_runs(self) -> bool:
-        """True if kernels are launched for each run of equal lengths: the sequence lengths, not the
-        batch's shape, then decide the launches."""
-        return False
+    def is_graph_capturable(self) -> bool:
+        """False if the kernels launched depend on sequence lengths."""
+        return True
 
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
         """Attend within each sequence: [tokens, hidden] to [tokens, heads * head_size]."""
         q, k, v = self.project(x, shared)
         return self.mix(q, k, v, batch, batch.layout, shared)
 
-    def of_rows(
+    def forward_rows(
         self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
     ) -> Tensor:
         """Attend with one query row of each sequence: [tokens, hidden] to [sequences, heads *
@@ -242,7 +241,7 @@ def add_and_norm(block: Block, norm: Norm, x: Tensor, residual: Tensor) -> tuple
 def norm_of_sum(block: Block, norm: Norm, x: Tensor, residual: Tensor) -> Tensor:
     """Return only the norm that `add_and_norm` returns, where the sum is not needed."""
     if has_triton(x):
-        return norm.of_sum(_whole(block, x), residual)
+        return norm.norm_sum(_whole(block, x), residual)
     return norm.forward(block.add(x, residual))
 
 
@@ -262,8 +261,8 @@ class Layer(nn.Module):
     the norms.
     """
 
-    goes_by_runs: ClassVar[bool] = False
-    """`Attention.goes_by_runs` for the rest of the layer."""
+    is_graph_capturable: ClassVar[bool] = True
+    """`Attention.is_graph_capturable` for the rest of the layer."""
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType) -> None:
         super().__init__()
@@ -322,7 +321,7 @@ class Layer(nn.Module):
             activation=ffn.activation,
         )
 
-    def at_once(
+    def fused(
         self,
         x: Tensor,
         batch: Packed,
@@ -331,7 +330,7 @@ class Layer(nn.Module):
         layout: Layout,
         pages: native_layer.LayerPages | None = None,
     ) -> Tensor | None:
-        """Run `forward`, or with `rows` `of_rows`, in one call of the native library. Returns None
+        """Run `forward`, or with `rows` `forward_rows`, in one call of the native library. Returns None
         if
         the library does not support the layer or the batch.
 
@@ -356,22 +355,22 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
         """Apply the layer to [tokens, hidden]."""
-        done = self.at_once(x, batch, shared, None, batch.layout)
+        done = self.fused(x, batch, shared, None, batch.layout)
         if done is not None:
             return done
         return self.after_attention(x, self.attn.forward(self.before_attention(x), batch, shared))
 
-    def of_rows(
+    def forward_rows(
         self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
     ) -> Tensor:
         """Apply the layer to one row of each sequence. The other rows only supply keys and values.
 
         Returns [sequences, hidden].
         """
-        done = self.at_once(x, batch, shared, rows, layout)
+        done = self.fused(x, batch, shared, rows, layout)
         if done is not None:
             return done
-        mixed = self.attn.of_rows(self.before_attention(x), batch, shared, rows, layout)
+        mixed = self.attn.forward_rows(self.before_attention(x), batch, shared, rows, layout)
         return self.after_attention(x.index_select(0, rows), mixed)
 
     def before_attention(self, x: Tensor) -> Tensor:
@@ -513,10 +512,10 @@ class PackedEncoder(nn.Module):
         return torch.tensor(numbers, dtype=torch.float32, device=self.device)
 
     @cached_property
-    def goes_by_runs(self) -> bool:
-        """True if the lengths of a batch's sequences decide the launches, not its shape alone."""
-        return self.long_from > 0 or any(
-            layer.goes_by_runs or layer.attn.goes_by_runs for layer in self.stack
+    def is_graph_capturable(self) -> bool:
+        """False if the kernels launched depend on sequence lengths, not on the batch's shape alone."""
+        return not self.long_from and all(
+            layer.is_graph_capturable and layer.attn.is_graph_capturable for layer in self.stack
         )
 
     @property
@@ -567,7 +566,7 @@ class PackedEncoder(nn.Module):
             between()
             chosen = batch.rows(rows)
             x = (
-                self.stack[-1].of_rows(x, batch, shared, chosen, batch.row_layout())
+                self.stack[-1].forward_rows(x, batch, shared, chosen, batch.row_layout())
                 if short
                 else x.index_select(0, chosen)
             )
@@ -578,7 +577,7 @@ class PackedEncoder(nn.Module):
         return Shared(
             rotations=self._rotations(batch),
             bias=None if self.relative is None else self.relative.table,
-            chunks=Chunks.of(batch.lengths, self.device) if self.recurrent else None,
+            chunks=Chunks.from_lengths(batch.lengths, self.device) if self.recurrent else None,
         )
 
     @staticmethod

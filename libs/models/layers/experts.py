@@ -73,16 +73,16 @@ class Experts(nn.Module):
         shares = self.router.forward(x).float().softmax(-1)
         values, chosen = shares.topk(self._used, dim=-1)
         if x.device.type == "cpu":
-            return self.of_chosen(x, values.to(x.dtype), chosen)
+            return self.compute_chosen(x, values.to(x.dtype), chosen)
         if has_grouped(x, self.weights.w1.shape[0] // self._experts, x.shape[1]):
-            return self.by_expert(x, values, chosen)
-        return self.of_all(x, torch.zeros_like(shares).scatter(-1, chosen, values).to(x.dtype))
+            return self.compute_grouped(x, values, chosen)
+        return self.compute_all(x, torch.zeros_like(shares).scatter(-1, chosen, values).to(x.dtype))
 
     def add(self, x: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
         """Return `whole` plus `residual`. `residual` is unchanged even with `overwrite`."""
         return self.whole(x) + residual
 
-    def of_chosen(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+    def compute_chosen(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
         """Compute each expert for its own rows only. `shares` and `chosen` are [rows, used]."""
         out = self.bias.expand_as(x).clone()
         for number, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
@@ -92,8 +92,8 @@ class Experts(nn.Module):
                 out.index_add_(0, rows, answer * shares[rows, places, None])
         return out
 
-    def by_expert(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
-        """Compute `of_chosen` in grouped products. `shares` and `chosen` are [rows, used]."""
+    def compute_grouped(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """Compute `compute_chosen` in grouped products. `shares` and `chosen` are [rows, used]."""
         pairs = ByExpert.of(chosen, self._experts)
         w1, w2 = (
             weight.view(self._experts, -1, x.shape[1])
@@ -102,7 +102,7 @@ class Experts(nn.Module):
         inner = self._function(pairs.product(x.index_select(0, pairs.rows), w1.transpose(1, 2)))
         return (pairs.weighted(pairs.product(inner, w2), shares) + self.bias).to(x.dtype)
 
-    def of_all(self, x: Tensor, shares: Tensor) -> Tensor:
+    def compute_all(self, x: Tensor, shares: Tensor) -> Tensor:
         """Compute every expert for all rows. `shares` is [rows, experts], 0 for unchosen experts.
 
         Shares are applied before the second product, which then also sums over the experts.
@@ -152,16 +152,16 @@ class GatedExperts(nn.Module):
         values, chosen = self.router.forward(x).float().topk(self._used, dim=-1)
         shares = values.softmax(-1)
         if x.device.type == "cpu":
-            return self.of_chosen(x, shares, chosen)
+            return self.compute_chosen(x, shares, chosen)
         if has_grouped(x, *self.down_proj.shape[1:]):
-            return self.by_expert(x, shares, chosen)
+            return self.compute_grouped(x, shares, chosen)
         spread = (
             shares.new_zeros(len(x), len(self.down_proj)).scatter(-1, chosen, shares).to(x.dtype)
         )
         parts = [min(self.ROWS, len(x) - first) for first in range(0, len(x), self.ROWS)]
         return torch.cat(
             [
-                self.of_all(*part)
+                self.compute_all(*part)
                 for part in zip(
                     x.split_with_sizes(parts), spread.split_with_sizes(parts), strict=True
                 )
@@ -172,7 +172,7 @@ class GatedExperts(nn.Module):
         """Return `whole` plus `residual`. `residual` is unchanged even with `overwrite`."""
         return self.whole(x) + residual
 
-    def of_chosen(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+    def compute_chosen(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
         """Compute each expert for its own rows only, and sum in float32. `shares` and `chosen` are
         [rows, used].
         """
@@ -188,8 +188,8 @@ class GatedExperts(nn.Module):
                 out.index_add_(0, rows, answer.float() * shares[rows, places, None])
         return out.to(x.dtype)
 
-    def by_expert(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
-        """Compute `of_chosen` in grouped products. `shares` and `chosen` are [rows, used]."""
+    def compute_grouped(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """Compute `compute_chosen` in grouped products. `shares` and `chosen` are [rows, used]."""
         pairs = ByExpert.of(chosen, len(self.down_proj))
         both = pairs.product(x.index_select(0, pairs.rows), self.gate_up_proj)
         inner = self._gated(both + self.gate_up_proj_bias.index_select(0, pairs.experts))
@@ -198,7 +198,7 @@ class GatedExperts(nn.Module):
         )
         return pairs.weighted(answers, shares).to(x.dtype)
 
-    def of_all(self, x: Tensor, shares: Tensor) -> Tensor:
+    def compute_all(self, x: Tensor, shares: Tensor) -> Tensor:
         """Compute every expert for all rows. `shares` is [rows, experts], 0 for unchosen
         experts."""
         inner = self._gated(torch.matmul(x, self.gate_up_proj) + self.gate_up_proj_bias[:, None])

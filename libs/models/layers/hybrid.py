@@ -39,7 +39,7 @@ class GatedAttention(Attention):
         q, k, v, gate = self._projected(x, shared)
         return self.mix(q, k, v, batch, batch.layout, shared) * gate
 
-    def of_rows(
+    def forward_rows(
         self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
     ) -> Tensor:
         q, k, v, gate = self._projected(x, shared)
@@ -83,7 +83,7 @@ class GatedDeltaNet(Attention):
     overwritten, and the decay.
     """
 
-    goes_by_runs = True
+    is_graph_capturable = False
 
     def __init__(self, spec: EncoderSpec, delta: DeltaSpec) -> None:
         nn.Module.__init__(self)
@@ -122,7 +122,7 @@ class GatedDeltaNet(Attention):
         )
         return (reads * functional.silu(gate.float()).view_as(reads)).to(x.dtype).flatten(1)
 
-    def of_rows(
+    def forward_rows(
         self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
     ) -> Tensor:
         return self.forward(x, batch, shared).index_select(0, rows)

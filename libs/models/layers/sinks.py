@@ -48,7 +48,7 @@ class SinkAttention(Attention):
         q, k = turned.split_with_sizes(self.parts[:2], dim=1)
         return q, k, v
 
-    def of_rows(
+    def forward_rows(
         self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
     ) -> Tensor:
         return self.forward(x, batch, shared).index_select(0, rows)

@@ -58,7 +58,7 @@ from libs.models.work import (
     items_as_parts,
 )
 
-LONGEST: Final = 8192
+MAX_TOKENS: Final = 8192
 """Maximum tokens of a prompt and its answer together."""
 
 FIELD: Final = "text.instruction"
@@ -100,7 +100,7 @@ class Conversation:
     """The template of conversations with turns; None if turns are not supported."""
 
     @staticmethod
-    def of(card: Card, root: Path, mark: str) -> Conversation:
+    def from_card(card: Card, root: Path, mark: str) -> Conversation:
         """Read the frame from the card's chat template.
 
         Raises ModelBroken for a template without a place for an image and a text, or that changes
@@ -202,7 +202,7 @@ def load_conversation(
     device: torch.device,
 ) -> ConversationModel:
     """Load the model. Raises ModelBroken with the file and the key or tensor at fault."""
-    conversation = Conversation.of(card, directory, _MARKS[card.family])
+    conversation = Conversation.from_card(card, directory, _MARKS[card.family])
     loaded = load_vision_language(
         directory, dtype=dtype, device=device, use="write", prompts=conversation.prompts
     )
@@ -213,7 +213,7 @@ def load_conversation(
             "config.json: the text encoder is not causal, so the model cannot generate text"
         )
     writer = Writer(encoder, _head(directory, config, encoder, dtype), settings)
-    writer.max_positions = min(writer.max_positions, LONGEST)
+    writer.max_positions = min(writer.max_positions, MAX_TOKENS)
     writer.tower = trunk.tower if isinstance(trunk.tower, ImageTower) else None
     loaded.input.text.limit = writer.max_positions
     return ConversationModel(

@@ -57,7 +57,7 @@ class DavitSpec:
     activation: Activation
 
     @staticmethod
-    def of(config: Config) -> DavitSpec:
+    def from_config(config: Config) -> DavitSpec:
         """Read Florence-2's `vision_config`, in either of its layouts.
 
         Raises ModelBroken with the key that cannot be served.

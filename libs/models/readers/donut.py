@@ -128,7 +128,7 @@ class DonutPrompt:
     """The model answers questions."""
 
     @staticmethod
-    def of(tokenizer: Tokenizer) -> DonutPrompt:
+    def from_tokenizer(tokenizer: Tokenizer) -> DonutPrompt:
         """Find the task's tag in the vocabulary: the opening tag without a closing one."""
         tags = {
             token.content
@@ -168,7 +168,7 @@ class DonutPrompt:
         return self.start
 
 
-def form_of(written: str, categories: frozenset[str] = frozenset()) -> Mapping[str, object]:
+def parse_form(written: str, categories: frozenset[str] = frozenset()) -> Mapping[str, object]:
     """Parse generated tags into an object, as DonutProcessor.token2json does.
 
     1. `<s_k>v</s_k>` becomes {"k": "v"}.

@@ -37,7 +37,7 @@ from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.packed import Packed
 from libs.models.readers import donut
-from libs.models.readers.pixels import Tower, picture_of
+from libs.models.readers.pixels import Tower, read_input_image
 from libs.models.results import Extraction, ExtractResult
 from libs.models.text.checks import unsupported
 from libs.models.text.registry import prepare
@@ -154,7 +154,7 @@ def load_encoder_decoder(
     text_tensors, rest = rest.split("decoder.")
     if kind == "donut-swin":
         images, processing, tokens, width = _donut(directory, encoder, image_tensors, dtype, device)
-        prompt: donut.DonutPrompt | None = donut.DonutPrompt.of(tokenizer)
+        prompt: donut.DonutPrompt | None = donut.DonutPrompt.from_tokenizer(tokenizer)
     elif kind in _PATCHES:
         images, processing, tokens, width = _patches(
             directory, encoder, _PATCHES[kind], image_tensors, dtype, device
@@ -321,12 +321,12 @@ class EncoderDecoderReader:
         found = []
         for parts in items_as_parts(work):
             go_on()
-            picture = picture_of(parts, self._model.processing, self._card.model)
+            image = read_input_image(parts, self._model.processing, self._card.model)
             places = np.arange(self._model.tokens, dtype=np.int32)
             found.append(
                 InputSequence(
                     np.zeros(self._model.tokens, np.int32),
-                    rows=InputRows(places, picture.pixels),
+                    rows=InputRows(places, image.pixels),
                     input=asked,
                 )
             )
@@ -364,7 +364,7 @@ class EncoderDecoderReader:
         for token in ("<s>", "</s>", "<pad>"):
             own = own.replace(token, "")
         whole = re.sub(r"<.*?>", "", prompt + own, count=1).strip()  # the tag of the task
-        form = donut.form_of(whole, self._categories)
+        form = donut.parse_form(whole, self._categories)
         return Extraction(
             text=own.strip(), finish=written.finish, json=form if fits(form) else None
         )

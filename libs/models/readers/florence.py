@@ -34,10 +34,10 @@ from libs.models.readers.florence_tasks import (
     DETECTION,
     FIELD,
     Form,
-    asked,
-    regions_of,
+    build_prompt,
+    parse_regions,
 )
-from libs.models.readers.pixels import Tower, picture_of
+from libs.models.readers.pixels import Tower, read_input_image
 from libs.models.results import Extraction, ExtractResult, Region
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
@@ -104,7 +104,7 @@ def load_florence(
     Raises ModelBroken with the file and the key or tensor at fault.
     """
     vision, texts = config.part("vision_config"), config.part("text_config")
-    spec = DavitSpec.of(vision)
+    spec = DavitSpec.from_config(vision)
     processing = _processing(directory)
     tensors = TensorFile.open(directory).renamed(_name)
     language, rest = tensors.split("language.")
@@ -252,19 +252,19 @@ class FlorenceReader:
         notes: list[_Asked] = []
         for item, parts in enumerate(items_as_parts(work)):
             go_on()
-            picture = picture_of(parts, self._model.processing, self._card.model)
+            image = read_input_image(parts, self._model.processing, self._card.model)
             if isinstance(work, RegionsWork):
                 for label in work.labels:
                     found.append(
                         self._sequence(
-                            DETECTION.prompt.format(label), picture.pixels, 0, "regions.labels"
+                            DETECTION.prompt.format(label), image.pixels, 0, "regions.labels"
                         )
                     )
-                    notes.append(_Asked(item, DETECTION.form, picture.width, picture.height, label))
+                    notes.append(_Asked(item, DETECTION.form, image.width, image.height, label))
                 continue
-            prompt, form = asked(work, picture.width, picture.height)
-            found.append(self._sequence(prompt, picture.pixels, work.max_tokens, FIELD))
-            notes.append(_Asked(item, form, picture.width, picture.height))
+            prompt, form = build_prompt(work, image.width, image.height)
+            found.append(self._sequence(prompt, image.pixels, work.max_tokens, FIELD))
+            notes.append(_Asked(item, form, image.width, image.height))
         return found, notes
 
     @torch.inference_mode()
@@ -306,7 +306,9 @@ class FlorenceReader:
         if isinstance(work, RegionsWork):
             regions: list[list[Region]] = [[] for _ in work.texts]
             for one, each in zip(notes, written, strict=True):
-                found = regions_of(self._plain(each.ids.tolist()), one.form, one.width, one.height)
+                found = parse_regions(
+                    self._plain(each.ids.tolist()), one.form, one.width, one.height
+                )
                 regions[one.item] += [replace(region, label=one.label) for region in found]
             kept = [
                 each if work.threshold is None or work.threshold < 1 else [] for each in regions
@@ -320,7 +322,7 @@ class FlorenceReader:
         text = self._plain(written.ids.tolist())
         if one.form == "text":
             return Extraction(text=text.strip(), finish=written.finish)
-        regions = tuple(regions_of(text, one.form, one.width, one.height, self._model.banned))
+        regions = tuple(parse_regions(text, one.form, one.width, one.height, self._model.banned))
         lines = "\n".join(each.label for each in regions) if one.form == "lines" else ""
         return Extraction(regions=regions, text=lines, finish=written.finish)
 

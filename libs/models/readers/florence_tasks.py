@@ -96,7 +96,7 @@ _POLYGON: Final = re.compile(r"<poly>(.*?)</poly>", re.DOTALL)
 _RING: Final = re.compile(r"((?:<loc_\d+>)+)(?:<sep>|$)")
 
 
-def asked(work: TextWork, width: int, height: int) -> tuple[str, Form]:
+def build_prompt(work: TextWork, width: int, height: int) -> tuple[str, Form]:
     """Return the prompt for an image of this size in pixels, and the form of its answer.
 
     Raises InvalidInput for an unsupported instruction or region.
@@ -139,7 +139,7 @@ def asked(work: TextWork, width: int, height: int) -> tuple[str, Form]:
     return task.prompt.format(place or given), task.form
 
 
-def regions_of(
+def parse_regions(
     written: str, form: Form, width: int, height: int, banned: frozenset[str] = frozenset()
 ) -> list[Region]:
     """Return the regions of an answer, in order, in pixels of an image of `width` x `height`.

@@ -17,12 +17,12 @@ from libs.models.images.decoding import decoding
 from libs.models.images.processing import ImageProcessing
 from libs.models.work import Between, Parts
 
-MAX_AT_ONCE: Final = 8
+MAX_BATCH_IMAGES: Final = 8
 """Images of one forward of an encoder. A larger number only takes more memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class InputImage:
     """An image as an encoder reads it."""
 
     pixels: NDArray[np.generic]
@@ -33,7 +33,7 @@ class Picture:
     """Height of the upright image that the client sent."""
 
 
-def picture_of(parts: Parts, processing: ImageProcessing, model: str) -> Picture:
+def read_input_image(parts: Parts, processing: ImageProcessing, model: str) -> InputImage:
     """Return an item's image. Raises TaskNotSupported or InvalidInput with the part's path."""
     part = parts[0]
     if len(parts) > 1:
@@ -47,7 +47,7 @@ def picture_of(parts: Parts, processing: ImageProcessing, model: str) -> Picture
             field=part.field,
         )
     with decoding(part.content, part.field) as image:
-        return Picture(processing.apply(image, part.field), image.width, image.height)
+        return InputImage(processing.apply(image, part.field), image.width, image.height)
 
 
 class Tower(nn.Module):
@@ -75,8 +75,8 @@ class Tower(nn.Module):
         for image in {id(each): each for each in images}.values():
             sizes.setdefault(image.shape, []).append(image)
         for alike in sizes.values():
-            for start in range(0, len(alike), MAX_AT_ONCE):
-                some = alike[start : start + MAX_AT_ONCE]
+            for start in range(0, len(alike), MAX_BATCH_IMAGES):
+                some = alike[start : start + MAX_BATCH_IMAGES]
                 found |= zip(map(id, some), self._forward(np.stack(some), between), strict=True)
         return [found[id(each)] for each in images]
 

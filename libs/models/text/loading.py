@@ -81,7 +81,7 @@ def _load(
         built = kind.build(Parts(card, directory, encoder, state, rest, device, quantised))
         trunks, processor = (
             (Backbone(encoder, built.heads), *built.trunks),
-            Tokenising(TextsAlone(built.processor)),
+            TokenizerGuard(TextOnlyProcessor(built.processor)),
         )
         model = PackedModel(
             card, trunks, processor, names, device, lambda: _tensors(directory, card)[0]
@@ -150,7 +150,7 @@ def encoder_config(directory: Path, card: Card) -> Mapping[str, object]:
     return config.values
 
 
-class TextsAlone:
+class TextOnlyProcessor:
     """A processor of a text model. It refuses images and items of several parts."""
 
     def __init__(self, processor: Processor) -> None:
@@ -164,7 +164,7 @@ class TextsAlone:
         return self._processor.finish(prepared, outputs, go_on)
 
 
-class Tokenising:
+class TokenizerGuard:
     """A processor that raises InvalidInput where the `tokenizers` library fails for a text."""
 
     def __init__(self, processor: Processor) -> None:

@@ -28,7 +28,7 @@ from libs.models.loaded.tiers import copying
 from libs.models.packed_model import PackedModel
 from libs.models.text.heads.modules import dense_layers
 from libs.models.text.heads.pooled import PooledHead
-from libs.models.text.loading import DTYPES, TextsAlone, Tokenising, broken_tokenizer
+from libs.models.text.loading import DTYPES, TextOnlyProcessor, TokenizerGuard, broken_tokenizer
 from libs.models.text.processing.embedding import EmbeddingProcessor, Framed
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
 from libs.models.text.tokenising.tokenizer import (
@@ -93,7 +93,7 @@ def load_static_model(
         processor = StaticProcessor(card, tokenizer, limit, empty=len(table) - 1)
         trunk = Backbone(encoder.requires_grad_(False).eval(), {"dense": head})
         model = PackedModel(
-            card, (trunk,), Tokenising(TextsAlone(processor)), Names({}, (), {}), device
+            card, (trunk,), TokenizerGuard(TextOnlyProcessor(processor)), Names({}, (), {}), device
         )
         model.tokens = TokenProcessor(
             card, tokenizer, min(card.max_tokens, limit or card.max_tokens)

@@ -39,7 +39,7 @@ class TokenProcessor:
         """Do the work; the notes contain the result.
 
         Raises InputTooLong or InvalidInput with the field's path in the job, and errors of `go_on`,
-        which is called before each `cutting.SLICE` characters.
+        which is called before each `cutting.SLICE_CHARACTERS` characters.
         """
         with failing(_cannot_tokenise):
             if isinstance(work, TokenizeWork):

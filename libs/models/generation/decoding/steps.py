@@ -114,7 +114,11 @@ class StepForward:
         """Whether the writer's steps are computed so: on CUDA, unless they read an encoder's states
         or go by lengths.
         """
-        if writer.has_cross or not has_triton(pages[0][0]) or writer.decoder.goes_by_runs:
+        if (
+            writer.has_cross
+            or not has_triton(pages[0][0])
+            or not writer.decoder.is_graph_capturable
+        ):
             return False
         from libs.kernels.attention import paged_triton
 

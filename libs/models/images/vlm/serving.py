@@ -27,7 +27,7 @@ from libs.models.packed_model import PackedModel
 from libs.models.recall import OutputCache
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.tokens import TokenHead
-from libs.models.text.loading import Tokenising, without_int8
+from libs.models.text.loading import TokenizerGuard, without_int8
 from libs.models.text.tokens import TokenProcessor
 
 
@@ -56,7 +56,7 @@ def load_vision_language_model(
         loaded.input.text.limit = card.max_tokens
         recall = OutputCache(card.model, card.revision, dtype, loaded.input.pictures)
         processor = PartsProcessor(card, loaded.input, recall, loaded.weights)
-        model = PackedModel(card, loaded.trunks, Tokenising(processor), loaded.names, device)
+        model = PackedModel(card, loaded.trunks, TokenizerGuard(processor), loaded.names, device)
         model.recall = recall
         model.tokens = TokenProcessor(card, loaded.input.text.tokenizer)
         model.largest_picture = largest_picture(loaded.input)

@@ -60,7 +60,7 @@ _SEQ2SEQ = Layout(
 )
 LANGUAGE_MODEL = Layout("score", pooling="last")
 """Decoders classify their last token that is not `pad_token_id`, as transformers does
-(`WithoutPadding`).
+(`PaddingTrimmer`).
 """
 
 _NEMOTRON = Layout("score", pooling="mean", pooling_key="pooling", divisor_key="temperature")

@@ -13,7 +13,7 @@ from libs.models.text.heads.labels import (
     text_layout,
 )
 from libs.models.text.kinds.kind import Built, Parts
-from libs.models.text.processing.labels import LabelsProcessor, WithoutPadding
+from libs.models.text.processing.labels import LabelsProcessor, PaddingTrimmer
 from libs.models.text.processing.nli import NliProcessor
 from libs.models.text.tokenising.chat import ChatPairs
 from libs.models.weights import HeadRule
@@ -39,7 +39,7 @@ def build(parts: Parts) -> Built:
     )
     padding = config.values.get("pad_token_id", _DEFAULT_PADDING.get(card.family))
     if layout is LANGUAGE_MODEL and parts.encoder.causal and padding is not None:
-        processor = WithoutPadding(
+        processor = PaddingTrimmer(
             processor, config.integer("pad_token_id", _DEFAULT_PADDING.get(card.family))
         )
     return Built(

@@ -75,7 +75,7 @@ class LabelsProcessor:
         raise unsupported(work, self._card)
 
 
-class WithoutPadding:
+class PaddingTrimmer:
     """A processor of a causal model that removes padding tokens at the end of sequences.
 
     transformers classifies the rightmost token that is not the padding token, even if a template or

@@ -52,14 +52,14 @@ class Frame:
     pieces: tuple[str, ...]
 
     @staticmethod
-    def of(marked: str, told: str, samples: Mapping[str, str]) -> Frame:
+    def from_renderings(marked: str, filled: str, samples: Mapping[str, str]) -> Frame:
         """Build the frame from a template's renderings.
 
         Raises ModelBroken for a template without a place for a pair, or that changes its texts.
 
         Args:
             marked: The rendering of placeholders.
-            told: The rendering of `samples`.
+            filled: The rendering of `samples`.
         """
         frame = Frame(tuple(_MARKS.split(marked)))
         for mark, role in ((_QUERY, "query"), (_DOCUMENT, "document")):
@@ -67,7 +67,7 @@ class Frame:
                 raise ModelBroken(f"{NAME}: it has no place for a message of the role {role!r}")
         if frame.pieces.count(_DOCUMENT) > 1:
             raise ModelBroken(f"{NAME}: it repeats the document, which is not supported")
-        if told != frame.fill(samples):
+        if filled != frame.fill(samples):
             raise ModelBroken(
                 f"{NAME}: it changes the texts of messages, which must be inserted unchanged"
             )
@@ -115,11 +115,13 @@ class ChatPairs:
             values | _messages(texts, card.message_parts)
             for texts in (no_marks, no_samples, marks, _SAMPLES)
         ]
-        marked, told, marked_too, told_too = rendered(card.template, pairs)
-        self._plain = Frame.of(rendered_text(marked), rendered_text(told), no_samples)
+        marked, filled, marked_too, filled_too = rendered(card.template, pairs)
+        self._plain = Frame.from_renderings(
+            rendered_text(marked), rendered_text(filled), no_samples
+        )
         try:
-            self._instructed = Frame.of(
-                rendered_text(marked_too), rendered_text(told_too), _SAMPLES
+            self._instructed = Frame.from_renderings(
+                rendered_text(marked_too), rendered_text(filled_too), _SAMPLES
             )
         except ModelBroken:  # some templates reject messages of the role system
             self._instructed = self._plain

@@ -25,21 +25,21 @@ from tokenizers import Encoding, Tokenizer
 
 from libs.models.work import GoOn, Truncation
 
-SLICE: Final = 32 << 10
+SLICE_CHARACTERS: Final = 32 << 10
 """Characters tokenised between two cancellation checks, or a single longer text that cannot be cut.
 This takes about 15 ms of one thread, and other work waits."""
 
-LEAST: Final = 4096
+MIN_CUT_CHARACTERS: Final = 4096
 """Texts of up to this number of characters are tokenised whole."""
 
-_TOKEN: Final = 16
+_CHARACTERS_PER_TOKEN: Final = 16
 """Characters per token, for texts that are tokenised whole and the first attempt at longer ones.
 Hardly any text needs more.
 """
 
 _MARGIN: Final = 256
-"""Characters at a cut whose tokens do not count, nor do `_NEAR` tokens. Added tokens are shorter
-(`_Reach`).
+"""Tokens of this number of characters at a cut do not count, nor do `_NEAR` tokens. Added tokens are
+shorter (`_Reach`).
 """
 
 _NEAR: Final = 64
@@ -93,7 +93,7 @@ def sliced(sizes: Sequence[int], go_on: GoOn) -> Iterator[range]:
     """
     begin = total = 0
     for number, size in enumerate(sizes):
-        if number > begin and total + size > SLICE:
+        if number > begin and total + size > SLICE_CHARACTERS:
             go_on()
             yield range(begin, number)
             begin, total = number, 0
@@ -134,7 +134,7 @@ class _Reach:
     elsewhere."""
 
     @staticmethod
-    def of(tokenizer: Tokenizer) -> _Reach:
+    def from_tokenizer(tokenizer: Tokenizer) -> _Reach:
         normalizers, splitters = _parts(tokenizer.normalizer), _parts(tokenizer.pre_tokenizer)
         added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
         forward = (
@@ -176,13 +176,13 @@ class Cutter:
 
     @cached_property
     def _reach(self) -> _Reach:
-        return _Reach.of(self._tokenizer)
+        return _Reach.from_tokenizer(self._tokenizer)
 
     @staticmethod
     def ordinary(most: int) -> int:
         """Return the characters up to which a text is tokenised whole if `most` of its tokens are
         kept."""
-        return max(LEAST, _TOKEN * most)
+        return max(MIN_CUT_CHARACTERS, _CHARACTERS_PER_TOKEN * most)
 
     def parts(
         self,
@@ -295,7 +295,7 @@ class Cutter:
             return None
         if not (is_start or is_framed):
             return size, len(text)
-        kept = LEAST // 4
+        kept = MIN_CUT_CHARACTERS // 4
         begin = (kept if is_framed else 0) if is_start else size
         end = len(text) - (size if is_start else kept)
         if is_framed:

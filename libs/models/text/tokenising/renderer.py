@@ -72,7 +72,7 @@ class Renderer:
         with self._lock:
             if not self._processes or self._processes[0].poll() is not None:
                 self._start()
-            found = self._answer(asked)
+            found = self._exchange(asked)
         return [Rendering(one.get("text", ""), one.get("error", "")) for one in found]
 
     def _start(self) -> frozenset[str]:
@@ -87,12 +87,12 @@ class Renderer:
             process_group=0,  # the worker handles a terminal's Ctrl-C and drains
         )
         self._processes.append(process)
-        found = self._answer(_line(self._template))
+        found = self._exchange(_line(self._template))
         if error := found.get("error"):
             raise ModelBroken(f"{NAME}: {error}")
         return frozenset(found["names"])
 
-    def _answer(self, line: bytes) -> Any:
+    def _exchange(self, line: bytes) -> Any:
         """Return the process's answer to a line. If it has ended or does not answer, end it and
         raise ModelBroken.
         """

@@ -48,12 +48,12 @@ def main() -> None:
         tree = environment.parse(source)
         names = meta.find_undeclared_variables(tree) & _read_first(tree)
     except Exception as error:
-        _answer({"error": f"invalid Jinja: {_told(error)}"})
+        _reply({"error": f"invalid Jinja: {_describe(error)}"})
         return
-    _answer({"names": sorted(names - environment.globals.keys())})
+    _reply({"names": sorted(names - environment.globals.keys())})
     for line in sys.stdin:
         _limit_time()
-        _answer(
+        _reply(
             [_rendered(template, values, len(line) + MAX_CHARACTERS) for values in json.loads(line)]
         )
 
@@ -94,7 +94,7 @@ def _read_first(node: Any) -> set[str]:
     return {name for name, is_read in found.items() if is_read}
 
 
-def _answer(value: object) -> None:
+def _reply(value: object) -> None:
     print(json.dumps(value), flush=True)
 
 
@@ -111,7 +111,7 @@ def _rendered(template: Any, values: dict[str, Any], most: int) -> dict[str, Any
         text: str = template.render(values)
         text.encode()  # a template may emit lone surrogates
     except Exception as error:
-        return {"error": f"rendering fails: {_told(error)}"}
+        return {"error": f"rendering fails: {_describe(error)}"}
     if len(text) > most:
         return {
             "error": f"it renders {len(text):,} characters from short texts; the maximum is "
@@ -120,7 +120,7 @@ def _rendered(template: Any, values: dict[str, Any], most: int) -> dict[str, Any
     return {"text": text}
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return (str(error) or type(error).__name__)[:300]
 
 

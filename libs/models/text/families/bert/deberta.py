@@ -208,9 +208,9 @@ class DisentangledAttention(Attention):
         self.register_buffer("queries", None, persistent=False)
 
     @property
-    def goes_by_runs(self) -> bool:
-        """False where Triton's kernel, which computes all sequences at once, can run."""
-        return not has_triton(self.out.weight)
+    def is_graph_capturable(self) -> bool:
+        """True where Triton's kernel, which computes all sequences at once, can run."""
+        return has_triton(self.out.weight)
 
     def learn(self, vectors: Tensor) -> None:
         """Project the distance embeddings [rows, hidden]. Call it after loading."""
@@ -450,7 +450,7 @@ class Convolution:
 class ConvolvedLayer(PostNormLayer):
     """The first layer of larger v2 models: adds a convolution of its input to its output."""
 
-    goes_by_runs = True
+    is_graph_capturable = False
 
     def __init__(
         self,
@@ -476,7 +476,7 @@ class ConvolvedLayer(PostNormLayer):
             mixed[rows] = self.conv(texts).transpose(1, 2).flatten(0, 1)
         return self.conv_norm.forward(out + self._function(mixed))
 
-    def of_rows(
+    def forward_rows(
         self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
     ) -> Tensor:
         return self.forward(x, batch, shared).index_select(0, rows)

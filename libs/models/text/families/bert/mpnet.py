@@ -55,5 +55,7 @@ def build(config: Config) -> PackedEncoder:
         )
     )
     return PackedEncoder(
-        spec, embed, relative=BucketBias.of(config, spec.heads, reach=embed.max_positions - 1)
+        spec,
+        embed,
+        relative=BucketBias.from_config(config, spec.heads, reach=embed.max_positions - 1),
     )

@@ -83,7 +83,7 @@ _FEED_FORWARDS: dict[str, tuple[bool, Activation]] = {
 
 # Relative positions have no limit, so this bounds only the table of distances. The tokenizer or
 # sentence_bert_config.json limits a sequence.
-LONGEST = 1 << 15
+MAX_POSITIONS = 1 << 15
 
 
 def build(config: Config) -> PackedEncoder:
@@ -91,7 +91,11 @@ def build(config: Config) -> PackedEncoder:
     spec = spec_of(config)
     embed = TokenEmbedding(
         EmbeddingSpec(
-            config.size("vocab_size"), spec.hidden, positions=LONGEST, norm_eps=None, table=False
+            config.size("vocab_size"),
+            spec.hidden,
+            positions=MAX_POSITIONS,
+            norm_eps=None,
+            table=False,
         )
     )
     return PackedEncoder(spec, embed, relative=bias(config, spec))
@@ -99,7 +103,9 @@ def build(config: Config) -> PackedEncoder:
 
 def bias(config: Config, spec: EncoderSpec) -> BucketBias:
     """Build the encoder's position bias."""
-    return BucketBias.of(config, spec.heads, reach=LONGEST - 1, farthest=_farthest(config))
+    return BucketBias.from_config(
+        config, spec.heads, reach=MAX_POSITIONS - 1, farthest=_farthest(config)
+    )
 
 
 def spec_of(config: Config) -> EncoderSpec:
@@ -162,7 +168,7 @@ def _bucket_of(back: Tensor, buckets: int, farthest: int) -> Tensor:
 
 def causal_bias(config: Config, spec: EncoderSpec, *, reach: int) -> BucketBias:
     """Build the decoder's position bias, for distances up to `reach`."""
-    return CausalBias.of(config, spec.heads, reach=reach, farthest=_farthest(config))
+    return CausalBias.from_config(config, spec.heads, reach=reach, farthest=_farthest(config))
 
 
 def _farthest(config: Config) -> int:

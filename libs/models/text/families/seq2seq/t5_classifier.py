@@ -40,7 +40,9 @@ def build(config: Config) -> PackedEncoder:
         raise config.unsupported("decoder_start_token_id", f"an id below {vocabulary} is needed")
     spec, own = t5.spec_of(config), t5.decoder_spec_of(config)
     embed = TokenEmbedding(
-        EmbeddingSpec(vocabulary, spec.hidden, positions=t5.LONGEST, norm_eps=None, table=False)
+        EmbeddingSpec(
+            vocabulary, spec.hidden, positions=t5.MAX_POSITIONS, norm_eps=None, table=False
+        )
     )
-    decoder = Decoder(own, start, relative=t5.causal_bias(config, own, reach=t5.LONGEST - 1))
+    decoder = Decoder(own, start, relative=t5.causal_bias(config, own, reach=t5.MAX_POSITIONS - 1))
     return EncoderDecoder(spec, embed, decoder, relative=t5.bias(config, spec))

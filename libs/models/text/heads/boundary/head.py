@@ -226,7 +226,7 @@ class BoundaryHead(nn.Module):
             scores = found[1][-2 * place.relations :, : len(spans.starts)].reshape(
                 place.relations, 2, -1
             )
-            at_once = self.relations.at_once(len(spans.starts))
+            at_once = self.relations.relations_per_pass(len(spans.starts))
             few = zip(torch.split(roles, at_once), torch.split(scores, at_once), strict=True)
             found += [
                 self.relations.forward(text.words, states, spans, some) for states, some in few
@@ -254,10 +254,10 @@ def _output(place: BoundaryPlaces, classes: Floats, *parts: Floats) -> Output:
     spans, likely, nothing, edges, shares = parts
     places = Places(len(place.words))
     valid = spans[:, 0] >= 0
-    keys = np.where(valid, places.of_spans(spans.astype(np.int64)), places.spans)
+    keys = np.where(valid, places.span_columns(spans.astype(np.int64)), places.spans)
     order = np.argsort(keys, kind="stable")[: int(valid.sum())]
     own = keys[order]
-    columns = np.concatenate([own, places.of_choices(len(place.choices))])
+    columns = np.concatenate([own, places.choice_columns(len(place.choices))])
     scores = likely[:, np.concatenate([order, np.arange(len(place.choices)) + len(keys)])]
     queries = tuple(SparseRow(columns, row) for row in scores)
     relations = tuple(_edges(places, keys, some) for some in edges)
@@ -274,7 +274,7 @@ def _output(place: BoundaryPlaces, classes: Floats, *parts: Floats) -> Output:
         ):
             anchor, span = np.nonzero(found)
             records.append(
-                SparseRow(places.of_pairs(own[anchors[anchor]], own[span]), found[anchor, span])
+                SparseRow(places.pair_columns(own[anchors[anchor]], own[span]), found[anchor, span])
             )
     return classes, nothing, (*queries, *relations, *records)
 
@@ -283,7 +283,7 @@ def _edges(places: Places, keys: NDArray[np.int64], found: Floats) -> SparseRow:
     """Build the sparse row of a text's relations. `RelationScorer` returns `found` [pairs, 3]."""
     kept = found[found[:, 0] >= 0]
     heads, tails = (keys[kept[:, side].astype(np.int64)] for side in (0, 1))
-    columns = places.of_pairs(heads, tails)
+    columns = places.pair_columns(heads, tails)
     order = np.argsort(columns)
     return SparseRow(columns[order], kept[order, 2])
 

@@ -22,7 +22,7 @@ State = Mapping[str, Tensor]
 
 _RESERVED: Final = 5000.0  # priority of pairs reserved by a query in the package, above every score
 _FILM: Final = 64  # the width of the last layer, fixed in the package
-_AT_ONCE: Final = 1 << 24  # elements of the last layers in memory at a time: 64 MiB
+_CHUNK_ELEMENTS: Final = 1 << 24  # elements of the last layers in memory at a time: 64 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class PairScorer(nn.Module):
         Returns [queries, pairs].
         """
         scale, shift = self.film.forward(wanted).chunk(2, dim=-1)
-        at_once = max(1, _AT_ONCE // max(1, states.numel()))
+        at_once = max(1, _CHUNK_ELEMENTS // max(1, states.numel()))
         parts = [
             self.outer.forward(self.inner.forward(states * (1 + some[:, None]) + other[:, None]))
             for some, other in zip(

@@ -27,24 +27,24 @@ class Places:
         """Number of columns of spans. Those of choices follow."""
         return (self.words + 1) ** 2
 
-    def of_spans(self, spans: Numbers) -> Numbers:
+    def span_columns(self, spans: Numbers) -> Numbers:
         """Return the columns [spans] of spans [spans, 2]: the first word, and the word after the
         last."""
         return spans[:, 0] * (self.words + 1) + spans[:, 1]
 
-    def of_choices(self, count: int) -> Numbers:
+    def choice_columns(self, count: int) -> Numbers:
         return self.spans + np.arange(count, dtype=np.int64)
 
-    def of_pairs(self, heads: Numbers, tails: Numbers) -> Numbers:
+    def pair_columns(self, heads: Numbers, tails: Numbers) -> Numbers:
         """Return the columns of pairs of spans' columns: head and tail, or the span that identifies
         a record and a span that fills its field.
         """
         return heads * self.spans + tails
 
     def span(self, columns: Numbers) -> Numbers:
-        """Invert `of_spans`."""
+        """Invert `span_columns`."""
         return np.stack(np.divmod(columns, self.words + 1), axis=1)
 
     def pair(self, columns: Numbers) -> tuple[Numbers, Numbers]:
-        """Invert `of_pairs`."""
+        """Invert `pair_columns`."""
         return np.divmod(columns, self.spans)

@@ -19,7 +19,7 @@ from libs.models.text.heads.boundary.pairs import Pairs
 from libs.models.text.heads.linear import HeadDot, linear_layer
 
 State = Mapping[str, Tensor]
-_AT_ONCE: Final = 1 << 24  # elements of the hidden layer in memory at a time: 64 MiB
+_CHUNK_ELEMENTS: Final = 1 << 24  # elements of the hidden layer in memory at a time: 64 MiB
 
 
 class RelationScorer(nn.Module):
@@ -72,9 +72,9 @@ class RelationScorer(nn.Module):
         rows = torch.stack([heads, tails], dim=-1).masked_fill(~valid[..., None], -1)
         return torch.cat([rows.float(), scores.sigmoid()[..., None]], dim=-1)
 
-    def at_once(self, spans: int) -> int:
+    def relations_per_pass(self, spans: int) -> int:
         """Return the number of relations to score together."""
-        return max(1, _AT_ONCE // (self.count(spans) * self._parts[0]))
+        return max(1, _CHUNK_ELEMENTS // (self.count(spans) * self._parts[0]))
 
     def _pairs(self, spans: Pairs, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Choose pairs by scores [relations, 2, spans].

@@ -26,7 +26,7 @@ MAX_INSTANCES: Final = 20
 _STEM: Final = "count_embed"
 _WIDTH: Final = 128  # of the transformer in count_lstm_v2
 _EXPERTS: Final = 4
-_AT_ONCE: Final = 1 << 22  # attention scores of a head in memory at a time
+_CHUNK_ELEMENTS: Final = 1 << 22  # attention scores of a head in memory at a time
 
 State = Mapping[str, Tensor]
 
@@ -165,7 +165,7 @@ class _Transformer(_After):
         # Instances with the same number of fields are one batch, so none is padded.
         for size in sorted(set(groups)):
             of_size = begins[np.array(groups) == size]
-            at_once = max(1, _AT_ONCE // (size * size))
+            at_once = max(1, _CHUNK_ELEMENTS // (size * size))
             for first in range(0, len(of_size), at_once):
                 rows = _index(
                     (of_size[first : first + at_once, None] + np.arange(size)).ravel(),

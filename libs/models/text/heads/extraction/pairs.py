@@ -28,7 +28,7 @@ Places = NDArray[np.int16]
 preparation to its answer.
 """
 # Elements of the pairs' hidden layer in memory at a time, twice during the sum: 8 MiB
-_AT_ONCE: Final = 1 << 20
+_CHUNK_ELEMENTS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class PairHead(nn.Module):
         ends = prefix_sums([len(place.heads) * len(place.words.labels) for place in places])
         # Concatenation would keep all sequences' logits twice.
         logits = entities.new_empty(ends[-1])
-        step = max(1, _AT_ONCE // heads.shape[1])
+        step = max(1, _CHUNK_ELEMENTS // heads.shape[1])
         for some in chunks(pair_starts, step):
             end = pair_starts[some.stop]
             # More than one piece if a single sequence exceeds the budget.

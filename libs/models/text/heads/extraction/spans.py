@@ -16,7 +16,7 @@ from libs.models.text.heads.extraction.words import WordPlaces, WordStates, pref
 from libs.models.text.heads.linear import HeadLinear, check_shape
 
 Ids = NDArray[np.int32]
-_AT_ONCE: Final = 1 << 25  # elements of the spans' hidden layer in memory at a time: 128 MiB
+_CHUNK_ELEMENTS: Final = 1 << 25  # elements of the spans' hidden layer in memory at a time: 128 MiB
 
 
 def spans_of(words: int, width: int) -> tuple[Ids, Ids]:
@@ -143,7 +143,7 @@ class SpanScorer(nn.Module):
         span_starts = prefix_sums([len(item[0]) for item in spans])
         label_starts = prefix_sums([place.label_count for place in places])
         logits = [first.new_empty(0)]
-        for some in chunks(span_starts, max(1, _AT_ONCE // first.shape[1])):
+        for some in chunks(span_starts, max(1, _CHUNK_ELEMENTS // first.shape[1])):
             begin, end = span_starts[some.start], span_starts[some.stop]
             hidden = (
                 first.index_select(0, starts[begin:end]) + last.index_select(0, ends[begin:end])

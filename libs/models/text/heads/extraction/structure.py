@@ -3,7 +3,7 @@ fields, and the scores of classes.
 
 The numbers of instances decide how many queries are compared with all spans, and only spans that
 reach their field's threshold leave the device. The head waits for the device twice per batch: for
-all numbers of instances, and for all selected spans (one more wait for each `_SCORES_AT_ONCE`).
+all numbers of instances, and for all selected spans (one more wait for each `_CHUNK_SCORES`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from libs.models.text.heads.extraction.words import prefix_sums
 from libs.models.work import InputSequence, Output, SparseRow
 
 Ids = NDArray[np.int32]
-_AT_ONCE: Final = 1 << 24  # elements of the spans' hidden layer in memory at a time: 64 MiB
+_CHUNK_ELEMENTS: Final = 1 << 24  # elements of the spans' hidden layer in memory at a time: 64 MiB
 _MAX_SPANS: Final = 1024
 """Maximum spans selected for one field of one instance, among the words scored at a time."""
-_SCORES_AT_ONCE: Final = 1 << 23
+_CHUNK_SCORES: Final = 1 << 23
 """Scores in memory, 32 MiB, before those that reach their threshold are selected."""
 
 
@@ -51,7 +51,7 @@ class SpanTask:
     """A task that finds instances of its fields."""
 
     fields: tuple[FieldQuery, ...]
-    once: bool = False
+    is_single: bool = False
     """The task has at most one instance, as entities do."""
 
 
@@ -81,7 +81,7 @@ def queries_of(tasks: Sequence[SpanTask], counts: Array) -> list[Query]:
 
 
 def _steps(task: SpanTask, count: int) -> int:
-    return min(count, 1) if task.once else count
+    return min(count, 1) if task.is_single else count
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class StructureHead(nn.Module):
         first, last = self.marker.halves(words, [len(words)])
         chosen_first, chosen_last = self.marker.halves(choices, [len(choices)])
         chosen = (chosen_first + chosen_last).relu_()
-        plan = _Plan.of(places, steps, self.width, first.shape[1])
+        plan = _Plan.build(places, steps, self.width, first.shape[1])
         order, owners, is_best = to_device(plan.rows, keys.device)
         keys, base = keys.index_select(0, order), base.index_select(0, order)
         floors = to_device(plan.floors, keys.device, np.float32)
@@ -268,7 +268,9 @@ class _Plan:
     """The parts of each sequence."""
 
     @staticmethod
-    def of(places: Sequence[SchemaPlaces], steps: Sequence[int], width: int, inner: int) -> _Plan:
+    def build(
+        places: Sequence[SchemaPlaces], steps: Sequence[int], width: int, inner: int
+    ) -> _Plan:
         """Plan the comparisons. `inner` is the size of a span's hidden layer, which decides the
         number of spans computed together.
         """
@@ -298,7 +300,7 @@ class _Plan:
             if free:
                 of_free = slice(len(rows), len(rows) + len(free))
                 has_best = any(fields[number].best for number in free)
-                at_once = max(1, _AT_ONCE // max(inner, len(free)))
+                at_once = max(1, _CHUNK_ELEMENTS // max(inner, len(free)))
                 for begin in range(0, count, at_once):
                     at = slice(span + begin, span + min(begin + at_once, count))
                     some.append(_Part(of_free, at, begin, has_best=has_best))
@@ -353,7 +355,7 @@ class _Picked:
 
     def end_sequence(self) -> None:
         self._ends.append(self._held)
-        if self._held > _SCORES_AT_ONCE:
+        if self._held > _CHUNK_SCORES:
             self._pick()
 
     def _pick(self) -> None:

@@ -16,7 +16,7 @@ from libs.kernels.layout import to_device
 from libs.models.text.heads.extraction.words import WordPlaces, WordStates, prefix_sums
 from libs.models.text.heads.linear import HeadLinear, check_shape
 
-_AT_ONCE: Final = 1 << 25  # elements of the hidden layer in memory at a time: 128 MiB
+_CHUNK_ELEMENTS: Final = 1 << 25  # elements of the hidden layer in memory at a time: 128 MiB
 
 
 class WordScorer(nn.Module):
@@ -53,7 +53,7 @@ class WordScorer(nn.Module):
         label, label_factor = torch.split(self.label.forward(states.labels), self._size, dim=1)
         word, label = F.linear(word, of_word), F.linear(label, of_label, self.inner.bias)
         rows, columns = _pairs(places)
-        step = max(1, _AT_ONCE // of_word.shape[0])
+        step = max(1, _CHUNK_ELEMENTS // of_word.shape[0])
         logits = [word.new_empty(0)]
         for begin in range(0, len(rows), step):
             chosen = to_device(rows[begin : begin + step], word.device)

@@ -43,7 +43,7 @@ class BoundaryProcessor(SchemaProcessor):
     def places(self, schema: Schema, prompt: SchemaPrompt, framed: Framed) -> BoundaryPlaces:
         return _places(schema, prompt, framed)
 
-    def answer(
+    def read_output(
         self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str
     ) -> Extraction:
         return _Answers(

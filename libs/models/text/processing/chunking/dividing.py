@@ -184,7 +184,7 @@ class _Sizes:
         return found
 
     def _find(self, part: str) -> int:
-        """Where the text has the part: anywhere, as equal parts have equal tokens."""
+        """Return any position of the part in the text, because equal parts have equal tokens."""
         place = self.own.find(part, max(0, self._near - _BACK))
         if place < 0:
             place = self.own.find(part)
@@ -193,9 +193,10 @@ class _Sizes:
 
 
 def _by_sense(sizes: _Sizes, chunking: Chunking) -> list[Span]:
-    """By sentences or Markdown. The package takes it that a longer part has more tokens, and leaves
-    some chunks too large where a tokenizer makes more tokens of a part than of the whole: these are
-    divided further."""
+    """Divide by sentences or Markdown.
+
+    The package assumes that a longer part has more tokens. Some chunks are too large if a tokenizer
+    makes more tokens of a part than of the whole; these are divided further."""
     chunks = _splitter(chunking, sizes.most, sizes.count).chunk_indices(sizes.own)
     return [
         Span(start + piece.start, start + piece.end)

@@ -24,9 +24,9 @@ from libs.models.text.processing.extraction.relations import PairScorer
 from libs.models.text.processing.extraction.spans import (
     Candidates,
     choose,
-    of_spans,
-    of_words,
-    of_words_by_label,
+    span_candidates,
+    word_candidates,
+    word_candidates_by_label,
 )
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
 from libs.models.text.tokenising.cutting import encoded
@@ -190,8 +190,8 @@ class GlinerProcessor:
 
     def _found(self, logits: Array, words: Words, threshold: float) -> Candidates:
         if self._settings.span_mode == "token_level":
-            return of_words(sigmoid(logits), threshold)
-        return of_spans(sigmoid(logits), len(words), self._settings.max_width, threshold)
+            return word_candidates(sigmoid(logits), threshold)
+        return span_candidates(sigmoid(logits), len(words), self._settings.max_width, threshold)
 
     def _entities(
         self, work: EntitiesWork, text: str, logits: Array, words: Words, notes: _Notes
@@ -220,7 +220,7 @@ class GlinerProcessor:
         spans = found if pairs.whole else chosen
         if pairs.whole and self._settings.span_mode == "token_level":
             # The package counts a span once for each label.
-            spans = of_words_by_label(sigmoid(logits), THRESHOLD)
+            spans = word_candidates_by_label(sigmoid(logits), THRESHOLD)
         scores = pairs.forward(
             word_states, relation_states, spans, _rows_of(chosen, spans), THRESHOLD
         )

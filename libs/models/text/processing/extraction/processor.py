@@ -45,7 +45,7 @@ class SchemaNotes:
 
 class SchemaProcessor(ABC):
     """The processor of one model. A subclass defines the head's input (`places`) and reads its
-    output (`answer`).
+    output (`read_output`).
     """
 
     def __init__(self, card: Card, frame: WordFrame) -> None:
@@ -59,7 +59,7 @@ class SchemaProcessor(ABC):
         """
 
     @abstractmethod
-    def answer(
+    def read_output(
         self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str
     ) -> Extraction:
         """Return everything found in a text, from the head's output.
@@ -91,7 +91,7 @@ class SchemaProcessor(ABC):
             raise unsupported(work, self._card)
         texts = enumerate(zip(work.texts, notes.words, outputs, strict=True))
         items = (
-            self.answer(text, words, notes, output, item_path(number))
+            self.read_output(text, words, notes, output, item_path(number))
             for number, (text, words, output) in texts
         )
         if isinstance(work, EntitiesWork) and work.flat:

@@ -89,7 +89,8 @@ def prompt_of(schema: Schema) -> SchemaPrompt:
         )
         made.tasks.append(
             SpanTask(
-                tuple(FieldQuery(_threshold(one, default)) for one in schema.entities), once=True
+                tuple(FieldQuery(_threshold(one, default)) for one in schema.entities),
+                is_single=True,
             )
         )
     for relation in schema.relations:

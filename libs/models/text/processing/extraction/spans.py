@@ -36,7 +36,7 @@ class Candidates:
         return Candidates(self.starts[rows], self.ends[rows], self.labels[rows], self.scores[rows])
 
 
-def of_spans(scores: Array, words: int, width: int, threshold: float) -> Candidates:
+def span_candidates(scores: Array, words: int, width: int, threshold: float) -> Candidates:
     """Return candidates from `scores` [spans, labels] of all spans up to `width` words, in
     `spans_of`'s order.
     """
@@ -48,7 +48,7 @@ def of_spans(scores: Array, words: int, width: int, threshold: float) -> Candida
     )
 
 
-def of_words(scores: Array, threshold: float) -> Candidates:
+def word_candidates(scores: Array, threshold: float) -> Candidates:
     """Return candidates from `scores` [words, labels, 3]: of the beginning, end and inside of an
     entity."""
     words = len(scores)
@@ -63,8 +63,8 @@ def of_words(scores: Array, threshold: float) -> Candidates:
     return Candidates(starts, ends, labels[starts, ends], best[starts, ends])
 
 
-def of_words_by_label(scores: Array, threshold: float) -> Candidates:
-    """Return candidates as `of_words`, but one for each label with a threshold that the span
+def word_candidates_by_label(scores: Array, threshold: float) -> Candidates:
+    """Return candidates as `word_candidates`, but one for each label with a threshold that the span
     reaches."""
     tables = list(_tables(scores))
     places = [np.nonzero(table >= threshold) for table in tables]

@@ -52,7 +52,7 @@ class StructureProcessor(SchemaProcessor):
     def places(self, schema: Schema, prompt: SchemaPrompt, framed: Framed) -> SchemaPlaces:
         return _places(prompt, framed)
 
-    def answer(
+    def read_output(
         self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str
     ) -> Extraction:
         row = cast("tuple[Array, Array, SparseRow]", output)
