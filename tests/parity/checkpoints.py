@@ -1,9 +1,9 @@
-"""Tiny checkpoints with random weights and a real tokenizer, written as transformers and
-sentence-transformers write them.
+"""Tiny checkpoints with random weights and a real tokenizer, in the formats of transformers and
+sentence-transformers.
 
-Every test that needs a model directory takes it from here, so nothing is downloaded. Weights are
-drawn wide (standard deviation 0.2, biases too), since transformers' own initialisation is so flat
-that attention would hardly be tested.
+All tests that need a model directory use this module, so nothing is downloaded. Weights are drawn
+wide (standard deviation 0.2, biases too), because transformers' initialisation is too flat to test
+attention.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _AUTO_CLASSES = {
 
 @dataclass(frozen=True, slots=True)
 class SentenceFiles:
-    """What sentence-transformers adds to a directory. `pooling` and `activation` are named as its
-    own configs name them.
+    """The files that sentence-transformers adds to a directory. `pooling` and `activation` have the
+    names used in its configurations.
     """
 
     pooling: Pooling = "mean_tokens"
@@ -72,8 +72,8 @@ def write_checkpoint(
     dtype: torch.dtype = torch.float32,
     config: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write a whole model directory and return it. `config` overrides keys of config.json in
-    transformers' own names.
+    """Write a whole model directory and return it. `config` overrides keys of config.json by
+    transformers' names.
     """
     model = random_model(
         kind, head=head, labels=labels, seed=seed, hidden=hidden, layers=layers, heads=heads, positions=positions,
@@ -102,8 +102,8 @@ def random_model(
     vocabulary: int = 400,
     config: Mapping[str, object] | None = None,
 ) -> transformers.PreTrainedModel:
-    """The transformers model of `kind`, float32, in evaluation mode, with every parameter drawn
-    from `seed`.
+    """Return the transformers model of `kind`, float32, in evaluation mode, with every parameter
+    drawn from `seed`.
     """
     recipe = RECIPES[kind]
     size = Size(
@@ -120,7 +120,7 @@ def random_model(
     for name, value in (config or {}).items():
         setattr(settings, name, value)
     own = recipe.encoder if head == "base" else None
-    # transformers 5.17's sdpa attention leaves out the cap of scores.
+    # The sdpa attention of transformers 5.17 ignores the cap of scores.
     exact = (
         {"attn_implementation": "eager"}
         if getattr(settings, "attn_logit_softcapping", None)
@@ -141,7 +141,7 @@ def random_model(
 def write_tokenizer(
     kind: Kind, directory: Path, vocabulary: int = 400, positions: int = 128
 ) -> None:
-    """The tokenizer of `kind`, as transformers saves it."""
+    """Return the tokenizer of `kind`, as transformers saves it."""
     tokenizer = tokenizer_of(RECIPES[kind].tokenizer, vocabulary)
     names = tokenizer.get_vocab()
     roles = {
@@ -164,7 +164,7 @@ def write_tokenizer(
 def write_sentence_files(
     directory: Path, files: SentenceFiles, *, hidden: int, seed: int = 0
 ) -> None:
-    """Make a transformers directory a sentence-transformers one."""
+    """Convert a transformers directory to a sentence-transformers one."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     modes = {
         f"pooling_mode_{mode}": mode == files.pooling

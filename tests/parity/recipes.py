@@ -1,6 +1,5 @@
-"""How a small random checkpoint of each family is made: the parity table. A new family is a row of
-RECIPES.
-"""
+"""The parity table: the small random checkpoint of each family. A new family is a row of
+RECIPES."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ Values = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a small model."""
+    """The sizes of a small model."""
 
     vocabulary: int
     hidden: int
@@ -27,11 +26,13 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`config`: keys of transformers' configuration for a size. `segmented`: the family tells two
-    segments apart.
+    """The recipe of a kind.
 
-    `like`: the model_type of transformers that computes the same, where the kind is not one of its
-    own. `encoder`: the class of the encoder alone, where AutoModel takes another.
+    Args:
+        config: Keys of transformers' configuration for a size.
+        segmented: The family distinguishes two segments.
+        like: transformers' model_type with the same computation, if the kind has none there.
+        encoder: The class of the encoder alone, if AutoModel returns another one.
     """
 
     tokenizer: Style
@@ -49,7 +50,7 @@ def _common(size: Size) -> dict[str, object]:
 
 
 def _roberta(size: Size) -> Values:
-    """RoBERTa's kin keep the first rows of the position table for padding."""
+    """RoBERTa and its variants keep the first rows of the position table for padding."""
     special = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1}
     return _common(size) | {"max_position_embeddings": size.positions + 2} | special
 
@@ -67,8 +68,7 @@ def _mpnet(size: Size) -> Values:
 
 def _albert(size: Size) -> Values:
     """The first layers have other weights than the last, and embeddings are narrower than
-    layers.
-    """
+    layers."""
     groups = {"num_hidden_layers": size.layers + 1, "num_hidden_groups": min(2, size.layers)}
     return _common(size) | groups | {"embedding_size": max(1, size.hidden // 2)}
 
@@ -78,7 +78,7 @@ def _electra(size: Size) -> Values:
 
 
 def _deberta(size: Size) -> Values:
-    """As v3: fewer buckets than distances, and no absolute positions."""
+    """Return v3's settings: fewer buckets than distances, and no absolute positions."""
     relative = {
         "relative_attention": True,
         "position_buckets": 32,
@@ -95,8 +95,8 @@ def _deberta(size: Size) -> Values:
 
 
 def _decoder(size: Size) -> dict[str, object]:
-    """Heads of an even size, as rotary positions need; two share keys where there are several, and
-    together they are wider.
+    """Heads have an even size, as rotary positions need; two share keys if there are several, and
+    together they are wider than the hidden size.
     """
     shared = size.heads // 2 if size.heads % 2 == 0 else 1
     return _common(size) | {
@@ -106,8 +106,8 @@ def _decoder(size: Size) -> dict[str, object]:
 
 
 def _privacy_filter(size: Size) -> Values:
-    """A window narrower than the longest sequence, heads of an even size, and as many experts as
-    find too few tokens.
+    """A window narrower than the longest sequence, heads of an even size, and enough experts that
+    some have few tokens.
     """
     return _decoder(size) | {
         "sliding_window": 20, "num_local_experts": 6, "num_experts_per_tok": 2, "attention_bias": True,
@@ -123,7 +123,7 @@ def _even(number: int) -> int:
 
 
 def _qwen(size: Size) -> Values:
-    """The window, where one is asked for, begins with the second layer."""
+    """The window, if one is requested, begins with the second layer."""
     return _decoder(size) | {"max_window_layers": 1, "pad_token_id": 0}
 
 
@@ -136,7 +136,7 @@ def _bidirectional_llama(size: Size) -> Values:
 
 
 def _glm(size: Size) -> Values:
-    """Of texts, whose positions are the same in all three dimensions."""
+    """Texts alone have equal positions in all three dimensions."""
     pairs = (_even(size.hidden // size.heads) + 4) // 2
     sections = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": sections}
@@ -144,9 +144,8 @@ def _glm(size: Size) -> Values:
 
 
 def _qwen3_5(size: Size) -> Values:
-    """A gated delta net in every other layer, and half of a head rotated, as these heads are
-    small.
-    """
+    """A gated delta net in every second layer, and half of a head rotated, because these heads are
+    small."""
     pattern = ["linear_attention", "full_attention"]
     pairs = (_even(size.hidden // size.heads) + 4) // 4
     rope = {
@@ -168,7 +167,7 @@ def _mistral(size: Size) -> Values:
 
 
 def _phi3(size: Size) -> Values:
-    """The longest sequences are beyond the original context, and a part of each head is rotated."""
+    """The longest sequences exceed the original context, and a part of each head is rotated."""
     head = _even(size.hidden // size.heads)
     pairs = head // 4
     rope = {
@@ -192,7 +191,7 @@ def _gemma2(size: Size) -> Values:
 
 
 def _gemma3(size: Size) -> Values:
-    """embeddinggemma's, with a window in every other layer."""
+    """Settings of embeddinggemma, with a window in every second layer."""
     pattern = ["sliding_attention", "full_attention"]
     return _decoder(size) | {
         "use_bidirectional_attention": True, "sliding_window": 12, "query_pre_attn_scalar": 30,
@@ -209,9 +208,8 @@ def _t5(size: Size) -> Values:
 
 
 def _bart(size: Size) -> Values:
-    """More layers on one side than on the other, and another token before a text than that at its
-    end.
-    """
+    """More layers on one side than on the other, and different tokens before a text and at its
+    end."""
     return {
         "vocab_size": size.vocabulary, "d_model": size.hidden, "max_position_embeddings": size.positions,
         "encoder_layers": size.layers, "decoder_layers": size.layers + 1, "encoder_attention_heads": size.heads,
@@ -231,7 +229,7 @@ def _rotary(size: Size) -> dict[str, object]:
 
 
 def _modernbert(size: Size) -> Values:
-    """The first layer sees all, the second a window."""
+    """The first layer sees all tokens, the second a window."""
     special = dict.fromkeys(("bos_token_id", "cls_token_id"), 2) | dict.fromkeys(
         ("eos_token_id", "sep_token_id"), 3
     )

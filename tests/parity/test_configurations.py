@@ -1,5 +1,5 @@
-"""config.json as transformers writes it for values that differ from its defaults: every key that
-changes a forward is read.
+"""config.json with values that differ from transformers' defaults: every key that changes a forward
+is read.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ CONFIGURATIONS: list[tuple[Kind, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "config"), CONFIGURATIONS)
-def test_values_that_differ_from_the_defaults(
+def test_values_that_differ_from_the_defaults_are_read(
     kind: Kind, config: dict[str, Any], tmp_path: Path
 ) -> None:
     encoder = load(write_checkpoint(kind, tmp_path, config=config))

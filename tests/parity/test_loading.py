@@ -1,4 +1,5 @@
-"""Checkpoints as they come, and refusals that name the file, the tensor or the key."""
+"""Checkpoints in all their published forms, and refusals that name the file, the tensor or the
+key."""
 
 from __future__ import annotations
 
@@ -88,16 +89,16 @@ def test_memory_is_that_of_the_weights_once(tmp_path: Path) -> None:
     )
 
 
-def test_every_declared_prefix(tmp_path: Path) -> None:
+def test_every_declared_prefix_is_read(tmp_path: Path) -> None:
     plain = build(write_checkpoint("bert", tmp_path / "plain"))[0](BATCH)
     directory = write_checkpoint("bert", tmp_path / "prefixed")
     rewrite(directory, lambda tensors: {f"bert.{name}": tensor for name, tensor in tensors.items()})
     assert torch.equal(build(directory)[0](BATCH), plain)
 
 
-def test_old_names_and_buffers(tmp_path: Path) -> None:
-    """LayerNorm.gamma and .beta of checkpoints from TensorFlow, and the position_ids that older
-    transformers stored.
+def test_old_names_and_buffers_are_read(tmp_path: Path) -> None:
+    """LayerNorm.gamma and .beta of checkpoints from TensorFlow, and the position_ids of older
+    transformers, are read.
     """
     plain = build(write_checkpoint("bert", tmp_path / "plain"))[0](BATCH)
 
@@ -126,7 +127,7 @@ def test_head_gets_its_tensors_in_float32_and_the_rest_is_dropped(tmp_path: Path
     assert build(directory)[1] == {}
 
 
-def test_tied_decoder_may_be_left_out(tmp_path: Path) -> None:
+def test_tied_decoder_may_be_missing(tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path, head="masked_lm")
     table: dict[str, HeadRule] = {
         "cls.predictions.transform.dense": "dense",
@@ -170,7 +171,7 @@ def without(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("message", CHANGES)
-def test_tensors_that_do_not_fit_are_refused(message: str, tmp_path: Path) -> None:
+def test_mismatched_tensors_are_refused(message: str, tmp_path: Path) -> None:
     directory = rewrite(write_checkpoint("bert", tmp_path), CHANGES[message])
     with pytest.raises(ModelBroken, match=message):
         build(directory)
@@ -191,7 +192,7 @@ CONFIGS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("message", CONFIGS)
-def test_configurations_that_cannot_be_served_are_refused(message: str, tmp_path: Path) -> None:
+def test_unsupported_configurations_are_refused(message: str, tmp_path: Path) -> None:
     directory = reconfigure(write_checkpoint("bert", tmp_path), **CONFIGS[message])
     with pytest.raises(ModelBroken, match=f"config.json: {message}"):
         build(directory)
@@ -206,7 +207,7 @@ def test_pickles_are_refused_with_advice(tmp_path: Path) -> None:
         TensorFile.open(tmp_path)
 
 
-def test_no_weights_at_all(tmp_path: Path) -> None:
+def test_directory_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelBroken, match=r"model\.safetensors: no such file"):
         TensorFile.open(tmp_path)
 

@@ -1,5 +1,5 @@
-"""Tiny vision-language models that write, with random weights and a chat template, and what
-transformers writes with them.
+"""Tiny generative vision-language models with random weights and a chat template, and transformers'
+outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TILED: Final = (
     "{% if line['type'] == 'text' %}{{ line['text'] }}{% elif line['type'] == 'image' %}<image>{% endif %}{% endfor %}"
     "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-"""As SmolVLM's."""
+"""SmolVLM's template."""
 QWEN: Final = (
     "{% for message in messages %}"
     "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
@@ -33,7 +33,7 @@ QWEN: Final = (
     "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""As Qwen2-VL's."""
+"""Qwen2-VL's template."""
 PADDLE: Final = (
     "{% for message in messages %}{% if message['role'] == 'user' %}User: {% endif %}{% for content in message['content'] %}"
     "{% if content['type'] == 'image' %}<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
@@ -61,7 +61,7 @@ KINDS: Final = (
     "paddleocr_vl",
     "glm_ocr",
 )
-# Random weights repeat themselves; what may not be repeated makes every answer another one.
+# Random weights repeat themselves. A ban on repetition gives every answer different tokens.
 GENERATION: Final[dict[str, Any]] = {
     "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2,
     "max_length": None,
@@ -81,7 +81,7 @@ def template(kind: str) -> str:
 def write(
     kind: str, directory: Path, *, tied: bool = False, **generation: object
 ) -> transformers.PreTrainedModel:
-    """Writes a checkpoint, and returns transformers' model of it."""
+    """Write a checkpoint, and return transformers' model of it."""
     config, images, tokenizer = _OWN[kind]() if kind in _OWN else _retrieving(kind)
     config.tie_word_embeddings = tied
     config.text_config.tie_word_embeddings = tied
@@ -98,8 +98,8 @@ def write(
 
 
 def _retrieving(kind: str) -> tuple[Any, Any, Any]:
-    """Configuration, image processor and tokenizer of a family that is served for retrieval,
-    too.
+    """Return the configuration, image processor and tokenizer of a family that is also served for
+    retrieval.
     """
     made = (
         vlm_models._colidefics3(kind) if template(kind) == TILED else vlm_models._engine_qwen(kind)
@@ -126,9 +126,8 @@ def _lighton() -> tuple[Any, Any, Any]:
 
 
 def _lighton_images() -> transformers.BaseImageProcessor:
-    """Sides are multiples of the tower's patch, not of a square of them, as the published ones have
-    it.
-    """
+    """Sides are multiples of the tower's patch, not of a square of patches, as in published
+    models."""
     return transformers.PixtralImageProcessorPil(
         size={"longest_edge": 64}, patch_size={"height": 4, "width": 4}
     )
@@ -143,11 +142,11 @@ def written(
     most: int,
     turns: Sequence[tuple[str, str]] = (),
 ) -> list[int]:
-    """The new tokens that transformers writes about images and a text after them, and after what
-    was said before, by whom, of a directory here or of a published one.
+    """Return transformers' new tokens for images and a following text, after earlier turns, from a
+    local or a published directory.
 
-    transformers' processors want torchvision for videos; their parts for texts and images are put
-    together here.
+    transformers' processors need torchvision for videos, so their parts for texts and images are
+    combined here.
     """
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     pictures = [Image.fromarray(decode(image, "image")) for image in images]
@@ -165,7 +164,7 @@ def written(
 
 
 def _template_of(directory: Path) -> str | None:
-    """Older checkpoints have it in a file of the processor's; None: the tokenizer has it."""
+    """Older checkpoints have it in a file of the processor; with None the tokenizer has it."""
     file = directory / "chat_template.json"
     return json.loads(file.read_text())["chat_template"] if file.is_file() else None
 
@@ -218,7 +217,7 @@ def _inputs(
 def _gridded(
     tokenizer: Any, prompt: str, pictures: Sequence[Image.Image], images: Any, mark: str
 ) -> dict[str, torch.Tensor]:
-    """Of Qwen-VL and those with its processing. `mark`: the token that stands for an image."""
+    """Write the processor of Qwen-VL and similar models. `mark` is the token of an image."""
     found: dict[str, torch.Tensor] = {}
     if pictures:
         seen = images(list(pictures), return_tensors="pt")
@@ -239,7 +238,7 @@ def _gridded(
 
 
 def _marked(prompt: str, mark: str, counts: Sequence[int]) -> str:
-    """With as many marks for each image as it has tokens."""
+    """Repeat the mark of each image for each of its tokens."""
     for count in counts:
         prompt = prompt.replace(mark, "<|seen|>" * count, 1)
     return prompt.replace("<|seen|>", mark)

@@ -1,6 +1,4 @@
-"""Tiny checkpoints of TrOCR and Donut with random weights, and what transformers writes with
-them.
-"""
+"""Tiny checkpoints of TrOCR and Donut with random weights, and transformers' outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ TAGS: Final = {
     "cord": ("menu", "nm", "price", "total"),
     "docvqa": ("question", "answer"),
 }
-# Random weights repeat themselves; what may not be repeated makes every answer another one.
+# Random weights repeat themselves. A ban on repetition gives every answer different tokens.
 GENERATION: Final[dict[str, Any]] = {
     "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "no_repeat_ngram_size": 2, "repetition_penalty": 1.1,
     "max_length": None,
@@ -40,8 +38,11 @@ def write_trocr(
     distilled: bool = False,
     **decoder: object,
 ) -> Any:
-    """`projected`: the encoder's width is not what the decoder attends to. `distilled`: the encoder
-    is DeiT.
+    """Write a TrOCR.
+
+    Args:
+        projected: The encoder's width differs from the decoder's cross attention.
+        distilled: The encoder is DeiT.
     """
     vocabulary = _tokenizer(directory, ())
     encoder = (transformers.DeiTConfig if distilled else transformers.ViTConfig)(
@@ -87,7 +88,8 @@ def write_trocr(
 def write_donut(
     directory: Path, task: str = "cord", *, old_size: bool = False, turns: bool = False
 ) -> Any:
-    """`task`: "cord" or "docvqa". `old_size`: as width and height."""
+    """Write a Donut for a `task`, "cord" or "docvqa". With `old_size`, the size is width and
+    height."""
     names = [f"<{slash}s_{name}>" for name in TAGS[task] for slash in ("", "/")]
     vocabulary = _tokenizer(
         directory, ("<sep/>", "<s_iitcdip>", "<s_synthdog>", f"<s_{task}>", *names, "<paid/>")
@@ -146,16 +148,15 @@ def _written(directory: Path, encoder: Any, decoder: Any, *, start: int | None) 
 
 
 def processed(directory: Path, image: bytes) -> torch.Tensor:
-    """transformers' processing of an image: [1, 3, height, width]"""
+    """Run transformers' processing of an image: [1, 3, height, width]."""
     images = transformers.AutoImageProcessor.from_pretrained(directory, backend="pil")
     return images(Image.fromarray(decode(image, "image")), return_tensors="pt")["pixel_values"]
 
 
 @torch.inference_mode()
 def written(model: Any, directory: Path, image: bytes, most: int, prompt: str = "") -> list[int]:
-    """The new tokens that transformers writes about an image. The unknown token is banned, as
-    Donut's authors do.
-    """
+    """Return transformers' new tokens for an image. The unknown token is banned, as Donut's authors
+    do."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     settings = {
         "max_new_tokens": most,
