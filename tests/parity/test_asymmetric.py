@@ -51,9 +51,7 @@ def write_router(
 
 
 @pytest.mark.parametrize("default", [None, "query", "document"])
-def test_queries_and_documents_use_separate_encoders(
-    tmp_path: Path, default: str | None
-) -> None:
+def test_queries_and_documents_use_separate_encoders(tmp_path: Path, default: str | None) -> None:
     directory = write_router(tmp_path, default=default)
     model, reference = load(directory), SentenceTransformer(str(directory), device="cpu")
     queries, documents = reference.encode_query(TEXTS), reference.encode_document(TEXTS)

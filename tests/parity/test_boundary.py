@@ -430,7 +430,7 @@ def test_answer_is_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch) ->
         Schema(tuple(map(SchemaLabel, "abcd")), threshold=0.0),
         Schema(structures=(NAMES,), threshold=0.3),
     ):
-        with pytest.raises(InvalidInput, match="raise thresholds") as caught:
+        with pytest.raises(InvalidInput, match="raise the thresholds") as caught:
             run(model, StructureWork(["short", TEXTS[0]], schema))
         assert caught.value.field == "items[1].text"
 
@@ -442,11 +442,11 @@ def test_records_are_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch) 
     )
     assert len(run(model, asked)[0][0].structures) > 1
     monkeypatch.setattr(records, "MOST_STEPS", 3)
-    with pytest.raises(InvalidInput, match="raise thresholds") as caught:
+    with pytest.raises(InvalidInput, match="raise the thresholds") as caught:
         run(model, asked)
     assert caught.value.field == "items[0].text"
     monkeypatch.setattr(head, "MOST_STEPS", 3)  # the output does not have more either
-    with pytest.raises(InvalidInput, match="raise thresholds"):
+    with pytest.raises(InvalidInput, match="raise the thresholds"):
         run(model, asked)
 
 

@@ -161,7 +161,9 @@ def test_buckets_of_the_released_sizes_equal_the_reference(tmp_path: Path) -> No
     assert worst(packed(encoder, ids), wanted) <= 1e-5
 
 
-def test_texts_of_one_length_are_computed_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_one_length_are_computed_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The number of texts is too large for all their scores to be in memory at once."""
     encoder = load(write_checkpoint("deberta-v2", tmp_path))
     ids = random_ids((7,) * 10 + (30,) * 3)

@@ -249,7 +249,7 @@ def test_configurations_of_older_versions_are_read(name: str, tmp_path: Path) ->
         (
             "qwen3_5_text",
             {"linear_num_key_heads": 3},
-            "linear_num_value_heads is 4: it is no multiple of the 3 key heads",
+            "linear_num_value_heads is 4: it is not a multiple of the 3 key heads",
         ),
         (
             "qwen3_5_text",
@@ -382,7 +382,9 @@ def end_with(directory: Path, token: str) -> None:
         ("mistral", "</s>"),
     ],
 )
-def test_last_token_embeddings_equal_sentence_transformers(kind: Kind, token: str, tmp_path: Path) -> None:
+def test_last_token_embeddings_equal_sentence_transformers(
+    kind: Kind, token: str, tmp_path: Path
+) -> None:
     write_checkpoint(kind, tmp_path / "base")
     end_with(tmp_path / "base", token)
     layers = [
@@ -546,7 +548,9 @@ def pairs(texts: Sequence[str] = TEXTS) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("no", [True, False])
-def test_yes_no_rerankers_equal_sentence_transformers(kind: Kind, tied: bool, no: bool, tmp_path: Path) -> None:
+def test_yes_no_rerankers_equal_sentence_transformers(
+    kind: Kind, tied: bool, no: bool, tmp_path: Path
+) -> None:
     theirs = save_reranker(write_language_model(tmp_path, kind, tie_word_embeddings=tied), no=no)
     model = load(tmp_path / "saved")
     assert_close(scores(model, ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
@@ -590,7 +594,9 @@ def test_long_documents_are_truncated_within_the_template(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("truncation", ["end", "start"])
-def test_truncation_keeps_one_end_of_a_long_document(truncation: Truncation, tmp_path: Path) -> None:
+def test_truncation_keeps_one_end_of_a_long_document(
+    truncation: Truncation, tmp_path: Path
+) -> None:
     save_reranker(write_language_model(tmp_path))
     model = load(tmp_path / "saved")
     tokenizer = Tokenizer.from_file(str(tmp_path / "saved/tokenizer.json"))
@@ -771,13 +777,13 @@ def test_unsupported_generative_model_is_refused(
 
 
 BROKEN: dict[str, str] = {
-    r"it has no place for the message of the role 'document'": "{{ messages[0].content }}",
-    r"it has no place for the message of the role 'query'": "{{ messages[-1].content }}",
+    r"it has no place for a message of the role 'document'": "{{ messages[0].content }}",
+    r"it has no place for a message of the role 'query'": "{{ messages[-1].content }}",
     r"it changes the texts of messages": "{{ messages[0].content | upper }} {{ messages[1].content | trim }}",
-    r"is not Jinja": "{% for %}",
-    r"it cannot be rendered: only users speak": "{{ raise_exception('only users speak') }}",
-    r"it cannot be rendered: access to attribute '__class__'": "{{ messages.__class__.__mro__ }}",
-    r"it cannot be rendered": "{{ messages[7].content }}{{ messages[8].content.x }}",
+    r"invalid Jinja": "{% for %}",
+    r"rendering fails: only users speak": "{{ raise_exception('only users speak') }}",
+    r"rendering fails: access to attribute '__class__'": "{{ messages.__class__.__mro__ }}",
+    r"rendering fails": "{{ messages[7].content }}{{ messages[8].content.x }}",
 }
 
 

@@ -198,7 +198,9 @@ def test_modernbert_layer_types_may_have_any_order(tmp_path: Path) -> None:
         },
     ],
 )
-def test_modernbert_rerankers_equal_transformers(config: Mapping[str, object], tmp_path: Path) -> None:
+def test_modernbert_rerankers_equal_transformers(
+    config: Mapping[str, object], tmp_path: Path
+) -> None:
     write_checkpoint("modernbert", tmp_path, head="sequence_classification", config=config)
     wanted = CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity()).predict(
         [(TEXTS[0], text) for text in TEXTS]
@@ -218,7 +220,9 @@ def test_masked_language_models_are_encoders(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_sharded_half_precision_checkpoints_are_loaded(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_sharded_half_precision_checkpoints_are_loaded(
+    kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
     write_checkpoint(kind, tmp_path, dtype=dtype, max_shard_size="60KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     model = random_model(kind)

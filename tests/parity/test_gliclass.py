@@ -225,7 +225,9 @@ def test_checkpoint_sets_the_default_problem_type(problem: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("prompt_first", [True, False])
 @pytest.mark.parametrize("truncation", ["end", "start"])
-def test_only_texts_are_truncated(prompt_first: bool, truncation: Truncation, tmp_path: Path) -> None:
+def test_only_texts_are_truncated(
+    prompt_first: bool, truncation: Truncation, tmp_path: Path
+) -> None:
     """The labels' tokens are those of a short text, and the text keeps its first or last ones."""
     _, tokenizer = write(tmp_path, {"prompt_first": prompt_first}, encoder="modernbert")
     model = load(tmp_path)
@@ -271,7 +273,7 @@ def test_invalid_requests_are_refused_with_path(tmp_path: Path) -> None:
             model.prepare(work)
         assert refused.value.field == field
     with pytest.raises(
-        InputTooLong, match="labels and special tokens included; the model takes 64"
+        InputTooLong, match="labels and special tokens included; the model's maximum is 64"
     ) as long:
         model.prepare(ClassifyWork(TEXTS, LABELS, truncation="none"))
     assert long.value.field == "items[3].text"
@@ -304,7 +306,7 @@ def test_tensors_and_markers_are_accounted_for(tmp_path: Path) -> None:
     with pytest.raises(ModelBroken, match=r"tensor 'model\.scorer\.mlp\.0\.bias' has no place"):
         load(tmp_path)
     edit(tmp_path, {"scorer_type": "hopfield"})
-    with pytest.raises(ModelBroken, match=r"has no tensor `scorer\.q_proj\.weight`"):
+    with pytest.raises(ModelBroken, match=r"tensor `scorer\.q_proj\.weight` is missing"):
         load(tmp_path)
     edit(tmp_path, {"scorer_type": "mlp", "class_token_index": 7})
     with pytest.raises(ModelBroken, match=r"tokenizer\.json: '<<LABEL>>' is not the token 7"):

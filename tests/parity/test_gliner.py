@@ -222,7 +222,7 @@ def test_long_words_are_dropped_by_tokens(make: Make) -> None:
     assert max(end for _, end in spans["end"]) < len(text)
     assert min(spans["start"])[0] > 0
     assert max(end for _, end in spans["start"]) == len(text)
-    with pytest.raises(InputTooLong, match="tokens, labels included; the model takes 256"):
+    with pytest.raises(InputTooLong, match="tokens, labels included; the model's maximum is 256"):
         model.prepare(EntitiesWork([text], labels, truncation="none"))
 
 
@@ -256,11 +256,11 @@ def test_odd_texts_keep_their_offsets(make: Make, text: str) -> None:
 
 def test_invalid_requests_are_refused(make: Make) -> None:
     model = load(make({}).directory)
-    with pytest.raises(InvalidInput, match="has no labels of its own") as caught:
+    with pytest.raises(InvalidInput, match="has no fixed labels") as caught:
         model.prepare(EntitiesWork(["a"]))
     assert caught.value.field == "entities.labels"
     with pytest.raises(
-        InvalidInput, match=r"the labels take \d+ tokens; the model takes 256"
+        InvalidInput, match=r"the labels have \d+ tokens; the model's maximum with the text is 256"
     ) as caught:
         model.prepare(EntitiesWork(["a"], tuple(f"label number {number}" for number in range(100))))
     assert caught.value.field == "entities.labels"
@@ -268,9 +268,7 @@ def test_invalid_requests_are_refused(make: Make) -> None:
         model.prepare(ScoreWork("a", ["b"]))
 
 
-def test_label_vector_cache_is_bounded(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_label_vector_cache_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = make({}, labels_encoder="bert")
     monkeypatch.setattr(label_vectors, "_KEPT", 2)
     monkeypatch.setattr(label_vectors, "_TOKENS", 4)
@@ -358,10 +356,10 @@ def test_unknown_and_missing_tensors_are_refused(copy: Path) -> None:
 
 def test_markers_must_be_tokens(copy: Path) -> None:
     edit(copy, class_token_index=7)
-    with pytest.raises(ModelBroken, match=r"tokenizer\.json: has no token '<<ENT>>' with the id 7"):
+    with pytest.raises(ModelBroken, match=r"tokenizer\.json: token '<<ENT>>' with the id 7"):
         load(copy)
     edit(copy, class_token_index=-1, ent_token="<<OTHER>>")
-    with pytest.raises(ModelBroken, match=r"tokenizer\.json: has no token '<<OTHER>>'"):
+    with pytest.raises(ModelBroken, match=r"tokenizer\.json: token '<<OTHER>>'"):
         load(copy)
 
 
@@ -379,7 +377,9 @@ def test_encoder_for_labels_needs_its_own_files(make: Make, tmp_path: Path) -> N
     ("biased", "tokenizer", "wanted"),
     [(False, 10**30, 4096), (True, 10**30, 256), (False, 300, 300)],
 )
-def test_longest_sequence_is_read_from_the_checkpoint(copy: Path, biased: bool, tokenizer: int, wanted: int) -> None:
+def test_longest_sequence_is_read_from_the_checkpoint(
+    copy: Path, biased: bool, tokenizer: int, wanted: int
+) -> None:
     """The tokenizer's limit and the positions decide. DeBERTa v3 has no limit, and its tokenizer
     has a huge number.
     """

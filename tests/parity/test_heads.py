@@ -162,7 +162,9 @@ def test_pooling_and_dense_layers_equal_the_reference(
     ("activation", "residual"),
     [("ReLU", True), ("GELU", False), ("Identity", True), ("Sigmoid", False)],
 )
-def test_dense_layers_with_other_activations_equal_the_reference(tmp_path: Path, activation: str, residual: bool) -> None:
+def test_dense_layers_with_other_activations_equal_the_reference(
+    tmp_path: Path, activation: str, residual: bool
+) -> None:
     write_checkpoint("distilbert", tmp_path / "base")
     function = getattr(torch.nn, activation)()
     layers = [Transformer(str(tmp_path / "base")), Pooling(64, "mean")]
@@ -286,7 +288,9 @@ def test_text_alone_equals_the_same_text_among_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cross_encoder_of_every_architecture_equals_the_reference(tmp_path: Path, kind: Kind) -> None:
+def test_cross_encoder_of_every_architecture_equals_the_reference(
+    tmp_path: Path, kind: Kind
+) -> None:
     write_checkpoint(kind, tmp_path, head="sequence_classification")
     model, reference = load(tmp_path), CrossEncoder(str(tmp_path), device="cpu")
     query, documents = "What must a licensee do?", [*TEXTS, "copy " * 300]
@@ -453,7 +457,9 @@ def test_expansion_tokens_in_other_architectures(tmp_path: Path, kind: Kind) -> 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
 @pytest.mark.parametrize("sizes", [(64, 8), (64, 48, 48, 8)])
-def test_pylate_checkpoint_equals_the_reference(tmp_path: Path, kind: Kind, sizes: tuple[int, ...]) -> None:
+def test_pylate_checkpoint_equals_the_reference(
+    tmp_path: Path, kind: Kind, sizes: tuple[int, ...]
+) -> None:
     """PyLate 1.x has prefixes, lengths and expansion at the top level, its own Dense layers, and no
     masking or scaling modules.
 

@@ -109,7 +109,9 @@ def test_forward_reads_no_tensor_on_the_host(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_half_precision_checkpoints_are_loaded(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision_checkpoints_are_loaded(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
     config = HUB[name].config(*SIZE)
     state = {
         key: tensor.float()

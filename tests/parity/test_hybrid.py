@@ -237,7 +237,9 @@ def test_score_is_the_weighted_mean_of_all_three(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("layer", "place", "weight"), [("sparse_linear", 1, 0.2), ("colbert_linear", 2, 0.4)]
 )
-def test_single_layer_checkpoint_is_served(tmp_path: Path, layer: str, place: int, weight: float) -> None:
+def test_single_layer_checkpoint_is_served(
+    tmp_path: Path, layer: str, place: int, weight: float
+) -> None:
     model, found = load(write_m3(tmp_path, layers=(layer,))), reference(tmp_path, TEXTS)
     assert model.card.representations == ("dense", ALL[place])
     parts = np.array([parts_of_score(found[0], item) for item in found], dtype=np.float32)

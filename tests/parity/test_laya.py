@@ -230,7 +230,7 @@ def test_numerous_options_share_the_budget(tmp_path: Path) -> None:
     assert sequence.ids.tolist() == ids
     assert np.array_equal(np.flatnonzero(sequence.ids == 4), markers)
     alike = tuple(f"the law of the free programs {letter}" for letter in "abcdef")
-    with pytest.raises(InvalidInput, match="the same to the model as classify") as refused:
+    with pytest.raises(InvalidInput, match="is the same as classify") as refused:
         model.prepare(ClassifyWork(["a"], alike))
     assert refused.value.field == "classify.labels[1]"
 
@@ -265,8 +265,8 @@ def test_invalid_requests_are_refused_with_path(tmp_path: Path) -> None:
         ({"temperature": [1.0]}, "`temperature` must be a list of three numbers"),
         ({"max_len": 8}, "`max_len` is 8"),
         ({"head_layers": 1000}, "`head_layers` is 1000"),
-        ({"head_layers": 3}, r"has no tensor `head\.layers\.2\."),
-        ({"head_layers": 1}, r"tensor 'head\.layers\.1\..*' has no place"),
+        ({"head_layers": 3}, r"tensor `head\.layers\.2\."),
+        ({"head_layers": 1}, r"tensor 'head\.layers\.1\..*' does not belong"),
     ],
 )
 def test_unsupported_settings_are_refused_by_name(

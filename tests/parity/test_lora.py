@@ -251,9 +251,7 @@ def test_batch_without_adapters_is_unchanged_bit_for_bit(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("has_adapters", [False, True])
-def test_preempting_forward_uses_its_own_adapters(
-    has_adapters: bool, tmp_path: Path
-) -> None:
+def test_preempting_forward_uses_its_own_adapters(has_adapters: bool, tmp_path: Path) -> None:
     a = adapted(tmp_path, "bert", BERT_ADAPTERS[:3])
     batch = a.batch()
     other = [one for one in batch if bool(one.adapter) is has_adapters][::-2]

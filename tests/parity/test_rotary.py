@@ -147,9 +147,7 @@ def test_scaled_family_of_whole_heads_refuses_a_partial_rotation() -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "gemma", "eurobert"])
-def test_families_of_whole_heads_ignore_partial_rotation(
-    kind: str, tmp_path: Path
-) -> None:
+def test_families_of_whole_heads_ignore_partial_rotation(kind: str, tmp_path: Path) -> None:
     config = {"partial_rotary_factor": 0.5}
     ids = random_ids((1, 20, 128))
     encoder = load(write_checkpoint(kind, tmp_path, config=config))

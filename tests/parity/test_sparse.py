@@ -152,7 +152,9 @@ def test_alibabas_model_type_of_gte_is_served(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
 @pytest.mark.parametrize("pooling", ["max", "sum"])
-def test_poolings_and_activations_equal_the_reference(tmp_path: Path, pooling: str, activation: str) -> None:
+def test_poolings_and_activations_equal_the_reference(
+    tmp_path: Path, pooling: str, activation: str
+) -> None:
     check(write_splade(tmp_path, pooling_strategy=pooling, activation_function=activation))
 
 
@@ -306,7 +308,9 @@ def test_query_weights_are_read_from_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("data_type", "error"), [("float16", 1e-3), ("bfloat16", 1e-2)])
-def test_weights_have_requested_data_types(tmp_path: Path, data_type: DataType, error: float) -> None:
+def test_weights_have_requested_data_types(
+    tmp_path: Path, data_type: DataType, error: float
+) -> None:
     model = load(write_splade(tmp_path))
     exact = sparse(model, TEXTS)
     rounded = sparse(model, TEXTS, data_type=data_type)

@@ -124,7 +124,9 @@ def model2vec_vectors(directory: Path, texts: list[str]) -> NDArray[np.float32]:
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("quantised", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_model2vec_equals_the_package(tmp_path: Path, dtype: str, quantised: bool, normalize: bool) -> None:
+def test_model2vec_equals_the_package(
+    tmp_path: Path, dtype: str, quantised: bool, normalize: bool
+) -> None:
     write_model2vec(tmp_path, normalize=normalize, quantised=quantised, dtype=dtype)
     model = load(tmp_path)
     assert (model.card.dimensions, model.card.max_tokens, model.card.family) == (

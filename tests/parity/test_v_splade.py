@@ -250,7 +250,7 @@ REFUSED: list[tuple[Work, type[Exception], str, str]] = [
         "takes no instruction",
     ),
     (EncodeWork(["a"], dimensions=8), InvalidInput, "dimensions", "only dense vectors"),
-    (EncodeWork(["a"], data_type="int8"), InvalidInput, "data_type", "int8 is for dense"),
+    (EncodeWork(["a"], data_type="int8"), InvalidInput, "data_type", "int8 is supported for dense"),
     (
         EncodeWork([""], pooling_factor=2, parts=images(0)),
         InvalidInput,
@@ -282,7 +282,7 @@ def test_only_the_strongest_weights_are_returned(export: Path) -> None:
 def test_int8_is_not_used_for_images(export: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = load_model(export, "some/model", CPU, torch.int8, Overrides("here", dtype="int8"))
     assert model.data_type in ("float32", "bfloat16")
-    assert "is to be int8, which is for encoders of texts" in caplog.text
+    assert "was requested in int8, which only text encoders support" in caplog.text
 
 
 def test_adapter_of_the_text_encoder_equals_the_merged_model(

@@ -87,7 +87,9 @@ def png_of(height: int, width: int) -> bytes:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("settings", [{"tied": True}, {"num_beams": 3}])
-def test_beams_and_tied_tables_equal_transformers(settings: dict[str, Any], kind: str, tmp_path: Path) -> None:
+def test_beams_and_tied_tables_equal_transformers(
+    settings: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
     reference = write(kind, tmp_path, **settings)
     images = images_for(kind)[:4]
     wanted = [written(reference, tmp_path, [image], ASKED, 33) for image in images]
@@ -130,7 +132,9 @@ def test_turns_precede_an_item(kind: str, tmp_path: Path) -> None:
         Part(image, f"items[0].parts[{place}].image") for place, image in enumerate(images)
     )
     works = [
-        TextWork([""], parts={0: parts[:1]}, instruction=ASKED, max_tokens=MAX_TOKENS, turns=turns[:2]),
+        TextWork(
+            [""], parts={0: parts[:1]}, instruction=ASKED, max_tokens=MAX_TOKENS, turns=turns[:2]
+        ),
         TextWork([""], parts={0: parts}, instruction=ASKED, max_tokens=MAX_TOKENS, turns=turns),
         TextWork([ASKED], max_tokens=MAX_TOKENS, turns=turns[:2]),
     ]
@@ -207,7 +211,9 @@ def test_prefill_in_pieces_equals_one_prefill(kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_equal_transformers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_equal_transformers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reference = write(kind, tmp_path)
     reader = load(tmp_path)._reader
     assert isinstance(reader, ConversationReader)
@@ -333,7 +339,7 @@ def test_unsupported_requests_are_refused(
         ),
         (
             lambda text: text.replace("{{ content['text'] }}", "{{ content['text'] | upper }}"),
-            "changes it",
+            "changes the text",
         ),
         (lambda text: "{{ raise_exception('no') }}" + text, "the chat template"),
     ],

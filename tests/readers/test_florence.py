@@ -46,7 +46,8 @@ def test_every_task_equals_transformers(
         works.append(work_on([image], instruction=name + given))
         prompts.append(task.prompt.format(given.strip()))
     wanted = [
-        florence_models.written(reference, directory, image, prompt, MAX_TOKENS) for prompt in prompts
+        florence_models.written(reference, directory, image, prompt, MAX_TOKENS)
+        for prompt in prompts
     ]
     found = written_for(model, *works)
     assert [answer for (answer,) in found] == wanted
@@ -54,12 +55,16 @@ def test_every_task_equals_transformers(
     assert max(map(len, wanted)) >= 32
 
 
-def test_mixed_images_in_a_batch_equal_transformers(written: tuple[Any, Path, GenerativeModel]) -> None:
+def test_mixed_images_in_a_batch_equal_transformers(
+    written: tuple[Any, Path, GenerativeModel],
+) -> None:
     reference, directory, model = written
     images = [*pictures(), *awkward_pictures().values()][:16]
     (found,) = written_for(model, work_on(images, text_kind="ocr"))
     wanted = [
-        florence_models.written(reference, directory, each, "What is the text in the image?", MAX_TOKENS)
+        florence_models.written(
+            reference, directory, each, "What is the text in the image?", MAX_TOKENS
+        )
         for each in images
     ]
     assert found == wanted
@@ -353,7 +358,7 @@ def test_items_are_single_images(written: tuple[Any, Path, GenerativeModel]) -> 
         model.prepare(TextWork(["a text"]))
     assert refused.value.field == "items[0].text"
     two = (Part(image, "items[0].parts[0].image"), Part(image, "items[0].parts[1].image"))
-    with pytest.raises(TaskNotSupported, match="one image an item"):
+    with pytest.raises(TaskNotSupported, match="one image per item"):
         model.prepare(TextWork([""], parts={0: two}))
     with pytest.raises(InvalidInput, match="format") as unread:
         model.prepare(work_on([b"no image"]))
