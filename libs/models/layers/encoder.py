@@ -330,11 +330,10 @@ class Layer(nn.Module):
         layout: Layout,
         pages: native_layer.LayerPages | None = None,
     ) -> Tensor | None:
-        """Run `forward`, or with `rows` `forward_rows`, in one call of the native library. Returns None
-        if
-        the library does not support the layer or the batch.
+        """Run `forward`, or with `rows` `forward_rows`, in one call of the native library.
 
-        `pages` is where keys and values are also stored, and possibly read (`NativeLayer.forward`).
+        Returns None if the library does not support the layer or the batch. `pages` is where keys
+        and values are also stored, and possibly read (`NativeLayer.forward`).
         """
         if not x.is_cpu or batch.key_rows is not None or has_triton(x):
             return None
@@ -513,7 +512,7 @@ class PackedEncoder(nn.Module):
 
     @cached_property
     def is_graph_capturable(self) -> bool:
-        """False if the kernels launched depend on sequence lengths, not on the batch's shape alone."""
+        """False if the kernels launched depend on sequence lengths."""
         return not self.long_from and all(
             layer.is_graph_capturable and layer.attn.is_graph_capturable for layer in self.stack
         )

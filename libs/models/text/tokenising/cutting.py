@@ -38,8 +38,8 @@ Hardly any text needs more.
 """
 
 _MARGIN: Final = 256
-"""Tokens of this number of characters at a cut do not count, nor do `_NEAR` tokens. Added tokens are
-shorter (`_Reach`).
+"""Characters at a cut. Their tokens do not count, nor do `_NEAR` tokens. Added tokens are shorter
+(`_Reach`).
 """
 
 _NEAR: Final = 64
