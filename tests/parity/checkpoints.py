@@ -76,9 +76,17 @@ def write_checkpoint(
     transformers' names.
     """
     model = random_model(
-        kind, head=head, labels=labels, seed=seed, hidden=hidden, layers=layers, heads=heads, positions=positions,
-        vocabulary=vocabulary, config=config,
-    )  # fmt: skip
+        kind,
+        head=head,
+        labels=labels,
+        seed=seed,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        positions=positions,
+        vocabulary=vocabulary,
+        config=config,
+    )
     model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
     if RECIPES[kind].like:
         settings = json.loads((directory / "config.json").read_text())
@@ -145,9 +153,12 @@ def write_tokenizer(
     tokenizer = tokenizer_of(RECIPES[kind].tokenizer, vocabulary)
     names = tokenizer.get_vocab()
     roles = {
-        "cls_token": ("[CLS]", "<s>"), "sep_token": ("[SEP]", "</s>"), "pad_token": ("[PAD]", "<pad>"),
-        "unk_token": ("[UNK]", "<unk>"), "mask_token": ("[MASK]", "<mask>"),
-    }  # fmt: skip
+        "cls_token": ("[CLS]", "<s>"),
+        "sep_token": ("[SEP]", "</s>"),
+        "pad_token": ("[PAD]", "<pad>"),
+        "unk_token": ("[UNK]", "<unk>"),
+        "mask_token": ("[MASK]", "<mask>"),
+    }
     special = ROLES.get(RECIPES[kind].tokenizer) or {
         role: next(token for token in candidates if token in names)
         for role, candidates in roles.items()
@@ -186,8 +197,10 @@ def write_sentence_files(
         {"max_seq_length": files.max_seq_length, "do_lower_case": files.lower},
     )
     prompts = {
-        "prompts": dict(files.prompts), "default_prompt_name": files.default_prompt, "similarity_fn_name": files.similarity,
-    }  # fmt: skip
+        "prompts": dict(files.prompts),
+        "default_prompt_name": files.default_prompt,
+        "similarity_fn_name": files.similarity,
+    }
     _write_json(directory / "config_sentence_transformers.json", prompts)
 
 

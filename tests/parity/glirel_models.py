@@ -96,11 +96,25 @@ def make_reference(
     default a new one of the family `encoder`."""
     base = base or write_checkpoint(encoder, directory / "base", positions=positions, seed=seed)
     settings = {
-        "model_name": str(base), "fine_tune": True, "subtoken_pooling": "first", "hidden_size": HIDDEN, "max_width": 12,
-        "max_len": WORDS, "dropout": 0.4, "rel_mode": "marker", "span_marker_mode": "markerv1", "label_embed_strategy": "both",
-        "refine_prompt": False, "refine_relation": False, "ffn_mul": 4, "scorer": "dot", "max_entity_pair_distance": None,
-        "fixed_relation_types": True, "device": "cpu", **config,
-    }  # fmt: skip
+        "model_name": str(base),
+        "fine_tune": True,
+        "subtoken_pooling": "first",
+        "hidden_size": HIDDEN,
+        "max_width": 12,
+        "max_len": WORDS,
+        "dropout": 0.4,
+        "rel_mode": "marker",
+        "span_marker_mode": "markerv1",
+        "label_embed_strategy": "both",
+        "refine_prompt": False,
+        "refine_relation": False,
+        "ffn_mul": 4,
+        "scorer": "dot",
+        "max_entity_pair_distance": None,
+        "fixed_relation_types": True,
+        "device": "cpu",
+        **config,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # the package's new tokens have random embeddings
         model = GLiREL(Namespace(**settings)).eval()

@@ -233,12 +233,25 @@ class Dinov3Processor:
     def save_pretrained(self, directory: Path) -> None:
         """Write the files of facebook/dinov3-vits16-pretrain-lvd1689m."""
         values = {
-            "crop_size": self.crop_size, "data_format": "channels_first", "default_to_square": True, "device": None,
-            "disable_grouping": None, "do_center_crop": None if self.crop_size is None else True, "do_convert_rgb": None,
-            "do_normalize": True, "do_rescale": True, "do_resize": True, "image_mean": self.mean, "image_std": self.std,
-            "image_processor_type": "DINOv3ViTImageProcessorFast", "input_data_format": None, "resample": 2,
-            "rescale_factor": 1 / 255, "return_tensors": None, "size": self.size,
-        }  # fmt: skip
+            "crop_size": self.crop_size,
+            "data_format": "channels_first",
+            "default_to_square": True,
+            "device": None,
+            "disable_grouping": None,
+            "do_center_crop": None if self.crop_size is None else True,
+            "do_convert_rgb": None,
+            "do_normalize": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": self.mean,
+            "image_std": self.std,
+            "image_processor_type": "DINOv3ViTImageProcessorFast",
+            "input_data_format": None,
+            "resample": 2,
+            "rescale_factor": 1 / 255,
+            "return_tensors": None,
+            "size": self.size,
+        }
         (directory / "preprocessor_config.json").write_text(json.dumps(values))
 
 
@@ -291,17 +304,35 @@ OPEN_CLIP: dict[str, dict[str, Any]] = {
     "model_cfg": {
         "embed_dim": 48,
         "custom_text": True,
-        "vision_cfg": {"image_size": 36, "timm_model_name": "vit_base_patch16_siglip_224", "timm_pool": "map", "timm_proj": "none"},
+        "vision_cfg": {
+            "image_size": 36,
+            "timm_model_name": "vit_base_patch16_siglip_224",
+            "timm_pool": "map",
+            "timm_proj": "none",
+        },
         "text_cfg": {
-            "context_length": TEXT_LENGTH, "vocab_size": 200, "width": 48, "heads": 12, "layers": 2, "no_causal_mask": True,
-            "proj_bias": True, "pool_type": "last", "norm_kwargs": {"eps": 1e-6}, "act_kwargs": {"approximate": "tanh"},
+            "context_length": TEXT_LENGTH,
+            "vocab_size": 200,
+            "width": 48,
+            "heads": 12,
+            "layers": 2,
+            "no_causal_mask": True,
+            "proj_bias": True,
+            "pool_type": "last",
+            "norm_kwargs": {"eps": 1e-6},
+            "act_kwargs": {"approximate": "tanh"},
         },
     },
     "preprocess_cfg": {
-        "size": [36, 36], "mode": "RGB", "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "interpolation": "bicubic",
-        "resize_mode": "squash", "fill_color": 0,
+        "size": [36, 36],
+        "mode": "RGB",
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.5, 0.5, 0.5],
+        "interpolation": "bicubic",
+        "resize_mode": "squash",
+        "fill_color": 0,
     },
-}  # fmt: skip
+}
 
 # transformers' names in open_clip's and timm's, in the order of replacement.
 _OPEN_CLIP_NAMES = (

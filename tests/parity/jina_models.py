@@ -171,16 +171,37 @@ def _v3_config(vocabulary: int) -> dict[str, object]:
     code = "jinaai/xlm-roberta-flash-implementation--"
     return {
         "architectures": ["XLMRobertaLoRA"],
-        "auto_map": {"AutoConfig": f"{code}configuration_xlm_roberta.XLMRobertaFlashConfig",
-                     "AutoModel": f"{code}modeling_lora.XLMRobertaLoRA"},
-        "model_type": "xlm-roberta", "torch_dtype": "bfloat16", "vocab_size": vocabulary, "hidden_size": HIDDEN,
-        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": FFN, "hidden_act": "gelu",
-        "max_position_embeddings": POSITIONS, "position_embedding_type": "rotary", "rotary_emb_base": _BASE, "type_vocab_size": 1,
-        "layer_norm_eps": _EPS, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "use_flash_attn": True,
-        "load_trained_adapters": True, "lora_adaptations": list(TASKS), "lora_alpha": 1, "lora_dropout_p": 0.0,
-        "lora_main_params_trainable": False, "lora_rank": RANK, "matryoshka_dimensions": [16, 32, HIDDEN],
-        "task_instructions": INSTRUCTIONS, "truncate_dim": None,
-    }  # fmt: skip
+        "auto_map": {
+            "AutoConfig": f"{code}configuration_xlm_roberta.XLMRobertaFlashConfig",
+            "AutoModel": f"{code}modeling_lora.XLMRobertaLoRA",
+        },
+        "model_type": "xlm-roberta",
+        "torch_dtype": "bfloat16",
+        "vocab_size": vocabulary,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": FFN,
+        "hidden_act": "gelu",
+        "max_position_embeddings": POSITIONS,
+        "position_embedding_type": "rotary",
+        "rotary_emb_base": _BASE,
+        "type_vocab_size": 1,
+        "layer_norm_eps": _EPS,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "use_flash_attn": True,
+        "load_trained_adapters": True,
+        "lora_adaptations": list(TASKS),
+        "lora_alpha": 1,
+        "lora_dropout_p": 0.0,
+        "lora_main_params_trainable": False,
+        "lora_rank": RANK,
+        "matryoshka_dimensions": [16, 32, HIDDEN],
+        "task_instructions": INSTRUCTIONS,
+        "truncate_dim": None,
+    }
 
 
 def _v3_tensors(vocabulary: int, seed: int) -> dict[str, Tensor]:

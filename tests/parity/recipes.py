@@ -44,9 +44,13 @@ class Recipe:
 
 def _common(size: Size) -> dict[str, object]:
     return {
-        "vocab_size": size.vocabulary, "hidden_size": size.hidden, "intermediate_size": size.hidden * 2,
-        "num_hidden_layers": size.layers, "num_attention_heads": size.heads, "max_position_embeddings": size.positions,
-    }  # fmt: skip
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.hidden,
+        "intermediate_size": size.hidden * 2,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "max_position_embeddings": size.positions,
+    }
 
 
 def _roberta(size: Size) -> Values:
@@ -57,9 +61,13 @@ def _roberta(size: Size) -> Values:
 
 def _distilbert(size: Size) -> Values:
     return {
-        "vocab_size": size.vocabulary, "dim": size.hidden, "hidden_dim": size.hidden * 2, "n_layers": size.layers,
-        "n_heads": size.heads, "max_position_embeddings": size.positions,
-    }  # fmt: skip
+        "vocab_size": size.vocabulary,
+        "dim": size.hidden,
+        "hidden_dim": size.hidden * 2,
+        "n_layers": size.layers,
+        "n_heads": size.heads,
+        "max_position_embeddings": size.positions,
+    }
 
 
 def _mpnet(size: Size) -> Values:
@@ -100,9 +108,15 @@ def _decoder(size: Size) -> dict[str, object]:
     """
     shared = size.heads // 2 if size.heads % 2 == 0 else 1
     return _common(size) | {
-        "num_key_value_heads": shared, "head_dim": _even(size.hidden // size.heads) + 4, "rms_norm_eps": 1e-6,
-        "pad_token_id": None, "bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": False, "use_cache": False,
-    }  # fmt: skip
+        "num_key_value_heads": shared,
+        "head_dim": _even(size.hidden // size.heads) + 4,
+        "rms_norm_eps": 1e-6,
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "tie_word_embeddings": False,
+        "use_cache": False,
+    }
 
 
 def _privacy_filter(size: Size) -> Values:
@@ -110,12 +124,20 @@ def _privacy_filter(size: Size) -> Values:
     some have few tokens.
     """
     return _decoder(size) | {
-        "sliding_window": 20, "num_local_experts": 6, "num_experts_per_tok": 2, "attention_bias": True,
+        "sliding_window": 20,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "attention_bias": True,
         "rope_parameters": {
-            "rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
             "original_max_position_embeddings": 64,
         },
-    }  # fmt: skip
+    }
 
 
 def _even(number: int) -> int:
@@ -158,8 +180,11 @@ def _qwen3_5(size: Size) -> Values:
     return _decoder(size) | {
         "layer_types": [pattern[number % 2] for number in range(size.layers)],
         "rope_parameters": rope | {"mrope_section": sections},
-        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
-    }  # fmt: skip
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+    }
 
 
 def _mistral(size: Size) -> Values:
@@ -171,9 +196,13 @@ def _phi3(size: Size) -> Values:
     head = _even(size.hidden // size.heads)
     pairs = head // 4
     rope = {
-        "rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 40,
-        "short_factor": [1.0 + 0.1 * pair for pair in range(pairs)], "long_factor": [2.0 + pair for pair in range(pairs)],
-    }  # fmt: skip
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 40,
+        "short_factor": [1.0 + 0.1 * pair for pair in range(pairs)],
+        "long_factor": [2.0 + pair for pair in range(pairs)],
+    }
     values = {name: value for name, value in _decoder(size).items() if name != "head_dim"}
     widths = {"hidden_size": size.heads * head, "original_max_position_embeddings": 40}
     return values | widths | {"pad_token_id": 0, "rope_parameters": rope, "sliding_window": 60}
@@ -186,37 +215,60 @@ def _gemma(size: Size) -> Values:
 def _gemma2(size: Size) -> Values:
     """A window in every other layer, and caps that scores of random weights reach."""
     return _decoder(size) | {
-        "sliding_window": 12, "query_pre_attn_scalar": 30, "attn_logit_softcapping": 3.0, "tie_word_embeddings": True,
-    }  # fmt: skip
+        "sliding_window": 12,
+        "query_pre_attn_scalar": 30,
+        "attn_logit_softcapping": 3.0,
+        "tie_word_embeddings": True,
+    }
 
 
 def _gemma3(size: Size) -> Values:
     """Settings of embeddinggemma, with a window in every second layer."""
     pattern = ["sliding_attention", "full_attention"]
     return _decoder(size) | {
-        "use_bidirectional_attention": True, "sliding_window": 12, "query_pre_attn_scalar": 30,
-        "layer_types": [pattern[number % 2] for number in range(size.layers)], "tie_word_embeddings": True,
-    }  # fmt: skip
+        "use_bidirectional_attention": True,
+        "sliding_window": 12,
+        "query_pre_attn_scalar": 30,
+        "layer_types": [pattern[number % 2] for number in range(size.layers)],
+        "tie_word_embeddings": True,
+    }
 
 
 def _t5(size: Size) -> Values:
     return {
-        "vocab_size": size.vocabulary, "d_model": size.hidden, "d_kv": size.hidden // size.heads + 3, "d_ff": size.hidden * 2,
-        "num_layers": size.layers, "num_heads": size.heads, "relative_attention_num_buckets": 16,
-        "relative_attention_max_distance": 50, "use_cache": False, "decoder_start_token_id": 3,
-    }  # fmt: skip
+        "vocab_size": size.vocabulary,
+        "d_model": size.hidden,
+        "d_kv": size.hidden // size.heads + 3,
+        "d_ff": size.hidden * 2,
+        "num_layers": size.layers,
+        "num_heads": size.heads,
+        "relative_attention_num_buckets": 16,
+        "relative_attention_max_distance": 50,
+        "use_cache": False,
+        "decoder_start_token_id": 3,
+    }
 
 
 def _bart(size: Size) -> Values:
     """More layers on one side than on the other, and different tokens before a text and at its
     end."""
     return {
-        "vocab_size": size.vocabulary, "d_model": size.hidden, "max_position_embeddings": size.positions,
-        "encoder_layers": size.layers, "decoder_layers": size.layers + 1, "encoder_attention_heads": size.heads,
-        "decoder_attention_heads": 1, "encoder_ffn_dim": size.hidden * 2, "decoder_ffn_dim": size.hidden * 3,
-        "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3, "forced_eos_token_id": None,
+        "vocab_size": size.vocabulary,
+        "d_model": size.hidden,
+        "max_position_embeddings": size.positions,
+        "encoder_layers": size.layers,
+        "decoder_layers": size.layers + 1,
+        "encoder_attention_heads": size.heads,
+        "decoder_attention_heads": 1,
+        "encoder_ffn_dim": size.hidden * 2,
+        "decoder_ffn_dim": size.hidden * 3,
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 3,
+        "forced_eos_token_id": None,
         "use_cache": False,
-    }  # fmt: skip
+    }
 
 
 def _mt5(size: Size) -> Values:

@@ -114,12 +114,24 @@ def _norms(*stems: str, size: int) -> dict[str, tuple[int, ...]]:
 def _jina_config(hidden: int, heads: int, layers: int) -> Values:
     return {
         "architectures": ["JinaBertModel"],
-        "auto_map": {"AutoConfig": "jinaai/jina-bert-implementation--configuration_bert.JinaBertConfig"},
-        "model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu", "emb_pooler": "mean",
-        "hidden_act": "gelu", "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_attention_heads": heads,
-        "num_hidden_layers": layers, "layer_norm_eps": 1e-12, "max_position_embeddings": 128, "model_max_length": 128,
-        "type_vocab_size": 2, "vocab_size": 320,
-    }  # fmt: skip
+        "auto_map": {
+            "AutoConfig": "jinaai/jina-bert-implementation--configuration_bert.JinaBertConfig"
+        },
+        "model_type": "bert",
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+        "emb_pooler": "mean",
+        "hidden_act": "gelu",
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 128,
+        "model_max_length": 128,
+        "type_vocab_size": 2,
+        "vocab_size": 320,
+    }
 
 
 def _jina_code_config(hidden: int, heads: int, layers: int) -> Values:
@@ -257,14 +269,35 @@ def _jina_code(state: State, config: Values, ids: Tensor, types: Tensor) -> Tens
 def _nomic_config(hidden: int, heads: int, layers: int) -> Values:
     """A head of 11 rotates its first 8 elements; nomic-embed-text-v2-moe's fraction is 1."""
     return {
-        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "activation_function": "gelu", "causal": False,
-        "layer_norm_epsilon": 1e-5, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "qkv_proj_bias": True, "moe_every_n_layers": 2,
-        "moe_normalize_expert_weights": False, "moe_top_k": 2, "num_experts": 8, "num_shared_experts": 0, "n_embd": hidden,
-        "n_head": heads, "n_inner": 2 * hidden, "n_layer": layers, "n_positions": 128, "parallel_block": False, "prenorm": False,
-        "rotary_emb_base": 10000, "rotary_emb_fraction": 1.0 if hidden // heads % 2 == 0 else 0.75,
-        "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_scaling_factor": None,
-        "type_vocab_size": 1, "use_rms_norm": False, "vocab_size": 320,
-    }  # fmt: skip
+        "architectures": ["NomicBertModel"],
+        "model_type": "nomic_bert",
+        "activation_function": "gelu",
+        "causal": False,
+        "layer_norm_epsilon": 1e-5,
+        "mlp_fc1_bias": True,
+        "mlp_fc2_bias": True,
+        "qkv_proj_bias": True,
+        "moe_every_n_layers": 2,
+        "moe_normalize_expert_weights": False,
+        "moe_top_k": 2,
+        "num_experts": 8,
+        "num_shared_experts": 0,
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_inner": 2 * hidden,
+        "n_layer": layers,
+        "n_positions": 128,
+        "parallel_block": False,
+        "prenorm": False,
+        "rotary_emb_base": 10000,
+        "rotary_emb_fraction": 1.0 if hidden // heads % 2 == 0 else 0.75,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "type_vocab_size": 1,
+        "use_rms_norm": False,
+        "vocab_size": 320,
+    }
 
 
 def _nomic_shapes(config: Values) -> Shapes:
@@ -340,11 +373,21 @@ def _flash_config(hidden: int, heads: int, layers: int) -> Values:
     return {
         "architectures": ["XLMRobertaForSequenceClassification"],
         "auto_map": {"AutoConfig": "configuration_xlm_roberta.XLMRobertaFlashConfig"},
-        "model_type": "xlm-roberta", "use_flash_attn": True, "position_embedding_type": "absolute", "hidden_act": "gelu",
-        "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_attention_heads": heads, "num_hidden_layers": layers,
-        "layer_norm_eps": 1e-5, "max_position_embeddings": 130, "pad_token_id": 1, "type_vocab_size": 1, "vocab_size": 320,
+        "model_type": "xlm-roberta",
+        "use_flash_attn": True,
+        "position_embedding_type": "absolute",
+        "hidden_act": "gelu",
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 130,
+        "pad_token_id": 1,
+        "type_vocab_size": 1,
+        "vocab_size": 320,
         "id2label": {"0": "LABEL_0"},
-    }  # fmt: skip
+    }
 
 
 def _flash_shapes(config: Values) -> Shapes:

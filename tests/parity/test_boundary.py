@@ -54,13 +54,19 @@ CONFIGS: dict[str, tuple[Mapping[str, Any], str]] = {
     "published": ({}, "deberta-v2"),
     "plain": (
         {
-            "directional_relation_states": False, "relation_biaffine_content": False, "boundary_attention_window": 0,
-            "boundary_refinement_layers": 2, "dropout": 0.0, "relation_pair_cap": 30, "pool_boundary_top_k": 16, "pool_size": 90,
+            "directional_relation_states": False,
+            "relation_biaffine_content": False,
+            "boundary_attention_window": 0,
+            "boundary_refinement_layers": 2,
+            "dropout": 0.0,
+            "relation_pair_cap": 30,
+            "pool_boundary_top_k": 16,
+            "pool_size": 90,
             "min_pool_per_query": 0,
         },
         "bert",
     ),
-}  # fmt: skip
+}
 
 NAMES = SchemaStructure(
     "licence",
@@ -375,17 +381,36 @@ def test_every_tensor_is_used_or_known(first: Reference, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("candidate_pool", "per_query"), ("candidate_pool", None), ("candidate_attention_layers", 1),
-        ("query_attention_layers", None), ("enable_span_content", False), ("content_soft_max_pool", True),
-        ("use_inside_evidence", False), ("enable_abstention", False),
-        ("adaptive_threshold", True), ("overlap_policy", "nested"), ("pair_temperature", 2.0), ("record_temperature", 0.5),
-        ("boundary_dim", 64), ("boundary_dim", 1 << 20), ("boundary_attention_heads", 5), ("boundary_attention_layers", 99),
-        ("pool_boundary_top_k", 1 << 12), ("pool_size", 1 << 20), ("min_pool_per_query", 1000), ("pair_dim", 0),
-        ("relation_pair_cap", 0), ("record_dim", 17), ("abstention_threshold", 1.5), ("abstention_threshold", "high"),
-        ("classification_temperature", 0), ("enable_relations", False), ("enable_records", False),
+        ("candidate_pool", "per_query"),
+        ("candidate_pool", None),
+        ("candidate_attention_layers", 1),
+        ("query_attention_layers", None),
+        ("enable_span_content", False),
+        ("content_soft_max_pool", True),
+        ("use_inside_evidence", False),
+        ("enable_abstention", False),
+        ("adaptive_threshold", True),
+        ("overlap_policy", "nested"),
+        ("pair_temperature", 2.0),
+        ("record_temperature", 0.5),
+        ("boundary_dim", 64),
+        ("boundary_dim", 1 << 20),
+        ("boundary_attention_heads", 5),
+        ("boundary_attention_layers", 99),
+        ("pool_boundary_top_k", 1 << 12),
+        ("pool_size", 1 << 20),
+        ("min_pool_per_query", 1000),
+        ("pair_dim", 0),
+        ("relation_pair_cap", 0),
+        ("record_dim", 17),
+        ("abstention_threshold", 1.5),
+        ("abstention_threshold", "high"),
+        ("classification_temperature", 0),
+        ("enable_relations", False),
+        ("enable_records", False),
         ("directional_relation_states", False),
     ],
-)  # fmt: skip
+)
 def test_unsupported_settings_are_refused(
     first: Reference, tmp_path: Path, key: str, value: object
 ) -> None:
@@ -476,8 +501,15 @@ def test_assignments_are_the_cheapest() -> None:
 def test_disjoint_spans_have_the_largest_sum() -> None:
     drawn = np.random.default_rng(1)
     for _ in range(50):
-        spans = [Span(start, start + size, score) for start, size, score in zip(drawn.integers(0, 12, 10).tolist(),
-                 drawn.integers(1, 6, 10).tolist(), (drawn.integers(1, 5, 10) / 4).tolist(), strict=True)]  # fmt: skip
+        spans = [
+            Span(start, start + size, score)
+            for start, size, score in zip(
+                drawn.integers(0, 12, 10).tolist(),
+                drawn.integers(1, 6, 10).tolist(),
+                (drawn.integers(1, 5, 10) / 4).tolist(),
+                strict=True,
+            )
+        ]
         assert disjoint(spans) == overlap.resolve_overlaps(
             spans,
             "flat",

@@ -137,7 +137,8 @@ def test_bge_reranker_v2_gemma_has_the_logit_of_yes(tmp_path: Path) -> None:
     model = load(tmp_path, "BAAI/bge-reranker-v2-gemma")
     network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     prompt = (
-        "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing a prediction "
+        "Given a query A and a passage B, determine whether the passage contains an answer to the "
+        "query by providing a prediction "
         "of either 'Yes' or 'No'."
     )
     yes = tokenizer.token_to_id("Yes")

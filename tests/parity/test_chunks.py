@@ -36,7 +36,10 @@ MODELS: tuple[tuple[Kind, Pooling], ...] = (
     ("llama", "weightedmean_tokens"),
 )
 PROMPT = "find: "
-SHORT = "Each licensee is addressed as you. Programs, GPL; warranty (none)! To protect your rights, we need to prevent others."
+SHORT = (
+    "Each licensee is addressed as you. Programs, GPL; warranty (none)! To protect your rights, we "
+    "need to prevent others."
+)
 LONG = " ".join(texts(30, shortest=5, longest=25, seed=3))
 HARD = (
     "日本語の文。次の文です。😀👩\u200d👩\u200d👧 emoji! e\u0301te\u0301 naïve.\r\nNew line.\r\n\r\n"

@@ -241,11 +241,16 @@ def test_unused_tensors_of_released_checkpoints_are_ignored(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "settings",
     [
-        {"pos_att_type": "c2p|p2p"}, {"position_buckets": 33}, {"position_buckets": 2}, {"position_buckets": 300},
-        {"attention_head_size": 12}, {"conv_kernel_size": 4}, {"conv_kernel_size": 3, "conv_act": "relu"},
+        {"pos_att_type": "c2p|p2p"},
+        {"position_buckets": 33},
+        {"position_buckets": 2},
+        {"position_buckets": 300},
+        {"attention_head_size": 12},
+        {"conv_kernel_size": 4},
+        {"conv_kernel_size": 3, "conv_act": "relu"},
         {"conv_kernel_size": 3, "conv_groups": 7},
     ],
-)  # fmt: skip
+)
 def test_unsupported_settings_are_refused_by_key(settings: Settings, tmp_path: Path) -> None:
     write_checkpoint("deberta-v2", tmp_path)
     edit(tmp_path, settings)

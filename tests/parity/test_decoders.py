@@ -61,8 +61,8 @@ DECODERS: tuple[Kind, ...] = (
 TEXTS = [
     'Each licensee is addressed as "you".',
     "a",
-    "To protect your rights, we need to prevent others from denying you these rights or asking you to surrender the rights. "
-    * 6,
+    "To protect your rights, we need to prevent others from denying you these rights or asking you "
+    "to surrender the rights. " * 6,
     "Überraschung — naïve café, 東京 and so on",
 ]
 SHORT = [text for text in TEXTS if len(text) < 100]
@@ -127,9 +127,13 @@ def reconfigure(directory: Path, values: Mapping[str, object], drop: Sequence[st
 
 SLIDING = {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}
 LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
-}  # fmt: skip
+}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 1000.0,
@@ -193,7 +197,10 @@ OLDER: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[str, ...]]] =
     "scaling apart from the base": (
         "llama",
         {"rope_parameters": LLAMA3},
-        {"rope_theta": 5000.0, "rope_scaling": {name: value for name, value in LLAMA3.items() if name != "rope_theta"}},
+        {
+            "rope_theta": 5000.0,
+            "rope_scaling": {name: value for name, value in LLAMA3.items() if name != "rope_theta"},
+        },
         ("rope_parameters",),
     ),
     "windows by the number of a layer": (
@@ -203,18 +210,31 @@ OLDER: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[str, ...]]] =
         ("layer_types", "rope_parameters"),
     ),
     "no window is used": (
-        "qwen2", {}, {"use_sliding_window": False, "sliding_window": 5, "max_window_layers": 0}, ("layer_types",)
+        "qwen2",
+        {},
+        {"use_sliding_window": False, "sliding_window": 5, "max_window_layers": 0},
+        ("layer_types",),
     ),
-    "mistral's own window": ("mistral", {"sliding_window": 4096}, {}, ("sliding_window", "rope_parameters")),
+    "mistral's own window": (
+        "mistral",
+        {"sliding_window": 4096},
+        {},
+        ("sliding_window", "rope_parameters"),
+    ),
     "two bases apart": (
         "gemma3_text",
         {},
         {"rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "sliding_window_pattern": 2},
         ("layer_types", "rope_parameters", "_sliding_window_pattern"),
     ),
-    "attention by the number of a layer": ("qwen3_5_text", {}, {"full_attention_interval": 2}, ("layer_types",)),
+    "attention by the number of a layer": (
+        "qwen3_5_text",
+        {},
+        {"full_attention_interval": 2},
+        ("layer_types",),
+    ),
     "no size of a head": ("llama", {"head_dim": 16}, {}, ("head_dim",)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OLDER)
@@ -689,7 +709,8 @@ STRUCTURED = """{% for message in messages %}[{{ message.role }}]
 PLACES: dict[str, str] = {
     "chat_template.jinja": TEMPLATE,
     "parts of a message": STRUCTURED,
-    "the query last": "{{ messages[-1].content }}\n{{ messages[-2].content }}\n{{ eos_token }}answers?",
+    "the query "
+    "last": "{{ messages[-1].content }}\n{{ messages[-2].content }}\n{{ eos_token }}answers?",
 }
 
 
@@ -779,7 +800,8 @@ def test_unsupported_generative_model_is_refused(
 BROKEN: dict[str, str] = {
     r"it has no place for a message of the role 'document'": "{{ messages[0].content }}",
     r"it has no place for a message of the role 'query'": "{{ messages[-1].content }}",
-    r"it changes the texts of messages": "{{ messages[0].content | upper }} {{ messages[1].content | trim }}",
+    r"it changes the texts of messages": "{{ messages[0].content | upper }} {{ messages[1].content "
+    "| trim }}",
     r"invalid Jinja": "{% for %}",
     r"rendering fails: only users speak": "{{ raise_exception('only users speak') }}",
     r"rendering fails: access to attribute '__class__'": "{{ messages.__class__.__mro__ }}",
@@ -829,7 +851,10 @@ def test_language_model_without_card_is_classified_by_its_files(tmp_path: Path) 
             tmp_path,
             Overrides("card.yaml:1", detect=Hints(kind="yes_no", answers=("of course", "no"))),
         )
-    template = "<|im_start|>{{ instruction or 'Given a web query' }}\n{{ query }}\n{{ document }}<|im_end|>\n"
+    template = (
+        "<|im_start|>{{ instruction or 'Given a web query' }}\n{{ query }}\n{{ document "
+        "}}<|im_end|>\n"
+    )
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ModelBroken, match=r"no chat template for pairs.*`template`"):
         load(tmp_path, Overrides("card.yaml:1", detect=Hints(kind="yes_no", answers=("yes", "no"))))

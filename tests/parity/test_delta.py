@@ -36,9 +36,15 @@ INPUTS = tuple(f"in_proj_{name}.weight" for name in ("qkv", "z", "b", "a"))
 
 def layers(key_heads: int, value_heads: int) -> tuple[Any, GatedDeltaNet]:
     config = Qwen3_5TextConfig(
-        hidden_size=48, num_hidden_layers=4, linear_num_key_heads=key_heads, linear_num_value_heads=value_heads,
-        linear_key_head_dim=16, linear_value_head_dim=24, linear_conv_kernel_dim=4, vocab_size=64,
-    )  # fmt: skip
+        hidden_size=48,
+        num_hidden_layers=4,
+        linear_num_key_heads=key_heads,
+        linear_num_value_heads=value_heads,
+        linear_key_head_dim=16,
+        linear_value_head_dim=24,
+        linear_conv_kernel_dim=4,
+        vocab_size=64,
+    )
     reference = modeling_qwen3_5.Qwen3_5GatedDeltaNet(config, 0).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

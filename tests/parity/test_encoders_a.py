@@ -73,14 +73,31 @@ def published_modernbert(values: Values) -> Values:
 def published_nomic(values: Values) -> Values:
     """Use nomic-ai/nomic-embed-text-v1.5's settings."""
     return {
-        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "activation_function": "swiglu", "causal": False,
-        "layer_norm_epsilon": values["layer_norm_eps"], "mlp_fc1_bias": False, "mlp_fc2_bias": False, "qkv_proj_bias": False,
-        "n_embd": values["hidden_size"], "n_head": values["num_attention_heads"], "n_inner": values["intermediate_size"],
-        "n_layer": values["num_hidden_layers"], "n_positions": 128, "parallel_block": False, "prenorm": False,
-        "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None,
-        "rotary_scaling_factor": None, "max_trained_positions": 2048, "type_vocab_size": 2, "use_rms_norm": False,
+        "architectures": ["NomicBertModel"],
+        "model_type": "nomic_bert",
+        "activation_function": "swiglu",
+        "causal": False,
+        "layer_norm_epsilon": values["layer_norm_eps"],
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "qkv_proj_bias": False,
+        "n_embd": values["hidden_size"],
+        "n_head": values["num_attention_heads"],
+        "n_inner": values["intermediate_size"],
+        "n_layer": values["num_hidden_layers"],
+        "n_positions": 128,
+        "parallel_block": False,
+        "prenorm": False,
+        "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "max_trained_positions": 2048,
+        "type_vocab_size": 2,
+        "use_rms_norm": False,
         "vocab_size": values["vocab_size"],
-    }  # fmt: skip
+    }
 
 
 def published_gte(values: Values) -> Values:
@@ -269,10 +286,15 @@ def test_jina_reranker_equals_the_reference(tmp_path: Path) -> None:
     """XLM-RoBERTa's classifier in flash-attn's layout, as in jina-reranker-v2."""
     family, config = HUB["xlmr-flash"], HUB["xlmr-flash"].config(64, 4, 2) | {"vocab_size": 400}
     state = write_hub(family, tmp_path, config)
-    add_tensors(tmp_path, {
-        "classifier.dense.weight": torch.randn(64, 64) * 0.2, "classifier.dense.bias": torch.randn(64),
-        "classifier.out_proj.weight": torch.randn(1, 64), "classifier.out_proj.bias": torch.randn(1),
-    })  # fmt: skip
+    add_tensors(
+        tmp_path,
+        {
+            "classifier.dense.weight": torch.randn(64, 64) * 0.2,
+            "classifier.dense.bias": torch.randn(64),
+            "classifier.out_proj.weight": torch.randn(1, 64),
+            "classifier.out_proj.bias": torch.randn(1),
+        },
+    )
     write_tokenizer(tmp_path, "xlm-roberta")
     model = load_model(tmp_path)
     assert model.card.max_tokens == 128

@@ -40,20 +40,39 @@ VARIANTS: dict[str, Settings] = {
     "labels after the text": {"prompt_first": False, "pooling_strategy": "max"},
     "means of labels": {"class_token_pooling": "average", "pooling_strategy": "rms"},
     "means of labels without markers": {
-        "class_token_pooling": "average", "embed_class_token": False, "extract_text_features": True, "prompt_first": True,
+        "class_token_pooling": "average",
+        "embed_class_token": False,
+        "extract_text_features": True,
+        "prompt_first": True,
     },
-    "labels after the text, in means": {"class_token_pooling": "average", "prompt_first": False, "extract_text_features": True},
-    "first words of labels": {"embed_class_token": False, "pooling_strategy": "abs_max", "extract_text_features": True},
+    "labels after the text, in means": {
+        "class_token_pooling": "average",
+        "prompt_first": False,
+        "extract_text_features": True,
+    },
+    "first words of labels": {
+        "embed_class_token": False,
+        "pooling_strategy": "abs_max",
+        "extract_text_features": True,
+    },
     "largest numbers of the text": {"pooling_strategy": "max", "extract_text_features": True},
-    "mean of the text": {"pooling_strategy": "abs_avg", "extract_text_features": True, "hidden_size": 48},
+    "mean of the text": {
+        "pooling_strategy": "abs_avg",
+        "extract_text_features": True,
+        "hidden_size": 48,
+    },
     "labels that read the whole": {"scorer_type": "cross-attn", "pooling_strategy": "pass"},
     "labels that read the text": {
-        "scorer_type": "cross-attn", "pooling_strategy": "pass", "extract_text_features": True, "scorer_num_heads": 4,
-        "scorer_mlp_hidden_size": 40, "normalize_features": True,
+        "scorer_type": "cross-attn",
+        "pooling_strategy": "pass",
+        "extract_text_features": True,
+        "scorer_num_heads": 4,
+        "scorer_mlp_hidden_size": 40,
+        "normalize_features": True,
     },
     "segments": {"use_segment_embeddings": True, "projector_hidden_act": "relu"},
     "segments and labels after the text": {"use_segment_embeddings": True, "prompt_first": False},
-}  # fmt: skip
+}
 
 
 def write(
@@ -64,9 +83,14 @@ def write(
     """
     own = Tokenizer.from_str(tokenizer_of(RECIPES[encoder].tokenizer, 400).to_str())
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=own, cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]",
+        tokenizer_object=own,
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        mask_token="[MASK]",
         model_input_names=["input_ids", "attention_mask"],
-    )  # fmt: skip
+    )
     tokenizer.add_tokens(MARKERS, special_tokens=True)
     values = RECIPES[encoder].config(Size(len(tokenizer), 64, 2, 4, 64))
     label, text, example = (tokenizer.convert_tokens_to_ids(marker) for marker in MARKERS)
@@ -287,12 +311,20 @@ def test_invalid_requests_are_refused_with_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"architecture_type": "bi-encoder"}, {"architecture_type": "decoder-kv"}, {"use_lstm": True}, {"squeeze_layers": True},
-        {"encoder_layer_id": 1}, {"use_calibrator": True}, {"scorer_type": "cross-attn"}, {"pooling_strategy": "pass"},
-        {"class_token_pooling": "max"}, {"problem_type": "regression"}, {"extract_text_features": True, "pooling_strategy": "last"},
+        {"architecture_type": "bi-encoder"},
+        {"architecture_type": "decoder-kv"},
+        {"use_lstm": True},
+        {"squeeze_layers": True},
+        {"encoder_layer_id": 1},
+        {"use_calibrator": True},
+        {"scorer_type": "cross-attn"},
+        {"pooling_strategy": "pass"},
+        {"class_token_pooling": "max"},
+        {"problem_type": "regression"},
+        {"extract_text_features": True, "pooling_strategy": "last"},
         {"encoder_config": {"hidden_size": 64}},
     ],
-)  # fmt: skip
+)
 def test_unsupported_settings_are_refused_by_key(settings: Settings, tmp_path: Path) -> None:
     write(tmp_path, {})
     edit(tmp_path, settings)

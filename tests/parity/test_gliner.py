@@ -26,9 +26,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 Make = Callable[..., Reference]
 
 SPANS: list[dict[str, object]] = [
-    {}, {"num_rnn_layers": 0, "hidden_size": 64}, {"num_rnn_layers": 2, "embed_ent_token": False}, {"span_mode": "markerV1"},
-    {"subtoken_pooling": "last"}, {"subtoken_pooling": "mean"}, {"subtoken_pooling": "max", "ent_token": "[E]"},
-]  # fmt: skip
+    {},
+    {"num_rnn_layers": 0, "hidden_size": 64},
+    {"num_rnn_layers": 2, "embed_ent_token": False},
+    {"span_mode": "markerV1"},
+    {"subtoken_pooling": "last"},
+    {"subtoken_pooling": "mean"},
+    {"subtoken_pooling": "max", "ent_token": "[E]"},
+]
 WORDWISE: list[dict[str, object]] = [
     {"span_mode": "token_level"},
     {"span_mode": "token_level", "num_rnn_layers": 0},
@@ -295,11 +300,19 @@ def edit(directory: Path, **values: object) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("fuse_layers", True), ("post_fusion_schema", "l2l-l2t"), ("span_mode", "conv_conv"), ("subtoken_pooling", "sum"),
-        ("span_encoder_config", {"model_type": "rnn"}), ("precomputed_prompts_mode", True), ("words_splitter_type", "spacy"),
-        ("labels_decoder", "gpt2"), ("relations_layer", "attention"), ("model_type", "gliner_streaming_span"), ("max_width", 0),
+        ("fuse_layers", True),
+        ("post_fusion_schema", "l2l-l2t"),
+        ("span_mode", "conv_conv"),
+        ("subtoken_pooling", "sum"),
+        ("span_encoder_config", {"model_type": "rnn"}),
+        ("precomputed_prompts_mode", True),
+        ("words_splitter_type", "spacy"),
+        ("labels_decoder", "gpt2"),
+        ("relations_layer", "attention"),
+        ("model_type", "gliner_streaming_span"),
+        ("max_width", 0),
     ],
-)  # fmt: skip
+)
 def test_unsupported_settings_are_refused_by_key(copy: Path, key: str, value: object) -> None:
     edit(copy, **{key: value})
     with pytest.raises(ModelBroken, match=rf"gliner_config\.json: `{key}`"):

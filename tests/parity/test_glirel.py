@@ -58,10 +58,15 @@ SPANS = [
     spans_of(TEXTS[2], "protect your", "we"),
 ]
 CONFIGS: list[dict[str, object]] = [
-    {}, {"hidden_size": 64}, {"label_embed_strategy": "ent_token"}, {"label_embed_strategy": "label"},
-    {"label_embed_strategy": "ent_token", "subtoken_pooling": "last"}, {"max_entity_pair_distance": 4},
-    {"scorer": "concat_proj"}, {"coref_classifier": True},
-]  # fmt: skip
+    {},
+    {"hidden_size": 64},
+    {"label_embed_strategy": "ent_token"},
+    {"label_embed_strategy": "label"},
+    {"label_embed_strategy": "ent_token", "subtoken_pooling": "last"},
+    {"max_entity_pair_distance": 4},
+    {"scorer": "concat_proj"},
+    {"coref_classifier": True},
+]
 
 
 @pytest.fixture(autouse=True)
@@ -394,12 +399,21 @@ def edit(directory: Path, **values: object) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("rel_mode", "conv"), ("span_marker_mode", "markerv2"), ("refine_relation", True), ("refine_prompt", True),
-        ("add_entity_markers", True), ("subtoken_pooling", "first_last"), ("subtoken_pooling", "mean"),
-        ("subtoken_pooling", "last"), ("label_embed_strategy", "absent"), ("scorer", "dot_norm"), ("max_len", 0),
-        ("encoder_config", {}), ("max_entity_pair_distance", -1),
+        ("rel_mode", "conv"),
+        ("span_marker_mode", "markerv2"),
+        ("refine_relation", True),
+        ("refine_prompt", True),
+        ("add_entity_markers", True),
+        ("subtoken_pooling", "first_last"),
+        ("subtoken_pooling", "mean"),
+        ("subtoken_pooling", "last"),
+        ("label_embed_strategy", "absent"),
+        ("scorer", "dot_norm"),
+        ("max_len", 0),
+        ("encoder_config", {}),
+        ("max_entity_pair_distance", -1),
     ],
-)  # fmt: skip
+)
 def test_unsupported_settings_are_refused_by_key(copy: Path, key: str, value: object) -> None:
     edit(copy, **{key: value})
     with pytest.raises(ModelBroken, match=rf"glirel_config\.json: `{key}`"):

@@ -44,9 +44,23 @@ from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 KINDS: tuple[Kind, ...] = (
-    "bert", "electra", "distilbert", "roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet", "modernbert",
-    "nomic_bert", "gte", "jina_embeddings_v3", "deberta-v2", "albert", "eurobert", "t5",
-)  # fmt: skip
+    "bert",
+    "electra",
+    "distilbert",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+    "modernbert",
+    "nomic_bert",
+    "gte",
+    "jina_embeddings_v3",
+    "deberta-v2",
+    "albert",
+    "eurobert",
+    "t5",
+)
 IDENTITY = "torch.nn.modules.linear.Identity"
 # colbertv2.0, and jina-colbert-v2, in which queries attend to their added mask tokens and have
 # special markers.
@@ -67,8 +81,8 @@ TEXTS = [
     'Each licensee is addressed as "you".',
     "Programs, GPL; warranty (none)!",
     "a",
-    "To protect your rights, we need to prevent others from denying you these rights or asking you to surrender the rights. "
-    * 6,
+    "To protect your rights, we need to prevent others from denying you these rights or asking you "
+    "to surrender the rights. " * 6,
     "Überraschung — naïve café, 東京 and so on",
 ]
 
@@ -133,11 +147,17 @@ def assert_close(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> None
 @pytest.mark.parametrize(
     ("modes", "projected", "normalized"),
     [
-        ("cls", 0, False), ("mean", 0, True), ("max", 0, False), ("lasttoken", 0, True), ("weightedmean", 0, True),
-        ("mean_sqrt_len_tokens", 0, False), (("cls", "max", "mean"), 0, True), ("mean", 24, True),
+        ("cls", 0, False),
+        ("mean", 0, True),
+        ("max", 0, False),
+        ("lasttoken", 0, True),
+        ("weightedmean", 0, True),
+        ("mean_sqrt_len_tokens", 0, False),
+        (("cls", "max", "mean"), 0, True),
+        ("mean", 24, True),
         (("cls", "lasttoken"), 24, False),
     ],
-)  # fmt: skip
+)
 def test_pooling_and_dense_layers_equal_the_reference(
     tmp_path: Path, modes: str | tuple[str, ...], projected: int, normalized: bool
 ) -> None:

@@ -144,9 +144,13 @@ def write(directory: Path, *, layers: int = 2, limit: int = 512, **more: object)
     tokenizer.save_pretrained(directory / "tokenizer")
     save_file(model.state_dict(), directory / "model.safetensors", metadata={"format": "pt"})
     settings = {
-        "encoder": "answerdotai/ModernBERT-base", "head_layers": layers, "max_len": limit, "act_costs": {"ask": 1.0},
-        "temperature": [0.8, 1.0, 1.0], "temperature_by_options": TEMPERATURES,
-    }  # fmt: skip
+        "encoder": "answerdotai/ModernBERT-base",
+        "head_layers": layers,
+        "max_len": limit,
+        "act_costs": {"ask": 1.0},
+        "temperature": [0.8, 1.0, 1.0],
+        "temperature_by_options": TEMPERATURES,
+    }
     (directory / "rl_agent_config.json").write_text(json.dumps(settings | more))
     return Reference(model, tokenizer, limit, int(str(more.get("head_max_len", 192))))
 

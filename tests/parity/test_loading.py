@@ -121,8 +121,11 @@ def test_head_gets_its_tensors_in_float32_and_the_rest_is_dropped(tmp_path: Path
     )
     _, state = build(directory, {"pooler.dense": "first", "classifier": "second"}, torch.bfloat16)
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == {
-        "first.weight": (64, 64), "first.bias": (64,), "second.weight": (2, 64), "second.bias": (2,),
-    }  # fmt: skip
+        "first.weight": (64, 64),
+        "first.bias": (64,),
+        "second.weight": (2, 64),
+        "second.bias": (2,),
+    }
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
     assert build(directory)[1] == {}
 

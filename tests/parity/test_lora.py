@@ -41,10 +41,14 @@ BERT_ADAPTERS: tuple[dict[str, Any], ...] = (
     {"r": 2, "target_modules": ["intermediate.dense", "output.dense"]},
     {"r": 1, "target_modules": "all-linear"},
     {"r": 5, "target_modules": r".*layer\.1\..*(query|dense)"},
-    {"r": 3, "target_modules": ["query", "dense"], "rank_pattern": {"query": 7, "0.output.dense": 2},
-     "alpha_pattern": {"dense": 5}},
+    {
+        "r": 3,
+        "target_modules": ["query", "dense"],
+        "rank_pattern": {"query": 7, "0.output.dense": 2},
+        "alpha_pattern": {"dense": 5},
+    },
     {"r": 8, "target_modules": ["value"], "layers_to_transform": [1]},
-)  # fmt: skip
+)
 QWEN_ADAPTERS: tuple[dict[str, Any], ...] = (
     {"r": 8, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
     {"r": 4, "target_modules": ["q_proj", "v_proj"], "lora_alpha": 16},
@@ -58,9 +62,18 @@ QWEN_ADAPTERS: tuple[dict[str, Any], ...] = (
 # Families with other fused weights, names and layers: Wqkv and Wi whole, GeGLU's halves, four
 # norms, scores by distance.
 OTHERS: tuple[Kind, ...] = (
-    "modernbert", "gemma3_text", "t5", "mt5", "gte", "nomic_bert", "jina_embeddings_v3", "electra", "mpnet", "distilbert",
+    "modernbert",
+    "gemma3_text",
+    "t5",
+    "mt5",
+    "gte",
+    "nomic_bert",
+    "jina_embeddings_v3",
+    "electra",
+    "mpnet",
+    "distilbert",
     "deberta-v2",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -369,14 +382,30 @@ def change(directory: Path, **keys: object) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("peft_type", "IA3"), ("peft_type", None), ("use_dora", True), ("modules_to_save", ["classifier"]), ("bias", "lora_only"),
-        ("lora_bias", True), ("r", 0), ("r", "8"), ("lora_alpha", None), ("trainable_token_indices", [1, 2]),
-        ("target_parameters", ["experts.w1"]), ("layer_replication", [[0, 2]]), ("alora_invocation_tokens", [5]),
-        ("init_lora_weights", "pissa_niter_4"), ("init_lora_weights", "olora"), ("use_rslora", "yes"), ("target_modules", [1]),
-        ("rank_pattern", {"(?=a)": 4}), ("rank_pattern", {"x" * 201: 4}), ("rank_pattern", {"query": 0}),
-        ("alpha_pattern", {"(": 4}), ("some_new_idea", {"x": 1}),
+        ("peft_type", "IA3"),
+        ("peft_type", None),
+        ("use_dora", True),
+        ("modules_to_save", ["classifier"]),
+        ("bias", "lora_only"),
+        ("lora_bias", True),
+        ("r", 0),
+        ("r", "8"),
+        ("lora_alpha", None),
+        ("trainable_token_indices", [1, 2]),
+        ("target_parameters", ["experts.w1"]),
+        ("layer_replication", [[0, 2]]),
+        ("alora_invocation_tokens", [5]),
+        ("init_lora_weights", "pissa_niter_4"),
+        ("init_lora_weights", "olora"),
+        ("use_rslora", "yes"),
+        ("target_modules", [1]),
+        ("rank_pattern", {"(?=a)": 4}),
+        ("rank_pattern", {"x" * 201: 4}),
+        ("rank_pattern", {"query": 0}),
+        ("alpha_pattern", {"(": 4}),
+        ("some_new_idea", {"x": 1}),
     ],
-)  # fmt: skip
+)
 def test_unsupported_configurations_are_refused(
     base: PackedModel, sound: Path, key: str, value: object
 ) -> None:

@@ -37,7 +37,10 @@ CODE = {
         ("AutoModelForCausalLM", "MistralForCausalLM"),
     )
 }
-SHIPPED = "<|user|>\nGiven a web search query, retrieve relevant passages that answer the query\n<|embed|>\n"
+SHIPPED = (
+    "<|user|>\nGiven a web search query, retrieve relevant passages that answer the "
+    "query\n<|embed|>\n"
+)
 
 
 def vectors(
@@ -127,10 +130,15 @@ def write_nvembed(directory: Path) -> Path:
     wide, generator = 3 * 7, torch.Generator().manual_seed(1)
     attend, forward = "cross_attend_blocks.0.fn", "cross_attend_blocks.1.fn.net"
     shapes: dict[str, tuple[int, ...]] = {
-        "latents": (5, 64), f"{attend}.to_q.weight": (wide, 64), f"{attend}.to_kv.weight": (2 * wide, 64),
-        f"{attend}.to_out.weight": (64, wide), f"{forward}.0.weight": (512, 64), f"{forward}.0.bias": (512,),
-        f"{forward}.2.weight": (64, 256), f"{forward}.2.bias": (64,),
-    }  # fmt: skip
+        "latents": (5, 64),
+        f"{attend}.to_q.weight": (wide, 64),
+        f"{attend}.to_kv.weight": (2 * wide, 64),
+        f"{attend}.to_out.weight": (64, wide),
+        f"{forward}.0.weight": (512, 64),
+        f"{forward}.0.bias": (512,),
+        f"{forward}.2.weight": (64, 256),
+        f"{forward}.2.bias": (64,),
+    }
     for norm in ("0.norm", "0.norm_context", "1.norm"):
         shapes |= {f"cross_attend_blocks.{norm}.{end}": (64,) for end in ("weight", "bias")}
     layer = {

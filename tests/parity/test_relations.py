@@ -38,10 +38,14 @@ TEXTS = [
 Make = Callable[[Mapping[str, object]], Reference]
 
 KINDS: list[dict[str, object]] = [
-    {"relations_layer": "none"}, {"relations_layer": "gcn"}, {"relations_layer": "dot", "embed_rel_token": False},
-    {"relations_layer": "bilinear", "span_mode": "markerV1"}, {"relations_layer": "mlp", "num_rnn_layers": 0},
-    {"relations_layer": "none", "span_mode": "token_level"}, {"relations_layer": "gcn", "span_mode": "token_level"},
-]  # fmt: skip
+    {"relations_layer": "none"},
+    {"relations_layer": "gcn"},
+    {"relations_layer": "dot", "embed_rel_token": False},
+    {"relations_layer": "bilinear", "span_mode": "markerV1"},
+    {"relations_layer": "mlp", "num_rnn_layers": 0},
+    {"relations_layer": "none", "span_mode": "token_level"},
+    {"relations_layer": "gcn", "span_mode": "token_level"},
+]
 
 
 @pytest.fixture(autouse=True)

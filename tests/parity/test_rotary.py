@@ -26,20 +26,36 @@ SCALINGS: dict[str, Mapping[str, object]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
     "llama3": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 256,
     },
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
     "yarn, uneven": {
-        "rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 100, "beta_fast": 16, "beta_slow": 2,
+        "rope_type": "yarn",
+        "factor": 3.0,
+        "original_max_position_embeddings": 100,
+        "beta_fast": 16,
+        "beta_slow": 2,
         "truncate": False,
     },
-    "yarn, own factor": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "attention_factor": 1.5},
+    "yarn, own factor": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+        "attention_factor": 1.5,
+    },
     "yarn, two scales": {
-        "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 512, "mscale": 0.8, "mscale_all_dim": 1.2,
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 512,
+        "mscale": 0.8,
+        "mscale_all_dim": 1.2,
     },
     "partial": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("base", [10_000.0, 1_000_000.0])

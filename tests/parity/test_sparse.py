@@ -41,9 +41,18 @@ from tests.parity.test_heads import TEXTS, assert_close, write_json
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 KINDS: tuple[Kind, ...] = (
-    "bert", "electra", "distilbert", "roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet", "modernbert", "gte",
+    "bert",
+    "electra",
+    "distilbert",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+    "modernbert",
+    "gte",
     "jina_embeddings_v3",
-)  # fmt: skip
+)
 Values = NDArray[np.float32]
 IDF = {"rights": 2.5, "the": 0.25, ".": 0.0, "no token of any vocabulary": 3.0}
 

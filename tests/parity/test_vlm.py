@@ -267,7 +267,8 @@ def test_language_models_embed_and_rerank(tmp_path: Path) -> None:
     )
     text = f"<Instruct>: Retrieve relevant documents for the query.<Query>:what?\n<Document>:{mark}"
     judged = (
-        "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+        "Judge whether the Document meets the requirements based on the Query and the Instruct "
+        "provided. "
         'Note that the answer can only be "yes" or "no".'
     )
     _, logits = theirs.last(

@@ -44,7 +44,10 @@ ROLES: dict[Style, dict[str, str]] = {
 }
 
 _CORPUS = Path("/usr/share/common-licenses/GPL-3")
-_FALLBACK_TEXT = "The quick brown fox jumps over the lazy dog, while forty-two small models embed, rank and label every sentence."
+_FALLBACK_TEXT = (
+    "The quick brown fox jumps over the lazy dog, while forty-two small models embed, rank and "
+    "label every sentence."
+)
 
 
 @lru_cache

@@ -32,7 +32,8 @@ SILENT: Final = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
 
 TEMPLATE: Final = (
     "<|begin_of_text|>{% for turn in messages %}{{ turn.role | capitalize }}:"
-    "{% for part in turn.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}<end_of_utterance>\n"
+    "{% for part in turn.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor "
+    "%}<end_of_utterance>\n"
     "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 

@@ -398,7 +398,10 @@ class _NemotronProcessor(_QwenEngineProcessor):
     """Return one turn of the chat template."""
 
     def process_images(self, images: list[Image.Image], **kwargs: str) -> dict[str, Tensor]:
-        self.visual_prompt_prefix = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>passage: <|im_end|>\n<|im_start|>assistant\n"
+        self.visual_prompt_prefix = (
+            "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>passage: "
+            "<|im_end|>\n<|im_start|>assistant\n"
+        )
         return super().process_images(images, **kwargs)
 
     def process_queries(self, text: list[str], **kwargs: str) -> dict[str, Tensor]:

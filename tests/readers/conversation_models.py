@@ -18,38 +18,47 @@ from tests.parity import vlm_models
 
 TILED: Final = (
     "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
-    "{% if message['content'][0]['type'] == 'image' %}:{% else %}: {% endif %}{% for line in message['content'] %}"
-    "{% if line['type'] == 'text' %}{{ line['text'] }}{% elif line['type'] == 'image' %}<image>{% endif %}{% endfor %}"
+    "{% if message['content'][0]['type'] == 'image' %}:{% else %}: {% endif %}{% for line in "
+    "message['content'] %}"
+    "{% if line['type'] == 'text' %}{{ line['text'] }}{% elif line['type'] == 'image' %}<image>{% "
+    "endif %}{% endfor %}"
     "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 """SmolVLM's template."""
 QWEN: Final = (
     "{% for message in messages %}"
-    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\nYou are a helpful "
+    "assistant.<|im_end|>\n{% endif %}"
     "<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n{% else %}"
     "{% for content in message['content'] %}"
-    "{% if content['type'] == 'image' or 'image' in content %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% if content['type'] == 'image' or 'image' in content "
+    "%}<|vision_start|><|image_pad|><|vision_end|>"
     "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """Qwen2-VL's template."""
 PADDLE: Final = (
-    "{% for message in messages %}{% if message['role'] == 'user' %}User: {% endif %}{% for content in message['content'] %}"
+    "{% for message in messages %}{% if message['role'] == 'user' %}User: {% endif %}{% for "
+    "content in message['content'] %}"
     "{% if content['type'] == 'image' %}<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
     "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:\n{% endif %}"
 )
 GLM: Final = (
-    "[gMASK]<sop>{% for message in messages %}<|{{ message['role'] }}|>\n{% for content in message['content'] %}"
+    "[gMASK]<sop>{% for message in messages %}<|{{ message['role'] }}|>\n{% for content in "
+    "message['content'] %}"
     "{% if content['type'] == 'image' %}<|begin_of_image|><|image|><|end_of_image|>"
     "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 LIGHTON: Final = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for content in message['content'] %}"
-    "{% if content['type'] == 'image' %}<|image_pad|>{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}"
-    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for content in "
+    "message['content'] %}"
+    "{% if content['type'] == 'image' %}<|image_pad|>{% elif content['type'] == 'text' %}{{ "
+    "content['text'] }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% "
+    "endif %}"
 )
 KINDS: Final = (
     "idefics3",
@@ -63,9 +72,13 @@ KINDS: Final = (
 )
 # Random weights repeat themselves. A ban on repetition gives every answer different tokens.
 GENERATION: Final[dict[str, Any]] = {
-    "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "no_repeat_ngram_size": 2,
+    "repetition_penalty": 1.2,
     "max_length": None,
-}  # fmt: skip
+}
 
 
 _MARKS: Final = {"glm_ocr": "<|image|>", "paddleocr_vl": "<|IMAGE_PLACEHOLDER|>"}
@@ -110,14 +123,26 @@ def _retrieving(kind: str) -> tuple[Any, Any, Any]:
 def _lighton() -> tuple[Any, Any, Any]:
     tokenizer = vlm_models._tokenizer("qwen", vlm_models._QWEN_TOKENS)
     vision = {
-        "model_type": "pixtral", "hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "intermediate_size": 48,
-        "num_hidden_layers": 3, "patch_size": 4, "image_size": 64,
+        "model_type": "pixtral",
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "patch_size": 4,
+        "image_size": 64,
         "rope_parameters": {"rope_type": "axial", "rope_theta": 10_000.0},
-    }  # fmt: skip
+    }
     text = {
-        **vlm_models._TEXTS, "model_type": "qwen3", "num_hidden_layers": 3, "head_dim": 16, "vocab_size": len(tokenizer),
-        "num_attention_heads": 3, "num_key_value_heads": 1, "rms_norm_eps": 1e-6,
-    }  # fmt: skip
+        **vlm_models._TEXTS,
+        "model_type": "qwen3",
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "vocab_size": len(tokenizer),
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-6,
+    }
     mark = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     config = transformers.LightOnOcrConfig(
         vision_config=vision, text_config=text, image_token_id=mark
@@ -250,17 +275,34 @@ def _paddle() -> tuple[Any, Any, Any]:
     )
     mark = tokenizer.convert_tokens_to_ids("<|IMAGE_PLACEHOLDER|>")
     vision = {
-        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 20,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "image_size": 20,
         "patch_size": 4,
-    }  # fmt: skip
+    }
     text = {
-        **vlm_models._TEXTS, "num_hidden_layers": 3, "head_dim": 16, "vocab_size": len(tokenizer), "num_attention_heads": 3,
-        "num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
-    }  # fmt: skip
+        **vlm_models._TEXTS,
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "vocab_size": len(tokenizer),
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "mrope_section": [2, 3, 3],
+        },
+    }
     config = transformers.PaddleOCRVLConfig(
-        vision_config=vision, text_config=text, image_token_id=mark, vision_start_token_id=mark - 2, vision_end_token_id=mark - 1,
+        vision_config=vision,
+        text_config=text,
+        image_token_id=mark,
+        vision_start_token_id=mark - 2,
+        vision_end_token_id=mark - 1,
         video_token_id=mark + 1,
-    )  # fmt: skip
+    )
     return config, _paddle_images(), tokenizer
 
 
@@ -275,16 +317,36 @@ def _glm() -> tuple[Any, Any, Any]:
     tokenizer = vlm_models._tokenizer("qwen", special)
     begin, end, mark, video = (tokenizer.convert_tokens_to_ids(each) for each in special)
     vision = {
-        "hidden_size": 32, "intermediate_size": 48, "depth": 3, "num_heads": 2, "patch_size": 4, "out_hidden_size": 48,
-    }  # fmt: skip
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "depth": 3,
+        "num_heads": 2,
+        "patch_size": 4,
+        "out_hidden_size": 48,
+    }
     text = {
-        **vlm_models._TEXTS, "num_hidden_layers": 3, "head_dim": 16, "vocab_size": len(tokenizer), "num_attention_heads": 3,
-        "num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
-    }  # fmt: skip
+        **vlm_models._TEXTS,
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "vocab_size": len(tokenizer),
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "mrope_section": [2, 3, 3],
+        },
+    }
     config = transformers.GlmOcrConfig(
-        vision_config=vision, text_config=text, image_token_id=mark, image_start_token_id=begin, image_end_token_id=end,
-        video_token_id=video, video_start_token_id=begin, video_end_token_id=end,
-    )  # fmt: skip
+        vision_config=vision,
+        text_config=text,
+        image_token_id=mark,
+        image_start_token_id=begin,
+        image_end_token_id=end,
+        video_token_id=video,
+        video_start_token_id=begin,
+        video_end_token_id=end,
+    )
     return config, _glm_images(), tokenizer
 
 

@@ -24,26 +24,60 @@ SIDE: Final = 64
 in the last.
 """
 _VISION: Final[dict[str, Any]] = {
-    "embed_dim": [16, 32, 32, 64], "num_heads": [2, 2, 4, 4], "num_groups": [2, 4, 2, 4], "depths": [1, 1, 2, 1], "window_size": 6,
-    "max_position_embeddings": 8, "max_temporal_embeddings": 5, "projection_dim": 48,
-}  # fmt: skip
+    "embed_dim": [16, 32, 32, 64],
+    "num_heads": [2, 2, 4, 4],
+    "num_groups": [2, 4, 2, 4],
+    "depths": [1, 1, 2, 1],
+    "window_size": 6,
+    "max_position_embeddings": 8,
+    "max_temporal_embeddings": 5,
+    "projection_dim": 48,
+}
 _TEXT: Final[dict[str, Any]] = {
-    "model_type": "bart", "d_model": 48, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 80, "max_position_embeddings": 256,
-    "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2,
-    "activation_function": "gelu", "scale_embedding": False, "tie_word_embeddings": True,
-}  # fmt: skip
+    "model_type": "bart",
+    "d_model": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 80,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": 2,
+    "activation_function": "gelu",
+    "scale_embedding": False,
+    "tie_word_embeddings": True,
+}
 # Random weights repeat themselves. A ban on repetition gives every answer different tokens.
 GENERATION: Final[dict[str, Any]] = {
-    "decoder_start_token_id": 2, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "forced_bos_token_id": 0,
-    "forced_eos_token_id": 2, "no_repeat_ngram_size": 3, "max_length": None,
-}  # fmt: skip
+    "decoder_start_token_id": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+    "forced_bos_token_id": 0,
+    "forced_eos_token_id": 2,
+    "no_repeat_ngram_size": 3,
+    "max_length": None,
+}
 _GENERATION_KEYS: Final = (*GENERATION, "num_beams", "early_stopping")
 _PROCESSOR: Final[dict[str, Any]] = {
-    "image_processor_type": "CLIPImageProcessor", "do_resize": True, "do_center_crop": False, "resample": 3, "do_normalize": True,
-    "size": {"height": SIDE, "width": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}, "image_mean": [0.485, 0.456, 0.406],
-    "image_std": [0.229, 0.224, 0.225], "do_rescale": True, "rescale_factor": 1 / 255, "image_seq_length": 5,
-}  # fmt: skip
+    "image_processor_type": "CLIPImageProcessor",
+    "do_resize": True,
+    "do_center_crop": False,
+    "resample": 3,
+    "do_normalize": True,
+    "size": {"height": SIDE, "width": SIDE},
+    "crop_size": {"height": SIDE, "width": SIDE},
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "image_seq_length": 5,
+}
 
 
 def write(

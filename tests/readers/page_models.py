@@ -21,13 +21,25 @@ TAGS: Final = {
 }
 # Random weights repeat themselves. A ban on repetition gives every answer different tokens.
 GENERATION: Final[dict[str, Any]] = {
-    "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "no_repeat_ngram_size": 2, "repetition_penalty": 1.1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+    "no_repeat_ngram_size": 2,
+    "repetition_penalty": 1.1,
     "max_length": None,
-}  # fmt: skip
+}
 _DECODER: Final[dict[str, Any]] = {
-    "d_model": 48, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 80, "is_decoder": True,
-    "add_cross_attention": True, "max_position_embeddings": 96, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "d_model": 48,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 80,
+    "is_decoder": True,
+    "add_cross_attention": True,
+    "max_position_embeddings": 96,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def write_trocr(
@@ -77,10 +89,17 @@ def write_trocr(
         ("DeiT", {"crop_size": {"height": 48, "width": 48}}) if distilled else ("ViT", {})
     )
     processor = {
-        "image_processor_type": f"{name}ImageProcessor", "size": {"height": 48, "width": 48}, "image_mean": [0.5] * 3,
-        "image_std": [0.5] * 3, "resample": 2, **middle, "do_resize": True, "do_normalize": True, "do_rescale": True,
+        "image_processor_type": f"{name}ImageProcessor",
+        "size": {"height": 48, "width": 48},
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "resample": 2,
+        **middle,
+        "do_resize": True,
+        "do_normalize": True,
+        "do_rescale": True,
         "rescale_factor": 1 / 255,
-    }  # fmt: skip
+    }
     (directory / "preprocessor_config.json").write_text(json.dumps(processor))
     return model
 
@@ -111,12 +130,19 @@ def write_donut(
     }
     model = _written(directory, encoder, transformers.MBartConfig(**settings), start=None)
     processor = {
-        "image_processor_type": "DonutImageProcessor", "size": [96, 128] if old_size else {"height": 128, "width": 96},
-        "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_thumbnail": True, "do_pad": True,
+        "image_processor_type": "DonutImageProcessor",
+        "size": [96, 128] if old_size else {"height": 128, "width": 96},
+        "resample": 2,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "do_thumbnail": True,
+        "do_pad": True,
         "do_align_long_axis": turns,
-        "do_resize": True, "do_normalize": True, "do_rescale": True,
+        "do_resize": True,
+        "do_normalize": True,
+        "do_rescale": True,
         "rescale_factor": 1 / 255,
-    }  # fmt: skip
+    }
     (directory / "preprocessor_config.json").write_text(json.dumps(processor))
     return model
 
