@@ -42,7 +42,8 @@ SHORT = (
 )
 LONG = " ".join(texts(30, shortest=5, longest=25, seed=3))
 HARD = (
-    "日本語の文。次の文です。😀👩\u200d👩\u200d👧 emoji! e\u0301te\u0301 naïve.\r\nNew line.\r\n\r\n"
+    "日本語の文。次の文です。😀👩\u200d👩\u200d👧 emoji! e\u0301te\u0301 naïve.\r\n"
+    "New line.\r\n\r\n"
     "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd. The end\u200b of it."
 )
 

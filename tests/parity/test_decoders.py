@@ -76,7 +76,7 @@ Judge whether the Document meets the requirements.<|im_end|>
 <Query>: {{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}
 <Document>: {{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}<|im_end|>
 {% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{% endif %}"""  # noqa: E501
 
 
 @pytest.fixture(autouse=True)
@@ -752,7 +752,7 @@ def test_template_is_selected_by_name(tmp_path: Path) -> None:
     (saved / "sentence_bert_config.json").write_text(json.dumps(settings))
     with pytest.raises(
         ModelBroken,
-        match=r"`chat_template` is 'rank', which is not a template .* templates are: default, rerank",
+        match=r"`chat_template` is 'rank', which is not a template .* are: default, rerank",
     ):
         load(saved)
 

@@ -230,8 +230,8 @@ def _numbers(regions: Sequence[Region]) -> Floats:
 
 
 def test_is_preempted_between_layers(written: Written) -> None:
-    """Backbone, encoder and decoder call `yield_point`, which may run a forward of the same model; the
-    outputs are unchanged.
+    """Backbone, encoder and decoder call `yield_point`, which may run a forward of the same model;
+    the outputs are unchanged.
     """
     model = load_model(written.directory, "random/detector", CPU, torch.float32)
     sequences = sequences_of(written)

@@ -94,8 +94,7 @@ def test_every_family_is_in_the_table() -> None:
 
 
 def test_pages_and_queries_equal_transformers(kind: str, model: VisionLanguageModel) -> None:
-    """Results in float32, in one batch and alone, are as near to float64 as those of transformers in
-    float32."""
+    """Results in float32, in one batch and alone, are as near to float64 as transformers' are."""
     theirs = small(kind)
     images = [opened(data) for data in pages()]
     wanted = theirs.pages(images) + theirs.queries(QUERIES)

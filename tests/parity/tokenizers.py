@@ -204,7 +204,10 @@ def _frame(tokenizer: Tokenizer, start: str, end: str, second: str) -> None:
 
 # GPT-4's and Qwen's pattern: contractions, words with the preceding character, single digits,
 # punctuation, breaks, spaces.
-_QWEN_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def _chat_byte_pairs(lines: list[str], vocabulary: int) -> Tokenizer:

@@ -452,7 +452,9 @@ def draw(model: torch.nn.Module) -> None:
 
 _ADAPTED = {
     "model.language_model.layers.1.mlp.down_proj": "model.layers.1.mlp.down_proj",
-    "model.language_model.layers.0.self_attn.q_proj": "model.language_model.layers.0.self_attn.q_proj",
+    "model.language_model.layers.0.self_attn.q_proj": (
+        "model.language_model.layers.0.self_attn.q_proj"
+    ),
     "model.visual.blocks.2.attn.qkv": "visual.blocks.2.attn.qkv",
     "projection": "custom_text_proj",
 }
