@@ -752,7 +752,8 @@ def test_template_is_selected_by_name(tmp_path: Path) -> None:
     (saved / "sentence_bert_config.json").write_text(json.dumps(settings))
     with pytest.raises(
         ModelBroken,
-        match=r"`chat_template` is 'rank', which is not a template .* are: default, rerank",
+        match=r"`chat_template` is 'rank', which is not a template .* "
+        r"templates are: default, rerank",
     ):
         load(saved)
 

@@ -156,9 +156,8 @@ CHANGES: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
     r"model\.safetensors: tensor 'encoder\.layer\.1\.attention\.self\.key\.weight' is missing": (
         lambda t: without(t, LAYER)
     ),
-    r"'encoder\.layer\.1\.attention\.self\.key\.weight' has shape \[64, 63\].* asks for \[64, 64\]": (
-        lambda t: t | {LAYER: torch.ones(64, 63)}
-    ),
+    r"'encoder\.layer\.1\.attention\.self\.key\.weight' has shape \[64, 63\]"
+    r".* asks for \[64, 64\]": (lambda t: t | {LAYER: torch.ones(64, 63)}),
     r"'encoder\.layer\.2\.output\.dense\.bias' has no place": lambda t: (
         t | {"encoder.layer.2.output.dense.bias": torch.ones(64)}
     ),
