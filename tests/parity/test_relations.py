@@ -181,7 +181,7 @@ def test_entity_and_relation_labels_are_required(make: Make) -> None:
         assert caught.value.field == field
 
 
-def test_invalid_requests_are_refused(make: Make, tmp_path: Path) -> None:
+def test_invalid_checkpoints_are_refused(make: Make, tmp_path: Path) -> None:
     directory = make({"relations_layer": "gcn"}).directory
     for file in directory.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
