@@ -76,7 +76,7 @@ def tried(patterns: Sequence[str]) -> tuple[str, str] | None:
     return (
         None
         if len(told) == len(patterns)
-        else (patterns[len(told)], "exceeds a pattern's limits of time and memory")
+        else (patterns[len(told)], "takes more time or memory than a pattern is allowed")
     )
 
 
