@@ -188,14 +188,14 @@ LOOP = "{% for m in messages %}[{{ m.role }}]CONTENT{% endfor %}[assistant]"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{{ 'x' * 10**7 if loop.length > 2 }}", "characters of short texts"),
-        ("{{ 'x' * 10**10 if loop.length > 2 }}", "it cannot be rendered"),
+        ("{{ 'x' * 10**7 if loop.length > 2 }}", "characters from short texts"),
+        ("{{ 'x' * 10**10 if loop.length > 2 }}", "rendering fails"),
         (
             "{% if loop.length > 2 %}"
             + "{% for a in range(99999) %}" * 2
             + "{% endfor %}" * 2
             + "{% endif %}",
-            "more time or memory",
+            "limits of time and memory",
         ),
     ],
 )

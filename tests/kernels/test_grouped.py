@@ -57,7 +57,7 @@ def one_by_one(
     spread = torch.zeros(len(x), EXPERTS, dtype=torch.float64, device=x.device).scatter(
         -1, chosen, shares.double()
     )
-    return experts.double().of_all(x.double(), spread)
+    return experts.double().compute_all(x.double(), spread)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -65,7 +65,7 @@ def one_by_one(
 def test_sorted_tokens_equal_all_experts(gated: bool, rows: int) -> None:
     experts, x = filled(gated), random(rows, HIDDEN)
     shares, chosen = routed(experts, x)
-    got = experts.by_expert(x, shares, chosen)
+    got = experts.compute_grouped(x, shares, chosen)
     assert got.dtype is torch.bfloat16
     wanted = one_by_one(experts, x, shares, chosen)
     assert (got.double() - wanted).abs().max() < 0.02 * wanted.abs().max()
@@ -99,6 +99,6 @@ def test_accelerator_equals_all_experts(gated: bool) -> None:
         experts.whole(x)
     if not has_grouped(x, HIDDEN, FFN):
         pytest.skip("the accelerator has no grouped products")
-    got = experts.by_expert(x, shares, chosen)
+    got = experts.compute_grouped(x, shares, chosen)
     wanted = one_by_one(experts, x, shares, chosen)
     assert (got.double() - wanted).abs().max() < 0.02 * wanted.abs().max()

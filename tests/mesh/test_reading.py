@@ -18,7 +18,7 @@ from shoal import errors
 from shoal.tasks import Document, Turn
 from tokenizers import Tokenizer
 
-from libs.models.readers.florence_tasks import TASKS, regions_of
+from libs.models.readers.florence_tasks import TASKS, parse_regions
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.image_models import pictures
 from tests.readers import conversation_models, florence_models, page_models
@@ -107,7 +107,7 @@ def test_florence(name: str, client: shoal.Client, models: tuple[Path, dict[str,
     )
     sizes = [(36, 36), (60, 120), (121, 60)]
     boxes = [
-        regions_of(text, "proposals", *size)
+        parse_regions(text, "proposals", *size)
         for text, size in zip(wanted(TASKS["<REGION_PROPOSAL>"].prompt), sizes, strict=True)
     ]
     assert any(boxes)

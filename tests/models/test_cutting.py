@@ -137,7 +137,7 @@ def _processor(name: str) -> TextProcessor:
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorter texts are long then."""
-    monkeypatch.setattr(cutting, "LEAST", 500)
+    monkeypatch.setattr(cutting, "MIN_CUT_CHARACTERS", 500)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -225,7 +225,8 @@ def test_texts_are_tokenised_a_slice_at_a_time() -> None:
         looks += 1
 
     assert [
-        list(part) for part in sliced([cutting.SLICE, 1, 1, cutting.SLICE * 2, 1], check_cancelled)
+        list(part)
+        for part in sliced([cutting.SLICE_CHARACTERS, 1, 1, cutting.SLICE_CHARACTERS * 2, 1], go_on)
     ] == [
         [0],
         [1, 2],
@@ -237,7 +238,7 @@ def test_texts_are_tokenised_a_slice_at_a_time() -> None:
     _processor("bert").encode(
         ["copying " * 60] * 2000, "end", _where, prompt="a" * 100, go_on=check_cancelled
     )
-    assert looks >= 2000 * 580 // cutting.SLICE
+    assert looks >= 2000 * 580 // cutting.SLICE_CHARACTERS
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -245,7 +246,7 @@ def test_labels_before_a_text_are_tokenised_a_slice_at_a_time(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """One slice of 256 KiB of labels held up every other job of the worker for 90 ms."""
-    monkeypatch.setattr(cutting, "SLICE", 100)
+    monkeypatch.setattr(cutting, "SLICE_CHARACTERS", 100)
     tokenizer, looks = TOKENIZERS[name](), 0
 
     def check_cancelled() -> None:
@@ -257,7 +258,7 @@ def test_labels_before_a_text_are_tokenised_a_slice_at_a_time(
     frame = WordFrame(tokenizer, limit=len(wanted), max_words=2, pooling="first")
     [framed] = frame.encode(["a text"], words, "end", "entities.labels", check_cancelled)
     assert framed.ids.tolist() == wanted.ids
-    assert looks >= sum(map(len, words)) // (2 * cutting.SLICE)
+    assert looks >= sum(map(len, words)) // (2 * cutting.SLICE_CHARACTERS)
 
 
 @pytest.mark.parametrize("side", ["end", "start"])
@@ -278,7 +279,7 @@ def test_of_an_endless_word_only_what_can_matter_is_tokenised(
 def test_slices_encode_to_the_same_tokens_as_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cutting, "SLICE", 100)
+    monkeypatch.setattr(cutting, "SLICE_CHARACTERS", 100)
     looks: list[int] = []
     tokenizer, texts = _minilm(), _texts(1, 200)
     found = [
@@ -324,5 +325,5 @@ def test_pairs_of_long_texts_are_those_of_the_whole(
         return [one.ids.tolist() for one in (*found, *crossed)]
 
     cut = pairs()
-    monkeypatch.setattr(cutting, "LEAST", 1 << 20)
+    monkeypatch.setattr(cutting, "MIN_CUT_CHARACTERS", 1 << 20)
     assert cut == pairs()

@@ -176,7 +176,7 @@ def test_adapters_and_int8_are_not_for_images(
         theirs.directory, "tests/int8", CPU, torch.int8, Overrides("here", dtype="int8")
     )
     assert small.data_type in ("float32", "bfloat16")
-    assert "is to be int8, which is for encoders of texts" in caplog.text
+    assert "was requested in int8, which only text encoders support" in caplog.text
 
 
 ALONE = (

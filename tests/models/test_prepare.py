@@ -59,14 +59,16 @@ def test_dimensions_up_to_the_models_own_are_taken(embedder: PackedModel) -> Non
 def test_too_long_says_by_how_much(embedder: PackedModel) -> None:
     tokens = len(embedder.prepare(EncodeWork([LONG])).sequences[0].ids)
     assert tokens == embedder.max_tokens == 16
-    with pytest.raises(InputTooLong, match=r"^items\[0\]\.text has \d+ tokens.*the model takes 16"):
+    with pytest.raises(
+        InputTooLong, match=r"^items\[0\]\.text has \d+ tokens.*the model's maximum is 16"
+    ):
         embedder.prepare(EncodeWork([LONG], truncation="none"))
 
 
 def test_reranker_refuses(reranker: PackedModel) -> None:
     assert reranker.card.tasks == ("score",)
     for work in (EncodeWork(["a"]), ClassifyWork(["a"]), EntitiesWork(["a"])):
-        with pytest.raises(TaskNotSupported, match="it can be asked for: score"):
+        with pytest.raises(TaskNotSupported, match="its tasks: score"):
             reranker.prepare(work)
     with pytest.raises(InputTooLong) as caught:
         reranker.prepare(ScoreWork("query", ["short", LONG], truncation="none"))

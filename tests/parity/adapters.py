@@ -1,6 +1,5 @@
-"""Random LoRA adapters as PEFT writes them, and the models that PEFT makes of them by merging: the
-references.
-"""
+"""Random LoRA adapters in PEFT's format, and the models that PEFT merges from them, as
+references."""
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tests.parity.checkpoints import Kind, random_model
 
 STRENGTH = 0.1
-"""Standard deviation of both factors: as much of a layer's answer as the layer itself, about."""
+"""Standard deviation of both factors, which gives the adapter about as much effect as the layer."""
 
 
 def write_adapter(
     base: transformers.PreTrainedModel, directory: Path, *, seed: int, **settings: Any
 ) -> transformers.PreTrainedModel:
     """Write an adapter of `base`, with PEFT's `settings` (LoraConfig), and return the merged model.
-    `base` itself is used up.
+    `base` is consumed.
     """
     adapted = with_adapter(base, **settings)
     generator = torch.Generator().manual_seed(seed)
@@ -38,14 +37,14 @@ def write_adapter(
 
 
 def with_adapter(base: transformers.PreTrainedModel, **settings: Any) -> PeftModel:
-    """The model with PEFT's untrained adapter of these `settings` (LoraConfig)."""
+    """Return the model with PEFT's untrained adapter of these `settings` (LoraConfig)."""
     with quietly():
         return cast("PeftModel", get_peft_model(base, LoraConfig(**settings)))
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without the warning that PEFT's own use of transformers causes."""
+    """Suppress the warning that PEFT's use of transformers causes."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning
@@ -56,5 +55,5 @@ def quietly() -> Iterator[None]:
 def write_random_adapter(
     kind: Kind, directory: Path, *, seed: int, **settings: Any
 ) -> transformers.PreTrainedModel:
-    """The same of the random model of a kind (`random_model`)."""
+    """Write an adapter for the random model of a kind (`random_model`)."""
     return write_adapter(random_model(kind), directory, seed=seed, **settings)

@@ -1,5 +1,5 @@
-"""Small random GLiNER2.5 checkpoints (the gliner2 package's architecture `boundary`), made and
-saved by the package itself.
+"""Small random GLiNER2.5 checkpoints (the gliner2 package's architecture `boundary`), saved by the
+package.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ PUBLISHED: Final[dict[str, Any]] = {
 def make_boundary(
     directory: Path, head: Mapping[str, Any], *, encoder: str = "deberta-v2", seed: int = 0
 ) -> Reference:
-    """`head`: what differs from `PUBLISHED`. Weights are drawn, then scaled so that scores are
-    spread.
-    """
+    """Build a model. `head` overrides `PUBLISHED`. Weights are random, then scaled to spread the
+    scores."""
     base = write_checkpoint(encoder, directory / "base", positions=512, vocabulary=600, seed=seed)
     config = ExtractorConfig(
         model_name=str(base), architecture="boundary", boundary_head=PUBLISHED | dict(head)
@@ -66,8 +65,8 @@ def make_boundary(
         model.classifier[-1].weight.mul_(4)
         model.boundary_head.null_projection.weight.mul_(0.2)
         model.boundary_head.null_projection.bias.fill_(-0.5)
-        # Spans that are as unlikely as a float32 near 1 can tell are all alike in the package's
-        # assignment to records.
+        # The package assigns spans to records without distinguishing spans with a probability
+        # below float32's resolution near 1.
         model.record_decoder.cand_proj.weight.mul_(0.25)
         model.relation_scorer.mlp[3].bias.fill_(1.5)
     reference = Reference(model.eval(), directory / "saved", records=True)

@@ -1,9 +1,9 @@
-"""Tiny checkpoints with random weights and a real tokenizer, written as transformers and
-sentence-transformers write them.
+"""Tiny checkpoints with random weights and a real tokenizer, in the formats of transformers and
+sentence-transformers.
 
-Every test that needs a model directory takes it from here, so nothing is downloaded. Weights are
-drawn wide (standard deviation 0.2, biases too), since transformers' own initialisation is so flat
-that attention would hardly be tested.
+All tests that need a model directory use this module, so nothing is downloaded. Weights are drawn
+wide (standard deviation 0.2, biases too), because transformers' initialisation is too flat to test
+attention.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _AUTO_CLASSES = {
 
 @dataclass(frozen=True, slots=True)
 class SentenceFiles:
-    """What sentence-transformers adds to a directory. `pooling` and `activation` are named as its
-    own configs name them.
+    """The files that sentence-transformers adds to a directory. `pooling` and `activation` have the
+    names used in its configurations.
     """
 
     pooling: Pooling = "mean_tokens"
@@ -72,13 +72,21 @@ def write_checkpoint(
     dtype: torch.dtype = torch.float32,
     config: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write a whole model directory and return it. `config` overrides keys of config.json in
-    transformers' own names.
+    """Write a whole model directory and return it. `config` overrides keys of config.json by
+    transformers' names.
     """
     model = random_model(
-        kind, head=head, labels=labels, seed=seed, hidden=hidden, layers=layers, heads=heads, positions=positions,
-        vocabulary=vocabulary, config=config,
-    )  # fmt: skip
+        kind,
+        head=head,
+        labels=labels,
+        seed=seed,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        positions=positions,
+        vocabulary=vocabulary,
+        config=config,
+    )
     model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
     if RECIPES[kind].like:
         settings = json.loads((directory / "config.json").read_text())
@@ -102,8 +110,8 @@ def random_model(
     vocabulary: int = 400,
     config: Mapping[str, object] | None = None,
 ) -> transformers.PreTrainedModel:
-    """The transformers model of `kind`, float32, in evaluation mode, with every parameter drawn
-    from `seed`.
+    """Return the transformers model of `kind`, float32, in evaluation mode, with every parameter
+    drawn from `seed`.
     """
     recipe = RECIPES[kind]
     size = Size(
@@ -120,7 +128,7 @@ def random_model(
     for name, value in (config or {}).items():
         setattr(settings, name, value)
     own = recipe.encoder if head == "base" else None
-    # transformers 5.17's sdpa attention leaves out the cap of scores.
+    # The sdpa attention of transformers 5.17 ignores the cap of scores.
     exact = (
         {"attn_implementation": "eager"}
         if getattr(settings, "attn_logit_softcapping", None)
@@ -141,13 +149,16 @@ def random_model(
 def write_tokenizer(
     kind: Kind, directory: Path, vocabulary: int = 400, positions: int = 128
 ) -> None:
-    """The tokenizer of `kind`, as transformers saves it."""
+    """Return the tokenizer of `kind`, as transformers saves it."""
     tokenizer = tokenizer_of(RECIPES[kind].tokenizer, vocabulary)
     names = tokenizer.get_vocab()
     roles = {
-        "cls_token": ("[CLS]", "<s>"), "sep_token": ("[SEP]", "</s>"), "pad_token": ("[PAD]", "<pad>"),
-        "unk_token": ("[UNK]", "<unk>"), "mask_token": ("[MASK]", "<mask>"),
-    }  # fmt: skip
+        "cls_token": ("[CLS]", "<s>"),
+        "sep_token": ("[SEP]", "</s>"),
+        "pad_token": ("[PAD]", "<pad>"),
+        "unk_token": ("[UNK]", "<unk>"),
+        "mask_token": ("[MASK]", "<mask>"),
+    }
     special = ROLES.get(RECIPES[kind].tokenizer) or {
         role: next(token for token in candidates if token in names)
         for role, candidates in roles.items()
@@ -164,7 +175,7 @@ def write_tokenizer(
 def write_sentence_files(
     directory: Path, files: SentenceFiles, *, hidden: int, seed: int = 0
 ) -> None:
-    """Make a transformers directory a sentence-transformers one."""
+    """Convert a transformers directory to a sentence-transformers one."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     modes = {
         f"pooling_mode_{mode}": mode == files.pooling
@@ -186,8 +197,10 @@ def write_sentence_files(
         {"max_seq_length": files.max_seq_length, "do_lower_case": files.lower},
     )
     prompts = {
-        "prompts": dict(files.prompts), "default_prompt_name": files.default_prompt, "similarity_fn_name": files.similarity,
-    }  # fmt: skip
+        "prompts": dict(files.prompts),
+        "default_prompt_name": files.default_prompt,
+        "similarity_fn_name": files.similarity,
+    }
     _write_json(directory / "config_sentence_transformers.json", prompts)
 
 

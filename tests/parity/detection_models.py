@@ -1,6 +1,5 @@
-"""Small checkpoints of detectors with random weights, as transformers writes them, and their
-tokenizers.
-"""
+"""Small checkpoints of detectors with random weights, in transformers' format, and their
+tokenizers."""
 
 from __future__ import annotations
 
@@ -88,7 +87,8 @@ PROCESSORS: dict[str, transformers.BaseImageProcessor] = {
 
 
 def tokenizer(kind: str) -> Tokenizer:
-    """Whole words: those of LABELS, between the tokens that frame a text of the kind."""
+    """Return a tokenizer of whole words: those of LABELS, between the tokens that frame a text of
+    the kind."""
     if kind == "grounding-dino":
         names = {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102, ".": 1012, "?": 1029}
         names |= {word: 200 + number for number, word in enumerate(_WORDS)}
@@ -108,11 +108,11 @@ def tokenizer(kind: str) -> Tokenizer:
 
 
 def random_model(kind: str) -> transformers.PreTrainedModel:
-    """In evaluation mode, float32, every parameter drawn wide, since transformers' own
-    initialisation hardly tests attention.
+    """Return a model in evaluation mode, float32, with every parameter drawn wide, because
+    transformers' initialisation hardly tests attention.
 
-    Grounding DINO's are drawn half as wide: a box close to an edge, whose logit is taken again and
-    again, has few digits left.
+    Grounding DINO's are drawn half as wide: a box close to an edge, with a repeatedly computed
+    logit, has few digits left.
     """
     width = 0.1 if kind == "grounding-dino" else 0.2
     model = MODELS[kind]().eval()

@@ -1,6 +1,4 @@
-"""Small random GLiNER2 checkpoints, made and saved by the gliner2 package itself, and what the
-package finds with them.
-"""
+"""Small random GLiNER2 checkpoints saved by the gliner2 package, and the package's answers."""
 
 from __future__ import annotations
 
@@ -61,23 +59,22 @@ SCHEMA: Final = Asked(
         ),
     ),
 )
-"""All that a schema can ask, and choices that fields share. The package ignores a threshold of a
+"""All parts of a schema, and choices that fields share. The package ignores the threshold of a
 relation with a description.
 """
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A model of the package and the directory it was saved to. `records`: structures are read as
-    `extract_json` reads them.
-    """
+    """A model of the package and its directory. With `records`, structures are read as by
+    `extract_json`."""
 
     model: Any
     directory: Path
     records: bool = False
 
     def answers(self, texts: Sequence[str], schema: Asked) -> list[dict[str, Any]]:
-        """One text at a time, as the package formats them, with scores and places."""
+        """Return the package's answers, one text at a time, with scores and places."""
         asked = package_schema(schema, self.records)
         threshold = 0.5 if schema.threshold is None else schema.threshold
         return [
@@ -89,8 +86,8 @@ class Reference:
 
 
 def package_schema(schema: Asked, records: bool = False) -> Any:
-    """The package's own schema for ours. `records`: with those of the modes of records that its
-    `extract_json` sets.
+    """Convert our schema to the package's. With `records`, it has the modes of records that the
+    package's `extract_json` sets.
     """
     made = GLiNER2.create_schema(None)
     for structure in schema.structures:
@@ -131,8 +128,8 @@ def _config(label: SchemaLabel) -> dict[str, Any]:
 def make_reference(
     directory: Path, config: Mapping[str, Any], *, encoder: str = "deberta-v2", seed: int = 0
 ) -> Reference:
-    """`config`: keys of config.json. Weights are drawn and scaled so that scores and counts of
-    instances are spread.
+    """Build a model. `config` overrides keys of config.json. Weights are random, and scaled to
+    spread scores and counts of instances.
     """
     base = write_checkpoint(encoder, directory / "base", positions=512, vocabulary=600, seed=seed)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):

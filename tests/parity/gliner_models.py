@@ -1,6 +1,4 @@
-"""Small random GLiNER checkpoints, made and saved by the gliner package itself, and what the
-package finds with them.
-"""
+"""Small random GLiNER checkpoints saved by the gliner package, and the package's answers."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ LABELS = ["person", "licence name", "city"]
 
 @dataclass(frozen=True)
 class Reference:
-    """A model of the package and the directory it was saved to."""
+    """A model of the package and its directory."""
 
     model: Any
     directory: Path
@@ -43,7 +41,7 @@ class Reference:
     def entities(
         self, texts: Sequence[str], labels: Sequence[str], threshold: float, *, flat: bool
     ) -> list[dict[Found, float]]:
-        """One text at a time: markerV1 takes a mean over the batch's padding too."""
+        """Predict one text at a time, because markerV1 includes the batch's padding in its mean."""
         wishes = (
             {"relations": [], "return_relations": False}
             if hasattr(self.model.model, "pair_rep_layer")
@@ -63,9 +61,8 @@ class Reference:
     def relations(
         self, text: str, labels: Sequence[str], relations: Sequence[str], threshold: float
     ) -> dict[tuple[Found, Found, str], float]:
-        """Without relations of an entity with itself, which the package finds where a span has two
-        labels.
-        """
+        """Drop relations of an entity with itself, which the package returns for a span with two
+        labels."""
         _, found = self.model.inference(
             [text],
             list(labels),
@@ -81,7 +78,7 @@ class Reference:
         return {key: score for key, score in pairs.items() if key[0] != key[1]}
 
     def logits(self, text: str, labels: Sequence[str]) -> NDArray[np.float32]:
-        """Of all valid spans [spans, labels], or of words [words, labels, 3]."""
+        """Return the logits of all valid spans [spans, labels], or of words [words, labels, 3]."""
         prepared = self.model.prepare_batch([text], list(labels))
         batch = self.model.collate_batch(prepared["input_x"], prepared["entity_types"])
         logits = self.model.run_batch(batch).logits[0].float()
@@ -100,8 +97,10 @@ def make_reference(
     labels_encoder: str | None = None,
     seed: int = 0,
 ) -> Reference:
-    """`config`: keys of gliner_config.json. `base`: the base model, if it is not a new one of the
-    family `encoder`. Weights are drawn and scaled so that scores are spread over 0..1."""
+    """Build a model with random weights, scaled to spread scores over 0..1.
+
+    `config` overrides keys of gliner_config.json. `base` is the base model, by default a new one of
+    the family `encoder`."""
     base = base or write_checkpoint(encoder, directory / "base", positions=256, seed=seed)
     settings = {
         "model_name": str(base),
@@ -131,8 +130,8 @@ def make_reference(
 
 
 def _spread(reference: Reference) -> None:
-    """Logits with a deviation of 2; those of words not around 0, since three of them must be high
-    together.
+    """Scale logits to a deviation of 2. Those of words are not centred at 0, because three of them
+    must be high together.
     """
     model = reference.model.model
     last = model.scorer.out_mlp[3] if hasattr(model, "scorer") else model.prompt_rep_layer[3]
@@ -141,7 +140,7 @@ def _spread(reference: Reference) -> None:
         last.weight.mul_(2 / float(logits.std()))
         last.bias.mul_(2 / float(logits.std()))
         if hasattr(model, "scorer"):
-            # Relations are scored for all pairs of spans, of which there must not be too many.
+            # Relations are scored for all pairs of spans, so their number must be limited.
             middle = 0.0 if hasattr(model, "pair_rep_layer") else 0.5
             last.bias.add_(
                 middle - torch.from_numpy(reference.logits(TEXTS[3], LABELS)).mean(dim=(0, 1))
@@ -153,7 +152,7 @@ def _place(entity: Mapping[str, Any]) -> Found:
 
 
 def slug(config: Mapping[str, object]) -> str:
-    """A test's name."""
+    """Return a test's id."""
     return (
         re.sub(r"\W+", "-", ",".join(f"{key}={value}" for key, value in config.items())) or "plain"
     )

@@ -1,5 +1,5 @@
-"""Small random GLiREL models of the glirel package, converted as docs/api.md says, and what the
-package finds with them.
+"""Small random GLiREL models of the glirel package, converted as docs/api.md says, and the
+package's answers.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ HIDDEN = 32
 WORDS = 60
 LABELS = ["works for", "part", "lives in"]
 _WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
-"""Of the package's `batch_predict_relations`."""
+"""The result of the package's `batch_predict_relations`."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A model of the package and the directory it was converted to."""
+    """A model of the package and the directory of its conversion."""
 
     model: Any
     directory: Path
@@ -58,7 +58,7 @@ class Reference:
     def logits(
         self, text: str, spans: Sequence[Span], labels: Sequence[str]
     ) -> NDArray[np.float32]:
-        """[pairs, labels]"""
+        """Return the logits, [pairs, labels]."""
         batch = self.model.collate_fn(
             [{"tokenized_text": _WORD.findall(text), "ner": _in_words(text, spans)}],
             relation_types=list(labels),
@@ -70,12 +70,12 @@ class Reference:
 
 
 def spans_of(text: str, *phrases: str) -> list[Span]:
-    """Where each phrase stands first."""
+    """Return the first place of each phrase."""
     return [(text.index(phrase), text.index(phrase) + len(phrase)) for phrase in phrases]
 
 
 def _in_words(text: str, spans: Sequence[Span]) -> list[list[int]]:
-    """First and last word of each."""
+    """Return the first and last word of each entity."""
     words = list(_WORD.finditer(text))
     firsts, ends = [word.start() for word in words], [word.end() for word in words]
     return [[firsts.index(start), ends.index(end)] for start, end in spans]
@@ -90,16 +90,31 @@ def make_reference(
     seed: int = 0,
     positions: int = 256,
 ) -> Reference:
-    """`config`: keys of glirel_config.json over those of the published model. `base`: the base
-    model, if it is not a new one of the family `encoder`. The package's own files are in the folder
-    `published` of `directory`."""
+    """Build a model. The package's own files are in the folder `published` of `directory`.
+
+    `config` overrides keys of the published glirel_config.json. `base` is the base model, by
+    default a new one of the family `encoder`."""
     base = base or write_checkpoint(encoder, directory / "base", positions=positions, seed=seed)
     settings = {
-        "model_name": str(base), "fine_tune": True, "subtoken_pooling": "first", "hidden_size": HIDDEN, "max_width": 12,
-        "max_len": WORDS, "dropout": 0.4, "rel_mode": "marker", "span_marker_mode": "markerv1", "label_embed_strategy": "both",
-        "refine_prompt": False, "refine_relation": False, "ffn_mul": 4, "scorer": "dot", "max_entity_pair_distance": None,
-        "fixed_relation_types": True, "device": "cpu", **config,
-    }  # fmt: skip
+        "model_name": str(base),
+        "fine_tune": True,
+        "subtoken_pooling": "first",
+        "hidden_size": HIDDEN,
+        "max_width": 12,
+        "max_len": WORDS,
+        "dropout": 0.4,
+        "rel_mode": "marker",
+        "span_marker_mode": "markerv1",
+        "label_embed_strategy": "both",
+        "refine_prompt": False,
+        "refine_relation": False,
+        "ffn_mul": 4,
+        "scorer": "dot",
+        "max_entity_pair_distance": None,
+        "fixed_relation_types": True,
+        "device": "cpu",
+        **config,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # the package's new tokens have random embeddings
         model = GLiREL(Namespace(**settings)).eval()
@@ -124,11 +139,11 @@ def _convert(published: Path, directory: Path) -> None:
 
 
 def _draw(reference: Reference, generator: torch.Generator) -> None:
-    """Weights with which logits lie around 0 with a deviation of 2, so that scores are spread over
+    """Draw weights with logits centred at 0 with a deviation of 2, so that scores are spread over
     0..1.
 
-    Drawn until they do: to move logits there would be to subtract large numbers, and what is left
-    of them is mostly rounding.
+    Weights are drawn repeatedly until they fit. Shifting logits would subtract large numbers and
+    leave mostly rounding errors.
     """
     text = "The licensee conveys the source code of the work in London ."
     spans = [word.span() for word in _WORD.finditer(text)]

@@ -1,4 +1,4 @@
-"""Small checkpoints of image models with random weights, as transformers writes them, and images of
+"""Small checkpoints of image models with random weights, in transformers' format, and images of
 awkward sizes.
 """
 
@@ -105,7 +105,7 @@ OPEN_CLIP_SIZE = {
 
 
 def _open_clip() -> transformers.PreTrainedModel:
-    """SigLIP with the heads of the name in OPEN_CLIP."""
+    """Return a SigLIP with the heads of its name in OPEN_CLIP."""
     sizes = OPEN_CLIP_SIZE
     texts = {
         **sizes,
@@ -158,7 +158,8 @@ def _dinov3(**settings: Any) -> transformers.PreTrainedModel:
 
 
 def _dinov3_large() -> transformers.PreTrainedModel:
-    """As the 7B model: a gate, and no bias in queries, keys and values."""
+    """Return a model like the 7B one: with a gate, and without biases of queries, keys and
+    values."""
     return _dinov3(
         use_gated_mlp=True, hidden_act="silu", query_bias=False, value_bias=False, rope_theta=50.0
     )
@@ -191,8 +192,8 @@ MODELS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
 
 
 class Dinov3Processor:
-    """transformers' DINOv3ViTImageProcessor, which needs torchvision: rescaled, resized as float32,
-    cropped, normalised.
+    """Compute transformers' DINOv3ViTImageProcessor, which needs torchvision: rescale, resize as
+    float32, crop, normalise.
 
     torchvision resizes float tensors by `interpolate`, with antialiasing and without rounding.
     """
@@ -230,14 +231,27 @@ class Dinov3Processor:
         return {"pixel_values": ((pixels - mean) / std)[None]}
 
     def save_pretrained(self, directory: Path) -> None:
-        """As the files of facebook/dinov3-vits16-pretrain-lvd1689m."""
+        """Write the files of facebook/dinov3-vits16-pretrain-lvd1689m."""
         values = {
-            "crop_size": self.crop_size, "data_format": "channels_first", "default_to_square": True, "device": None,
-            "disable_grouping": None, "do_center_crop": None if self.crop_size is None else True, "do_convert_rgb": None,
-            "do_normalize": True, "do_rescale": True, "do_resize": True, "image_mean": self.mean, "image_std": self.std,
-            "image_processor_type": "DINOv3ViTImageProcessorFast", "input_data_format": None, "resample": 2,
-            "rescale_factor": 1 / 255, "return_tensors": None, "size": self.size,
-        }  # fmt: skip
+            "crop_size": self.crop_size,
+            "data_format": "channels_first",
+            "default_to_square": True,
+            "device": None,
+            "disable_grouping": None,
+            "do_center_crop": None if self.crop_size is None else True,
+            "do_convert_rgb": None,
+            "do_normalize": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": self.mean,
+            "image_std": self.std,
+            "image_processor_type": "DINOv3ViTImageProcessorFast",
+            "input_data_format": None,
+            "resample": 2,
+            "rescale_factor": 1 / 255,
+            "return_tensors": None,
+            "size": self.size,
+        }
         (directory / "preprocessor_config.json").write_text(json.dumps(values))
 
 
@@ -263,8 +277,8 @@ def processor(kind: str) -> Any:
 
 
 def random_model(kind: str) -> transformers.PreTrainedModel:
-    """In evaluation mode, float32, every parameter drawn wide, since transformers' own
-    initialisation hardly tests attention.
+    """Return a model in evaluation mode, float32, with every parameter drawn wide, because
+    transformers' initialisation hardly tests attention.
     """
     model = MODELS[kind]().eval()
     generator = torch.Generator().manual_seed(5)
@@ -290,19 +304,37 @@ OPEN_CLIP: dict[str, dict[str, Any]] = {
     "model_cfg": {
         "embed_dim": 48,
         "custom_text": True,
-        "vision_cfg": {"image_size": 36, "timm_model_name": "vit_base_patch16_siglip_224", "timm_pool": "map", "timm_proj": "none"},
+        "vision_cfg": {
+            "image_size": 36,
+            "timm_model_name": "vit_base_patch16_siglip_224",
+            "timm_pool": "map",
+            "timm_proj": "none",
+        },
         "text_cfg": {
-            "context_length": TEXT_LENGTH, "vocab_size": 200, "width": 48, "heads": 12, "layers": 2, "no_causal_mask": True,
-            "proj_bias": True, "pool_type": "last", "norm_kwargs": {"eps": 1e-6}, "act_kwargs": {"approximate": "tanh"},
+            "context_length": TEXT_LENGTH,
+            "vocab_size": 200,
+            "width": 48,
+            "heads": 12,
+            "layers": 2,
+            "no_causal_mask": True,
+            "proj_bias": True,
+            "pool_type": "last",
+            "norm_kwargs": {"eps": 1e-6},
+            "act_kwargs": {"approximate": "tanh"},
         },
     },
     "preprocess_cfg": {
-        "size": [36, 36], "mode": "RGB", "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "interpolation": "bicubic",
-        "resize_mode": "squash", "fill_color": 0,
+        "size": [36, 36],
+        "mode": "RGB",
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.5, 0.5, 0.5],
+        "interpolation": "bicubic",
+        "resize_mode": "squash",
+        "fill_color": 0,
     },
-}  # fmt: skip
+}
 
-# transformers' names in open_clip's and timm's, in the order in which they are replaced.
+# transformers' names in open_clip's and timm's, in the order of replacement.
 _OPEN_CLIP_NAMES = (
     (r"^vision_model\.embeddings\.patch_embedding", "visual.trunk.patch_embed.proj"),
     (r"^vision_model\.embeddings\.position_embedding\.weight", "visual.trunk.pos_embed"),
@@ -329,8 +361,8 @@ _OPEN_CLIP_NAMES = (
 def write_open_clip(
     model: transformers.PreTrainedModel, directory: Path, config: dict[str, dict[str, Any]]
 ) -> None:
-    """A SiglipModel as open_clip saves it, with its `config`: other names, and projections fused or
-    apart where transformers has them otherwise."""
+    """Write a SiglipModel as open_clip saves it, with its `config`: names and the fusion of
+    projections differ from transformers."""
     state = dict(model.state_dict())
     found: dict[str, torch.Tensor] = {}
     for name in list(state):
@@ -360,7 +392,7 @@ def write_open_clip(
 
 
 def pictures() -> list[bytes]:
-    """Files: noise over gradients, of odd sizes and several modes."""
+    """Return files of noise over gradients, with odd sizes and several modes."""
     numbers = np.random.default_rng(2)
     found = []
     for number, (height, width) in enumerate(
@@ -378,7 +410,7 @@ def pictures() -> list[bytes]:
 
 
 def awkward_pictures() -> dict[str, bytes]:
-    """Files of awkward proportions, modes and metadata."""
+    """Return files of awkward proportions, modes and metadata."""
     numbers = np.random.default_rng(3)
 
     def noise(height: int, width: int) -> Image.Image:

@@ -1,5 +1,5 @@
-"""Whole directories of CLIP and SigLIP with random weights and tokenizers, and what transformers
-makes of texts and images.
+"""Whole directories of CLIP and SigLIP with random weights and tokenizers, and transformers'
+outputs for texts and images.
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ class Reference:
 
 
 def canonical(text: str) -> str:
-    """As SigLIP's tokenizer writes it (transformers' SiglipTokenizer needs sentencepiece, which is
-    not installed).
-    """
+    """Write SigLIP's tokenizer (transformers' SiglipTokenizer needs sentencepiece, which is not
+    installed)."""
     return " ".join(text.lower().translate(str.maketrans("", "", string.punctuation)).split())
 
 
@@ -134,7 +133,7 @@ def _model(family: Family, tokenizer: Any) -> transformers.PreTrainedModel:
     if family == "openclip":
         texts, images = ({**one, **OPEN_CLIP_SIZE} for one in (texts, _IMAGES))
         texts["intermediate_size"] = (
-            192  # four times the width, of which open_clip's configuration has no word
+            192  # four times the width, which open_clip's configuration does not contain
         )
         return transformers.SiglipModel(
             transformers.SiglipConfig(text_config=texts, vision_config=images)
@@ -147,7 +146,7 @@ def _model(family: Family, tokenizer: Any) -> transformers.PreTrainedModel:
 
 
 def _open_clip_config(words: int) -> dict[str, dict[str, Any]]:
-    """With the sizes of `_model` and the texts of Marqo's."""
+    """Return a model with the sizes of `_model` and the texts of Marqo's models."""
     model = OPEN_CLIP["model_cfg"]
     texts = model["text_cfg"] | {
         "vocab_size": words,
@@ -158,7 +157,7 @@ def _open_clip_config(words: int) -> dict[str, dict[str, Any]]:
 
 
 def _clip_tokenizer() -> Any:
-    """Of single bytes and a few merges."""
+    """Return a tokenizer of single bytes and a few merges."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "h"), ("th", "e</w>"), ("a", "n"), ("an", "d</w>")]
     tokens = [
@@ -172,7 +171,7 @@ def _clip_tokenizer() -> Any:
 
 
 def _siglip_tokenizer() -> Any:
-    """A vocabulary of pieces with `</s>` after each text, which is its padding too."""
+    """Return a vocabulary of pieces with `</s>` after each text, which is also its padding."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
@@ -193,7 +192,7 @@ def _siglip_tokenizer() -> Any:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """Transparency as Shoal has it; transformers' own conversion would drop it."""
+    """Blend transparency as Shoal does; transformers' conversion would drop it."""
     image = image.convert("RGBA")
     return Image.alpha_composite(
         Image.new("RGBA", image.size, (255, 255, 255, 255)), image

@@ -1,9 +1,8 @@
-"""Random checkpoints of jina-embeddings-v3 and -v5 in the published layout, and references written
-out in plain torch.
+"""Random checkpoints of jina-embeddings-v3 and -v5 in the published layout, and references in plain
+torch.
 
-`FakeJinaV3` is a fake of the published code (jinaai/xlm-roberta-flash-implementation): it computes
-what that code computes, from tensors under their published names, with each task's adapter merged
-into the weights.
+`FakeJinaV3` replaces the published code (jinaai/xlm-roberta-flash-implementation): it computes the
+same from tensors under their published names, with each task's adapter merged into the weights.
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ V5_PROMPTS: Final = {"query": "Query: ", "document": "Document: "}
 
 @dataclass(frozen=True)
 class FakeJinaV3:
-    """The published model's forward. `tensors`: by their names in the file."""
+    """The published model's forward. `tensors` are by their names in the file."""
 
     directory: Path
     tensors: Mapping[str, Tensor]
 
     def encode(self, texts: Sequence[str], task: str = "", prompt: str | None = None) -> Vectors:
-        """The unit vector of each text, one at a time. `task` empty: the plain weights. `prompt`
-        None: the task's own.
+        """Return the unit vector of each text, computed one at a time. An empty `task` uses the
+        plain weights; a `prompt` of None is the task's.
         """
         tokenizer = Tokenizer.from_file(str(self.directory / "tokenizer.json"))
         before = INSTRUCTIONS.get(task, "") if prompt is None else prompt
@@ -126,9 +125,8 @@ def rotated(x: Tensor) -> Tensor:
 def write_jina_v3(
     directory: Path, *, seed: int = 0, changes: Mapping[str, object] | None = None
 ) -> FakeJinaV3:
-    """Write a small jina-embeddings-v3 as it is published. `changes`: keys of config.json that
-    differ.
-    """
+    """Write a small jina-embeddings-v3 in the published form. `changes` overrides keys of
+    config.json."""
     directory.mkdir(parents=True, exist_ok=True)
     write_tokenizer("jina_embeddings_v3", directory, positions=POSITIONS)
     vocabulary = Tokenizer.from_file(str(directory / "tokenizer.json")).get_vocab_size()
@@ -173,16 +171,37 @@ def _v3_config(vocabulary: int) -> dict[str, object]:
     code = "jinaai/xlm-roberta-flash-implementation--"
     return {
         "architectures": ["XLMRobertaLoRA"],
-        "auto_map": {"AutoConfig": f"{code}configuration_xlm_roberta.XLMRobertaFlashConfig",
-                     "AutoModel": f"{code}modeling_lora.XLMRobertaLoRA"},
-        "model_type": "xlm-roberta", "torch_dtype": "bfloat16", "vocab_size": vocabulary, "hidden_size": HIDDEN,
-        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": FFN, "hidden_act": "gelu",
-        "max_position_embeddings": POSITIONS, "position_embedding_type": "rotary", "rotary_emb_base": _BASE, "type_vocab_size": 1,
-        "layer_norm_eps": _EPS, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "use_flash_attn": True,
-        "load_trained_adapters": True, "lora_adaptations": list(TASKS), "lora_alpha": 1, "lora_dropout_p": 0.0,
-        "lora_main_params_trainable": False, "lora_rank": RANK, "matryoshka_dimensions": [16, 32, HIDDEN],
-        "task_instructions": INSTRUCTIONS, "truncate_dim": None,
-    }  # fmt: skip
+        "auto_map": {
+            "AutoConfig": f"{code}configuration_xlm_roberta.XLMRobertaFlashConfig",
+            "AutoModel": f"{code}modeling_lora.XLMRobertaLoRA",
+        },
+        "model_type": "xlm-roberta",
+        "torch_dtype": "bfloat16",
+        "vocab_size": vocabulary,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": FFN,
+        "hidden_act": "gelu",
+        "max_position_embeddings": POSITIONS,
+        "position_embedding_type": "rotary",
+        "rotary_emb_base": _BASE,
+        "type_vocab_size": 1,
+        "layer_norm_eps": _EPS,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "use_flash_attn": True,
+        "load_trained_adapters": True,
+        "lora_adaptations": list(TASKS),
+        "lora_alpha": 1,
+        "lora_dropout_p": 0.0,
+        "lora_main_params_trainable": False,
+        "lora_rank": RANK,
+        "matryoshka_dimensions": [16, 32, HIDDEN],
+        "task_instructions": INSTRUCTIONS,
+        "truncate_dim": None,
+    }
 
 
 def _v3_tensors(vocabulary: int, seed: int) -> dict[str, Tensor]:
@@ -229,7 +248,7 @@ def _v3_tensors(vocabulary: int, seed: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class FakeJinaV5:
-    """The published code of jina-embeddings-v5-text: the last token's state of the task's model,
+    """Compute jina-embeddings-v5-text as published: the last token's state of the task's model,
     scaled to length 1.
     """
 
@@ -251,7 +270,7 @@ class FakeJinaV5:
 
 
 def write_jina_v5(directory: Path, *, is_nano: bool = False) -> FakeJinaV5:
-    """Write a small jina-embeddings-v5-text-small or -nano as it is published. The latter is a
+    """Write a small jina-embeddings-v5-text-small or -nano in the published form. The latter is a
     EuroBERT.
     """
     kind: Any = "eurobert" if is_nano else "qwen3"

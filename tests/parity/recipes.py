@@ -1,6 +1,5 @@
-"""How a small random checkpoint of each family is made: the parity table. A new family is a row of
-RECIPES.
-"""
+"""The parity table: the small random checkpoint of each family. A new family is a row of
+RECIPES."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ Values = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a small model."""
+    """The sizes of a small model."""
 
     vocabulary: int
     hidden: int
@@ -27,11 +26,13 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`config`: keys of transformers' configuration for a size. `segmented`: the family tells two
-    segments apart.
+    """The recipe of a kind.
 
-    `like`: the model_type of transformers that computes the same, where the kind is not one of its
-    own. `encoder`: the class of the encoder alone, where AutoModel takes another.
+    Args:
+        config: Keys of transformers' configuration for a size.
+        segmented: The family distinguishes two segments.
+        like: transformers' model_type with the same computation, if the kind has none there.
+        encoder: The class of the encoder alone, if AutoModel returns another one.
     """
 
     tokenizer: Style
@@ -43,22 +44,30 @@ class Recipe:
 
 def _common(size: Size) -> dict[str, object]:
     return {
-        "vocab_size": size.vocabulary, "hidden_size": size.hidden, "intermediate_size": size.hidden * 2,
-        "num_hidden_layers": size.layers, "num_attention_heads": size.heads, "max_position_embeddings": size.positions,
-    }  # fmt: skip
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.hidden,
+        "intermediate_size": size.hidden * 2,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "max_position_embeddings": size.positions,
+    }
 
 
 def _roberta(size: Size) -> Values:
-    """RoBERTa's kin keep the first rows of the position table for padding."""
+    """RoBERTa and its variants keep the first rows of the position table for padding."""
     special = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1}
     return _common(size) | {"max_position_embeddings": size.positions + 2} | special
 
 
 def _distilbert(size: Size) -> Values:
     return {
-        "vocab_size": size.vocabulary, "dim": size.hidden, "hidden_dim": size.hidden * 2, "n_layers": size.layers,
-        "n_heads": size.heads, "max_position_embeddings": size.positions,
-    }  # fmt: skip
+        "vocab_size": size.vocabulary,
+        "dim": size.hidden,
+        "hidden_dim": size.hidden * 2,
+        "n_layers": size.layers,
+        "n_heads": size.heads,
+        "max_position_embeddings": size.positions,
+    }
 
 
 def _mpnet(size: Size) -> Values:
@@ -67,8 +76,7 @@ def _mpnet(size: Size) -> Values:
 
 def _albert(size: Size) -> Values:
     """The first layers have other weights than the last, and embeddings are narrower than
-    layers.
-    """
+    layers."""
     groups = {"num_hidden_layers": size.layers + 1, "num_hidden_groups": min(2, size.layers)}
     return _common(size) | groups | {"embedding_size": max(1, size.hidden // 2)}
 
@@ -78,7 +86,7 @@ def _electra(size: Size) -> Values:
 
 
 def _deberta(size: Size) -> Values:
-    """As v3: fewer buckets than distances, and no absolute positions."""
+    """Return v3's settings: fewer buckets than distances, and no absolute positions."""
     relative = {
         "relative_attention": True,
         "position_buckets": 32,
@@ -95,27 +103,41 @@ def _deberta(size: Size) -> Values:
 
 
 def _decoder(size: Size) -> dict[str, object]:
-    """Heads of an even size, as rotary positions need; two share keys where there are several, and
-    together they are wider.
+    """Heads have an even size, as rotary positions need; two share keys if there are several, and
+    together they are wider than the hidden size.
     """
     shared = size.heads // 2 if size.heads % 2 == 0 else 1
     return _common(size) | {
-        "num_key_value_heads": shared, "head_dim": _even(size.hidden // size.heads) + 4, "rms_norm_eps": 1e-6,
-        "pad_token_id": None, "bos_token_id": None, "eos_token_id": None, "tie_word_embeddings": False, "use_cache": False,
-    }  # fmt: skip
+        "num_key_value_heads": shared,
+        "head_dim": _even(size.hidden // size.heads) + 4,
+        "rms_norm_eps": 1e-6,
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "tie_word_embeddings": False,
+        "use_cache": False,
+    }
 
 
 def _privacy_filter(size: Size) -> Values:
-    """A window narrower than the longest sequence, heads of an even size, and as many experts as
-    find too few tokens.
+    """A window narrower than the longest sequence, heads of an even size, and enough experts that
+    some have few tokens.
     """
     return _decoder(size) | {
-        "sliding_window": 20, "num_local_experts": 6, "num_experts_per_tok": 2, "attention_bias": True,
+        "sliding_window": 20,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "attention_bias": True,
         "rope_parameters": {
-            "rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
             "original_max_position_embeddings": 64,
         },
-    }  # fmt: skip
+    }
 
 
 def _even(number: int) -> int:
@@ -123,7 +145,7 @@ def _even(number: int) -> int:
 
 
 def _qwen(size: Size) -> Values:
-    """The window, where one is asked for, begins with the second layer."""
+    """The window, if one is requested, begins with the second layer."""
     return _decoder(size) | {"max_window_layers": 1, "pad_token_id": 0}
 
 
@@ -136,7 +158,7 @@ def _bidirectional_llama(size: Size) -> Values:
 
 
 def _glm(size: Size) -> Values:
-    """Of texts, whose positions are the same in all three dimensions."""
+    """Texts alone have equal positions in all three dimensions."""
     pairs = (_even(size.hidden // size.heads) + 4) // 2
     sections = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": sections}
@@ -144,9 +166,8 @@ def _glm(size: Size) -> Values:
 
 
 def _qwen3_5(size: Size) -> Values:
-    """A gated delta net in every other layer, and half of a head rotated, as these heads are
-    small.
-    """
+    """A gated delta net in every second layer, and half of a head rotated, because these heads are
+    small."""
     pattern = ["linear_attention", "full_attention"]
     pairs = (_even(size.hidden // size.heads) + 4) // 4
     rope = {
@@ -159,8 +180,11 @@ def _qwen3_5(size: Size) -> Values:
     return _decoder(size) | {
         "layer_types": [pattern[number % 2] for number in range(size.layers)],
         "rope_parameters": rope | {"mrope_section": sections},
-        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
-    }  # fmt: skip
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+    }
 
 
 def _mistral(size: Size) -> Values:
@@ -168,13 +192,17 @@ def _mistral(size: Size) -> Values:
 
 
 def _phi3(size: Size) -> Values:
-    """The longest sequences are beyond the original context, and a part of each head is rotated."""
+    """The longest sequences exceed the original context, and a part of each head is rotated."""
     head = _even(size.hidden // size.heads)
     pairs = head // 4
     rope = {
-        "rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 40,
-        "short_factor": [1.0 + 0.1 * pair for pair in range(pairs)], "long_factor": [2.0 + pair for pair in range(pairs)],
-    }  # fmt: skip
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+        "original_max_position_embeddings": 40,
+        "short_factor": [1.0 + 0.1 * pair for pair in range(pairs)],
+        "long_factor": [2.0 + pair for pair in range(pairs)],
+    }
     values = {name: value for name, value in _decoder(size).items() if name != "head_dim"}
     widths = {"hidden_size": size.heads * head, "original_max_position_embeddings": 40}
     return values | widths | {"pad_token_id": 0, "rope_parameters": rope, "sliding_window": 60}
@@ -187,38 +215,60 @@ def _gemma(size: Size) -> Values:
 def _gemma2(size: Size) -> Values:
     """A window in every other layer, and caps that scores of random weights reach."""
     return _decoder(size) | {
-        "sliding_window": 12, "query_pre_attn_scalar": 30, "attn_logit_softcapping": 3.0, "tie_word_embeddings": True,
-    }  # fmt: skip
+        "sliding_window": 12,
+        "query_pre_attn_scalar": 30,
+        "attn_logit_softcapping": 3.0,
+        "tie_word_embeddings": True,
+    }
 
 
 def _gemma3(size: Size) -> Values:
-    """embeddinggemma's, with a window in every other layer."""
+    """Settings of embeddinggemma, with a window in every second layer."""
     pattern = ["sliding_attention", "full_attention"]
     return _decoder(size) | {
-        "use_bidirectional_attention": True, "sliding_window": 12, "query_pre_attn_scalar": 30,
-        "layer_types": [pattern[number % 2] for number in range(size.layers)], "tie_word_embeddings": True,
-    }  # fmt: skip
+        "use_bidirectional_attention": True,
+        "sliding_window": 12,
+        "query_pre_attn_scalar": 30,
+        "layer_types": [pattern[number % 2] for number in range(size.layers)],
+        "tie_word_embeddings": True,
+    }
 
 
 def _t5(size: Size) -> Values:
     return {
-        "vocab_size": size.vocabulary, "d_model": size.hidden, "d_kv": size.hidden // size.heads + 3, "d_ff": size.hidden * 2,
-        "num_layers": size.layers, "num_heads": size.heads, "relative_attention_num_buckets": 16,
-        "relative_attention_max_distance": 50, "use_cache": False, "decoder_start_token_id": 3,
-    }  # fmt: skip
+        "vocab_size": size.vocabulary,
+        "d_model": size.hidden,
+        "d_kv": size.hidden // size.heads + 3,
+        "d_ff": size.hidden * 2,
+        "num_layers": size.layers,
+        "num_heads": size.heads,
+        "relative_attention_num_buckets": 16,
+        "relative_attention_max_distance": 50,
+        "use_cache": False,
+        "decoder_start_token_id": 3,
+    }
 
 
 def _bart(size: Size) -> Values:
-    """More layers on one side than on the other, and another token before a text than that at its
-    end.
-    """
+    """More layers on one side than on the other, and different tokens before a text and at its
+    end."""
     return {
-        "vocab_size": size.vocabulary, "d_model": size.hidden, "max_position_embeddings": size.positions,
-        "encoder_layers": size.layers, "decoder_layers": size.layers + 1, "encoder_attention_heads": size.heads,
-        "decoder_attention_heads": 1, "encoder_ffn_dim": size.hidden * 2, "decoder_ffn_dim": size.hidden * 3,
-        "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3, "forced_eos_token_id": None,
+        "vocab_size": size.vocabulary,
+        "d_model": size.hidden,
+        "max_position_embeddings": size.positions,
+        "encoder_layers": size.layers,
+        "decoder_layers": size.layers + 1,
+        "encoder_attention_heads": size.heads,
+        "decoder_attention_heads": 1,
+        "encoder_ffn_dim": size.hidden * 2,
+        "decoder_ffn_dim": size.hidden * 3,
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 3,
+        "forced_eos_token_id": None,
         "use_cache": False,
-    }  # fmt: skip
+    }
 
 
 def _mt5(size: Size) -> Values:
@@ -231,7 +281,7 @@ def _rotary(size: Size) -> dict[str, object]:
 
 
 def _modernbert(size: Size) -> Values:
-    """The first layer sees all, the second a window."""
+    """The first layer sees all tokens, the second a window."""
     special = dict.fromkeys(("bos_token_id", "cls_token_id"), 2) | dict.fromkeys(
         ("eos_token_id", "sep_token_id"), 3
     )

@@ -1,9 +1,9 @@
-"""Families that only the hub has code for: their config.json and tensors as published, and a plain
-forward to compare with.
+"""Families that exist only as code on the hub: their config.json and tensors as published, and a
+plain forward for comparison.
 
-The forwards are written one sequence at a time from the papers' formulas, without anything of ours:
-Jina BERT v2 (arXiv 2310.19923, slopes as in ALiBi's reference code), its form with normalised
-queries and keys, Nomic's mixture of experts (arXiv 2502.07972), and flash-attn's BERT layout of
+The forwards compute one sequence at a time from the papers' formulas, without any of our code: Jina
+BERT v2 (arXiv 2310.19923, slopes as in ALiBi's reference code), its variant with normalised queries
+and keys, Nomic's mixture of experts (arXiv 2502.07972), and flash-attn's BERT layout of
 XLM-RoBERTa.
 """
 
@@ -46,7 +46,7 @@ def write_hub(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> State:
-    """A checkpoint with random weights (without a tokenizer), and these weights under names without
+    """A checkpoint with random weights (without a tokenizer), and the weights under names without
     prefix.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -79,7 +79,7 @@ def _norm(x: Tensor, state: State, stem: str, eps: float) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    """[tokens, heads, size] each -> [tokens, heads * size]"""
+    """Attend: [tokens, heads, size] each to [tokens, heads * size]."""
     scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
     if bias is not None:
         scores = scores + bias
@@ -87,7 +87,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tens
 
 
 def _rotated(x: Tensor, base: float, turned: int) -> Tensor:
-    """Numbers i and i + turned / 2 of each head are a complex number, turned by position *
+    """Rotate elements i and i + turned / 2 of each head as a complex number by position *
     base^(-2i / turned).
     """
     half = turned // 2
@@ -114,12 +114,24 @@ def _norms(*stems: str, size: int) -> dict[str, tuple[int, ...]]:
 def _jina_config(hidden: int, heads: int, layers: int) -> Values:
     return {
         "architectures": ["JinaBertModel"],
-        "auto_map": {"AutoConfig": "jinaai/jina-bert-implementation--configuration_bert.JinaBertConfig"},
-        "model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu", "emb_pooler": "mean",
-        "hidden_act": "gelu", "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_attention_heads": heads,
-        "num_hidden_layers": layers, "layer_norm_eps": 1e-12, "max_position_embeddings": 128, "model_max_length": 128,
-        "type_vocab_size": 2, "vocab_size": 320,
-    }  # fmt: skip
+        "auto_map": {
+            "AutoConfig": "jinaai/jina-bert-implementation--configuration_bert.JinaBertConfig"
+        },
+        "model_type": "bert",
+        "position_embedding_type": "alibi",
+        "feed_forward_type": "geglu",
+        "emb_pooler": "mean",
+        "hidden_act": "gelu",
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 128,
+        "model_max_length": 128,
+        "type_vocab_size": 2,
+        "vocab_size": 320,
+    }
 
 
 def _jina_code_config(hidden: int, heads: int, layers: int) -> Values:
@@ -255,16 +267,37 @@ def _jina_code(state: State, config: Values, ids: Tensor, types: Tensor) -> Tens
 
 
 def _nomic_config(hidden: int, heads: int, layers: int) -> Values:
-    """A head of 11 turns its first 8 numbers; nomic-embed-text-v2-moe's own fraction is 1."""
+    """A head of 11 rotates its first 8 elements; nomic-embed-text-v2-moe's fraction is 1."""
     return {
-        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "activation_function": "gelu", "causal": False,
-        "layer_norm_epsilon": 1e-5, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "qkv_proj_bias": True, "moe_every_n_layers": 2,
-        "moe_normalize_expert_weights": False, "moe_top_k": 2, "num_experts": 8, "num_shared_experts": 0, "n_embd": hidden,
-        "n_head": heads, "n_inner": 2 * hidden, "n_layer": layers, "n_positions": 128, "parallel_block": False, "prenorm": False,
-        "rotary_emb_base": 10000, "rotary_emb_fraction": 1.0 if hidden // heads % 2 == 0 else 0.75,
-        "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_scaling_factor": None,
-        "type_vocab_size": 1, "use_rms_norm": False, "vocab_size": 320,
-    }  # fmt: skip
+        "architectures": ["NomicBertModel"],
+        "model_type": "nomic_bert",
+        "activation_function": "gelu",
+        "causal": False,
+        "layer_norm_epsilon": 1e-5,
+        "mlp_fc1_bias": True,
+        "mlp_fc2_bias": True,
+        "qkv_proj_bias": True,
+        "moe_every_n_layers": 2,
+        "moe_normalize_expert_weights": False,
+        "moe_top_k": 2,
+        "num_experts": 8,
+        "num_shared_experts": 0,
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_inner": 2 * hidden,
+        "n_layer": layers,
+        "n_positions": 128,
+        "parallel_block": False,
+        "prenorm": False,
+        "rotary_emb_base": 10000,
+        "rotary_emb_fraction": 1.0 if hidden // heads % 2 == 0 else 0.75,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "type_vocab_size": 1,
+        "use_rms_norm": False,
+        "vocab_size": 320,
+    }
 
 
 def _nomic_shapes(config: Values) -> Shapes:
@@ -321,7 +354,7 @@ def _nomic(state: State, config: Values, ids: Tensor, types: Tensor) -> Tensor:
 
 
 def _experts(x: Tensor, state: State, config: Values, stem: str) -> Tensor:
-    """One token [hidden] through the experts that it is sent to."""
+    """Send one token [hidden] through its experts."""
     shares = F.linear(x, state[f"{stem}.router.layer.weight"]).float().softmax(-1)
     w1, w2 = (
         state[f"{stem}.experts.mlp.{name}"].chunk(_number(config, "num_experts"))
@@ -340,11 +373,21 @@ def _flash_config(hidden: int, heads: int, layers: int) -> Values:
     return {
         "architectures": ["XLMRobertaForSequenceClassification"],
         "auto_map": {"AutoConfig": "configuration_xlm_roberta.XLMRobertaFlashConfig"},
-        "model_type": "xlm-roberta", "use_flash_attn": True, "position_embedding_type": "absolute", "hidden_act": "gelu",
-        "hidden_size": hidden, "intermediate_size": 2 * hidden, "num_attention_heads": heads, "num_hidden_layers": layers,
-        "layer_norm_eps": 1e-5, "max_position_embeddings": 130, "pad_token_id": 1, "type_vocab_size": 1, "vocab_size": 320,
+        "model_type": "xlm-roberta",
+        "use_flash_attn": True,
+        "position_embedding_type": "absolute",
+        "hidden_act": "gelu",
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 130,
+        "pad_token_id": 1,
+        "type_vocab_size": 1,
+        "vocab_size": 320,
         "id2label": {"0": "LABEL_0"},
-    }  # fmt: skip
+    }
 
 
 def _flash_shapes(config: Values) -> Shapes:
@@ -369,9 +412,8 @@ def _flash_shapes(config: Values) -> Shapes:
 
 
 def _flash(state: State, config: Values, ids: Tensor, types: Tensor) -> Tensor:
-    places = (
-        torch.arange(len(ids)) + 2
-    )  # the padding token is 1, and positions count from the one after it
+    # The padding token is 1, and positions count from the one after it.
+    places = torch.arange(len(ids)) + 2
     x = (
         state["embeddings.word_embeddings.weight"][ids]
         + state["embeddings.position_embeddings.weight"][places]

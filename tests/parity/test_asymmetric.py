@@ -1,5 +1,5 @@
-"""Embedding models whose queries have an encoder of their own (sentence-transformers' Router),
-against sentence-transformers.
+"""Embedding models with separate encoders for queries and documents (sentence-transformers'
+Router), against sentence-transformers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ def write_router(
     default: str | None = None,
     width: int = 64,
 ) -> Path:
-    """A small encoder with a projection for queries, another one for documents, and a Normalize for
-    both.
-    """
+    """A small encoder with a projection for queries, another one for documents, and one
+    Normalize."""
     routes = []
     for number, kind in enumerate(kinds):
         hidden = 32 if number == 0 else 64
@@ -52,9 +51,7 @@ def write_router(
 
 
 @pytest.mark.parametrize("default", [None, "query", "document"])
-def test_queries_and_documents_have_encoders_of_their_own(
-    tmp_path: Path, default: str | None
-) -> None:
+def test_queries_and_documents_use_separate_encoders(tmp_path: Path, default: str | None) -> None:
     directory = write_router(tmp_path, default=default)
     model, reference = load(directory), SentenceTransformer(str(directory), device="cpu")
     queries, documents = reference.encode_query(TEXTS), reference.encode_document(TEXTS)
@@ -72,7 +69,7 @@ def test_queries_and_documents_have_encoders_of_their_own(
     assert_close(result.scores, reference.similarity(queries[:1], documents)[0].numpy())
 
 
-def test_labels_go_the_default_way(tmp_path: Path) -> None:
+def test_labels_use_the_default_route(tmp_path: Path) -> None:
     directory = write_router(tmp_path, default="query")
     model, reference = load(directory), SentenceTransformer(str(directory), device="cpu")
     result = run(model, ClassifyWork(TEXTS, labels=("law", "weather")))[0]
@@ -84,7 +81,7 @@ def test_labels_go_the_default_way(tmp_path: Path) -> None:
     ]
 
 
-def test_card_names_both(tmp_path: Path) -> None:
+def test_card_names_both_encoders(tmp_path: Path) -> None:
     card = read_card(write_router(tmp_path), "test/model")
     assert card.queries is not None
     assert (card.family, card.queries.family) == ("modernbert", "distilbert")
@@ -93,7 +90,7 @@ def test_card_names_both(tmp_path: Path) -> None:
     assert other.revision != card.revision
 
 
-def test_vectors_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
+def test_incomparable_vectors_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelBroken, match="48 numbers of queries and of 64 of documents"):
         load(write_router(tmp_path, width=48))
 

@@ -1,6 +1,5 @@
-"""GLiNER2.5 (the architecture `boundary`) against the gliner2 package: the same answers to the same
-schema.
-"""
+"""GLiNER2.5 (the architecture `boundary`) against the gliner2 package: equal answers to equal
+schemas."""
 
 from __future__ import annotations
 
@@ -48,20 +47,26 @@ from tests.parity.boundary_models import make_boundary
 from tests.parity.gliner2_models import SCHEMA, TEXTS, Reference
 from tests.parity.test_gliner2 import Found, load, run, same
 
-# gliner2, transformers and their dependencies warn of much.
+# gliner2, transformers and their dependencies emit warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CONFIGS: dict[str, tuple[Mapping[str, Any], str]] = {
     "published": ({}, "deberta-v2"),
     "plain": (
         {
-            "directional_relation_states": False, "relation_biaffine_content": False, "boundary_attention_window": 0,
-            "boundary_refinement_layers": 2, "dropout": 0.0, "relation_pair_cap": 30, "pool_boundary_top_k": 16, "pool_size": 90,
+            "directional_relation_states": False,
+            "relation_biaffine_content": False,
+            "boundary_attention_window": 0,
+            "boundary_refinement_layers": 2,
+            "dropout": 0.0,
+            "relation_pair_cap": 30,
+            "pool_boundary_top_k": 16,
+            "pool_size": 90,
             "min_pool_per_query": 0,
         },
         "bert",
     ),
-}  # fmt: skip
+}
 
 NAMES = SchemaStructure(
     "licence",
@@ -79,7 +84,7 @@ NAMED = SchemaStructure(
         SchemaField("sort", False, ("Which", "or", "we", "see")),
     ),
 )
-"""Choices that the texts hold."""
+"""Choices that the texts contain."""
 RECORDS = {"spans": (NAMES,), "choices": SCHEMA.structures, "mentions": (NAMED, NAMES)}
 MIXED = replace(
     SCHEMA,
@@ -100,8 +105,8 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _choices_before_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package fails where a record's span and the choice that fills its field both stand before
-    the text, in the prompt: it looks for the span's place in the text."""
+    """The package fails if a record's span and the choice that fills its field both precede the
+    text, in the prompt: it searches the span's place in the text."""
     place = engine.token_boundaries_to_character_offsets
 
     def of_text(start: int, end: int, *offsets: Any) -> tuple[int, int]:
@@ -124,7 +129,8 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 def ours(found: Extraction) -> Found:
-    """As test_gliner2's, with relations whose score is of its own beside those of head and tail."""
+    """Use test_gliner2's schema, with relations that have a score in addition to those of head and
+    tail."""
     flat = test_gliner2.ours(replace(found, relations=()))
     for one in found.relations:
         place = (
@@ -144,8 +150,8 @@ def _scores(pair: float, head: float, tail: float) -> list[tuple[str, float]]:
 
 
 def theirs(text: str, answer: Mapping[str, Any], schema: Schema) -> Found:
-    """The package's answer without the full stop that it adds to a text, without places of choices,
-    and with all scores.
+    """Return the package's answer without the full stop that it adds to a text, without places of
+    choices, and with all scores.
     """
     rest = {**answer, "relation_extraction": {}}
     for asked in schema.structures:
@@ -192,7 +198,7 @@ def _instances(
 
 
 def check(made: Reference, texts: list[str], schema: Schema) -> Counter[str]:
-    """Compares all answers; returns how many of each kind there were."""
+    """Compare all answers and return how many of each kind existed."""
     kinds: Counter[str] = Counter()
     found = run(load(made.directory), StructureWork(texts, schema))[0]
     for text, mine in zip(texts, found, strict=True):
@@ -200,7 +206,7 @@ def check(made: Reference, texts: list[str], schema: Schema) -> Counter[str]:
         flat = ours(mine)
         best = {("class", one.name, one.labels[0].label) for one in mine.classifications}
         multi = {one.name for one in schema.classifications if one.multi_label}
-        # Of a classification with one answer the package gives the best label only.
+        # For a classification with one answer, the package returns only the best label.
         kept = {
             place: score
             for place, score in flat.items()
@@ -211,12 +217,12 @@ def check(made: Reference, texts: list[str], schema: Schema) -> Counter[str]:
     return kinds
 
 
-def test_card(made: Reference) -> None:
+def test_card_describes_the_model(made: Reference) -> None:
     card = read_card(made.directory, "org/name")
     assert (card.kind, card.tasks, card.max_tokens) == ("gliner2", ("entities", "structure"), 512)
 
 
-def test_entities(made: Reference) -> None:
+def test_entities_equal_the_package(made: Reference) -> None:
     for threshold in (0.5, 0.2, 0.01):
         found = check(
             made,
@@ -226,12 +232,12 @@ def test_entities(made: Reference) -> None:
     assert found["entity"] > 10
 
 
-def test_classes(made: Reference) -> None:
+def test_classes_equal_the_package(made: Reference) -> None:
     found = check(made, TEXTS, Schema(classifications=SCHEMA.classifications))
     assert found["class"] > 4 * len(TEXTS) - 1
 
 
-def test_relations(made: Reference) -> None:
+def test_relations_equal_the_package(made: Reference) -> None:
     asked = (
         SchemaLabel("protects", "keeps safe"),
         SchemaLabel("runs", threshold=0.3),
@@ -243,7 +249,7 @@ def test_relations(made: Reference) -> None:
 
 
 @pytest.mark.parametrize("name", list(RECORDS))
-def test_records(made: Reference, name: str) -> None:
+def test_records_equal_the_package(made: Reference, name: str) -> None:
     found = sum(
         (
             check(made, TEXTS, Schema(structures=RECORDS[name], threshold=threshold))
@@ -254,14 +260,14 @@ def test_records(made: Reference, name: str) -> None:
     assert found["structure"] > 10
 
 
-def test_all_at_once(made: Reference) -> None:
+def test_combined_schema_equals_the_package(made: Reference) -> None:
     texts = [f"{' '.join(TEXTS)} {TEXTS[3]} {TEXTS[0]}", *TEXTS[:2]]
     found = check(made, texts, MIXED) + check(made, texts, replace(MIXED, threshold=0.3))
     assert min(found[kind] for kind in ("entity", "class", "relation", "structure")) > 3
 
 
-def test_long_text(made: Reference) -> None:
-    """Of more words than boundaries see of each other, and with more pairs than are scored."""
+def test_long_text_equals_the_package(made: Reference) -> None:
+    """The text has more words than boundaries attend to, and more pairs than are scored."""
     drawn = random.Random(7)
     words = [word for text in TEXTS for word in text.split()]
     text = " ".join(drawn.choice(words) for _ in range(75))
@@ -273,7 +279,7 @@ def test_long_text(made: Reference) -> None:
     assert min(found[kind] for kind in ("entity", "structure")) > 2
 
 
-def test_texts_that_are_cut(first: Reference) -> None:
+def test_truncated_texts_equal_the_package(first: Reference) -> None:
     model = load(first.directory)
     asked, text = (
         Schema(SCHEMA.entities, threshold=0.05),
@@ -293,7 +299,7 @@ def test_texts_that_are_cut(first: Reference) -> None:
         model.prepare(StructureWork([text], asked, truncation="none"))
     [nothing] = run(model, StructureWork([f"{'😀' * 4000} a"], SCHEMA))[
         0
-    ]  # no whole word fits, but those of choices do
+    ]  # no word of the text fits, only those of choices
     assert not nothing.entities
     assert len(nothing.classifications) == 2
     [bare] = run(
@@ -303,7 +309,7 @@ def test_texts_that_are_cut(first: Reference) -> None:
     assert len(bare.classifications) == 2
 
 
-def test_batch_is_as_each_alone(first: Reference) -> None:
+def test_batch_equals_each_text_alone(first: Reference) -> None:
     model = load(first.directory)
     alone = Schema(classifications=SCHEMA.classifications)
     works = [
@@ -315,7 +321,7 @@ def test_batch_is_as_each_alone(first: Reference) -> None:
             same(ours(one), ours(run(model, StructureWork([text], work.schema))[0][0]))
 
 
-def test_labels_of_entities_alone(first: Reference) -> None:
+def test_entity_labels_alone_equal_the_package(first: Reference) -> None:
     model = load(first.directory)
     labels = ("person", "licence name", "city")
     schema = Schema(tuple(map(SchemaLabel, labels)), threshold=0.2)
@@ -329,9 +335,9 @@ def test_labels_of_entities_alone(first: Reference) -> None:
         assert all(before.end <= after.start for before, after in pairwise(one.entities))
 
 
-def test_its_own_check(first: Reference) -> None:
-    """What it gives packed and alone is compared number by number there, so columns may not depend
-    on which pairs are scored.
+def test_model_check_passes(first: Reference) -> None:
+    """Its outputs in a batch and alone are compared element by element, so columns must not depend
+    on the scored pairs.
     """
     tests = list(selftest.run(first.directory, "test/model", None))
     assert all(test.passed for test in tests if "bfloat16" not in test.name)
@@ -357,7 +363,7 @@ def test_bfloat16_is_near(first: Reference) -> None:
 
 
 def test_every_tensor_is_used_or_known(first: Reference, tmp_path: Path) -> None:
-    """Each tensor that is missing, and one that is not known, is refused by its name."""
+    """Every missing or unknown tensor is refused by its name."""
     shutil.copytree(first.directory, tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
     tensors = load_file(file)
@@ -375,25 +381,44 @@ def test_every_tensor_is_used_or_known(first: Reference, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("candidate_pool", "per_query"), ("candidate_pool", None), ("candidate_attention_layers", 1),
-        ("query_attention_layers", None), ("enable_span_content", False), ("content_soft_max_pool", True),
-        ("use_inside_evidence", False), ("enable_abstention", False),
-        ("adaptive_threshold", True), ("overlap_policy", "nested"), ("pair_temperature", 2.0), ("record_temperature", 0.5),
-        ("boundary_dim", 64), ("boundary_dim", 1 << 20), ("boundary_attention_heads", 5), ("boundary_attention_layers", 99),
-        ("pool_boundary_top_k", 1 << 12), ("pool_size", 1 << 20), ("min_pool_per_query", 1000), ("pair_dim", 0),
-        ("relation_pair_cap", 0), ("record_dim", 17), ("abstention_threshold", 1.5), ("abstention_threshold", "high"),
-        ("classification_temperature", 0), ("enable_relations", False), ("enable_records", False),
+        ("candidate_pool", "per_query"),
+        ("candidate_pool", None),
+        ("candidate_attention_layers", 1),
+        ("query_attention_layers", None),
+        ("enable_span_content", False),
+        ("content_soft_max_pool", True),
+        ("use_inside_evidence", False),
+        ("enable_abstention", False),
+        ("adaptive_threshold", True),
+        ("overlap_policy", "nested"),
+        ("pair_temperature", 2.0),
+        ("record_temperature", 0.5),
+        ("boundary_dim", 64),
+        ("boundary_dim", 1 << 20),
+        ("boundary_attention_heads", 5),
+        ("boundary_attention_layers", 99),
+        ("pool_boundary_top_k", 1 << 12),
+        ("pool_size", 1 << 20),
+        ("min_pool_per_query", 1000),
+        ("pair_dim", 0),
+        ("relation_pair_cap", 0),
+        ("record_dim", 17),
+        ("abstention_threshold", 1.5),
+        ("abstention_threshold", "high"),
+        ("classification_temperature", 0),
+        ("enable_relations", False),
+        ("enable_records", False),
         ("directional_relation_states", False),
     ],
-)  # fmt: skip
-def test_settings_that_are_not_served(
+)
+def test_unsupported_settings_are_refused(
     first: Reference, tmp_path: Path, key: str, value: object
 ) -> None:
     with pytest.raises(ModelBroken):
         load(_changed(first, tmp_path, {key: value}))
 
 
-def test_another_version_is_not_served(first: Reference, tmp_path: Path) -> None:
+def test_another_version_is_refused(first: Reference, tmp_path: Path) -> None:
     directory = _changed(first, tmp_path, {})
     config = directory / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"architecture_version": 2}))
@@ -416,7 +441,7 @@ def test_classes_have_a_temperature(first: Reference, tmp_path: Path) -> None:
             )
 
 
-def test_labels_that_are_absent(first: Reference, tmp_path: Path) -> None:
+def test_absent_labels_have_no_entities(first: Reference, tmp_path: Path) -> None:
     asked = StructureWork(TEXTS, Schema(SCHEMA.entities, threshold=0.1))
     assert sum(len(one.entities) for one in run(load(first.directory), asked)[0]) > 0
     sure = load(_changed(first, tmp_path, {"abstention_threshold": 0.0}))
@@ -430,7 +455,7 @@ def test_answer_is_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch) ->
         Schema(tuple(map(SchemaLabel, "abcd")), threshold=0.0),
         Schema(structures=(NAMES,), threshold=0.3),
     ):
-        with pytest.raises(InvalidInput, match="raise thresholds") as caught:
+        with pytest.raises(InvalidInput, match="raise the thresholds") as caught:
             run(model, StructureWork(["short", TEXTS[0]], schema))
         assert caught.value.field == "items[1].text"
 
@@ -442,16 +467,16 @@ def test_records_are_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch) 
     )
     assert len(run(model, asked)[0][0].structures) > 1
     monkeypatch.setattr(records, "MOST_STEPS", 3)
-    with pytest.raises(InvalidInput, match="raise thresholds") as caught:
+    with pytest.raises(InvalidInput, match="raise the thresholds") as caught:
         run(model, asked)
     assert caught.value.field == "items[0].text"
-    monkeypatch.setattr(head, "MOST_STEPS", 3)  # the output has no more of them either
-    with pytest.raises(InvalidInput, match="raise thresholds"):
+    monkeypatch.setattr(head, "MOST_STEPS", 3)  # the output does not have more either
+    with pytest.raises(InvalidInput, match="raise the thresholds"):
         run(model, asked)
 
 
 def _changed(made: Reference, directory: Path, head: Mapping[str, object]) -> Path:
-    """A copy of the checkpoint with other values in `boundary_head`."""
+    """Return a copy of the checkpoint with other values in `boundary_head`."""
     shutil.copytree(made.directory, directory / "model")
     config = directory / "model" / "config.json"
     values = json.loads(config.read_text())
@@ -473,11 +498,18 @@ def test_assignments_are_the_cheapest() -> None:
             )
 
 
-def test_spans_with_the_largest_sum_are_kept() -> None:
+def test_disjoint_spans_have_the_largest_sum() -> None:
     drawn = np.random.default_rng(1)
     for _ in range(50):
-        spans = [Span(start, start + size, score) for start, size, score in zip(drawn.integers(0, 12, 10).tolist(),
-                 drawn.integers(1, 6, 10).tolist(), (drawn.integers(1, 5, 10) / 4).tolist(), strict=True)]  # fmt: skip
+        spans = [
+            Span(start, start + size, score)
+            for start, size, score in zip(
+                drawn.integers(0, 12, 10).tolist(),
+                drawn.integers(1, 6, 10).tolist(),
+                (drawn.integers(1, 5, 10) / 4).tolist(),
+                strict=True,
+            )
+        ]
         assert disjoint(spans) == overlap.resolve_overlaps(
             spans,
             "flat",
@@ -487,9 +519,9 @@ def test_spans_with_the_largest_sum_are_kept() -> None:
         )
 
 
-def test_relations_are_told_once() -> None:
-    """Without parts of a mention, other mentions of the same words, and what another pair implies:
-    as by the package.
+def test_relations_are_distinct() -> None:
+    """Parts of a mention, other mentions of the same words, and pairs implied by
+    another pair are dropped.
     """
     text = "Ada Lovelace of Acme met ada lovelace of ACME, and Ada of Acme Ltd met Acme."
     words = [match.span() for match in word_pattern().finditer(text)]

@@ -1,6 +1,5 @@
-"""Layouts of models that were carded in 2026, small and random, with their cards.
-
-Equal to transformers, to sentence-transformers, or to what their own code computes, written out.
+"""Layouts of models carded in 2026, small and random, with their cards, against transformers,
+sentence-transformers, or a reimplementation of the checkpoint's code.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tests.parity.checkpoints import SentenceFiles, random_model, write_checkpoi
 from tests.parity.test_decoders import QUERY, reconfigure
 from tests.parity.test_heads import TEXTS, assert_close, dense, run, scores
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 HARRIER = (
@@ -45,7 +44,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def load(directory: Path, model: str) -> PackedModel:
-    """The model in a directory with the card that is shipped for `model`."""
+    """Load the model in a directory with the shipped card of `model`."""
     card = read_catalog().of(model)
     assert card is not None
     return load_model(directory, model, torch.device("cpu"), torch.float32, card)
@@ -53,7 +52,7 @@ def load(directory: Path, model: str) -> PackedModel:
 
 @torch.inference_mode()
 def both_sides(directory: Path, ids: list[int]) -> Tensor:
-    """States of a decoder without its causal mask."""
+    """Return states of a decoder without its causal mask."""
     model = transformers.AutoModel.from_pretrained(directory).eval()
     seen = torch.zeros(1, 1, len(ids), len(ids))
     return cast(
@@ -83,7 +82,7 @@ def test_harrier_reads_the_last_token_of_a_causal_model(
     assert_close(dense(ours, TEXTS, "query"), theirs.encode(TEXTS, prompt=HARRIER))
 
 
-def test_voyage_projects_states_that_see_both_sides(tmp_path: Path) -> None:
+def test_voyage_projects_bidirectional_states(tmp_path: Path) -> None:
     write_checkpoint("qwen3", tmp_path, positions=1024)
     matrix = torch.randn(128, 64, generator=torch.Generator().manual_seed(3)) * 0.2
     states = load_file(tmp_path / "model.safetensors")
@@ -128,7 +127,7 @@ def test_nemotron_classifies_the_state_that_its_config_names(
 
 
 def test_bge_reranker_v2_gemma_has_the_logit_of_yes(tmp_path: Path) -> None:
-    """FlagEmbedding cuts query, document and prompt into tokens one by one, between line feeds."""
+    """FlagEmbedding tokenises query, document and prompt separately, joined by line feeds."""
     write_checkpoint(
         "gemma", tmp_path, head="causal_lm", positions=1024, config={"vocab_size": 410}
     )
@@ -138,7 +137,8 @@ def test_bge_reranker_v2_gemma_has_the_logit_of_yes(tmp_path: Path) -> None:
     model = load(tmp_path, "BAAI/bge-reranker-v2-gemma")
     network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     prompt = (
-        "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing a prediction "
+        "Given a query A and a passage B, determine whether the passage contains an answer to the "
+        "query by providing a prediction "
         "of either 'Yes' or 'No'."
     )
     yes = tokenizer.token_to_id("Yes")
@@ -254,7 +254,7 @@ def test_arctic_reads_the_first_token_after_its_prompt(tmp_path: Path) -> None:
     )
 
 
-def test_kalm_sees_both_sides_after_its_instruction(tmp_path: Path) -> None:
+def test_kalm_is_bidirectional_after_its_instruction(tmp_path: Path) -> None:
     write_checkpoint(
         "qwen2",
         tmp_path,
@@ -271,7 +271,7 @@ def test_kalm_sees_both_sides_after_its_instruction(tmp_path: Path) -> None:
     assert_close(dense(model, TEXTS, "query"), torch.stack(wanted).numpy())
 
 
-def test_qwen3guard_is_a_writer(tmp_path: Path) -> None:
+def test_qwen3guard_is_generative(tmp_path: Path) -> None:
     write_checkpoint("qwen3", tmp_path, head="causal_lm", positions=1024)
     (tmp_path / "chat_template.jinja").write_text(
         "{% for message in messages %}{{ message.content }}{% endfor %}"

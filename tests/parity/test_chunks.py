@@ -1,6 +1,5 @@
-"""Chunks against references over transformers: late ones written out after the paper, others as
-texts of their own.
-"""
+"""Chunks against references over transformers: late ones as in the paper, others as separate
+texts."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint
 from tests.parity.test_hybrid import write_m3
 from tests.support.texts import texts
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 Pooling = Literal["cls_token", "mean_tokens", "lasttoken", "weightedmean_tokens"]
@@ -37,10 +36,14 @@ MODELS: tuple[tuple[Kind, Pooling], ...] = (
     ("llama", "weightedmean_tokens"),
 )
 PROMPT = "find: "
-SHORT = "Each licensee is addressed as you. Programs, GPL; warranty (none)! To protect your rights, we need to prevent others."
+SHORT = (
+    "Each licensee is addressed as you. Programs, GPL; warranty (none)! To protect your rights, we "
+    "need to prevent others."
+)
 LONG = " ".join(texts(30, shortest=5, longest=25, seed=3))
 HARD = (
-    "日本語の文。次の文です。😀👩\u200d👩\u200d👧 emoji! e\u0301te\u0301 naïve.\r\nNew line.\r\n\r\n"
+    "日本語の文。次の文です。😀👩\u200d👩\u200d👧 emoji! e\u0301te\u0301 naïve.\r\n"
+    "New line.\r\n\r\n"
     "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd. The end\u200b of it."
 )
 
@@ -67,7 +70,7 @@ def load(directory: Path) -> PackedModel:
 
 
 def encode(model: PackedModel, *works: EncodeWork) -> list[EncodeResult]:
-    """All works in one forward, as a worker does."""
+    """Run all works in one forward, as a worker does."""
     prepared = [model.prepare(work) for work in works]
     outputs = model.forward(
         prepared[0].head, [sequence for item in prepared for sequence in item.sequences]
@@ -94,8 +97,8 @@ def spans_of(result: EncodeResult, item: int = 0) -> list[tuple[int, int]]:
 
 
 class Reference:
-    """Long late chunking (arXiv 2409.04701, section 3.1) over transformers: token states of windows
-    one after the other, of which those of the overlap are dropped, then pooled by span."""
+    """Compute long late chunking (arXiv 2409.04701, section 3.1) over transformers: token states of
+    successive windows without those of the overlap, pooled by span."""
 
     def __init__(self, directory: Path, limit: int, overlap: int) -> None:
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(directory))
@@ -164,7 +167,7 @@ def worst(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> float:
 
 
 def finished(directory: Path, pooled: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Through the modules after the pooling, and of length 1."""
+    """Apply the modules after the pooling and normalise to length 1."""
     file = directory / "2_Dense" / "model.safetensors"
     if file.exists():
         from safetensors.numpy import load_file
@@ -184,10 +187,10 @@ def pooling_of(directory: Path) -> Pooling:
     ("text", "method"),
     [(SHORT, "sentences"), (LONG, "tokens"), (LONG, "sentences"), (HARD, "tokens")],
 )
-def test_late_chunks_are_those_of_the_paper(
+def test_late_chunks_equal_the_papers_method(
     directory: Path, text: str, method: ChunkMethod, role: Literal["", "document"]
 ) -> None:
-    """Alone, and among others, within the model's 64 tokens and beyond them."""
+    """Alone and among others, within the model's 64 tokens and beyond them."""
     model, pooling = load(directory), pooling_of(directory)
     chunking = Chunking(method, max_tokens=11, overlap=3, late=True)
     alone = encode(model, EncodeWork([text], role=role, chunking=chunking))[0]
@@ -205,7 +208,7 @@ def test_late_chunks_are_those_of_the_paper(
     assert worst(dense(among)[-len(found) :], theirs) <= 1e-5
 
 
-def test_one_late_chunk_of_a_whole_text_has_the_vector_of_the_text(directory: Path) -> None:
+def test_late_chunk_of_a_whole_text_equals_its_vector(directory: Path) -> None:
     if pooling_of(directory) == "cls_token":
         pytest.skip("late chunks of such models have the mean of their tokens")
     model = load(directory)
@@ -219,7 +222,7 @@ def test_one_late_chunk_of_a_whole_text_has_the_vector_of_the_text(directory: Pa
         assert worst(dense(late), dense(whole)) <= 1e-5
 
 
-def test_prompt_that_the_model_does_not_pool_is_of_no_chunk(tmp_path: Path) -> None:
+def test_unpooled_prompt_belongs_to_no_chunk(tmp_path: Path) -> None:
     directory = write_checkpoint(
         "bert", tmp_path, sentence=SentenceFiles(prompts={"document": PROMPT})
     )
@@ -247,7 +250,7 @@ def test_late_chunks_of_a_published_model() -> None:
         assert worst(dense(late), theirs) <= 1e-5
 
 
-def test_model_of_several_forms_has_late_dense_vectors(tmp_path: Path) -> None:
+def test_model_with_several_representations_has_late_dense_vectors(tmp_path: Path) -> None:
     directory = write_m3(tmp_path)
     model = load(directory)
     (late,) = encode(
@@ -266,7 +269,8 @@ def test_model_of_several_forms_has_late_dense_vectors(tmp_path: Path) -> None:
     assert plain.sparse is not None
     assert plain.multi_vector is not None
     assert len(plain.sparse.offsets) == len(plain.multi_vector.offsets) == len(dense(plain)) + 1
-    # Within the model's length the token vectors of chunks that leave nothing out are those of the
+    # Within the model's length, the token vectors of chunks that cover the text are those of the
+    # text, in order.
     # text, one after the other.
     ends = (0, 9, 30, 31, 60, len(SHORT))
     spans = (tuple(Span(start, end) for start, end in pairwise(ends)),)
@@ -304,7 +308,7 @@ def test_model_of_several_forms_has_late_dense_vectors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["sentences", "tokens", "markdown"])
-def test_chunks_are_as_items_of_their_own(directory: Path, method: ChunkMethod) -> None:
+def test_chunks_equal_separate_items(directory: Path, method: ChunkMethod) -> None:
     model = load(directory)
     (result,) = encode(
         model, EncodeWork([SHORT, HARD], role="document", chunking=Chunking(method, max_tokens=12))
@@ -323,8 +327,8 @@ def test_chunks_are_as_items_of_their_own(directory: Path, method: ChunkMethod) 
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_spans_of_the_caller_are_kept_exactly(directory: Path, late: bool) -> None:
-    """In any order, overlapping, with gaps, within a word and a character's marks."""
+def test_callers_spans_are_kept_exactly(directory: Path, late: bool) -> None:
+    """Spans are in any order, overlap, have gaps, and divide a word and a character's marks."""
     model = load(directory)
     spans = (Span(20, 30), Span(0, 5), Span(3, 12), Span(1, 2), Span(len(HARD) - 3, len(HARD)))
     (result,) = encode(
@@ -334,7 +338,7 @@ def test_spans_of_the_caller_are_kept_exactly(directory: Path, late: bool) -> No
     assert np.isfinite(dense(result)).all()
 
 
-def test_contexts_stand_before_each_chunk(directory: Path) -> None:
+def test_contexts_precede_each_chunk(directory: Path) -> None:
     model = load(directory)
     spans = (Span(0, 34, "One. "), Span(35, 60))
     (result,) = encode(
@@ -345,7 +349,7 @@ def test_contexts_stand_before_each_chunk(directory: Path) -> None:
     assert worst(dense(result), dense(alone)) <= 1e-5
 
 
-def test_what_cannot_be_divided_is_refused(directory: Path) -> None:
+def test_invalid_chunking_is_refused(directory: Path) -> None:
     model = load(directory)
     for work, error, field in (
         (

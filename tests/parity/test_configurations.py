@@ -1,5 +1,5 @@
-"""config.json as transformers writes it for values that differ from its defaults: every key that
-changes a forward is read.
+"""config.json with values that differ from transformers' defaults: every key that changes a forward
+is read.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ YARN = {
     "original_max_position_embeddings": 32,
 }
 LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 700.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "rope_theta": 700.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
-}  # fmt: skip
+}
 LONG = {
     "rope_type": "longrope", "rope_theta": 700.0, "original_max_position_embeddings": 32,
     "short_factor": [1.1] * 10, "long_factor": [3.0] * 10,
@@ -40,38 +44,95 @@ CONFIGURATIONS: list[tuple[Kind, dict[str, Any]]] = [
     ("distilbert", {"activation": "relu"}),
     ("mpnet", {"hidden_act": "silu", "layer_norm_eps": 1e-3}),
     ("electra", {"embedding_size": 64, "hidden_act": "relu"}),
-    ("deberta-v2", {"position_biased_input": True, "type_vocab_size": 2, "share_att_key": False, "position_buckets": -1}),
+    (
+        "deberta-v2",
+        {
+            "position_biased_input": True,
+            "type_vocab_size": 2,
+            "share_att_key": False,
+            "position_buckets": -1,
+        },
+    ),
     ("deberta-v2", {"pos_att_type": ["c2p"], "norm_rel_ebd": "none", "max_relative_positions": 40}),
     ("deberta-v2", {"relative_attention": False, "position_biased_input": True}),
     ("modernbert", {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "norm_eps": 1e-3}),
-    ("modernbert", {"hidden_activation": "silu", "local_attention": 6, "layer_types": ["sliding_attention", "full_attention"]}),
+    (
+        "modernbert",
+        {
+            "hidden_activation": "silu",
+            "local_attention": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
     ("modernbert", {"rope_parameters": BOTH}),
     ("nomic_bert", {"hidden_act": "gelu", "rope_parameters": LINEAR, "layer_norm_eps": 1e-3}),
     ("eurobert", {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3}),
     ("eurobert", {"hidden_act": "gelu", "rms_norm_eps": 1e-3, "num_key_value_heads": 1}),
     ("gte", {"rope_parameters": LINEAR, "hidden_act": "gelu_new", "type_vocab_size": 1}),
-    ("jina_embeddings_v3", {"rope_parameters": LINEAR, "hidden_act": "relu", "layer_norm_eps": 1e-3}),
+    (
+        "jina_embeddings_v3",
+        {"rope_parameters": LINEAR, "hidden_act": "relu", "layer_norm_eps": 1e-3},
+    ),
     ("llama", {"rope_parameters": LONG}),
     ("llama", {"hidden_act": "relu", "rms_norm_eps": 1e-3, "attention_bias": False}),
     ("mistral", {"rope_parameters": LLAMA3, "hidden_act": "gelu"}),
-    ("qwen2", {"rope_parameters": YARN, "layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True,
-               "sliding_window": 7}),
+    (
+        "qwen2",
+        {
+            "rope_parameters": YARN,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "use_sliding_window": True,
+            "sliding_window": 7,
+        },
+    ),
     ("qwen3", {"rope_parameters": LONG, "hidden_act": "gelu"}),
     ("gemma", {"rope_parameters": LINEAR, "attention_bias": True}),
     ("gemma2", {"rope_parameters": LLAMA3, "attention_bias": True, "attn_logit_softcapping": None}),
-    ("gemma2", {"layer_types": ["full_attention", "sliding_attention"], "hidden_activation": "silu", "head_dim": 8}),
+    (
+        "gemma2",
+        {
+            "layer_types": ["full_attention", "sliding_attention"],
+            "hidden_activation": "silu",
+            "head_dim": 8,
+        },
+    ),
     ("gemma3_text", {"attention_bias": True, "hidden_activation": "silu", "rms_norm_eps": 1e-3}),
-    ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 1.0}}),
-    ("phi3", {"hidden_act": "gelu", "rms_norm_eps": 1e-3, "sliding_window": None, "num_key_value_heads": 4}),
+    (
+        "phi3",
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 700.0,
+                "partial_rotary_factor": 1.0,
+            }
+        },
+    ),
+    (
+        "phi3",
+        {
+            "hidden_act": "gelu",
+            "rms_norm_eps": 1e-3,
+            "sliding_window": None,
+            "num_key_value_heads": 4,
+        },
+    ),
     ("bart", {"activation_function": "relu"}),
     ("t5", {"layer_norm_epsilon": 1e-3, "num_decoder_layers": 3}),
     ("mt5", {"feed_forward_proj": "gated-silu", "dense_act_fn": "silu"}),
-    ("openai_privacy_filter", {"sliding_window": 9, "num_experts_per_tok": 1, "attention_bias": False, "rms_norm_eps": 1e-3}),
-]  # fmt: skip
+    (
+        "openai_privacy_filter",
+        {
+            "sliding_window": 9,
+            "num_experts_per_tok": 1,
+            "attention_bias": False,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
+]
 
 
 @pytest.mark.parametrize(("kind", "config"), CONFIGURATIONS)
-def test_values_that_differ_from_the_defaults(
+def test_values_that_differ_from_the_defaults_are_read(
     kind: Kind, config: dict[str, Any], tmp_path: Path
 ) -> None:
     encoder = load(write_checkpoint(kind, tmp_path, config=config))

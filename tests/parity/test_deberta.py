@@ -1,6 +1,5 @@
-"""DeBERTa's own attention against transformers in every form that its config.json can ask for, and
-what is refused.
-"""
+"""DeBERTa's attention against transformers in every form of its config.json, and unsupported
+settings."""
 
 from __future__ import annotations
 
@@ -61,11 +60,11 @@ def test_every_form_equals_transformers(settings: Settings, tmp_path: Path) -> N
 )
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("name", list(VARIANTS)[:6])
-def test_kernel_of_accelerators_equals_the_runs(
+def test_accelerator_kernel_equals_computation_by_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interpreted; with all heads at once and two at a time, and with tokens that see the first
-    ones only.
+    """The kernel is interpreted, with all heads at once and two at a time, and with tokens that see
+    only the first ones.
     """
     pytest.importorskip("triton")
     encoder = load(write_checkpoint("deberta-v2", tmp_path, config=VARIANTS[name]))
@@ -73,7 +72,7 @@ def test_kernel_of_accelerators_equals_the_runs(
     batches = Packed.from_sequences(ids), Packed.from_sequences(ids, seen=(0, 1, 5, 0))
     plain = [[encoder(batch), encoder(batch, rows="last")] for batch in batches]
     monkeypatch.setattr(deberta, "has_triton", lambda x: True)
-    assert not encoder.stack[0].attn.goes_by_runs
+    assert encoder.stack[0].attn.is_graph_capturable
     for batch, wanted, scores in zip(batches, plain, (1 << 27, 2 * 57 * 64), strict=True):
         monkeypatch.setattr(deberta, "_SCORES", scores)
         assert worst([encoder(batch), encoder(batch, rows="last")], wanted) <= 1e-5
@@ -83,7 +82,7 @@ def test_kernel_of_accelerators_equals_the_runs(
     torch.cuda.is_available(), reason="kernels are compiled, for the accelerator alone"
 )
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-def test_lengths_do_not_decide_what_the_kernel_of_accelerators_launches(
+def test_accelerator_kernel_launches_do_not_depend_on_lengths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
@@ -110,7 +109,7 @@ class _Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_convolution_around_the_only_layer(tmp_path: Path) -> None:
+def test_convolution_of_the_only_layer_equals_transformers(tmp_path: Path) -> None:
     settings = {"conv_kernel_size": 3}
     encoder = load(write_checkpoint("deberta-v2", tmp_path, config=settings, layers=1))
     ids = random_ids((1, 2, 9, 9))
@@ -122,7 +121,7 @@ def test_convolution_around_the_only_layer(tmp_path: Path) -> None:
     )
 
 
-def test_segments_beside_distances(tmp_path: Path) -> None:
+def test_segments_with_distances_equal_transformers(tmp_path: Path) -> None:
     settings = {"type_vocab_size": 2}
     encoder = load(write_checkpoint("deberta-v2", tmp_path, config=settings))
     ids = random_ids((3, 20, 20))
@@ -136,7 +135,7 @@ def test_segments_beside_distances(tmp_path: Path) -> None:
     )
 
 
-def test_texts_beyond_the_farthest_distance(tmp_path: Path) -> None:
+def test_texts_beyond_the_farthest_distance_equal_transformers(tmp_path: Path) -> None:
     """Without absolute positions only memory limits a text, in the reference as well."""
     encoder = load(write_checkpoint("deberta-v2", tmp_path, positions=48))
     ids = random_ids((49, 150, 301))
@@ -147,9 +146,7 @@ def test_texts_beyond_the_farthest_distance(tmp_path: Path) -> None:
 
 
 def test_buckets_of_the_released_sizes_equal_the_reference(tmp_path: Path) -> None:
-    """256 buckets for 512 positions: where the edges of wide buckets lie is a matter of float32's
-    rounding.
-    """
+    """256 buckets for 512 positions: float32's rounding decides the edges of wide buckets."""
     settings = {"position_buckets": 256}
     encoder = load(
         write_checkpoint(
@@ -164,8 +161,10 @@ def test_buckets_of_the_released_sizes_equal_the_reference(tmp_path: Path) -> No
     assert worst(packed(encoder, ids), wanted) <= 1e-5
 
 
-def test_texts_of_one_length_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many that their scores are not all in memory at once."""
+def test_texts_of_one_length_are_computed_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of texts is too large for all their scores to be in memory at once."""
     encoder = load(write_checkpoint("deberta-v2", tmp_path))
     ids = random_ids((7,) * 10 + (30,) * 3)
     whole = packed(encoder, ids)
@@ -173,7 +172,7 @@ def test_texts_of_one_length_in_parts(tmp_path: Path, monkeypatch: pytest.Monkey
     assert worst(packed(encoder, ids), whole) <= 1e-6
 
 
-def test_tokens_that_see_only_the_first_ones(tmp_path: Path) -> None:
+def test_masked_keys_equal_transformers(tmp_path: Path) -> None:
     """The reference's encoder takes a mask for each pair of tokens; its model does not."""
     encoder = load(write_checkpoint("deberta-v2", tmp_path))
     model = random_model("deberta-v2")
@@ -198,7 +197,7 @@ def test_tokens_that_see_only_the_first_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_checkpoints_of_half_precision_in_shards(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_sharded_half_precision_checkpoints_are_loaded(dtype: torch.dtype, tmp_path: Path) -> None:
     encoder = load(write_checkpoint("deberta-v2", tmp_path, dtype=dtype, max_shard_size="30KB"))
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     model = random_model("deberta-v2").to(dtype).float()
@@ -206,7 +205,7 @@ def test_checkpoints_of_half_precision_in_shards(dtype: torch.dtype, tmp_path: P
     assert worst(packed(encoder, ids), reference(model, ids)) <= 1e-5
 
 
-def test_bfloat16_where_distances_have_projections(tmp_path: Path) -> None:
+def test_bfloat16_with_distance_projections_is_near(tmp_path: Path) -> None:
     settings = {"share_att_key": False, "conv_kernel_size": 3}
     encoder = load(write_checkpoint("deberta-v2", tmp_path, config=settings), torch.bfloat16)
     ids = random_ids((1, 9, 64))
@@ -225,10 +224,8 @@ def test_masked_language_models_are_encoders_too(legacy: bool, tmp_path: Path) -
     assert worst(packed(encoder, ids), reference(model.deberta, ids)) <= 1e-5
 
 
-def test_leftovers_of_released_checkpoints(tmp_path: Path) -> None:
-    """Microsoft's have a position table that nothing uses, a discriminator's head, and a list as
-    one text.
-    """
+def test_unused_tensors_of_released_checkpoints_are_ignored(tmp_path: Path) -> None:
+    """Microsoft's have an unused position table, a discriminator's head, and a list as one text."""
     write_checkpoint("deberta-v2", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors |= {
@@ -244,12 +241,17 @@ def test_leftovers_of_released_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"pos_att_type": "c2p|p2p"}, {"position_buckets": 33}, {"position_buckets": 2}, {"position_buckets": 300},
-        {"attention_head_size": 12}, {"conv_kernel_size": 4}, {"conv_kernel_size": 3, "conv_act": "relu"},
+        {"pos_att_type": "c2p|p2p"},
+        {"position_buckets": 33},
+        {"position_buckets": 2},
+        {"position_buckets": 300},
+        {"attention_head_size": 12},
+        {"conv_kernel_size": 4},
+        {"conv_kernel_size": 3, "conv_act": "relu"},
         {"conv_kernel_size": 3, "conv_groups": 7},
     ],
-)  # fmt: skip
-def test_what_is_not_served_is_refused_by_its_key(settings: Settings, tmp_path: Path) -> None:
+)
+def test_unsupported_settings_are_refused_by_key(settings: Settings, tmp_path: Path) -> None:
     write_checkpoint("deberta-v2", tmp_path)
     edit(tmp_path, settings)
     with pytest.raises(ModelBroken, match=f"config.json: {list(settings)[-1]} is "):

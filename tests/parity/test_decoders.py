@@ -1,5 +1,5 @@
-"""Language models against transformers and sentence-transformers: shapes that need care, embedders,
-classifiers and rerankers.
+"""Language models against transformers and sentence-transformers: difficult shapes, embedding
+models, classifiers and rerankers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.parity.checkpoints import Kind, random_model, write_checkpoint
 from tests.parity.test_families import load as load_encoder
 from tests.parity.test_families import packed, random_ids, reference, worst
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 DECODERS: tuple[Kind, ...] = (
@@ -61,14 +61,14 @@ DECODERS: tuple[Kind, ...] = (
 TEXTS = [
     'Each licensee is addressed as "you".',
     "a",
-    "To protect your rights, we need to prevent others from denying you these rights or asking you to surrender the rights. "
-    * 6,
+    "To protect your rights, we need to prevent others from denying you these rights or asking you "
+    "to surrender the rights. " * 6,
     "Überraschung — naïve café, 東京 and so on",
 ]
 SHORT = [text for text in TEXTS if len(text) < 100]
 QUERY = "What must a licensee do?"
 
-# As Qwen3-Reranker's: a default instruction, and an answer that has been begun.
+# Qwen3-Reranker's template: a default instruction, and the beginning of an answer.
 TEMPLATE = """<|im_start|>system
 Judge whether the Document meets the requirements.<|im_end|>
 <|im_start|>user
@@ -76,7 +76,7 @@ Judge whether the Document meets the requirements.<|im_end|>
 <Query>: {{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}
 <Document>: {{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}<|im_end|>
 {% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{% endif %}"""  # noqa: E501
 
 
 @pytest.fixture(autouse=True)
@@ -127,9 +127,13 @@ def reconfigure(directory: Path, values: Mapping[str, object], drop: Sequence[st
 
 SLIDING = {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}
 LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
-}  # fmt: skip
+}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 1000.0,
@@ -180,7 +184,7 @@ SHAPES: dict[str, tuple[Kind, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_shapes_that_need_care(shape: str, tmp_path: Path) -> None:
+def test_difficult_shapes_equal_transformers(shape: str, tmp_path: Path) -> None:
     kind, config = SHAPES[shape]
     encoder = load_encoder(write_checkpoint(kind, tmp_path, config=config))
     ids = random_ids()
@@ -193,7 +197,10 @@ OLDER: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[str, ...]]] =
     "scaling apart from the base": (
         "llama",
         {"rope_parameters": LLAMA3},
-        {"rope_theta": 5000.0, "rope_scaling": {name: value for name, value in LLAMA3.items() if name != "rope_theta"}},
+        {
+            "rope_theta": 5000.0,
+            "rope_scaling": {name: value for name, value in LLAMA3.items() if name != "rope_theta"},
+        },
         ("rope_parameters",),
     ),
     "windows by the number of a layer": (
@@ -203,22 +210,35 @@ OLDER: dict[str, tuple[Kind, dict[str, Any], dict[str, Any], tuple[str, ...]]] =
         ("layer_types", "rope_parameters"),
     ),
     "no window is used": (
-        "qwen2", {}, {"use_sliding_window": False, "sliding_window": 5, "max_window_layers": 0}, ("layer_types",)
+        "qwen2",
+        {},
+        {"use_sliding_window": False, "sliding_window": 5, "max_window_layers": 0},
+        ("layer_types",),
     ),
-    "mistral's own window": ("mistral", {"sliding_window": 4096}, {}, ("sliding_window", "rope_parameters")),
+    "mistral's own window": (
+        "mistral",
+        {"sliding_window": 4096},
+        {},
+        ("sliding_window", "rope_parameters"),
+    ),
     "two bases apart": (
         "gemma3_text",
         {},
         {"rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "sliding_window_pattern": 2},
         ("layer_types", "rope_parameters", "_sliding_window_pattern"),
     ),
-    "attention by the number of a layer": ("qwen3_5_text", {}, {"full_attention_interval": 2}, ("layer_types",)),
+    "attention by the number of a layer": (
+        "qwen3_5_text",
+        {},
+        {"full_attention_interval": 2},
+        ("layer_types",),
+    ),
     "no size of a head": ("llama", {"head_dim": 16}, {}, ("head_dim",)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OLDER)
-def test_configurations_of_older_versions(name: str, tmp_path: Path) -> None:
+def test_configurations_of_older_versions_are_read(name: str, tmp_path: Path) -> None:
     kind, config, values, drop = OLDER[name]
     encoder = load_encoder(
         reconfigure(write_checkpoint(kind, tmp_path, config=config), values, drop)
@@ -249,7 +269,7 @@ def test_configurations_of_older_versions(name: str, tmp_path: Path) -> None:
         (
             "qwen3_5_text",
             {"linear_num_key_heads": 3},
-            "linear_num_value_heads is 4: it is no multiple of the 3 key heads",
+            "linear_num_value_heads is 4: it is not a multiple of the 3 key heads",
         ),
         (
             "qwen3_5_text",
@@ -271,7 +291,7 @@ def test_configurations_of_older_versions(name: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_configurations_that_cannot_be_served(
+def test_unsupported_configurations_are_refused(
     kind: Kind, values: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     directory = reconfigure(write_checkpoint(kind, tmp_path), values)
@@ -281,8 +301,8 @@ def test_configurations_that_cannot_be_served(
 
 @pytest.mark.parametrize("kind", [*DECODERS, "qwen3_5_text"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_heads_of_language_models_are_left_out(kind: Kind, tied: bool, tmp_path: Path) -> None:
-    """Sharded, in half precision, with the prefix of transformers' own class."""
+def test_language_model_heads_are_dropped(kind: Kind, tied: bool, tmp_path: Path) -> None:
+    """The checkpoint is sharded, in half precision, and has the prefix of transformers' class."""
     config = {"tie_word_embeddings": tied}
     directory = write_checkpoint(
         kind,
@@ -300,9 +320,9 @@ def test_heads_of_language_models_are_left_out(kind: Kind, tied: bool, tmp_path:
     )
 
 
-def test_qwen3_5_as_a_whole_model_names_it(tmp_path: Path) -> None:
-    """Of the layer that predicts a second token nothing is taken; a tower's tensors are refused,
-    and so is a card of both.
+def test_whole_qwen3_5_checkpoint_is_loaded(tmp_path: Path) -> None:
+    """Nothing is read of the layer that predicts a second token. A tower's tensors, and a card of
+    both, are refused.
     """
     directory = write_checkpoint("qwen3_5_text", tmp_path)
     stored = load_file(directory / "model.safetensors")
@@ -336,7 +356,7 @@ def test_qwen3_5_as_a_whole_model_names_it(tmp_path: Path) -> None:
         load(directory)
 
 
-def test_decoder_of_a_whole_t5_is_left_out(tmp_path: Path) -> None:
+def test_decoder_of_a_whole_t5_is_dropped(tmp_path: Path) -> None:
     directory = write_checkpoint("t5", tmp_path)
     torch.manual_seed(0)
     whole = transformers.T5ForConditionalGeneration(
@@ -350,7 +370,7 @@ def test_decoder_of_a_whole_t5_is_left_out(tmp_path: Path) -> None:
     )
 
 
-def test_embeddings_are_scaled_by_a_number_of_their_type(tmp_path: Path) -> None:
+def test_embedding_scale_has_the_weights_type(tmp_path: Path) -> None:
     encoder = load_encoder(write_checkpoint("gemma3_text", tmp_path, hidden=96), torch.bfloat16)
     model = random_model("gemma3_text", hidden=96).to(torch.bfloat16)
     ids = random_ids((40,))
@@ -359,7 +379,7 @@ def test_embeddings_are_scaled_by_a_number_of_their_type(tmp_path: Path) -> None
 
 
 def end_with(directory: Path, token: str) -> None:
-    """Let the tokenizer put a token behind every text, as Qwen3-Embedding's does."""
+    """Make the tokenizer append a token to every text, as Qwen3-Embedding's does."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     end = [(token, tokenizer.token_to_id(token))]
     frame = processors.TemplateProcessing(
@@ -382,7 +402,9 @@ def end_with(directory: Path, token: str) -> None:
         ("mistral", "</s>"),
     ],
 )
-def test_embedders_by_the_last_token(kind: Kind, token: str, tmp_path: Path) -> None:
+def test_last_token_embeddings_equal_sentence_transformers(
+    kind: Kind, token: str, tmp_path: Path
+) -> None:
     write_checkpoint(kind, tmp_path / "base")
     end_with(tmp_path / "base", token)
     layers = [
@@ -405,8 +427,8 @@ def test_embedders_by_the_last_token(kind: Kind, token: str, tmp_path: Path) -> 
     assert_close(dense(model, TEXTS, dimensions=20), short)
 
 
-def test_embedder_of_messages_is_refused(tmp_path: Path) -> None:
-    """sentence-transformers sends its texts through the chat template."""
+def test_embedding_model_with_chat_messages_is_refused(tmp_path: Path) -> None:
+    """Its texts pass through the chat template in sentence-transformers."""
     write_checkpoint("qwen3", tmp_path / "base")
     (tmp_path / "base/chat_template.jinja").write_text("{{ messages[0].content }}")
     layers = [Transformer(str(tmp_path / "base")), Pooling(64, "lasttoken")]
@@ -417,8 +439,8 @@ def test_embedder_of_messages_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "saved")
 
 
-def test_text_without_a_limit(tmp_path: Path) -> None:
-    """T5 has no positions to run out of, and some tokenizers write a huge number."""
+def test_model_without_length_limit_accepts_long_texts(tmp_path: Path) -> None:
+    """T5's positions are unlimited, and some tokenizers have a huge number as limit."""
     write_checkpoint("t5", tmp_path)
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 10**30}))
@@ -426,9 +448,9 @@ def test_text_without_a_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "t5", "llama_bidirec"])
-def test_embedders_by_the_mean_with_dense_layers(kind: Kind, tmp_path: Path) -> None:
-    """embeddinggemma's and sentence-t5's modules. transformers does not know NVIDIA's model_type,
-    only what it computes.
+def test_mean_embeddings_with_dense_layers_equal_the_reference(kind: Kind, tmp_path: Path) -> None:
+    """Use the modules of embeddinggemma and sentence-t5. transformers does not support NVIDIA's
+    model_type, only its computation.
     """
     write_checkpoint(kind, tmp_path / "base")
     if kind == "llama_bidirec":
@@ -447,11 +469,11 @@ def test_embedders_by_the_mean_with_dense_layers(kind: Kind, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", DECODERS)
-def test_classifiers_by_the_last_token(kind: Kind, tmp_path: Path) -> None:
+def test_last_token_classifiers_equal_transformers(kind: Kind, tmp_path: Path) -> None:
     config = {"pad_token_id": 2 if kind in ("llama", "mistral", "phi3") else 0}
     write_checkpoint(kind, tmp_path / "pairs", head="sequence_classification", config=config)
     model, theirs = load(tmp_path / "pairs"), CrossEncoder(str(tmp_path / "pairs"), device="cpu")
-    # Each pair alone: in a batch the longest decides the rotary positions of Phi-3's others.
+    # Each pair alone: in a batch, the longest decides the rotary positions of Phi-3's others.
     logits = theirs.predict(
         [(QUERY, text) for text in TEXTS], activation_fn=torch.nn.Identity(), batch_size=1
     )
@@ -476,7 +498,7 @@ def test_classifiers_by_the_last_token(kind: Kind, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma"])
 def test_classifiers_skip_padding_tokens_at_the_end(kind: Kind, tmp_path: Path) -> None:
-    """The padding token is one that ends the first text, so that an earlier token is classified."""
+    """The padding token ends the first text, so an earlier token is classified."""
     write_checkpoint(kind, tmp_path, head="sequence_classification")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     ids = {text: tokenizer(text, truncation=True)["input_ids"] for text in TEXTS}
@@ -501,7 +523,7 @@ def test_classifiers_skip_padding_tokens_at_the_end(kind: Kind, tmp_path: Path) 
 
 
 def _two_labels(directory: Path) -> dict[str, torch.Tensor]:
-    """The checkpoint's tensors with a random classifier of two labels."""
+    """Return the checkpoint's tensors with a random classifier of two labels."""
     tensors = load_file(directory / "model.safetensors")
     generator = torch.Generator().manual_seed(4)
     tensors["score.weight"] = (
@@ -521,8 +543,11 @@ def write_language_model(
 def save_reranker(
     directory: Path, *, no: bool = True, words: tuple[str, str] = ("yes", "no"), **settings: Any
 ) -> CrossEncoder:
-    """As sentence-transformers writes it. `no`: whether there is a token for it. `words`: the
-    tokens for yes and no.
+    """Write the modules as sentence-transformers does.
+
+    Args:
+        no: A token for no exists.
+        words: The tokens for yes and no.
     """
     base = Transformer(
         str(directory),
@@ -543,7 +568,9 @@ def pairs(texts: Sequence[str] = TEXTS) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("no", [True, False])
-def test_rerankers_by_yes_and_no(kind: Kind, tied: bool, no: bool, tmp_path: Path) -> None:
+def test_yes_no_rerankers_equal_sentence_transformers(
+    kind: Kind, tied: bool, no: bool, tmp_path: Path
+) -> None:
     theirs = save_reranker(write_language_model(tmp_path, kind, tie_word_embeddings=tied), no=no)
     model = load(tmp_path / "saved")
     assert_close(scores(model, ScoreWork(QUERY, TEXTS)), theirs.predict(pairs()))
@@ -561,7 +588,7 @@ def test_rerankers_cap_their_logits(no: bool, tmp_path: Path) -> None:
     assert np.abs(logits).max() < (4.0 if no else 2.0)
 
 
-def test_scale_of_a_checkpoint_and_its_default_instruction(tmp_path: Path) -> None:
+def test_checkpoint_sets_scale_and_default_instruction(tmp_path: Path) -> None:
     prompts = {"judge": "Find what a lawyer would cite", "other": "Find jokes"}
     identity = torch.nn.Identity()
     write_language_model(tmp_path)
@@ -575,7 +602,7 @@ def test_scale_of_a_checkpoint_and_its_default_instruction(tmp_path: Path) -> No
     assert np.abs(told - scores(model, ScoreWork(QUERY, TEXTS))).min() > 1e-3
 
 
-def test_long_documents_are_cut_within_the_template(tmp_path: Path) -> None:
+def test_long_documents_are_truncated_within_the_template(tmp_path: Path) -> None:
     texts = [*TEXTS, "copy " * 400, "東京" * 300]
     theirs = save_reranker(write_language_model(tmp_path))
     model = load(tmp_path / "saved")
@@ -587,7 +614,9 @@ def test_long_documents_are_cut_within_the_template(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("truncation", ["end", "start"])
-def test_one_end_of_a_long_document_stays(truncation: Truncation, tmp_path: Path) -> None:
+def test_truncation_keeps_one_end_of_a_long_document(
+    truncation: Truncation, tmp_path: Path
+) -> None:
     save_reranker(write_language_model(tmp_path))
     model = load(tmp_path / "saved")
     tokenizer = Tokenizer.from_file(str(tmp_path / "saved/tokenizer.json"))
@@ -607,7 +636,7 @@ def test_one_end_of_a_long_document_stays(truncation: Truncation, tmp_path: Path
     )
 
 
-def test_what_cannot_be_cut_is_refused_with_its_path(tmp_path: Path) -> None:
+def test_untruncatable_inputs_are_refused_with_path(tmp_path: Path) -> None:
     save_reranker(write_language_model(tmp_path))
     model = load(tmp_path / "saved")
     with pytest.raises(
@@ -626,7 +655,7 @@ def whole(sequence: InputSequence) -> InputSequence:
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 @pytest.mark.parametrize("window", [0, 20])
-def test_what_documents_begin_with_is_computed_once(
+def test_common_prefix_of_documents_is_computed_once(
     kind: Kind, window: int, tmp_path: Path
 ) -> None:
     config: dict[str, Any] = {**SLIDING, "sliding_window": window} if window else {}
@@ -654,7 +683,7 @@ def test_what_documents_begin_with_is_computed_once(
     )
 
 
-def test_model_that_sees_both_sides_shares_nothing(tmp_path: Path) -> None:
+def test_bidirectional_model_shares_no_prefix(tmp_path: Path) -> None:
     theirs = save_reranker(write_language_model(tmp_path, is_causal=False))
     model = load(tmp_path / "saved")
     assert all(
@@ -680,19 +709,20 @@ STRUCTURED = """{% for message in messages %}[{{ message.role }}]
 PLACES: dict[str, str] = {
     "chat_template.jinja": TEMPLATE,
     "parts of a message": STRUCTURED,
-    "the query last": "{{ messages[-1].content }}\n{{ messages[-2].content }}\n{{ eos_token }}answers?",
+    "the query "
+    "last": "{{ messages[-1].content }}\n{{ messages[-2].content }}\n{{ eos_token }}answers?",
 }
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_templates(name: str, tmp_path: Path) -> None:
+def test_templates_equal_transformers(name: str, tmp_path: Path) -> None:
     theirs = save_reranker(write_language_model(tmp_path, template=PLACES[name]))
     assert_close(
         scores(load(tmp_path / "saved"), ScoreWork(QUERY, SHORT)), theirs.predict(pairs(SHORT))
     )
 
 
-def test_template_in_the_tokenizers_configuration(tmp_path: Path) -> None:
+def test_template_in_tokenizer_config_is_used(tmp_path: Path) -> None:
     theirs = save_reranker(write_language_model(tmp_path))
     (tmp_path / "saved/chat_template.jinja").unlink()
     path = tmp_path / "saved/tokenizer_config.json"
@@ -707,7 +737,7 @@ def test_template_in_the_tokenizers_configuration(tmp_path: Path) -> None:
         )
 
 
-def test_template_by_its_name(tmp_path: Path) -> None:
+def test_template_is_selected_by_name(tmp_path: Path) -> None:
     save_reranker(write_language_model(tmp_path))
     saved = tmp_path / "saved"
     (saved / "additional_chat_templates").mkdir()
@@ -722,12 +752,13 @@ def test_template_by_its_name(tmp_path: Path) -> None:
     (saved / "sentence_bert_config.json").write_text(json.dumps(settings))
     with pytest.raises(
         ModelBroken,
-        match=r"`chat_template` is 'rank', which is not a template .* templates are: default, rerank",
+        match=r"`chat_template` is 'rank', which is not a template .* "
+        r"templates are: default, rerank",
     ):
         load(saved)
 
 
-def test_classifier_with_a_template_for_pairs(tmp_path: Path) -> None:
+def test_classifier_renders_pairs_with_its_template(tmp_path: Path) -> None:
     write_checkpoint("qwen3", tmp_path, head="sequence_classification", positions=256)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     theirs = CrossEncoder(str(tmp_path), device="cpu")
@@ -735,7 +766,7 @@ def test_classifier_with_a_template_for_pairs(tmp_path: Path) -> None:
     assert_close(scores(load(tmp_path), ScoreWork(QUERY, TEXTS)), logits)
 
 
-def test_classifier_whose_template_knows_no_pairs_reads_plain_pairs(tmp_path: Path) -> None:
+def test_classifier_without_pair_template_reads_plain_pairs(tmp_path: Path) -> None:
     write_checkpoint("qwen3", tmp_path, head="sequence_classification", positions=256)
     plain = scores(load(tmp_path), ScoreWork(QUERY, TEXTS))
     (tmp_path / "chat_template.jinja").write_text(
@@ -752,7 +783,7 @@ def test_classifier_whose_template_knows_no_pairs_reads_plain_pairs(tmp_path: Pa
         ("pegasus", "PegasusForConditionalGeneration"),
     ],
 )
-def test_writer_of_another_type_is_refused_as_one(
+def test_unsupported_generative_model_is_refused(
     kind: str, architecture: str, tmp_path: Path
 ) -> None:
     write_language_model(tmp_path)
@@ -768,18 +799,19 @@ def test_writer_of_another_type_is_refused_as_one(
 
 
 BROKEN: dict[str, str] = {
-    r"it has no place for the message of the role 'document'": "{{ messages[0].content }}",
-    r"it has no place for the message of the role 'query'": "{{ messages[-1].content }}",
-    r"it changes the texts of messages": "{{ messages[0].content | upper }} {{ messages[1].content | trim }}",
-    r"is not Jinja": "{% for %}",
-    r"it cannot be rendered: only users speak": "{{ raise_exception('only users speak') }}",
-    r"it cannot be rendered: access to attribute '__class__'": "{{ messages.__class__.__mro__ }}",
-    r"it cannot be rendered": "{{ messages[7].content }}{{ messages[8].content.x }}",
+    r"it has no place for a message of the role 'document'": "{{ messages[0].content }}",
+    r"it has no place for a message of the role 'query'": "{{ messages[-1].content }}",
+    r"it changes the texts of messages": "{{ messages[0].content | upper }} {{ messages[1].content "
+    "| trim }}",
+    r"invalid Jinja": "{% for %}",
+    r"rendering fails: only users speak": "{{ raise_exception('only users speak') }}",
+    r"rendering fails: access to attribute '__class__'": "{{ messages.__class__.__mro__ }}",
+    r"rendering fails": "{{ messages[7].content }}{{ messages[8].content.x }}",
 }
 
 
 @pytest.mark.parametrize("message", BROKEN)
-def test_templates_that_cannot_be_served(message: str, tmp_path: Path) -> None:
+def test_unsupported_templates_are_refused(message: str, tmp_path: Path) -> None:
     save_reranker(write_language_model(tmp_path))
     (tmp_path / "saved/chat_template.jinja").write_text(BROKEN[message])
     with pytest.raises(ModelBroken, match=message):
@@ -789,7 +821,7 @@ def test_templates_that_cannot_be_served(message: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "start", ["", "{{ raise_exception('no system') if messages[0].role == 'system' }}"]
 )
-def test_instruction_needs_a_place(start: str, tmp_path: Path) -> None:
+def test_instruction_needs_a_place_in_the_template(start: str, tmp_path: Path) -> None:
     save_reranker(
         write_language_model(
             tmp_path, template=start + "{{ messages[-2].content }}: {{ messages[-1].content }}"
@@ -799,9 +831,9 @@ def test_instruction_needs_a_place(start: str, tmp_path: Path) -> None:
         load(tmp_path / "saved").prepare(ScoreWork(QUERY, TEXTS, instruction="Find jokes"))
 
 
-def test_language_model_of_which_nothing_is_said(tmp_path: Path) -> None:
-    """A card of the catalog says it; else it writes if it has a chat template and says how it
-    generates.
+def test_language_model_without_card_is_classified_by_its_files(tmp_path: Path) -> None:
+    """A card of the catalog decides; otherwise it generates text if it has a chat template and
+    generation settings.
     """
     write_language_model(tmp_path)
     assert read_card(tmp_path, "test/model").kind == "writer"
@@ -820,7 +852,10 @@ def test_language_model_of_which_nothing_is_said(tmp_path: Path) -> None:
             tmp_path,
             Overrides("card.yaml:1", detect=Hints(kind="yes_no", answers=("of course", "no"))),
         )
-    template = "<|im_start|>{{ instruction or 'Given a web query' }}\n{{ query }}\n{{ document }}<|im_end|>\n"
+    template = (
+        "<|im_start|>{{ instruction or 'Given a web query' }}\n{{ query }}\n{{ document "
+        "}}<|im_end|>\n"
+    )
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ModelBroken, match=r"no chat template for pairs.*`template`"):
         load(tmp_path, Overrides("card.yaml:1", detect=Hints(kind="yes_no", answers=("yes", "no"))))
@@ -839,9 +874,8 @@ def test_language_model_of_which_nothing_is_said(tmp_path: Path) -> None:
 
 
 def by_hand(directory: Path, template: str) -> NDArray[np.float32]:
-    """The share of yes among yes and no after each text, as Qwen3-Reranker's model card computes
-    it.
-    """
+    """Return the share of yes among yes and no after each text, as in Qwen3-Reranker's model
+    card."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
     found = []
@@ -863,7 +897,7 @@ def by_hand(directory: Path, template: str) -> NDArray[np.float32]:
     return torch.stack(found).numpy()
 
 
-def test_head_too_small_for_its_answers(tmp_path: Path) -> None:
+def test_head_too_small_for_answer_tokens_is_refused(tmp_path: Path) -> None:
     save_reranker(write_language_model(tmp_path))
     path = tmp_path / "saved/1_LogitScore/config.json"
     path.write_text(json.dumps({"true_token_id": 100_000, "false_token_id": 3}))
@@ -876,8 +910,8 @@ def test_head_too_small_for_its_answers(tmp_path: Path) -> None:
         load(tmp_path / "saved")
 
 
-def test_head_in_the_file_of_a_tied_model_is_left_out(tmp_path: Path) -> None:
-    """transformers ties it, whatever a file holds."""
+def test_stored_head_of_a_tied_model_is_dropped(tmp_path: Path) -> None:
+    """The head is tied in transformers even if a file contains one."""
     theirs = save_reranker(write_language_model(tmp_path, tie_word_embeddings=True))
     path = tmp_path / "saved/model.safetensors"
     tensors = dict(load_file(path))
@@ -933,8 +967,8 @@ a document<|im_end|>
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_templates_of_shipped_cards(name: str, tmp_path: Path) -> None:
-    """As the models' own cards and packages write a pair."""
+def test_templates_of_shipped_cards_render_pairs(name: str, tmp_path: Path) -> None:
+    """Templates write a pair as the models' cards and packages do."""
     write_checkpoint("qwen3", tmp_path, head="causal_lm", positions=1024)
     model = load(tmp_path, read_catalog().of(name))
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))

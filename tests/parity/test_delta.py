@@ -1,4 +1,4 @@
-"""The gated delta net over packed sequences against transformers' of Qwen3.5, which sees one
+"""The gated delta net over packed sequences against transformers' Qwen3.5, which computes one
 sequence at a time.
 """
 
@@ -25,7 +25,7 @@ from libs.models.work import InputSequence
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.test_families import load, packed, random_ids, reference, worst
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 LENGTHS = [3, 1, CHUNK, 200, CHUNK + 1, 2, 2 * CHUNK, 37]
@@ -36,9 +36,15 @@ INPUTS = tuple(f"in_proj_{name}.weight" for name in ("qkv", "z", "b", "a"))
 
 def layers(key_heads: int, value_heads: int) -> tuple[Any, GatedDeltaNet]:
     config = Qwen3_5TextConfig(
-        hidden_size=48, num_hidden_layers=4, linear_num_key_heads=key_heads, linear_num_value_heads=value_heads,
-        linear_key_head_dim=16, linear_value_head_dim=24, linear_conv_kernel_dim=4, vocab_size=64,
-    )  # fmt: skip
+        hidden_size=48,
+        num_hidden_layers=4,
+        linear_num_key_heads=key_heads,
+        linear_num_value_heads=value_heads,
+        linear_key_head_dim=16,
+        linear_value_head_dim=24,
+        linear_conv_kernel_dim=4,
+        vocab_size=64,
+    )
     reference = modeling_qwen3_5.Qwen3_5GatedDeltaNet(config, 0).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -69,9 +75,11 @@ def layers(key_heads: int, value_heads: int) -> tuple[Any, GatedDeltaNet]:
 
 
 def run(layer: GatedDeltaNet, x: Tensor, lengths: list[int]) -> Tensor:
-    """The layer with its output projection: [tokens, hidden] -> the same"""
-    batch = Packed.from_sequences([np.zeros(length, np.int32) for length in lengths])
-    return layer.out.forward(layer.forward(x, batch, Shared({}, None, Chunks.of(lengths))))
+    """Apply the layer with its output projection to [tokens, hidden]."""
+    batch = Packed.of([np.zeros(length, np.int32) for length in lengths])
+    return layer.out.forward(
+        layer.forward(x, batch, Shared({}, None, Chunks.from_lengths(lengths)))
+    )
 
 
 def states(lengths: list[int]) -> Tensor:
@@ -100,7 +108,7 @@ def test_sequence_is_the_same_alone_and_among_others() -> None:
         alone = [run(ours, each, [len(each)]) for each in x.split(LENGTHS)]
         mixed_up = run(ours, x, [sum(LENGTHS)]).split(LENGTHS)
     assert max(relative(a, b) for a, b in zip(packed, alone, strict=True)) <= 1e-5
-    assert relative(mixed_up[1], alone[1]) > 1e-2  # as one sequence the answer is another
+    assert relative(mixed_up[1], alone[1]) > 1e-2  # the result differs for one sequence
 
 
 def test_bfloat16_is_as_good_as_transformers_in_bfloat16() -> None:
@@ -117,8 +125,8 @@ def test_bfloat16_is_as_good_as_transformers_in_bfloat16() -> None:
 def exact_rule(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **_: object
 ) -> tuple[Tensor, None]:
-    """The recurrence of arXiv 2412.06464 token by token in float64, of one sequence: [1, tokens,
-    heads, size].
+    """Compute the recurrence of arXiv 2412.06464 token by token in float64, of one sequence: [1,
+    tokens, heads, size].
     """
     repeats = value.shape[2] // key.shape[2]
     q, k = (x[0].double().repeat_interleave(repeats, dim=1) for x in (query, key))
@@ -137,8 +145,8 @@ def exact_rule(
 def test_several_delta_nets_are_as_near_to_float64_as_transformers(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random ones in a row multiply float32's rounding by so much that either is some 1e-5 away
-    from it.
+    """Successive random layers amplify float32's rounding to an error of about 1e-5 in both
+    implementations.
     """
     config = {"layer_types": ["linear_attention"] * 2}
     ids = random_ids()
@@ -151,8 +159,8 @@ def test_several_delta_nets_are_as_near_to_float64_as_transformers(
 
 
 def test_hidden_and_shared_tokens_are_refused(tmp_path: Path) -> None:
-    """A state has taken them in, so that a query's [MASK] tokens could not be hidden, nor a prefix
-    be another sequence.
+    """The state contains all earlier tokens. A query's [MASK] tokens could not be hidden, nor a
+    prefix be a separate sequence.
     """
     encoder = load(write_checkpoint("qwen3_5_text", tmp_path))
     ids = random_ids((9,))[0]
@@ -160,7 +168,7 @@ def test_hidden_and_shared_tokens_are_refused(tmp_path: Path) -> None:
     backbone.refuse_outside([InputSequence(ids)])
     assert encoder.causal
     assert not encoder.shares_prefixes
-    assert encoder.goes_by_runs  # no graph is captured
+    assert not encoder.is_graph_capturable
     for one in (InputSequence(ids, seen=3), InputSequence(ids, before=ids)):
         with pytest.raises(InvalidInput, match="is recurrent"):
             backbone.refuse_outside([one])

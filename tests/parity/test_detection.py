@@ -50,9 +50,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def images(kind: str) -> list[bytes]:
-    """Grounding DINO takes no image that makes fewer places than it has queries: its reference
-    fails there.
-    """
+    """Grounding DINO's reference fails for an image with fewer places than queries."""
     return [
         data
         for data in pictures()
@@ -80,7 +78,7 @@ def sequences_of(written: Written, labels: Sequence[str] = LABELS) -> list[Input
 
 
 def prompt(kind: str, labels: Sequence[str]) -> dict[str, Tensor]:
-    """What transformers' processors make of labels."""
+    """Tokenise labels as transformers' processors do."""
     own = tokenizer(kind)
     if kind == "grounding-dino":
         ids = own.encode(". ".join(label.strip().lower() for label in labels) + ".").ids
@@ -107,7 +105,7 @@ def reference(
 
 
 def columns(kind: str, labels: Sequence[str], number: int) -> list[int]:
-    """Those of the reference's logits that are a label's."""
+    """Select the reference's logits of a label."""
     if kind != "grounding-dino":
         return [number]
     lengths = [len(tokenizer(kind).encode(label, add_special_tokens=False).ids) for label in labels]
@@ -125,7 +123,7 @@ def as_ours(
 
 
 def worst(got: Floats, wanted: Floats) -> float:
-    """The largest error of boxes, and of logits relative to the largest."""
+    """Return the largest error of boxes, and of logits relative to the largest."""
     boxes = np.abs(got[:, :4] - wanted[:, :4]).max()
     return max(boxes, np.abs(got[:, 4:] - wanted[:, 4:]).max() / np.abs(wanted[:, 4:]).max())
 
@@ -174,7 +172,8 @@ def test_bfloat16_is_as_good_as_the_reference(written: Written) -> None:
 
 
 def reference_regions(written: Written, data: bytes, label: int, threshold: float) -> list[Region]:
-    """transformers' post-processing of one label's logits alone, and boxes clipped to the image."""
+    """Run transformers' post-processing on one label's logits alone, and clip boxes to the
+    image."""
     output = reference(written, data)
     logits = output.logits[:, :, columns(written.kind, LABELS, label)]
     height, width = decode(data, "").shape[:2]
@@ -192,8 +191,8 @@ def reference_regions(written: Written, data: bytes, label: int, threshold: floa
 
 
 def test_regions_equal_transformers(written: Written) -> None:
-    """Each label as if it were asked for alone of the same logits, by its own threshold, which some
-    boxes exceed.
+    """Each label is compared as if it were requested alone, by its own threshold, which some boxes
+    exceed.
     """
     found = 0
     for data, sequence in zip(images(written.kind), sequences_of(written), strict=True):
@@ -221,8 +220,8 @@ def test_regions_equal_transformers(written: Written) -> None:
 
 
 def _numbers(regions: Sequence[Region]) -> Floats:
-    """Scores and edges. Regions of nearly one score may change places, so they are ordered by their
-    edges.
+    """Return scores and edges. Regions of nearly equal scores may be swapped, so they are ordered
+    by their edges.
     """
     rows = [(one.left, one.top, one.right, one.bottom, one.score) for one in regions]
     return np.array(
@@ -231,8 +230,8 @@ def _numbers(regions: Sequence[Region]) -> Floats:
 
 
 def test_is_preempted_between_layers(written: Written) -> None:
-    """Backbone, encoder and decoder call `between`, which may run a forward of the same model;
-    outputs stay what they are.
+    """Backbone, encoder and decoder call `yield_point`, which may run a forward of the same model;
+    the outputs are unchanged.
     """
     model = load_model(written.directory, "random/detector", CPU, torch.float32)
     sequences = sequences_of(written)
@@ -240,13 +239,13 @@ def test_is_preempted_between_layers(written: Written) -> None:
     alone = [model.forward(HEAD, some), model.forward(HEAD, others)]
     calls: list[int] = []
 
-    def between() -> None:
+    def yield_point() -> None:
         calls.append(len(calls))
         if len(calls) in (2, 9, 17):
             for got, wanted in zip(model.forward(HEAD, others), alone[1], strict=True):
                 np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
 
-    for got, wanted in zip(model.forward(HEAD, some, between), alone[0], strict=True):
+    for got, wanted in zip(model.forward(HEAD, some, yield_point), alone[0], strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
     config = written.theirs.config
     layers = sum(config.backbone_config.depths) + 4 if written.kind == "grounding-dino" else 0

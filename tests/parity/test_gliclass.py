@@ -1,5 +1,5 @@
-"""GLiClass against the gliclass package's own model and pipeline, on random checkpoints that the
-package writes.
+"""GLiClass against the gliclass package's model and pipeline, on random checkpoints written by the
+package.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.parity.recipes import RECIPES, Size
 from tests.parity.test_heads import TEXTS, assert_close, load, run
 from tests.parity.tokenizers import tokenizer_of
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 LABELS = ("law", "the weather of tomorrow", "copying of free programs", "love")
@@ -40,33 +40,57 @@ VARIANTS: dict[str, Settings] = {
     "labels after the text": {"prompt_first": False, "pooling_strategy": "max"},
     "means of labels": {"class_token_pooling": "average", "pooling_strategy": "rms"},
     "means of labels without markers": {
-        "class_token_pooling": "average", "embed_class_token": False, "extract_text_features": True, "prompt_first": True,
+        "class_token_pooling": "average",
+        "embed_class_token": False,
+        "extract_text_features": True,
+        "prompt_first": True,
     },
-    "labels after the text, in means": {"class_token_pooling": "average", "prompt_first": False, "extract_text_features": True},
-    "first words of labels": {"embed_class_token": False, "pooling_strategy": "abs_max", "extract_text_features": True},
+    "labels after the text, in means": {
+        "class_token_pooling": "average",
+        "prompt_first": False,
+        "extract_text_features": True,
+    },
+    "first words of labels": {
+        "embed_class_token": False,
+        "pooling_strategy": "abs_max",
+        "extract_text_features": True,
+    },
     "largest numbers of the text": {"pooling_strategy": "max", "extract_text_features": True},
-    "mean of the text": {"pooling_strategy": "abs_avg", "extract_text_features": True, "hidden_size": 48},
+    "mean of the text": {
+        "pooling_strategy": "abs_avg",
+        "extract_text_features": True,
+        "hidden_size": 48,
+    },
     "labels that read the whole": {"scorer_type": "cross-attn", "pooling_strategy": "pass"},
     "labels that read the text": {
-        "scorer_type": "cross-attn", "pooling_strategy": "pass", "extract_text_features": True, "scorer_num_heads": 4,
-        "scorer_mlp_hidden_size": 40, "normalize_features": True,
+        "scorer_type": "cross-attn",
+        "pooling_strategy": "pass",
+        "extract_text_features": True,
+        "scorer_num_heads": 4,
+        "scorer_mlp_hidden_size": 40,
+        "normalize_features": True,
     },
     "segments": {"use_segment_embeddings": True, "projector_hidden_act": "relu"},
     "segments and labels after the text": {"use_segment_embeddings": True, "prompt_first": False},
-}  # fmt: skip
+}
 
 
 def write(
     directory: Path, settings: Settings, *, encoder: str = "deberta-v2", **more: object
 ) -> tuple[Any, Any]:
-    """The package's model and tokenizer, which are saved in `directory`. `more`: of the encoder's
-    configuration.
+    """Return the package's model and tokenizer, saved in `directory`. `more` overrides the
+    encoder's configuration.
     """
     own = Tokenizer.from_str(tokenizer_of(RECIPES[encoder].tokenizer, 400).to_str())
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=own, cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]",
+        tokenizer_object=own,
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        mask_token="[MASK]",
         model_input_names=["input_ids", "attention_mask"],
-    )  # fmt: skip
+    )
     tokenizer.add_tokens(MARKERS, special_tokens=True)
     values = RECIPES[encoder].config(Size(len(tokenizer), 64, 2, 4, 64))
     label, text, example = (tokenizer.convert_tokens_to_ids(marker) for marker in MARKERS)
@@ -82,7 +106,7 @@ def write(
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # The heads multiply what they are given several times over, and rounding with it.
+            # The heads amplify their inputs several times over, and rounding errors too.
             parameter.normal_(0.0, 0.2 if "encoder_model" in name else 0.1, generator=generator)
             if parameter.dim() == 1 and "norm" in name.lower() and name.endswith("weight"):
                 parameter.add_(1.0)
@@ -94,7 +118,7 @@ def write(
 def reference(
     model: Any, tokenizer: Any, texts: Sequence[str], *, multi_label: bool, limit: int
 ) -> list[dict[str, float]]:
-    """Every label's score. One text at a time: the package pools padding, too."""
+    """Return every label's score, one text at a time, because the package also pools padding."""
     pipeline = gliclass.ZeroShotClassificationPipeline(
         model, tokenizer, device="cpu", progress_bar=False, max_length=limit
     )
@@ -121,7 +145,7 @@ def scores(model: PackedModel, work: ClassifyWork) -> list[dict[str, float]]:
 
 
 def check_logits(directory: Path, model: Any, tokenizer: Any, settings: Settings) -> None:
-    """Each text alone by the package, all together by us."""
+    """Score each text alone by the package, and all together by Shoal."""
     ours = np.stack(logits(load(directory), ClassifyWork(TEXTS, LABELS)))
     assert_close(
         ours,
@@ -150,7 +174,7 @@ def test_every_form_equals_the_package(settings: Settings, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("encoder", "pooling"), [("modernbert", "avg"), ("bert", "first"), ("t5", "max")]
 )
-def test_other_encoders(encoder: str, pooling: str, tmp_path: Path) -> None:
+def test_other_encoders_equal_the_package(encoder: str, pooling: str, tmp_path: Path) -> None:
     settings = {"scorer_type": "mlp", "pooling_strategy": pooling}
     check_logits(
         tmp_path, *write(tmp_path, settings, encoder=encoder, max_position_embeddings=512), settings
@@ -158,8 +182,8 @@ def test_other_encoders(encoder: str, pooling: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoder", ["modernbert", "deberta-v2"])
-def test_scorer_of_the_multilingual_checkpoints(encoder: str, tmp_path: Path) -> None:
-    """gliclass-multilang: labels attend to the states of the text, of an encoder like mmBERT
+def test_multilingual_scorer_equals_the_package(encoder: str, tmp_path: Path) -> None:
+    """Labels of gliclass-multilang attend to the states of the text, of an encoder like mmBERT
     (ModernBERT) or mDeBERTa.
     """
     settings = {
@@ -174,9 +198,8 @@ def test_scorer_of_the_multilingual_checkpoints(encoder: str, tmp_path: Path) ->
 
 
 def test_decoder_is_refused(tmp_path: Path) -> None:
-    """The package makes it bidirectional with a further package, or leaves its labels blind for the
-    text.
-    """
+    """The package makes it bidirectional with another package, or its labels do not see the
+    text."""
     write(tmp_path, {}, encoder="qwen2")
     with pytest.raises(
         ModelBroken, match=r"config\.json: `encoder_config` describes a decoder \(qwen2\)"
@@ -184,7 +207,7 @@ def test_decoder_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_segments_beside_absolute_positions(tmp_path: Path) -> None:
+def test_segments_with_absolute_positions_equal_the_package(tmp_path: Path) -> None:
     settings = {"use_segment_embeddings": True}
     check_logits(
         tmp_path,
@@ -211,7 +234,7 @@ def test_scores_equal_the_pipeline(multi_label: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification"])
-def test_request_that_does_not_say_follows_the_checkpoint(problem: str, tmp_path: Path) -> None:
+def test_checkpoint_sets_the_default_problem_type(problem: str, tmp_path: Path) -> None:
     write(tmp_path, {"problem_type": problem})
     model = load(tmp_path)
     said = ClassifyWork(TEXTS, LABELS, multi_label=problem.startswith("multi"))
@@ -226,8 +249,10 @@ def test_request_that_does_not_say_follows_the_checkpoint(problem: str, tmp_path
 
 @pytest.mark.parametrize("prompt_first", [True, False])
 @pytest.mark.parametrize("truncation", ["end", "start"])
-def test_only_texts_are_cut(prompt_first: bool, truncation: Truncation, tmp_path: Path) -> None:
-    """The labels' tokens are those of a short text, and the text's are its first or last ones."""
+def test_only_texts_are_truncated(
+    prompt_first: bool, truncation: Truncation, tmp_path: Path
+) -> None:
+    """The labels' tokens are those of a short text, and the text keeps its first or last ones."""
     _, tokenizer = write(tmp_path, {"prompt_first": prompt_first}, encoder="modernbert")
     model = load(tmp_path)
     assert model.max_tokens == 64
@@ -243,7 +268,7 @@ def test_only_texts_are_cut(prompt_first: bool, truncation: Truncation, tmp_path
 
 
 @pytest.mark.parametrize("prompt_first", [True, False])
-def test_markers_in_a_text_are_no_labels(prompt_first: bool, tmp_path: Path) -> None:
+def test_markers_in_a_text_are_not_labels(prompt_first: bool, tmp_path: Path) -> None:
     write(tmp_path, {"prompt_first": prompt_first})
     found = scores(
         load(tmp_path), ClassifyWork(["free <<LABEL>> programs <<SEP>> and love"], LABELS)
@@ -251,7 +276,7 @@ def test_markers_in_a_text_are_no_labels(prompt_first: bool, tmp_path: Path) -> 
     assert set(found[0]) == set(LABELS)
 
 
-def test_hypothesis_stands_around_each_label(tmp_path: Path) -> None:
+def test_hypothesis_surrounds_each_label(tmp_path: Path) -> None:
     write(tmp_path, {})
     model = load(tmp_path)
     [wanted] = logits(model, ClassifyWork(["a copy"], ("of law?", "of love?")))
@@ -259,7 +284,7 @@ def test_hypothesis_stands_around_each_label(tmp_path: Path) -> None:
     assert np.array_equal(got, wanted)
 
 
-def test_what_is_wrong_is_named_by_its_path(tmp_path: Path) -> None:
+def test_invalid_requests_are_refused_with_path(tmp_path: Path) -> None:
     write(tmp_path, {}, encoder="modernbert")
     model = load(tmp_path)
     for work, field in (
@@ -272,7 +297,7 @@ def test_what_is_wrong_is_named_by_its_path(tmp_path: Path) -> None:
             model.prepare(work)
         assert refused.value.field == field
     with pytest.raises(
-        InputTooLong, match="labels and special tokens included; the model takes 64"
+        InputTooLong, match="labels and special tokens included; the model's maximum is 64"
     ) as long:
         model.prepare(ClassifyWork(TEXTS, LABELS, truncation="none"))
     assert long.value.field == "items[3].text"
@@ -286,13 +311,21 @@ def test_what_is_wrong_is_named_by_its_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"architecture_type": "bi-encoder"}, {"architecture_type": "decoder-kv"}, {"use_lstm": True}, {"squeeze_layers": True},
-        {"encoder_layer_id": 1}, {"use_calibrator": True}, {"scorer_type": "cross-attn"}, {"pooling_strategy": "pass"},
-        {"class_token_pooling": "max"}, {"problem_type": "regression"}, {"extract_text_features": True, "pooling_strategy": "last"},
+        {"architecture_type": "bi-encoder"},
+        {"architecture_type": "decoder-kv"},
+        {"use_lstm": True},
+        {"squeeze_layers": True},
+        {"encoder_layer_id": 1},
+        {"use_calibrator": True},
+        {"scorer_type": "cross-attn"},
+        {"pooling_strategy": "pass"},
+        {"class_token_pooling": "max"},
+        {"problem_type": "regression"},
+        {"extract_text_features": True, "pooling_strategy": "last"},
         {"encoder_config": {"hidden_size": 64}},
     ],
-)  # fmt: skip
-def test_what_is_not_served_is_refused_by_its_key(settings: Settings, tmp_path: Path) -> None:
+)
+def test_unsupported_settings_are_refused_by_key(settings: Settings, tmp_path: Path) -> None:
     write(tmp_path, {})
     edit(tmp_path, settings)
     with pytest.raises(ModelBroken, match=f"config.json: `{list(settings)[-1]}` is "):
@@ -305,7 +338,7 @@ def test_tensors_and_markers_are_accounted_for(tmp_path: Path) -> None:
     with pytest.raises(ModelBroken, match=r"tensor 'model\.scorer\.mlp\.0\.bias' has no place"):
         load(tmp_path)
     edit(tmp_path, {"scorer_type": "hopfield"})
-    with pytest.raises(ModelBroken, match=r"has no tensor `scorer\.q_proj\.weight`"):
+    with pytest.raises(ModelBroken, match=r"tensor `scorer\.q_proj\.weight` is missing"):
         load(tmp_path)
     edit(tmp_path, {"scorer_type": "mlp", "class_token_index": 7})
     with pytest.raises(ModelBroken, match=r"tokenizer\.json: '<<LABEL>>' is not the token 7"):

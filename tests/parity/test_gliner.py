@@ -20,15 +20,20 @@ from libs.models import EntitiesWork, ExtractResult, PackedModel, ScoreWork, loa
 from libs.models.text.heads.extraction import label_vectors
 from tests.parity.gliner_models import LABELS, TEXTS, WORDS, Reference, make_reference, slug
 
-# gliner, transformers and their dependencies warn of much.
+# gliner, transformers and their dependencies emit warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 Make = Callable[..., Reference]
 
 SPANS: list[dict[str, object]] = [
-    {}, {"num_rnn_layers": 0, "hidden_size": 64}, {"num_rnn_layers": 2, "embed_ent_token": False}, {"span_mode": "markerV1"},
-    {"subtoken_pooling": "last"}, {"subtoken_pooling": "mean"}, {"subtoken_pooling": "max", "ent_token": "[E]"},
-]  # fmt: skip
+    {},
+    {"num_rnn_layers": 0, "hidden_size": 64},
+    {"num_rnn_layers": 2, "embed_ent_token": False},
+    {"span_mode": "markerV1"},
+    {"subtoken_pooling": "last"},
+    {"subtoken_pooling": "mean"},
+    {"subtoken_pooling": "max", "ent_token": "[E]"},
+]
 WORDWISE: list[dict[str, object]] = [
     {"span_mode": "token_level"},
     {"span_mode": "token_level", "num_rnn_layers": 0},
@@ -45,7 +50,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """References, each made once."""
+    """References, each built once."""
     made: dict[str, Reference] = {}
 
     def get(config: Mapping[str, object], **options: str) -> Reference:
@@ -64,7 +69,7 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> PackedModel:
 def found(
     model: PackedModel, *works: EntitiesWork
 ) -> list[list[dict[tuple[int, int, str], float]]]:
-    """All works in one forward, as a worker does."""
+    """Run all works in one forward, as a worker does."""
     prepared = [model.prepare(work) for work in works]
     ends = np.cumsum([0, *(len(item.sequences) for item in prepared)])
     outputs = model.forward(
@@ -117,19 +122,19 @@ def check(reference: Reference) -> None:
 
 
 @pytest.mark.parametrize("config", SPANS + WORDWISE, ids=slug)
-def test_labels_before_the_text(make: Make, config: dict[str, object]) -> None:
+def test_labels_before_the_text_equal_the_package(make: Make, config: dict[str, object]) -> None:
     check(make(config))
 
 
 @pytest.mark.parametrize(
     "config", [{}, {"span_mode": "token_level"}, {"hidden_size": 48}], ids=slug
 )
-def test_encoder_of_their_own_for_labels(make: Make, config: dict[str, object]) -> None:
+def test_separate_label_encoder_equals_the_package(make: Make, config: dict[str, object]) -> None:
     check(make(config, labels_encoder="bert"))
 
 
 @pytest.mark.parametrize("encoder", ["deberta-v2", "modernbert", "xlm-roberta"])
-def test_encoders_of_published_models(make: Make, encoder: str) -> None:
+def test_encoders_of_published_models_equal_the_package(make: Make, encoder: str) -> None:
     check(make({}, encoder=encoder))
 
 
@@ -141,8 +146,9 @@ def test_default_threshold_is_the_packages(make: Make) -> None:
 
 @pytest.mark.parametrize("labels_encoder", ["", "bert"])
 @pytest.mark.parametrize("mode", ["markerV0", "token_level"])
-def test_packed_is_alone(make: Make, mode: str, labels_encoder: str) -> None:
-    """Jobs with different labels and texts of all lengths, also of no words, in one forward."""
+def test_packed_batch_equals_each_text_alone(make: Make, mode: str, labels_encoder: str) -> None:
+    """Jobs with different labels and texts of all lengths, including no words, run in one
+    forward."""
     options = {"labels_encoder": labels_encoder} if labels_encoder else {}
     model = load(make({"span_mode": mode}, **options).directory)
     works = [
@@ -181,7 +187,7 @@ def test_low_precision_errs_less_than_three_times_as_much(
     assert error < 3 * allowed
 
 
-def test_long_texts_are_cut_to_the_models_words(make: Make) -> None:
+def test_long_texts_are_truncated_to_the_models_words(make: Make) -> None:
     reference = make({})
     model = load(reference.directory)
     words = [f"word{number}" for number in range(WORDS + 25)]
@@ -208,10 +214,8 @@ def test_long_texts_are_cut_to_the_models_words(make: Make) -> None:
     assert caught.value.field == "items[1].text"
 
 
-def test_long_words_are_cut_by_tokens(make: Make) -> None:
-    """Words of many tokens: those that do not fit beside the labels are left out, whole words at a
-    time.
-    """
+def test_long_words_are_dropped_by_tokens(make: Make) -> None:
+    """Words of several tokens that do not fit with the labels are dropped as whole words."""
     model = load(make({}).directory)
     text, labels = " ".join(["zyx" * 9] * 20), tuple(LABELS)
     spans = {}
@@ -223,13 +227,13 @@ def test_long_words_are_cut_by_tokens(make: Make) -> None:
     assert max(end for _, end in spans["end"]) < len(text)
     assert min(spans["start"])[0] > 0
     assert max(end for _, end in spans["start"]) == len(text)
-    with pytest.raises(InputTooLong, match="tokens, labels included; the model takes 256"):
+    with pytest.raises(InputTooLong, match="tokens, labels included; the model's maximum is 256"):
         model.prepare(EntitiesWork([text], labels, truncation="none"))
 
 
 def test_words_without_tokens_do_not_move_the_others(make: Make) -> None:
-    """A lone accent is a word that BERT's tokenizer drops; the package would take each later word
-    for the one before it.
+    """A lone accent is a word that BERT's tokenizer drops. The package would take each later word
+    for the previous one.
     """
     reference = make({"num_rnn_layers": 0})
     plain, accented = "Programs of licensee run here", "Programs \u0301 of licensee run here"
@@ -255,13 +259,13 @@ def test_odd_texts_keep_their_offsets(make: Make, text: str) -> None:
     )
 
 
-def test_wrong_requests(make: Make) -> None:
+def test_invalid_requests_are_refused(make: Make) -> None:
     model = load(make({}).directory)
-    with pytest.raises(InvalidInput, match="has no labels of its own") as caught:
+    with pytest.raises(InvalidInput, match="has no fixed labels") as caught:
         model.prepare(EntitiesWork(["a"]))
     assert caught.value.field == "entities.labels"
     with pytest.raises(
-        InvalidInput, match=r"the labels take \d+ tokens; the model takes 256"
+        InvalidInput, match=r"the labels have \d+ tokens; the model's maximum with the text is 256"
     ) as caught:
         model.prepare(EntitiesWork(["a"], tuple(f"label number {number}" for number in range(100))))
     assert caught.value.field == "entities.labels"
@@ -269,9 +273,7 @@ def test_wrong_requests(make: Make) -> None:
         model.prepare(ScoreWork("a", ["b"]))
 
 
-def test_vectors_of_labels_are_kept_up_to_a_bound(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_label_vector_cache_is_bounded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = make({}, labels_encoder="bert")
     monkeypatch.setattr(label_vectors, "_KEPT", 2)
     monkeypatch.setattr(label_vectors, "_TOKENS", 4)
@@ -283,7 +285,7 @@ def test_vectors_of_labels_are_kept_up_to_a_bound(
 
 @pytest.fixture
 def copy(make: Make, tmp_path: Path) -> Path:
-    """A checkpoint to break."""
+    """A checkpoint to damage."""
     return Path(shutil.copytree(make({}).directory, tmp_path / "copy"))
 
 
@@ -298,12 +300,20 @@ def edit(directory: Path, **values: object) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("fuse_layers", True), ("post_fusion_schema", "l2l-l2t"), ("span_mode", "conv_conv"), ("subtoken_pooling", "sum"),
-        ("span_encoder_config", {"model_type": "rnn"}), ("precomputed_prompts_mode", True), ("words_splitter_type", "spacy"),
-        ("labels_decoder", "gpt2"), ("relations_layer", "attention"), ("model_type", "gliner_streaming_span"), ("max_width", 0),
+        ("fuse_layers", True),
+        ("post_fusion_schema", "l2l-l2t"),
+        ("span_mode", "conv_conv"),
+        ("subtoken_pooling", "sum"),
+        ("span_encoder_config", {"model_type": "rnn"}),
+        ("precomputed_prompts_mode", True),
+        ("words_splitter_type", "spacy"),
+        ("labels_decoder", "gpt2"),
+        ("relations_layer", "attention"),
+        ("model_type", "gliner_streaming_span"),
+        ("max_width", 0),
     ],
-)  # fmt: skip
-def test_what_is_not_served_is_refused_by_its_key(copy: Path, key: str, value: object) -> None:
+)
+def test_unsupported_settings_are_refused_by_key(copy: Path, key: str, value: object) -> None:
     edit(copy, **{key: value})
     with pytest.raises(ModelBroken, match=rf"gliner_config\.json: `{key}`"):
         load(copy)
@@ -312,14 +322,14 @@ def test_what_is_not_served_is_refused_by_its_key(copy: Path, key: str, value: o
 @pytest.mark.parametrize(
     ("name", "key"), [("encoder_config", "encoder_config"), ("max_len", "max_len")]
 )
-def test_wrong_values_are_named(copy: Path, name: str, key: str) -> None:
+def test_invalid_values_are_named(copy: Path, name: str, key: str) -> None:
     edit(copy, **{name: "absent" if name == "encoder_config" else -3})
     with pytest.raises(ModelBroken, match=rf"gliner_config\.json: `{key}`"):
         load(copy)
 
 
 def test_incomplete_checkpoints_are_refused_with_advice(copy: Path) -> None:
-    """As published for the package's first versions, where no store has converted them."""
+    """The files are those of the package's first versions, not converted by a store."""
     (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
     with pytest.raises(
         ModelBroken,
@@ -334,7 +344,7 @@ def test_incomplete_checkpoints_are_refused_with_advice(copy: Path) -> None:
         load(copy)
 
 
-def test_every_tensor_has_a_place(copy: Path) -> None:
+def test_unknown_and_missing_tensors_are_refused(copy: Path) -> None:
     tensors = load_file(copy / "model.safetensors")
     save_file({**tensors, "scorer.proj_token.weight": torch.zeros(2)}, copy / "model.safetensors")
     with pytest.raises(
@@ -359,10 +369,10 @@ def test_every_tensor_has_a_place(copy: Path) -> None:
 
 def test_markers_must_be_tokens(copy: Path) -> None:
     edit(copy, class_token_index=7)
-    with pytest.raises(ModelBroken, match=r"tokenizer\.json: has no token '<<ENT>>' with the id 7"):
+    with pytest.raises(ModelBroken, match=r"tokenizer\.json: token '<<ENT>>' with the id 7"):
         load(copy)
     edit(copy, class_token_index=-1, ent_token="<<OTHER>>")
-    with pytest.raises(ModelBroken, match=r"tokenizer\.json: has no token '<<OTHER>>'"):
+    with pytest.raises(ModelBroken, match=r"tokenizer\.json: token '<<OTHER>>'"):
         load(copy)
 
 
@@ -380,9 +390,11 @@ def test_encoder_for_labels_needs_its_own_files(make: Make, tmp_path: Path) -> N
     ("biased", "tokenizer", "wanted"),
     [(False, 10**30, 4096), (True, 10**30, 256), (False, 300, 300)],
 )
-def test_longest_sequence(copy: Path, biased: bool, tokenizer: int, wanted: int) -> None:
-    """The tokenizer's limit and the positions; DeBERTa v3 has none, and its tokenizer says so with
-    a huge number.
+def test_longest_sequence_is_read_from_the_checkpoint(
+    copy: Path, biased: bool, tokenizer: int, wanted: int
+) -> None:
+    """The tokenizer's limit and the positions decide. DeBERTa v3 has no limit, and its tokenizer
+    has a huge number.
     """
     encoder = json.loads((copy / "gliner_config.json").read_text())["encoder_config"]
     edit(copy, encoder_config={**encoder, "position_biased_input": biased})
@@ -393,7 +405,7 @@ def test_longest_sequence(copy: Path, biased: bool, tokenizer: int, wanted: int)
     assert read_card(copy, "test/model").max_tokens == wanted
 
 
-def test_card(copy: Path) -> None:
+def test_card_describes_the_model(copy: Path) -> None:
     card = read_card(copy, "test/model@main")
     assert (card.kind, card.family, card.tasks, card.labels, card.revision) == (
         "gliner",

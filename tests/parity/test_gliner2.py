@@ -1,6 +1,4 @@
-"""GLiNER2 against the gliner2 package: the same answers to the same schema from the same
-directory.
-"""
+"""GLiNER2 against the gliner2 package: equal answers to equal schemas from the same directory."""
 
 from __future__ import annotations
 
@@ -38,12 +36,12 @@ from libs.models.text.processing.extraction import structure as answers
 from libs.models.text.processing.extraction.schemas import word_pattern
 from tests.parity.gliner2_models import SCHEMA, TEXTS, Reference, make_reference
 
-# gliner2, transformers and their dependencies warn of much.
+# gliner2, transformers and their dependencies emit warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 Span = tuple[str, int | None, int | None]
 Found = dict[Any, float]
-"""What was found, by its place in the answer and in the text, with its score."""
+"""An answer's parts, by their place in the answer and in the text, with scores."""
 
 CONFIGS = [
     ("count_lstm", "deberta-v2"),
@@ -80,7 +78,7 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> PackedModel:
 
 
 def run(model: PackedModel, *works: StructureWork | EntitiesWork) -> list[list[Extraction]]:
-    """All works in one forward, as a worker does."""
+    """Run all works in one forward, as a worker does."""
     prepared = [model.prepare(work) for work in works]
     ends = np.cumsum([0, *(len(item.sequences) for item in prepared)])
     outputs = model.forward(
@@ -94,7 +92,7 @@ def run(model: PackedModel, *works: StructureWork | EntitiesWork) -> list[list[E
 
 
 def _add(flat: Found, place: tuple[Any, ...], score: float) -> None:
-    """Several instances of a relation may be in one place."""
+    """Several instances of a relation may have the same place."""
     times = 0
     while (*place, times) in flat:
         times += 1
@@ -125,8 +123,8 @@ def ours(found: Extraction) -> Found:
 
 
 def theirs(text: str, answer: Mapping[str, Any], schema: Schema) -> Found:
-    """The package's answer without the full stop that it adds to a text, and with scores as ours
-    has them.
+    """Return the package's answer without the full stop that it adds to a text, and with scores in
+    our form.
     """
 
     def span(found: Mapping[str, Any]) -> Span:
@@ -177,7 +175,7 @@ def same(mine: Found, other: Found) -> None:
         assert abs(score - other[place]) <= 1e-5
 
 
-def test_answers_are_the_packages(made: Reference) -> None:
+def test_answers_equal_the_package(made: Reference) -> None:
     model = load(made.directory)
     loose = replace(SCHEMA, threshold=0.05)
     everything = [
@@ -188,7 +186,7 @@ def test_answers_are_the_packages(made: Reference) -> None:
     for text, mine, other in zip(TEXTS * 2, everything, answered, strict=True):
         expected = theirs(text, other, SCHEMA)
         flat = ours(mine)
-        # Of a classification with one answer the package gives the best label only.
+        # For a classification with one answer, the package returns only the best label.
         best = {("class", "tone", mine.classifications[0].labels[0].label)}
         same(
             {
@@ -221,7 +219,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_each_kind_of_task_alone(first: Reference, number: int) -> None:
+def test_each_kind_of_task_alone_equals_the_package(first: Reference, number: int) -> None:
     schema = PARTS[number]
     found = run(load(first.directory), StructureWork(TEXTS, schema))[0]
     for text, mine, other in zip(TEXTS, found, first.answers(TEXTS, schema), strict=True):
@@ -234,7 +232,7 @@ def test_each_kind_of_task_alone(first: Reference, number: int) -> None:
         same(flat, theirs(text, other, schema))
 
 
-def test_batch_is_as_each_alone(first: Reference) -> None:
+def test_batch_equals_each_text_alone(first: Reference) -> None:
     model = load(first.directory)
     works = [StructureWork(TEXTS, schema) for schema in (SCHEMA, *PARTS)] + [
         StructureWork(TEXTS[::-1], PARTS[0])
@@ -244,7 +242,7 @@ def test_batch_is_as_each_alone(first: Reference) -> None:
             same(ours(one), ours(run(model, StructureWork([text], work.schema))[0][0]))
 
 
-def test_labels_of_entities_alone(first: Reference) -> None:
+def test_entity_labels_alone_equal_the_package(first: Reference) -> None:
     model = load(first.directory)
     labels = ("person", "licence name", "city")
     schema = Schema(tuple(map(SchemaLabel, labels)), threshold=0.3)
@@ -259,17 +257,15 @@ def test_labels_of_entities_alone(first: Reference) -> None:
         assert bool(one.entities) == bool(all_of.entities)
 
 
-def test_spans_are_scored_a_part_at_a_time(
-    first: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spans_are_scored_in_parts(first: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(first.directory)
     whole = run(model, StructureWork(TEXTS, SCHEMA))[0]
-    monkeypatch.setattr(structure, "_AT_ONCE", 64 * 4 * 7)
+    monkeypatch.setattr(structure, "_CHUNK_ELEMENTS", 64 * 4 * 7)
     for one, other in zip(run(model, StructureWork(TEXTS, SCHEMA))[0], whole, strict=True):
         same(ours(one), ours(other))
     monkeypatch.setattr(
         structure, "_MOST_SPANS", 1
-    )  # of seven spans the best is kept: entities can only be fewer
+    )  # the best of seven spans is kept, so fewer entities are possible
     fewer = run(model, StructureWork(TEXTS, SCHEMA))[0]
     assert sum(len(one.entities) for one in fewer) <= sum(len(one.entities) for one in whole)
     for one, other in zip(fewer, whole, strict=True):  # scores of other parts may round differently
@@ -277,22 +273,22 @@ def test_spans_are_scored_a_part_at_a_time(
 
 
 def test_batch_waits_for_spans_once(first: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its sequences are, and once more each time that so many scores are held; the answers
-    are the same.
+    """The number of sequences does not matter. Every full buffer of scores adds one wait; the
+    answers are the same.
     """
     model = load(first.directory)
     works = StructureWork(TEXTS, SCHEMA), EntitiesWork(TEXTS, labels=("person", "city"))
     with _Counted() as counted:
         whole = run(model, *works)
     assert counted.times == 1
-    monkeypatch.setattr(structure, "_SCORES_AT_ONCE", 1)
+    monkeypatch.setattr(structure, "_CHUNK_SCORES", 1)
     with _Counted() as counted:
         assert run(model, *works) == whole
     assert counted.times > len(TEXTS)
 
 
 class _Counted(TorchDispatchMode):
-    """Counts the operators whose result's size is only known to the device."""
+    """Count the operators with a result size that only the device knows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -317,7 +313,7 @@ def test_bfloat16_is_near(first: Reference) -> None:
                 )
 
 
-def test_card(first: Reference) -> None:
+def test_card_describes_the_model(first: Reference) -> None:
     card = read_card(first.directory, "org/name")
     assert (card.kind, card.family, card.tasks, card.max_tokens) == (
         "gliner2",
@@ -336,11 +332,11 @@ def test_card(first: Reference) -> None:
         ({"architecture": "boundary"}, "`candidate_pool` is 'per_query'"),
         ({"token_pooling": "mean"}, "`token_pooling`"),
         ({"counting_layer": "other"}, "`counting_layer`.*count_lstm_v2"),
-        ({"counting_layer": "count_lstm_v2"}, "has no tensor `count_embed.transformer"),
+        ({"counting_layer": "count_lstm_v2"}, "tensor `count_embed.transformer"),
         ({"span_head": {"max_width": 0}}, "`max_width`"),
     ],
 )
-def test_what_is_not_served(
+def test_unsupported_settings_are_refused(
     first: Reference, tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
     shutil.copytree(first.directory, tmp_path / "model")
@@ -353,14 +349,14 @@ def test_what_is_not_served(
 @pytest.mark.parametrize(
     "name", ["tokenizer.json", "model.safetensors", "encoder_config/config.json"]
 )
-def test_missing_files(first: Reference, tmp_path: Path, name: str) -> None:
+def test_missing_files_are_named(first: Reference, tmp_path: Path, name: str) -> None:
     shutil.copytree(first.directory, tmp_path / "model")
     (tmp_path / "model" / name).unlink()
     with pytest.raises(ModelBroken, match=name):
         load(tmp_path / "model")
 
 
-def test_refused_schemas(first: Reference) -> None:
+def test_invalid_schemas_are_refused(first: Reference) -> None:
     model = load(first.directory)
     bound = SchemaStructure("a", (SchemaField("b", choices=("c", "x[SEP_TEXT]")),))
     for schema, field in [
@@ -375,7 +371,7 @@ def test_refused_schemas(first: Reference) -> None:
         assert caught.value.field == field
 
 
-def test_texts_that_are_too_long(first: Reference) -> None:
+def test_long_texts_are_truncated_or_refused(first: Reference) -> None:
     model = load(first.directory)
     long = "Ada wrote a program. " * 400
     with pytest.raises(InputTooLong) as caught:
@@ -391,12 +387,12 @@ def test_answer_is_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch) ->
     model = load(first.directory)
     monkeypatch.setattr(answers, "_ANSWER", (0, 100))
     schema = Schema(tuple(map(SchemaLabel, ("a", "b", "c", "d"))), threshold=0.0)
-    with pytest.raises(InvalidInput, match="raise thresholds") as caught:
+    with pytest.raises(InvalidInput, match="raise the thresholds") as caught:
         run(model, StructureWork(["short", TEXTS[0]], schema))
     assert caught.value.field == "items[1].text"
 
 
-def test_words_are_the_packages() -> None:
+def test_words_equal_the_packages() -> None:
     from gliner2.processing.word_splitter import WhitespaceTokenSplitter
 
     split = WhitespaceTokenSplitter()

@@ -1,4 +1,4 @@
-"""GLiREL against the glirel package: the same relations and scores between the same entities."""
+"""GLiREL against the glirel package: equal relations and scores between the same entities."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.parity.glirel_models import (
     spans_of,
 )
 
-# glirel, transformers and their dependencies warn of much.
+# glirel, transformers and their dependencies emit warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 Make = Callable[..., Reference]
@@ -58,10 +58,15 @@ SPANS = [
     spans_of(TEXTS[2], "protect your", "we"),
 ]
 CONFIGS: list[dict[str, object]] = [
-    {}, {"hidden_size": 64}, {"label_embed_strategy": "ent_token"}, {"label_embed_strategy": "label"},
-    {"label_embed_strategy": "ent_token", "subtoken_pooling": "last"}, {"max_entity_pair_distance": 4},
-    {"scorer": "concat_proj"}, {"coref_classifier": True},
-]  # fmt: skip
+    {},
+    {"hidden_size": 64},
+    {"label_embed_strategy": "ent_token"},
+    {"label_embed_strategy": "label"},
+    {"label_embed_strategy": "ent_token", "subtoken_pooling": "last"},
+    {"max_entity_pair_distance": 4},
+    {"scorer": "concat_proj"},
+    {"coref_classifier": True},
+]
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +79,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """References, each made once."""
+    """References, each built once."""
     made: dict[str, Reference] = {}
 
     def get(config: Mapping[str, object], **options: str) -> Reference:
@@ -104,7 +109,7 @@ def work(
 
 
 def answers(model: PackedModel, *works: RelationsWork) -> list[list[tuple[Relation, ...]]]:
-    """All works in one forward, as a worker does."""
+    """Run all works in one forward, as a worker does."""
     prepared = [model.prepare(one) for one in works]
     ends = np.cumsum([0, *(len(item.sequences) for item in prepared)])
     sequences = [sequence for item in prepared for sequence in item.sequences]
@@ -146,8 +151,8 @@ def assert_same(ours: Mapping[Found, float], theirs: Mapping[Found, float]) -> N
 
 def check(reference: Reference) -> None:
     model = load(reference.directory)
-    # Relative to the largest of all texts: one text's few logits may all be what large sums left of
-    # each other.
+    # Relative to the largest of all texts: the few logits of one text may all be small differences
+    # of large sums.
     theirs = np.concatenate(
         [reference.logits(text, spans, LABELS) for text, spans in zip(TEXTS, SPANS, strict=True)]
     )
@@ -163,11 +168,11 @@ def check(reference: Reference) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=slug)
-def test_relations_and_scores(make: Make, config: dict[str, object]) -> None:
+def test_relations_and_scores_equal_the_package(make: Make, config: dict[str, object]) -> None:
     check(make(config))
 
 
-def test_published_models_encoder(make: Make) -> None:
+def test_published_models_encoder_equals_the_package(make: Make) -> None:
     check(make({}, encoder="deberta-v2"))
 
 
@@ -197,9 +202,11 @@ def test_answer_repeats_the_entities_and_has_the_best_first(make: Make) -> None:
 
 
 @pytest.mark.parametrize("scorer", ["dot", "concat_proj"])
-def test_packed_is_alone(make: Make, scorer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs with different labels, texts of all lengths and numbers of entities, in one forward and
-    in small pieces of it.
+def test_packed_batch_equals_each_text_alone(
+    make: Make, scorer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs with different labels, texts of all lengths and numbers of entities run in one forward,
+    and in small pieces of it.
     """
     directory = make({"scorer": scorer}).directory
     works = [
@@ -208,7 +215,7 @@ def test_packed_is_alone(make: Make, scorer: str, monkeypatch: pytest.MonkeyPatc
         work(TEXTS[2:], SPANS[2:], ["part", "works for", "part"], threshold=0.0),
     ]
     together = found(load(directory), *works)
-    monkeypatch.setattr(pairs, "_AT_ONCE", 1)
+    monkeypatch.setattr(pairs, "_CHUNK_ELEMENTS", 1)
     model = load(directory)
     for one, packed in zip(works, together, strict=True):
         for number, text in enumerate(one.texts):
@@ -237,8 +244,8 @@ def test_low_precision_errs_less_than_three_times_as_much(tmp_path: Path, scorer
     assert error < 3 * allowed
 
 
-def test_entity_is_the_words_that_it_touches(make: Make) -> None:
-    """Half words count as whole ones, spaces around them do not."""
+def test_entity_covers_all_words_it_touches(make: Make) -> None:
+    """Parts of words count as whole words; surrounding spaces do not count."""
     model = load(make({}).directory)
     whole, touched = (
         spans_of(TEXTS[0], "GPL", "Überraschung-users"),
@@ -270,7 +277,7 @@ def test_texts_with_fewer_than_two_entities_have_no_relations(
     assert not model.prepare(RelationsWork(TEXTS[:1], tuple(LABELS))).sequences
 
 
-def test_entities_that_are_cut_off_have_no_relations(make: Make) -> None:
+def test_truncated_entities_have_no_relations(make: Make) -> None:
     reference = make({})
     model = load(reference.directory)
     words = [f"word{number}" for number in range(WORDS + 25)]
@@ -285,8 +292,8 @@ def test_entities_that_are_cut_off_have_no_relations(make: Make) -> None:
         model.prepare(work([text], [[near, far]], truncation="none"))
 
 
-def test_words_without_tokens_are_left_out(make: Make) -> None:
-    """A lone accent is a word that BERT's tokenizer drops; the package gives it a state of zeros,
+def test_words_without_tokens_are_dropped(make: Make) -> None:
+    """A lone accent is a word that BERT's tokenizer drops. The package gives it a state of zeros,
     which the LSTM reads.
     """
     model = load(make({}).directory)
@@ -303,7 +310,7 @@ def test_words_without_tokens_are_left_out(make: Make) -> None:
     )
 
 
-def test_only_the_best_relations_of_a_text_are_given(
+def test_only_the_best_relations_of_a_text_are_returned(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load(make({}).directory)
@@ -313,9 +320,7 @@ def test_only_the_best_relations_of_a_text_are_given(
 
 
 @pytest.mark.parametrize("share", [0, 500, 2000])
-def test_item_has_the_best_relations_of_its_share_alone_and_in_a_batch(
-    make: Make, share: int
-) -> None:
+def test_item_returns_the_best_relations_of_its_share(make: Make, share: int) -> None:
     model = load(make({}).directory)
     every = answers(model, work(threshold=0.0))[0][0]
     own, other = (
@@ -340,7 +345,7 @@ def test_item_has_the_best_relations_of_its_share_alone_and_in_a_batch(
     assert ends[0] == ends[1] == ends[2][: len(cut.relations)]
 
 
-def test_of_very_many_relations_the_head_keeps_those_that_an_answer_may_have(
+def test_head_keeps_only_relations_that_an_answer_can_have(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load(make({}).directory)
@@ -357,7 +362,7 @@ def test_of_very_many_relations_the_head_keeps_those_that_an_answer_may_have(
     assert answers(model, work(threshold=every[6].score))[0][0] == every[:7]
 
 
-def test_wrong_requests(make: Make) -> None:
+def test_invalid_requests_are_refused(make: Make) -> None:
     model = load(make({}).directory)
     wrong = {
         "relations.labels": work(labels=()),
@@ -369,7 +374,7 @@ def test_wrong_requests(make: Make) -> None:
             model.prepare(one)
         assert caught.value.field == field
     with pytest.raises(
-        InvalidInput, match=r"the labels take \d+ tokens; the model takes 256"
+        InvalidInput, match=r"the labels have \d+ tokens; the model's maximum with the text is 256"
     ) as caught:
         model.prepare(work(labels=tuple(f"label number {number}" for number in range(100))))
     assert caught.value.field == "relations.labels"
@@ -379,7 +384,7 @@ def test_wrong_requests(make: Make) -> None:
 
 @pytest.fixture
 def copy(make: Make, tmp_path: Path) -> Path:
-    """A checkpoint to break."""
+    """A checkpoint to damage."""
     return Path(shutil.copytree(make({}).directory, tmp_path / "copy"))
 
 
@@ -394,13 +399,22 @@ def edit(directory: Path, **values: object) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("rel_mode", "conv"), ("span_marker_mode", "markerv2"), ("refine_relation", True), ("refine_prompt", True),
-        ("add_entity_markers", True), ("subtoken_pooling", "first_last"), ("subtoken_pooling", "mean"),
-        ("subtoken_pooling", "last"), ("label_embed_strategy", "absent"), ("scorer", "dot_norm"), ("max_len", 0),
-        ("encoder_config", {}), ("max_entity_pair_distance", -1),
+        ("rel_mode", "conv"),
+        ("span_marker_mode", "markerv2"),
+        ("refine_relation", True),
+        ("refine_prompt", True),
+        ("add_entity_markers", True),
+        ("subtoken_pooling", "first_last"),
+        ("subtoken_pooling", "mean"),
+        ("subtoken_pooling", "last"),
+        ("label_embed_strategy", "absent"),
+        ("scorer", "dot_norm"),
+        ("max_len", 0),
+        ("encoder_config", {}),
+        ("max_entity_pair_distance", -1),
     ],
-)  # fmt: skip
-def test_what_is_not_served_is_refused_by_its_key(copy: Path, key: str, value: object) -> None:
+)
+def test_unsupported_settings_are_refused_by_key(copy: Path, key: str, value: object) -> None:
     edit(copy, **{key: value})
     with pytest.raises(ModelBroken, match=rf"glirel_config\.json: `{key}`"):
         load(copy)
@@ -424,7 +438,7 @@ def test_published_checkpoints_are_refused_with_advice(make: Make, copy: Path) -
         load(copy)
 
 
-def test_every_tensor_has_a_place(copy: Path) -> None:
+def test_unknown_and_missing_tensors_are_refused(copy: Path) -> None:
     tensors = load_file(copy / "model.safetensors")
     left_over = {
         f"{layer}.0.bias": torch.zeros(2)
@@ -458,11 +472,11 @@ def test_every_tensor_has_a_place(copy: Path) -> None:
 def test_markers_must_be_tokens(copy: Path) -> None:
     tokenizer = (copy / "tokenizer.json").read_text()
     (copy / "tokenizer.json").write_text(tokenizer.replace('"[REL]"', '"[OTHER]"'))
-    with pytest.raises(ModelBroken, match=r"tokenizer\.json: has no token '\[REL\]'"):
+    with pytest.raises(ModelBroken, match=r"tokenizer\.json: token '\[REL\]'"):
         load(copy)
 
 
-def test_card(copy: Path) -> None:
+def test_card_describes_the_model(copy: Path) -> None:
     card = read_card(copy, "test/model@main")
     assert (card.kind, card.family, card.tasks, card.revision) == (
         "glirel",
@@ -476,7 +490,7 @@ def test_card(copy: Path) -> None:
     assert read_card(copy, "test/model").revision != before
 
 
-def test_batch_of_pairs_may_be_preempted_between_pieces(
+def test_batch_of_pairs_can_be_preempted_between_pieces(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = make({}).directory
@@ -486,7 +500,7 @@ def test_batch_of_pairs_may_be_preempted_between_pieces(
     sequences = list(prepared.sequences)
     layers: list[None] = []
     model.forward(head, sequences, lambda: layers.append(None))
-    monkeypatch.setattr(pairs, "_AT_ONCE", 1)
+    monkeypatch.setattr(pairs, "_CHUNK_ELEMENTS", 1)
     pieces: list[None] = []
     model.forward(head, sequences, lambda: pieces.append(None))
     count = sum(len(cast("pairs.PairPlaces", sequence.input).heads) for sequence in sequences)

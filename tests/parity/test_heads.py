@@ -1,5 +1,5 @@
-"""Heads against sentence-transformers and transformers, on random checkpoints: the same numbers
-from the same directory.
+"""Heads against sentence-transformers and transformers, on random checkpoints: equal numbers from
+the same directory.
 """
 
 from __future__ import annotations
@@ -40,16 +40,30 @@ from libs.models import (
 from tests.models.restoring import restore
 from tests.parity.checkpoints import Kind, SentenceFiles, write_checkpoint
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 KINDS: tuple[Kind, ...] = (
-    "bert", "electra", "distilbert", "roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet", "modernbert",
-    "nomic_bert", "gte", "jina_embeddings_v3", "deberta-v2", "albert", "eurobert", "t5",
-)  # fmt: skip
+    "bert",
+    "electra",
+    "distilbert",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+    "modernbert",
+    "nomic_bert",
+    "gte",
+    "jina_embeddings_v3",
+    "deberta-v2",
+    "albert",
+    "eurobert",
+    "t5",
+)
 IDENTITY = "torch.nn.modules.linear.Identity"
-# colbertv2.0, and jina-colbert-v2, whose queries attend to their added mask tokens and have markers
-# of their own.
+# colbertv2.0, and jina-colbert-v2, in which queries attend to their added mask tokens and have
+# special markers.
 STANFORD: tuple[tuple[Kind, str, Mapping[str, object]], ...] = (
     ("bert", "bert.", {"query_maxlen": 20, "doc_maxlen": 50, "mask_punctuation": True}),
     (
@@ -67,16 +81,16 @@ TEXTS = [
     'Each licensee is addressed as "you".',
     "Programs, GPL; warranty (none)!",
     "a",
-    "To protect your rights, we need to prevent others from denying you these rights or asking you to surrender the rights. "
-    * 6,
+    "To protect your rights, we need to prevent others from denying you these rights or asking you "
+    "to surrender the rights. " * 6,
     "Überraschung — naïve café, 東京 and so on",
 ]
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny models gain nothing from threads, and lose much where other tests want the cores (facts
-    of oneDNN's barriers).
+    """Tiny models gain nothing from threads, and lose much if other tests need the cores (oneDNN's
+    barriers).
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -85,7 +99,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def run(model: PackedModel, *works: Work) -> list[Result]:
-    """All works in one forward, as a worker does."""
+    """Run all works in one forward, as a worker does."""
     prepared = [model.prepare(work) for work in works]
     ends = np.cumsum([0, *(len(item.sequences) for item in prepared)])
     outputs = model.forward(
@@ -125,7 +139,7 @@ def scores(model: PackedModel, work: ScoreWork) -> NDArray[np.float32]:
 
 
 def assert_close(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> None:
-    """Relative to the largest number, as the parity of whole families is measured."""
+    """Return the error relative to the largest number, as in the parity of whole families."""
     assert ours.shape == theirs.shape
     assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
 
@@ -133,12 +147,18 @@ def assert_close(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> None
 @pytest.mark.parametrize(
     ("modes", "projected", "normalized"),
     [
-        ("cls", 0, False), ("mean", 0, True), ("max", 0, False), ("lasttoken", 0, True), ("weightedmean", 0, True),
-        ("mean_sqrt_len_tokens", 0, False), (("cls", "max", "mean"), 0, True), ("mean", 24, True),
+        ("cls", 0, False),
+        ("mean", 0, True),
+        ("max", 0, False),
+        ("lasttoken", 0, True),
+        ("weightedmean", 0, True),
+        ("mean_sqrt_len_tokens", 0, False),
+        (("cls", "max", "mean"), 0, True),
+        ("mean", 24, True),
         (("cls", "lasttoken"), 24, False),
     ],
-)  # fmt: skip
-def test_pooling_and_dense_layers(
+)
+def test_pooling_and_dense_layers_equal_the_reference(
     tmp_path: Path, modes: str | tuple[str, ...], projected: int, normalized: bool
 ) -> None:
     write_checkpoint("bert", tmp_path / "base")
@@ -162,7 +182,9 @@ def test_pooling_and_dense_layers(
     ("activation", "residual"),
     [("ReLU", True), ("GELU", False), ("Identity", True), ("Sigmoid", False)],
 )
-def test_dense_layers_with_other_functions(tmp_path: Path, activation: str, residual: bool) -> None:
+def test_dense_layers_with_other_activations_equal_the_reference(
+    tmp_path: Path, activation: str, residual: bool
+) -> None:
     write_checkpoint("distilbert", tmp_path / "base")
     function = getattr(torch.nn, activation)()
     layers = [Transformer(str(tmp_path / "base")), Pooling(64, "mean")]
@@ -247,8 +269,8 @@ def test_unknown_similarity_is_refused(tmp_path: Path) -> None:
 
 
 def test_cross_encoder_without_an_activation_has_both_scales(tmp_path: Path) -> None:
-    """sentence-transformers takes a sigmoid where no file names an activation; here the default is
-    the logit.
+    """The default scale here is the logit; sentence-transformers applies a sigmoid if no file names
+    an activation.
     """
     write_checkpoint("bert", tmp_path, head="sequence_classification")
     reference = CrossEncoder(str(tmp_path), device="cpu")
@@ -262,7 +284,7 @@ def test_cross_encoder_without_an_activation_has_both_scales(tmp_path: Path) -> 
     assert_close(scores(model, ScoreWork("warranty", TEXTS, scale="logit")), logits)
 
 
-def test_matryoshka_is_cut_then_scaled(tmp_path: Path) -> None:
+def test_matryoshka_is_truncated_then_normalised(tmp_path: Path) -> None:
     write_checkpoint("bert", tmp_path / "base")
     layers = [Transformer(str(tmp_path / "base")), Pooling(64, "cls"), Normalize()]
     SentenceTransformer(modules=layers, device="cpu").save(str(tmp_path / "saved"))
@@ -286,7 +308,9 @@ def test_text_alone_equals_the_same_text_among_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cross_encoder_of_every_architecture(tmp_path: Path, kind: Kind) -> None:
+def test_cross_encoder_of_every_architecture_equals_the_reference(
+    tmp_path: Path, kind: Kind
+) -> None:
     write_checkpoint(kind, tmp_path, head="sequence_classification")
     model, reference = load(tmp_path), CrossEncoder(str(tmp_path), device="cpu")
     query, documents = "What must a licensee do?", [*TEXTS, "copy " * 300]
@@ -302,7 +326,7 @@ def test_cross_encoder_of_every_architecture(tmp_path: Path, kind: Kind) -> None
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta"])
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_pairs_are_cut_as_the_tokenizer_cuts_them(tmp_path: Path, kind: Kind, side: str) -> None:
+def test_pairs_are_truncated_as_by_the_tokenizer(tmp_path: Path, kind: Kind, side: str) -> None:
     write_checkpoint(kind, tmp_path, head="sequence_classification")
     model = load(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, truncation_side=side)
@@ -406,7 +430,7 @@ def assert_same_entities(
 
 @pytest.mark.parametrize("strategy", ["fixed", "min"])
 @pytest.mark.parametrize("attend", [True, False])
-def test_late_interaction(tmp_path: Path, strategy: str, attend: bool) -> None:
+def test_late_interaction_equals_the_reference(tmp_path: Path, strategy: str, attend: bool) -> None:
     write_checkpoint("bert", tmp_path / "base")
     expansion = {"strategy": strategy, "attend": attend, "length": 20}
     layers = [
@@ -441,7 +465,7 @@ def check_late_interaction(directory: Path) -> None:
     "kind",
     ["roberta-prelayernorm", "mpnet", "modernbert", "gte", "jina_embeddings_v3", "nomic_bert"],
 )
-def test_looking_tokens_in_other_architectures(tmp_path: Path, kind: Kind) -> None:
+def test_expansion_tokens_in_other_architectures(tmp_path: Path, kind: Kind) -> None:
     write_checkpoint(kind, tmp_path / "base")
     transformer = Transformer(
         str(tmp_path / "base"), query_expansion={"strategy": "fixed", "length": 24}
@@ -453,9 +477,11 @@ def test_looking_tokens_in_other_architectures(tmp_path: Path, kind: Kind) -> No
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
 @pytest.mark.parametrize("sizes", [(64, 8), (64, 48, 48, 8)])
-def test_pylate_checkpoint(tmp_path: Path, kind: Kind, sizes: tuple[int, ...]) -> None:
-    """PyLate 1.x: prefixes, lengths and expansion at the top, Dense layers of its own, no masking
-    or scaling modules.
+def test_pylate_checkpoint_equals_the_reference(
+    tmp_path: Path, kind: Kind, sizes: tuple[int, ...]
+) -> None:
+    """PyLate 1.x has prefixes, lengths and expansion at the top level, its own Dense layers, and no
+    masking or scaling modules.
 
     Several layers, some of them residual, are mxbai-edge-colbert's.
     """
@@ -481,7 +507,8 @@ def test_pylate_checkpoint(tmp_path: Path, kind: Kind, sizes: tuple[int, ...]) -
 
 
 def write_pylate_dense(folder: Path, inputs: int, outputs: int, *, residual: bool) -> None:
-    """Without a bias; the residual of a layer that changes the size goes through a matrix."""
+    """Return a layer without a bias; the residual of a layer that changes the size passes a
+    matrix."""
     settings = {
         "in_features": inputs,
         "out_features": outputs,
@@ -498,10 +525,10 @@ def write_pylate_dense(folder: Path, inputs: int, outputs: int, *, residual: boo
 
 
 @pytest.mark.parametrize(("kind", "prefix", "settings"), STANFORD)
-def test_stanford_checkpoint(
+def test_stanford_checkpoint_equals_the_reference(
     tmp_path: Path, kind: Kind, prefix: str, settings: Mapping[str, object]
 ) -> None:
-    """colbert-ir: the projection lies beside the encoder's tensors, and settings in
+    """The projection of colbert-ir's layout is among the encoder's tensors, and settings are in
     artifact.metadata.
     """
     write_checkpoint(kind, tmp_path)

@@ -1,5 +1,5 @@
-"""Families that only the hub has code for, against plain forwards: equal, the same alone as among
-others, as good in bfloat16.
+"""Families that exist only as code on the hub, against plain forwards: equal, the same alone as
+among others, as good in bfloat16.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_float32_equals_the_reference(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_alone_equals_among_others(name: str, tmp_path: Path) -> None:
+def test_sequence_alone_equals_itself_in_a_batch(name: str, tmp_path: Path) -> None:
     encoder, _, _ = checkpoint(name, tmp_path)
     ids = random_ids()
     assert worst(packed(encoder, ids), [packed(encoder, [sequence])[0] for sequence in ids]) <= 1e-5
@@ -112,7 +112,9 @@ def test_forward_reads_no_tensor_on_the_host(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_half_precision_checkpoints(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision_checkpoints_are_loaded(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
     config = HUB[name].config(*SIZE)
     state = {
         key: tensor.float()
@@ -123,20 +125,20 @@ def test_half_precision_checkpoints(name: str, dtype: torch.dtype, tmp_path: Pat
 
 
 @pytest.mark.parametrize("heads", [1, 2, 6, 12])
-def test_slopes_for_any_number_of_heads(heads: int, tmp_path: Path) -> None:
+def test_slopes_equal_alibi_for_any_number_of_heads(heads: int, tmp_path: Path) -> None:
     encoder, state, config = checkpoint("jina", tmp_path, (96, heads, 1))
     ids = random_ids((1, 20, 128))
     assert worst(packed(encoder, ids), reference("jina", state, config, ids)) <= 1e-5
 
 
-def test_reglu(tmp_path: Path) -> None:
+def test_reglu_equals_the_reference(tmp_path: Path) -> None:
     encoder, state, config = checkpoint("jina", tmp_path, feed_forward_type="reglu")
     ids = random_ids((1, 20))
     assert worst(packed(encoder, ids), reference("jina", state, config, ids)) <= 1e-5
 
 
 def test_all_experts_weighted_equal_the_chosen_ones(tmp_path: Path) -> None:
-    """What devices other than the CPU compute, computed on the CPU."""
+    """The CPU computes the variant of other devices."""
     spec = EncoderSpec(
         hidden=16,
         heads=1,
@@ -155,7 +157,7 @@ def test_all_experts_weighted_equal_the_chosen_ones(tmp_path: Path) -> None:
     x = torch.randn(40, 16)
     values, chosen = block.router(x).softmax(-1).topk(2)
     shares = torch.zeros(40, 5).scatter(-1, chosen, values)
-    everyone = block.of_all(x, shares)
+    everyone = block.compute_all(x, shares)
     block.prepare()
-    assert worst([block.of_chosen(x, values, chosen)], [everyone]) <= 1e-5
+    assert worst([block.compute_chosen(x, values, chosen)], [everyone]) <= 1e-5
     assert worst([block.whole(x)], [everyone]) <= 1e-5

@@ -1,6 +1,6 @@
-"""bge-m3's three forms against FlagEmbedding's formulas, written out below one text at a time.
+"""bge-m3's three forms against FlagEmbedding's formulas, implemented below one text at a time.
 
-The package itself needs an older transformers.
+The package needs an older transformers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.models.restoring import restore
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.test_heads import TEXTS, assert_close, dense, run, write_json
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 Rows = list[NDArray[np.float32]]
@@ -41,7 +41,7 @@ ALL: tuple[Representation, ...] = ("dense", "sparse", "multi_vector")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What FlagEmbedding's M3 model gives for a text: a unit vector, weights by token id, unit
+    """The output of FlagEmbedding's M3 model for a text: a unit vector, weights by token id, unit
     vectors of all tokens but [CLS].
     """
 
@@ -84,8 +84,8 @@ def linears() -> dict[str, torch.nn.Linear]:
 def reference(
     directory: Path, texts: list[str], dtype: torch.dtype = torch.float32
 ) -> list[Reference]:
-    """Each text alone: cls pooling; relu(linear) by token id, the largest; linear of the tokens
-    from the second on.
+    """Compute each text alone: cls pooling; the largest relu(linear) by token id; linear of the
+    tokens from the second on.
     """
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     model = transformers.AutoModel.from_pretrained(directory, dtype=dtype).eval()
@@ -118,7 +118,7 @@ def reference(
 
 
 def parts_of_score(query: Reference, document: Reference) -> tuple[float, float, float]:
-    """FlagEmbedding's dense, sparse and colbert score."""
+    """Return FlagEmbedding's dense, sparse and colbert score."""
     lexical = sum(
         weight * document.lexical.get(number, 0.0) for number, weight in query.lexical.items()
     )
@@ -157,7 +157,7 @@ def token_rows(result: EncodeResult) -> Rows:
     return [values[start:end] for start, end in pairwise(result.multi_vector.offsets)]
 
 
-def test_three_forms_from_one_forward(tmp_path: Path) -> None:
+def test_one_forward_returns_three_representations(tmp_path: Path) -> None:
     model, expected = load(write_m3(tmp_path)), reference(tmp_path, TEXTS)
     card = model.card
     assert (card.kind, card.representations, card.dimensions, card.multi_vector_dimensions) == (
@@ -182,7 +182,7 @@ def test_three_forms_from_one_forward(tmp_path: Path) -> None:
     assert any(item.lexical for item in expected)
 
 
-def test_each_form_alone(tmp_path: Path) -> None:
+def test_each_representation_alone(tmp_path: Path) -> None:
     model = load(write_m3(tmp_path))
     together, main = encode(model, *ALL), encode(model)
     assert together.dense is not None
@@ -210,7 +210,7 @@ def test_bfloat16_is_as_good_as_the_reference_in_bfloat16(tmp_path: Path) -> Non
 
 
 def errors(found: list[Reference], exact: list[Reference]) -> tuple[float, float, float]:
-    """The largest of each form, over all texts."""
+    """Return the largest error of each form, over all texts."""
     pairs = list(zip(found, exact, strict=True))
     weights = [
         (one.lexical.get(key, 0.0), weight)
@@ -237,7 +237,9 @@ def test_score_is_the_weighted_mean_of_all_three(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("layer", "place", "weight"), [("sparse_linear", 1, 0.2), ("colbert_linear", 2, 0.4)]
 )
-def test_one_of_the_layers(tmp_path: Path, layer: str, place: int, weight: float) -> None:
+def test_single_layer_checkpoint_is_served(
+    tmp_path: Path, layer: str, place: int, weight: float
+) -> None:
     model, found = load(write_m3(tmp_path, layers=(layer,))), reference(tmp_path, TEXTS)
     assert model.card.representations == ("dense", ALL[place])
     parts = np.array([parts_of_score(found[0], item) for item in found], dtype=np.float32)
@@ -245,7 +247,7 @@ def test_one_of_the_layers(tmp_path: Path, layer: str, place: int, weight: float
     assert_close(scores(model, ScoreWork(TEXTS[0], TEXTS)), expected.astype(np.float32))
 
 
-def test_what_depends_on_the_forms_asked_for(tmp_path: Path) -> None:
+def test_options_depend_on_requested_representations(tmp_path: Path) -> None:
     model = load(write_m3(tmp_path))
     cut = run(model, EncodeWork(TEXTS, representations=("dense", "sparse"), dimensions=16))[0]
     assert isinstance(cut, EncodeResult)
@@ -267,7 +269,7 @@ def test_what_depends_on_the_forms_asked_for(tmp_path: Path) -> None:
         assert caught.value.field == field
 
 
-def test_pickled_layers_are_left_alone(tmp_path: Path) -> None:
+def test_pickled_layers_are_not_read(tmp_path: Path) -> None:
     card = load(write_m3(tmp_path, pickled=True)).card
     assert (card.kind, card.representations) == ("dense", ("dense",))
     assert [note.partition(":")[0] for note in card.notes] == [
@@ -299,7 +301,7 @@ def test_pickled_layers_are_left_alone(tmp_path: Path) -> None:
         ("colbert_linear", {"bias": torch.ones(8)}, "no matrix `weight`"),
     ],
 )
-def test_layers_that_do_not_fit(
+def test_mismatched_layers_are_refused(
     tmp_path: Path, name: str, tensors: dict[str, torch.Tensor], message: str
 ) -> None:
     write_m3(tmp_path)

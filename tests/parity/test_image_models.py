@@ -47,11 +47,11 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> ImageModel:
 
 @torch.inference_mode()
 def vectors(model: ImageModel, name: str, sequences: Sequence[InputSequence]) -> Tensor:
-    """The head's outputs for sequences in one packed batch."""
-    backbone = next(backbone for backbone in model.backbones if name in backbone.heads)
-    head = backbone.heads[name]
-    batch: Packed = backbone.pack(sequences, [None] * len(sequences))
-    hidden = backbone.encoder.forward(batch, head.rows)
+    """Return the head's outputs for sequences in one packed batch."""
+    trunk = next(trunk for trunk in model.trunks if name in trunk.heads)
+    head = trunk.heads[name]
+    batch: Packed = trunk.pack(sequences, [None] * len(sequences))
+    hidden = trunk.encoder.forward(batch, head.rows)
     outputs = head.split(
         tuple(one.numpy() for one in head.forward(hidden, batch, sequences)), sequences
     )
@@ -80,7 +80,7 @@ def reference(
     dtype: torch.dtype = torch.float32,
     files: Sequence[bytes] = (),
 ) -> Tensor:
-    """Each image alone."""
+    """Return the outputs of each image alone."""
     found = []
     for data in files or pictures():
         given = reference_input(kind, data, dtype)
@@ -99,7 +99,7 @@ def reference(
 
 
 def worst(got: Tensor, wanted: Tensor) -> float:
-    """The largest error of a vector, relative to its largest value."""
+    """Return the largest error of a vector, relative to its largest value."""
     return ((got - wanted).abs().amax(1) / wanted.abs().amax(1)).max().item()
 
 
@@ -124,10 +124,10 @@ def test_images_equal_transformers(kind: str, tmp_path: Path) -> None:
 def test_awkward_images_equal_transformers(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1 x 300 pixels, palettes, EXIF 1 to 8 and others, together and alone."""
+    """Images have 1 x 300 pixels, palettes, EXIF 1 to 8 and others, together and alone."""
     theirs = write_checkpoint(kind, tmp_path)
     if kind.startswith("dino"):
-        # A thin picture grows long where its short side is fixed.
+        # A thin image becomes long if its short side is fixed.
         edit(tmp_path, "preprocessor_config.json", size={"shortest_edge": 15})
         monkeypatch.setattr(processor(kind), "size", {"shortest_edge": 15})
     files = awkward_pictures()
@@ -160,8 +160,8 @@ def test_bfloat16_is_as_good_as_the_reference(kind: str, tmp_path: Path) -> None
 
 
 def texts(kind: str) -> list[NDArray[np.int32]]:
-    """Token ids as the tokenizers of these families frame them: CLIP's end with 199, SigLIP's are
-    padded with 1.
+    """Return token ids as the tokenizers of these families frame them: CLIP's end with 199,
+    SigLIP's are padded with 1.
     """
     numbers = np.random.default_rng(4)
     if kind == "clip":
@@ -178,8 +178,8 @@ def texts(kind: str) -> list[NDArray[np.int32]]:
 
 
 @pytest.mark.parametrize("kind", ["clip", "openclip", "siglip", "siglip2"])
-def test_texts_and_images_of_one_space(kind: str, tmp_path: Path) -> None:
-    """Both sides, and the logits of all pairs, from the scale and the bias that were loaded."""
+def test_texts_and_images_of_one_space_equal_transformers(kind: str, tmp_path: Path) -> None:
+    """Both sides are compared, and the logits of all pairs, from the loaded scale and bias."""
     theirs = write_checkpoint(kind, tmp_path)
     model = load(tmp_path)
     rows = texts(kind)
@@ -219,8 +219,8 @@ def edit(directory: Path, file: str, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_old_configurations_have_two_forms(tmp_path: Path) -> None:
-    """transformers takes `vision_config_dict` where there is one."""
+def test_both_forms_of_old_configurations_are_read(tmp_path: Path) -> None:
+    """If `vision_config_dict` exists, transformers prefers it."""
     write_checkpoint("clip", tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     wanted = vectors(load(tmp_path), "image", images_of(load(tmp_path)))
@@ -235,7 +235,7 @@ def test_old_configurations_have_two_forms(tmp_path: Path) -> None:
 
 
 def test_processor_of_transformers_5_is_read(tmp_path: Path) -> None:
-    """One processor_config.json, which comes before preprocessor_config.json."""
+    """One processor_config.json takes precedence over preprocessor_config.json."""
     write_checkpoint("clip", tmp_path)
     wanted = load(tmp_path).input
     old = json.loads((tmp_path / "preprocessor_config.json").read_text())
@@ -246,7 +246,7 @@ def test_processor_of_transformers_5_is_read(tmp_path: Path) -> None:
     assert load(tmp_path).input == wanted
 
 
-def test_layout_of_sentence_transformers(tmp_path: Path) -> None:
+def test_layout_of_sentence_transformers_is_read(tmp_path: Path) -> None:
     """`clip-ViT-B-32` has all of the model in the folder of its only module."""
     write_checkpoint("clip", tmp_path / "0_CLIPModel")
     module = {
@@ -297,7 +297,7 @@ def test_layout_of_sentence_transformers(tmp_path: Path) -> None:
         ("dinov2", {"num_hidden_layers": 3}, "is missing"),
     ],
 )
-def test_what_cannot_be_served_is_named(
+def test_unsupported_settings_are_named(
     kind: str, settings: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     write_checkpoint(kind, tmp_path)
@@ -307,7 +307,7 @@ def test_what_cannot_be_served_is_named(
 
 
 @pytest.mark.parametrize("name", ["head.probe", "head.mlp.fc2.bias"])
-def test_missing_and_unknown_tensors(name: str, tmp_path: Path) -> None:
+def test_missing_and_unknown_tensors_are_refused(name: str, tmp_path: Path) -> None:
     write_checkpoint("siglip", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     save_file(
@@ -321,9 +321,9 @@ def test_missing_and_unknown_tensors(name: str, tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_both_layouts_in_one_directory(tmp_path: Path) -> None:
-    """A config.json that describes encoders comes first; one that names code of the repository's
-    own counts for nothing.
+def test_encoder_config_precedes_remote_code_layout(tmp_path: Path) -> None:
+    """A config.json that describes encoders takes precedence; one that names code of the repository
+    is ignored.
     """
     write_checkpoint("openclip", tmp_path)
     wanted = load(tmp_path)
@@ -357,7 +357,7 @@ def test_both_layouts_in_one_directory(tmp_path: Path) -> None:
         ("text_cfg", {"width": 36}, "has shape"),
     ],
 )
-def test_models_of_open_clip_that_are_not_served(
+def test_unsupported_open_clip_models_are_refused(
     part: str, settings: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     write_checkpoint("openclip", tmp_path)
@@ -367,7 +367,7 @@ def test_models_of_open_clip_that_are_not_served(
         load(tmp_path)
 
 
-def test_open_clip_resizes_as_its_file_says(tmp_path: Path) -> None:
+def test_open_clip_resizes_by_its_file(tmp_path: Path) -> None:
     write_checkpoint("openclip", tmp_path)
     edit(
         tmp_path,

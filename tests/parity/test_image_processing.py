@@ -1,5 +1,5 @@
-"""Resizing, cropping and normalising of images against transformers' `pil` image processors: the
-same pixels, bit for bit.
+"""Resizing, cropping and normalising of images against transformers' `pil` image processors: equal
+pixels, bit for bit.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ MODES = ("RGB", "L", "RGBA", "LA", "P", "1", "CMYK")
 
 
 def images() -> list[tuple[bytes, Image.Image]]:
-    """Noise, whose every pixel counts, of all sizes and modes: files, and what Pillow opens of
-    them.
+    """Return noise of all sizes and modes, in which every pixel matters: files, and Pillow's images
+    of them.
     """
     numbers = np.random.default_rng(1)
     found: list[tuple[bytes, Image.Image]] = []
@@ -101,7 +101,7 @@ def test_float_pixels_are_within_rounding_of_torch(
         assert pixels.dtype == np.float32
         got = normalised(ours, pixels)
         # Pillow has a filter's centres and weights in float64, torch in float32, where those of
-        # long rows are a little off.
+        # long rows are slightly inexact.
         for dtype, most in ((torch.float64, 2e-6), (torch.float32, 2e-4)):
             wanted = processor(image, dtype=dtype)["pixel_values"][0].numpy()
             np.testing.assert_allclose(got, wanted, rtol=0, atol=most)
@@ -134,15 +134,15 @@ def test_pixels_equal_transformers(name: str, settings: Mapping[str, object]) ->
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_what_transformers_writes_is_read(name: str, tmp_path: Path) -> None:
-    """Every key that it writes, and the defaults where there is none."""
+def test_every_key_of_transformers_is_read(name: str, tmp_path: Path) -> None:
+    """Every key that it writes is read, and defaults apply to missing ones."""
     CLASSES[name]().save_pretrained(tmp_path)
     written = json.loads((tmp_path / "preprocessor_config.json").read_text())
     assert ImageProcessing.from_config(Config(written), "") == ImageProcessing.from_config(Config({}), name)
     assert written["image_processor_type"] == name
 
 
-def test_old_names_and_forms() -> None:
+def test_old_names_and_forms_are_read() -> None:
     old = Config(
         {
             "feature_extractor_type": "CLIPFeatureExtractor",
@@ -193,13 +193,13 @@ def test_old_names_and_forms() -> None:
         ({"do_pad": True}, "do_pad is True"),
     ],
 )
-def test_settings_that_are_not_served(settings: Mapping[str, object], message: str) -> None:
+def test_unsupported_settings_are_refused(settings: Mapping[str, object], message: str) -> None:
     with pytest.raises(ModelBroken, match=f"^preprocessor_config.json: {message}"):
         ImageProcessing.from_config(Config(settings, file="preprocessor_config.json"), "CLIPImageProcessor")
 
 
-def test_images_too_thin_to_be_resized() -> None:
-    processing = ImageProcessing.from_config(Config({}), "CLIPImageProcessor")
+def test_images_too_thin_to_resize_are_refused() -> None:
+    processing = ImageProcessing.of(Config({}), "CLIPImageProcessor")
     assert processing.seen(1, 900, "items[2]") == (224, 224)
     with pytest.raises(InvalidInput, match="too thin: 1 x 50,000,000 pixels") as caught:
         processing.seen(50_000_000, 1, "items[2]")

@@ -32,11 +32,11 @@ from tests.parity.gliner_models import make_reference
 from tests.parity.test_families import CPU, FAMILIES, packed, random_ids, worst
 from tests.parity.test_sparse import write_splade
 
-# T5 multiplies queries by keys without a scale, so that random ones have sharp scores. Gemma 1 was
-# measured at 0.9917 and 0.9943; 0.99 is what a model must reach to be served. Of privacy-filter no
-# layer is quantised, but bfloat16 alone sends tokens to other experts, which random ones answer
-# otherwise: 0.976 was measured.
-LEAST = {"t5": 0.985, "mt5": 0.985, "gemma": 0.99, "openai_privacy_filter": 0.96}
+# T5 multiplies queries by keys without a scale, so random ones have sharp scores. Gemma 1 was
+# measured at 0.9917 and 0.9943; a served model must reach 0.99. Of privacy-filter no layer is
+# quantised, but bfloat16 alone sends tokens to other experts, and random experts answer
+# differently: 0.976 was measured.
+MIN_COSINES = {"t5": 0.985, "mt5": 0.985, "gemma": 0.99, "openai_privacy_filter": 0.96}
 
 
 def load(
@@ -53,7 +53,7 @@ def load(
 
 
 def lowest(got: list[Tensor], wanted: list[Tensor]) -> float:
-    """The lowest cosine of a sequence's hidden states."""
+    """Return the lowest cosine of a sequence's hidden states."""
     return min(
         F.cosine_similarity(a.flatten(), b.flatten(), dim=0).item()
         for a, b in zip(got, wanted, strict=True)
@@ -65,17 +65,18 @@ def lowest(got: list[Tensor], wanted: list[Tensor]) -> float:
 def test_int8_is_near_float32(kind: Kind, dtype: torch.dtype, tmp_path: Path) -> None:
     directory = write_checkpoint(kind, tmp_path)
     plain, small = load(directory), load(directory, dtype, int8=True)
-    assert lowest(packed(small, random_ids()), packed(plain, random_ids())) > LEAST.get(kind, 0.997)
+    assert lowest(packed(small, random_ids()), packed(plain, random_ids())) > MIN_COSINES.get(
+        kind, 0.997
+    )
     linears = [module for module in small.modules() if isinstance(module, PackedLinear)]
     assert linears
     assert all(module.quantised is not None or module.exact for module in linears)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_alone_equals_among_others(kind: Kind, tmp_path: Path) -> None:
-    """As near as codes are to each other: what differs in the last bit before may be rounded to the
-    next one.
-    """
+def test_sequence_alone_equals_itself_in_a_batch(kind: Kind, tmp_path: Path) -> None:
+    """They are as near as adjacent codes: a difference in the last bit may round to the next
+    code."""
     encoder = load(write_checkpoint(kind, tmp_path), int8=True)
     ids = random_ids()
     alone = [packed(encoder, [sequence])[0] for sequence in ids]
@@ -85,7 +86,7 @@ def test_alone_equals_among_others(kind: Kind, tmp_path: Path) -> None:
 
 
 def test_item_is_the_same_in_every_batch(tmp_path: Path) -> None:
-    """Bit by bit, where attention and norms are too."""
+    """Results are equal bit by bit if attention and norms are."""
     encoder = load(write_checkpoint("bert", tmp_path, hidden=64, heads=2), int8=True)
     ids = random_ids()
     first = packed(encoder, ids)
@@ -119,15 +120,15 @@ def test_whole_models_are_loaded_in_int8(kind: Kind, head: Any, tmp_path: Path) 
     assert twin.data_type == "float32"
 
 
-def test_table_that_a_head_decodes_with_stays_as_it_is(tmp_path: Path) -> None:
+def test_table_of_a_tied_decoder_is_not_quantised(tmp_path: Path) -> None:
     model = load_model(write_splade(tmp_path), "org/name", CPU, torch.int8)
     table = token_table(model)
     assert (model.data_type, table.codes) == ("int8", None)
     assert table.weight.numel()
 
 
-def test_labels_are_remembered_as_they_are_in_int8(tmp_path: Path) -> None:
-    """A bi-encoder for labels is quantised as well, and forgets what it said of labels before."""
+def test_label_vectors_are_cached_in_int8(tmp_path: Path) -> None:
+    """A bi-encoder for labels is also quantised, and discards its cached label vectors."""
     directory = make_reference(tmp_path, {}, labels_encoder="bert").directory
     model = load_model(directory, "org/name", CPU, torch.int8)
     (vectors,) = (
@@ -155,7 +156,7 @@ def token_table(model: PackedModel) -> Table:
     return embed.token
 
 
-def test_card_and_a_worker_may_ask_for_it(tmp_path: Path) -> None:
+def test_card_or_worker_requests_int8(tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path)
     for dtype, card, wanted in (
         (torch.int8, None, "int8"),
@@ -172,7 +173,7 @@ def test_card_and_a_worker_may_ask_for_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "qwen3", "deberta-v2"])
-def test_adapters_of_a_model_in_int8(kind: Kind, tmp_path: Path) -> None:
+def test_adapters_of_an_int8_model_equal_the_merged_model(kind: Kind, tmp_path: Path) -> None:
     directory = write_checkpoint(kind, tmp_path / "base")
     targets = {
         "bert": ["query", "value", "intermediate.dense"],
@@ -201,7 +202,7 @@ def test_adapters_of_a_model_in_int8(kind: Kind, tmp_path: Path) -> None:
 
 
 def test_memory_is_a_quarter(tmp_path: Path) -> None:
-    """Of what linear layers take, beside 12 bytes for each output."""
+    """Linear layers take a quarter, plus 12 bytes for each output."""
     directory = write_checkpoint("bert", tmp_path, hidden=256, layers=4)
     plain, small = load(directory), load(directory, int8=True)
     linears = [
@@ -212,8 +213,8 @@ def test_memory_is_a_quarter(tmp_path: Path) -> None:
     assert narrow < 0.3 * wide
 
 
-def test_weights_that_wait_are_views_of_the_file(tmp_path: Path) -> None:
-    """So that a load holds no second copy of what will be quantised."""
+def test_unquantised_weights_are_views_of_the_file(tmp_path: Path) -> None:
+    """A load does not hold a second copy of the weights to quantise."""
     directory = write_checkpoint("bert", tmp_path)
     config = json.loads((directory / "config.json").read_text())
     tensors = TensorFile.open(directory)

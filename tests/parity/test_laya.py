@@ -1,8 +1,8 @@
-"""laya against a reference written out here: transformers' ModernBERT, torch's own encoder layers
-and the package's sequences.
+"""laya against a reference implemented here: transformers' ModernBERT, torch's encoder layers and
+the package's sequences.
 
-The names of tensors, the prompt, its limits and the temperatures are those of the package laya
-0.4.15 (common, agent).
+Names of tensors, the prompt, its limits and the temperatures are those of the package laya 0.4.15
+(common, agent).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.parity.recipes import RECIPES, Size
 from tests.parity.test_heads import TEXTS, load, run
 from tests.parity.tokenizers import tokenizer_of
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 LABELS = ("law", "the weather of tomorrow", "copying of free programs", "love")
@@ -37,7 +37,7 @@ TEMPERATURES = {"choice:2": 0.1, "choice:3-5": 1.5, "choice:6-10": True, "score:
 
 
 class Decisions(nn.Module):
-    """The package's tensors under its names."""
+    """Return the package's tensors under its names."""
 
     def __init__(self, encoder: nn.Module, layers: int) -> None:
         super().__init__()
@@ -74,7 +74,8 @@ class Reference:
     def sequence(
         self, text: str, labels: Sequence[str], question: str, side: Truncation
     ) -> tuple[list[int], list[int]]:
-        """`build_sequence` of the package for a choice, of which all options keep a marker."""
+        """Compute the package's `build_sequence` for a choice in which all options keep a
+        marker."""
         options = [[self.tokenizer.mask_token_id, *self._ids(" " + label)[:48]] for label in labels]
         room = self.budget - sum(map(len, options))
         if room < 16:
@@ -143,9 +144,13 @@ def write(directory: Path, *, layers: int = 2, limit: int = 512, **more: object)
     tokenizer.save_pretrained(directory / "tokenizer")
     save_file(model.state_dict(), directory / "model.safetensors", metadata={"format": "pt"})
     settings = {
-        "encoder": "answerdotai/ModernBERT-base", "head_layers": layers, "max_len": limit, "act_costs": {"ask": 1.0},
-        "temperature": [0.8, 1.0, 1.0], "temperature_by_options": TEMPERATURES,
-    }  # fmt: skip
+        "encoder": "answerdotai/ModernBERT-base",
+        "head_layers": layers,
+        "max_len": limit,
+        "act_costs": {"ask": 1.0},
+        "temperature": [0.8, 1.0, 1.0],
+        "temperature_by_options": TEMPERATURES,
+    }
     (directory / "rl_agent_config.json").write_text(json.dumps(settings | more))
     return Reference(model, tokenizer, limit, int(str(more.get("head_max_len", 192))))
 
@@ -158,7 +163,7 @@ def scores(model: PackedModel, work: ClassifyWork) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("layers", [0, 1, 2])
 def test_scores_equal_the_reference(layers: int, tmp_path: Path) -> None:
-    """Each text alone by the reference, all together by us."""
+    """Score each text alone by the reference, and all together by Shoal."""
     reference = write(tmp_path, layers=layers)
     model = load(tmp_path)
     card = model.card
@@ -186,7 +191,7 @@ def test_text_has_the_same_answer_alone(tmp_path: Path) -> None:
     [(LABELS[:2], 0.5), (LABELS, 1.5), ((*LABELS, "a", "b"), 1.0), (tuple("abcdefghijkl"), 0.8)],
     ids=["raised to the least", "as it is", "no number", "of all choices"],
 )
-def test_temperatures_go_by_the_number_of_options(
+def test_temperature_depends_on_the_number_of_options(
     labels: tuple[str, ...], temperature: float, tmp_path: Path
 ) -> None:
     reference = write(tmp_path)
@@ -206,7 +211,7 @@ def test_hypothesis_is_the_question(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("side", ["end", "start"])
-def test_only_texts_are_cut_at_a_side(side: Truncation, tmp_path: Path) -> None:
+def test_only_texts_are_truncated(side: Truncation, tmp_path: Path) -> None:
     reference = write(tmp_path, limit=64)
     model, text = load(tmp_path), " ".join(TEXTS) * 200
     work = ClassifyWork([text], LABELS, truncation=side)
@@ -217,9 +222,9 @@ def test_only_texts_are_cut_at_a_side(side: Truncation, tmp_path: Path) -> None:
     )
 
 
-def test_many_options_share_the_room(tmp_path: Path) -> None:
-    """As in the package, options are cut to equal parts of the budget, and the question to what is
-    left.
+def test_numerous_options_share_the_budget(tmp_path: Path) -> None:
+    """Options are truncated to equal parts of the budget, and the question to
+    the rest, as in the package.
     """
     reference = write(tmp_path, head_max_len=48)
     labels = tuple(f"{first} {second} of the free programs" for first in "abc" for second in "xy")
@@ -229,12 +234,12 @@ def test_many_options_share_the_room(tmp_path: Path) -> None:
     assert sequence.ids.tolist() == ids
     assert np.array_equal(np.flatnonzero(sequence.ids == 4), markers)
     alike = tuple(f"the law of the free programs {letter}" for letter in "abcdef")
-    with pytest.raises(InvalidInput, match="the same to the model as classify") as refused:
+    with pytest.raises(InvalidInput, match="is the same as classify") as refused:
         model.prepare(ClassifyWork(["a"], alike))
     assert refused.value.field == "classify.labels[1]"
 
 
-def test_what_is_wrong_is_named_by_its_path(tmp_path: Path) -> None:
+def test_invalid_requests_are_refused_with_path(tmp_path: Path) -> None:
     write(tmp_path, limit=64)
     model = load(tmp_path)
     for work, field in (
@@ -264,11 +269,11 @@ def test_what_is_wrong_is_named_by_its_path(tmp_path: Path) -> None:
         ({"temperature": [1.0]}, "`temperature` must be a list of three numbers"),
         ({"max_len": 8}, "`max_len` is 8"),
         ({"head_layers": 1000}, "`head_layers` is 1000"),
-        ({"head_layers": 3}, r"has no tensor `head\.layers\.2\."),
-        ({"head_layers": 1}, r"tensor 'head\.layers\.1\..*' has no place"),
+        ({"head_layers": 3}, r"tensor `head\.layers\.2\."),
+        ({"head_layers": 1}, r"tensor 'head\.layers\.1\..*' does not belong"),
     ],
 )
-def test_what_is_not_served_is_refused_by_its_name(
+def test_unsupported_settings_are_refused_by_name(
     more: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     write(tmp_path)

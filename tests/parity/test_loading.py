@@ -1,4 +1,5 @@
-"""Checkpoints as they come, and refusals that name the file, the tensor or the key."""
+"""Checkpoints in all their published forms, and refusals that name the file, the tensor or the
+key."""
 
 from __future__ import annotations
 
@@ -90,16 +91,16 @@ def test_memory_is_that_of_the_weights_once(tmp_path: Path) -> None:
     )
 
 
-def test_every_declared_prefix(tmp_path: Path) -> None:
+def test_every_declared_prefix_is_read(tmp_path: Path) -> None:
     plain = build(write_checkpoint("bert", tmp_path / "plain"))[0](BATCH)
     directory = write_checkpoint("bert", tmp_path / "prefixed")
     rewrite(directory, lambda tensors: {f"bert.{name}": tensor for name, tensor in tensors.items()})
     assert torch.equal(build(directory)[0](BATCH), plain)
 
 
-def test_old_names_and_buffers(tmp_path: Path) -> None:
-    """LayerNorm.gamma and .beta of checkpoints from TensorFlow, and the position_ids that older
-    transformers stored.
+def test_old_names_and_buffers_are_read(tmp_path: Path) -> None:
+    """LayerNorm.gamma and .beta of checkpoints from TensorFlow, and the position_ids of older
+    transformers, are read.
     """
     plain = build(write_checkpoint("bert", tmp_path / "plain"))[0](BATCH)
 
@@ -122,13 +123,16 @@ def test_head_gets_its_tensors_in_float32_and_the_rest_is_dropped(tmp_path: Path
     )
     _, state = build(directory, {"pooler.dense": "first", "classifier": "second"}, torch.bfloat16)
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == {
-        "first.weight": (64, 64), "first.bias": (64,), "second.weight": (2, 64), "second.bias": (2,),
-    }  # fmt: skip
+        "first.weight": (64, 64),
+        "first.bias": (64,),
+        "second.weight": (2, 64),
+        "second.bias": (2,),
+    }
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
     assert build(directory)[1] == {}
 
 
-def test_tied_decoder_may_be_left_out(tmp_path: Path) -> None:
+def test_tied_decoder_may_be_missing(tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path, head="masked_lm")
     table: dict[str, HeadRule] = {
         "cls.predictions.transform.dense": "dense",
@@ -151,12 +155,11 @@ CHANGES: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
     r"model\.safetensors: tensor 'extra\.weight' is unknown": lambda t: (
         t | {"extra.weight": torch.ones(2)}
     ),
-    r"model\.safetensors: tensor 'encoder\.layer\.1\.attention\.self\.key\.weight' is missing": lambda t: (
-        without(t, LAYER)
+    r"model\.safetensors: tensor 'encoder\.layer\.1\.attention\.self\.key\.weight' is missing": (
+        lambda t: without(t, LAYER)
     ),
-    r"'encoder\.layer\.1\.attention\.self\.key\.weight' has shape \[64, 63\].* asks for \[64, 64\]": lambda t: (
-        t | {LAYER: torch.ones(64, 63)}
-    ),
+    r"'encoder\.layer\.1\.attention\.self\.key\.weight' has shape \[64, 63\]"
+    r".* asks for \[64, 64\]": (lambda t: t | {LAYER: torch.ones(64, 63)}),
     r"'encoder\.layer\.2\.output\.dense\.bias' has no place": lambda t: (
         t | {"encoder.layer.2.output.dense.bias": torch.ones(64)}
     ),
@@ -172,7 +175,7 @@ def without(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("message", CHANGES)
-def test_tensors_that_do_not_fit_are_refused(message: str, tmp_path: Path) -> None:
+def test_mismatched_tensors_are_refused(message: str, tmp_path: Path) -> None:
     directory = rewrite(write_checkpoint("bert", tmp_path), CHANGES[message])
     with pytest.raises(ModelBroken, match=message):
         build(directory)
@@ -193,7 +196,7 @@ CONFIGS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("message", CONFIGS)
-def test_configurations_that_cannot_be_served_are_refused(message: str, tmp_path: Path) -> None:
+def test_unsupported_configurations_are_refused(message: str, tmp_path: Path) -> None:
     directory = reconfigure(write_checkpoint("bert", tmp_path), **CONFIGS[message])
     with pytest.raises(ModelBroken, match=f"config.json: {message}"):
         build(directory)
@@ -208,7 +211,7 @@ def test_pickles_are_refused_with_advice(tmp_path: Path) -> None:
         TensorFile.open(tmp_path)
 
 
-def test_no_weights_at_all(tmp_path: Path) -> None:
+def test_directory_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelBroken, match=r"model\.safetensors: no such file"):
         TensorFile.open(tmp_path)
 

@@ -1,5 +1,4 @@
-"""LoRA adapters against PEFT: a batch in which adapters are mixed gives what each merged model
-gives alone.
+"""LoRA adapters against PEFT: a batch of mixed adapters equals each merged model alone.
 
 References are merged by PEFT (`merge_and_unload`) and run by transformers, one sequence at a time.
 """
@@ -33,8 +32,8 @@ CPU = torch.device("cpu")
 Vectors = list[npt.NDArray[np.float32]]
 
 QWEN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-# Eight of different ranks and layers: single slots of a fused projection, several, all; and what
-# decides the scale.
+# Eight of different ranks and layers: single slots of a fused projection, several, all; and the
+# settings of the scale.
 BERT_ADAPTERS: tuple[dict[str, Any], ...] = (
     {"r": 8, "target_modules": ["query", "key", "value", "attention.output.dense"]},
     {"r": 4, "target_modules": ["query", "value"], "lora_alpha": 16},
@@ -42,10 +41,14 @@ BERT_ADAPTERS: tuple[dict[str, Any], ...] = (
     {"r": 2, "target_modules": ["intermediate.dense", "output.dense"]},
     {"r": 1, "target_modules": "all-linear"},
     {"r": 5, "target_modules": r".*layer\.1\..*(query|dense)"},
-    {"r": 3, "target_modules": ["query", "dense"], "rank_pattern": {"query": 7, "0.output.dense": 2},
-     "alpha_pattern": {"dense": 5}},
+    {
+        "r": 3,
+        "target_modules": ["query", "dense"],
+        "rank_pattern": {"query": 7, "0.output.dense": 2},
+        "alpha_pattern": {"dense": 5},
+    },
     {"r": 8, "target_modules": ["value"], "layers_to_transform": [1]},
-)  # fmt: skip
+)
 QWEN_ADAPTERS: tuple[dict[str, Any], ...] = (
     {"r": 8, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
     {"r": 4, "target_modules": ["q_proj", "v_proj"], "lora_alpha": 16},
@@ -56,25 +59,33 @@ QWEN_ADAPTERS: tuple[dict[str, Any], ...] = (
     {"r": 6, "target_modules": list(QWEN), "rank_pattern": {r"layers\.\d+\.mlp\..*_proj": 2}},
     {"r": 8, "target_modules": ["k_proj"], "exclude_modules": ["layers.0.self_attn.k_proj"]},
 )  # fmt: skip
-# Where fused weights, names and layers are made otherwise: Wqkv and Wi whole, GeGLU's halves, four
+# Families with other fused weights, names and layers: Wqkv and Wi whole, GeGLU's halves, four
 # norms, scores by distance.
 OTHERS: tuple[Kind, ...] = (
-    "modernbert", "gemma3_text", "t5", "mt5", "gte", "nomic_bert", "jina_embeddings_v3", "electra", "mpnet", "distilbert",
+    "modernbert",
+    "gemma3_text",
+    "t5",
+    "mt5",
+    "gte",
+    "nomic_bert",
+    "jina_embeddings_v3",
+    "electra",
+    "mpnet",
+    "distilbert",
     "deberta-v2",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
 class Adapted:
     """A model with adapters, and PEFT's merged models by adapter; the plain one has an empty
-    name.
-    """
+    name."""
 
     model: PackedModel
     merged: Mapping[str, transformers.PreTrainedModel]
 
     def batch(self, lengths: Sequence[int] = LENGTHS) -> list[InputSequence]:
-        """Every sequence once for each adapter and once for none, in an order that mixes them."""
+        """Return every sequence once for each adapter and once without one, in a mixed order."""
         rng = np.random.default_rng(0)
         sequences = [
             InputSequence(rng.integers(5, 300, length, dtype=np.int32)) for length in lengths
@@ -123,12 +134,12 @@ def test_eight_adapters_in_one_batch_equal_the_merged_models(
     batch = a.batch()
     got, wanted = a.forward(batch), a.wanted(batch)
     assert worst(got, wanted) <= 1e-5
-    # The adapters do something, each something else.
+    # The adapters have effects, and different ones.
     first = [
         vector for one, vector in zip(batch, wanted, strict=True) if len(one.ids) == LENGTHS[-1]
     ]
     assert min(worst([x], [y]) for i, x in enumerate(first) for y in first[:i]) > 0.01
-    # The same among others as alone, and those without adapters the same as in a batch without.
+    # The same among others as alone; sequences without adapters equal those of a batch without.
     alone = [a.forward([one])[0] for one in batch]
     assert worst(got, alone) <= 1e-6
     plain = [(one, vector) for one, vector in zip(batch, got, strict=True) if not one.adapter]
@@ -136,7 +147,7 @@ def test_eight_adapters_in_one_batch_equal_the_merged_models(
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_every_linear_layer_of_other_families(kind: Kind, tmp_path: Path) -> None:
+def test_adapters_of_every_linear_layer_equal_the_merged_model(kind: Kind, tmp_path: Path) -> None:
     a = adapted(
         tmp_path,
         kind,
@@ -146,9 +157,9 @@ def test_every_linear_layer_of_other_families(kind: Kind, tmp_path: Path) -> Non
     assert worst(a.forward(batch), a.wanted(batch)) <= 1e-5
 
 
-def test_distances_with_projections_of_their_own(tmp_path: Path) -> None:
-    """DeBERTa's first form: without share_att_key, pos_key_proj and pos_query_proj are linear
-    layers, too.
+def test_adapters_of_distance_projections_equal_the_merged_model(tmp_path: Path) -> None:
+    """Without share_att_key, DeBERTa's first form, pos_key_proj and pos_query_proj are also
+    linear layers.
     """
     config = {"share_att_key": False}
     base = write_checkpoint("deberta-v2", tmp_path / "base", config=config)
@@ -172,10 +183,11 @@ def test_distances_with_projections_of_their_own(tmp_path: Path) -> None:
     torch.cuda.is_available(), reason="kernels are compiled, for the accelerator alone"
 )
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-def test_distances_of_adapters_on_the_kernel_of_accelerators(
+def test_accelerator_kernel_uses_adapters_distances(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interpreted: each sequence has its adapter's distances, as where it is computed by runs."""
+    """The kernel is interpreted: each sequence has its adapter's distances, as in the computation
+    by runs."""
     pytest.importorskip("triton")
     a = adapted(
         tmp_path,
@@ -202,9 +214,9 @@ def test_bfloat16_is_as_good_as_the_merged_model_in_bfloat16(
 
 
 @pytest.mark.parametrize("kind", ["bert", "qwen3"])
-def test_one_row_a_sequence_is_adapted_like_all(kind: Kind, tmp_path: Path) -> None:
-    """Pooling the first or last token leaves most of the last layer out, whose linear layers then
-    see one row a sequence.
+def test_single_row_of_a_sequence_is_adapted(kind: Kind, tmp_path: Path) -> None:
+    """Pooling the first or last token skips most of the last layer. Its linear layers then see one
+    row of each sequence.
     """
     a = adapted(
         tmp_path,
@@ -243,7 +255,7 @@ def test_one_row_a_sequence_is_adapted_like_all(kind: Kind, tmp_path: Path) -> N
     assert worst(cast("Vectors", model.forward("dense", batch)), wanted) <= 1e-5
 
 
-def test_batch_without_adapters_is_bit_for_bit_what_it_was(tmp_path: Path) -> None:
+def test_batch_without_adapters_is_unchanged_bit_for_bit(tmp_path: Path) -> None:
     a = adapted(tmp_path, "bert", BERT_ADAPTERS[:2])
     batch = [one for one in a.batch() if not one.adapter]
     never = load_model(tmp_path / "base", "org/base", CPU, torch.float32)
@@ -252,9 +264,7 @@ def test_batch_without_adapters_is_bit_for_bit_what_it_was(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("has_adapters", [False, True])
-def test_forward_between_the_layers_of_another_has_its_own_adapters(
-    has_adapters: bool, tmp_path: Path
-) -> None:
+def test_preempting_forward_uses_its_own_adapters(has_adapters: bool, tmp_path: Path) -> None:
     a = adapted(tmp_path, "bert", BERT_ADAPTERS[:3])
     batch = a.batch()
     other = [one for one in batch if bool(one.adapter) is has_adapters][::-2]
@@ -266,7 +276,7 @@ def test_forward_between_the_layers_of_another_has_its_own_adapters(
         assert worst(vectors, a.wanted(other)) <= 1e-5
 
 
-def test_adapter_that_was_removed_is_gone(tmp_path: Path) -> None:
+def test_removed_adapter_is_refused(tmp_path: Path) -> None:
     a = adapted(tmp_path, "bert", BERT_ADAPTERS[:2])
     batch = a.batch()
     a.model.remove_adapter("org/adapter-0")
@@ -276,9 +286,9 @@ def test_adapter_that_was_removed_is_gone(tmp_path: Path) -> None:
     assert worst(a.forward(rest), a.wanted(rest)) <= 1e-5
 
 
-def test_prefixes_and_names_of_heads_and_of_adapters(tmp_path: Path) -> None:
+def test_prefixes_of_heads_and_adapters_are_accepted(tmp_path: Path) -> None:
     """PEFT on a classifier writes `bert.`; on a bare encoder nothing; before a save an adapter's
-    own name is part of each name.
+    name is part of each name.
     """
     a = adapted(tmp_path, "bert", BERT_ADAPTERS[:1])
     tensors = load_file(tmp_path / "org/adapter-0" / lora.WEIGHTS)
@@ -300,7 +310,7 @@ def test_prefixes_and_names_of_heads_and_of_adapters(tmp_path: Path) -> None:
 
 
 def test_reranker_shares_its_query_within_an_adapter_only(tmp_path: Path) -> None:
-    """What stands before several sequences is computed once for each adapter."""
+    """A prefix of several sequences is computed once for each adapter."""
     a = adapted(tmp_path, "qwen3", QWEN_ADAPTERS[:2])
     rng = np.random.default_rng(1)
     before = rng.integers(5, 300, 9, dtype=np.int32)
@@ -323,9 +333,9 @@ def test_reranker_shares_its_query_within_an_adapter_only(tmp_path: Path) -> Non
     assert worst(a.forward(shared), [one.mean(0).numpy() for one in hidden]) <= 1e-5
 
 
-def test_float32_twin_has_the_adapters_too(tmp_path: Path) -> None:
-    """The one that computes again what was not finite: also adapters that came after it was
-    made.
+def test_fp32_fallback_has_the_adapters(tmp_path: Path) -> None:
+    """The encoder that repeats a forward with non-finite results also has adapters added after it
+    was built.
     """
     a = adapted(tmp_path, "bert", BERT_ADAPTERS[:1], torch.bfloat16)
     twin = a.model.load_fp32_fallback()
@@ -337,7 +347,7 @@ def test_float32_twin_has_the_adapters_too(tmp_path: Path) -> None:
     assert worst(wide.forward(batch), wide.wanted(batch)) <= 1e-5
 
 
-def test_loaded_adapter_is_as_large_as_it_says(tmp_path: Path) -> None:
+def test_loaded_adapter_has_its_reported_size(tmp_path: Path) -> None:
     write_checkpoint("bert", tmp_path / "base")
     model = load_model(tmp_path / "base", "org/base", CPU, torch.float32)
     write_random_adapter(
@@ -372,15 +382,31 @@ def change(directory: Path, **keys: object) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("peft_type", "IA3"), ("peft_type", None), ("use_dora", True), ("modules_to_save", ["classifier"]), ("bias", "lora_only"),
-        ("lora_bias", True), ("r", 0), ("r", "8"), ("lora_alpha", None), ("trainable_token_indices", [1, 2]),
-        ("target_parameters", ["experts.w1"]), ("layer_replication", [[0, 2]]), ("alora_invocation_tokens", [5]),
-        ("init_lora_weights", "pissa_niter_4"), ("init_lora_weights", "olora"), ("use_rslora", "yes"), ("target_modules", [1]),
-        ("rank_pattern", {"(?=a)": 4}), ("rank_pattern", {"x" * 201: 4}), ("rank_pattern", {"query": 0}),
-        ("alpha_pattern", {"(": 4}), ("some_new_idea", {"x": 1}),
+        ("peft_type", "IA3"),
+        ("peft_type", None),
+        ("use_dora", True),
+        ("modules_to_save", ["classifier"]),
+        ("bias", "lora_only"),
+        ("lora_bias", True),
+        ("r", 0),
+        ("r", "8"),
+        ("lora_alpha", None),
+        ("trainable_token_indices", [1, 2]),
+        ("target_parameters", ["experts.w1"]),
+        ("layer_replication", [[0, 2]]),
+        ("alora_invocation_tokens", [5]),
+        ("init_lora_weights", "pissa_niter_4"),
+        ("init_lora_weights", "olora"),
+        ("use_rslora", "yes"),
+        ("target_modules", [1]),
+        ("rank_pattern", {"(?=a)": 4}),
+        ("rank_pattern", {"x" * 201: 4}),
+        ("rank_pattern", {"query": 0}),
+        ("alpha_pattern", {"(": 4}),
+        ("some_new_idea", {"x": 1}),
     ],
-)  # fmt: skip
-def test_what_the_configuration_asks_for_and_is_not_served(
+)
+def test_unsupported_configurations_are_refused(
     base: PackedModel, sound: Path, key: str, value: object
 ) -> None:
     change(sound, **{key: value})
@@ -389,14 +415,12 @@ def test_what_the_configuration_asks_for_and_is_not_served(
 
 
 def test_every_key_of_peft_is_known() -> None:
-    """A key that the installed PEFT writes and that is in none of the lists could change what is
-    computed.
-    """
+    """A key of the installed PEFT that is in none of the lists could change the computation."""
     written = set(LoraConfig().to_dict())
     assert written - lora.REFUSED.keys() - lora.IGNORED - lora.READ == set()
 
 
-def test_files_that_are_missing_pickled_or_damaged(base: PackedModel, sound: Path) -> None:
+def test_missing_pickled_and_damaged_files_are_refused(base: PackedModel, sound: Path) -> None:
     weights = sound / lora.WEIGHTS
     content = weights.read_bytes()
     weights.unlink()
@@ -432,7 +456,7 @@ QUERY = "base_model.model.encoder.layer.0.attention.self.query"
         ("base_model.model.classifier.weight", (2, 64), "was trained as a whole"),
     ],
 )
-def test_tensor_that_does_not_fit_is_named(
+def test_mismatched_tensor_is_named(
     base: PackedModel, sound: Path, name: str, shape: tuple[int, ...], problem: str
 ) -> None:
     tensors = load_file(sound / lora.WEIGHTS)
@@ -441,7 +465,7 @@ def test_tensor_that_does_not_fit_is_named(
         base.add_adapter("a", sound)
 
 
-def test_tensor_that_is_there_twice(base: PackedModel, sound: Path) -> None:
+def test_duplicate_tensor_is_refused(base: PackedModel, sound: Path) -> None:
     tensors = load_file(sound / lora.WEIGHTS)
     save_file(tensors | {f"{QUERY}.lora_A.other.weight": torch.zeros(4, 64)}, sound / lora.WEIGHTS)
     with pytest.raises(
@@ -466,7 +490,7 @@ def test_tensor_that_is_there_twice(base: PackedModel, sound: Path) -> None:
         ),
     ],
 )
-def test_module_that_is_not_there_is_named(
+def test_unknown_module_is_named(
     base: PackedModel, sound: Path, module: str, sizes: tuple[int, int], problem: str
 ) -> None:
     name = f"base_model.model.{module}"
@@ -480,7 +504,7 @@ def test_module_that_is_not_there_is_named(
         base.add_adapter("a", sound)
 
 
-def test_module_that_the_configuration_does_not_name(base: PackedModel, sound: Path) -> None:
+def test_module_outside_the_configuration_is_refused(base: PackedModel, sound: Path) -> None:
     change(sound, target_modules=["query"])
     with pytest.raises(
         ModelBroken, match=r"`target_modules` does not name the module of tensor .*value"
@@ -495,9 +519,8 @@ def test_module_that_the_configuration_does_not_name(base: PackedModel, sound: P
 def test_heads_layer_is_refused_where_the_head_is_served(
     head: Head, refused: str, sound: Path, base: PackedModel
 ) -> None:
-    """The same tensors are left out, as the base model's own are, where the model is served without
-    that head.
-    """
+    """The same tensors are dropped, as the base model's are, if the model is served without that
+    head."""
     directory = write_checkpoint("bert", sound / "ranker", head=head, labels=("a", "b"))
     model = load_model(directory, "org/ranker", CPU, torch.float32)
     name = f"base_model.model.{refused}"

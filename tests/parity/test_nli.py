@@ -1,6 +1,5 @@
 """Labels by hypotheses against transformers' zero-shot-classification pipeline, on random
-checkpoints.
-"""
+checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from libs.models import ClassifyWork, ExtractResult, PackedModel, ScoreWork, Tru
 from tests.parity.checkpoints import Kind, write_checkpoint
 from tests.parity.test_heads import TEXTS, load, run
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 LABELS = (
@@ -52,7 +51,7 @@ def labels(model: PackedModel, work: ClassifyWork) -> list[list[tuple[str, float
 
 def check_equal(directory: Path, model: PackedModel, work: ClassifyWork, **wishes: object) -> None:
     pipeline = transformers.pipeline("zero-shot-classification", str(directory), device="cpu")
-    # Labels once more than once are told apart by nothing, so they are compared by their scores.
+    # Equal labels cannot be distinguished, so they are compared by their scores.
     theirs = cast(
         "list[dict[str, Any]]", pipeline(work.texts, candidate_labels=list(work.labels), **wishes)
     )
@@ -66,7 +65,7 @@ def check_equal(directory: Path, model: PackedModel, work: ClassifyWork, **wishe
 def test_labels_equal_the_pipeline(
     classes: tuple[str, ...], multi_label: bool, tmp_path: Path
 ) -> None:
-    """One of the texts is cut, and further for some hypotheses than for others."""
+    """One of the texts is truncated, and by more tokens for some hypotheses than for others."""
     model = nli(tmp_path, classes=classes)
     assert (
         max(item.tokens for item in model.prepare(ClassifyWork(TEXTS, LABELS)).sequences)
@@ -82,19 +81,19 @@ def test_labels_equal_the_pipeline(
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "bart"])
-def test_other_families_and_hypotheses(kind: Kind, tmp_path: Path) -> None:
+def test_other_families_and_hypotheses_equal_the_pipeline(kind: Kind, tmp_path: Path) -> None:
     model = nli(tmp_path, kind)
     work = ClassifyWork(TEXTS, LABELS, hypothesis="It speaks of {}!")
     check_equal(tmp_path, model, work, hypothesis_template="It speaks of {}!")
 
 
-def test_label_without_rivals_is_weighed_against_contradiction(tmp_path: Path) -> None:
+def test_single_label_is_scored_against_contradiction(tmp_path: Path) -> None:
     model = nli(tmp_path)
     check_equal(tmp_path, model, ClassifyWork(TEXTS, ("law",)))
     assert all(0 < score < 1 for [(_, score)] in labels(model, ClassifyWork(TEXTS, ("law",))))
 
 
-def test_labels_below_the_threshold_are_left_out(tmp_path: Path) -> None:
+def test_labels_below_the_threshold_are_dropped(tmp_path: Path) -> None:
     model = nli(tmp_path)
     every = labels(model, ClassifyWork(TEXTS, LABELS, multi_label=True))
     kept = labels(model, ClassifyWork(TEXTS, LABELS, multi_label=True, threshold=0.5))
@@ -102,7 +101,7 @@ def test_labels_below_the_threshold_are_left_out(tmp_path: Path) -> None:
     assert 0 < sum(map(len, kept)) < sum(map(len, every))
 
 
-def test_without_labels_the_model_answers_its_own_classes(tmp_path: Path) -> None:
+def test_request_without_labels_returns_the_models_classes(tmp_path: Path) -> None:
     model = nli(tmp_path)
     assert model.card.labels == ORDERS["contradiction first"]
     assert model.card.tasks == ("classify", "score")
@@ -119,7 +118,7 @@ def test_tokens_count_the_text_once_for_each_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("truncation", ["end", "start"])
-def test_only_texts_are_cut(truncation: Truncation, tmp_path: Path) -> None:
+def test_only_texts_are_truncated(truncation: Truncation, tmp_path: Path) -> None:
     model = nli(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         tmp_path, truncation_side="right" if truncation == "end" else "left"
@@ -132,7 +131,7 @@ def test_only_texts_are_cut(truncation: Truncation, tmp_path: Path) -> None:
     assert [item.ids.tolist() for item in prepared.sequences] == theirs
 
 
-def test_what_is_wrong_is_named_by_its_path(tmp_path: Path) -> None:
+def test_invalid_requests_are_refused_with_path(tmp_path: Path) -> None:
     model = nli(tmp_path)
     with pytest.raises(InvalidInput) as no_place:
         model.prepare(ClassifyWork(TEXTS, LABELS, hypothesis="It is law."))
@@ -145,7 +144,7 @@ def test_what_is_wrong_is_named_by_its_path(tmp_path: Path) -> None:
     assert long_label.value.field == "classify.labels[1]"
 
 
-def test_score_of_one_number_takes_no_labels(tmp_path: Path) -> None:
+def test_model_with_one_logit_refuses_labels(tmp_path: Path) -> None:
     write_checkpoint("deberta-v2", tmp_path, head="sequence_classification", labels=("entailment",))
     model = load(tmp_path)
     assert model.card.contradiction is None

@@ -1,8 +1,8 @@
-"""Embedders that their own code turns into such, against transformers' Mistral and Llama without a
-mask, and what is written out.
+"""Embedding models defined by their checkpoint's code, against transformers' Mistral and Llama
+without a mask, and reimplementations.
 
-GritLM pools without its instruction. NV-Embed has a latent attention layer (arXiv 2405.17428,
-section 3.2), of which the projections are computed here as the checkpoint stores them.
+GritLM does not pool its instruction. NV-Embed has a latent attention layer (arXiv 2405.17428,
+section 3.2); its projections are computed here as the checkpoint stores them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.models.restoring import restore
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.test_heads import TEXTS, run
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CODE = {
@@ -37,13 +37,16 @@ CODE = {
         ("AutoModelForCausalLM", "MistralForCausalLM"),
     )
 }
-SHIPPED = "<|user|>\nGiven a web search query, retrieve relevant passages that answer the query\n<|embed|>\n"
+SHIPPED = (
+    "<|user|>\nGiven a web search query, retrieve relevant passages that answer the "
+    "query\n<|embed|>\n"
+)
 
 
 def vectors(
     model: PackedModel, texts: Sequence[str], role: Role = "", instruction: str = ""
 ) -> NDArray[np.float32]:
-    """As a request gets them."""
+    """Return the vectors of a request."""
     result = run(model, EncodeWork(list(texts), role=role, instruction=instruction))[0]
     assert isinstance(result, EncodeResult)
     assert result.dense is not None
@@ -56,7 +59,7 @@ def close(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> None:
 
 
 def write_gritlm(directory: Path) -> Path:
-    """A causal Mistral with windows, but for `auto_map`."""
+    """Write a Mistral that is causal and has windows, apart from `auto_map`."""
     write_checkpoint("mistral", directory, head="causal_lm", positions=256)
     config = json.loads((directory / "config.json").read_text())
     assert config["architectures"] == ["MistralForCausalLM"]
@@ -69,9 +72,8 @@ def write_gritlm(directory: Path) -> Path:
 def gritlm(
     directory: Path, texts: Sequence[str], prompt: str, limit: int = 256
 ) -> NDArray[np.float32]:
-    """The package's `encode`: every token sees every other one, and those of the prompt are not
-    pooled.
-    """
+    """Compute the package's `encode`: every token sees every other one, and the prompt's are not
+    pooled."""
     model = transformers.MistralModel.from_pretrained(directory).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     before = len(tokenizer(prompt)["input_ids"])
@@ -85,7 +87,7 @@ def gritlm(
     return torch.nn.functional.normalize(torch.stack(rows), dim=-1).numpy()
 
 
-def test_gritlm_from_its_directory_alone(tmp_path: Path) -> None:
+def test_gritlm_is_served_from_its_directory(tmp_path: Path) -> None:
     model = load_model(write_gritlm(tmp_path), "test/model", torch.device("cpu"), torch.float32)
     assert (model.card.family, model.card.kind, model.card.pooling, model.card.normalize) == (
         "mistral",
@@ -100,8 +102,8 @@ def test_gritlm_from_its_directory_alone(tmp_path: Path) -> None:
     close(vectors(model, TEXTS, instruction=told), gritlm(tmp_path, TEXTS, told))
 
 
-def test_gritlm_with_its_card(tmp_path: Path) -> None:
-    """Queries have an instruction, documents only what ends it."""
+def test_gritlm_card_sets_its_instructions(tmp_path: Path) -> None:
+    """Queries have an instruction; documents have only its closing part."""
     card = read_catalog().of("GritLM/GritLM-7B")
     model = load_model(
         write_gritlm(tmp_path), "GritLM/GritLM-7B", torch.device("cpu"), torch.float32, card
@@ -122,16 +124,21 @@ NV_QUERY = "Instruct: Given a question, retrieve passages that answer the questi
 
 
 def write_nvembed(directory: Path) -> Path:
-    """In the names and shapes of the published checkpoint, small."""
+    """Write a small checkpoint with the names and shapes of the published one."""
     write_checkpoint("bidir_mistral", directory, positions=256)
     encoder = load_file(directory / "model.safetensors")
     wide, generator = 3 * 7, torch.Generator().manual_seed(1)
     attend, forward = "cross_attend_blocks.0.fn", "cross_attend_blocks.1.fn.net"
     shapes: dict[str, tuple[int, ...]] = {
-        "latents": (5, 64), f"{attend}.to_q.weight": (wide, 64), f"{attend}.to_kv.weight": (2 * wide, 64),
-        f"{attend}.to_out.weight": (64, wide), f"{forward}.0.weight": (512, 64), f"{forward}.0.bias": (512,),
-        f"{forward}.2.weight": (64, 256), f"{forward}.2.bias": (64,),
-    }  # fmt: skip
+        "latents": (5, 64),
+        f"{attend}.to_q.weight": (wide, 64),
+        f"{attend}.to_kv.weight": (2 * wide, 64),
+        f"{attend}.to_out.weight": (64, wide),
+        f"{forward}.0.weight": (512, 64),
+        f"{forward}.0.bias": (512,),
+        f"{forward}.2.weight": (64, 256),
+        f"{forward}.2.bias": (64,),
+    }
     for norm in ("0.norm", "0.norm_context", "1.norm"):
         shapes |= {f"cross_attend_blocks.{norm}.{end}": (64,) for end in ("weight", "bias")}
     layer = {
@@ -156,8 +163,8 @@ def write_nvembed(directory: Path) -> Path:
 
 
 def latent(state: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Cross attention of states [tokens, hidden] to the latents, and the feed-forward with a GELU
-    gate, each with its residual.
+    """Compute the cross attention of states [tokens, hidden] to the latents, and the feed-forward
+    with a GELU gate, each with its residual.
     """
 
     def part(name: str) -> Tensor:
@@ -186,8 +193,8 @@ def latent(state: dict[str, Tensor], x: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def nvembed(directory: Path, texts: Sequence[str], prompt: str = "") -> NDArray[np.float32]:
-    """The reference's `encode`: as many tokens as the instruction has are not pooled, <s> among
-    them.
+    """Compute the reference's `encode`: the first tokens, as many as the instruction has, including
+    <s>, are not pooled.
     """
     model, state = (
         random_model("bidir_mistral", positions=256),
@@ -207,7 +214,7 @@ def nvembed(directory: Path, texts: Sequence[str], prompt: str = "") -> NDArray[
     return F.normalize(torch.stack(rows), dim=-1).numpy()
 
 
-def test_nvembed_from_its_directory_alone(tmp_path: Path) -> None:
+def test_nvembed_is_served_from_its_directory(tmp_path: Path) -> None:
     model = load_model(write_nvembed(tmp_path), "test/model", torch.device("cpu"), torch.float32)
     assert (model.card.family, model.card.kind, model.card.dimensions, model.max_tokens) == (
         "bidir_mistral",
@@ -220,7 +227,7 @@ def test_nvembed_from_its_directory_alone(tmp_path: Path) -> None:
     close(np.concatenate([vectors(model, [text]) for text in TEXTS]), together)
 
 
-def test_nvembed_with_its_card(tmp_path: Path) -> None:
+def test_nvembed_card_sets_its_instructions(tmp_path: Path) -> None:
     card = read_catalog().of("nvidia/NV-Embed-v2")
     model = load_model(
         write_nvembed(tmp_path), "nvidia/NV-Embed-v2", torch.device("cpu"), torch.float32, card
@@ -239,5 +246,5 @@ def test_nvembed_accounts_for_its_tensors(tmp_path: Path) -> None:
         load_model(tmp_path, "test/model", torch.device("cpu"), torch.float32)
     del tensors["latent_attention_model.latents"]
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ModelBroken, match=r"has no tensor `latent_attention_model\.latents`"):
+    with pytest.raises(ModelBroken, match=r"tensor `latent_attention_model\.latents`"):
         load_model(tmp_path, "test/model", torch.device("cpu"), torch.float32)

@@ -22,13 +22,13 @@ from tests.parity.checkpoints import write_checkpoint
 from tests.parity.test_families import load as load_encoder
 from tests.parity.test_heads import TEXTS, assert_same_entities, load, run
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CLASSES = ("O", *(f"{part}-{kind}" for kind in ("person", "email") for part in "BIES"))
 
 
-def test_classes_of_tokens_equal_the_pipeline(tmp_path: Path) -> None:
+def test_token_classes_equal_the_pipeline(tmp_path: Path) -> None:
     write_checkpoint(
         "openai_privacy_filter", tmp_path, head="token_classification", labels=CLASSES, seed=5
     )
@@ -41,7 +41,7 @@ def test_classes_of_tokens_equal_the_pipeline(tmp_path: Path) -> None:
 
 
 def merged(*names: str) -> list[tuple[str, int, int]]:
-    """Entities of a text of one character a token."""
+    """Return the entities of a text of one character per token."""
     logits = np.array(
         [[5.0 if name == label else 0.0 for label in CLASSES] for name in names], dtype=np.float32
     )
@@ -72,15 +72,15 @@ def test_tokens_of_one_entity_are_merged_by_bioes() -> None:
 
 
 def test_all_experts_at_once_equal_the_chosen_ones(tmp_path: Path) -> None:
-    """As a GPU computes them."""
+    """The CPU computes the GPU's variant."""
     encoder = load_encoder(write_checkpoint("openai_privacy_filter", tmp_path))
     experts = encoder.stack[0].ffn
     assert isinstance(experts, GatedExperts)
     x = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
     values, chosen = experts.router.forward(x).topk(2, dim=-1)
     shares = values.softmax(-1)
-    one = experts.of_chosen(x, shares, chosen)
-    other = experts.of_all(x, torch.zeros(40, 6).scatter(-1, chosen, shares))
+    one = experts.compute_chosen(x, shares, chosen)
+    other = experts.compute_all(x, torch.zeros(40, 6).scatter(-1, chosen, shares))
     assert (one - other).abs().max() <= 1e-5 * one.abs().max()
 
 
@@ -88,9 +88,8 @@ def test_all_experts_at_once_equal_the_chosen_ones(tmp_path: Path) -> None:
     ("lengths", "window"), [((1, 40, 7, 300), 5), ((1500,), 40), ((31, 33, 1, 1, 64), 64)]
 )
 def test_blocks_equal_a_full_mask(lengths: Sequence[int], window: int) -> None:
-    """More blocks than are computed at a time, and sequences that begin and end anywhere in
-    them.
-    """
+    """More blocks are used than are computed at a time, and sequences begin and end anywhere in
+    them."""
     generator, tokens = torch.Generator().manual_seed(0), sum(lengths)
     q, k, v = (torch.randn(tokens, heads, 8, generator=generator) for heads in (4, 2, 2))
     sinks = torch.randn(4, generator=generator)

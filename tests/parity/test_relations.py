@@ -1,5 +1,5 @@
-"""Relations between entities against the gliner package's relation models: the same pairs and
-scores from the same directory.
+"""Relations between entities against the gliner package's relation models: equal pairs and scores
+from the same directory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from libs.models.text.processing.extraction import gliner
 from tests.parity import gliner_models
 from tests.parity.gliner_models import LABELS, Found, Reference, make_reference, slug
 
-# gliner, transformers and their dependencies warn of much.
+# gliner, transformers and their dependencies emit warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 RELATIONS = ["works for", "part", "lives in"]
@@ -38,10 +38,14 @@ TEXTS = [
 Make = Callable[[Mapping[str, object]], Reference]
 
 KINDS: list[dict[str, object]] = [
-    {"relations_layer": "none"}, {"relations_layer": "gcn"}, {"relations_layer": "dot", "embed_rel_token": False},
-    {"relations_layer": "bilinear", "span_mode": "markerV1"}, {"relations_layer": "mlp", "num_rnn_layers": 0},
-    {"relations_layer": "none", "span_mode": "token_level"}, {"relations_layer": "gcn", "span_mode": "token_level"},
-]  # fmt: skip
+    {"relations_layer": "none"},
+    {"relations_layer": "gcn"},
+    {"relations_layer": "dot", "embed_rel_token": False},
+    {"relations_layer": "bilinear", "span_mode": "markerV1"},
+    {"relations_layer": "mlp", "num_rnn_layers": 0},
+    {"relations_layer": "none", "span_mode": "token_level"},
+    {"relations_layer": "gcn", "span_mode": "token_level"},
+]
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +58,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """References, each made once, of the first seed with which there is something to find."""
+    """References, each built once, of the first seed with results."""
     made: dict[str, Reference] = {}
 
     def get(config: Mapping[str, object]) -> Reference:
@@ -91,13 +95,13 @@ def keyed(found: tuple[Relation, ...]) -> dict[tuple[Found, Found, str], float]:
 
 
 @pytest.mark.parametrize("config", KINDS, ids=slug)
-def test_relations_are_the_packages(make: Make, config: dict[str, object]) -> None:
+def test_relations_equal_the_package(make: Make, config: dict[str, object]) -> None:
     reference = make(config)
     model = load(reference.directory)
     assert model.card.tasks == ("entities", "relations")
     everything = [reference.relations(text, LABELS, RELATIONS, 0.0) for text in TEXTS]
     scores = sorted(score for theirs in everything for score in theirs.values())
-    # none of the scores is at a threshold, where a rounding error would decide
+    # No score is near a threshold, where a rounding error would decide.
     for threshold in [0.0, *(sum(scores[len(scores) * part // 4 :][:2]) / 2 for part in (1, 3))]:
         work = RelationsWork(
             TEXTS, labels=tuple(RELATIONS), entity_labels=tuple(LABELS), threshold=threshold
@@ -114,7 +118,7 @@ def test_relations_are_the_packages(make: Make, config: dict[str, object]) -> No
 
 
 @pytest.mark.parametrize("config", [KINDS[0], KINDS[5]], ids=slug)
-def test_such_a_model_finds_entities_alone_too(make: Make, config: dict[str, object]) -> None:
+def test_relation_model_finds_entities_alone(make: Make, config: dict[str, object]) -> None:
     reference = make(config)
     model = load(reference.directory)
     prepared = model.prepare(EntitiesWork(TEXTS, labels=tuple(LABELS), threshold=0.3))
@@ -128,10 +132,9 @@ def test_such_a_model_finds_entities_alone_too(make: Make, config: dict[str, obj
         assert all(abs(ours[key] - other[key]) <= 1e-5 for key in ours)
 
 
-def test_threshold_is_that_of_relations_alone(make: Make) -> None:
-    """Entities go by the model's own, so that a low threshold brings more relations between the
-    same entities.
-    """
+def test_threshold_applies_to_relations_only(make: Make) -> None:
+    """Entities use the model's threshold, so a low threshold adds relations between the same
+    entities."""
     model = load(make(KINDS[0]).directory)
     few, many = (
         relations(model, RelationsWork(TEXTS, tuple(RELATIONS), tuple(LABELS), threshold))[2]
@@ -142,7 +145,7 @@ def test_threshold_is_that_of_relations_alone(make: Make) -> None:
     assert few == tuple(one for one in many if one.score >= 0.5)
 
 
-def test_only_the_best_relations_of_a_text_are_answered(
+def test_only_the_best_relations_of_a_text_are_returned(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load(make(KINDS[0]).directory)
@@ -153,8 +156,8 @@ def test_only_the_best_relations_of_a_text_are_answered(
 
 
 @pytest.mark.parametrize("config", [KINDS[1], KINDS[5]], ids=slug)
-def test_packed_is_alone(make: Make, config: dict[str, object]) -> None:
-    """Texts without words or entities among them."""
+def test_packed_batch_equals_each_text_alone(make: Make, config: dict[str, object]) -> None:
+    """Some texts have no words or entities."""
     model = load(make(config).directory)
     texts = [*TEXTS, " ", "!"]
     together = relations(model, RelationsWork(texts, tuple(RELATIONS), tuple(LABELS), 0.1))
@@ -167,7 +170,7 @@ def test_packed_is_alone(make: Make, config: dict[str, object]) -> None:
         assert all(abs(ours[key] - alone[key]) <= 1e-5 for key in ours)
 
 
-def test_both_kinds_of_labels_are_needed(make: Make) -> None:
+def test_entity_and_relation_labels_are_required(make: Make) -> None:
     model = load(make(KINDS[0]).directory)
     for work, field in (
         (RelationsWork(["a"], labels=("in",)), "relations.entity_labels"),
@@ -178,7 +181,7 @@ def test_both_kinds_of_labels_are_needed(make: Make) -> None:
         assert caught.value.field == field
 
 
-def test_refusals(make: Make, tmp_path: Path) -> None:
+def test_invalid_checkpoints_are_refused(make: Make, tmp_path: Path) -> None:
     directory = make({"relations_layer": "gcn"}).directory
     for file in directory.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -188,7 +191,7 @@ def test_refusals(make: Make, tmp_path: Path) -> None:
         {key: value for key, value in tensors.items() if key != name},
         tmp_path / "model.safetensors",
     )
-    with pytest.raises(ModelBroken, match=rf"model\.safetensors: has no tensor `{name}`"):
+    with pytest.raises(ModelBroken, match=rf"model\.safetensors: tensor `{name}` is missing"):
         load(tmp_path)
     config = json.loads((tmp_path / "gliner_config.json").read_text())
     (tmp_path / "gliner_config.json").write_text(

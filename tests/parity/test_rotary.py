@@ -1,5 +1,5 @@
-"""Rotary positions as config.json tells them, against transformers: the same frequencies to the
-last bit, in both its spellings.
+"""Rotary positions of config.json against transformers: frequencies equal to the last bit, in both
+spellings.
 """
 
 from __future__ import annotations
@@ -19,27 +19,43 @@ from libs.models.layers.spec import Config
 from tests.parity.checkpoints import random_model, write_checkpoint
 from tests.parity.test_families import load, packed, random_ids, reference, worst
 
-# transformers warns of odd combinations, which are what is tested.
+# transformers warns of odd combinations, which these tests use.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 SCALINGS: dict[str, Mapping[str, object]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "dynamic": {"rope_type": "dynamic", "factor": 2.0},
     "llama3": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 256,
     },
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
     "yarn, uneven": {
-        "rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 100, "beta_fast": 16, "beta_slow": 2,
+        "rope_type": "yarn",
+        "factor": 3.0,
+        "original_max_position_embeddings": 100,
+        "beta_fast": 16,
+        "beta_slow": 2,
         "truncate": False,
     },
-    "yarn, own factor": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "attention_factor": 1.5},
+    "yarn, own factor": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+        "attention_factor": 1.5,
+    },
     "yarn, two scales": {
-        "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 512, "mscale": 0.8, "mscale_all_dim": 1.2,
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 512,
+        "mscale": 0.8,
+        "mscale_all_dim": 1.2,
     },
     "partial": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("base", [10_000.0, 1_000_000.0])
@@ -60,7 +76,7 @@ def test_frequencies_equal_transformers(name: str, base: float) -> None:
     assert old.factor == factor
 
 
-def test_kinds_of_layers_have_their_own() -> None:
+def test_layer_types_have_separate_scalings() -> None:
     parameters = {
         "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
@@ -74,7 +90,7 @@ def test_kinds_of_layers_have_their_own() -> None:
     )
 
 
-def test_scaling_that_is_not_for_these_layers_is_left_out() -> None:
+def test_scaling_of_other_layers_is_ignored() -> None:
     config = Config({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 100.0})
     assert rope_of(config, 4).frequencies == pytest.approx((0.5, 0.05))
     assert rope_of(config, 4, scaled=False).frequencies == pytest.approx((1.0, 0.1))
@@ -84,9 +100,8 @@ def test_scaling_that_is_not_for_these_layers_is_left_out() -> None:
 
 
 def test_ntk_equals_the_published_formulas() -> None:
-    """Of kexue.fm/archives/9706: pair i, from 1, is slowed by factor^(2i / d); mixed, by
-    factor^((2i / d)^b).
-    """
+    """Pair i in kexue.fm/archives/9706, from 1, is slowed by factor^(2i / d); mixed, by
+    factor^((2i / d)^b)."""
     config = Config({"rope_theta": 100.0, "rope_scaling": {"type": "ntk", "factor": 8.0}})
     plain = [100.0 ** (-2 * i / 16) for i in range(8)]
     wanted = [value * 8.0 ** (-2 * (i + 1) / 16) for i, value in enumerate(plain)]
@@ -148,9 +163,7 @@ def test_scaled_family_of_whole_heads_refuses_a_partial_rotation() -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "gemma", "eurobert"])
-def test_families_of_whole_heads_ignore_a_partial_rotation_as_transformers_does(
-    kind: str, tmp_path: Path
-) -> None:
+def test_families_of_whole_heads_ignore_partial_rotation(kind: str, tmp_path: Path) -> None:
     config = {"partial_rotary_factor": 0.5}
     ids = random_ids((1, 20, 128))
     encoder = load(write_checkpoint(kind, tmp_path, config=config))

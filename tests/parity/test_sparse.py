@@ -37,13 +37,22 @@ from tests.models.restoring import restore
 from tests.parity.checkpoints import Kind, write_checkpoint
 from tests.parity.test_heads import TEXTS, assert_close, write_json
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 KINDS: tuple[Kind, ...] = (
-    "bert", "electra", "distilbert", "roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet", "modernbert", "gte",
+    "bert",
+    "electra",
+    "distilbert",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+    "modernbert",
+    "gte",
     "jina_embeddings_v3",
-)  # fmt: skip
+)
 Values = NDArray[np.float32]
 IDF = {"rights": 2.5, "the": 0.25, ".": 0.0, "no token of any vocabulary": 3.0}
 
@@ -55,8 +64,8 @@ def write_splade(
     config: dict[str, object] | None = None,
     **settings: object,
 ) -> Path:
-    """A masked language model with SpladePooling, as sentence-transformers 6 saves it; `settings`
-    are SpladePooling's.
+    """Write a masked language model with SpladePooling, as sentence-transformers 6 saves it, with
+    these `settings` of SpladePooling.
     """
     write_checkpoint(kind, directory / "base", head="masked_lm", config=config)
     pooling = SpladePooling(**settings)
@@ -76,8 +85,8 @@ def load(
     return load_model(directory, "test/model", torch.device("cpu"), dtype, overrides)
 
 
-def answer(model: PackedModel, work: Work) -> Result:
-    """As a worker does it: nothing goes to the device for a job without sequences."""
+def process_job(model: PackedModel, work: Work) -> Result:
+    """Answer as a worker does: a job without sequences does not use the device."""
     prepared = model.prepare(work)
     return model.finish(
         prepared, model.forward(prepared.head, prepared.sequences) if prepared.sequences else []
@@ -87,8 +96,8 @@ def answer(model: PackedModel, work: Work) -> Result:
 def sparse(
     model: PackedModel, texts: Sequence[str], role: Role = "", data_type: DataType = "float32"
 ) -> Values:
-    """As a whole matrix; the rows' columns must rise."""
-    result = answer(model, EncodeWork(list(texts), role=role, data_type=data_type))
+    """Return a dense matrix, and check that the rows' columns rise."""
+    result = process_job(model, EncodeWork(list(texts), role=role, data_type=data_type))
     assert isinstance(result, EncodeResult)
     assert result.dense is None
     assert result.sparse is not None
@@ -104,13 +113,13 @@ def sparse(
 
 
 def scores(model: PackedModel, work: ScoreWork) -> Values:
-    result = answer(model, work)
+    result = process_job(model, work)
     assert isinstance(result, ScoreResult)
     return result.scores
 
 
 def assert_same(ours: Values, theirs: torch.Tensor) -> None:
-    """The same entries, and their weights to 1e-5 of the largest."""
+    """Compare entries, and their weights to 1e-5 of the largest."""
     expected = theirs.to_dense().float().numpy()
     assert_close(ours, expected)
     assert ((ours != 0) == (expected != 0)).all()
@@ -118,7 +127,7 @@ def assert_same(ours: Values, theirs: torch.Tensor) -> None:
 
 
 def check(directory: Path) -> None:
-    """Both roles, scores, and each text alone."""
+    """Compare both roles, scores, and each text alone."""
     model, reference = load(directory), SparseEncoder(str(directory), device="cpu")
     queries, documents = reference.encode_query(TEXTS), reference.encode_document(TEXTS)
     ours = sparse(model, TEXTS, "document")
@@ -132,13 +141,13 @@ def check(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_splade_of_every_architecture(tmp_path: Path, kind: Kind) -> None:
+def test_splade_of_every_architecture_equals_the_reference(tmp_path: Path, kind: Kind) -> None:
     check(write_splade(tmp_path, kind))
 
 
-def test_alibabas_own_name_of_gte(tmp_path: Path) -> None:
-    """transformers has no "new", the model_type of opensearch's doc-v3-gte: the same weights under
-    it must give the same.
+def test_alibabas_model_type_of_gte_is_served(tmp_path: Path) -> None:
+    """The model_type "new" of opensearch's doc-v3-gte, unknown to transformers, gives the same
+    results with the same weights.
     """
     directory = write_splade(tmp_path, "gte")
     expected = SparseEncoder(str(directory), device="cpu").encode(TEXTS)
@@ -152,23 +161,25 @@ def test_alibabas_own_name_of_gte(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
 @pytest.mark.parametrize("pooling", ["max", "sum"])
-def test_poolings_and_activations(tmp_path: Path, pooling: str, activation: str) -> None:
+def test_poolings_and_activations_equal_the_reference(
+    tmp_path: Path, pooling: str, activation: str
+) -> None:
     check(write_splade(tmp_path, pooling_strategy=pooling, activation_function=activation))
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "electra", "mpnet"])
-def test_decoder_of_its_own(tmp_path: Path, kind: Kind) -> None:
+def test_untied_decoder_is_used(tmp_path: Path, kind: Kind) -> None:
     check(write_splade(tmp_path, kind, config={"tie_word_embeddings": False}))
 
 
-def test_shared_decoder_takes_no_memory_of_its_own(tmp_path: Path) -> None:
+def test_tied_decoder_takes_no_memory(tmp_path: Path) -> None:
     shared = load(write_splade(tmp_path / "shared"))
     own = load(write_splade(tmp_path / "own", config={"tie_word_embeddings": False}))
     assert shared.card.sparse is not None
     assert own.bytes - shared.bytes == shared.card.sparse.columns * 64 * 4
 
 
-def test_padded_vocabulary_and_another_function(tmp_path: Path) -> None:
+def test_padded_vocabulary_with_another_activation(tmp_path: Path) -> None:
     config: dict[str, object] = {
         "vocab_size": 448,
         "hidden_act": "gelu_new",
@@ -187,7 +198,7 @@ def test_padded_vocabulary_and_another_function(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
-def test_only_the_strongest_weights(tmp_path: Path, similarity: str) -> None:
+def test_only_the_strongest_weights_are_returned(tmp_path: Path, similarity: str) -> None:
     directory = write_splade(tmp_path)
     settings = json.loads((directory / "config_sentence_transformers.json").read_text())
     write_json(
@@ -208,7 +219,7 @@ def test_bfloat16_is_as_good_as_the_reference_in_bfloat16(tmp_path: Path, kind: 
     assert np.abs(sparse(load(directory, torch.bfloat16), TEXTS) - exact).max() < 3 * own
 
 
-def test_module_names_of_version_5(tmp_path: Path) -> None:
+def test_module_names_of_version_5_are_read(tmp_path: Path) -> None:
     directory = write_splade(tmp_path)
     text = (directory / "modules.json").read_text()
     module = json.loads(text)[0]["type"]
@@ -226,10 +237,9 @@ def test_prompts_follow_the_role(tmp_path: Path) -> None:
     check(directory)
 
 
-def test_masked_language_model_without_modules(tmp_path: Path) -> None:
-    """Files cannot tell what it is for: dense vectors, unless a card or its model_type says
-    SPLADE.
-    """
+def test_masked_language_model_without_modules_is_dense(tmp_path: Path) -> None:
+    """Files do not show its purpose: it has dense vectors, unless a card or its model_type names
+    SPLADE."""
     write_checkpoint("bert", tmp_path, head="masked_lm")
     plain = load(tmp_path).card
     assert (plain.kind, plain.representations) == ("dense", ("dense",))
@@ -246,7 +256,7 @@ def test_masked_language_model_without_modules(tmp_path: Path) -> None:
 
 
 def write_router(directory: Path, default_route: str = "document") -> Path:
-    """Queries by fixed weights, documents by SPLADE."""
+    """A model with fixed weights for queries and SPLADE for documents."""
     write_checkpoint("bert", directory / "base", head="masked_lm")
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory / "base")
     weight = torch.rand(len(tokenizer), generator=torch.Generator().manual_seed(3)) * 5
@@ -262,7 +272,7 @@ def write_router(directory: Path, default_route: str = "document") -> Path:
 
 
 @pytest.mark.parametrize("default", ["document", "query"])
-def test_queries_without_a_forward(tmp_path: Path, default: str) -> None:
+def test_static_queries_need_no_forward(tmp_path: Path, default: str) -> None:
     directory = write_router(tmp_path, default_route=default)
     check(directory)
     model = load(directory)
@@ -272,8 +282,8 @@ def test_queries_without_a_forward(tmp_path: Path, default: str) -> None:
     assert query.tokens == pair.tokens - sum(item.tokens for item in pair.sequences) > 0
 
 
-def test_router_whose_encoder_lies_at_the_root(tmp_path: Path) -> None:
-    """As opensearch's repositories have it: the encoder's folder has no name."""
+def test_router_with_root_encoder_is_read(tmp_path: Path) -> None:
+    """The encoder's folder has no name in opensearch's repositories."""
     directory = write_router(tmp_path)
     routes = json.loads((directory / "router_config.json").read_text())
     encoder = routes["structure"]["document"][0]
@@ -285,17 +295,15 @@ def test_router_whose_encoder_lies_at_the_root(tmp_path: Path) -> None:
     check(directory)
 
 
-def test_query_weights_in_json(tmp_path: Path) -> None:
-    """opensearch's layout of before sentence-transformers: a masked language model, and idf.json
-    beside it.
-    """
+def test_query_weights_are_read_from_json(tmp_path: Path) -> None:
+    """Opensearch's layout before sentence-transformers has a masked language model and an
+    idf.json."""
     write_checkpoint("distilbert", tmp_path, head="masked_lm")
     write_json(tmp_path / "idf.json", IDF)
     model = load(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     static = SparseStaticEmbedding.from_json(str(tmp_path / "idf.json"), tokenizer)
-    # A token outside the vocabulary would overwrite the unknown token's weight; here it is left
-    # out.
+    # A token outside the vocabulary would overwrite the unknown token's weight; it is dropped here.
     static.weight.data[tokenizer.unk_token_id] = 0
     router = Router.for_query_document([static], [masked(tmp_path), SpladePooling("max")])
     reference = SparseEncoder(modules=[router], device="cpu")
@@ -309,14 +317,16 @@ def test_query_weights_in_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("data_type", "error"), [("float16", 1e-3), ("bfloat16", 1e-2)])
-def test_data_types_of_weights(tmp_path: Path, data_type: DataType, error: float) -> None:
+def test_weights_have_requested_data_types(
+    tmp_path: Path, data_type: DataType, error: float
+) -> None:
     model = load(write_splade(tmp_path))
     exact = sparse(model, TEXTS)
     rounded = sparse(model, TEXTS, data_type=data_type)
     assert 0 < np.abs(rounded - exact).max() < error * exact.max()
 
 
-def test_what_sparse_models_refuse(tmp_path: Path) -> None:
+def test_unsupported_requests_are_refused(tmp_path: Path) -> None:
     model = load(write_splade(tmp_path))
     for work, field in (
         (EncodeWork(["a"], dimensions=8), "dimensions"),
@@ -331,7 +341,7 @@ def test_what_sparse_models_refuse(tmp_path: Path) -> None:
     assert refused.value.field == "representations[1]"
 
 
-def test_checkpoints_that_are_refused(tmp_path: Path) -> None:
+def test_invalid_checkpoints_are_refused(tmp_path: Path) -> None:
     directory = write_splade(tmp_path, config={"tie_word_embeddings": False})
     tensors = load_file(directory / "model.safetensors")
 

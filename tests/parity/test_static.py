@@ -1,5 +1,5 @@
-"""Static embedders equal sentence-transformers' StaticEmbedding, and Model2Vec as its package
-computes it (version 0.10).
+"""Static embedding models equal sentence-transformers' StaticEmbedding, and Model2Vec as its
+package computes it (version 0.10).
 
 model2vec is not a dependency of the tests: `model2vec_vectors` is its `encode` in numpy, line by
 line.
@@ -50,9 +50,8 @@ def write_model2vec(
     dtype: str = "float32",
     **settings: object,
 ) -> Tokenizer:
-    """The files of Model2Vec's save_pretrained, with the modules.json that its published models
-    have.
-    """
+    """Write the files of Model2Vec's save_pretrained, with the modules.json of its published
+    models."""
     tokenizer = copied_tokenizer()
     tokenizer.save(str(directory / "tokenizer.json"))
     random, count = np.random.default_rng(1), tokenizer.get_vocab_size()
@@ -89,8 +88,8 @@ def write_model2vec(
 
 
 def model2vec_vectors(directory: Path, texts: list[str]) -> NDArray[np.float32]:
-    """model2vec.StaticModel.encode (0.10): `_encode_dispatch`, `tokenize`, `_encode_helper`,
-    `_encode_batch`.
+    """Compute model2vec.StaticModel.encode (0.10): `_encode_dispatch`, `tokenize`,
+    `_encode_helper`, `_encode_batch`.
     """
     from safetensors.numpy import load_file
 
@@ -125,7 +124,9 @@ def model2vec_vectors(directory: Path, texts: list[str]) -> NDArray[np.float32]:
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("quantised", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_model2vec(tmp_path: Path, dtype: str, quantised: bool, normalize: bool) -> None:
+def test_model2vec_equals_the_package(
+    tmp_path: Path, dtype: str, quantised: bool, normalize: bool
+) -> None:
     write_model2vec(tmp_path, normalize=normalize, quantised=quantised, dtype=dtype)
     model = load(tmp_path)
     assert (model.card.dimensions, model.card.max_tokens, model.card.family) == (
@@ -137,12 +138,12 @@ def test_model2vec(tmp_path: Path, dtype: str, quantised: bool, normalize: bool)
 
 
 @pytest.mark.parametrize("limit", [7, None])
-def test_model2vec_with_another_limit(tmp_path: Path, limit: int | None) -> None:
+def test_model2vec_honours_another_limit(tmp_path: Path, limit: int | None) -> None:
     write_model2vec(tmp_path, max_length=limit)
     assert_close(dense(load(tmp_path), TEXTS), model2vec_vectors(tmp_path, TEXTS))
 
 
-def test_model2vec_without_modules(tmp_path: Path) -> None:
+def test_model2vec_without_modules_is_served(tmp_path: Path) -> None:
     write_model2vec(tmp_path)
     (tmp_path / "modules.json").unlink()
     assert_close(dense(load(tmp_path), TEXTS), model2vec_vectors(tmp_path, TEXTS))
@@ -156,7 +157,7 @@ def test_model2vec_ignores_the_truncation_of_the_tokenizer(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("projected", [False, True])
-def test_static_embedding(tmp_path: Path, projected: bool) -> None:
+def test_static_embedding_equals_sentence_transformers(tmp_path: Path, projected: bool) -> None:
     tokenizer = copied_tokenizer()
     table = torch.randn(
         tokenizer.get_vocab_size(), DIMENSIONS, generator=torch.Generator().manual_seed(2)
@@ -224,7 +225,7 @@ def test_text_beyond_the_limit_is_refused_or_loses_its_start(tmp_path: Path) -> 
         ({"embeddings": np.zeros((9, 4), np.float32), "more": np.zeros(3, np.float32)}, "it holds"),
     ],
 )
-def test_tables_that_do_not_fit_are_refused(
+def test_mismatched_tables_are_refused(
     tmp_path: Path, tensors: dict[str, NDArray[np.generic]], message: str
 ) -> None:
     write_model2vec(tmp_path)

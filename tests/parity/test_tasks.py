@@ -1,5 +1,5 @@
-"""Checkpoints with LoRA adapters of their own for tasks: jina-embeddings-v3 and -v5, against their
-published code's arithmetic.
+"""Checkpoints with LoRA adapters for tasks: jina-embeddings-v3 and -v5, against their published
+code's arithmetic.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def test_classify_takes_the_named_task(model: PackedModel) -> None:
     assert {one.adapter for one in prepared.sequences} == {"classification"}
 
 
-def test_bfloat16_keeps_to_the_reference(v3: FakeJinaV3) -> None:
+def test_bfloat16_is_near_the_reference(v3: FakeJinaV3) -> None:
     model = load(v3.directory, torch.bfloat16)
     for task in ("", *TASKS):
         assert (
@@ -154,8 +154,8 @@ def test_bfloat16_keeps_to_the_reference(v3: FakeJinaV3) -> None:
         )
 
 
-def test_float32_fallback_has_the_tasks(v3: FakeJinaV3) -> None:
-    wide = load(v3.directory, torch.bfloat16).load_fp32_fallback()
+def test_fp32_fallback_has_the_tasks(v3: FakeJinaV3) -> None:
+    wide = load(v3.directory, torch.bfloat16).widened()
     assert wide is not None
     assert (
         worst(
@@ -187,9 +187,8 @@ def test_factors_count_as_the_models_bytes(v3: FakeJinaV3, tmp_path: Path) -> No
 
 
 def write_plain(v3: FakeJinaV3, directory: Path) -> Path:
-    """The same model without its adapters, whose config.json still names them, as in copies with
-    one merged.
-    """
+    """The same model without its adapters but with their names in config.json, as in merged
+    copies."""
     for file in v3.directory.rglob("*.json"):
         target = directory / file.relative_to(v3.directory)
         target.parent.mkdir(exist_ok=True)

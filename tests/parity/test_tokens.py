@@ -1,5 +1,5 @@
 """Tokenize and Detokenize against transformers' tokenizers: ids, places in the text, names,
-truncation and texts again.
+truncation and decoded texts.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def test_truncation_returns_what_encode_keeps(
         assert item.kept_end == (item.ends[own][-1] if side == "end" else len(text))
 
 
-def test_preview_does_not_cut(model: PackedModel) -> None:
+def test_preview_does_not_truncate(model: PackedModel) -> None:
     cut = tokenize(model, TokenizeWork(TEXTS, truncation=model.card.truncation))
     for whole, kept in zip(tokenize(model, TokenizeWork(TEXTS)), cut, strict=True):
         assert len(whole.ids) == whole.count
@@ -146,7 +146,7 @@ def test_preview_does_not_cut(model: PackedModel) -> None:
         )
 
 
-def test_text_that_must_not_be_cut_is_refused_with_its_path(model: PackedModel) -> None:
+def test_text_too_long_without_truncation_is_refused_with_path(model: PackedModel) -> None:
     with pytest.raises(InputTooLong) as caught:
         model.prepare(TokenizeWork(["short", "word " * 40], truncation="none"))
     assert caught.value.field == "texts[1]"
@@ -170,8 +170,8 @@ def test_id_beyond_the_vocabulary_is_refused_with_its_path(model: PackedModel) -
     assert caught.value.field == "sequences[1].ids[2]"
 
 
-def test_long_names_make_no_answer_beyond_what_a_router_allows(tmp_path: Path) -> None:
-    """A hostile tokenizer with a token of 1,000 characters, which a router counts as 64 bytes."""
+def test_long_token_names_stay_within_the_routers_limit(tmp_path: Path) -> None:
+    """A hostile tokenizer has a token of 1,000 characters, which a router counts as 64 bytes."""
     model = load(write_checkpoint("bert", tmp_path, sentence=SentenceFiles(max_seq_length=16)))
     processor = model.tokens
     assert isinstance(processor, TokenProcessor)
@@ -182,7 +182,7 @@ def test_long_names_make_no_answer_beyond_what_a_router_allows(tmp_path: Path) -
     assert caught.value.field == "sequences[0]"
 
 
-def test_models_of_images_and_texts_tokenize_and_those_of_images_alone_do_not(
+def test_only_image_models_with_text_encoders_tokenize(
     tmp_path: Path,
 ) -> None:
     write_repository("clip", tmp_path / "clip")
@@ -196,7 +196,7 @@ def test_models_of_images_and_texts_tokenize_and_those_of_images_alone_do_not(
         load(tmp_path / "vit").prepare(TokenizeWork(["a red boat"]))
 
 
-def test_models_that_write_tokenize_without_a_forward_pass(tmp_path: Path) -> None:
+def test_generative_models_tokenize_without_a_forward_pass(tmp_path: Path) -> None:
     write("qwen3", tmp_path)
     writer = load_served_model(tmp_path, "test/writer", torch.device("cpu"), torch.float32)
     prepared = writer.prepare(TokenizeWork(["a text"]), never_cancelled)
@@ -210,7 +210,7 @@ def test_models_that_write_tokenize_without_a_forward_pass(tmp_path: Path) -> No
 
 
 def test_preparation_is_cancelled_between_slices(model: PackedModel) -> None:
-    """A job that nobody waits for ends before the next slice of its texts."""
+    """A cancelled job ends before the next slice of its texts."""
     calls = 0
 
     def cancel() -> None:

@@ -28,7 +28,7 @@ from services.worker.mesh.codec import to_card
 from tests.parity.v_splade_models import Layout, VSplade, v_splade
 from tests.parity.vlm_models import QUERIES, opened, pages
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ def loaded(directory: Path, dtype: torch.dtype = torch.float32) -> PackedModel:
 
 
 def images(*numbers: int, name: str = "items") -> dict[int, tuple[Part, ...]]:
-    """The files, as the only parts of the items with these indices."""
+    """Return the files as the only parts of the items with these indices."""
     return {
         place: (Part(FILES[number], f"{name}[{place}].image"),)
         for place, number in enumerate(numbers)
@@ -79,7 +79,7 @@ def images(*numbers: int, name: str = "items") -> dict[int, tuple[Part, ...]]:
 
 
 def encoded(model: PackedModel, work: EncodeWork) -> Tensor:
-    """[items, columns]"""
+    """Return the vectors, [items, columns]."""
     prepared = model.prepare(work)
     result = model.finish(prepared, model.forward_all(prepared))
     assert isinstance(result, EncodeResult)
@@ -102,13 +102,13 @@ def of_pages(model: PackedModel, *numbers: int) -> Tensor:
 
 
 def worst(got: Tensor, wanted: Tensor) -> float:
-    """The largest error of a row, relative to its largest weight."""
+    """Return the largest error of a row, relative to its largest weight."""
     assert got.shape == wanted.shape
     return ((got - wanted).abs().amax(-1) / wanted.abs().amax(-1)).max().item()
 
 
 def test_pages_equal_the_formulas(theirs: VSplade, model: PackedModel) -> None:
-    """One batch of all, and each alone."""
+    """All pages are compared in one batch and alone."""
     wanted = theirs.pages([opened(data) for data in FILES])
     everything = range(len(FILES))
     together = of_pages(model, *everything)
@@ -146,8 +146,8 @@ def test_queries_equal_the_formulas_and_need_no_forward(
         assert worst(dense(result.sparse), wanted) <= QUERY_BOUND
 
 
-def test_texts_and_pages_in_one_job(theirs: VSplade, model: PackedModel) -> None:
-    """In their order; image tokens are those of pages."""
+def test_texts_and_pages_share_a_job(theirs: VSplade, model: PackedModel) -> None:
+    """Results are in the order of items; image tokens are those of pages."""
     page = {1: (Part(FILES[1], "items[1].image"),), 3: (Part(FILES[0], "items[3].image"),)}
     work = EncodeWork([TEXTS[0], "", TEXTS[3], ""], parts=page)
     prepared = model.prepare(work)
@@ -163,8 +163,8 @@ def test_texts_and_pages_in_one_job(theirs: VSplade, model: PackedModel) -> None
     )
 
 
-def test_scores_are_products(theirs: VSplade, model: PackedModel) -> None:
-    """Of texts against pages, and of pages against pages."""
+def test_scores_are_dot_products(theirs: VSplade, model: PackedModel) -> None:
+    """Texts are scored against pages, and pages against pages."""
     shown = theirs.pages([opened(data) for data in FILES[:4]])
     documents = images(0, 1, 2, 3, name="documents")
     page = (Part(FILES[1], "query.image"),)
@@ -179,8 +179,8 @@ def test_scores_are_products(theirs: VSplade, model: PackedModel) -> None:
         np.testing.assert_allclose(result.scores, (shown @ query).numpy(), rtol=2e-5)
 
 
-def test_page_beside_words(theirs: VSplade, model: PackedModel) -> None:
-    """Two pages and a text within the template's frame: one item."""
+def test_item_of_pages_and_text_equals_the_formulas(theirs: VSplade, model: PackedModel) -> None:
+    """Two pages and a text within the template's frame are one item."""
     parts = (
         Part(FILES[0], "items[0].parts[0]"),
         Part("of a licence", "items[0].parts[1]"),
@@ -197,7 +197,7 @@ def test_page_beside_words(theirs: VSplade, model: PackedModel) -> None:
     assert worst(found, wanted) <= FLOAT_BOUND
 
 
-def test_card_and_the_price_of_a_page(model: PackedModel, theirs: VSplade) -> None:
+def test_card_sets_the_price_of_a_page(model: PackedModel, theirs: VSplade) -> None:
     card = model.card
     assert (card.kind, card.tasks, card.representations, card.scoring) == (
         "images",
@@ -250,7 +250,7 @@ REFUSED: list[tuple[Work, type[Exception], str, str]] = [
         "takes no instruction",
     ),
     (EncodeWork(["a"], dimensions=8), InvalidInput, "dimensions", "only dense vectors"),
-    (EncodeWork(["a"], data_type="int8"), InvalidInput, "data_type", "int8 is for dense"),
+    (EncodeWork(["a"], data_type="int8"), InvalidInput, "data_type", "int8 is supported for dense"),
     (
         EncodeWork([""], pooling_factor=2, parts=images(0)),
         InvalidInput,
@@ -263,7 +263,7 @@ REFUSED: list[tuple[Work, type[Exception], str, str]] = [
 
 
 @pytest.mark.parametrize(("work", "error", "field", "message"), REFUSED)
-def test_what_it_cannot_do(
+def test_unsupported_requests_are_refused(
     model: PackedModel, work: Work, error: type[Exception], field: str, message: str
 ) -> None:
     with pytest.raises(error, match=message) as caught:
@@ -271,7 +271,7 @@ def test_what_it_cannot_do(
     assert getattr(caught.value, "field") == field  # noqa: B009
 
 
-def test_strongest_weights_alone(export: Path) -> None:
+def test_only_the_strongest_weights_are_returned(export: Path) -> None:
     file = export / "config_sentence_transformers.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"max_active_dims": 3}))
     wanted = v_splade().queries(TEXTS[:1])
@@ -279,17 +279,17 @@ def test_strongest_weights_alone(export: Path) -> None:
     assert worst(encoded(loaded(export), EncodeWork(TEXTS[:1])), wanted * kept) <= QUERY_BOUND
 
 
-def test_int8_is_not_for_images(export: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_int8_is_not_used_for_images(export: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = load_model(export, "some/model", CPU, torch.int8, Overrides("here", dtype="int8"))
     assert model.data_type in ("float32", "bfloat16")
-    assert "is to be int8, which is for encoders of texts" in caplog.text
+    assert "was requested in int8, which only text encoders support" in caplog.text
 
 
-def test_adapter_of_the_text_encoder(
+def test_adapter_of_the_text_encoder_equals_the_merged_model(
     export: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """As PEFT saves it, of NAVER's names: pages change as with the merged weight, and queries do
-    not.
+    """The adapter is saved by PEFT under NAVER's names: pages change as with the merged weight,
+    queries do not.
     """
     theirs = v_splade()
     stem, folder = "text_model.layers.1.mlp.Wo", tmp_path_factory.mktemp("adapter")
@@ -322,7 +322,7 @@ def test_adapter_of_the_text_encoder(
     assert worst(dense(result.sparse), wanted) <= FLOAT_BOUND
 
 
-def test_broken_checkpoints_are_refused_by_the_name_of_what_is_wrong(export: Path) -> None:
+def test_broken_checkpoints_are_refused_by_key_or_tensor(export: Path) -> None:
     file = export / "model.safetensors"
     whole = load_file(file)
     table = "encoder.encoder.model.text_model.embeddings.tok_embeddings.additional_embedding.weight"
@@ -356,7 +356,7 @@ def test_broken_checkpoints_are_refused_by_the_name_of_what_is_wrong(export: Pat
             loaded(export)
 
 
-def test_template_that_cannot_be_used(export: Path) -> None:
+def test_unusable_template_is_refused(export: Path) -> None:
     file = export / "chat_template.jinja"
     assert file.is_file()
     file.write_text("{% for turn in messages %}{{ turn.role }}{% endfor %}")
@@ -368,14 +368,14 @@ def test_template_that_cannot_be_used(export: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "multi_vector", "yes_no"])
-def test_card_of_another_kind(export: Path, kind: str) -> None:
+def test_card_of_another_kind_is_refused(export: Path, kind: str) -> None:
     hints = Hints(kind=kind)  # type: ignore[arg-type]
     with pytest.raises(ModelBroken, match="sparse vectors alone"):
         load_model(export, "some/model", CPU, torch.float32, Overrides("a card", detect=hints))
 
 
-def test_configuration_of_another_name(export: Path) -> None:
-    """The tensors tell what it is, whatever its code calls itself."""
+def test_tensors_identify_the_model(export: Path) -> None:
+    """The tensors identify the model, not the name in its code."""
     file = export / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "v_splade"}))
     model = load_vision_language(export, dtype=torch.float32, device=CPU)

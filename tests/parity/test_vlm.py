@@ -32,7 +32,7 @@ from tests.parity.vlm_models import (
     write_vlm_adapter,
 )
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CPU = torch.device("cpu")
@@ -60,19 +60,19 @@ def model(directory: Path) -> VisionLanguageModel:
 def vectors(
     model: VisionLanguageModel, sequences: Sequence[InputSequence], head: str = "multi_vector"
 ) -> list[Tensor]:
-    """The head's outputs for sequences in one packed batch, of length 1."""
-    (backbone,) = model.backbones
-    batch = backbone.pack(sequences, [None] * len(sequences))
-    hidden = backbone.encoder.forward(batch)
-    arrays = tuple(one.numpy() for one in backbone.heads[head].forward(hidden, batch, sequences))
-    outputs = backbone.heads[head].split(arrays, sequences)
+    """Return the head's outputs, of length 1, for sequences in one packed batch."""
+    (trunk,) = model.trunks
+    batch = trunk.pack(sequences, [None] * len(sequences))
+    hidden = trunk.encoder.forward(batch)
+    arrays = tuple(one.numpy() for one in trunk.heads[head].forward(hidden, batch, sequences))
+    outputs = trunk.heads[head].split(arrays, sequences)
     return [
         torch.nn.functional.normalize(torch.from_numpy(np.asarray(one)), dim=-1) for one in outputs
     ]
 
 
 def worst(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """The largest error of a vector, relative to its largest value."""
+    """Return the largest error of a vector, relative to its largest value."""
     assert [one.shape for one in got] == [one.shape for one in wanted]
     return max(
         ((one - other).abs().amax(-1) / other.abs().amax(-1)).max().item()
@@ -94,9 +94,7 @@ def test_every_family_is_in_the_table() -> None:
 
 
 def test_pages_and_queries_equal_transformers(kind: str, model: VisionLanguageModel) -> None:
-    """One batch of all, and each alone, in float32 as near to the values of float64 as transformers
-    in float32.
-    """
+    """Results in float32, in one batch and alone, are as near to float64 as transformers' are."""
     theirs = small(kind)
     images = [opened(data) for data in pages()]
     wanted = theirs.pages(images) + theirs.queries(QUERIES)
@@ -137,8 +135,8 @@ def test_prices_are_known_from_the_header(
         )
 
 
-def test_parts_in_their_order(model: VisionLanguageModel) -> None:
-    """Two images and a text between them, in both orders."""
+def test_order_of_parts_is_kept(model: VisionLanguageModel) -> None:
+    """Two images and a text between them are sent in both orders."""
     first, second = pages()[0], pages()[4]
     parts: list[Part] = [
         Part(first, "parts[0]"),
@@ -176,7 +174,7 @@ def test_errors_name_the_part(model: VisionLanguageModel) -> None:
     assert too.value.field == "items[2]"
 
 
-def test_long_texts_are_cut_within_their_frame(model: VisionLanguageModel) -> None:
+def test_long_texts_are_truncated_within_their_frame(model: VisionLanguageModel) -> None:
     long, short = "what must a licensee do? " * 3_000, "what must a licensee do? "
     frame, limit = model.input.prompts.queries, model.input.text.limit
     for truncation in ("end", "start"):
@@ -191,9 +189,9 @@ def test_long_texts_are_cut_within_their_frame(model: VisionLanguageModel) -> No
     assert caught.value.field == "items[1].text"
 
 
-def test_tokens_in_a_table_of_their_own(tmp_path: Path) -> None:
-    """ModernVBERT as colpali-engine's releases have it: added tokens come after the others, and
-    config.json counts these alone.
+def test_added_tokens_in_a_separate_table_are_read(tmp_path: Path) -> None:
+    """Added tokens follow the others in colpali-engine's releases of ModernVBERT, and config.json
+    counts only them.
     """
     theirs = small("modernvbert")
     theirs.save(tmp_path)
@@ -213,7 +211,8 @@ def test_tokens_in_a_table_of_their_own(tmp_path: Path) -> None:
 
 
 def test_adapters_are_merged_into_their_base(tmp_path: Path) -> None:
-    """As PEFT saves colpali-engine's: of the language model, the tower and the projection."""
+    """Adapters are saved by PEFT for colpali-engine: of the language model, the tower and the
+    projection."""
     theirs, base, adapter = small("qwen2_5_vl"), tmp_path / "base", tmp_path / "adapter"
     theirs.save(base)
     images = [opened(data) for data in pages()[:2]]
@@ -235,9 +234,9 @@ def test_adapters_are_merged_into_their_base(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_language_models_embed_and_judge(tmp_path: Path) -> None:
-    """Qwen3-VL-Embedding: the last token's state; Qwen3-VL-Reranker: yes or no, with images on
-    either side.
+def test_language_models_embed_and_rerank(tmp_path: Path) -> None:
+    """Qwen3-VL-Embedding returns the last token's state; Qwen3-VL-Reranker returns yes or no, with
+    images on either side.
     """
     theirs = conversation()
     theirs.save(tmp_path)
@@ -267,7 +266,8 @@ def test_language_models_embed_and_judge(tmp_path: Path) -> None:
     )
     text = f"<Instruct>: Retrieve relevant documents for the query.<Query>:what?\n<Document>:{mark}"
     judged = (
-        "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+        "Judge whether the Document meets the requirements based on the Query and the Instruct "
+        "provided. "
         'Note that the answer can only be "yes" or "no".'
     )
     _, logits = theirs.last(
@@ -285,7 +285,7 @@ def test_language_models_embed_and_judge(tmp_path: Path) -> None:
         wordless.of_texts(["a"], "query", "end", lambda _: "items[0].text", instruction="Find it.")
 
 
-def test_pooling_of_sentence_transformers_is_a_use(tmp_path: Path) -> None:
+def test_sentence_transformers_pooling_is_served(tmp_path: Path) -> None:
     conversation().save(tmp_path)
     kinds = ("sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling")
     (tmp_path / "modules.json").write_text(

@@ -1,9 +1,9 @@
-"""Small real tokenizers, made from a text that every Debian has, one for each style that families
-of models use.
+"""Small real tokenizers, trained on a text of every Debian installation, one for each style of
+models.
 
-The same in every process, as tests compare what random models answer: the trainers of WordPiece and
-Unigram are not (they go through hash maps in an order that differs), so those vocabularies are
-counted here. That of byte pairs is.
+They are the same in every process, because tests compare the outputs of random models. The trainers
+of WordPiece and Unigram are not deterministic (they iterate over hash maps), so those vocabularies
+are counted here; that of byte pairs is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Style = Literal[
     "bert", "mpnet", "roberta", "xlm-roberta", "deberta-v2", "qwen", "llama", "gemma", "t5"
 ]
 
-# Tokens of language models by their roles; the other styles name theirs alike.
+# Tokens of language models by their roles; the other styles use the same names.
 ROLES: dict[Style, dict[str, str]] = {
     "qwen": {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
     "llama": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"},
@@ -44,12 +44,15 @@ ROLES: dict[Style, dict[str, str]] = {
 }
 
 _CORPUS = Path("/usr/share/common-licenses/GPL-3")
-_FALLBACK_TEXT = "The quick brown fox jumps over the lazy dog, while forty-two small models embed, rank and label every sentence."
+_FALLBACK_TEXT = (
+    "The quick brown fox jumps over the lazy dog, while forty-two small models embed, rank and "
+    "label every sentence."
+)
 
 
 @lru_cache
 def tokenizer_of(style: Style, vocabulary: int) -> Tokenizer:
-    """At most `vocabulary` tokens, special ones included."""
+    """Train at most `vocabulary` tokens, special ones included."""
     text = _CORPUS.read_text() if _CORPUS.exists() else _FALLBACK_TEXT * 50
     lines = text.splitlines()[:300]
     if style == "bert":
@@ -105,22 +108,20 @@ def tokenizer_of(style: Style, vocabulary: int) -> Tokenizer:
 
 
 def _words(tokenizer: Tokenizer, lines: list[str]) -> Counter[str]:
-    """How often each word of the text occurs, as the tokenizer cuts it before it looks for
-    pieces.
-    """
+    """Count each word of the text, as the tokenizer divides it before it searches for pieces."""
     normal, cut = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
     return Counter(word for line in lines for word, _ in cut(normal(line)))
 
 
 def _pieces(words: Counter[str], room: int, mark: str = "") -> Counter[str]:
-    """All characters and, as far as there is room, the pieces that spare most tokens. `mark` stands
-    before those within a word.
+    """Return all characters and, up to the size, the pieces that save most tokens. `mark` precedes
+    those within a word.
     """
     counts: Counter[str] = Counter()
     for word, times in words.items():
         for begin, end in _spans(len(word)):
             counts[(mark if begin else "") + word[begin:end]] += times
-        # Any word can then be cut into pieces.
+        # Any word can then be divided into pieces.
         counts.update({piece: 0 for character in word for piece in (character, mark + character)})
     length = {piece: len(piece.removeprefix(mark)) for piece in counts}
     chosen = sorted(
@@ -201,15 +202,17 @@ def _frame(tokenizer: Tokenizer, start: str, end: str, second: str) -> None:
     )
 
 
-# How GPT-4 and Qwen cut texts: contractions, words with what stands before them, single digits,
+# GPT-4's and Qwen's pattern: contractions, words with the preceding character, single digits,
 # punctuation, breaks, spaces.
-_QWEN_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def _chat_byte_pairs(lines: list[str], vocabulary: int) -> Tokenizer:
-    """Qwen's: every byte has a token, nothing is put around a text, and a chat's marks are
-    tokens.
-    """
+    """Build Qwen's tokenizer: every byte has a token, a text has no frame, and a chat's marks are
+    tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     words = pre_tokenizers.Split(Regex(_QWEN_WORDS), behavior="isolated")
@@ -225,7 +228,7 @@ def _chat_byte_pairs(lines: list[str], vocabulary: int) -> Tokenizer:
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    # The words that rerankers answer with must be tokens.
+    # The answers of rerankers must be tokens.
     tokenizer.train_from_iterator([*lines, *["yes", "no", "Yes"] * 100], trainer)
     return tokenizer
 
@@ -233,8 +236,8 @@ def _chat_byte_pairs(lines: list[str], vocabulary: int) -> Tokenizer:
 def _piece_pairs(
     lines: list[str], vocabulary: int, special: list[str], single: str, pair: str, *, first: bool
 ) -> Tokenizer:
-    """Llama's and Gemma's: pairs of pieces, spaces being "▁"; with `first` one is put before the
-    text.
+    """Build Llama's and Gemma's tokenizer: pairs of pieces, with "▁" for spaces; with `first`, one
+    precedes the text.
     """
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     spaces = normalizers.Replace(" ", "▁")

@@ -1,7 +1,7 @@
-"""A small V-SPLADE with random weights in the layout of NAVER's export, and its vectors, written
-out after the release.
+"""A small V-SPLADE with random weights in the layout of NAVER's export, and its vectors,
+implemented after the release.
 
-No library has a class for it: transformers' ModernVBERT gives the states; head and queries are
+No library has a class for it: transformers' ModernVBERT computes the states; head and queries are
 here.
 """
 
@@ -24,15 +24,16 @@ from torch import Tensor, nn
 from tests.parity.vlm_models import colmodernvbert, draw
 
 Layout = Literal["export", "whole"]
-"""NAVER's export; and one table of tokens, a head without biases, and upstream's names of the tower
-and the connector.
+"""NAVER's export; and a variant with one table of tokens, a head without biases, and upstream's
+names of the tower and the connector.
 """
 
 SILENT: Final = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
 
 TEMPLATE: Final = (
     "<|begin_of_text|>{% for turn in messages %}{{ turn.role | capitalize }}:"
-    "{% for part in turn.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}<end_of_utterance>\n"
+    "{% for part in turn.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor "
+    "%}<end_of_utterance>\n"
     "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 
@@ -67,9 +68,7 @@ class _Whole(nn.Module):
 
 @dataclass(frozen=True)
 class VSplade:
-    """`columns`: tokens of the vocabulary without those of images and turns, which come after
-    them.
-    """
+    """`columns` is the number of tokens without those of images and turns, which follow them."""
 
     model: _Whole
     processor: transformers.ProcessorMixin
@@ -78,12 +77,12 @@ class VSplade:
 
     @torch.inference_mode()
     def pages(self, images: Sequence[Image.Image], dtype: torch.dtype = torch.float32) -> Tensor:
-        """[images, columns], of each alone."""
+        """Return [images, columns], each image alone."""
         return torch.stack([self._page(image, dtype) for image in images])
 
     @torch.inference_mode()
     def queries(self, texts: Sequence[str]) -> Tensor:
-        """[texts, columns]"""
+        """Return [texts, columns]."""
         found = torch.zeros(len(texts), self.columns)
         own = self.model.queries
         for row, text in zip(found, texts, strict=True):
@@ -163,7 +162,7 @@ def _as_upstream(name: str) -> str:
 
 
 def _apart(tensors: Mapping[str, Tensor], begin: str, columns: int) -> dict[str, Tensor]:
-    """The table in two parts, and the norm of the first layer, by which nothing is normalised."""
+    """Write the table in two parts, and the first layer's norm, which is unused."""
     place = f"{begin}embeddings.tok_embeddings."
     table = tensors[f"{place}weight"]
     return {
@@ -174,7 +173,7 @@ def _apart(tensors: Mapping[str, Tensor], begin: str, columns: int) -> dict[str,
 
 
 def _write_sentence_files(directory: Path, weights: Tensor) -> None:
-    """sentence-transformers' layout, whose modules are code of the checkpoint."""
+    """Write sentence-transformers' layout with modules in the checkpoint's code."""
     static = "query_0_VSPLADEStaticEmbedding"
     types = {
         static: f"modeling_st_vsplade.{static[8:]}",

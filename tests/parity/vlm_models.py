@@ -1,5 +1,5 @@
-"""Small checkpoints of vision-language models with random weights, as transformers writes them, and
-their vectors there.
+"""Small checkpoints of vision-language models with random weights, in transformers' format, and
+transformers' vectors of them.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class Small:
         self.processor.save_pretrained(directory)
 
     def doubled(self) -> Small:
-        """The same in float64, to which both implementations in float32 are compared."""
+        """Return the same in float64, the reference of both float32 implementations."""
         return Small(copy.deepcopy(self.model).double(), self.processor)
 
     @torch.inference_mode()
     def pages(
         self, images: Sequence[Image.Image], dtype: torch.dtype = torch.float32
     ) -> list[Tensor]:
-        """The vectors of each page alone."""
+        """Return the vectors of each page alone."""
         return [
             self._vectors(self.processor.process_images(images=[image], return_tensors="pt"), dtype)
             for image in images
@@ -179,9 +179,8 @@ def colmodernvbert() -> Small:
 
 
 class _Engine(torch.nn.Module):
-    """colpali-engine's models: transformers' without a head, and a projection of a name of their
-    own.
-    """
+    """Build colpali-engine's models: transformers' without a head, and a projection with a
+    different name."""
 
     def __init__(self, model: transformers.PreTrainedModel, width: int, name: str) -> None:
         super().__init__()
@@ -241,9 +240,8 @@ _QWEN_TOWER = {"depth": 3, "num_heads": 2, "spatial_merge_size": 2}
 
 
 def _qwen_settings(kind: str, tokens: int, mark: int) -> dict[str, object]:
-    """Windows of 2 x 2 squares in two of three layers; two layers of the text encoder that are
-    added to.
-    """
+    """Windows of 2 x 2 squares in two of three layers, and additions to two layers of the text
+    encoder."""
     second: dict[str, object] = {
         "window_size": 16,
         "fullatt_block_indexes": [1],
@@ -301,16 +299,16 @@ def _colqwen2(
 
 
 def slow_reader() -> Small:
-    """Its tower has 1,600 patches of a page and 42 million parameters: seconds on one core. What
-    comes after it is small.
+    """Its tower has 1,600 patches of a page and 42 million parameters: seconds on one core. The
+    layers after it are small.
     """
     tower = {"embed_dim": 768, "depth": 6, "num_heads": 12, "patch_size": 14, "mlp_ratio": 4}
     return _colqwen2(tower, patch=14, squares=400)
 
 
 class _QwenEngineProcessor(transformers.ColQwen2Processor):  # type: ignore[misc]
-    """colpali-engine's, which gives the model the image tokens for M-RoPE, and puts nothing before
-    a query.
+    """Build colpali-engine's processor, which gives the model the image tokens for M-RoPE, and puts
+    nothing before a query.
     """
 
     def process_images(self, images: list[Image.Image], **kwargs: str) -> dict[str, Tensor]:
@@ -335,7 +333,7 @@ def _engine_qwen(kind: str) -> Small:
 
 
 class _Tomoro(_Engine):
-    """TomoroAI's wrapper, of which transformers has no class: another configuration, and its own
+    """Build TomoroAI's wrapper, which transformers has no class for: another configuration, and its
     names around Qwen3-VL's.
     """
 
@@ -370,8 +368,8 @@ def _tomoro() -> Small:
 
 
 class _Nemotron(torch.nn.Module):
-    """NVIDIA's wrapper, of which transformers has no class: Qwen3-VL whose tokens see both sides;
-    vectors are its last states.
+    """Build NVIDIA's wrapper, which transformers has no class for: a bidirectional Qwen3-VL with
+    its last states as vectors.
     """
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
@@ -397,10 +395,13 @@ class _Nemotron(torch.nn.Module):
 
 
 class _NemotronProcessor(_QwenEngineProcessor):
-    """One turn of the chat template, written out."""
+    """Return one turn of the chat template."""
 
     def process_images(self, images: list[Image.Image], **kwargs: str) -> dict[str, Tensor]:
-        self.visual_prompt_prefix = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>passage: <|im_end|>\n<|im_start|>assistant\n"
+        self.visual_prompt_prefix = (
+            "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>passage: "
+            "<|im_end|>\n<|im_start|>assistant\n"
+        )
         return super().process_images(images, **kwargs)
 
     def process_queries(self, text: list[str], **kwargs: str) -> dict[str, Tensor]:
@@ -438,8 +439,8 @@ def small(kind: str) -> Small:
 
 
 def draw(model: torch.nn.Module) -> None:
-    """In evaluation mode, float32, every parameter drawn wide, since transformers' own
-    initialisation hardly tests attention.
+    """Return a model in evaluation mode, float32, with every parameter drawn wide, because
+    transformers' initialisation hardly tests attention.
     """
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -451,7 +452,9 @@ def draw(model: torch.nn.Module) -> None:
 
 _ADAPTED = {
     "model.language_model.layers.1.mlp.down_proj": "model.layers.1.mlp.down_proj",
-    "model.language_model.layers.0.self_attn.q_proj": "model.language_model.layers.0.self_attn.q_proj",
+    "model.language_model.layers.0.self_attn.q_proj": (
+        "model.language_model.layers.0.self_attn.q_proj"
+    ),
     "model.visual.blocks.2.attn.qkv": "visual.blocks.2.attn.qkv",
     "projection": "custom_text_proj",
 }
@@ -459,8 +462,8 @@ _ADAPTED = {
 
 
 def write_vlm_adapter(kind: str, directory: Path, base: str) -> Small:
-    """An adapter of `small(kind)`, one of colpali-engine's Qwen-VL, alone as PEFT saves it; returns
-    what it makes of the model.
+    """Write an adapter of `small(kind)`, one of colpali-engine's Qwen-VL, as PEFT saves it, and
+    return the adapted model.
     """
     adapted = Small(copy.deepcopy(small(kind).model), small(kind).processor)
     generator = torch.Generator().manual_seed(2)
@@ -491,10 +494,10 @@ def write_vlm_adapter(kind: str, directory: Path, base: str) -> Small:
 
 @dataclass(frozen=True)
 class Conversation(Small):
-    """A language model that is asked with its chat template's text."""
+    """A language model that reads its chat template's text."""
 
     def last(self, text: str, images: Sequence[Image.Image]) -> tuple[Tensor, Tensor]:
-        """The last token's state, and its logits."""
+        """Return the last token's state, and its logits."""
         found = (
             dict(self.processor.image_processor(list(images), return_tensors="pt"))
             if images
@@ -525,7 +528,7 @@ def conversation() -> Conversation:
 
 
 def pages() -> list[bytes]:
-    """Files of awkward sizes: noise over gradients, in several modes."""
+    """Return files of awkward sizes: noise over gradients, in several modes."""
     numbers = np.random.default_rng(3)
     found = []
     for number, (height, width) in enumerate(
@@ -543,5 +546,5 @@ def pages() -> list[bytes]:
 
 
 def opened(data: bytes) -> Image.Image:
-    """As `load_image` gives it, and as its `pil` processors convert it."""
+    """Return the image as `load_image` returns it and its `pil` processors convert it."""
     return transformers.image_transforms.convert_to_rgb(Image.open(BytesIO(data)))

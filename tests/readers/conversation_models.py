@@ -1,5 +1,5 @@
-"""Tiny vision-language models that write, with random weights and a chat template, and what
-transformers writes with them.
+"""Tiny generative vision-language models with random weights and a chat template, and transformers'
+outputs.
 """
 
 from __future__ import annotations
@@ -18,38 +18,47 @@ from tests.parity import vlm_models
 
 TILED: Final = (
     "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
-    "{% if message['content'][0]['type'] == 'image' %}:{% else %}: {% endif %}{% for line in message['content'] %}"
-    "{% if line['type'] == 'text' %}{{ line['text'] }}{% elif line['type'] == 'image' %}<image>{% endif %}{% endfor %}"
+    "{% if message['content'][0]['type'] == 'image' %}:{% else %}: {% endif %}{% for line in "
+    "message['content'] %}"
+    "{% if line['type'] == 'text' %}{{ line['text'] }}{% elif line['type'] == 'image' %}<image>{% "
+    "endif %}{% endfor %}"
     "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-"""As SmolVLM's."""
+"""SmolVLM's template."""
 QWEN: Final = (
     "{% for message in messages %}"
-    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\nYou are a helpful "
+    "assistant.<|im_end|>\n{% endif %}"
     "<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n{% else %}"
     "{% for content in message['content'] %}"
-    "{% if content['type'] == 'image' or 'image' in content %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% if content['type'] == 'image' or 'image' in content "
+    "%}<|vision_start|><|image_pad|><|vision_end|>"
     "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""As Qwen2-VL's."""
+"""Qwen2-VL's template."""
 PADDLE: Final = (
-    "{% for message in messages %}{% if message['role'] == 'user' %}User: {% endif %}{% for content in message['content'] %}"
+    "{% for message in messages %}{% if message['role'] == 'user' %}User: {% endif %}{% for "
+    "content in message['content'] %}"
     "{% if content['type'] == 'image' %}<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
     "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:\n{% endif %}"
 )
 GLM: Final = (
-    "[gMASK]<sop>{% for message in messages %}<|{{ message['role'] }}|>\n{% for content in message['content'] %}"
+    "[gMASK]<sop>{% for message in messages %}<|{{ message['role'] }}|>\n{% for content in "
+    "message['content'] %}"
     "{% if content['type'] == 'image' %}<|begin_of_image|><|image|><|end_of_image|>"
     "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 LIGHTON: Final = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for content in message['content'] %}"
-    "{% if content['type'] == 'image' %}<|image_pad|>{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}"
-    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for content in "
+    "message['content'] %}"
+    "{% if content['type'] == 'image' %}<|image_pad|>{% elif content['type'] == 'text' %}{{ "
+    "content['text'] }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% "
+    "endif %}"
 )
 KINDS: Final = (
     "idefics3",
@@ -61,11 +70,15 @@ KINDS: Final = (
     "paddleocr_vl",
     "glm_ocr",
 )
-# Random weights repeat themselves; what may not be repeated makes every answer another one.
+# Random weights repeat themselves. A ban on repetition gives every answer different tokens.
 GENERATION: Final[dict[str, Any]] = {
-    "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "no_repeat_ngram_size": 2,
+    "repetition_penalty": 1.2,
     "max_length": None,
-}  # fmt: skip
+}
 
 
 _MARKS: Final = {"glm_ocr": "<|image|>", "paddleocr_vl": "<|IMAGE_PLACEHOLDER|>"}
@@ -81,7 +94,7 @@ def template(kind: str) -> str:
 def write(
     kind: str, directory: Path, *, tied: bool = False, **generation: object
 ) -> transformers.PreTrainedModel:
-    """Writes a checkpoint, and returns transformers' model of it."""
+    """Write a checkpoint, and return transformers' model of it."""
     config, images, tokenizer = _OWN[kind]() if kind in _OWN else _retrieving(kind)
     config.tie_word_embeddings = tied
     config.text_config.tie_word_embeddings = tied
@@ -98,8 +111,8 @@ def write(
 
 
 def _retrieving(kind: str) -> tuple[Any, Any, Any]:
-    """Configuration, image processor and tokenizer of a family that is served for retrieval,
-    too.
+    """Return the configuration, image processor and tokenizer of a family that is also served for
+    retrieval.
     """
     made = (
         vlm_models._colidefics3(kind) if template(kind) == TILED else vlm_models._engine_qwen(kind)
@@ -110,14 +123,26 @@ def _retrieving(kind: str) -> tuple[Any, Any, Any]:
 def _lighton() -> tuple[Any, Any, Any]:
     tokenizer = vlm_models._tokenizer("qwen", vlm_models._QWEN_TOKENS)
     vision = {
-        "model_type": "pixtral", "hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "intermediate_size": 48,
-        "num_hidden_layers": 3, "patch_size": 4, "image_size": 64,
+        "model_type": "pixtral",
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "patch_size": 4,
+        "image_size": 64,
         "rope_parameters": {"rope_type": "axial", "rope_theta": 10_000.0},
-    }  # fmt: skip
+    }
     text = {
-        **vlm_models._TEXTS, "model_type": "qwen3", "num_hidden_layers": 3, "head_dim": 16, "vocab_size": len(tokenizer),
-        "num_attention_heads": 3, "num_key_value_heads": 1, "rms_norm_eps": 1e-6,
-    }  # fmt: skip
+        **vlm_models._TEXTS,
+        "model_type": "qwen3",
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "vocab_size": len(tokenizer),
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-6,
+    }
     mark = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     config = transformers.LightOnOcrConfig(
         vision_config=vision, text_config=text, image_token_id=mark
@@ -126,9 +151,8 @@ def _lighton() -> tuple[Any, Any, Any]:
 
 
 def _lighton_images() -> transformers.BaseImageProcessor:
-    """Sides are multiples of the tower's patch, not of a square of them, as the published ones have
-    it.
-    """
+    """Sides are multiples of the tower's patch, not of a square of patches, as in published
+    models."""
     return transformers.PixtralImageProcessorPil(
         size={"longest_edge": 64}, patch_size={"height": 4, "width": 4}
     )
@@ -143,11 +167,11 @@ def written(
     most: int,
     turns: Sequence[tuple[str, str]] = (),
 ) -> list[int]:
-    """The new tokens that transformers writes about images and a text after them, and after what
-    was said before, by whom, of a directory here or of a published one.
+    """Return transformers' new tokens for images and a following text, after earlier turns, from a
+    local or a published directory.
 
-    transformers' processors want torchvision for videos; their parts for texts and images are put
-    together here.
+    transformers' processors need torchvision for videos, so their parts for texts and images are
+    combined here.
     """
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     pictures = [Image.fromarray(decode(image, "image")) for image in images]
@@ -165,7 +189,7 @@ def written(
 
 
 def _template_of(directory: Path) -> str | None:
-    """Older checkpoints have it in a file of the processor's; None: the tokenizer has it."""
+    """Older checkpoints have it in a file of the processor; with None the tokenizer has it."""
     file = directory / "chat_template.json"
     return json.loads(file.read_text())["chat_template"] if file.is_file() else None
 
@@ -218,7 +242,7 @@ def _inputs(
 def _gridded(
     tokenizer: Any, prompt: str, pictures: Sequence[Image.Image], images: Any, mark: str
 ) -> dict[str, torch.Tensor]:
-    """Of Qwen-VL and those with its processing. `mark`: the token that stands for an image."""
+    """Write the processor of Qwen-VL and similar models. `mark` is the token of an image."""
     found: dict[str, torch.Tensor] = {}
     if pictures:
         seen = images(list(pictures), return_tensors="pt")
@@ -239,7 +263,7 @@ def _gridded(
 
 
 def _marked(prompt: str, mark: str, counts: Sequence[int]) -> str:
-    """With as many marks for each image as it has tokens."""
+    """Repeat the mark of each image for each of its tokens."""
     for count in counts:
         prompt = prompt.replace(mark, "<|seen|>" * count, 1)
     return prompt.replace("<|seen|>", mark)
@@ -251,17 +275,34 @@ def _paddle() -> tuple[Any, Any, Any]:
     )
     mark = tokenizer.convert_tokens_to_ids("<|IMAGE_PLACEHOLDER|>")
     vision = {
-        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 20,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "image_size": 20,
         "patch_size": 4,
-    }  # fmt: skip
+    }
     text = {
-        **vlm_models._TEXTS, "num_hidden_layers": 3, "head_dim": 16, "vocab_size": len(tokenizer), "num_attention_heads": 3,
-        "num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
-    }  # fmt: skip
+        **vlm_models._TEXTS,
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "vocab_size": len(tokenizer),
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "mrope_section": [2, 3, 3],
+        },
+    }
     config = transformers.PaddleOCRVLConfig(
-        vision_config=vision, text_config=text, image_token_id=mark, vision_start_token_id=mark - 2, vision_end_token_id=mark - 1,
+        vision_config=vision,
+        text_config=text,
+        image_token_id=mark,
+        vision_start_token_id=mark - 2,
+        vision_end_token_id=mark - 1,
         video_token_id=mark + 1,
-    )  # fmt: skip
+    )
     return config, _paddle_images(), tokenizer
 
 
@@ -276,16 +317,36 @@ def _glm() -> tuple[Any, Any, Any]:
     tokenizer = vlm_models._tokenizer("qwen", special)
     begin, end, mark, video = (tokenizer.convert_tokens_to_ids(each) for each in special)
     vision = {
-        "hidden_size": 32, "intermediate_size": 48, "depth": 3, "num_heads": 2, "patch_size": 4, "out_hidden_size": 48,
-    }  # fmt: skip
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "depth": 3,
+        "num_heads": 2,
+        "patch_size": 4,
+        "out_hidden_size": 48,
+    }
     text = {
-        **vlm_models._TEXTS, "num_hidden_layers": 3, "head_dim": 16, "vocab_size": len(tokenizer), "num_attention_heads": 3,
-        "num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]},
-    }  # fmt: skip
+        **vlm_models._TEXTS,
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "vocab_size": len(tokenizer),
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "mrope_section": [2, 3, 3],
+        },
+    }
     config = transformers.GlmOcrConfig(
-        vision_config=vision, text_config=text, image_token_id=mark, image_start_token_id=begin, image_end_token_id=end,
-        video_token_id=video, video_start_token_id=begin, video_end_token_id=end,
-    )  # fmt: skip
+        vision_config=vision,
+        text_config=text,
+        image_token_id=mark,
+        image_start_token_id=begin,
+        image_end_token_id=end,
+        video_token_id=video,
+        video_start_token_id=begin,
+        video_end_token_id=end,
+    )
     return config, _glm_images(), tokenizer
 
 

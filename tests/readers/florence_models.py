@@ -1,5 +1,5 @@
-"""Tiny checkpoints of Florence-2 with random weights, in transformers' layout and in microsoft's,
-and what transformers writes.
+"""Tiny checkpoints of Florence-2 with random weights, in transformers' layout and in Microsoft's,
+and transformers' outputs.
 """
 
 from __future__ import annotations
@@ -24,34 +24,67 @@ SIDE: Final = 64
 in the last.
 """
 _VISION: Final[dict[str, Any]] = {
-    "embed_dim": [16, 32, 32, 64], "num_heads": [2, 2, 4, 4], "num_groups": [2, 4, 2, 4], "depths": [1, 1, 2, 1], "window_size": 6,
-    "max_position_embeddings": 8, "max_temporal_embeddings": 5, "projection_dim": 48,
-}  # fmt: skip
+    "embed_dim": [16, 32, 32, 64],
+    "num_heads": [2, 2, 4, 4],
+    "num_groups": [2, 4, 2, 4],
+    "depths": [1, 1, 2, 1],
+    "window_size": 6,
+    "max_position_embeddings": 8,
+    "max_temporal_embeddings": 5,
+    "projection_dim": 48,
+}
 _TEXT: Final[dict[str, Any]] = {
-    "model_type": "bart", "d_model": 48, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 80, "max_position_embeddings": 256,
-    "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2,
-    "activation_function": "gelu", "scale_embedding": False, "tie_word_embeddings": True,
-}  # fmt: skip
-# Random weights repeat themselves; what may not be repeated makes every answer another one.
+    "model_type": "bart",
+    "d_model": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 80,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": 2,
+    "activation_function": "gelu",
+    "scale_embedding": False,
+    "tie_word_embeddings": True,
+}
+# Random weights repeat themselves. A ban on repetition gives every answer different tokens.
 GENERATION: Final[dict[str, Any]] = {
-    "decoder_start_token_id": 2, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "forced_bos_token_id": 0,
-    "forced_eos_token_id": 2, "no_repeat_ngram_size": 3, "max_length": None,
-}  # fmt: skip
+    "decoder_start_token_id": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+    "forced_bos_token_id": 0,
+    "forced_eos_token_id": 2,
+    "no_repeat_ngram_size": 3,
+    "max_length": None,
+}
 _GENERATION_KEYS: Final = (*GENERATION, "num_beams", "early_stopping")
 _PROCESSOR: Final[dict[str, Any]] = {
-    "image_processor_type": "CLIPImageProcessor", "do_resize": True, "do_center_crop": False, "resample": 3, "do_normalize": True,
-    "size": {"height": SIDE, "width": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}, "image_mean": [0.485, 0.456, 0.406],
-    "image_std": [0.229, 0.224, 0.225], "do_rescale": True, "rescale_factor": 1 / 255, "image_seq_length": 5,
-}  # fmt: skip
+    "image_processor_type": "CLIPImageProcessor",
+    "do_resize": True,
+    "do_center_crop": False,
+    "resample": 3,
+    "do_normalize": True,
+    "size": {"height": SIDE, "width": SIDE},
+    "crop_size": {"height": SIDE, "width": SIDE},
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "image_seq_length": 5,
+}
 
 
 def write(
     directory: Path, layout: str = "transformers", **generation: object
 ) -> transformers.PreTrainedModel:
-    """Writes a checkpoint in the layout "transformers" or "microsoft", and returns transformers'
-    model of it.
-    """
+    """Write a checkpoint in the layout "transformers" or "microsoft", and return transformers'
+    model of it."""
     write_tokenizer("bart", directory, 300)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     plain = tokenizer.get_vocab_size()
@@ -73,7 +106,7 @@ def write(
             parameter.normal_(0.0, 0.2, generator=generator)
             if parameter.dim() == 1 and "norm" in name and name.endswith("weight"):
                 parameter.add_(1.0)
-        # Places are often written.
+        # Make locations frequent in answers.
         model.lm_head.weight[plain + 4 : plain + 1004] *= 1.6
     for key, value in (GENERATION | generation).items():
         setattr(model.generation_config, key, value)
@@ -85,7 +118,7 @@ def write(
 
 
 def _as_microsoft(model: transformers.PreTrainedModel, directory: Path) -> None:
-    """As microsoft's repositories have it: by the names of its own code."""
+    """Write the files of Microsoft's repositories, with the names of their code."""
     state = {}
     for name, tensor in model.state_dict().items():
         made = _microsoft_name(name)
@@ -131,7 +164,7 @@ def _microsoft_name(name: str) -> str:
 
 
 def read(directory: Path) -> transformers.PreTrainedModel:
-    """transformers' model, in float32, of a checkpoint in either layout."""
+    """Load transformers' model, in float32, of a checkpoint in either layout."""
     values = json.loads((directory / "config.json").read_text())
     if "dim_embed" not in values["vision_config"]:
         return transformers.Florence2ForConditionalGeneration.from_pretrained(
@@ -157,7 +190,7 @@ def read(directory: Path) -> transformers.PreTrainedModel:
     model.load_state_dict(state)
     if (directory / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(directory)
-    else:  # microsoft's code generates by what it says of texts
+    else:  # Microsoft's code generates by the settings of the text model
         values = {
             key: value for key, value in values["text_config"].items() if key in _GENERATION_KEYS
         }
@@ -166,7 +199,7 @@ def read(directory: Path) -> transformers.PreTrainedModel:
 
 
 def _own_names(vision: dict[str, Any]) -> dict[str, Any]:
-    """microsoft's vision_config by transformers' names."""
+    """Convert Microsoft's vision_config to transformers' names."""
     kept = {key: value for key, value in vision.items() if key in _VISION}
     return kept | {
         "embed_dim": vision["dim_embed"],
@@ -176,7 +209,7 @@ def _own_names(vision: dict[str, Any]) -> dict[str, Any]:
 
 
 def processor(directory: Path) -> Any:
-    """transformers' processing of images."""
+    """Run transformers' processing of images."""
     values = json.loads((directory / "preprocessor_config.json").read_text())
     return transformers.CLIPImageProcessorPil(
         **{
@@ -191,7 +224,7 @@ def processor(directory: Path) -> Any:
 def written(
     model: transformers.PreTrainedModel, directory: Path, image: bytes, prompt: str, most: int
 ) -> list[int]:
-    """The tokens that transformers writes about an image."""
+    """Return transformers' generated tokens for an image."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     if tokenizer.token_to_id("<loc_0>") is None:
         tokenizer.add_special_tokens(

@@ -1,6 +1,4 @@
-"""Tiny checkpoints of TrOCR and Donut with random weights, and what transformers writes with
-them.
-"""
+"""Tiny checkpoints of TrOCR and Donut with random weights, and transformers' outputs."""
 
 from __future__ import annotations
 
@@ -21,15 +19,27 @@ TAGS: Final = {
     "cord": ("menu", "nm", "price", "total"),
     "docvqa": ("question", "answer"),
 }
-# Random weights repeat themselves; what may not be repeated makes every answer another one.
+# Random weights repeat themselves. A ban on repetition gives every answer different tokens.
 GENERATION: Final[dict[str, Any]] = {
-    "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "no_repeat_ngram_size": 2, "repetition_penalty": 1.1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+    "no_repeat_ngram_size": 2,
+    "repetition_penalty": 1.1,
     "max_length": None,
-}  # fmt: skip
+}
 _DECODER: Final[dict[str, Any]] = {
-    "d_model": 48, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 80, "is_decoder": True,
-    "add_cross_attention": True, "max_position_embeddings": 96, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "d_model": 48,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 80,
+    "is_decoder": True,
+    "add_cross_attention": True,
+    "max_position_embeddings": 96,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def write_trocr(
@@ -40,8 +50,11 @@ def write_trocr(
     distilled: bool = False,
     **decoder: object,
 ) -> Any:
-    """`projected`: the encoder's width is not what the decoder attends to. `distilled`: the encoder
-    is DeiT.
+    """Write a TrOCR.
+
+    Args:
+        projected: The encoder's width differs from the decoder's cross attention.
+        distilled: The encoder is DeiT.
     """
     vocabulary = _tokenizer(directory, ())
     encoder = (transformers.DeiTConfig if distilled else transformers.ViTConfig)(
@@ -76,10 +89,17 @@ def write_trocr(
         ("DeiT", {"crop_size": {"height": 48, "width": 48}}) if distilled else ("ViT", {})
     )
     processor = {
-        "image_processor_type": f"{name}ImageProcessor", "size": {"height": 48, "width": 48}, "image_mean": [0.5] * 3,
-        "image_std": [0.5] * 3, "resample": 2, **middle, "do_resize": True, "do_normalize": True, "do_rescale": True,
+        "image_processor_type": f"{name}ImageProcessor",
+        "size": {"height": 48, "width": 48},
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "resample": 2,
+        **middle,
+        "do_resize": True,
+        "do_normalize": True,
+        "do_rescale": True,
         "rescale_factor": 1 / 255,
-    }  # fmt: skip
+    }
     (directory / "preprocessor_config.json").write_text(json.dumps(processor))
     return model
 
@@ -87,7 +107,8 @@ def write_trocr(
 def write_donut(
     directory: Path, task: str = "cord", *, old_size: bool = False, turns: bool = False
 ) -> Any:
-    """`task`: "cord" or "docvqa". `old_size`: as width and height."""
+    """Write a Donut for a `task`, "cord" or "docvqa". With `old_size`, the size is width and
+    height."""
     names = [f"<{slash}s_{name}>" for name in TAGS[task] for slash in ("", "/")]
     vocabulary = _tokenizer(
         directory, ("<sep/>", "<s_iitcdip>", "<s_synthdog>", f"<s_{task}>", *names, "<paid/>")
@@ -109,12 +130,19 @@ def write_donut(
     }
     model = _written(directory, encoder, transformers.MBartConfig(**settings), start=None)
     processor = {
-        "image_processor_type": "DonutImageProcessor", "size": [96, 128] if old_size else {"height": 128, "width": 96},
-        "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_thumbnail": True, "do_pad": True,
+        "image_processor_type": "DonutImageProcessor",
+        "size": [96, 128] if old_size else {"height": 128, "width": 96},
+        "resample": 2,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "do_thumbnail": True,
+        "do_pad": True,
         "do_align_long_axis": turns,
-        "do_resize": True, "do_normalize": True, "do_rescale": True,
+        "do_resize": True,
+        "do_normalize": True,
+        "do_rescale": True,
         "rescale_factor": 1 / 255,
-    }  # fmt: skip
+    }
     (directory / "preprocessor_config.json").write_text(json.dumps(processor))
     return model
 
@@ -146,16 +174,15 @@ def _written(directory: Path, encoder: Any, decoder: Any, *, start: int | None) 
 
 
 def processed(directory: Path, image: bytes) -> torch.Tensor:
-    """transformers' processing of an image: [1, 3, height, width]"""
+    """Run transformers' processing of an image: [1, 3, height, width]."""
     images = transformers.AutoImageProcessor.from_pretrained(directory, backend="pil")
     return images(Image.fromarray(decode(image, "image")), return_tensors="pt")["pixel_values"]
 
 
 @torch.inference_mode()
 def written(model: Any, directory: Path, image: bytes, most: int, prompt: str = "") -> list[int]:
-    """The new tokens that transformers writes about an image. The unknown token is banned, as
-    Donut's authors do.
-    """
+    """Return transformers' new tokens for an image. The unknown token is banned, as Donut's authors
+    do."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     settings = {
         "max_new_tokens": most,

@@ -1,4 +1,4 @@
-"""Jobs of models that read images, and what a loaded model writes for them."""
+"""Jobs of models that read images, and a loaded model's answers to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from libs.models.loading import load_served_model
 from libs.models.results import ExtractResult
 from libs.models.work import GenerationWork, Part, TextWork, Unfinished
 
-MOST = 40
+MAX_TOKENS = 40
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> GenerativeModel:
@@ -22,13 +22,13 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> GenerativeModel
 
 
 def work_on(images: list[bytes], **settings: Any) -> TextWork:
-    """One item each."""
+    """Return works of one item each."""
     parts = {place: (Part(image, f"items[{place}].image"),) for place, image in enumerate(images)}
-    return TextWork([""] * len(images), parts=parts, **({"max_tokens": MOST} | settings))
+    return TextWork([""] * len(images), parts=parts, **({"max_tokens": MAX_TOKENS} | settings))
 
 
-def written_for(model: GenerativeModel, *works: GenerationWork) -> list[list[list[int]]]:
-    """The ids of each job's texts, all of them in one loop."""
+def written_for(model: GenerativeModel, *works: WriteWork) -> list[list[list[int]]]:
+    """Return the ids of each job's texts, all generated in one loop."""
     return [[output.ids.tolist() for output in outputs] for _, outputs in _answers(model, works)]
 
 
@@ -51,5 +51,5 @@ def _answers(model: GenerativeModel, works: Any) -> list[Any]:
 
 
 def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The relative difference."""
+    """Return the relative difference."""
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())

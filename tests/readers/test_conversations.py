@@ -1,5 +1,5 @@
-"""Vision-language models that write, against transformers: token ids with and without images, and
-what is refused.
+"""Generative vision-language models against transformers: token ids with and without images, and
+refusals.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from libs.models.readers.conversation import ConversationReader
 from libs.models.work import Part, RegionsWork, TextWork, Turn, never_yield
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers.conversation_models import KINDS, QWEN, write, written
-from tests.readers.support import MOST, load, result_of, work_on, written_for
+from tests.readers.support import MAX_TOKENS, load, result_of, work_on, written_for
 
 ASKED = "What is in it?"
 THIN = ("1 x 300", "300 x 1", "1 x 1")
 
 
 def images_for(kind: str) -> list[bytes]:
-    """16, without those that are too thin for the family."""
+    """Return 16 images, without those that are too thin for the family."""
     found = [
         *pictures()[:5],
         *(image for name, image in awkward_pictures().items() if name not in THIN),
@@ -42,18 +42,18 @@ def images_for(kind: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_writes_what_transformers_writes(kind: str, tmp_path: Path) -> None:
+def test_generated_tokens_equal_transformers(kind: str, tmp_path: Path) -> None:
     reference = write(kind, tmp_path)
     model, images = load(tmp_path), images_for(kind)
-    wanted = [written(reference, tmp_path, [image], ASKED, MOST) for image in images]
+    wanted = [written(reference, tmp_path, [image], ASKED, MAX_TOKENS) for image in images]
     assert written_for(model, work_on(images, instruction=ASKED)) == [wanted]
     assert written_for(model, work_on(images[:1], instruction=ASKED)) == [wanted[:1]]  # and alone
     assert len({tuple(each) for each in wanted}) > 8  # the images are seen
     assert max(map(len, wanted)) >= 32
 
 
-def test_sides_are_multiples_of_what_the_processor_says(tmp_path: Path) -> None:
-    """Of squares of patches, of patches, and of what is neither (LightOnOCR)."""
+def test_image_sides_are_multiples_of_the_processors_unit(tmp_path: Path) -> None:
+    """Sides are multiples of squares of patches, of patches, or of neither (LightOnOCR)."""
     reference, file = write("lighton_ocr", tmp_path), tmp_path / "preprocessor_config.json"
     values = json.loads(file.read_text())
     images = [png_of(height, width) for height, width in ((40, 56), (41, 43), (30, 44), (9, 63))]
@@ -87,7 +87,9 @@ def png_of(height: int, width: int) -> bytes:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("settings", [{"tied": True}, {"num_beams": 3}])
-def test_with_beams_and_with_one_table(settings: dict[str, Any], kind: str, tmp_path: Path) -> None:
+def test_beams_and_tied_tables_equal_transformers(
+    settings: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
     reference = write(kind, tmp_path, **settings)
     images = images_for(kind)[:4]
     wanted = [written(reference, tmp_path, [image], ASKED, 33) for image in images]
@@ -104,20 +106,20 @@ def test_several_images_and_texts_are_one_item(kind: str, tmp_path: Path) -> Non
     )
     told = (*parts, Part("It is late.", "items[0].parts[2].text"))
     works = [
-        TextWork([""], parts={0: parts}, instruction=ASKED, max_tokens=MOST),
-        TextWork([""], parts={0: told}, instruction=ASKED, max_tokens=MOST),
-        TextWork(["It is late."], instruction=ASKED, max_tokens=MOST),
+        TextWork([""], parts={0: parts}, instruction=ASKED, max_tokens=MAX_TOKENS),
+        TextWork([""], parts={0: told}, instruction=ASKED, max_tokens=MAX_TOKENS),
+        TextWork(["It is late."], instruction=ASKED, max_tokens=MAX_TOKENS),
     ]
     wanted = [
-        [written(reference, tmp_path, images, ASKED, MOST)],
-        [written(reference, tmp_path, images, f"It is late.\n{ASKED}", MOST)],
-        [written(reference, tmp_path, [], f"It is late.\n{ASKED}", MOST)],
+        [written(reference, tmp_path, images, ASKED, MAX_TOKENS)],
+        [written(reference, tmp_path, images, f"It is late.\n{ASKED}", MAX_TOKENS)],
+        [written(reference, tmp_path, [], f"It is late.\n{ASKED}", MAX_TOKENS)],
     ]
     assert written_for(model, *works) == wanted
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_turns_stand_before_an_item(kind: str, tmp_path: Path) -> None:
+def test_turns_precede_an_item(kind: str, tmp_path: Path) -> None:
     reference, model, images = write(kind, tmp_path), load(tmp_path), images_for(kind)[:2]
     said = [
         ("user", "It is late."),
@@ -130,23 +132,25 @@ def test_turns_stand_before_an_item(kind: str, tmp_path: Path) -> None:
         Part(image, f"items[0].parts[{place}].image") for place, image in enumerate(images)
     )
     works = [
-        TextWork([""], parts={0: parts[:1]}, instruction=ASKED, max_tokens=MOST, turns=turns[:2]),
-        TextWork([""], parts={0: parts}, instruction=ASKED, max_tokens=MOST, turns=turns),
-        TextWork([ASKED], max_tokens=MOST, turns=turns[:2]),
+        TextWork(
+            [""], parts={0: parts[:1]}, instruction=ASKED, max_tokens=MAX_TOKENS, turns=turns[:2]
+        ),
+        TextWork([""], parts={0: parts}, instruction=ASKED, max_tokens=MAX_TOKENS, turns=turns),
+        TextWork([ASKED], max_tokens=MAX_TOKENS, turns=turns[:2]),
     ]
     wanted = [
-        [written(reference, tmp_path, images[:1], ASKED, MOST, said[:2])],
-        [written(reference, tmp_path, images, ASKED, MOST, said)],
-        [written(reference, tmp_path, [], ASKED, MOST, said[:2])],
+        [written(reference, tmp_path, images[:1], ASKED, MAX_TOKENS, said[:2])],
+        [written(reference, tmp_path, images, ASKED, MAX_TOKENS, said)],
+        [written(reference, tmp_path, [], ASKED, MAX_TOKENS, said[:2])],
     ]
     assert written_for(model, *works) == wanted
-    alone = [written(reference, tmp_path, images[:1], ASKED, MOST)]
+    alone = [written(reference, tmp_path, images[:1], ASKED, MAX_TOKENS)]
     assert wanted[0] != alone
     assert written_for(model, replace(works[0], turns=())) == [alone]
 
 
-def test_turn_cannot_be_an_image(tmp_path: Path) -> None:
-    """A text with the image's token in a turn is refused, beside an image and without one."""
+def test_image_token_in_a_turn_is_refused(tmp_path: Path) -> None:
+    """A turn with the image's token in its text is refused, with an image and without one."""
     write("qwen2_vl", tmp_path)
     model, turns = load(tmp_path), (Turn("user", "<|image_pad|>"), Turn("assistant", "a"))
     for work in (
@@ -158,7 +162,7 @@ def test_turn_cannot_be_an_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_are_json_by_a_schema(kind: str, tmp_path: Path) -> None:
+def test_schema_constrains_answers_to_json(kind: str, tmp_path: Path) -> None:
     write(kind, tmp_path)
     images = images_for(kind)[:3]
     name = {"type": "string", "maxLength": 8}
@@ -185,8 +189,8 @@ def test_answers_are_json_by_a_schema(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_prefill_in_pieces(kind: str, tmp_path: Path) -> None:
-    """Rows of images and their positions are cut where a prompt is."""
+def test_prefill_in_pieces_equals_one_prefill(kind: str, tmp_path: Path) -> None:
+    """Rows of images and their positions are divided with the prompt."""
     write(kind, tmp_path)
     model = load(tmp_path)
     reader = model._reader
@@ -205,7 +209,9 @@ def test_prefill_in_pieces(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_as_transformers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_equal_transformers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reference = write(kind, tmp_path)
     reader = load(tmp_path)._reader
     assert isinstance(reader, ConversationReader)
@@ -230,8 +236,8 @@ def test_logits_as_transformers(kind: str, tmp_path: Path, monkeypatch: pytest.M
     assert float((seen[0].double() - theirs[0].double()).norm() / theirs[0].double().norm()) < 1e-5
 
 
-def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
-    """GLM-OCR is published with one, after those that config.json counts."""
+def test_token_prediction_layers_are_dropped(tmp_path: Path) -> None:
+    """GLM-OCR is published with one more layer than config.json counts."""
     reference = write("glm_ocr", tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     spare = {
@@ -246,12 +252,12 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
         tmp_path / "model.safetensors",
     )
     image = images_for("glm_ocr")[0]
-    wanted = written(reference, tmp_path, [image], ASKED, MOST)
+    wanted = written(reference, tmp_path, [image], ASKED, MAX_TOKENS)
     assert written_for(load(tmp_path), work_on([image], instruction=ASKED)) == [[wanted]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_card(kind: str, tmp_path: Path) -> None:
+def test_card_selects_generation_or_retrieval(kind: str, tmp_path: Path) -> None:
     write(kind, tmp_path)
     card = read_card(tmp_path, "a/reader")
     assert (card.kind, card.tasks, card.inputs, card.family) == (
@@ -260,7 +266,7 @@ def test_its_card(kind: str, tmp_path: Path) -> None:
         ("text", "image"),
         kind,
     )
-    # It retrieves, if a card says so or its files are sentence-transformers'.
+    # It serves retrieval if a card says so or its files are sentence-transformers'.
     assert (
         read_card(tmp_path, "a/reader", Overrides("card.yaml:1", detect=Hints(kind="dense"))).kind
         == "images"
@@ -269,19 +275,19 @@ def test_its_card(kind: str, tmp_path: Path) -> None:
     assert read_card(tmp_path, "a/reader").kind == "images"
 
 
-def test_what_is_asked_where_nobody_says(tmp_path: Path) -> None:
+def test_default_instruction_is_used(tmp_path: Path) -> None:
     reference = write("qwen2_vl", tmp_path)
     image = pictures()[0]
-    wanted = written(reference, tmp_path, [image], "Read the text in the image.", MOST)
+    wanted = written(reference, tmp_path, [image], "Read the text in the image.", MAX_TOKENS)
     assert written_for(load(tmp_path), work_on([image], text_kind="ocr")) == [[wanted]]
     card = Overrides("card.yaml:1", prompts={"ocr": "Text Recognition:"})
     model = load_served_model(tmp_path, "a/reader", torch.device("cpu"), torch.float32, card)
-    wanted = written(reference, tmp_path, [image], "Text Recognition:", MOST)
+    wanted = written(reference, tmp_path, [image], "Text Recognition:", MAX_TOKENS)
     assert written_for(model, work_on([image], text_kind="ocr")) == [[wanted]]  # type: ignore[arg-type]
 
 
-def test_tags_of_documents_are_kept(tmp_path: Path) -> None:
-    """SmolDocling's are special tokens, which other models leave out of their answers."""
+def test_document_tags_are_kept(tmp_path: Path) -> None:
+    """SmolDocling's are special tokens, which other models remove from their answers."""
     write("idefics3", tmp_path)
     image, asked = pictures()[0], {"instruction": ASKED}
     plain = result_of(load(tmp_path), work_on([image], **asked)).items[0].text
@@ -310,7 +316,7 @@ def test_tags_of_documents_are_kept(tmp_path: Path) -> None:
         (TextWork(["  "]), "items[0].text", InvalidInput),
     ],
 )
-def test_what_cannot_be_asked(
+def test_unsupported_requests_are_refused(
     work: TextWork, field: str, kind: type[ShoalError], tmp_path: Path
 ) -> None:
     write("qwen2_5_vl", tmp_path)
@@ -331,12 +337,12 @@ def test_what_cannot_be_asked(
         ),
         (
             lambda text: text.replace("{{ content['text'] }}", "{{ content['text'] | upper }}"),
-            "changes it",
+            "changes the text",
         ),
         (lambda text: "{{ raise_exception('no') }}" + text, "the chat template"),
     ],
 )
-def test_template_that_cannot_be_used_is_refused(change: Any, reason: str, tmp_path: Path) -> None:
+def test_unusable_template_is_refused(change: Any, reason: str, tmp_path: Path) -> None:
     write("qwen2_vl", tmp_path)
     (tmp_path / "chat_template.jinja").write_text(change(QWEN))
     with pytest.raises(ModelBroken, match=reason):

@@ -1,4 +1,4 @@
-"""Florence-2 against transformers: token ids, the encoder's states, and what its answers mean."""
+"""Florence-2 against transformers: token ids, the encoder's states, and parsed answers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from transformers.models.florence2.processing_florence2 import Florence2PostProc
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
 from libs.models.generation.model import GenerativeModel
 from libs.models.readers.florence import FlorenceReader
-from libs.models.readers.florence_tasks import TASKS, Form, regions_of
-from libs.models.work import GeneratedIds, Part, RegionsWork, TextWork, never_cancelled, never_yield
+from libs.models.readers.florence_tasks import TASKS, Form, parse_regions
+from libs.models.work import Part, RegionsWork, TextWork, WrittenIds, go_on_anyway, nothing_between
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers import florence_models
-from tests.readers.support import MOST, apart, load, result_of, work_on, written_for
+from tests.readers.support import MAX_TOKENS, apart, load, result_of, work_on, written_for
 
 
 @pytest.fixture(scope="module", params=["transformers", "microsoft"])
@@ -35,7 +35,7 @@ def written(
     return model, directory, load(directory)
 
 
-def test_every_task_is_written_as_by_transformers(
+def test_every_task_equals_transformers(
     written: tuple[Any, Path, GenerativeModel],
 ) -> None:
     reference, directory, model = written
@@ -46,7 +46,8 @@ def test_every_task_is_written_as_by_transformers(
         works.append(work_on([image], instruction=name + given))
         prompts.append(task.prompt.format(given.strip()))
     wanted = [
-        florence_models.written(reference, directory, image, prompt, MOST) for prompt in prompts
+        florence_models.written(reference, directory, image, prompt, MAX_TOKENS)
+        for prompt in prompts
     ]
     found = written_for(model, *works)
     assert [answer for (answer,) in found] == wanted
@@ -54,19 +55,23 @@ def test_every_task_is_written_as_by_transformers(
     assert max(map(len, wanted)) >= 32
 
 
-def test_images_of_all_kinds_among_each_other(written: tuple[Any, Path, GenerativeModel]) -> None:
+def test_mixed_images_in_a_batch_equal_transformers(
+    written: tuple[Any, Path, GenerativeModel],
+) -> None:
     reference, directory, model = written
     images = [*pictures(), *awkward_pictures().values()][:16]
     (found,) = written_for(model, work_on(images, text_kind="ocr"))
     wanted = [
-        florence_models.written(reference, directory, each, "What is the text in the image?", MOST)
+        florence_models.written(
+            reference, directory, each, "What is the text in the image?", MAX_TOKENS
+        )
         for each in images
     ]
     assert found == wanted
     assert len({tuple(each) for each in wanted}) > 8  # the images are seen
 
 
-def test_encoders_states(written: tuple[Any, Path, GenerativeModel]) -> None:
+def test_encoder_states_equal_transformers(written: tuple[Any, Path, GenerativeModel]) -> None:
     reference, directory, model = written
     image = pictures()[0]
     reader = model._reader
@@ -91,7 +96,7 @@ def test_encoders_states(written: tuple[Any, Path, GenerativeModel]) -> None:
     assert apart(found, wanted) < 1e-5
 
 
-def test_beams_as_the_checkpoint_asks(tmp_path: Path) -> None:
+def test_beams_of_the_checkpoint_are_used(tmp_path: Path) -> None:
     reference = florence_models.write(tmp_path, num_beams=3)
     images = pictures()
     (found,) = written_for(load(tmp_path), work_on(images, text_kind="caption", max_tokens=33))
@@ -102,8 +107,8 @@ def test_beams_as_the_checkpoint_asks(tmp_path: Path) -> None:
     assert found == wanted
 
 
-def test_what_is_said_of_texts_counts_without_a_generation_config(tmp_path: Path) -> None:
-    """As microsoft's repositories have it."""
+def test_text_config_applies_without_a_generation_config(tmp_path: Path) -> None:
+    """Microsoft's repositories have no generation_config.json."""
     florence_models.write(tmp_path, "microsoft", num_beams=3)
     said = tmp_path / "generation_config.json"
     values, settings = (
@@ -156,7 +161,7 @@ _POST: dict[Form, str] = {
 
 
 @pytest.mark.parametrize("form", list(_POST))
-def test_answers_mean_what_transformers_reads(form: Form, tmp_path: Path) -> None:
+def test_parsed_answers_equal_transformers(form: Form, tmp_path: Path) -> None:
     florence_models.write(tmp_path)
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(tmp_path / "tokenizer.json")
@@ -167,12 +172,12 @@ def test_answers_mean_what_transformers_reads(form: Form, tmp_path: Path) -> Non
     some = 0
     for _ in range(300):
         size = (chance.randint(1, 4000), chance.randint(1, 4000))
-        text = _answer(chance, form)
+        text = _random_answer(chance, form)
         found = [
             _known(form, each)
             for each in post(text=text, image_size=size, parse_tasks=[_POST[form]])[_POST[form]]
         ]
-        ours = regions_of(text, form, *size, frozenset({"x", "two wörds"}))
+        ours = parse_regions(text, form, *size, frozenset({"x", "two wörds"}))
         made = [
             (
                 each.label,
@@ -187,7 +192,7 @@ def test_answers_mean_what_transformers_reads(form: Form, tmp_path: Path) -> Non
     assert some > 100
 
 
-def test_phrases_that_have_no_place_are_left_out(
+def test_phrases_without_location_are_dropped(
     written: tuple[Any, Path, GenerativeModel], tmp_path: Path
 ) -> None:
     _, directory, model = written
@@ -207,7 +212,7 @@ def test_phrases_that_have_no_place_are_left_out(
             for region in reader.finish(work, notes, [GeneratedIds(ids, "stop")]).items[0].regions
         ]
 
-    # microsoft's layout has the words in code, transformers' in a file.
+    # Microsoft's layout has the words in code, transformers' in a file.
     is_microsoft = (
         "dim_embed" in json.loads((directory / "config.json").read_text())["vision_config"]
     )
@@ -222,7 +227,7 @@ def test_phrases_that_have_no_place_are_left_out(
     )
 
 
-def test_texts_are_told_while_they_are_written_and_regions_are_not(
+def test_texts_are_streamed_and_regions_are_not(
     written: tuple[Any, Path, GenerativeModel],
 ) -> None:
     _, _, model = written
@@ -242,7 +247,7 @@ def test_texts_are_told_while_they_are_written_and_regions_are_not(
     assert texts[-1] == whole
 
 
-def test_what_may_be_left_out_is_not_told(written: tuple[Any, Path, GenerativeModel]) -> None:
+def test_location_tokens_are_not_streamed(written: tuple[Any, Path, GenerativeModel]) -> None:
     _, _, model = written
     reader = model._reader
     assert isinstance(reader, FlorenceReader)
@@ -252,8 +257,8 @@ def test_what_may_be_left_out_is_not_told(written: tuple[Any, Path, GenerativeMo
     assert all(whole.startswith(model.text(job, ids[:count])) for count in range(len(ids) + 1))
 
 
-def _answer(chance: random.Random, form: Form) -> str:
-    """Mostly well formed."""
+def _random_answer(chance: random.Random, form: Form) -> str:
+    """Return an answer that is mostly well formed."""
     pieces = []
     is_outlined = form == "polygons" or (form == "any" and chance.random() < 0.7)
     for _ in range(chance.randint(0, 4)):
@@ -309,13 +314,13 @@ def test_regions_are_found_by_label(written: tuple[Any, Path, GenerativeModel]) 
     assert result.output_tokens == sum(map(len, outputs))
 
 
-def test_region_is_told_in_thousandths(written: tuple[Any, Path, GenerativeModel]) -> None:
+def test_region_is_written_in_thousandths(written: tuple[Any, Path, GenerativeModel]) -> None:
     reference, directory, model = written
     image = pictures()[0]  # 36 x 36
     work = work_on([image], text_kind="ocr", region=(0.0, 9.0, 18.0, 36.0))
     prompt = "What text is in the region <loc_0><loc_250><loc_500><loc_999>?"
     (found,) = written_for(model, work)
-    assert found == [florence_models.written(reference, directory, image, prompt, MOST)]
+    assert found == [florence_models.written(reference, directory, image, prompt, MAX_TOKENS)]
 
 
 @pytest.mark.parametrize(
@@ -336,7 +341,7 @@ def test_region_is_told_in_thousandths(written: tuple[Any, Path, GenerativeModel
         ({"instruction": "word " * 400}, "text.instruction", InputTooLong),
     ],
 )
-def test_what_cannot_be_asked(
+def test_unsupported_requests_are_refused(
     settings: dict[str, Any],
     field: str,
     kind: type[ShoalError],
@@ -353,14 +358,14 @@ def test_items_are_single_images(written: tuple[Any, Path, GenerativeModel]) -> 
         model.prepare(TextWork(["a text"]))
     assert refused.value.field == "items[0].text"
     two = (Part(image, "items[0].parts[0].image"), Part(image, "items[0].parts[1].image"))
-    with pytest.raises(TaskNotSupported, match="one image an item"):
+    with pytest.raises(TaskNotSupported, match="one image per item"):
         model.prepare(TextWork([""], parts={0: two}))
     with pytest.raises(InvalidInput, match="format") as unread:
         model.prepare(work_on([b"no image"]))
     assert unread.value.field == "items[0].image"
 
 
-def test_checkpoint_that_does_not_fit_itself_is_refused(tmp_path: Path) -> None:
+def test_inconsistent_checkpoint_is_refused(tmp_path: Path) -> None:
     florence_models.write(tmp_path)
     config = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(

@@ -1,4 +1,4 @@
-"""TrOCR and Donut against transformers: pixels, states, token ids, and the forms that tags say."""
+"""TrOCR and Donut against transformers: pixels, states, token ids, and the forms of tags."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ import transformers
 from PIL import Image
 
 from libs.errors import InputTooLong, InvalidInput, ModelBroken, ShoalError, TaskNotSupported
-from libs.models.readers.donut import parse_answer, read_processing
+from libs.models.readers.donut import parse_form, read_processing
 from libs.models.readers.encoder_decoder import EncoderDecoderReader
 from libs.models.work import GeneratedIds, RegionsWork, TextWork, never_yield
 from tests.parity.image_models import awkward_pictures, pictures
 from tests.readers.page_models import processed, write_donut, write_trocr, written
-from tests.readers.support import MOST, apart, load, result_of, work_on, written_for
+from tests.readers.support import MAX_TOKENS, apart, load, result_of, work_on, written_for
 
 QUESTION = "<s_docvqa><s_question>who pays?</s_question><s_answer>"
 THIN = ("1 x 300", "300 x 1")
 
 
 SMALL = {"distilled": True, "activation_function": "relu", "scale_embedding": True}
-"""As TrOCR's small models."""
+"""Use settings of TrOCR's small models."""
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,10 @@ SMALL = {"distilled": True, "activation_function": "relu", "scale_embedding": Tr
         SMALL,
     ],
 )
-def test_trocr_writes_what_transformers_writes(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_trocr_equals_transformers(settings: dict[str, Any], tmp_path: Path) -> None:
     reference = write_trocr(tmp_path, **settings)
     images = [*pictures(), *awkward_pictures().values()][:16]
-    wanted = [written(reference, tmp_path, image, MOST) for image in images]
+    wanted = [written(reference, tmp_path, image, MAX_TOKENS) for image in images]
     model = load(tmp_path)
     assert written_for(model, work_on(images, text_kind="ocr")) == [wanted]
     assert written_for(model, work_on(images[:1])) == [wanted[:1]]  # and alone
@@ -61,7 +61,7 @@ def test_trocr_writes_what_transformers_writes(settings: dict[str, Any], tmp_pat
         ("docvqa", QUESTION, "who pays?", {"old_size": True}),
     ],
 )
-def test_donut_writes_what_transformers_writes(
+def test_donut_equals_transformers(
     task: str, prompt: str, instruction: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     reference = write_donut(tmp_path, task, **settings)
@@ -69,14 +69,14 @@ def test_donut_writes_what_transformers_writes(
         *pictures()[:5],
         *(image for name, image in awkward_pictures().items() if name not in THIN),
     ][:16]
-    wanted = [written(reference, tmp_path, image, MOST, prompt) for image in images]
+    wanted = [written(reference, tmp_path, image, MAX_TOKENS, prompt) for image in images]
     model = load(tmp_path)
     assert written_for(model, work_on(images, instruction=instruction)) == [wanted]
     assert len({tuple(each) for each in wanted}) > 8
     assert max(map(len, wanted)) >= 32
 
 
-def test_beams_as_the_checkpoint_asks(tmp_path: Path) -> None:
+def test_beams_of_the_checkpoint_are_used(tmp_path: Path) -> None:
     reference = write_trocr(tmp_path)
     values = json.loads((tmp_path / "generation_config.json").read_text())
     (tmp_path / "generation_config.json").write_text(
@@ -96,10 +96,10 @@ def test_beams_as_the_checkpoint_asks(tmp_path: Path) -> None:
         {"num_beams": 3},
     ],
 )
-def test_what_is_said_of_the_decoder_counts_without_a_generation_config(
+def test_decoder_config_applies_without_a_generation_config(
     said: dict[str, Any], tmp_path: Path
 ) -> None:
-    """As early repositories have it, with transformers' default of a length."""
+    """Early repositories have no generation_config.json, and transformers' default of a length."""
     write_donut(tmp_path)
     (tmp_path / "generation_config.json").unlink()
     values = json.loads((tmp_path / "config.json").read_text())
@@ -118,7 +118,7 @@ def test_what_is_said_of_the_decoder_counts_without_a_generation_config(
 
 
 @pytest.mark.parametrize("turns", [False, True])
-def test_pages_are_fitted_as_by_transformers(turns: bool, tmp_path: Path) -> None:
+def test_fitted_pages_equal_transformers(turns: bool, tmp_path: Path) -> None:
     write_donut(tmp_path, turns=turns)
     processing = read_processing(tmp_path)
     sizes = (
@@ -148,7 +148,7 @@ def _png(pixels: np.ndarray[Any, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("write", [write_trocr, partial(write_trocr, distilled=True), write_donut])
-def test_encoders_states(write: Any, tmp_path: Path) -> None:
+def test_encoder_states_equal_transformers(write: Any, tmp_path: Path) -> None:
     reference = write(tmp_path)
     image = pictures()[4]
     pixels = processed(tmp_path, image)
@@ -168,8 +168,8 @@ def test_encoders_states(write: Any, tmp_path: Path) -> None:
     assert apart(found[torch.bfloat16], wanted) <= 3 * apart(theirs, wanted)
 
 
-def test_what_tags_say() -> None:
-    """As transformers reads them."""
+def test_parsed_forms_equal_transformers() -> None:
+    """Forms equal those that transformers parses."""
     tokenizer = type("Tokenizer", (), {"get_added_vocab": lambda _: ["<paid/>"]})()
     reader = transformers.DonutProcessor.__new__(transformers.DonutProcessor)
     reader.tokenizer = tokenizer
@@ -178,18 +178,18 @@ def test_what_tags_say() -> None:
     for _ in range(500):
         text = "".join(_tagged(chance, 3) for _ in range(chance.randint(0, 3)))
         wanted = reader.token2json(text)
-        found = parse_answer(text, frozenset({"<paid/>"}))
+        found = parse_form(text, frozenset({"<paid/>"}))
         if isinstance(wanted, list):
             wanted = wanted[0] if len(wanted) == 1 else {"items": wanted}
         assert found == wanted, text
         nested += "{" in str(wanted)[1:]
     assert nested > 50
     deep = "<s_a>" * 2000 + "x" + "</s_a>" * 2000
-    assert parse_answer(deep)  # and no more than Python's stack is needed
+    assert parse_form(deep)  # the depth does not exceed Python's stack
 
 
 def _tagged(chance: random.Random, depth: int) -> str:
-    """Mostly well formed."""
+    """Return tags that are mostly well formed."""
     kind = chance.random()
     if depth == 0 or kind < 0.3:
         return chance.choice(["x", " two words ", "<paid/>", "a<sep/>b", "", "1.00"])
@@ -200,7 +200,7 @@ def _tagged(chance: random.Random, depth: int) -> str:
     return f"<s_{name}>{inner}</s_{name}>" + chance.choice(["", "", "<sep/>"])
 
 
-def test_form_deeper_than_a_message_is_a_text_alone(tmp_path: Path) -> None:
+def test_form_too_deep_for_a_message_is_returned_as_text(tmp_path: Path) -> None:
     write_donut(tmp_path, "docvqa")
     model = load(tmp_path)
     reader = model._reader
@@ -222,13 +222,13 @@ def test_form_deeper_than_a_message_is_a_text_alone(tmp_path: Path) -> None:
         assert (found.json is not None) == whole
 
 
-def test_form_is_answered(tmp_path: Path) -> None:
+def test_form_is_returned(tmp_path: Path) -> None:
     reference = write_donut(tmp_path, "docvqa")
     model, image = load(tmp_path), pictures()[0]
     result = result_of(model, work_on([image], instruction="who pays?"))
     assert result.items[0].json is not None
     assert result.items[0].json["question"] == "who pays?"
-    ids = written(reference, tmp_path, image, MOST, QUESTION)
+    ids = written(reference, tmp_path, image, MAX_TOKENS, QUESTION)
     assert result.items[0].finish == ("stop" if ids[-1] == 2 else "length")
     assert result.output_tokens == len(ids)
 
@@ -242,7 +242,7 @@ def test_form_is_answered(tmp_path: Path) -> None:
         ({"instruction": "word " * 90}, "text.instruction", InputTooLong),
     ],
 )
-def test_what_donut_cannot_be_asked(
+def test_unsupported_donut_requests_are_refused(
     settings: dict[str, Any], field: str, kind: type[ShoalError], tmp_path: Path
 ) -> None:
     write_donut(tmp_path, "docvqa")
@@ -256,7 +256,7 @@ def test_what_donut_cannot_be_asked(
         model.prepare(TextWork(["a text"], instruction="who?"))
 
 
-def test_models_with_one_task_take_no_instruction(tmp_path: Path) -> None:
+def test_models_with_one_task_refuse_an_instruction(tmp_path: Path) -> None:
     for name, write in (("donut", write_donut), ("trocr", write_trocr)):
         (tmp_path / name).mkdir()
         write(tmp_path / name)
@@ -265,7 +265,7 @@ def test_models_with_one_task_take_no_instruction(tmp_path: Path) -> None:
             load(tmp_path / name).prepare(work_on([pictures()[0]], instruction="what is it?"))
 
 
-def test_checkpoint_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
+def test_unsupported_checkpoint_is_refused(tmp_path: Path) -> None:
     write_donut(tmp_path)
     path = tmp_path / "config.json"
     values = json.loads(path.read_text())

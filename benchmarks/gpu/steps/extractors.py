@@ -150,13 +150,16 @@ def experts(context: Context) -> Row:
     spread = torch.zeros_like(shares).scatter(-1, chosen, values).to(x.dtype)
     seconds = take_turns(
         {
-            "grouped": lambda: layer.by_expert(x, values, chosen),
-            "all": lambda: layer.of_all(x, spread),
+            "grouped": lambda: layer.compute_grouped(x, values, chosen),
+            "all": lambda: layer.compute_all(x, spread),
         },
         9,
         context.device,
     )
-    got, wanted = layer.by_expert(x, values, chosen).double(), layer.of_all(x, spread).double()
+    got, wanted = (
+        layer.compute_grouped(x, values, chosen).double(),
+        layer.compute_all(x, spread).double(),
+    )
     multiplied = 4 * BATCH_TOKENS * MOE.experts_used * MOE.hidden * MOE.ffn
     return {
         "tokens": BATCH_TOKENS,

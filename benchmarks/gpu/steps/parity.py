@@ -139,10 +139,9 @@ def family(device: torch.device, kind: str, hidden: int, heads: int, layers: int
 
 
 def graph(encoder: PackedEncoder, device: torch.device) -> dict[str, Value]:
-    """Return the largest distance to the eager forward over two replays of each batch, or why
-    graphs are missing; `wrong` if they should exist, or if they differ.
-    """
-    if encoder.goes_by_runs:
+    """The largest distance to the eager forward over two replays of each batch, or why there are no
+    graphs; `wrong` if there should be, or if they differ."""
+    if not encoder.is_graph_capturable:
         return {"none": "its launches go by the lengths of sequences"}
     tally = Tally()
     graphs = tally.graphs(device, check_every=1)

@@ -99,7 +99,7 @@ def shape_of(
         one.adapter or one.seen or one.before is not None or one.rows is not None
         for one in sequences
     )
-    if special or encoder.goes_by_runs:
+    if special or not encoder.is_graph_capturable:
         return None
     bucket = bucket_of([one.tokens for one in sequences], encoder.max_positions, most)
     if bucket is None:
@@ -117,7 +117,7 @@ def hot_shapes(backbone: Backbone) -> list[Shape]:
     """Return the shapes to capture after a load, the largest first: single texts without token
     types, for the first head.
     """
-    if backbone.encoder.goes_by_runs or not backbone.encoder.embed.vocabulary:
+    if not trunk.encoder.is_graph_capturable or not trunk.encoder.embed.vocabulary:
         return []
     heads = list(backbone.heads.values())[:1]
     if not heads:

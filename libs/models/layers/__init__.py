@@ -1,3 +1,2 @@
-"""The packed encoder that all families share: `spec.py` describes its variants as data,
-`encoder.py` assembles them.
-"""
+"""The packed encoder shared by all families: `spec.py` describes its variants as data, and
+`encoder.py` assembles them."""

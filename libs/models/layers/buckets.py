@@ -1,7 +1,7 @@
 """Relative position bias by buckets of distances, which T5 and MPNet add to the attention scores of
 all layers.
 
-The table is computed once, when a model is loaded; a forward only looks it up
+The table is computed once, when a model is loaded; a forward only reads it
 (`libs/kernels/attention/varlen.py`).
 """
 
@@ -19,10 +19,11 @@ from libs.models.layers.spec import Config
 
 class BucketBias(PositionBias):
     """T5's relative attention bias (arXiv 1910.10683, section 2.1): distances share buckets that
-    widen with the logarithm.
+    widen logarithmically.
 
-    `reach`: the largest distance there can be. `farthest`: distances from here on share the last
-    bucket.
+    Args:
+        reach: The largest possible distance.
+        farthest: All distances from this one on share the last bucket.
     """
 
     def __init__(self, buckets: int, heads: int, *, reach: int, farthest: int = 128) -> None:
@@ -32,9 +33,12 @@ class BucketBias(PositionBias):
         self.register_buffer("table", None, persistent=False)
 
     @classmethod
-    def of(cls, config: Config, heads: int, *, reach: int, farthest: int = 128) -> BucketBias:
-        """The bias that config.json describes. Raises ModelBroken if no bucket is left for exact or
-        for shared distances.
+    def from_config(
+        cls, config: Config, heads: int, *, reach: int, farthest: int = 128
+    ) -> BucketBias:
+        """Read the bias from config.json.
+
+        Raises ModelBroken if no bucket is left for exact or for shared distances.
         """
         buckets = config.size("relative_attention_num_buckets", 32)
         if not 4 <= buckets < 4 * farthest:
@@ -45,15 +49,16 @@ class BucketBias(PositionBias):
         return cls(buckets, heads, reach=reach, farthest=farthest)
 
     def prepare(self) -> None:
-        """Once loaded: spread the buckets over all distances."""
+        """Spread the buckets over all distances. Call it after loading."""
         weight = self.buckets.weight
         distances = torch.arange(-self._reach, self._reach + 1, device=weight.device)
         self.table = weight[bucket_of(distances, weight.shape[0], self._farthest)].T.contiguous()
 
 
 def bucket_of(distance: Tensor, buckets: int, farthest: int) -> Tensor:
-    """The bucket of each distance (key minus query). One half is for keys after the query; half of
-    each is for exact distances.
+    """Return the bucket of each distance (key minus query).
+
+    Half of the buckets are for keys after the query. Half of each half is for exact distances.
     """
     half = buckets // 2
     exact = half // 2

@@ -31,8 +31,10 @@ from libs.models.work import YieldPoint, never_yield
 
 
 class CrossAttention(nn.Module):
-    """The projections of attention to an encoder's states, which are `source` numbers wide. Heads
-    are those of the decoder.
+    """The projections of attention to an encoder's states. It has the decoder's heads.
+
+    Args:
+        source: Width of the encoder's states.
     """
 
     def __init__(self, spec: EncoderSpec, source: int) -> None:
@@ -46,8 +48,10 @@ class CrossAttention(nn.Module):
 
 
 class CrossLayer(Layer):
-    """A decoder's layer. While a text is written, keys and values of the states (`keys`) are
-    computed once and stored in pages.
+    """A decoder layer with cross attention.
+
+    Generation computes the keys and values of the encoder's states (`keys`) once and stores them in
+    pages.
     """
 
     def __init__(
@@ -58,53 +62,53 @@ class CrossLayer(Layer):
         *,
         source: int,
     ) -> None:
-        """`source`: width of the encoder's states."""
+        """`source` is the width of the encoder's states."""
         super().__init__(spec, layer, attention)
         self.cross = CrossAttention(spec, source)
         self.cross_norm = Norm(spec)
 
     def keys(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """[tokens, source] -> keys and values, [tokens, heads, head_size] each"""
+        """Project states [tokens, source] to keys and values, [tokens, heads, head_size] each."""
         cross = self.cross
         k, v = cross.kv.forward(states).view(-1, 2 * cross.heads, cross.head_size).chunk(2, dim=1)
         return k, v
 
     def after_self(self, x: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's input and what its own attention mixed -> the residual so far, and queries
-        [rows, heads, head_size].
+        """Add the output of self-attention to the layer's input.
+
+        Returns the residual stream and the queries [rows, heads, head_size] of cross attention.
         """
         raise NotImplementedError
 
     def after_cross(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """The residual so far and what attention to the states mixed, [rows, heads * head_size] ->
-        the layer's result.
-        """
+        """Finish the layer from the residual stream and the output of cross attention, [rows, heads
+        * head_size]."""
         raise NotImplementedError
 
     def queries(self, x: Tensor) -> Tensor:
         return self.cross.q.forward(x).view(-1, self.cross.heads, self.cross.head_size)
 
     def decode(self, x: Tensor, states: Tensor, batch: Packed, shared: Shared) -> Tensor:
-        """[tokens, hidden] and the encoder's states of the same tokens -> [tokens, hidden]"""
-        return self._see(
+        """Map [tokens, hidden] and the encoder's states of the same tokens to [tokens, hidden]."""
+        return self._attend_states(
             x, self.attn.forward(self.before_attention(x), batch, shared), states, batch.layout
         )
 
     def decode_rows(
         self, x: Tensor, states: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
     ) -> Tensor:
-        """The same for one row of each sequence: [sequences, hidden]"""
-        mixed = self.attn.of_rows(self.before_attention(x), batch, shared, rows, layout)
-        return self._see(x.index_select(0, rows), mixed, states, layout)
+        """Run `decode` for one row of each sequence and return [sequences, hidden]."""
+        mixed = self.attn.forward_rows(self.before_attention(x), batch, shared, rows, layout)
+        return self._attend_states(x.index_select(0, rows), mixed, states, layout)
 
-    def _see(self, x: Tensor, mixed: Tensor, states: Tensor, layout: Layout) -> Tensor:
+    def _attend_states(self, x: Tensor, mixed: Tensor, states: Tensor, layout: Layout) -> Tensor:
         x, queries = self.after_self(x, mixed)
         seen = varlen_attention(queries, *self.keys(states), layout, scale=self.cross.scale)
         return self.after_cross(x, seen.flatten(1))
 
 
 class PostNormCrossLayer(CrossLayer):
-    """BART: norm after each residual add."""
+    """Apply the norm after each residual add, as BART does."""
 
     def before_attention(self, x: Tensor) -> Tensor:
         return x
@@ -123,7 +127,8 @@ class PostNormCrossLayer(CrossLayer):
 
 
 class PreNormCrossLayer(CrossLayer):
-    """mBART, T5: norm before each block; the residual stream itself is not normalised."""
+    """Apply the norm before each block, as mBART and T5 do; the residual stream is not
+    normalised."""
 
     def after_self(self, x: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
         x, normed = add_and_norm(self.attn.out, self.cross_norm, mixed, x)
@@ -131,20 +136,23 @@ class PreNormCrossLayer(CrossLayer):
 
     def after_cross(self, x: Tensor, mixed: Tensor) -> Tensor:
         x, normed = add_and_norm(self.cross.out, self.ffn_norm, mixed, x)
-        # The sum was made here, and nothing else reads it.
+        # This method created the sum, and nothing else reads it.
         return self.ffn.add(normed, x, overwrite=True)
 
 
 def cross_layer(spec: EncoderSpec, source: int) -> Callable[..., CrossLayer]:
-    """The kind of layer that `spec.norm` names, for `PackedEncoder`. `source`: width of the
-    encoder's states.
+    """Return the constructor of the layer that `spec.norm` names, for `PackedEncoder`.
+
+    `source` is the width of the encoder's states.
     """
     return partial(PreNormCrossLayer if spec.norm == "pre" else PostNormCrossLayer, source=source)
 
 
 class DecoderEmbedding(nn.Module):
-    """A decoder's positions and norm; the vectors of tokens are the encoder's. `offset`: rows of
-    `positions` before the first.
+    """A decoder's position table and norm; it shares the encoder's token vectors.
+
+    Args:
+        offset: Number of rows of `positions` before the first position.
     """
 
     def __init__(self, spec: EncoderSpec, positions: int, offset: int) -> None:
@@ -153,13 +161,15 @@ class DecoderEmbedding(nn.Module):
         self._offset = offset
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Vectors of tokens [tokens, hidden], and their places [tokens] -> [tokens, hidden]"""
+        """Add positions to token vectors [tokens, hidden] and normalise them."""
         return self.norm.forward(tokens + self.position.forward(positions + self._offset))
 
 
 class Decoder(nn.Module):
-    """A stack of layers with cross attention. `start`: the token before those of each sequence, of
-    which the last is dropped.
+    """A stack of layers with cross attention.
+
+    Args:
+        start: The token inserted before each sequence; the last token of the sequence is dropped.
     """
 
     def __init__(
@@ -170,7 +180,7 @@ class Decoder(nn.Module):
         embed: DecoderEmbedding | None = None,
         relative: PositionBias | None = None,
     ) -> None:
-        """`spec.causal` must be true. `embed` None: the vectors of tokens alone."""
+        """`spec.causal` must be true. Without `embed`, layers receive the token vectors alone."""
         super().__init__()
         self.embed, self.relative = embed, relative
         kind = cross_layer(spec, spec.hidden)
@@ -187,10 +197,12 @@ class Decoder(nn.Module):
         rows: Rows | None = None,
         between: YieldPoint = never_yield,
     ) -> Tensor:
-        """The states of the batch's tokens shifted right by one: [tokens, hidden], or [sequences,
-        hidden] with `rows`.
+        """Return the states of the batch's tokens shifted right by one: [tokens, hidden], or
+        [sequences, hidden] with `rows`.
 
-        `states`: the encoder's, of the same batch. `table`: of token vectors.
+        Args:
+            states: The encoder's states of the same batch.
+            table: The table of token vectors.
         """
         x = table.forward(self.shifted(batch))
         x = x if self.embed is None else self.embed.forward(x, batch.positions)
@@ -209,14 +221,13 @@ class Decoder(nn.Module):
         return x if self.norm is None else self.norm.forward(x)
 
     def shifted(self, batch: Packed) -> Tensor:
-        """The ids of the batch, in each sequence one place further: [tokens]"""
+        """Return the batch's token ids, each sequence shifted right by one place: [tokens]."""
         return torch.where(batch.positions == 0, self.start, batch.ids.roll(1))
 
 
 class EncoderDecoder(PackedEncoder):
-    """An encoder and a decoder over the same tokens shifted right, whose states are those that a
-    head reads.
-    """
+    """An encoder and a decoder over the same tokens shifted right. Heads read the decoder's
+    states."""
 
     def __init__(
         self,
@@ -238,7 +249,7 @@ class EncoderDecoder(PackedEncoder):
 
     @property
     def table(self) -> Table:
-        """The vectors of tokens, which both sides share."""
+        """Return the token vectors that encoder and decoder share."""
         table = self.embed.get_submodule("token")
         if not isinstance(table, Table):
             raise TypeError("the encoder takes no token ids")

@@ -1,10 +1,10 @@
-"""The gated delta rule (arXiv 2412.06464) over packed sequences, as Qwen3-Next and Qwen3.5 have it
-in place of attention.
+"""The gated delta rule (arXiv 2412.06464) over packed sequences, which replaces attention in
+Qwen3-Next and Qwen3.5.
 
-A head keeps a matrix `state` [key_size, value_size]. Each token scales it by exp(decay), overwrites
-what it holds under the token's key with the token's value, by the share beta, and reads it by the
-token's query. Sequences lie end to end: a state begins at zero with each of them, and the
-convolution before it does not look across their borders.
+A head keeps a matrix `state` [key_size, value_size]. Each token scales the state by exp(decay),
+replaces the share beta of the value stored under its key with its own value, and reads the state
+with its query. Sequences lie end to end: each begins with a state of zeros, and the convolution
+before the state does not cross their borders.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from torch.nn import functional
 from libs.kernels.layout import to_device
 
 CHUNK = 64
-"""Tokens whose updates are computed together by matrix products; between chunks there is a
-recurrence.
-"""
+"""Number of tokens updated together by matrix products; a recurrence connects the chunks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Where the tokens of a batch stand in chunks, of which all first ones come first, then all
-    second ones, and so on.
+    """The positions of a batch's tokens in chunks: all first chunks, then all second chunks, and so
+    on.
 
-    Within those the longest sequence comes first, so that the sequences that still have a chunk are
-    always the first ones. `rows` [chunks * CHUNK] int64: the token in each place; the number of
-    tokens where there is none. `places` [tokens] int64: the inverse. `counts`: how many sequences
-    have a first chunk, a second and so on. `positions` [tokens] int64: within the sequence.
+    Each group begins with the longest sequence. The sequences that still have a chunk are therefore
+    always the first ones.
     """
 
     rows: Tensor
+    """The token in each place, or the number of tokens where the place is empty: [chunks * CHUNK]
+    int64."""
     places: Tensor
+    """The inverse of `rows`: [tokens] int64."""
     counts: tuple[int, ...]
+    """Number of sequences that have a first chunk, a second chunk and so on."""
     positions: Tensor
+    """Each token's position in its sequence: [tokens] int64."""
 
     @staticmethod
-    def of(lengths: Sequence[int], device: torch.device | str = "cpu") -> Chunks:
-        """The chunks of sequences of these lengths, each at least 1."""
+    def from_lengths(lengths: Sequence[int], device: torch.device | str = "cpu") -> Chunks:
+        """Divide sequences of these lengths into chunks. Each length is at least 1."""
         sizes = np.array(lengths, dtype=np.int64)
         starts = np.cumsum(sizes) - sizes
         positions = np.arange(sizes.sum()) - np.repeat(starts, sizes)
@@ -66,16 +67,20 @@ class Chunks:
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, chunks: Chunks
 ) -> Tensor:
-    """The reads of all tokens: [tokens, heads, value_size] float32.
+    """Return the reads of all tokens: [tokens, heads, value_size] float32.
 
-    `q`, `k`: [tokens, heads, key_size]; `v`: [tokens, heads, value_size]; `decay` (a logarithm, at
-    most 0) and `beta`: [tokens, heads]. Within a chunk the updates u solve (1 + A) u = beta (v -
-    exp(decay since its start) k state), where A is the strictly lower triangle of beta k·k'
-    exp(decay between the two tokens).
+    Within a chunk the updates u solve (1 + A) u = beta (v - exp(decay since its start) k state),
+    where A is the strictly lower triangle of beta k·k' exp(decay between the two tokens).
+
+    Args:
+        q: [tokens, heads, key_size]
+        k: [tokens, heads, key_size]
+        v: [tokens, heads, value_size]
+        decay: A logarithm, at most 0: [tokens, heads].
+        beta: [tokens, heads]
     """
-    q, k, v = (
-        _chunked(x, chunks.rows) for x in (q * q.shape[-1] ** -0.5, k, v)
-    )  # [chunks, heads, CHUNK, size]
+    # [chunks, heads, CHUNK, size]
+    q, k, v = (_chunked(x, chunks.rows) for x in (q * q.shape[-1] ** -0.5, k, v))
     decay, beta = (_chunked(x[..., None], chunks.rows) for x in (decay, beta))
     since = decay.cumsum(dim=2)  # [chunks, heads, CHUNK, 1], from the chunk's start
     later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).triu(1)
@@ -99,10 +104,11 @@ def delta_rule(
 
 
 def causal_convolution(x: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
-    """Each channel's weighted sum of a token and those before it in its sequence: [tokens,
-    channels] -> the same.
+    """Sum each channel over a token and its predecessors in the sequence: [tokens, channels].
 
-    `weight`: [channels, width], the token's own last. `positions`: [tokens], within the sequence.
+    Args:
+        weight: [channels, width], the token's own weight last.
+        positions: Each token's position in its sequence: [tokens].
     """
     width = weight.shape[1]
     padded = functional.pad(x, (0, 0, width - 1, 0))
@@ -117,6 +123,6 @@ def causal_convolution(x: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
 
 
 def _chunked(x: Tensor, rows: Tensor) -> Tensor:
-    """[tokens, heads, size] -> [chunks, heads, CHUNK, size], zero where a chunk has no token."""
+    """Gather [tokens, heads, size] as [chunks, heads, CHUNK, size], with zeros in empty places."""
     placed = torch.cat([x, x.new_zeros(1, *x.shape[1:])])[rows]
     return placed.view(-1, CHUNK, *x.shape[1:]).transpose(1, 2)

@@ -1,6 +1,4 @@
-"""The first layer of an encoder: token ids, or rows that no token id stands for, to hidden
-states.
-"""
+"""The first layer of an encoder: it maps token ids, or given rows, to hidden states."""
 
 from __future__ import annotations
 
@@ -18,9 +16,10 @@ from libs.models.packed import Packed
 
 
 class Table(nn.Module):
-    """A lookup table: `weight` [rows, size]; in int8 `codes` instead, and `scales` [rows] float32.
+    """A lookup table.
 
-    `delta`: the low-rank update of the current batch's LoRA adapters to its rows; None: no adapter.
+    It holds `weight` [rows, size], or in int8 `codes` and `scales` [rows] float32. `delta` is the
+    low-rank update by the current batch's LoRA adapters; None without an adapter.
     """
 
     def __init__(self, rows: int, size: int) -> None:
@@ -33,7 +32,7 @@ class Table(nn.Module):
         self.register_buffer("scales", None, persistent=False)
 
     def quantise(self) -> None:
-        """Once loaded: replaces the weight by its codes in int8, with a scale for each row."""
+        """Replace the weight by int8 codes and a scale for each row. Call it after loading."""
         if self.codes is None:
             self.codes, self.scales = codes_of(self.weight)
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
@@ -51,34 +50,33 @@ class Table(nn.Module):
 
 
 class EmbeddingNorm(nn.LayerNorm):
-    """LayerNorm by the kernels that the layers have."""
+    """LayerNorm that runs the same kernels as the layers."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[tokens, size] -> the same"""
+        """Normalise [tokens, size]."""
         return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class InputLayer(nn.Module):
-    """The first layer of an encoder: the batch's input to its first hidden states.
-
-    `max_positions`: the longest sequence. `vocabulary`: how many token ids there are; 0: its input
-    are rows alone. `segments`: how many segments (token types) it distinguishes; 0 or 1: none.
-    `row_size`: numbers in a row of `Packed.given`.
-    """
+    """The first layer of an encoder: it maps the batch's input to the first hidden states."""
 
     max_positions: int
+    """Number of tokens of the longest sequence."""
     vocabulary: int = 0
+    """Number of token ids; 0 for a layer that accepts only given rows."""
     segments: int = 0
+    """Number of segments (token types); 0 or 1 for none."""
     row_size: int
+    """Elements in a row of `Packed.given`."""
 
     def forward(self, batch: Packed) -> Tensor:
-        """[tokens, hidden]"""
+        """Return the first hidden states, [tokens, hidden]."""
         raise NotImplementedError
 
 
 class TokenEmbedding(InputLayer):
-    """Token ids to hidden states, as an EmbeddingSpec says; rows that the batch was given take the
-    place of theirs.
+    """Map token ids to hidden states, as an EmbeddingSpec describes. Rows given with the batch
+    replace the vectors of their tokens.
     """
 
     def __init__(self, spec: EmbeddingSpec) -> None:
@@ -110,21 +108,22 @@ class TokenEmbedding(InputLayer):
         self.register_buffer("places", None, persistent=False)
 
     def add_segments(self, weight: Tensor) -> None:
-        """Gives an encoder without segments a table of them, [segments, size]."""
+        """Give an encoder without segments a segment table, [segments, size]."""
         self.segments = len(weight)
         self.segment = Table(self.segments, weight.shape[1])
         self.segment.weight = nn.Parameter(weight.to(self.token.weight.dtype), requires_grad=False)
 
     def prepare(self) -> None:
-        """Once loaded: folds the offset and the vector of segment 0, which nearly every token has,
-        into the position table.
+        """Fold the offset, and the vector of segment 0 that nearly every token has, into the
+        position
+        table. Call it after loading.
         """
         if self.position is not None:
             places = self.position.weight[self._offset :]
             self.places = places if self.segment is None else places + self.segment.weight[0]
 
     def forward(self, batch: Packed) -> Tensor:
-        """[tokens, hidden]"""
+        """Return the first hidden states, [tokens, hidden]."""
         x = self._sum(batch)
         if self.project is not None and self._norm_last:
             x = self.project.forward(x)
@@ -145,7 +144,8 @@ class TokenEmbedding(InputLayer):
         return x
 
     def _plain_sum(self, batch: Packed) -> Tensor:
-        """The sum without the adapters' update to segment 0, where the batch names no segments."""
+        """Return the sum without the adapters' update to segment 0, for a batch without
+        segments."""
         is_plain = self.token.codes is None and self.token.delta is None and self._scale == 1.0
         if (
             is_plain

@@ -1,7 +1,7 @@
 """The packed transformer encoder: one forward for every family, assembled from an EncoderSpec.
 
-Takes a Packed, and gives hidden states to the heads. Every variant is chosen in a constructor, so a
-forward compares no names and never waits for the device.
+It maps a Packed to hidden states for the heads. Constructors choose every variant, so a forward
+compares no names and never waits for the device.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ Rotation = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Tensors that all layers of one forward share: the rotation for each Rope, the bias on
-    attention scores by distance, and where tokens stand in the chunks of gated delta nets, if there
-    are such."""
+    """Tensors that all layers of one forward share."""
 
     rotations: dict[Rope, Rotation]
     bias: Tensor | None
+    """The bias on attention scores by distance."""
     chunks: Chunks | None = None
+    """The chunks of the batch's tokens, for encoders with gated delta nets."""
 
 
 class Norm(nn.Module):
-    """LayerNorm or RMSNorm, as the spec says."""
+    """LayerNorm or RMSNorm, chosen by the spec."""
 
     def __init__(self, spec: EncoderSpec, size: int | None = None) -> None:
         super().__init__()
@@ -70,35 +70,34 @@ class Norm(nn.Module):
         self.eps, self.shift, self.rms = spec.norm_eps, spec.norm_shift, spec.norm_kind == "rms"
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., size] -> the same"""
+        """Normalise [..., size]."""
         if self.rms:
             return rms_norm(x, self.weight, self.eps, shift=self.shift)
         return layer_norm(x, self.weight, self.bias, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """x + residual, and the norm of that."""
+        """Return x + residual, and the norm of the sum."""
         if self.rms:
             return add_rms_norm(x, residual, self.weight, self.eps, shift=self.shift)
         return add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 
-    def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The norm of x + residual, for layers that do not need the sum."""
+    def norm_sum(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Return the norm of x + residual, for layers that do not need the sum."""
         if self.rms:
             return rms_norm_of_sum(x, residual, self.weight, self.eps, shift=self.shift)
         return layer_norm_of_sum(x, residual, self.weight, self.bias, self.eps)
 
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
-        """residual + the norm of x."""
+        """Return residual + norm(x)."""
         if self.rms:
             return rms_norm_plus(x, residual, self.weight, self.eps, shift=self.shift)
         return layer_norm_plus(x, residual, self.weight, self.bias, self.eps)
 
 
 class Attention(nn.Module):
-    """Self-attention without its output projection, which the layer applies, fused with the
-    residual add.
+    """Self-attention without its output projection, which the layer fuses with the residual add.
 
-    A family with an attention of its own gives PackedEncoder a subclass that overrides `project` or
+    A family with different attention gives PackedEncoder a subclass that overrides `project` or
     `mix`.
     """
 
@@ -126,21 +125,20 @@ class Attention(nn.Module):
         )
 
     @property
-    def goes_by_runs(self) -> bool:
-        """Whether it launches something for each run of equal lengths, so that the lengths, not the
-        batch's shape, decide what is launched."""
-        return False
+    def is_graph_capturable(self) -> bool:
+        """False if the kernels launched depend on sequence lengths."""
+        return True
 
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
-        """[tokens, hidden] -> [tokens, heads * head_size]"""
+        """Attend within each sequence: [tokens, hidden] to [tokens, heads * head_size]."""
         q, k, v = self.project(x, shared)
         return self.mix(q, k, v, batch, batch.layout, shared)
 
-    def of_rows(
+    def forward_rows(
         self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
     ) -> Tensor:
-        """The same for one row of each sequence only: [tokens, hidden] -> [sequences, heads *
-        head_size]
+        """Attend with one query row of each sequence: [tokens, hidden] to [sequences, heads *
+        head_size].
         """
         q, k, v = self.project(x, shared)
         return self.mix(q.index_select(0, rows), k, v, batch, layout, shared)
@@ -148,8 +146,8 @@ class Attention(nn.Module):
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
     ) -> Tensor:
-        """[queries, heads, head_size], [tokens, kv_heads, head_size] twice -> [queries, heads *
-        head_size]
+        """Attend from queries [queries, heads, head_size] to keys and values, [tokens, kv_heads,
+        head_size] each, and return [queries, heads * head_size].
         """
         if batch.key_rows is not None:
             k, v = k.index_select(0, batch.key_rows), v.index_select(0, batch.key_rows)
@@ -167,8 +165,9 @@ class Attention(nn.Module):
         return mixed.flatten(1)
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
-        """[tokens, hidden] -> queries [tokens, heads, head_size], keys and values [tokens,
-        kv_heads, head_size]
+        """Project [tokens, hidden] to queries [tokens, heads, head_size], and keys and values
+        [tokens,
+        kv_heads, head_size].
         """
         fused = self.qkv.forward(x).view(-1, sum(self.parts), self.head_size)
         # Queries and keys are adjacent in the fused projection, which may be changed in place:
@@ -187,7 +186,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """up (and gate), activation, down."""
+    """A feed-forward: the up projection (and the gate), the activation, the down projection."""
 
     def __init__(self, spec: EncoderSpec) -> None:
         super().__init__()
@@ -207,7 +206,7 @@ class FeedForward(nn.Module):
         self._function = None if fused else FUNCTIONS[spec.activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, ffn]"""
+        """Apply the up projection and the activation: [rows, hidden] to [rows, ffn]."""
         x = self.up.forward(x)
         if self._function is None:
             return x
@@ -216,11 +215,12 @@ class FeedForward(nn.Module):
         return self._function(x)
 
     def whole(self, x: Tensor) -> Tensor:
-        """With `down`: [rows, hidden] -> [rows, hidden]"""
+        """Apply the whole feed-forward to [rows, hidden]."""
         return self.down.forward(self.forward(x))
 
     def add(self, x: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
-        """`whole` plus `residual`. `overwrite`: as of `PackedLinear.add`."""
+        """Return `whole` plus `residual`. `overwrite` has the meaning it has in
+        `PackedLinear.add`."""
         return self.down.add(self.forward(x), residual, overwrite=overwrite)
 
 
@@ -228,8 +228,9 @@ Block = PackedLinear | FeedForward | Experts | GatedExperts
 
 
 def add_and_norm(block: Block, norm: Norm, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """block(x) + residual, and its norm: the residual add is fused into the norm's launch, or into
-    the block's matrix product.
+    """Return block(x) + residual and the norm of that sum.
+
+    The residual add is fused into the norm's launch, or into the block's matrix product.
     """
     if has_triton(x):
         return norm.add(_whole(block, x), residual)
@@ -238,11 +239,9 @@ def add_and_norm(block: Block, norm: Norm, x: Tensor, residual: Tensor) -> tuple
 
 
 def norm_of_sum(block: Block, norm: Norm, x: Tensor, residual: Tensor) -> Tensor:
-    """The norm of block(x) + residual, as `add_and_norm` computes it, where the sum itself is not
-    needed.
-    """
+    """Return only the norm that `add_and_norm` returns, where the sum is not needed."""
     if has_triton(x):
-        return norm.of_sum(_whole(block, x), residual)
+        return norm.norm_sum(_whole(block, x), residual)
     return norm.forward(block.add(x, residual))
 
 
@@ -260,11 +259,10 @@ AttentionType = Callable[[EncoderSpec, LayerSpec], Attention]
 class Layer(nn.Module):
     """One transformer layer: attention and feed-forward, each with its residual. Subclasses place
     the norms.
-
-    `goes_by_runs`: as `Attention.goes_by_runs`, of the layer beside its attention.
     """
 
-    goes_by_runs: ClassVar[bool] = False
+    is_graph_capturable: ClassVar[bool] = True
+    """`Attention.is_graph_capturable` for the rest of the layer."""
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType) -> None:
         super().__init__()
@@ -276,12 +274,12 @@ class Layer(nn.Module):
         self.ffn_norm = Norm(spec)
         self._linears: tuple[PackedLinear, ...] = ()
         self._native: native_layer.NativeLayer | None = None
-        # Beside layers with experts operators compute all: what rounds elsewhere than they do sends
-        # tokens to other experts.
+        # A layer with experts runs PyTorch's operators for all blocks: any other rounding sends
+        # some tokens to different experts.
         self._is_asked = any(one.experts for one in spec.layers)
 
     def _parts(self) -> native_layer.LayerParts | None:
-        """What the layer consists of, if it is one of the common forms."""
+        """Return the layer's parts for the native library, or None if the layer has a rare form."""
         attn, ffn, post = self.attn, self.ffn, type(self) is PostNormLayer
         if (
             not (post or type(self) is PreNormLayer)
@@ -323,7 +321,7 @@ class Layer(nn.Module):
             activation=ffn.activation,
         )
 
-    def at_once(
+    def fused(
         self,
         x: Tensor,
         batch: Packed,
@@ -332,18 +330,17 @@ class Layer(nn.Module):
         layout: Layout,
         pages: native_layer.LayerPages | None = None,
     ) -> Tensor | None:
-        """`forward`, or with `rows` `of_rows`, in one call of the native library, where it can; or
-        None.
+        """Run `forward`, or with `rows` `forward_rows`, in one call of the native library.
 
-        `pages`: where keys and values are stored beside that, and perhaps read
-        (`NativeLayer.forward`).
+        Returns None if the library does not support the layer or the batch. `pages` is where keys
+        and values are also stored, and possibly read (`NativeLayer.forward`).
         """
         if not x.is_cpu or batch.key_rows is not None or has_triton(x):
             return None
         if x.dtype not in native_layer.LAYER_DTYPES or native() is None:
             return None
         if not self._is_asked:
-            # Now, when all weights are loaded and packed.
+            # Built at the first call, when all weights are loaded and packed.
             parts, self._is_asked = self._parts(), True
             if parts is not None and native_layer.NativeLayer.takes(parts, x.dtype):
                 self._native = native_layer.NativeLayer(parts, x.dtype)
@@ -356,22 +353,23 @@ class Layer(nn.Module):
         return self._native.forward(x, layout, rows, rotation, shared.bias, None, pages)
 
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
-        done = self.at_once(x, batch, shared, None, batch.layout)
+        """Apply the layer to [tokens, hidden]."""
+        done = self.fused(x, batch, shared, None, batch.layout)
         if done is not None:
             return done
         return self.after_attention(x, self.attn.forward(self.before_attention(x), batch, shared))
 
-    def of_rows(
+    def forward_rows(
         self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
     ) -> Tensor:
-        """The same for one row of each sequence: only keys and values are computed for the others.
+        """Apply the layer to one row of each sequence. The other rows only supply keys and values.
+
         Returns [sequences, hidden].
         """
-        done = self.at_once(x, batch, shared, rows, layout)
+        done = self.fused(x, batch, shared, rows, layout)
         if done is not None:
             return done
-        mixed = self.attn.of_rows(self.before_attention(x), batch, shared, rows, layout)
+        mixed = self.attn.forward_rows(self.before_attention(x), batch, shared, rows, layout)
         return self.after_attention(x.index_select(0, rows), mixed)
 
     def before_attention(self, x: Tensor) -> Tensor:
@@ -382,7 +380,7 @@ class Layer(nn.Module):
 
 
 class PostNormLayer(Layer):
-    """BERT: norm after each residual add."""
+    """Apply the norm after each residual add, as BERT does."""
 
     def before_attention(self, x: Tensor) -> Tensor:
         return x
@@ -397,16 +395,17 @@ class PostNormLayer(Layer):
 
 
 class PreNormLayer(Layer):
-    """Norm before each block; the residual stream itself is not normalised."""
+    """Apply the norm before each block; the residual stream is not normalised."""
 
     def after_attention(self, x: Tensor, mixed: Tensor) -> Tensor:
         x, normed = add_and_norm(self.attn.out, self.ffn_norm, mixed, x)
-        # The sum was made here, and nothing else reads it.
+        # This method created the sum, and nothing else reads it.
         return self.ffn.add(normed, x, overwrite=True)
 
 
 class SandwichLayer(Layer):
-    """Gemma: norm before each block, and of the block's output before the residual add."""
+    """Apply a norm before each block and one to its output before the residual add, as Gemma
+    does."""
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec, attention: AttentionType) -> None:
         super().__init__(spec, layer, attention)
@@ -428,18 +427,19 @@ LayerType = Callable[[EncoderSpec, LayerSpec, AttentionType], Layer]
 
 
 class PositionBias(nn.Module):
-    """A family's bias on attention scores by distance. `table` is `varlen_attention`'s `bias`; a
-    subclass computes it in `prepare`.
+    """A family's bias on attention scores by distance. `table` is the `bias` argument of
+    `varlen_attention`; subclasses compute it in `prepare`.
     """
 
     table: Tensor
 
 
 class PackedEncoder(nn.Module):
-    """A packed batch to hidden states. Its input layer decides what the input is: token ids, or
-    rows that stand for no token.
+    """Map a packed batch to hidden states. The input layer decides whether the input is token ids
+    or
+    given rows.
 
-    `max_positions`: the longest sequence it takes.
+    `max_positions` is the number of tokens of the longest sequence.
     """
 
     def __init__(
@@ -451,14 +451,13 @@ class PackedEncoder(nn.Module):
         attention: AttentionType = Attention,
         layer: LayerType | None = None,
     ) -> None:
-        """`layer` None: the kind that `spec.norm` names."""
+        """Without `layer`, `spec.norm` names the kind of layer."""
         super().__init__()
         self.hidden_size, self.max_positions = spec.hidden, embed.max_positions
         self.causal = spec.causal
         self.recurrent = any(each.delta is not None for each in spec.layers)
-        """Whether a layer carries a state from token to token: it has no keys of which some could
-        be hidden, or shared.
-        """
+        """True if a layer carries a state from token to token. Such a layer has no keys to mask or
+        share."""
         self.embed, self.relative = embed, relative
         kind = _LAYERS[spec.norm] if layer is None else layer
         own = [kind(spec, each, attention) for each in spec.layers]
@@ -469,8 +468,9 @@ class PackedEncoder(nn.Module):
         self.long_from = max(
             (each.rope.long_from for each in spec.layers if each.rope is not None), default=0
         )
-        """Sequences of more tokens have other rotary frequencies, from their first token on
-        (LongRoPE); 0: none have.
+        """Sequences of more tokens use other rotary frequencies from their first token on
+        (LongRoPE); 0
+        if all lengths use the same.
         """
         self._ropes = tuple(
             dict.fromkeys(each.rope for each in spec.layers if each.rope is not None)
@@ -478,11 +478,10 @@ class PackedEncoder(nn.Module):
         self._frequencies: dict[Rope, Tensor] = {}
         self._long: dict[Rope, Tensor] = {}
         self._axes: dict[Rope, Tensor] = {}
-        self._together: Tensor | None = (
-            None  # the frequencies of all rotations of plain positions with one factor, end to end
-        )
-        # Kernels place a single query at the end of its keys, so masks and biases by distance would
-        # be wrong for a first token.
+        # The frequencies of all rotations of plain positions with one factor, end to end.
+        self._together: Tensor | None = None
+        # Kernels place a single query at the end of its keys. Masks and biases by distance would be
+        # wrong for the row of a first token.
         plain = (
             bool(spec.layers)
             and not spec.causal
@@ -494,8 +493,9 @@ class PackedEncoder(nn.Module):
         )
 
     def prepare(self) -> None:
-        """Once loaded: put the frequencies of all rotations on the device, in float32 whatever the
-        encoder's type.
+        """Put the frequencies of all rotations on the device, in float32 for every type of encoder.
+
+        Call it after loading.
         """
         self._frequencies = {rope: self._on_device(rope.frequencies) for rope in self._ropes}
         self._long = {rope: self._on_device(rope.long) for rope in self._ropes if rope.long}
@@ -511,23 +511,21 @@ class PackedEncoder(nn.Module):
         return torch.tensor(numbers, dtype=torch.float32, device=self.device)
 
     @cached_property
-    def goes_by_runs(self) -> bool:
-        """Whether the lengths of a batch's sequences decide what is launched, and not its shape
-        alone.
-        """
-        return self.long_from > 0 or any(
-            layer.goes_by_runs or layer.attn.goes_by_runs for layer in self.stack
+    def is_graph_capturable(self) -> bool:
+        """False if the kernels launched depend on sequence lengths."""
+        return not self.long_from and all(
+            layer.is_graph_capturable and layer.attn.is_graph_capturable for layer in self.stack
         )
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether sequences may begin with one that is computed once for all of them."""
+        """True if a prefix shared by several sequences can be computed once for all of them."""
         return self.causal and not self.recurrent and not self.long_from
 
     @property
     def token_weight(self) -> Tensor:
-        """The token table [vocabulary, embedding size] in the encoder's type, for heads that share
-        it (a tied decoder).
+        """Return the token table [vocabulary, embedding size] in the encoder's type, for heads that
+        share it (a tied decoder).
         """
         if not isinstance(self.embed, TokenEmbedding):
             raise TypeError("the encoder takes no token ids")
@@ -535,7 +533,7 @@ class PackedEncoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that it computes in."""
+        """The type of the computation."""
         return next(self.embed.parameters()).dtype
 
     @property
@@ -544,17 +542,18 @@ class PackedEncoder(nn.Module):
 
     @property
     def bytes(self) -> int:
-        """Memory of all weights, in whichever layout they are."""
+        """Memory of all weights in their current layout."""
         return resident_bytes(self)
 
     @torch.inference_mode()
     def forward(
         self, batch: Packed, rows: Rows | None = None, between: YieldPoint = never_yield
     ) -> Tensor:
-        """Hidden states [tokens, hidden] in the encoder's type.
+        """Return hidden states [tokens, hidden] in the encoder's type.
 
-        With `rows`, only one row of each sequence, in their order: [sequences, hidden]. Most of the
-        last layer is then skipped where the family allows it.
+        With `rows`, return only one row of each sequence, in order: [sequences, hidden]. The last
+        layer
+        then skips most of its work where the family allows it.
         """
         shared = self.shared(batch)
         short = rows in self._short
@@ -566,23 +565,23 @@ class PackedEncoder(nn.Module):
             between()
             chosen = batch.rows(rows)
             x = (
-                self.stack[-1].of_rows(x, batch, shared, chosen, batch.row_layout())
+                self.stack[-1].forward_rows(x, batch, shared, chosen, batch.row_layout())
                 if short
                 else x.index_select(0, chosen)
             )
         return x if self.norm is None else self.norm.forward(x)
 
     def shared(self, batch: Packed) -> Shared:
-        """What all layers of a forward share."""
+        """Return the tensors that all layers of a forward share."""
         return Shared(
             rotations=self._rotations(batch),
             bias=None if self.relative is None else self.relative.table,
-            chunks=Chunks.of(batch.lengths, self.device) if self.recurrent else None,
+            chunks=Chunks.from_lengths(batch.lengths, self.device) if self.recurrent else None,
         )
 
     @staticmethod
     def step(number: int, layer: Layer, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
-        """One layer, and what the batch's given rows add after it: [tokens, hidden] -> the same."""
+        """Apply one layer to [tokens, hidden], and add the batch's given rows for that layer."""
         x = layer.forward(x, batch, shared)
         if batch.given is None or number >= len(batch.given.deeper):
             return x
@@ -591,7 +590,7 @@ class PackedEncoder(nn.Module):
     def _rotations(self, batch: Packed) -> dict[Rope, Rotation]:
         if self._together is None or not has_triton(batch.positions):
             return {rope: self._rotation(rope, batch) for rope in self._ropes}
-        # One launch for all of them; the kernels that rotate take slices of its rows.
+        # One launch computes all of them; the kernels that rotate take slices of its rows.
         cos, sin = angles(batch.positions, self._together, self._ropes[0].factor)
         pairs = [len(rope.frequencies) for rope in self._ropes]
         parts = zip(
@@ -609,9 +608,8 @@ class PackedEncoder(nn.Module):
         )
 
     def _of_lengths(self, rope: Rope, batch: Packed) -> Tensor:
-        """The frequencies [pairs], or [tokens, pairs] where some of the batch's sequences are
-        long.
-        """
+        """Return frequencies [pairs], or [tokens, pairs] if some of the batch's sequences are
+        long."""
         short = self._frequencies[rope]
         is_long = [
             bool(rope.long) and length > rope.long_from for length in batch.wholes or batch.keys
@@ -625,7 +623,7 @@ class PackedEncoder(nn.Module):
 
 
 def resident_bytes(module: nn.Module) -> int:
-    """Memory of a module's weights, shared storage counted once."""
+    """Return the memory of a module's weights, counting shared storage once."""
     storages: dict[int, int] = {}
     packed = 0
     for tensor in (*module.parameters(), *module.buffers()):

@@ -1,12 +1,15 @@
-"""Mixture of experts (MoE), in place of a layer's feed-forward: a router sends each token to its
+"""Mixture of experts (MoE), which replaces a layer's feed-forward: a router sends each token to its
 top-k experts.
 
-On the CPU the tokens of each expert are gathered, so that only the chosen experts compute. So they
-are on GPUs that have grouped products (`libs/kernels/linear/grouped.py`). Other devices would need
-the number of each expert's tokens on the host, which would synchronise the host with the device, so
-all experts compute all tokens there: two matrix products for all experts, the unchosen weighted
-with 0. That costs experts / used times the arithmetic, and beside the router no more launches than
-a plain feed-forward.
+1. On the CPU, and on GPUs with grouped products (`libs/kernels/linear/grouped.py`), the tokens of
+  each
+   expert are gathered and only the chosen experts compute.
+2. Other devices would need each expert's number of tokens on the host, which would synchronise host
+  and
+   device. There, all experts compute all tokens in two matrix products, and unchosen experts are
+   weighted with 0. That costs experts / used times the arithmetic, but apart from the router no
+   more
+   launches than a plain feed-forward.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from libs.models.layers.spec import EncoderSpec
 
 
 class ExpertWeights(nn.Module):
-    """`w1` and `w2` of all experts, stacked by rows: [experts * ffn, hidden] each; w2 is not
+    """`w1` and `w2` of all experts, stacked by rows, [experts * ffn, hidden] each; w2 is not
     transposed.
     """
 
@@ -34,14 +37,15 @@ class ExpertWeights(nn.Module):
 
 
 class Experts(nn.Module):
-    """The sum over the chosen experts of share * (activation(x w1') w2), plus one bias. Shares are
-    the router's softmax over all experts, not renormalised over the chosen ones (MegaBlocks'
-    dropless MoE, as nomic-embed-text-v2-moe was trained).
+    """Return the sum over the chosen experts of share * (activation(x w1') w2), plus one bias.
+
+    Shares are the router's softmax over all experts, not renormalised over the chosen ones
+    (MegaBlocks' dropless MoE, with which nomic-embed-text-v2-moe was trained).
     """
 
     def __init__(self, spec: EncoderSpec, experts: int) -> None:
         super().__init__()
-        # Rounding in its products would send tokens to other experts.
+        # Rounding in the router's products would send tokens to other experts.
         self.router = PackedLinear(spec.hidden, experts, bias=False, exact=True)
         self.weights = ExpertWeights(experts, spec.ffn, spec.hidden)
         self.bias: Tensor = nn.Parameter(torch.empty(spec.hidden), requires_grad=False)
@@ -53,8 +57,8 @@ class Experts(nn.Module):
         )
 
     def prepare(self) -> None:
-        """Once loaded: on the CPU, splits the weights into a linear layer per expert, which is
-        prepacked when it is prepared.
+        """Split the weights on the CPU into one linear layer per expert, each prepacked when it is
+        prepared. Call it after loading.
         """
         if self.weights.w1.device.type != "cpu" or len(self.up):
             return
@@ -65,21 +69,21 @@ class Experts(nn.Module):
         self.weights = ExpertWeights(0, 0, 0)
 
     def whole(self, x: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, hidden]"""
+        """Apply the block to [rows, hidden]."""
         shares = self.router.forward(x).float().softmax(-1)
         values, chosen = shares.topk(self._used, dim=-1)
         if x.device.type == "cpu":
-            return self.of_chosen(x, values.to(x.dtype), chosen)
+            return self.compute_chosen(x, values.to(x.dtype), chosen)
         if has_grouped(x, self.weights.w1.shape[0] // self._experts, x.shape[1]):
-            return self.by_expert(x, values, chosen)
-        return self.of_all(x, torch.zeros_like(shares).scatter(-1, chosen, values).to(x.dtype))
+            return self.compute_grouped(x, values, chosen)
+        return self.compute_all(x, torch.zeros_like(shares).scatter(-1, chosen, values).to(x.dtype))
 
     def add(self, x: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
-        """`whole` plus `residual`, which is not changed whatever `overwrite` allows."""
+        """Return `whole` plus `residual`. `residual` is unchanged even with `overwrite`."""
         return self.whole(x) + residual
 
-    def of_chosen(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
-        """Computes each expert for the rows routed to it. `shares`, `chosen`: [rows, used]."""
+    def compute_chosen(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """Compute each expert for its own rows only. `shares` and `chosen` are [rows, used]."""
         out = self.bias.expand_as(x).clone()
         for number, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
             rows, places = (chosen == number).nonzero(as_tuple=True)
@@ -88,9 +92,9 @@ class Experts(nn.Module):
                 out.index_add_(0, rows, answer * shares[rows, places, None])
         return out
 
-    def by_expert(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
-        """`of_chosen` in grouped products. `shares`, `chosen`: [rows, used]."""
-        pairs = ByExpert.from_chosen(chosen, self._experts)
+    def compute_grouped(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """Compute `compute_chosen` in grouped products. `shares` and `chosen` are [rows, used]."""
+        pairs = ByExpert.of(chosen, self._experts)
         w1, w2 = (
             weight.view(self._experts, -1, x.shape[1])
             for weight in (self.weights.w1, self.weights.w2)
@@ -98,10 +102,10 @@ class Experts(nn.Module):
         inner = self._function(pairs.product(x.index_select(0, pairs.rows), w1.transpose(1, 2)))
         return (pairs.weighted(pairs.product(inner, w2), shares) + self.bias).to(x.dtype)
 
-    def of_all(self, x: Tensor, shares: Tensor) -> Tensor:
-        """Computes every expert for all rows. `shares`: [rows, experts], 0 for the unchosen.
+    def compute_all(self, x: Tensor, shares: Tensor) -> Tensor:
+        """Compute every expert for all rows. `shares` is [rows, experts], 0 for unchosen experts.
 
-        They are applied before the second product, which then sums over the experts as well.
+        Shares are applied before the second product, which then also sums over the experts.
         """
         inner = (
             self._function(x @ self.weights.w1.T).view(len(x), self._experts, -1)
@@ -111,11 +115,12 @@ class Experts(nn.Module):
 
 
 class GatedExperts(nn.Module):
-    """The sum over the chosen experts of share * (((up + 1) * activation(gate)) down), biases
-    everywhere, gate and up clamped.
+    """Return the sum over the chosen experts of share * (((up + 1) * activation(gate)) down), with
+    biases everywhere, and gate and up clamped.
 
     Shares are the router's softmax over the chosen experts only (gpt-oss). Where all experts
-    compute all tokens, some tokens at a time are computed, since all experts' inner states would be
+    compute
+    all tokens, tokens are computed in blocks of ROWS, because the inner states of all experts are
     large.
     """
 
@@ -143,20 +148,20 @@ class GatedExperts(nn.Module):
         )
 
     def whole(self, x: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, hidden]"""
+        """Apply the block to [rows, hidden]."""
         values, chosen = self.router.forward(x).float().topk(self._used, dim=-1)
         shares = values.softmax(-1)
         if x.device.type == "cpu":
-            return self.of_chosen(x, shares, chosen)
+            return self.compute_chosen(x, shares, chosen)
         if has_grouped(x, *self.down_proj.shape[1:]):
-            return self.by_expert(x, shares, chosen)
+            return self.compute_grouped(x, shares, chosen)
         spread = (
             shares.new_zeros(len(x), len(self.down_proj)).scatter(-1, chosen, shares).to(x.dtype)
         )
         parts = [min(self.ROWS, len(x) - first) for first in range(0, len(x), self.ROWS)]
         return torch.cat(
             [
-                self.of_all(*part)
+                self.compute_all(*part)
                 for part in zip(
                     x.split_with_sizes(parts), spread.split_with_sizes(parts), strict=True
                 )
@@ -164,12 +169,12 @@ class GatedExperts(nn.Module):
         )
 
     def add(self, x: Tensor, residual: Tensor, *, overwrite: bool = False) -> Tensor:
-        """`whole` plus `residual`, which is not changed whatever `overwrite` allows."""
+        """Return `whole` plus `residual`. `residual` is unchanged even with `overwrite`."""
         return self.whole(x) + residual
 
-    def of_chosen(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
-        """Computes each expert for the rows routed to it, and adds them up in float32. `shares`,
-        `chosen`: [rows, used].
+    def compute_chosen(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """Compute each expert for its own rows only, and sum in float32. `shares` and `chosen` are
+        [rows, used].
         """
         out = torch.zeros_like(x, dtype=torch.float32)
         for number in range(len(self.down_proj)):
@@ -183,9 +188,9 @@ class GatedExperts(nn.Module):
                 out.index_add_(0, rows, answer.float() * shares[rows, places, None])
         return out.to(x.dtype)
 
-    def by_expert(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
-        """`of_chosen` in grouped products. `shares`, `chosen`: [rows, used]."""
-        pairs = ByExpert.from_chosen(chosen, len(self.down_proj))
+    def compute_grouped(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """Compute `compute_chosen` in grouped products. `shares` and `chosen` are [rows, used]."""
+        pairs = ByExpert.of(chosen, len(self.down_proj))
         both = pairs.product(x.index_select(0, pairs.rows), self.gate_up_proj)
         inner = self._gated(both + self.gate_up_proj_bias.index_select(0, pairs.experts))
         answers = pairs.product(inner, self.down_proj) + self.down_proj_bias.index_select(
@@ -193,8 +198,9 @@ class GatedExperts(nn.Module):
         )
         return pairs.weighted(answers, shares).to(x.dtype)
 
-    def of_all(self, x: Tensor, shares: Tensor) -> Tensor:
-        """Computes every expert for all rows. `shares`: [rows, experts], 0 for the unchosen."""
+    def compute_all(self, x: Tensor, shares: Tensor) -> Tensor:
+        """Compute every expert for all rows. `shares` is [rows, experts], 0 for unchosen
+        experts."""
         inner = self._gated(torch.matmul(x, self.gate_up_proj) + self.gate_up_proj_bias[:, None])
         inner = inner.transpose(0, 1) * shares[..., None]
         return torch.addmm(
@@ -202,7 +208,7 @@ class GatedExperts(nn.Module):
         )
 
     def _gated(self, both: Tensor) -> Tensor:
-        """[..., 2 * ffn], the gate first -> [..., ffn]"""
+        """Apply gate and activation to [..., 2 * ffn], gate first, and return [..., ffn]."""
         gate, up = both.chunk(2, dim=-1)
         return (up.clamp(-self._limit, self._limit) + 1) * self._function(
             gate.clamp(max=self._limit)
@@ -210,7 +216,7 @@ class GatedExperts(nn.Module):
 
 
 def _linear(weight: Tensor) -> PackedLinear:
-    """A layer without bias around a loaded weight [outputs, inputs]."""
+    """Wrap a loaded weight [outputs, inputs] in a layer without bias."""
     layer = PackedLinear(0, 0, bias=False)
     layer.weight = nn.Parameter(weight, requires_grad=False)
     return layer

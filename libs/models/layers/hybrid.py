@@ -1,5 +1,6 @@
-"""What mixes tokens in Qwen3.5: a gated delta net in most layers, and attention with a gate on its
-output in the others.
+"""The token mixers of Qwen3.5: gated delta nets in most layers, attention with an output gate in
+the
+others.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from libs.models.packed import Packed
 
 
 def mixer(spec: EncoderSpec, layer: LayerSpec) -> Attention:
-    """A layer's, as its spec says: an `AttentionType`."""
+    """Return the mixer that the layer's spec describes; an `AttentionType`."""
     return GatedAttention(spec, layer) if layer.delta is None else GatedDeltaNet(spec, layer.delta)
 
 
 class GatedAttention(Attention):
-    """Attention whose output is multiplied by the sigmoid of a gate, which the query projection
-    gives after each head's query.
+    """Attention with its output multiplied by the sigmoid of a gate. The query projection returns
+    each head's gate after its query.
     """
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
@@ -38,7 +39,7 @@ class GatedAttention(Attention):
         q, k, v, gate = self._projected(x, shared)
         return self.mix(q, k, v, batch, batch.layout, shared) * gate
 
-    def of_rows(
+    def forward_rows(
         self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
     ) -> Tensor:
         q, k, v, gate = self._projected(x, shared)
@@ -47,8 +48,8 @@ class GatedAttention(Attention):
         )
 
     def _projected(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys and values as of `project`, and what the output is multiplied by: [tokens,
-        heads * head_size]
+        """Return the queries, keys and values of `project`, and the factor on the output: [tokens,
+        heads * head_size].
         """
         heads, keys, values = self.parts
         fused = self.qkv.forward(x).view(len(x), -1, self.head_size)
@@ -63,33 +64,33 @@ class GatedAttention(Attention):
 
 
 class Convolution(nn.Module):
-    """The weight of a causal convolution of each channel by itself: [channels, 1, width]."""
+    """The weight of a causal convolution of separate channels: [channels, 1, width]."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
         self.weight: Tensor = nn.Parameter(torch.empty(channels, 1, width), requires_grad=False)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """[tokens, channels] -> the same"""
+        """Convolve [tokens, channels]."""
         return causal_convolution(x, self.weight.squeeze(1), positions)
 
 
 class GatedDeltaNet(Attention):
-    """A gated delta net (`delta.py`) in the place of attention; its output projection is applied by
-    the layer as well.
+    """A gated delta net (`delta.py`) in place of attention. The layer applies its output
+    projection.
 
     `inputs` projects to queries, keys and values, the gate on the output, the share that is
     overwritten, and the decay.
     """
 
-    goes_by_runs = True
+    is_graph_capturable = False
 
     def __init__(self, spec: EncoderSpec, delta: DeltaSpec) -> None:
         nn.Module.__init__(self)
         values = delta.widths[2]
         self.slots = (sum(delta.widths), values, delta.value_heads, delta.value_heads)
-        # In int8 its errors are kept in the state: of random weights cosines of 0.984 to 0.997 were
-        # measured, and without it 0.998.
+        # The state accumulates int8 errors: with random weights, cosines were 0.984 to 0.997 with
+        # int8 here and 0.998 without it.
         self.inputs = PackedLinear(
             spec.hidden, sum(self.slots), bias=False, slots=self.slots, exact=True
         )
@@ -101,7 +102,8 @@ class GatedDeltaNet(Attention):
         self.rope, self._delta = None, delta
 
     def forward(self, x: Tensor, batch: Packed, shared: Shared) -> Tensor:
-        """[tokens, hidden] -> [tokens, value_heads * value_size]"""
+        """Mix the tokens of each sequence: [tokens, hidden] to [tokens, value_heads *
+        value_size]."""
         if shared.chunks is None or batch.key_rows is not None:
             raise ValueError("a gated delta net needs the chunks of whole sequences")
         delta = self._delta
@@ -120,7 +122,7 @@ class GatedDeltaNet(Attention):
         )
         return (reads * functional.silu(gate.float()).view_as(reads)).to(x.dtype).flatten(1)
 
-    def of_rows(
+    def forward_rows(
         self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
     ) -> Tensor:
         return self.forward(x, batch, shared).index_select(0, rows)

@@ -1,9 +1,10 @@
-"""Reads the rotary positions (RoPE) and RoPE scaling of a config.json to a Rope. Called by every
-family with rotary positions.
+"""Read the rotary positions (RoPE) and RoPE scaling of a config.json into a Rope, for every family
+with rotary positions.
 
 Scalings are in `rope_parameters`, flat or with an entry for each layer type (transformers 5), or in
-`rope_scaling` (older). The formulas are those of transformers' modeling_rope_utils, step by step in
-float32, so that frequencies agree to the last bit.
+`rope_scaling` (older). The formulas follow transformers' modeling_rope_utils step by step in
+float32,
+so that frequencies agree to the last bit.
 """
 
 from __future__ import annotations
@@ -31,15 +32,20 @@ def rope_of(
     scaled: bool = True,
     partial: bool = False,
 ) -> Rope:
-    """The rotation of heads of `size` dimensions, the last of which `partial_rotary_factor` may
-    leave unrotated.
+    """Return the rotation of heads of `size` dimensions.
 
-    `partial`: whether the family reads that key. transformers' Llama and the families like it
-    ignore the key without a scaling; with one they fail, so this is refused. `theta`: the base,
-    unless the scaling's own keys have one; None: `rope_theta`. `kind`: the layer type
-    ("full_attention", "sliding_attention"), where `rope_parameters` has an entry for each. `scaled`
-    False: `rope_scaling` does not apply to these layers. Raises ModelBroken for an unknown scaling,
-    naming the key, and for a size that cannot be rotated.
+    Raises ModelBroken for an unknown scaling, naming the key, and for a size that cannot be
+    rotated.
+
+    Args:
+        partial: The family reads `partial_rotary_factor`, which may leave the last dimensions
+            unrotated.
+            transformers' Llama and families like it ignore that key without a scaling and fail with
+            one, so the combination is refused.
+        theta: The base, unless the scaling has one; None for `rope_theta`.
+        kind: The layer type ("full_attention", "sliding_attention"), where `rope_parameters` has an
+            entry for each.
+        scaled: False if `rope_scaling` does not apply to these layers.
     """
     values = config.part("rope_scaling")
     if not scaled or not config.has("rope_scaling"):
@@ -70,8 +76,9 @@ def rope_of(
 
 
 def _axes(values: Config, pairs: int) -> tuple[int, ...]:
-    """M-RoPE (arXiv 2409.12191): which of time, height and width turns each pair; none for a model
-    of one dimension.
+    """Read M-RoPE (arXiv 2409.12191): which of time, height and width rotates each pair.
+
+    Returns an empty tuple for a model with one dimension.
     """
     if not values.has("mrope_section"):
         return ()
@@ -86,8 +93,9 @@ def _axes(values: Config, pairs: int) -> tuple[int, ...]:
 
 
 def _plain(base: float, size: int) -> Tensor:
-    """RoFormer's base^(-2i / size) (arXiv 2104.09864): float32 [size / 2], on the CPU whichever
-    device a model is built on.
+    """Return RoFormer's base^(-2i / size) (arXiv 2104.09864): float32 [size / 2], on the CPU even
+    if
+    the model is built on another device.
     """
     return 1.0 / base ** _exponents(size)
 
@@ -97,19 +105,20 @@ def _exponents(size: int) -> Tensor:
 
 
 def _default(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
-    """No scaling; also `dynamic`, which changes frequencies only beyond `max_position_embeddings`,
-    a length never served.
+    """Return plain frequencies, also for `dynamic`, which changes them only beyond
+    `max_position_embeddings`, a length never served.
     """
     return _plain(base, size), 1.0
 
 
 def _linear(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
-    """Positions divided by `factor` (arXiv 2306.15595)."""
+    """Divide positions by `factor` (arXiv 2306.15595)."""
     return _plain(base, size) / values.number("factor"), 1.0
 
 
 def _ntk(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
-    """Alibaba-NLP/new-impl's: fixed NTK and, with `mixed_b`, mixed NTK (kexue.fm/archives/9706,
+    """Scale as Alibaba-NLP/new-impl: fixed NTK and, with `mixed_b`, mixed NTK
+    (kexue.fm/archives/9706,
     formulas 6 and 10 to 13).
     """
     factor = values.number("factor")
@@ -125,8 +134,9 @@ def _ntk(values: Config, config: Config, base: float, size: int) -> tuple[Tensor
 
 
 def _yarn(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
-    """YaRN: low frequencies are interpolated, high ones kept, with a linear ramp between them
-    (arXiv 2309.00071).
+    """Scale by YaRN (arXiv 2309.00071): interpolate low frequencies, keep high ones, with a linear
+    ramp
+    between them.
     """
     original = _original_length(values, config)
     factor = (
@@ -136,7 +146,7 @@ def _yarn(values: Config, config: Config, base: float, size: int) -> tuple[Tenso
     )
 
     def pair(turns: float) -> float:
-        """The index of the pair that makes so many rotations within the original context length."""
+        """Return the index of the pair with this number of turns in the original context length."""
         return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = pair(values.number("beta_fast", 32)), pair(values.number("beta_slow", 1))
@@ -154,7 +164,8 @@ def _yarn(values: Config, config: Config, base: float, size: int) -> tuple[Tenso
 
 
 def _yarn_factor(values: Config, factor: float) -> float:
-    """YaRN's attention factor on cos and sin: the given one, or the paper's, or DeepSeek's ratio of
+    """Return YaRN's attention factor on cos and sin: the given one, the paper's, or DeepSeek's
+    ratio of
     two.
     """
 
@@ -168,8 +179,8 @@ def _yarn_factor(values: Config, factor: float) -> float:
 
 
 def _llama3(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended (Llama
-    3.1's reference code).
+    """Stretch long wavelengths by `factor`, keep short ones and blend those between (Llama 3.1's
+    reference code).
     """
     original = _original_length(values, config)
     factor, low, high = (
@@ -186,8 +197,9 @@ def _llama3(values: Config, config: Config, base: float, size: int) -> tuple[Ten
 
 
 def _longrope(values: Config, config: Config, base: float, size: int) -> tuple[Tensor, float]:
-    """LongRoPE (arXiv 2402.13753), for sequences within the original context: each pair is slowed
-    by a factor of its own.
+    """Scale by LongRoPE (arXiv 2402.13753), for sequences within the original context: each pair
+    has
+    its own factor.
     """
     original = _original_length(values, config)
     factor = values.positive("factor", config.size("max_position_embeddings") / original)
@@ -196,7 +208,7 @@ def _longrope(values: Config, config: Config, base: float, size: int) -> tuple[T
 
 
 def _with_long(rope: Rope, values: Config, config: Config, base: float, size: int) -> Rope:
-    """The same with the frequencies of longer sequences, unless no sequence is longer."""
+    """Add the frequencies of longer sequences to `rope`, unless no sequence is longer."""
     frequencies, original = (
         _slowed("long_factor", values, base, size),
         _original_length(values, config),
@@ -216,7 +228,8 @@ def _slowed(key: str, values: Config, base: float, size: int) -> Tensor:
 
 
 def _original_length(values: Config, config: Config) -> int:
-    """The context length before RoPE scaling; config.json's top-level key takes precedence, as in
+    """Return the context length before RoPE scaling. config.json's top-level key takes precedence,
+    as in
     transformers.
     """
     inner = values.size("original_max_position_embeddings", config.size("max_position_embeddings"))

@@ -1,8 +1,9 @@
-"""Attention with sinks in a window: each head has a learnt score that takes part in the softmax and
-stands for no token (gpt-oss).
+"""Windowed attention with sinks: each head has a learnt score that takes part in the softmax and
+belongs to no token (gpt-oss).
 
-No kernel of `libs/kernels` takes sinks. The window makes that cheap to do without one: tokens are
-cut into blocks as long as the window, of which each attends to itself and its two neighbours.
+No kernel of `libs/kernels` supports sinks. The window makes them cheap without one: tokens are
+divided
+into blocks as long as the window, and each block attends to itself and its two neighbours.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from libs.models.packed import Packed
 
 _MIN_BLOCK: Final = 32
 _BLOCKS: Final = 32
-"""Blocks whose scores are in memory at a time."""
+"""Maximum number of blocks with scores in memory at a time."""
 
 
 class SinkAttention(Attention):
-    """Bidirectional attention in a window, with sinks, and rotary positions of pairs 2i and 2i + 1
-    of a head.
+    """Bidirectional windowed attention with sinks. Rotary positions rotate dimensions 2i and 2i + 1
+    of
+    a head.
     """
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
         super().__init__(spec, layer)
-        # In int8 they would send tokens to other experts, which hold nearly all weights and stay as
-        # they are.
+        # Int8 projections would send tokens to other experts, which hold nearly all weights and
+        # stay unquantised.
         self.qkv.exact = self.out.exact = True
         self.sinks: Tensor = nn.Parameter(torch.empty(spec.heads), requires_grad=False)
 
@@ -40,13 +42,13 @@ class SinkAttention(Attention):
         fused = self.qkv.forward(x).view(-1, sum(self.parts), self.head_size)
         turned, v = fused.split_with_sizes((sum(self.parts[:2]), self.parts[2]), dim=1)
         if self.rope is not None:
-            # Queries and keys in the order of halves, which changes none of their products.
+            # Reorder queries and keys alike into halves, which leaves their products unchanged.
             halves = turned.view(*turned.shape[:2], -1, 2).transpose(2, 3).flatten(2)
             turned = rotate(halves, *shared.rotations[self.rope])
         q, k = turned.split_with_sizes(self.parts[:2], dim=1)
         return q, k, v
 
-    def of_rows(
+    def forward_rows(
         self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
     ) -> Tensor:
         return self.forward(x, batch, shared).index_select(0, rows)
@@ -64,16 +66,22 @@ class SinkAttention(Attention):
 def attend(
     q: Tensor, k: Tensor, v: Tensor, positions: Tensor, sinks: Tensor, *, scale: float, window: int
 ) -> Tensor:
-    """softmax over a sequence's keys within `window` on each side and the head's sink, times the
-    values; computed in float32.
+    """Attend to a sequence's keys within `window` on each side, with the head's sink in the
+    softmax.
 
-    q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim]. `positions`: [tokens], 0 where a
-    sequence begins. `sinks`: [heads]. Returns [tokens, heads, dim] in the type of q.
+    It computes in float32 and returns [tokens, heads, dim] in the type of q.
+
+    Args:
+        q: [tokens, heads, dim]
+        k: [tokens, kv_heads, dim]
+        v: [tokens, kv_heads, dim]
+        positions: [tokens], 0 where a sequence begins.
+        sinks: [heads]
     """
     tokens, block = len(q), max(window, _MIN_BLOCK)
     blocks = -(-tokens // block)
     after = blocks * block - tokens
-    # The number of each token's sequence; no sequence has those of the tokens around.
+    # The sequence number of each token. Padding gets a number that no sequence has.
     number = (positions == 0).cumsum(0)
     own = F.pad(number, (0, after), value=-1).view(blocks, block)
     other = F.pad(number, (block, after + block), value=-2).view(blocks + 2, block)
@@ -102,15 +110,15 @@ def attend(
 
 
 def _three(x: Tensor, first: int, last: int) -> Tensor:
-    """Each block with its neighbours: of [blocks + 2, block, ...], [last - first, 3 * block,
-    ...]
+    """Concatenate each block with its neighbours: [blocks + 2, block, ...] to [last - first, 3 *
+    block, ...].
     """
     return torch.cat([x[first + shift : last + shift] for shift in range(3)], dim=1)
 
 
 def _mixed(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sinks: Tensor, scale: float) -> Tensor:
-    """[blocks, queries, heads, dim], [blocks, keys, kv_heads, dim] twice, [blocks, queries, keys]
-    -> as q, float32
+    """Attend from [blocks, queries, heads, dim] to keys and values [blocks, keys, kv_heads, dim]
+    through the mask [blocks, queries, keys]. Returns the shape of q in float32.
     """
     grouped = q.float().view(*q.shape[:2], k.shape[2], -1, q.shape[3])
     scores = torch.einsum("nqhgd,nkhd->nhgqk", grouped * scale, k.float())

@@ -1,5 +1,6 @@
-"""The specification of an encoder, as data; and the typed reader of a checkpoint's config.json,
-from which families build it.
+"""The specification of an encoder, as data, and the typed reader of a checkpoint's config.json,
+from
+which families build it.
 """
 
 from __future__ import annotations
@@ -32,56 +33,54 @@ _MAX_SIZE: Final = 1 << 24
 _MAX_HEADS: Final = 1 << 10
 _MAX_LAYERS: Final = 1 << 10
 MAX_NUMBER: Final = 1e12
-"""Of fractional settings: below it no product with a size overflows float32 or int64."""
+"""Bound of fractional settings: below it, no product with a size overflows float32 or int64."""
 MIN_POSITIVE: Final = 1e-30
-"""Of settings that are divided by, or whose logarithm is taken."""
+"""Bound of settings that are divisors or arguments of a logarithm."""
 _MAX_RATIO: Final = 64.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: the frequency of each pair of a head's dimensions, in radians per token,
-    and the factor on cos and sin.
-
-    `axes`: which row of `Packed.axes` turns each pair, for positions in several dimensions; empty:
-    a token's place turns all. `long`: the frequencies of sequences of more than `long_from` tokens
-    (LongRoPE); empty: the same for all lengths.
-    """
+    """Rotary positions."""
 
     frequencies: tuple[float, ...]
+    """Radians per token of each pair of a head's dimensions."""
     factor: float = 1.0
+    """Factor on cos and sin."""
     axes: tuple[int, ...] = ()
+    """The row of `Packed.axes` that rotates each pair; empty if the token's position rotates
+    all."""
     long: tuple[float, ...] = ()
+    """Frequencies of sequences of more than `long_from` tokens (LongRoPE); empty if all lengths use
+    the same."""
     long_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSpec:
-    """A gated delta net. `value_heads` is a multiple of `key_heads`; `width`: tokens that its
-    convolution covers.
-    """
+    """A gated delta net."""
 
     key_heads: int
     value_heads: int
+    """A multiple of `key_heads`."""
     key_size: int
     value_size: int
     width: int
+    """Number of tokens that the convolution covers."""
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Of all queries, keys and values of a token."""
+        """Widths of all queries, keys and values of a token."""
         keys = self.key_heads * self.key_size
         return keys, keys, self.value_heads * self.value_size
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Settings that may differ between layers. `window`: tokens visible on each side; None: the
-    whole sequence.
-    """
+    """Settings that may differ between layers."""
 
     rope: Rope | None = None
-    window: int | None = None
+    window: int | None = None  # tokens visible on each side; None: the whole sequence
     attention_norm: bool = True  # ModernBERT's first layer has none before its attention
     experts: int = 0  # of a mixture; 0: one feed-forward
     delta: DeltaSpec | None = None  # a gated delta net in place of attention, always causal
@@ -89,39 +88,29 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSpec:
-    """The embedding layer: the sum of token and, where the family has them, position and segment
-    embeddings; normalised, projected.
-
-    `positions`: the rows of the position table, of which the first `offset` are for padding
-    (RoBERTa); the rest are the longest sequence. `table` False: no position embeddings (RoPE,
-    ALiBi). `norm_eps` None: no norm. `scale`: the factor on the sum. `hidden` None: as `size`.
-    `norm_last`: projected first, without a bias, then normalised. `projected`: the projection
-    exists even if `size` equals `hidden` (ALBERT).
+    """The embedding layer: the sum of token, position and segment embeddings, normalised and
+    projected.
     """
 
     vocabulary: int
     size: int
     positions: int
-    norm_eps: float | None
+    """Rows of the position table. Without the first `offset`, the length of the longest
+    sequence."""
+    norm_eps: float | None  # None: no norm
     norm_bias: bool = True
-    table: bool = True
-    offset: int = 0
+    table: bool = True  # False: no position embeddings (RoPE, ALiBi)
+    offset: int = 0  # rows of the position table for padding (RoBERTa)
     segments: int = 0  # token types; 0: none
-    scale: float = 1.0
-    hidden: int | None = None
-    norm_last: bool = False
-    projected: bool = False
+    scale: float = 1.0  # factor on the sum
+    hidden: int | None = None  # None: the same as size
+    norm_last: bool = False  # project first, without a bias, then normalise
+    projected: bool = False  # the projection exists even if size equals hidden (ALBERT)
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """A stack of transformer layers.
-
-    `norm`: after each residual add (post), before each block and once at the end (pre), or both
-    before and after each block, the residual left out (sandwich). `norm_shift`: what RMSNorm adds
-    to its weights. `gated`: activation(gate) * up, the gate stored first or, with `gate_last`,
-    after up. `scale` of attention scores None: head_size ** -0.5.
-    """
+    """A stack of transformer layers."""
 
     hidden: int
     heads: int
@@ -129,65 +118,66 @@ class EncoderSpec:
     ffn: int
     layers: tuple[LayerSpec, ...]
     norm: Literal["post", "pre", "sandwich"]
+    """Place of the norms: after each residual add (post), before each block and once at the end
+    (pre),
+    or before and after each block inside the residual (sandwich)."""
     norm_eps: float
     activation: Activation
     final_eps: float | None = None  # of the norm at the end; None: as norm_eps
     kv_heads: int | None = None  # None: as many as heads
     norm_kind: Literal["layer", "rms"] = "layer"
     norm_bias: bool = True
-    norm_shift: float = 0.0
+    norm_shift: float = 0.0  # added to the weights of RMSNorm
     qk_norm: bool = False  # RMSNorm of each head's queries and keys
-    gated: bool = False
-    gate_last: bool = False
-    gate_limit: float = 0.0  # of gated experts: what clamps gate and up
+    gated: bool = False  # activation(gate) * up, the gate stored first
+    gate_last: bool = False  # the gate is stored after up
+    gate_limit: float = 0.0  # bound to which gated experts clamp gate and up
     experts_used: int = 1  # by each token, in layers with experts
     causal: bool = False
-    scale: float | None = None
+    scale: float | None = None  # of attention scores; None: head_size ** -0.5
     qkv_bias: bool = True
     out_bias: bool = True
     up_bias: bool = True
     down_bias: bool = True
-    order: tuple[
-        int, ...
-    ] = ()  # indices of `layers` in the order of computation, with repetitions (ALBERT); empty: each once
-    softcap: float | None = (
-        None  # replaces attention scores by softcap * tanh(scores / softcap) (Gemma 2)
-    )
+    order: tuple[int, ...] = ()
+    """Indices of `layers` in computation order, with repetitions (ALBERT); empty: each once."""
+    softcap: float | None = None
+    """Replaces attention scores by softcap * tanh(scores / softcap) (Gemma 2)."""
 
     @property
     def shared(self) -> int:
-        """Heads of keys and values."""
+        """Number of key and value heads."""
         return self.heads if self.kv_heads is None else self.kv_heads
 
 
 class Config:
     """Typed access to a config.json. A value that cannot be served raises ModelBroken with its
-    key.
-    """
+    key."""
 
     def __init__(
         self, values: Mapping[str, object], place: str = "", file: str = "config.json"
     ) -> None:
-        """For messages: `place`, the keys that lead to these values, empty for the whole file, and
-        `file`, its name.
+        """`place` and `file` are for messages: the keys that lead to these values (empty for the
+        whole
+        file), and the file's name.
         """
         self._values, self._place, self._file = values, place, file
 
     @property
     def values(self) -> Mapping[str, object]:
-        """All keys, as they were read."""
+        """All keys and values of the file."""
         return self._values
 
     def has(self, key: str) -> bool:
-        """Whether the key is there and not null."""
+        """Return whether the key exists and is not null."""
         return self._values.get(key) is not None
 
     def is_null(self, key: str) -> bool:
-        """Whether the key is there and null, for keys whose absence means something else."""
+        """Return whether the key exists and is null, for keys with another meaning when absent."""
         return key in self._values and self._values[key] is None
 
     def part(self, key: str) -> Config:
-        """An object within this one; empty if it is missing."""
+        """Return an object within this one; an empty one if it is missing."""
         value = self._value(key, {})
         if not isinstance(value, Mapping):
             raise self.unsupported(key, "an object is needed")
@@ -200,14 +190,14 @@ class Config:
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of texts; empty if it is missing."""
+        """Return a list of texts; empty if it is missing."""
         value = self._value(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.unsupported(key, "a list of texts is needed")
         return tuple(value)
 
     def words(self, key: str) -> tuple[str, ...]:
-        """A list of texts, or one text in which `|` stands between them."""
+        """Return a list of texts, or one text divided at each `|`."""
         value = self._value(key, [])
         return (
             tuple(word.strip() for word in value.split("|"))
@@ -216,7 +206,7 @@ class Config:
         )
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number; without a default the key must be there."""
+        """Return a whole number. Without a default the key is required."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.unsupported(key, "a whole number is needed")
@@ -225,18 +215,18 @@ class Config:
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least one."""
+        """Return a whole number of at least 1."""
         value = self.integer(key, default)
         if value < 1:
             raise self.unsupported(key, "a number of at least 1 is needed")
         return value
 
     def layers(self, key: str, default: int | None = None) -> int:
-        """How many layers there are."""
+        """Return a number of layers."""
         return self._few(key, _MAX_LAYERS, default)
 
     def heads(self, key: str, default: int | None = None) -> int:
-        """How many attention heads there are."""
+        """Return a number of attention heads."""
         return self._few(key, _MAX_HEADS, default)
 
     def _few(self, key: str, most: int, default: int | None) -> int:
@@ -253,7 +243,7 @@ class Config:
         least: float = -MAX_NUMBER,
         most: float = MAX_NUMBER,
     ) -> float:
-        """A finite number from `least` to `most`; without a default the key must be there."""
+        """Return a finite number from `least` to `most`. Without a default the key is required."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.unsupported(key, "a number is needed")
@@ -266,15 +256,15 @@ class Config:
     def positive(
         self, key: str, default: float | None = None, *, most: float = MAX_NUMBER
     ) -> float:
-        """A number above 0, for settings that are divided by."""
+        """Return a number above 0, for divisors."""
         return self.number(key, default, least=MIN_POSITIVE, most=most)
 
     def ratio(self, key: str, default: float) -> float:
-        """How many times wider a feed-forward is than its input."""
+        """Return the ratio of a feed-forward's width to its input's."""
         return self.positive(key, default, most=_MAX_RATIO)
 
     def is_number(self, key: str) -> bool:
-        """Whether the key has a number, for keys that may also have an object."""
+        """Return whether the key has a number, for keys that may also have an object."""
         return isinstance(self._values.get(key), int | float)
 
     def numbers(
@@ -285,7 +275,7 @@ class Config:
         least: float = -MAX_NUMBER,
         most: float = MAX_NUMBER,
     ) -> tuple[float, ...]:
-        """As many numbers from `least` to `most` as the default has."""
+        """Return a list of numbers from `least` to `most`, as long as the default."""
         value = self._value(key, list(default))
         if not isinstance(value, list) or len(value) != len(default):
             raise self.unsupported(key, f"a list of {len(default)} numbers is needed")
@@ -305,35 +295,34 @@ class Config:
         return value
 
     def activation(self, key: str, default: str = "gelu") -> Activation:
-        """The activation that `key` names."""
+        """Return the activation that `key` names."""
         name = self.text(key, default)
         if name not in _ACTIVATIONS:
             raise self.unsupported(key, f"supported are {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[name]
 
     def head_count(self, key: str, hidden: int, default: int | None = None) -> int:
-        """The number of attention heads, which must divide the hidden size."""
+        """Return the number of attention heads, which must divide the hidden size."""
         heads = self.heads(key, default)
         if hidden % heads:
             raise self.unsupported(key, f"it does not divide the hidden size {hidden}")
         return heads
 
     def require(self, key: str, wanted: object) -> None:
-        """Refuse a checkpoint that asks for anything but `wanted` (which also stands for an absent
-        key).
-        """
+        """Refuse any value of `key` but `wanted`. An absent key counts as `wanted`."""
         if self._value(key, wanted) != wanted:
             raise self.unsupported(key, f"only {wanted!r} is supported")
 
     def unsupported(self, key: str, reason: str) -> ModelBroken:
-        """The error for a key's value, to be raised by the caller."""
+        """Return the error for a key's value. The caller raises it."""
         if self._values.get(key) is None:
             return ModelBroken(f"{self._file}: {self._place}{key} is missing: {reason}")
         return ModelBroken(
-            f"{self._file}: {self._place}{key} is {shortened(repr(self._values[key]), 200)}: {reason}"
+            f"{self._file}: {self._place}{key} is {shortened(repr(self._values[key]), 200)}: "
+            f"{reason}"
         )
 
     def _value(self, key: str, default: object) -> object:
-        """Null counts as absent, as it does for transformers."""
+        """Return the key's value. Null counts as absent, as it does for transformers."""
         value = self._values.get(key)
         return default if value is None else value

@@ -1,3 +1,2 @@
-"""Models that read images and write text about them: an image encoder before the decode loop
-(`libs/models/generation`).
-"""
+"""Models that read images and generate text about them: an image encoder in front of the decode
+loop (`libs/models/generation`)."""

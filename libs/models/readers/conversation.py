@@ -1,8 +1,8 @@
-"""Vision-language models that write (SmolVLM, SmolDocling, Qwen-VL and what is made of them): an
-image is part of a conversation.
+"""Generative vision-language models (SmolVLM, SmolDocling, Qwen-VL and their derivatives): an image
+is part of a conversation.
 
-Their tower, connector and text encoder are those of retrieval (`libs/models/images/vlm`); the text
-encoder is the decoder here.
+Retrieval uses the same tower, connector and text encoder (`libs/models/images/vlm`); here the text
+encoder is the decoder.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ from libs.models.work import (
     items_as_parts,
 )
 
-LONGEST: Final = 8192
-"""Tokens of a prompt and its answer together."""
+MAX_TOKENS: Final = 8192
+"""Maximum tokens of a prompt and its answer together."""
 
 FIELD: Final = "text.instruction"
 _MARKS: Final[Mapping[str, str]] = {
@@ -71,37 +71,44 @@ _MARKS: Final[Mapping[str, str]] = {
     "lighton_ocr": lighton.MARK,
     "paddleocr_vl": paddleocr.TEXT,
 }
-"""What stands for an image in a rendered template, and in `Laid.text`."""
+"""The placeholder of an image in a rendered template and in `Laid.text`."""
 _USUAL: Final[Mapping[str, str]] = {
     "caption": "Describe the image in one sentence.",
     "detailed_caption": "Describe the image in a paragraph.",
     "ocr": "Read the text in the image.",
 }
-"""What is asked where neither the request nor the card says."""
+"""The instruction for each kind if neither the request nor the card has one."""
 _HEADS: Final = ("lm_head.weight", "model.lm_head.weight", "language_model.lm_head.weight")
 _DOCTAG: Final = "<doctag>"
-_INCOMPLETE: Final = "�"  # what tokenizers make of the first bytes of a character
-# Placeholders: characters of Unicode's private use area. And texts that a template must put in as
-# they are.
+_INCOMPLETE: Final = "�"  # the tokenizer's output for the first bytes of a character
+# Placeholders are characters of Unicode's private use area. `_PLAIN` is a text that a template must
+# insert unchanged.
 _TEXT: Final = "\ue001"
 _PLAIN: Final = "A <b>text</b>,\n  in \\lines\\ " + "and more " * 300 + "end"
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """How a chat template frames one message of a user. `strips`: it takes away the space around
-    texts. `mark`: what stands for an image. `template`: of conversations with turns; None: it takes
-    none."""
+    """The frame that a chat template puts around a user's message."""
 
     prompts: Prompts
     strips: bool
+    """The template strips whitespace around texts."""
     mark: str
+    """The placeholder of an image."""
     template: ChatTemplate | None
+    """The template of conversations with turns; None if turns are not supported."""
 
     @staticmethod
-    def of(card: Card, root: Path, mark: str) -> Conversation:
-        """`mark`: what stands for an image. Raises ModelBroken for a template without a place for
-        an image and a text, or that changes them."""
+    def from_card(card: Card, root: Path, mark: str) -> Conversation:
+        """Read the frame from the card's chat template.
+
+        Raises ModelBroken for a template without a place for an image and a text, or that changes
+        the text.
+
+        Args:
+            mark: The placeholder of an image.
+        """
         fixed = {
             "tools": None,
             "documents": None,
@@ -130,7 +137,7 @@ class Conversation:
         strips = found[2] != found[0].replace(_TEXT, texts[2])
         try:
             template = ChatTemplate(replace(card, message_parts=True), root)
-        except ModelBroken:  # stricter than this
+        except ModelBroken:  # the check of turns is stricter than this one
             template = None
         return Conversation(
             Prompts(Frame(first, after), words, words, lead=lead), strips, mark, template
@@ -139,11 +146,12 @@ class Conversation:
     def after(
         self, turns: Sequence[Turn], last: Message, template_values: str, *, with_image: bool
     ) -> Prompts:
-        """The frames of a message after these turns, by whether it has an image. Raises
-        InvalidInput as `ChatTemplate.around`.
+        """Return the frames of a message after these turns, by whether it has an image.
+
+        Raises InvalidInput as `ChatTemplate.around` does.
         """
         if self.template is None:
-            raise TypeError("turns are refused before")
+            raise TypeError("turns should have been refused earlier")
         said = [
             Message(turn.role, turn.text, f"text.turns[{number}].text")
             for number, turn in enumerate(turns)
@@ -165,14 +173,14 @@ def _around(renderings: list[str]) -> tuple[str, str]:
     before, mark, after = marked.partition(_TEXT)
     if not mark or _TEXT in after or plain != before + _PLAIN + after:
         raise ModelBroken(
-            "the chat template: it has no place for the text of a message, or changes it, which is not served"
+            "the chat template: it changes the text of a message or has no place for it"
         )
     return before, after
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationModel:
-    """`writer.tower`: of images."""
+    """A loaded conversation model. `writer.tower` encodes images."""
 
     writer: LanguageModel
     parts: VisionLanguageModel
@@ -181,7 +189,7 @@ class ConversationModel:
 
     @property
     def size(self) -> ImageSize:
-        """How images become tokens."""
+        """Return the sizes with which images become tokens."""
         return image_size(self.parts.input, self.writer.max_positions)
 
 
@@ -193,18 +201,20 @@ def load_conversation(
     dtype: torch.dtype,
     device: torch.device,
 ) -> ConversationModel:
-    """Raises ModelBroken with the file and the key or tensor at fault."""
-    conversation = Conversation.of(card, directory, _MARKS[card.family])
+    """Load the model. Raises ModelBroken with the file and the key or tensor at fault."""
+    conversation = Conversation.from_card(card, directory, _MARKS[card.family])
     loaded = load_vision_language(
         directory, dtype=dtype, device=device, use="write", prompts=conversation.prompts
     )
     (backbone,) = loaded.backbones
     encoder = backbone.encoder
     if not encoder.causal:
-        raise ModelBroken("config.json: the text encoder is not causal, and cannot write")
-    writer = LanguageModel(encoder, _head(directory, config, encoder, dtype), settings)
-    writer.max_positions = min(writer.max_positions, LONGEST)
-    writer.tower = backbone.tower if isinstance(backbone.tower, ImageTower) else None
+        raise ModelBroken(
+            "config.json: the text encoder is not causal, so the model cannot generate text"
+        )
+    writer = Writer(encoder, _head(directory, config, encoder, dtype), settings)
+    writer.max_positions = min(writer.max_positions, MAX_TOKENS)
+    writer.tower = trunk.tower if isinstance(trunk.tower, ImageTower) else None
     loaded.input.text.limit = writer.max_positions
     return ConversationModel(
         writer, loaded, conversation, load_tokenizer(directory, lowercase=False)
@@ -214,8 +224,8 @@ def load_conversation(
 def _head(
     directory: Path, config: Config, encoder: PackedEncoder, dtype: torch.dtype
 ) -> LanguageHead:
-    """The checkpoint's own, or the token table where it has none or config.json says that they are
-    one.
+    """Return the checkpoint's head, or the token table if the checkpoint has none or config.json
+    ties them.
     """
     tensors = TensorFile.open(directory)
     name = next((each for each in _HEADS if each in tensors.names()), None)
@@ -224,14 +234,15 @@ def _head(
     shape = tensors.shape(name)
     if len(shape) != 2 or shape[1] != encoder.hidden_size:
         raise ModelBroken(
-            f"{tensors.file_of(name)}: tensor {name!r} has shape {list(shape)}, of another width than the model's"
+            f"{tensors.file_of(name)}: tensor {name!r} has shape {list(shape)}, not the model's "
+            "width"
         )
     return LanguageHead(tensors.read(name).to(device=encoder.device, dtype=dtype)).eval()
 
 
 class ConversationReader:
-    """Implements `Reader`. An item's images and texts are in their order, and what is asked about
-    them comes last; turns stand before each item."""
+    """Implements `Reader`. An item's images and texts keep their order and the instruction follows
+    them; turns precede each item."""
 
     def __init__(self, card: Card, model: ConversationModel) -> None:
         self.writer, self.tool_form = model.writer, None
@@ -241,24 +252,21 @@ class ConversationReader:
             model.tokenizer, settings.vocabulary or model.writer.vocabulary, settings.stops
         )
         self._conversation = model.conversation
-        self._skips = (
-            model.tokenizer.token_to_id(_DOCTAG) is None
-        )  # the tags of SmolDocling are special tokens
+        # The tags of SmolDocling are special tokens.
+        self._skips = model.tokenizer.token_to_id(_DOCTAG) is None
 
-    def prepare(
-        self, work: GenerationWork, go_on: CancelCheck
-    ) -> tuple[list[InputSequence], object]:
-        """As `Reader.prepare`; `input` of a sequence is `GenerationOptions`."""
+    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+        """Implement `Reader.prepare`. The `input` of a sequence is `Asked`."""
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
         if work.region is not None:
             raise TaskNotSupported(f"{self._card.model} reads whole images", field="text.region")
         if work.text_kind == "ocr_regions":
-            raise TaskNotSupported(f"{self._card.model} finds no regions", field="text.kind")
+            raise TaskNotSupported(f"{self._card.model} does not find regions", field="text.kind")
         refuse_tools(work, self._card)
         if work.raw_prompt:
             raise TaskNotSupported(
-                f"{self._card.model} reads messages, and no prompts without a chat template",
+                f"{self._card.model} reads messages, not raw prompts",
                 field="text.raw_prompt",
             )
         if self._conversation.template is None:
@@ -275,12 +283,14 @@ class ConversationReader:
             longest = self.writer.max_positions - max(work.max_tokens, 1)
             if sequence.tokens > longest:
                 most = f"{self.writer.max_positions:,} for it and the answer"
-                message = f"the item has {sequence.tokens:,} tokens with its prompt, of {most}"
+                message = (
+                    f"the item has {sequence.tokens:,} tokens with its prompt; the maximum is "
+                    f"{most}"
+                )
                 raise InputTooLong(f"{message}: send less, or ask for fewer tokens", field=path)
             ids = sequence.ids.copy()
-            if (
-                sequence.rows is not None
-            ):  # repetition rules count the image tokens of a prompt, as transformers does
+            # Repetition rules count the image tokens of a prompt, as transformers does.
+            if sequence.rows is not None:
                 ids[sequence.rows.places] = self._input.mark
             found.append(replace(sequence, ids=ids, input=own))
         return found, None
@@ -337,9 +347,8 @@ class ConversationReader:
         return self.tokenizer.decode(kept, skip_special_tokens=self._skips)
 
     def _asked(self, item: tuple[Part, ...], work: TextWork) -> list[Part]:
-        """The item, with what is asked about it: the request's instruction, the card's or the usual
-        one for its kind.
-        """
+        """Append the instruction to the item: the request's, the card's, or the usual one for the
+        kind."""
         parts = [self._stripped(part) for part in item]
         has_text = any(isinstance(part.content, str) for part in parts)
         asked = work.instruction.strip()
@@ -351,7 +360,7 @@ class ConversationReader:
                 or _USUAL[work.text_kind]
             )
         if not asked and not any(part.content.strip() for part in parts):
-            raise InvalidInput("there is nothing to write about", field=item[0].field)
+            raise InvalidInput("the item has no image and no text", field=item[0].field)
         return parts if not asked else [*parts, Part(f"\n{asked}" if has_text else asked, FIELD)]
 
     def _stripped(self, part: Part) -> Part:

@@ -1,8 +1,8 @@
-"""DaViT (arXiv 2204.03645), the image encoder of Florence-2: windows of places, then groups of
-channels, attend to themselves.
+"""DaViT (arXiv 2204.03645), the image encoder of Florence-2: attention within windows of places,
+then within groups of channels.
 
-A window that reaches over the edge of the map is filled up with zeros, which are attended to as in
-training. Images of one batch have one size. Norms, products and biases are in the encoder's type.
+A window that extends beyond the map is padded with zeros, which take part in attention as in
+training. All images of a batch have one size. Norms, products and biases are in the encoder's type.
 """
 
 from __future__ import annotations
@@ -25,36 +25,42 @@ _COLOURS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`patch`, `stride`, `padding`: of the convolution that begins it, in places of the map before.
-    `norm_first`: its LayerNorm is before the convolution. `depth`: pairs of blocks. `heads`: of
-    windows, `groups`: of channels."""
+    """A stage of the encoder, which begins with a convolution to a smaller map."""
 
     width: int
     depth: int
+    """Pairs of blocks."""
     heads: int
+    """Heads of attention within windows."""
     groups: int
+    """Groups of attention between channels."""
     patch: int
+    """Kernel size of the convolution, in places of the previous map."""
     stride: int
+    """Stride of the convolution, in places of the previous map."""
     padding: int
+    """Padding of the convolution, in places of the previous map."""
     norm_first: bool
+    """The LayerNorm precedes the convolution."""
 
 
 @dataclass(frozen=True, slots=True)
 class DavitSpec:
-    """`window`: places of a window's side. `ratio`: width of a feed-forward to that of its
-    stage.
-    """
+    """The settings of the image encoder."""
 
     stages: tuple[Stage, ...]
     window: int
+    """Side of a window, in places."""
     ratio: float
+    """Ratio of a feed-forward's width to its stage's."""
     bias: bool
     activation: Activation
 
     @staticmethod
-    def of(config: Config) -> DavitSpec:
-        """Of Florence-2's `vision_config`, in either of its layouts. Raises ModelBroken with the
-        key that cannot be served.
+    def from_config(config: Config) -> DavitSpec:
+        """Read Florence-2's `vision_config`, in either of its layouts.
+
+        Raises ModelBroken with the key that cannot be served.
         """
         config.require("in_channels", _COLOURS)
         config.require("in_chans", _COLOURS)
@@ -89,11 +95,11 @@ class DavitSpec:
 
     @property
     def width(self) -> int:
-        """Of the last map."""
+        """Width of the last map."""
         return self.stages[-1].width
 
     def map_size(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of the last map of an image of so many pixels."""
+        """Return rows and columns of the last map for an image of this size in pixels."""
         for stage in self.stages:
             height, width = (
                 (side + 2 * stage.padding - stage.patch) // stage.stride + 1
@@ -128,7 +134,7 @@ def _side(config: Config) -> int:
 
 
 class Davit(nn.Module):
-    """Pixels to the map of the last stage."""
+    """Map pixels to the last stage's map."""
 
     def __init__(self, spec: DavitSpec) -> None:
         super().__init__()
@@ -147,9 +153,10 @@ class Davit(nn.Module):
             for stage in spec.stages
         )
 
-    def forward(self, pixels: Tensor, between: YieldPoint = never_yield) -> Tensor:
-        """[images, 3, height, width] -> [images, rows, columns, width]. `between`: a preemption
-        point.
+    def forward(self, pixels: Tensor, between: Between = nothing_between) -> Tensor:
+        """Map [images, 3, height, width] to [images, rows, columns, width].
+
+        `between` is called where preemption is possible.
         """
         x = pixels.permute(0, 2, 3, 1)
         for conv, stage in zip(self.convs, self.blocks, strict=True):
@@ -162,8 +169,9 @@ class Davit(nn.Module):
 
 
 class _Reduction(nn.Module):
-    """The beginning of a stage: a convolution to a smaller map. [images, rows, columns, source] ->
-    [..., width]
+    """The convolution that begins a stage and reduces the map.
+
+    It maps [images, rows, columns, source] to [..., width].
     """
 
     def __init__(self, stage: Stage, source: int) -> None:
@@ -179,8 +187,8 @@ class _Reduction(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention, then a feed-forward, each after a convolution of neighbours with its residual and
-    a norm with its own.
+    """Attention, then a feed-forward. Before each are a residual convolution of neighbours and a
+    norm; each has its residual.
     """
 
     def __init__(self, spec: DavitSpec, stage: Stage, *, windows: bool) -> None:
@@ -201,7 +209,7 @@ class _Block(nn.Module):
         self._heads = stage.heads if windows else stage.groups
 
     def forward(self, x: Tensor) -> Tensor:
-        """[images, rows, columns, width] -> the same"""
+        """Apply the block to [images, rows, columns, width]."""
         x = _neighbours(self.conv1, x)
         x = x + (
             self._windows(self.norm1.forward(x))
@@ -237,7 +245,8 @@ class _Block(nn.Module):
         return x[:, :rows, :columns]
 
     def _channels(self, x: Tensor) -> Tensor:
-        """Each channel of a group is a query and a key, of as many numbers as there are places."""
+        """Attend between channels: each channel of a group is a query and a key, with one element
+        per place."""
         tokens = x.flatten(1, 2)
         places = tokens.shape[1]
         q, k, v = (
@@ -245,9 +254,8 @@ class _Block(nn.Module):
             .view(*tokens.shape[:2], 3, self._heads, -1)
             .permute(2, 0, 3, 4, 1)
         )
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, scale=places**-0.5
-        )  # [images, groups, channels, places]
+        # [images, groups, channels, places]
+        mixed = F.scaled_dot_product_attention(q, k, v, scale=places**-0.5)
         return self.proj.forward(mixed.permute(0, 3, 1, 2).flatten(2)).view_as(x)
 
 
@@ -256,13 +264,14 @@ def _neighbours(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 class Projector(nn.Module):
-    """The last map to rows of the language model's input: the mean of all places, then each place.
+    """Map the last map to rows of the language model's input: the mean of all places, then each
+    place.
 
-    A place has a learned vector for its column and its row, and that of the first frame.
+    A place adds learned vectors of its column, its row and the first frame.
     """
 
     def __init__(self, width: int, hidden: int, places: int, frames: int) -> None:
-        """`places`: rows, and columns, of the tables of positions. `frames`: of that of frames."""
+        """`places` is the size of the row and column tables, `frames` that of the frame table."""
         super().__init__()
         self.column, self.row = (
             nn.Parameter(torch.empty(places, part), requires_grad=False)
@@ -273,7 +282,7 @@ class Projector(nn.Module):
         self.norm = nn.LayerNorm(hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[images, rows, columns, width] -> [images, 1 + rows * columns, hidden]"""
+        """Map [images, rows, columns, width] to [images, 1 + rows * columns, hidden]."""
         _, rows, columns, _ = x.shape
         across = self.column[:columns][None].expand(rows, -1, -1)
         down = self.row[:rows][:, None].expand(-1, columns, -1)
@@ -302,8 +311,8 @@ _MICROSOFT: Final = (
 
 
 def rename(name: str) -> str:
-    """A tensor's name in a checkpoint of either layout, after the image encoder's prefix, to that
-    of ours.
+    """Return our name of a checkpoint's tensor in either layout. `name` is without the image
+    encoder's prefix.
     """
     if name.startswith("convs."):
         return name.replace(".proj.", ".conv.")

@@ -1,6 +1,4 @@
-"""Donut (arXiv 2111.15664): a page becomes a form, written as nested tags, which are read as
-JSON.
-"""
+"""Donut (arXiv 2111.15664): a page becomes a form, generated as nested tags and read as JSON."""
 
 from __future__ import annotations
 
@@ -24,9 +22,8 @@ from libs.models.layers.spec import Config
 
 FIELD: Final = "text.instruction"
 _TAG: Final = re.compile(r"<s_([^>]*)>", re.IGNORECASE)
-_PRETRAINED: Final = frozenset(
-    {"<s_iitcdip>", "<s_synthdog>"}
-)  # tasks of the pretraining, which every tokenizer has
+_PRETRAINED: Final = frozenset({"<s_iitcdip>", "<s_synthdog>"})
+"""Tasks of the pretraining, which every tokenizer has."""
 _QUESTION, _ANSWER = "<s_question>", "<s_answer>"
 _SEPARATOR: Final = "<sep/>"
 _DEEPEST: Final = 64
@@ -34,16 +31,17 @@ _DEEPEST: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class DonutProcessing(ImageProcessing):
-    """`size`: what an image is fitted into, the proportions kept; black edges around it fill the
-    rest. `turns`: an image whose longer side is not the size's is turned by 90 degrees first.
-    `fits`: what is larger than `size` is made smaller."""
+    """Fit an image into `size` with its proportions kept, and fill the rest with black edges."""
 
     turns: bool = False
+    """First rotate an image by 90 degrees if its longer side is not the longer side of `size`."""
     fits: bool = True
+    """Reduce an image larger than `size`."""
 
     def apply(self, given: Pixels | Image.Image, field: str) -> NDArray[np.generic]:
-        """[height, width, 3], or an image of mode RGB -> uint8 of the size `seen`. Raises
-        InvalidInput for one that is too thin.
+        """Resize [height, width, 3], or an image of mode RGB, to uint8 of size `seen`.
+
+        Raises InvalidInput for an image that is too thin.
         """
         image = given if isinstance(given, Image.Image) else Image.fromarray(given)
         height, width = self._resized(image.height, image.width, field)
@@ -80,7 +78,7 @@ _MAX_PIXELS: Final = 50_000_000
 
 
 def _fitted(height: int, width: int, most_down: int, most_across: int) -> tuple[int, int]:
-    """transformers' thumbnail."""
+    """Return the size of transformers' thumbnail."""
     down, across = min(height, most_down), min(width, most_across)
     if (down, across) == (height, width):
         return height, width
@@ -92,7 +90,7 @@ def _fitted(height: int, width: int, most_down: int, most_across: int) -> tuple[
 
 
 def read_processing(directory: Path) -> DonutProcessing:
-    """Raises ModelBroken with the key that cannot be served."""
+    """Read the image processor. Raises ModelBroken with the key that cannot be served."""
     written, file = processor_values(directory)
     values = {key: value for key, value in written.items() if value is not None}
     config = Config(values, file=file)
@@ -105,7 +103,7 @@ def read_processing(directory: Path) -> DonutProcessing:
     config.require("do_resize", True)
     config.require("do_pad", True)
     size = values.get("size", {"height": 2560, "width": 1920})
-    if isinstance(size, list) and len(size) == 2:  # as early files have it: width, height
+    if isinstance(size, list) and len(size) == 2:  # early files list width, height
         size = {"height": size[1], "width": size[0]}
     own = (*keys, "do_pad", "do_thumbnail", "do_align_long_axis")
     plain: dict[str, object] = {"resample": 2} | {
@@ -122,16 +120,16 @@ def read_processing(directory: Path) -> DonutProcessing:
 
 @dataclass(frozen=True, slots=True)
 class DonutPrompt:
-    """How a fine-tuned model is asked. `start`: the tag of its task; empty: it cannot be told.
-    `asks`: it answers questions.
-    """
+    """The prompt format of a fine-tuned model."""
 
     start: str
+    """The tag of the model's task; empty if the vocabulary does not identify it."""
     asks: bool
+    """The model answers questions."""
 
     @staticmethod
-    def of(tokenizer: Tokenizer) -> DonutPrompt:
-        """By the tags of its vocabulary: that of a task has no end."""
+    def from_tokenizer(tokenizer: Tokenizer) -> DonutPrompt:
+        """Find the task's tag in the vocabulary: the opening tag without a closing one."""
         tags = {
             token.content
             for token in tokenizer.get_added_tokens_decoder().values()
@@ -148,15 +146,13 @@ class DonutPrompt:
         return DonutPrompt(start.pop() if len(start) == 1 else "", asks)
 
     def text(self, instruction: str) -> str:
-        """The prompt. Raises InvalidInput for an instruction that is missing, or that the model
-        cannot be told.
-        """
+        """Return the prompt. Raises InvalidInput for a missing or unsupported instruction."""
         instruction = instruction.strip()
         if instruction.startswith("<s_"):
             return instruction
         if not self.start:
             raise InvalidInput(
-                "which task the model is for cannot be told: begin the instruction with its tag",
+                "the model's task is unknown: begin the instruction with the task's tag",
                 field=FIELD,
             )
         if self.asks:
@@ -172,13 +168,17 @@ class DonutPrompt:
         return self.start
 
 
-def parse_answer(written: str, categories: frozenset[str] = frozenset()) -> Mapping[str, object]:
-    """What tags say, as an object: `<s_k>v</s_k>` is {"k": "v"}, `<sep/>` divides the entries of a
-    list, and tags without an end are left out. Of a list of forms: {"items": [...]}; of a text
-    without tags: {"text_sequence": text}.
+def parse_form(written: str, categories: frozenset[str] = frozenset()) -> Mapping[str, object]:
+    """Parse generated tags into an object, as DonutProcessor.token2json does.
 
-    `categories`: tokens such as `<paid/>`, which stand for their names. As
-    DonutProcessor.token2json reads it.
+    1. `<s_k>v</s_k>` becomes {"k": "v"}.
+    2. `<sep/>` separates the entries of a list.
+    3. Tags without an end are dropped.
+    4. A list of forms becomes {"items": [...]}.
+    5. A text without tags becomes {"text_sequence": text}.
+
+    Args:
+        categories: Tokens such as `<paid/>`, which stand for their names.
     """
     forms, rest = _forms(written, categories, _DEEPEST)
     if not forms or forms == [{}]:
@@ -189,7 +189,7 @@ def parse_answer(written: str, categories: frozenset[str] = frozenset()) -> Mapp
 def _forms(
     written: str, categories: frozenset[str], deepest: int
 ) -> tuple[list[dict[str, object]], str]:
-    """The forms that <sep/> divides, and what is left of the text."""
+    """Return the forms between `<sep/>`, and the rest of the text."""
     forms: list[dict[str, object]] = []
     form: dict[str, object] = {}
     while found := _TAG.search(written):

@@ -1,4 +1,4 @@
-"""Models of transformers' kind vision-encoder-decoder: TrOCR reads a line of text, Donut a whole
+"""Models of transformers' type vision-encoder-decoder: TrOCR reads a line of text, Donut reads a
 page as a form.
 """
 
@@ -37,7 +37,7 @@ from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config
 from libs.models.packed import Packed
 from libs.models.readers import donut
-from libs.models.readers.pixels import Tower, picture_of
+from libs.models.readers.pixels import Tower, read_input_image
 from libs.models.results import Extraction, ExtractResult
 from libs.models.text.checks import unsupported
 from libs.models.text.registry import prepare
@@ -59,11 +59,11 @@ _KEYS: Final = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_t
 
 
 class ImageStates(Protocol):
-    """An image encoder. An nn.Module."""
+    """An image encoder; an nn.Module."""
 
-    def states(self, images: Sequence[NDArray[np.generic]], between: YieldPoint) -> list[Tensor]:
-        """uint8 [height, width, 3] each -> the states that a decoder attends to, [tokens, width]
-        each.
+    def states(self, images: Sequence[NDArray[np.generic]], between: Between) -> list[Tensor]:
+        """Map images, uint8 [height, width, 3] each, to the states that a decoder attends to,
+        [tokens, width] each.
         """
 
 
@@ -80,15 +80,15 @@ _PATCHES: Final[Mapping[str, _Family]] = {"vit": vit, "deit": deit}
 
 
 class _Swin(nn.Module):
-    """Donut's encoder: the last map alone, without a norm."""
+    """Donut's encoder. Its states are the last map, without a norm."""
 
     def __init__(self, spec: SwinSpec) -> None:
         super().__init__()
         self.swin = Swin(spec, normed=False)
 
-    def forward(self, pixels: Tensor, between: YieldPoint) -> Tensor:
-        """[images, 3, height, width] -> [images, places, width]. One image at a time, as windows
-        are of one image.
+    def forward(self, pixels: Tensor, between: Between) -> Tensor:
+        """Map [images, 3, height, width] to [images, places, width], one image at a time because
+        windows belong to one image.
         """
         return torch.cat(
             [list(self.swin.maps(one[None], between))[-1].flatten(1, 2) for one in pixels]
@@ -96,7 +96,7 @@ class _Swin(nn.Module):
 
 
 class _Patches(nn.Module):
-    """TrOCR's encoder: a packed ViT or DeiT, whose states are normalised."""
+    """TrOCR's encoder: a packed ViT or DeiT with normalised states."""
 
     def __init__(self, encoder: PackedEncoder, embed: PatchEmbedding) -> None:
         super().__init__()
@@ -105,8 +105,8 @@ class _Patches(nn.Module):
         self._spec = embed.spec
 
     @torch.inference_mode()
-    def states(self, images: Sequence[NDArray[np.generic]], between: YieldPoint) -> list[Tensor]:
-        """As `ImageStates`. An image given twice is computed once."""
+    def states(self, images: Sequence[NDArray[np.generic]], between: Between) -> list[Tensor]:
+        """Implement `ImageStates.states`. A repeated image is computed once."""
         alone = list({id(each): each for each in images}.values())
         counts = [self._spec.count_tokens(*each.shape[:2]) for each in alone]
         batch = Packed.from_sequences(
@@ -122,20 +122,22 @@ class _Patches(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class EncoderDecoder:
-    """`tokens`: states of an image. `project`: these to the decoder's width, where they differ.
-    `prompt`: None: TrOCR's, which has none."""
+    """A loaded vision-encoder-decoder model."""
 
     writer: LanguageModel
     images: ImageStates
     processing: ImageProcessing
     tokenizer: Tokenizer
     tokens: int
+    """Number of states of an image."""
     project: nn.Linear | None
+    """Projection of states to the decoder's width, where the widths differ."""
     prompt: donut.DonutPrompt | None
+    """None for TrOCR, which has no prompt."""
 
     @property
     def size(self) -> ImageSize:
-        """How images become tokens."""
+        """Return the sizes with which images become tokens."""
         height, width = _pixels(self.processing)
         return ImageSize(height, width, 0, max(height, width), self.tokens - 1, self.tokens)
 
@@ -143,7 +145,7 @@ class EncoderDecoder:
 def load_encoder_decoder(
     directory: Path, config: Config, settings: Settings, dtype: torch.dtype, device: torch.device
 ) -> EncoderDecoder:
-    """Raises ModelBroken with the file and the key or tensor at fault."""
+    """Load the model. Raises ModelBroken with the file and the key or tensor at fault."""
     encoder, decoder = config.part("encoder"), config.part("decoder")
     kind = encoder.text("model_type")
     tokenizer = load_tokenizer(directory, lowercase=False)
@@ -152,7 +154,7 @@ def load_encoder_decoder(
     text_tensors, rest = rest.split("decoder.")
     if kind == "donut-swin":
         images, processing, tokens, width = _donut(directory, encoder, image_tensors, dtype, device)
-        prompt: donut.DonutPrompt | None = donut.DonutPrompt.of(tokenizer)
+        prompt: donut.DonutPrompt | None = donut.DonutPrompt.from_tokenizer(tokenizer)
     elif kind in _PATCHES:
         images, processing, tokens, width = _patches(
             directory, encoder, _PATCHES[kind], image_tensors, dtype, device
@@ -161,7 +163,7 @@ def load_encoder_decoder(
     else:
         raise encoder.unsupported(
             "model_type",
-            "the image encoders that are served are vit and deit (TrOCR), and donut-swin",
+            "supported image encoders are vit and deit (TrOCR), and donut-swin",
         )
     own = decoder.size("d_model")
     project = None
@@ -188,8 +190,8 @@ def load_encoder_decoder(
 def _settings(
     settings: Settings, config: Config, decoder: Config, tokenizer: Tokenizer
 ) -> Settings:
-    """What generation_config.json leaves open is as the model's or the decoder's configuration
-    says.
+    """Read generation_config.json. The model's or the decoder's configuration supplies missing
+    settings.
     """
 
     def number(key: str) -> int | None:
@@ -247,7 +249,8 @@ def _patches(
     if patches.grid_of(*_pixels(processing)) != patches.grid:
         wanted = " x ".join(str(count * patches.patch) for count in patches.grid)
         raise ModelBroken(
-            f"preprocessor_config.json: makes images of size {processing.size}; config.json asks for {wanted} pixels"
+            f"preprocessor_config.json: makes images of size {processing.size}; config.json asks "
+            f"for {wanted} pixels"
         )
     embed = on_meta(lambda: PatchEmbedding(patches, processing))
     encoder = on_meta(lambda: PackedEncoder(tower.encoder, embed))
@@ -277,8 +280,8 @@ def _pixels(processing: ImageProcessing) -> tuple[int, int]:
 
 
 class EncoderDecoderReader:
-    """Implements `Reader`. The cross attention's states are an image's; `ids` of a sequence are as
-    many as these.
+    """Implements `Reader`. The cross attention attends to an image's states; a sequence has one id
+    for each state.
     """
 
     def __init__(self, card: Card, model: EncoderDecoder) -> None:
@@ -300,10 +303,10 @@ class EncoderDecoderReader:
         if work.region is not None:
             raise TaskNotSupported(f"{self._card.model} reads whole images", field="text.region")
         if work.text_kind == "ocr_regions":
-            raise TaskNotSupported(f"{self._card.model} finds no regions", field="text.kind")
+            raise TaskNotSupported(f"{self._card.model} does not find regions", field="text.kind")
         if work.instruction.strip() and self._model.prompt is None:
             raise TaskNotSupported(
-                f"{self._card.model} reads the text of an image, and takes no instruction",
+                f"{self._card.model} reads the text of an image and does not take an instruction",
                 field=donut.FIELD,
             )
         prompt = "" if self._model.prompt is None else self._model.prompt.text(work.instruction)
@@ -313,18 +316,19 @@ class EncoderDecoderReader:
         if len(asked.prompt) >= self.writer.max_positions:
             most = self.writer.max_positions - 1
             raise InputTooLong(
-                f"the question has {len(asked.prompt):,} tokens with its tags; the model takes {most:,}",
+                f"the question has {len(asked.prompt):,} tokens with its tags; the maximum is "
+                f"{most:,}",
                 field=donut.FIELD,
             )
         found = []
         for parts in items_as_parts(work):
             go_on()
-            picture = picture_of(parts, self._model.processing, self._card.model)
+            image = read_input_image(parts, self._model.processing, self._card.model)
             places = np.arange(self._model.tokens, dtype=np.int32)
             found.append(
                 InputSequence(
                     np.zeros(self._model.tokens, np.int32),
-                    rows=InputRows(places, picture.pixels),
+                    rows=InputRows(places, image.pixels),
                     input=asked,
                 )
             )
@@ -351,7 +355,7 @@ class EncoderDecoderReader:
         self, work: GenerationWork, notes: object, written: list[GeneratedIds]
     ) -> ExtractResult:
         if not isinstance(notes, str):
-            raise TypeError("notes are those of `prepare`")
+            raise TypeError("`notes` must be those of `prepare`")
         items = [self._extraction(notes, each) for each in written]
         return ExtractResult(items, sum(len(each.ids) for each in written))
 
@@ -364,7 +368,7 @@ class EncoderDecoderReader:
         for token in ("<s>", "</s>", "<pad>"):
             own = own.replace(token, "")
         whole = re.sub(r"<.*?>", "", prompt + own, count=1).strip()  # the tag of the task
-        form = donut.parse_answer(whole, self._categories)
+        form = donut.parse_form(whole, self._categories)
         return Extraction(
             text=own.strip(), finish=written.finish, json=form if fits(form) else None
         )
@@ -372,18 +376,18 @@ class EncoderDecoderReader:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """`prompt`: empty: the decoder's start token. `most`: tokens of the answer; 0: the checkpoint's
-    number.
-    """
+    """The parsed prompt of a sequence."""
 
     prompt: tuple[int, ...]
+    """Token ids; empty for the decoder's start token."""
     most: int
+    """Maximum tokens of the answer; 0 for the checkpoint's maximum."""
 
 
 def _request(states: Tensor, sequence: InputSequence) -> Request:
     asked = sequence.input
     if not isinstance(asked, _Asked):
-        raise TypeError("`input` is that of `prepare`")
+        raise TypeError("`input` must be that of `prepare`")
     return Request(
         np.array(asked.prompt, np.int32) if asked.prompt else None, states, asked.most or None
     )

@@ -1,5 +1,5 @@
-"""Florence-2 (arXiv 2311.06242): DaViT before BART. Images are captioned, read and searched for
-objects, by prompts in words.
+"""Florence-2 (arXiv 2311.06242): DaViT in front of BART. Prompts in words caption an image, read
+its text and find objects.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from libs.models.readers.florence_tasks import (
     DETECTION,
     FIELD,
     Form,
-    asked,
-    regions_of,
+    build_prompt,
+    parse_regions,
 )
-from libs.models.readers.pixels import Tower, picture_of
+from libs.models.readers.pixels import Tower, read_input_image
 from libs.models.results import Extraction, ExtractResult, Region
 from libs.models.text.tokenising.tokenizer import load_tokenizer
 from libs.models.weights import TensorFile
@@ -53,44 +53,45 @@ from libs.models.work import (
 )
 
 _FRAME: Final = ("<s>", "</s>", "<pad>")
-_INCOMPLETE: Final = "�"  # what tokenizers make of the first bytes of a character
+_INCOMPLETE: Final = "�"  # the tokenizer's output for the first bytes of a character
 _WORDS: Final = (
-    "cap", "/cap", "ncap", "/ncap", "dcap", "/dcap", "grounding", "/grounding", "seg", "/seg", "sep", "region_cap", "/region_cap",
-    "region_to_desciption", "/region_to_desciption", "proposal", "/proposal", "poly", "/poly", "and",
+    "cap", "/cap", "ncap", "/ncap", "dcap", "/dcap", "grounding", "/grounding", "seg", "/seg",
+    "sep", "region_cap", "/region_cap", "region_to_desciption", "/region_to_desciption", "proposal",
+    "/proposal", "poly", "/poly", "and",
 )  # fmt: skip
 _ADDED: Final = ("od", "/od", "ocr", "/ocr", *(f"loc_{place}" for place in range(BINS)), *_WORDS)
-"""The tokens that microsoft's processor adds to BART's tokenizer, in the order of their ids."""
+"""The tokens that Microsoft's processor adds to BART's tokenizer, in the order of their ids."""
 
 
 class _Images(nn.Module):
-    """The image encoder and the connector. The names of its parts are those of `_name`."""
+    """The image encoder and the connector. `_name` returns the names of its parts."""
 
     def __init__(self, spec: DavitSpec, hidden: int, places: int, frames: int) -> None:
         super().__init__()
         self.tower = Davit(spec)
         self.projector = Projector(spec.width, hidden, places, frames)
 
-    def forward(self, pixels: Tensor, between: YieldPoint) -> Tensor:
-        """Normalised [images, 3, height, width] -> [images, tokens, hidden]"""
+    def forward(self, pixels: Tensor, between: Between) -> Tensor:
+        """Map normalised [images, 3, height, width] to [images, tokens, hidden]."""
         return self.projector.forward(self.tower.forward(pixels, between))
 
 
 @dataclass(frozen=True, slots=True)
 class Florence:
-    """`tokens`: rows of the encoder's input that an image is. `banned`: phrases of a caption that
-    have no place.
-    """
+    """A loaded Florence-2 model."""
 
     writer: LanguageModel
     images: Tower
     processing: ImageProcessing
     tokenizer: Tokenizer
     tokens: int
+    """Number of encoder input rows of an image."""
     banned: frozenset[str]
+    """Phrases of a caption that are not grounded."""
 
     @property
     def size(self) -> ImageSize:
-        """How images become tokens."""
+        """Return the sizes with which images become tokens."""
         height, width = _pixels(self.processing)
         return ImageSize(height, width, 0, max(height, width), self.tokens - 1, self.tokens)
 
@@ -98,11 +99,12 @@ class Florence:
 def load_florence(
     directory: Path, config: Config, settings: Settings, dtype: torch.dtype, device: torch.device
 ) -> Florence:
-    """Of microsoft's layout or of transformers'. Raises ModelBroken with the file and the key or
-    tensor at fault.
+    """Load a checkpoint of Microsoft's layout or of transformers'.
+
+    Raises ModelBroken with the file and the key or tensor at fault.
     """
     vision, texts = config.part("vision_config"), config.part("text_config")
-    spec = DavitSpec.of(vision)
+    spec = DavitSpec.from_config(vision)
     processing = _processing(directory)
     tensors = TensorFile.open(directory).renamed(_name)
     language, rest = tensors.split("language.")
@@ -120,7 +122,7 @@ def load_florence(
     rows, columns = spec.map_size(*_pixels(processing))
     if not 0 < max(rows, columns) <= places:
         raise config.unsupported(
-            "vision_config", f"it has {places} positions a side, and images have {rows} x {columns}"
+            "vision_config", f"it has {places} positions a side, but images have {rows} x {columns}"
         )
     hidden = texts.size("d_model")
     images = on_meta(lambda: _Images(spec, hidden, places, frames))
@@ -133,9 +135,8 @@ def load_florence(
     tokenizer = _tokenizer(directory)
     if settings.start is None:
         settings = replace(settings, start=texts.integer("decoder_start_token_id", 2))
-    if (
-        settings.max_new is None and settings.max_length is None
-    ):  # what is written is as long as it needs to be
+    # The image states do not limit the length of the answer.
+    if settings.max_new is None and settings.max_length is None:
         settings = replace(settings, max_new=texts.size("max_position_embeddings", 1024))
     writer = bart.load(texts, language, settings, dtype, device, embedding=bart.BartInputEmbedding)
     writer.tower = Tower(images, processing).to(device)
@@ -150,9 +151,7 @@ def _part(config: Config, key: str) -> Config:
 def _pixels(processing: ImageProcessing) -> tuple[int, int]:
     seen = processing.crop or processing.size
     if not isinstance(seen, tuple):
-        raise ModelBroken(
-            "preprocessor_config.json: `size` has a height and a width for Florence-2"
-        )
+        raise ModelBroken("preprocessor_config.json: `size` must have a height and a width")
     return seen
 
 
@@ -168,7 +167,7 @@ def _processing(directory: Path) -> ImageProcessing:
 
 
 def _banned(directory: Path) -> frozenset[str]:
-    """As transformers' processor is told; where no file says, it bans nothing."""
+    """Read the phrases that transformers' processor bans; none if no file lists them."""
     found = read_config(directory, "processor_config.json")
     values: object = {} if found is None else found.values
     for key in ("post_processor_config", "phrase_grounding", "banned_grounding_tokens"):
@@ -181,7 +180,8 @@ def _banned(directory: Path) -> frozenset[str]:
 
 
 def _tokenizer(directory: Path) -> Tokenizer:
-    """With the tokens of places, which microsoft's repositories have in code alone."""
+    """Load the tokenizer and add the location tokens, which Microsoft's repositories define only in
+    code."""
     tokenizer = load_tokenizer(directory, lowercase=False)
     if tokenizer.token_to_id("<loc_0>") is None:
         tokenizer.add_special_tokens(
@@ -191,7 +191,7 @@ def _tokenizer(directory: Path) -> Tokenizer:
 
 
 def _name(name: str) -> str:
-    """A tensor's name in either layout to ours."""
+    """Return our name of a tensor in either layout."""
     name = name.removeprefix("model.")
     for theirs, ours in _PREFIXES:
         if name.startswith(theirs):
@@ -223,20 +223,20 @@ _PREFIXES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """`label`: that a RegionsWork asks for; empty: the model's own words. `item`: whose image it is
-    about.
-    """
+    """The parsed prompt of a sequence."""
 
     item: int
+    """Index of the item with the image."""
     form: Form
     width: int
     height: int
     label: str = ""
+    """The label that a RegionsWork asks for; empty for the model's own words."""
 
 
 class FlorenceReader:
-    """Implements `Reader`. `TextWork.instruction`: a task by the name that Florence-2's processors
-    have for it, with its text.
+    """Implements `Reader`. `TextWork.instruction` may be a task, by the name in Florence-2's
+    processors, followed by its text.
     """
 
     def __init__(self, card: Card, model: Florence) -> None:
@@ -254,19 +254,19 @@ class FlorenceReader:
         notes: list[_Asked] = []
         for item, parts in enumerate(items_as_parts(work)):
             go_on()
-            picture = picture_of(parts, self._model.processing, self._card.model)
+            image = read_input_image(parts, self._model.processing, self._card.model)
             if isinstance(work, RegionsWork):
                 for label in work.labels:
                     found.append(
                         self._sequence(
-                            DETECTION.prompt.format(label), picture.pixels, 0, "regions.labels"
+                            DETECTION.prompt.format(label), image.pixels, 0, "regions.labels"
                         )
                     )
-                    notes.append(_Asked(item, DETECTION.form, picture.width, picture.height, label))
+                    notes.append(_Asked(item, DETECTION.form, image.width, image.height, label))
                 continue
-            prompt, form = asked(work, picture.width, picture.height)
-            found.append(self._sequence(prompt, picture.pixels, work.max_tokens, FIELD))
-            notes.append(_Asked(item, form, picture.width, picture.height))
+            prompt, form = build_prompt(work, image.width, image.height)
+            found.append(self._sequence(prompt, image.pixels, work.max_tokens, FIELD))
+            notes.append(_Asked(item, form, image.width, image.height))
         return found, notes
 
     @torch.inference_mode()
@@ -288,14 +288,15 @@ class FlorenceReader:
             for each, sequence in zip(made, sequences, strict=True)
         ]
 
-    def can_stream(self, notes: object) -> bool:
-        return isinstance(notes, list) and all(
-            one.form == "text" for one in notes
-        )  # regions are known at their end
+    def reads_along(self, notes: object) -> bool:
+        # Regions are known only at the end.
+        return isinstance(notes, list) and all(one.form == "text" for one in notes)
 
     def text(self, ids: list[int]) -> str:
         text = self._plain(ids).rstrip(_INCOMPLETE)
-        begun = text[text.rfind("<") :]  # it may be the beginning of what will be left out
+        begun = text[
+            text.rfind("<") :
+        ]  # possibly the beginning of a location token, which is removed
         return (
             text.removesuffix(begun) if any(token.startswith(begun) for token in _FRAME) else text
         )
@@ -304,12 +305,14 @@ class FlorenceReader:
         self, work: GenerationWork, notes: object, written: list[GeneratedIds]
     ) -> ExtractResult:
         if not isinstance(notes, list):
-            raise TypeError("notes are those of `prepare`")
+            raise TypeError("`notes` must be those of `prepare`")
         tokens = sum(len(each.ids) for each in written)
         if isinstance(work, RegionsWork):
             regions: list[list[Region]] = [[] for _ in work.texts]
             for one, each in zip(notes, written, strict=True):
-                found = regions_of(self._plain(each.ids.tolist()), one.form, one.width, one.height)
+                found = parse_regions(
+                    self._plain(each.ids.tolist()), one.form, one.width, one.height
+                )
                 regions[one.item] += [replace(region, label=one.label) for region in found]
             kept = [
                 each if work.threshold is None or work.threshold < 1 else [] for each in regions
@@ -323,12 +326,12 @@ class FlorenceReader:
         text = self._plain(written.ids.tolist())
         if one.form == "text":
             return Extraction(text=text.strip(), finish=written.finish)
-        regions = tuple(regions_of(text, one.form, one.width, one.height, self._model.banned))
+        regions = tuple(parse_regions(text, one.form, one.width, one.height, self._model.banned))
         lines = "\n".join(each.label for each in regions) if one.form == "lines" else ""
         return Extraction(regions=regions, text=lines, finish=written.finish)
 
     def _plain(self, ids: list[int]) -> str:
-        """The text with its places, without the tokens that frame it."""
+        """Decode the text with its locations, without the tokens that frame it."""
         text = self.tokenizer.decode(ids, skip_special_tokens=False)
         for token in _FRAME:
             text = text.replace(token, "")
@@ -346,7 +349,7 @@ class FlorenceReader:
         if tokens + len(own) + 2 > self._card.max_tokens:
             left = self._card.max_tokens - tokens - 2
             raise InputTooLong(
-                f"the prompt has {len(own):,} tokens; the model takes {left:,} beside an image",
+                f"the prompt has {len(own):,} tokens; the maximum is {left:,} with an image",
                 field=field,
             )
         ids: Ids = np.array([0] * tokens + [self._ends[0], *own, self._ends[1]], np.int32)
@@ -357,7 +360,7 @@ class FlorenceReader:
         number = self.tokenizer.token_to_id(token)
         if number is None:
             raise ModelBroken(
-                f"tokenizer.json: has no token {token!r}, which frames Florence-2's prompts"
+                f"tokenizer.json: token {token!r}, which frames Florence-2's prompts, is missing"
             )
         return number
 

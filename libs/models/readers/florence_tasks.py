@@ -1,8 +1,7 @@
-"""Florence-2's tasks: what it is asked in words, and what its answers mean.
+"""Florence-2's tasks: the prompts, and the parsing of answers.
 
-Places are written as `<loc_0>` to `<loc_999>`, thousandths of the image's width or height. Texts
-and places are read as by transformers' Florence2PostProcessor, against which tests/readers holds
-them.
+Locations are `<loc_0>` to `<loc_999>`, thousandths of the image's width or height. The parser
+follows transformers' Florence2PostProcessor; tests/readers compares the two.
 """
 
 from __future__ import annotations
@@ -23,16 +22,18 @@ REGION_FIELD: Final = "text.region"
 FIELD: Final = "text.instruction"
 
 Form = Literal["text", "lines", "boxes", "phrases", "proposals", "polygons", "any"]
-"""What an answer is: a text; texts with four corners each; labels with boxes; phrases of a caption
-with boxes; boxes alone; polygons; or labels with boxes or polygons."""
+"""The form of an answer: a text; texts with four corners each; labels with boxes; phrases of a
+caption with boxes; boxes alone; polygons; or labels with boxes or polygons."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`prompt`: in words, with `{}` where an input belongs. `form`: of the answer."""
+    """A task that Florence-2 was trained for."""
 
     prompt: str
+    """The prompt in words, with `{}` in place of the input."""
     form: Form
+    """The form of the answer."""
 
 
 TASKS: Final = {
@@ -56,7 +57,7 @@ TASKS: Final = {
     "<REGION_TO_DESCRIPTION>": Task("What does the region {} describe?", "text"),
     "<REGION_TO_OCR>": Task("What text is in the region {}?", "text"),
 }
-"""By the names that its processors have for them."""
+"""Tasks by the names in Florence-2's processors."""
 
 DETECTION: Final = TASKS["<OPEN_VOCABULARY_DETECTION>"]
 _KINDS: Final = {
@@ -71,15 +72,17 @@ _REGION_KINDS: Final = {
     "ocr": "<REGION_TO_OCR>",
 }
 BANNED: Final = frozenset({
-    "a", "an", "the", "image", "images", "I", "me", "mine", "myself", "you", "your", "yours", "yourself", "yourselves", "he",
-    "him", "his", "himself", "she", "her", "hers", "herself", "it", "its", "itself", "we", "us", "our", "ours", "ourselves",
-    "they", "them", "their", "theirs", "themselves", "one", "oneself", "each", "this", "that", "these", "those", "who", "whom",
-    "whose", "which", "what", "all", "another", "any", "anybody", "anyone", "anything", "everybody", "everyone", "everything",
-    "few", "many", "nobody", "none", "several", "some", "somebody", "someone", "something", "the image", "a group", "a set",
-    "lots", "other objects", "one another", "each other",
+    "a", "an", "the", "image", "images", "I", "me", "mine", "myself", "you", "your", "yours",
+    "yourself", "yourselves", "he", "him", "his", "himself", "she", "her", "hers", "herself", "it",
+    "its", "itself", "we", "us", "our", "ours", "ourselves", "they", "them", "their", "theirs",
+    "themselves", "one", "oneself", "each", "this", "that", "these", "those", "who", "whom",
+    "whose", "which", "what", "all", "another", "any", "anybody", "anyone", "anything", "everybody",
+    "everyone", "everything", "few", "many", "nobody", "none", "several", "some", "somebody",
+    "someone", "something", "the image", "a group", "a set", "lots", "other objects", "one another",
+    "each other",
 })  # fmt: skip
-"""Phrases of a caption that stand for nothing that has a place: as microsoft's processor has them,
-and the processor_config.json of transformers' layout."""
+"""Phrases of a caption without a location, copied from Microsoft's processor and from the
+processor_config.json of transformers' layout."""
 _NAMED: Final = re.compile(r"\s*(<[A-Z_]+>)(.*)", re.DOTALL)
 
 _LOCATION: Final = re.compile(r"<loc_(\d+)>")
@@ -93,9 +96,10 @@ _POLYGON: Final = re.compile(r"<poly>(.*?)</poly>", re.DOTALL)
 _RING: Final = re.compile(r"((?:<loc_\d+>)+)(?:<sep>|$)")
 
 
-def asked(work: TextWork, width: int, height: int) -> tuple[str, Form]:
-    """The prompt about an image of so many pixels, and the form of its answer. Raises InvalidInput
-    for what cannot be asked.
+def build_prompt(work: TextWork, width: int, height: int) -> tuple[str, Form]:
+    """Return the prompt for an image of this size in pixels, and the form of its answer.
+
+    Raises InvalidInput for an unsupported instruction or region.
     """
     place = None if work.region is None else _places(work.region, width, height)
     if not work.instruction.strip():
@@ -103,7 +107,7 @@ def asked(work: TextWork, width: int, height: int) -> tuple[str, Form]:
         name = names.get(work.text_kind)
         if name is None:
             raise InvalidInput(
-                "lines of text are found in the whole image: leave out the region, or ask for ocr",
+                "lines are found in the whole image only: remove the region, or request ocr",
                 field=REGION_FIELD,
             )
         return TASKS[name].prompt.format(place), TASKS[name].form
@@ -112,7 +116,8 @@ def asked(work: TextWork, width: int, height: int) -> tuple[str, Form]:
     if named is None or task is None:
         if place is not None:
             raise InvalidInput(
-                "a question of your own has no region: name one of the model's tasks, such as <REGION_TO_OCR>",
+                "a free instruction cannot have a region: use one of the model's tasks, such as "
+                "<REGION_TO_OCR>",
                 field=REGION_FIELD,
             )
         return work.instruction, "text"
@@ -120,13 +125,13 @@ def asked(work: TextWork, width: int, height: int) -> tuple[str, Form]:
     if "{}" not in task.prompt:
         if given or place is not None:
             raise InvalidInput(
-                f"the task {name} takes neither a text nor a region",
+                f"the task {name} accepts neither a text nor a region",
                 field=FIELD if given else REGION_FIELD,
             )
         return task.prompt, task.form
     if place is not None and (given or not name.startswith("<REGION_")):
         raise InvalidInput(
-            f"the task {name} takes a text or a region, and not both", field=REGION_FIELD
+            f"the task {name} accepts a text or a region, not both", field=REGION_FIELD
         )
     if place is None and not given:
         wanted = "a region" if name.startswith("<REGION_") else "a text after it"
@@ -134,11 +139,12 @@ def asked(work: TextWork, width: int, height: int) -> tuple[str, Form]:
     return task.prompt.format(place or given), task.form
 
 
-def regions_of(
+def parse_regions(
     written: str, form: Form, width: int, height: int, banned: frozenset[str] = frozenset()
 ) -> list[Region]:
-    """The regions of an answer, in its order, in pixels of an image of `width` times `height`.
-    `banned`: phrases that have none.
+    """Return the regions of an answer, in order, in pixels of an image of `width` x `height`.
+
+    `banned` are phrases without regions.
     """
     scale = (width, height)
     if form == "text":
@@ -166,7 +172,7 @@ def regions_of(
 
 
 def _label(phrase: str) -> str | None:
-    """Without the space around it; None for one of several lines, which is no label."""
+    """Strip the label's whitespace. Returns None for several lines, which are not a label."""
     label = phrase.strip()
     return None if "\n" in phrase.lstrip() else label
 
@@ -176,7 +182,9 @@ def _plain(label: str) -> str:
 
 
 def _polygons(written: str, scale: tuple[int, int], *, labelled: bool) -> Iterator[Region]:
-    """An instance has polygons between <poly> and </poly>, whose rings <sep> divides; or rings
+    """Yield the polygons of an answer.
+
+    An instance has polygons between <poly> and </poly>, with rings separated by <sep>, or rings
     alone.
     """
     found = (
@@ -205,7 +213,7 @@ def _fours(locations: str) -> Iterator[list[str]]:
 
 
 def _scaled(numbers: list[str], scale: tuple[int, int]) -> tuple[float, ...]:
-    """Places, x and y in turn, to whole pixels: the middle of their thousandth."""
+    """Convert x and y locations to whole pixels, at the middle of their thousandth."""
     bins = [np.float32(side / BINS) for side in scale]
     return tuple(
         float(int((np.float32(number) + np.float32(0.5)) * bins[place % 2]))
@@ -214,7 +222,7 @@ def _scaled(numbers: list[str], scale: tuple[int, int]) -> tuple[float, ...]:
 
 
 def _box(label: str, numbers: list[str], scale: tuple[int, int]) -> Region:
-    """A model may write the edges of a box in any order."""
+    """Build a box. A model may generate the edges in any order."""
     first, second, third, fourth = _scaled(numbers, scale)
     return Region(
         label, 1.0, min(first, third), min(second, fourth), max(first, third), max(second, fourth)
@@ -227,7 +235,8 @@ def _outlined(label: str, corners: tuple[float, ...]) -> Region:
 
 
 def _places(region: tuple[float, float, float, float], width: int, height: int) -> str:
-    """A part of an image as the model is told it. Raises InvalidInput for one outside the image."""
+    """Write a region of an image as location tokens. Raises InvalidInput for one outside the
+    image."""
     left, top, right, bottom = region
     if not (0 <= left < right <= width and 0 <= top < bottom <= height):
         raise InvalidInput(

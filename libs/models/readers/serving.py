@@ -1,6 +1,4 @@
-"""Loads a checkpoint directory of a model that reads images and writes text as a model that is
-served.
-"""
+"""Load a checkpoint directory of a model that reads images and generates text as a served model."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def load_reader_model(
     overrides: Overrides | None = None,
     memory_bytes: int = 0,
 ) -> GenerativeModel:
-    """As `load_generative_model`, of a model that reads images and writes."""
+    """Load a model that reads images, as `load_writer_model` loads a text model."""
     card = read_card(directory, model_id, overrides)
     card, dtype = without_int8(card, device, dtype)
     config, settings = (
@@ -56,9 +54,10 @@ def load_reader_model(
         return GenerativeModel(card, EncoderDecoderReader(card, model), memory_bytes)
 
 
-def _measured(card: Card, writer: LanguageModel, tokenizer: Tokenizer, size: ImageSize) -> Card:
-    """The card with what only the loaded model knows. Ids beyond the tokenizer's, whose rows are
-    random, are never chosen.
+def _measured(card: Card, writer: Writer, tokenizer: Tokenizer, size: ImageSize) -> Card:
+    """Add the loaded model's measurements to the card.
+
+    Ids beyond the tokenizer's vocabulary, with random rows in the table, are never chosen.
     """
     writer.settings = replace(
         writer.settings, vocabulary=min(largest_id(tokenizer) + 1, writer.vocabulary)

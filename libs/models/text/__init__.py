@@ -1,5 +1,5 @@
-"""Models that read text: `loading.py` makes one of a checkpoint directory.
+"""Models that read text: `loading.py` builds a model from a checkpoint directory.
 
 `registry.py` and `families/` build the encoder, `kinds/` choose its `heads/` and `processing/`,
-`tokenising/` makes token ids.
+`tokenising/` produces token ids.
 """

@@ -1,5 +1,5 @@
-"""Loads a checkpoint directory of texts: the card says which family's encoder it is and which kind
-of heads follow it.
+"""Load a checkpoint directory of a text model: the card names the encoder's family and the kind of
+heads after it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def load_text_model(
     dtype: torch.dtype,
     overrides: Overrides | None = None,
 ) -> PackedModel:
-    """As `libs.models.load_model`, of a directory of texts."""
+    """Load a directory of texts, as `libs.models.load_model` does."""
     with failing(broken_tokenizer):
         return _load(directory, model_id, device, dtype, overrides)
 
@@ -79,9 +79,9 @@ def _load(
             table, (*prefixes, *(card.encoder_prefix + prefix for prefix in prefixes)), tables
         )
         built = kind.build(Parts(card, directory, encoder, state, rest, device, quantised))
-        backbones, processor = (
-            (Backbone(encoder, built.heads), *built.backbones),
-            Tokenising(TextsAlone(built.processor)),
+        trunks, processor = (
+            (Backbone(encoder, built.heads), *built.trunks),
+            TokenizerGuard(TextOnlyProcessor(built.processor)),
         )
         model = PackedModel(
             card, backbones, processor, names, device, lambda: _tensors(directory, card)[0]
@@ -101,9 +101,7 @@ def _load(
 
 
 def _tensors(directory: Path, card: Card) -> tuple[TensorFile, TensorFile, TensorFile]:
-    """The encoder's tensors, the factors of its own adapters among them, and all tensors that are
-    not the encoder's.
-    """
+    """Return the encoder's tensors, its adapters' factors among them, and all other tensors."""
     encoder, rest = TensorFile.open(directory, card.encoder_folder).split(card.encoder_prefix)
     return *without_parametrizations(encoder), rest
 
@@ -111,8 +109,8 @@ def _tensors(directory: Path, card: Card) -> tuple[TensorFile, TensorFile, Tenso
 def _number_format(
     card: Card, device: torch.device, dtype: torch.dtype
 ) -> tuple[Card, torch.dtype, bool]:
-    """The card with what is done of it, the type of what is not quantised, and whether weights are
-    quantised to int8.
+    """Return the card as loaded, the type of unquantised weights, and whether weights are quantised
+    to int8.
     """
     own = default_dtype(device) if dtype is torch.int8 else dtype
     if card.dtype not in ("int8", "auto") or (card.dtype == "auto" and dtype is not torch.int8):
@@ -122,7 +120,7 @@ def _number_format(
     if not missing:
         return card, own, True
     log.warning(
-        "%s is to be int8, and is loaded in %s instead: %s",
+        "%s was requested in int8 and is loaded in %s instead: %s",
         card.model,
         str(own).removeprefix("torch."),
         missing,
@@ -131,12 +129,12 @@ def _number_format(
 
 
 def without_int8(card: Card, device: torch.device, dtype: torch.dtype) -> tuple[Card, torch.dtype]:
-    """The card, and the type in which the model is loaded; both without int8, which models of texts
-    alone can be: a warning is logged."""
+    """Return the card and the type of the model, both without int8, which only text models support.
+    A requested int8 logs a warning."""
     own = default_dtype(device) if dtype is torch.int8 else dtype
     if card.dtype == "int8" or (card.dtype == "auto" and dtype is torch.int8):
         log.warning(
-            "%s is to be int8, which is for encoders of texts: it is loaded in %s",
+            "%s was requested in int8, which only text encoders support; it is loaded in %s",
             card.model,
             str(own).rpartition(".")[2],
         )
@@ -145,15 +143,15 @@ def without_int8(card: Card, device: torch.device, dtype: torch.dtype) -> tuple[
 
 
 def encoder_config(directory: Path, card: Card) -> Mapping[str, object]:
-    """The encoder's own configuration: a file, or an object within it."""
+    """Return the encoder's configuration: a file, or an object within a file."""
     config = need_config(directory, str(Path(card.encoder_folder) / card.encoder_file))
     for key in card.encoder_keys:
         config = config.part(key)
     return config.values
 
 
-class TextsAlone:
-    """The processor of a model that reads texts: refuses images, and items of several parts."""
+class TextOnlyProcessor:
+    """A processor of a text model. It refuses images and items of several parts."""
 
     def __init__(self, processor: Processor) -> None:
         self._processor = processor
@@ -166,10 +164,8 @@ class TextsAlone:
         return self._processor.finish(prepared, outputs, go_on)
 
 
-class Tokenising:
-    """A processor whose tokenizer may fail for a text: InvalidInput in place of what the
-    `tokenizers` library raises.
-    """
+class TokenizerGuard:
+    """A processor that raises InvalidInput where the `tokenizers` library fails for a text."""
 
     def __init__(self, processor: Processor) -> None:
         self._processor = processor
@@ -183,8 +179,8 @@ class Tokenising:
 
 
 def broken_tokenizer(problem: str) -> ModelBroken:
-    return ModelBroken(f"tokenizer.json: cannot be used: {problem}")
+    return ModelBroken(f"tokenizer.json: cannot be loaded: {problem}")
 
 
 def _cannot_tokenise(problem: str) -> InvalidInput:
-    return InvalidInput(f"the model's tokenizer fails for such a text: {problem}")
+    return InvalidInput(f"the model's tokenizer fails for this text: {problem}")

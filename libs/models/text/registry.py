@@ -1,7 +1,7 @@
-"""The registry of families by `model_type`; builds a checkpoint's encoder on its device.
+"""The registry of families by `model_type`, which builds a checkpoint's encoder on its device.
 
-Called once when a worker loads a model. Adding an architecture: one file in `families`, one line
-here, one row in the parity table.
+It is called once when a worker loads a model. A new architecture is one file in `families`, one
+line here and one row in the parity table.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Family(Protocol):
 
 @runtime_checkable
 class _Claims(Protocol):
-    """A family that shares its model_type with another: `claims` says which checkpoints are its
-    own, and is asked first.
+    """A family that shares its model_type with another. `claims` selects its checkpoints and is
+    asked first.
     """
 
     def claims(self, config: Config) -> bool: ...
@@ -77,7 +77,7 @@ class _Claims(Protocol):
 
 @runtime_checkable
 class _Renames(Protocol):
-    """A family whose modules have other names in transformers than in its checkpoints: adapters use
+    """A family with module names that differ between transformers and its checkpoints. Adapters use
     transformers' names.
     """
 
@@ -121,7 +121,7 @@ _FAMILIES: tuple[Family, ...] = (
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware multiplies it natively, float32 elsewhere."""
+    """Return bfloat16 where the hardware multiplies it natively, float32 elsewhere."""
     if device.type == "cuda":
         return (
             torch.bfloat16
@@ -132,7 +132,7 @@ def default_dtype(device: torch.device) -> torch.dtype:
 
 
 def model_types() -> tuple[str, ...]:
-    """Every `model_type` that `build_encoder` takes."""
+    """Return every `model_type` that `build_encoder` supports."""
     return tuple(
         dict.fromkeys(model_type for family in _FAMILIES for model_type in family.MODEL_TYPES)
     )
@@ -147,12 +147,14 @@ def build_encoder(
     head_tables: Mapping[str, HeadRule],
     int8: bool = False,
 ) -> tuple[PackedEncoder, dict[str, Tensor]]:
-    """The encoder in `dtype`, ready to run, and the head's tensors in float32 under the names of
-    `head_tables`.
+    """Return the encoder in `dtype`, ready to run, and the head's tensors in float32 under the
+    names of `head_tables`.
 
-    `int8`: its linear layers still have the weights as stored, and compute with these in float32
-    until they are quantised (`libs/models/precision/int8.py`). Raises ModelBroken naming the key of
-    config.json, or the file and tensor, that cannot be served.
+    Raises ModelBroken naming the key of config.json, or the file and tensor, that cannot be served.
+
+    Args:
+        int8: Linear layers keep the stored weights, and compute with them in float32 until they are
+            quantised (`libs/models/precision/int8.py`).
     """
     encoder, family = empty_encoder(Config(config))
     state = weights.load(
@@ -170,8 +172,8 @@ def build_encoder(
 
 
 def names_of(config: Mapping[str, object]) -> tuple[Mapping[str, Rule], tuple[str, ...]]:
-    """The names by which adapters refer to layers, in the family that serves a config.json, and the
-    prefixes they may have.
+    """Return the names by which adapters refer to layers, in the family of a config.json, and their
+    possible prefixes.
     """
     family = _family_of(Config(config))
     return {**family.WEIGHTS, **family.MODULES} if isinstance(
@@ -180,7 +182,7 @@ def names_of(config: Mapping[str, object]) -> tuple[Mapping[str, Rule], tuple[st
 
 
 def empty_encoder(config: Config) -> tuple[PackedEncoder, Family]:
-    """The encoder that config.json describes, on the meta device, and its family."""
+    """Return the encoder that config.json describes, on the meta device, and its family."""
     family = _family_of(config)
     try:
         with torch.device("meta"):
@@ -194,7 +196,7 @@ def empty_encoder(config: Config) -> tuple[PackedEncoder, Family]:
         ValueError,
     ) as error:
         raise ModelBroken(
-            shortened(f"config.json: describes no encoder that can be built: {error}")
+            shortened(f"config.json: the encoder cannot be built: {error}")
         ) from error
     if encoder.max_positions < 1:
         raise ModelBroken("config.json: max_position_embeddings leaves no position for a token")
@@ -210,16 +212,15 @@ def _family_of(config: Config) -> Family:
     if own:
         return own[0]
     code = (
-        " The checkpoint's own code, which auto_map names, is never run."
-        if config.has("auto_map")
-        else ""
+        " The checkpoint's code, named by auto_map, is never run." if config.has("auto_map") else ""
     )
     raise config.unsupported("model_type", f"supported are {', '.join(model_types())}.{code}")
 
 
 def prepare(encoder: PackedEncoder, *, linears: bool = True) -> None:
-    """Lets every module prepare its weights, which are final now, for the device they are on.
-    `linears` False: linear layers are left as they are."""
+    """Let every module prepare its final weights for the device they are on.
+
+    Without `linears`, linear layers are not prepared."""
     for module in encoder.modules():
         if not linears and isinstance(module, PackedLinear):
             continue

@@ -1,5 +1,5 @@
-"""Loads static embedders: an encoder without layers, which looks up a vector for each token, and
-the mean over a text's tokens.
+"""Load static embedding models: an encoder without layers that looks up a vector for each token,
+and the mean over a text's tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from libs.models.loaded.tiers import copying
 from libs.models.packed_model import PackedModel
 from libs.models.text.heads.modules import dense_layers
 from libs.models.text.heads.pooled import PooledHead
-from libs.models.text.loading import DTYPES, TextsAlone, Tokenising, broken_tokenizer
+from libs.models.text.loading import DTYPES, TextOnlyProcessor, TokenizerGuard, broken_tokenizer
 from libs.models.text.processing.embedding import EmbeddingProcessor, Framed
 from libs.models.text.tokenising.text import TextProcessor, Where, too_long
 from libs.models.text.tokenising.tokenizer import (
@@ -50,17 +50,17 @@ _WEIGHTS: Final = "weights"
 def load_static_model(
     directory: Path, model_id: str, device: torch.device, overrides: Overrides | None = None
 ) -> PackedModel:
-    """As `libs.models.load_model`, of a static embedder.
+    """Load a static embedding model, as `libs.models.load_model` does.
 
-    The table stays in float32 unless a card of the catalog gives a data type, as a smaller one
-    would make nothing faster.
+    The table stays in float32 unless the catalog's card names a data type: a smaller type would not
+    make anything faster.
     """
     card = read_card(directory, model_id, overrides)
     root = directory / card.encoder_folder
     with failing(broken_tokenizer), copying(device):
         tokenizer = load_tokenizer(root, lowercase=card.lowercase)
         table = _table(TensorFile.open(directory, card.encoder_folder), largest_id(tokenizer) + 1)
-        # A text without tokens has the vector zero: that of one more row.
+        # A text without tokens has the vector zero, which is in an additional row.
         table = torch.cat((table, table.new_zeros(1, table.shape[1]))).to(
             device, DTYPES.get(card.dtype, torch.float32)
         )
@@ -88,12 +88,12 @@ def load_static_model(
         embed.token.weight = nn.Parameter(table, requires_grad=False)
         encoder.prepare()
         head = PooledHead(card.pooling, dense_layers(card, directory, {}, device))
-        # Model2Vec's own limit replaces that of tokenizer.json.
+        # Model2Vec's limit replaces that of tokenizer.json.
         limit = 0 if card.family == MODEL2VEC else _truncation(root)
         processor = StaticProcessor(card, tokenizer, limit, empty=len(table) - 1)
         backbone = Backbone(encoder.requires_grad_(False).eval(), {"dense": head})
         model = PackedModel(
-            card, (backbone,), Tokenising(TextsAlone(processor)), Names({}, (), {}), device
+            card, (trunk,), TokenizerGuard(TextOnlyProcessor(processor)), Names({}, (), {}), device
         )
         model.tokens = TokenProcessor(
             card, tokenizer, min(card.max_tokens, limit or card.max_tokens)
@@ -104,11 +104,12 @@ def load_static_model(
 
 
 class StaticProcessor(EmbeddingProcessor):
-    """Texts without special tokens; for Model2Vec also without unknown tokens, and cut to a number
-    of characters first.
+    """The processor of texts without special tokens; for Model2Vec also without unknown tokens, and
+    first truncated to a number of characters.
 
-    `limit`: of tokenizer.json's own truncation; 0: it has none. `empty`: the id that stands for a
-    text without tokens.
+    Args:
+        limit: The truncation in tokenizer.json, 0 if it has none.
+        empty: The id of a text without tokens.
     """
 
     def __init__(self, card: Card, tokenizer: Tokenizer, limit: int, *, empty: int) -> None:
@@ -136,7 +137,7 @@ class StaticProcessor(EmbeddingProcessor):
         where: Where,
         go_on: CancelCheck,
     ) -> Framed:
-        """The sequences of texts. `where`: the path in the job of each."""
+        """Return the sequences of texts. `where` returns the path of each in the job."""
         if self._max_characters and truncation == "end":
             texts = [(prompt + text)[: self._max_characters] for text in texts]
             prompt = ""
@@ -161,15 +162,17 @@ class StaticProcessor(EmbeddingProcessor):
 
 
 def _table(tensors: TensorFile, tokens: int) -> Tensor:
-    """A float32 vector for each token id. Raises ModelBroken for tensors that do not fit the
-    tokenizer or each other.
+    """Return a float32 vector for each token id.
+
+    Raises ModelBroken for tensors that do not fit the tokenizer or each other.
     """
     names = set(tensors.names())
     name = next((name for name in TABLES if name in names), "")
     if not name or names - {name, _MAPPING, _WEIGHTS}:
         found = ", ".join(sorted(names)[:5])
         raise ModelBroken(
-            f"{tensors.source}: must hold {' or '.join(TABLES)}, and may hold {_MAPPING} and {_WEIGHTS}; it holds {found}"
+            f"{tensors.source}: must contain {' or '.join(TABLES)}, and may contain {_MAPPING} and "
+            f"{_WEIGHTS}; it contains {found}"
         )
     table = tensors.read(name).to(torch.float32)
     if _MAPPING in names:
@@ -186,19 +189,20 @@ def _table(tensors: TensorFile, tokens: int) -> Tensor:
         weights = tensors.read(_WEIGHTS).to(torch.float32)
         if weights.shape != table.shape[:1]:
             raise ModelBroken(
-                f"{tensors.source}: tensor 'weights' must have {len(table)} numbers, one for each token"
+                f"{tensors.source}: tensor 'weights' must have {len(table)} numbers, one for each "
+                "token"
             )
         table = table * weights[:, None]
     if len(table) < tokens:
         raise ModelBroken(
-            f"{tensors.source}: has vectors for {len(table)} tokens; the tokenizer has {tokens}"
+            f"{tensors.source}: vectors exist for {len(table)} tokens; the tokenizer has {tokens}"
         )
     return table
 
 
 def _truncation(root: Path) -> int:
-    """The tokens that tokenizer.json's own truncation leaves; 0: it has none. The file was
-    validated when it was loaded.
+    """Return the truncation in tokenizer.json in tokens, 0 if it has none. The file was validated
+    when it was loaded.
     """
     settings = json.loads(read_file(root, FILE, MAX_BYTES) or b"{}").get("truncation")
     found = settings.get("max_length") if isinstance(settings, dict) else None

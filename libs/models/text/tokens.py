@@ -1,8 +1,8 @@
-"""Tokenize and Detokenize: what a model's own tokenizer makes of texts, and texts of ids. No
+"""Tokenize and Detokenize: a model's tokenizer maps texts to ids, and ids to texts, without a
 forward pass.
 
-`prepare` does the work, in the worker's preparing threads, and its Prepared has no sequences, so
-the job is finished next.
+`prepare` does the work in the worker's preparing threads. Its Prepared has no sequences, so the job
+finishes next.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class TokenProcessor:
     """The processor of one tokenizer, which has neither truncation nor padding set. Thread-safe."""
 
     def __init__(self, card: Card, tokenizer: Tokenizer, limit: int = 0) -> None:
-        """`limit`: the longest sequence in tokens; 0: the card's."""
+        """`limit` is the longest sequence in tokens; 0 for the card's."""
         self._card = card
         self._tokenizer = tokenizer
         self._limit = limit or card.max_tokens
 
-    def prepare(self, work: TokenWork, go_on: CancelCheck) -> Prepared:
-        """Do the work; the result is in the notes.
+    def prepare(self, work: TokenWork, go_on: GoOn) -> Prepared:
+        """Do the work; the notes contain the result.
 
-        Raises InputTooLong or InvalidInput with the field's path in the job, and what `go_on`
-        raises, which is called before each `cutting.SLICE` characters.
+        Raises InputTooLong or InvalidInput with the field's path in the job, and errors of `go_on`,
+        which is called before each `cutting.SLICE_CHARACTERS` characters.
         """
         with failing(_cannot_tokenise):
             if isinstance(work, TokenizeWork):
@@ -63,7 +63,7 @@ class TokenProcessor:
     def finish(self, prepared: Prepared) -> Result:
         """Return the result of a job that `prepare` did."""
         if not isinstance(prepared.notes, TokenizeResult | DetokenizeResult):
-            raise TypeError("the job is not prepared by a TokenProcessor")
+            raise TypeError("the job was not prepared by a TokenProcessor")
         return prepared.notes
 
     def _tokenize(self, work: TokenizeWork, go_on: CancelCheck) -> list[Tokenization]:
@@ -86,7 +86,8 @@ class TokenProcessor:
                     read, len(items)
                 ):
                     raise InputTooLong(
-                        f"the model's tokenizer makes {made:,} tokens of {read:,} bytes of text, more than an answer holds: "
+                        f"the model's tokenizer makes {made:,} tokens of {read:,} bytes of text, "
+                        "which exceeds an answer's limit: "
                         "set count_only, or send the text in parts",
                         field=_text_path(number),
                     )
@@ -101,9 +102,8 @@ class TokenProcessor:
             return Tokenization(count, kept_tokens, _NONE, _NONE, _NONE)
         mask = encoding.special_tokens_mask
         before, after = run_of_ones(mask), run_of_ones(reversed(mask))
-        if (
-            before == count
-        ):  # The text has no tokens, so the mask does not say on which side of it the special ones are.
+        # Without tokens of the text, the mask does not show on which side of it special ones are.
+        if before == count:
             before = min(self._leading, count)
             after = count - before
         kept = self._kept(count, before, after, work.truncation)
@@ -135,13 +135,11 @@ class TokenProcessor:
 
     @cached_property
     def _leading(self) -> int:
-        """How many special tokens stand before a text."""
+        """Return the number of special tokens before a text."""
         return run_of_ones(self._tokenizer.encode("a").special_tokens_mask)
 
     def _names(self, ids: NDArray[np.uint32]) -> tuple[str, ...]:
-        """The vocabulary's names, which the encoding has not for unknown tokens: there it has the
-        text.
-        """
+        """Return the vocabulary's names. The encoding has the text instead for unknown tokens."""
         distinct, places = np.unique(ids, return_inverse=True)
         names = [self._tokenizer.id_to_token(token) or "" for token in distinct.tolist()]
         return tuple(names[place] for place in places.tolist())
@@ -149,8 +147,8 @@ class TokenProcessor:
     def _kept(
         self, count: int, before: int, after: int, truncation: Truncation
     ) -> NDArray[np.int64]:
-        """The places of the tokens that Encode keeps: the special tokens around a text, and one end
-        of the text.
+        """Return the places of the tokens that Encode keeps: the special tokens around a text, and
+        one end of the text.
         """
         if count <= self._limit:
             return np.arange(count)
@@ -176,9 +174,8 @@ class TokenProcessor:
         return texts
 
     def _check_size(self, ids: NDArray[np.uint32], number: int) -> None:
-        """Refuse ids that the tokenizer lacks, and those whose names are too long, before a text is
-        made of them.
-        """
+        """Refuse ids that the tokenizer lacks, and ids with too long names, before decoding
+        them."""
         distinct, first, counts = np.unique(ids, return_index=True, return_counts=True)
         size = 0
         for token, place, count in zip(
@@ -191,8 +188,8 @@ class TokenProcessor:
                     f"{field} is {token}, which is not in the vocabulary of {self._card.model}",
                     field=field,
                 )
-            # In characters, since a byte-level name has one for each byte of the text. The text
-            # itself is checked once it is made.
+            # Count characters, because a byte-level name has one for each byte of the text. The
+            # text is checked after decoding.
             size += count * len(name)
         _refuse_large(size, len(ids), number)
 
@@ -201,12 +198,15 @@ def _refuse_large(size: int, ids: int, number: int) -> None:
     most = tokens.max_text_bytes(ids, 1)
     if size > most:
         field = _sequence_path(number)
-        message = f"{field} has a text of {size:,} bytes; at most {most:,} are returned for {ids:,} ids: send fewer at a time"
+        message = (
+            f"{field} has a text of {size:,} bytes; the maximum for {ids:,} ids is {most:,}: send "
+            "fewer at a time"
+        )
         raise InputTooLong(message, field=field)
 
 
 def _cannot_tokenise(problem: str) -> InvalidInput:
-    return InvalidInput(f"the model's tokenizer fails for such a text: {problem}")
+    return InvalidInput(f"the model's tokenizer fails for this text: {problem}")
 
 
 def _text_path(number: int) -> str:

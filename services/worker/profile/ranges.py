@@ -35,7 +35,7 @@ _METHODS: Final[tuple[tuple[type[nn.Module], Part, tuple[str, ...]], ...]] = (
     (Attention, "attention", ("project", "mix")),
     (Norm, "norm", ("forward", "add")),
     (nn.LayerNorm, "norm", ("forward",)),
-    (Layer, "layer", ("at_once",)),
+    (Layer, "layer", ("fused",)),
     (TokenEmbedding, "embedding", ("forward",)),
 )
 

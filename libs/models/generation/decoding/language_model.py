@@ -234,7 +234,7 @@ class LanguageModel:
         rows = places.rows if chooses and not crosses else None
         where = places.every if rows is None else places.last
         if not crosses:
-            done = layer.at_once(x, batch, shared, rows, where.layout, places.native(where, pages))
+            done = layer.fused(x, batch, shared, rows, where.layout, places.native(where, pages))
             if done is not None:
                 return done
         attn = layer.attn

@@ -116,7 +116,11 @@ class StepForward:
         """Return whether the model's steps can run this way: on CUDA, without cross attention or
         length-dependent launches.
         """
-        if writer.has_cross or not has_triton(pages[0][0]) or writer.decoder.goes_by_runs:
+        if (
+            writer.has_cross
+            or not has_triton(pages[0][0])
+            or not writer.decoder.is_graph_capturable
+        ):
             return False
         from libs.kernels.attention import paged_triton
 

@@ -27,7 +27,7 @@ from libs.models.output_cache import OutputCache
 from libs.models.packed_model import PackedModel
 from libs.models.text.heads.linear import HeadLinear
 from libs.models.text.heads.tokens import TokenHead
-from libs.models.text.loading import Tokenising, without_int8
+from libs.models.text.loading import TokenizerGuard, without_int8
 from libs.models.text.tokens import TokenProcessor
 
 
@@ -55,10 +55,10 @@ def load_vision_language_model(
         loaded = load_vision_language(directory, dtype=dtype, device=device, use=use, base=base)
         card = _measured(card, loaded)
         loaded.input.text.limit = card.max_tokens
-        output_cache = OutputCache(card.model, card.revision, dtype, loaded.input.pictures)
-        processor = PartsProcessor(card, loaded.input, output_cache, loaded.weights)
-        model = PackedModel(card, loaded.backbones, Tokenising(processor), loaded.names, device)
-        model.output_cache = output_cache
+        recall = OutputCache(card.model, card.revision, dtype, loaded.input.pictures)
+        processor = PartsProcessor(card, loaded.input, recall, loaded.weights)
+        model = PackedModel(card, loaded.trunks, TokenizerGuard(processor), loaded.names, device)
+        model.recall = recall
         model.tokens = TokenProcessor(card, loaded.input.text.tokenizer)
         model.max_tower_tokens = max_tower_tokens(loaded.input)
         if device.type != "cpu":

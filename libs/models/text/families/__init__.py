@@ -1,3 +1,3 @@
-"""One file for each architecture, in rooms by purpose: its model types, the names of its weights,
-and `build`. What two families share belongs into `libs/models/layers`; what follows the encoder is
-a kind."""
+"""One file for each architecture, in packages by purpose: its model types, the names of its
+weights, and `build`. Code that two families share belongs in `libs/models/layers`; code after the
+encoder belongs in a kind."""

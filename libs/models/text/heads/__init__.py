@@ -1,1 +1,1 @@
-"""Heads: the modules that turn an encoder's hidden states into outputs. All compute in float32."""
+"""Modules that turn an encoder's hidden states into outputs. All compute in float32."""

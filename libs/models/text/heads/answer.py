@@ -1,5 +1,5 @@
-"""The logit of "yes" less that of "no" as a language model's next token: the last token's state and
-two rows of the LM head.
+"""The logit of "yes" minus that of "no" as a language model's next token, from the last token's
+state and two rows of the LM head.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from libs.models.work import InputSequence, Output
 
 
 class AnswerHead(nn.Module):
-    """Last tokens' states -> [sequences, 1] float32: the logit for yes, less that for no where a
+    """Map last tokens' states to [sequences, 1] float32: the logit of yes, minus that of no if the
     model has one.
     """
 
     def __init__(self, rows: Tensor, softcap: float | None = None) -> None:
-        """`rows` [1 or 2, hidden] float32: of the LM head, yes first. `softcap`: logits become
-        softcap * tanh(logits / softcap).
+        """Build the head from rows of the LM head.
+
+        Args:
+            rows: [1 or 2, hidden] float32, yes first.
+            softcap: Replace logits by softcap * tanh(logits / softcap).
         """
         super().__init__()
         self._softcap, self._subtracts = softcap, softcap is not None and len(rows) == 2

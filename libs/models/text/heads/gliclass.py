@@ -1,5 +1,5 @@
-"""GLiClass: states of the labels' markers and of the text -> a score for each label (arXiv
-2508.07662; the gliclass package).
+"""GLiClass (arXiv 2508.07662; the gliclass package): a score for each label from the states of the
+labels' markers and of the text.
 """
 
 from __future__ import annotations
@@ -27,29 +27,28 @@ from libs.models.text.processing.gliclass import Places
 from libs.models.work import InputSequence, Output
 
 State = dict[str, Tensor]
-"""Tensors of the checkpoint by name; a module removes those that it uses."""
+"""Tensors of the checkpoint by name. A module removes those that it uses."""
 
-_BETA = 4.0  # the package's, which no config.json can change
+_BETA = 4.0  # fixed in the package
 _EPSILON = 1e-8
 _NORM_EPSILON = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The sequence of each label of a batch: `of` [labels]; and its index in [sequences, most
-    labels], flattened.
-
-    `layout`: of labels as queries and of their text's states as keys, where a scorer reads these.
-    """
+    """The labels of a batch with the sequences they belong to."""
 
     of: Tensor
+    """The sequence of each label, [labels]."""
     places: Tensor
+    """The index of each label in [sequences, most labels], flattened."""
     shape: tuple[int, int]
     layout: Layout | None = None
+    """Labels as queries and the states of their text as keys, for scorers that read these."""
 
 
 class GliclassHead(nn.Module):
-    """Hidden states -> [labels of all sequences] float32."""
+    """Map hidden states to [labels of all sequences] float32."""
 
     def __init__(
         self,
@@ -59,8 +58,11 @@ class GliclassHead(nn.Module):
         function: Callable[[Tensor], Tensor],
         file: str,
     ) -> None:
-        """`size`: of hidden states. `function`: between the two layers of a projector. Raises
-        ModelBroken for a tensor's shape.
+        """Build the head. Raises ModelBroken for a tensor's shape.
+
+        Args:
+            size: Size of hidden states.
+            function: Activation between the two layers of a projector.
         """
         super().__init__()
         hidden = settings.hidden
@@ -119,7 +121,7 @@ class GliclassHead(nn.Module):
 
 
 class Projector(nn.Module):
-    """Two linear layers with an activation between: [rows, size] -> the same."""
+    """Two linear layers with an activation between them, over [rows, size]."""
 
     def __init__(
         self,
@@ -146,20 +148,20 @@ class LabelScorer(nn.Module):
         super().__init__()
 
     def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
-        """[sequences, size], [labels, size] -> [labels]"""
+        """Score labels: [sequences, size] and [labels, size] to [labels]."""
         raise NotImplementedError
 
 
 class DotScorer(LabelScorer):
-    """text · label"""
+    """Score by the dot product of text and label."""
 
     def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
         return (texts.index_select(0, pairs.of) * labels).sum(-1)
 
 
 class WeightedDotScorer(LabelScorer):
-    """Two projections of text and of label: the first ones and the second ones' product,
-    concatenated, through two layers.
+    """Concatenate the first projections of text and label and the product of their second ones, and
+    apply two layers.
     """
 
     def __init__(self, state: State, size: int, file: str) -> None:
@@ -175,7 +177,7 @@ class WeightedDotScorer(LabelScorer):
 
 
 class TowerScorer(LabelScorer):
-    """Text and label, concatenated, through three layers (scorer_type mlp)."""
+    """Concatenate text and label, and apply three layers (scorer_type mlp)."""
 
     def __init__(self, state: State, size: int, file: str) -> None:
         super().__init__(state, size, file)
@@ -186,7 +188,7 @@ class TowerScorer(LabelScorer):
 
 
 class HopfieldScorer(LabelScorer):
-    """Each label adds its attention-weighted value of the text, then goes through three layers."""
+    """Add to each label its attention-weighted value of the text, and apply three layers."""
 
     def __init__(self, state: State, size: int, file: str) -> None:
         super().__init__(state, size, file)
@@ -210,8 +212,8 @@ class HopfieldScorer(LabelScorer):
 
 
 class CrossScorer(LabelScorer):
-    """Each label attends to all states of its text; what it finds and itself, concatenated, go
-    through three layers with GELU.
+    """Each label attends to all states of its text. The result and the label, concatenated, pass
+    three layers with GELU.
     """
 
     def __init__(self, state: State, size: int, heads: int, file: str) -> None:
@@ -228,7 +230,7 @@ class CrossScorer(LabelScorer):
         self._heads = heads
 
     def forward(self, texts: Tensor, labels: Tensor, pairs: Pairs) -> Tensor:
-        """States of all texts [tokens, size], [labels, size] -> [labels]"""
+        """Score labels: states of all texts [tokens, size] and [labels, size] to [labels]."""
         if pairs.layout is None:
             raise ValueError("the scorer needs the states of the texts")
         q, k = self.query.forward(self.query_norm(labels)), self.key.forward(self.key_norm(texts))
@@ -238,7 +240,7 @@ class CrossScorer(LabelScorer):
 
 
 class _Norm(nn.Module):
-    """LayerNorm in float32: [rows, size] -> the same."""
+    """LayerNorm in float32 over [rows, size]."""
 
     def __init__(self, state: State, stem: str, size: int, file: str) -> None:
         super().__init__()
@@ -252,7 +254,8 @@ class _Norm(nn.Module):
 
 
 class _Tower(nn.Module):
-    """An MLP with one output: [rows, size] -> [rows]. `function`: after each layer but the last."""
+    """An MLP with one output, from [rows, size] to [rows]. `function` follows each layer but the
+    last."""
 
     def __init__(
         self,
@@ -301,14 +304,14 @@ def _sum(x: Tensor, cu_seqlens: Tensor, whole: Tensor) -> Tensor:
 
 
 def _average(x: Tensor, cu_seqlens: Tensor, whole: Tensor) -> Tensor:
-    """The package divides by the tokens of the whole sequence, also where only those of the text
-    are added.
+    """Average as the package does: divide by the tokens of the whole sequence even if only those of
+    the text are added.
     """
     return _sum(x, cu_seqlens, whole) / whole.diff().float()[:, None]
 
 
 def _maximum(x: Tensor, cu_seqlens: Tensor, whole: Tensor) -> Tensor:
-    """As in the package, which masks labels that are left out with zeros."""
+    """Take the maximum as the package does, with zeros for excluded labels."""
     found = maximum(x, cu_seqlens)
     return found if cu_seqlens is whole else found.clamp(min=0)
 
@@ -325,8 +328,8 @@ _POOLINGS: dict[Pooling, _Pool] = {
     "abs_avg": lambda x, cu_seqlens, whole: _average(x.abs(), cu_seqlens, whole),
     "pass": lambda x, cu_seqlens, whole: x.float(),
 }
-"""Of states of the text [rows, size], `cu_seqlens`, in sequences with the bounds `whole`:
-[sequences, size] float32; by "pass" the states themselves."""
+"""Poolings of the text's states [rows, size] by `cu_seqlens`, in sequences with the bounds `whole`:
+[sequences, size] float32, or for "pass" the states themselves."""
 
 
 def _linear(
@@ -348,13 +351,13 @@ def _linear(
 
 
 def _chosen(hidden: Tensor, rows: Sequence[NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
-    """The states of these rows, and the `cu_seqlens` of their groups."""
+    """Return the states of these rows, and the `cu_seqlens` of their groups."""
     chosen = hidden.index_select(0, _index(np.concatenate(rows), hidden.device))
     return chosen, cumulated([len(group) for group in rows], hidden.device)
 
 
 def _pairs(counts: Sequence[int], device: torch.device, layout: Layout | None) -> Pairs:
-    """`counts`: labels of each sequence."""
+    """Build the pairs. `counts` holds the number of labels of each sequence."""
     of = np.repeat(np.arange(len(counts)), counts)
     number = np.concatenate([np.arange(count) for count in counts])
     most = max(counts)

@@ -1,8 +1,7 @@
 """Logits of a text, a pair or a token, by the classification head of the checkpoint's architecture.
 
-Most architectures have one dense layer before the classifier, and LayerNorm after that where `norm`
-says so (transformers' *ForSequenceClassification); which states are pooled, the names and the
-activation differ.
+Most architectures have one dense layer before the classifier, followed by LayerNorm where `norm`
+names one (transformers' *ForSequenceClassification). They differ in pooling, names and activation.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ from libs.models.weights import HeadRule
 from libs.models.work import InputSequence, Output
 
 Pooling = Literal["first", "last", "mean", "late"]
-"""The state that is classified; "late": every token's, and the logits are averaged."""
+"""The classified state. "late" classifies every token and averages the logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The names of the layers in the checkpoint (stems after the family's prefix; empty: absent),
+    """The names of the layers in the checkpoint (stems after the family's prefix; empty if absent),
     activation and pooling.
-
-    `function`: of `dense`, unless `function_key` of config.json names it. `eps_key`: the key of
-    LayerNorm's epsilon. `pooling`: the state that is classified, unless `pooling_key` names
-    another. `divisor_key`: the key of the number that divides logits.
     """
 
     classifier: str
     dense: str = ""
     function: Activation = "identity"
+    """The activation of `dense`, unless `function_key` of config.json names another."""
     function_key: str = ""
     norm: str = ""
     eps_key: str = ""
+    """The key of LayerNorm's epsilon."""
     pooling: Pooling = "first"
+    """The classified state, unless `pooling_key` names another."""
     pooling_key: str = ""
     divisor_key: str = ""
+    """The key of the number that divides logits."""
 
 
 _BERT = Layout("classifier", dense="pooler.dense", function="tanh")
@@ -61,11 +60,11 @@ _SEQ2SEQ = Layout(
 )
 LANGUAGE_MODEL = Layout("score", pooling="last")
 """Decoders classify their last token that is not `pad_token_id`, as transformers does
-(`WithoutPadding`).
+(`PaddingTrimmer`).
 """
 
 _NEMOTRON = Layout("score", pooling="mean", pooling_key="pooling", divisor_key="temperature")
-"""NVIDIA's Llama that sees both sides, as its own code classifies: llama-nemotron-rerank."""
+"""NVIDIA's bidirectional Llama (llama-nemotron-rerank), classified as in its own code."""
 
 LAYOUTS: dict[str, Layout] = {
     "albert": Layout("classifier", dense="pooler", function="tanh"),
@@ -110,14 +109,14 @@ LAYOUTS: dict[str, Layout] = {
     "t5": _SEQ2SEQ,
     "mt5": _SEQ2SEQ,
 }
-_OF_TOKENS = (
-    "modernbert",
-)  # their token classifier has the same layers as their sequence classifier; the others' is one layer
-_SCORE_OF_TOKENS = ("openai_privacy_filter",)  # their token classifier is one layer of this name
+# Families with a token classifier like their sequence classifier; in others it is one layer
+_OF_TOKENS = ("modernbert",)
+# Families with a token classifier of one layer with this name
+_SCORE_OF_TOKENS = ("openai_privacy_filter",)
 
 
 class Classifier(nn.Module):
-    """States [rows, hidden] -> logits [rows, labels] float32."""
+    """Map states [rows, hidden] to logits [rows, labels] float32."""
 
     def __init__(
         self,
@@ -128,7 +127,8 @@ class Classifier(nn.Module):
         labels: int,
         file: str,
     ) -> None:
-        """Raises ModelBroken for a tensor that is missing or misshapen."""
+        """Build the classifier. Raises ModelBroken for a tensor that is missing or has another
+        shape."""
         super().__init__()
         check_shape(state, "classifier.weight", (labels, hidden), file)
         self.dense: HeadLinear | None = None
@@ -160,7 +160,7 @@ class Classifier(nn.Module):
 
 
 class LabelsHead(nn.Module):
-    """Hidden states -> [sequences, labels] float32."""
+    """Map hidden states to [sequences, labels] float32."""
 
     def __init__(self, classifier: Classifier, pooling: Pooling) -> None:
         super().__init__()
@@ -184,10 +184,12 @@ class LabelsHead(nn.Module):
 
 
 def text_layout(family: str) -> Layout:
-    """Raises ModelBroken for a family whose classifier of texts is not known."""
+    """Return a family's layout. Raises ModelBroken for a family with an unknown classifier of
+    texts."""
     if family not in LAYOUTS:
         raise ModelBroken(
-            f"config.json: `architectures`: sequence classification is not served for the model_type {family!r}"
+            "config.json: `architectures`: sequence classification is not supported for the "
+            f"model_type {family!r}"
         )
     return LAYOUTS[family]
 
@@ -199,13 +201,13 @@ def token_layout(family: str) -> Layout:
 
 
 def table_of(layout: Layout) -> dict[str, HeadRule]:
-    """The head's table of tensor names."""
+    """Return the head's table of tensor names."""
     stems = {"classifier": layout.classifier, "dense": layout.dense, "norm": layout.norm}
     return {stem: ours for ours, stem in stems.items() if stem}
 
 
 def pooling_of(layout: Layout, config: Config) -> Pooling:
-    """Raises ModelBroken for a value of config.json that is not known."""
+    """Read the pooling. Raises ModelBroken for an unknown value in config.json."""
     if not layout.pooling_key:
         return layout.pooling
     if not config.has(layout.pooling_key):

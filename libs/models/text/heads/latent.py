@@ -1,9 +1,9 @@
 """Latent attention pooling (NV-Embed, arXiv 2405.17428): token states attend to learnt latents,
-then their mean.
+then the mean is taken.
 
-The latents are constants, so are their keys and values. The query projection is folded into the
-keys, and the output projection into the values, once when a model is loaded: of 32,768 numbers a
-token and projection remain heads * latents = 4,096.
+The latents are constants, and therefore their keys and values too. When a model is loaded, the
+query projection is folded into the keys and the output projection into the values. This reduces
+32,768 elements per token and projection to heads * latents = 4,096.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from libs.models.work import InputSequence, Output
 _STEM: Final = "latent_attention_model"
 _NORM_EPS: Final = 1e-5
 _WIDER: Final = 4
-"""The feed-forward's inner width over the hidden size."""
+"""Ratio of the feed-forward's inner width to the hidden size."""
 _ROWS: Final = 2048
-"""Tokens at a time: the feed-forward's inner width is eight times that of a state, its gate
-included.
-"""
+"""Tokens at a time: the feed-forward's inner width, with its gate, is eight times that of a
+state."""
 
 
 class LatentHead(nn.Module):
-    """Hidden states -> [sequences, hidden] float32."""
+    """Map hidden states to [sequences, hidden] float32."""
 
     def __init__(
         self,
@@ -45,8 +44,11 @@ class LatentHead(nn.Module):
         dtype: torch.dtype,
         file: str,
     ) -> None:
-        """`size`: of hidden states. `dtype`: of the products, the encoder's. Raises ModelBroken for
-        a tensor.
+        """Build the head. Raises ModelBroken for a tensor.
+
+        Args:
+            size: Size of hidden states.
+            dtype: Type of the products; the encoder's.
         """
         super().__init__()
         attend, forward, inner = (
@@ -81,8 +83,8 @@ class LatentHead(nn.Module):
     def _folded(
         settings: Latent, state: Mapping[str, Tensor], context: Tensor, stem: str
     ) -> tuple[Tensor, Tensor]:
-        """Keys with the query projection [heads * latents, hidden], values with the output
-        projection [hidden, heads * latents].
+        """Return keys with the query projection [heads * latents, hidden], and values with the
+        output projection [hidden, heads * latents].
         """
         size, wide = settings.head_size, settings.heads * settings.head_size
         query, both, out = (state[f"{stem}.{name}.weight"] for name in ("to_q", "to_kv", "to_out"))
@@ -119,7 +121,7 @@ class LatentHead(nn.Module):
         return split_rows(arrays[0])
 
     def _layer(self, x: Tensor) -> Tensor:
-        """[tokens, hidden] float32 -> the same"""
+        """Apply the layer to [tokens, hidden] float32."""
         scores = self._product(self.attention_norm(x), self.keys).view(len(x), self._heads, -1)
         x = x + self._product(scores.softmax(-1).flatten(1), self.values)
         inner, gate = self._product(self.ffn_norm(x), self.up, self.up_bias).chunk(2, dim=-1)
@@ -131,7 +133,7 @@ class LatentHead(nn.Module):
 
 
 class _Norm(nn.Module):
-    """LayerNorm in float32: [rows, size] -> the same."""
+    """LayerNorm in float32 over [rows, size]."""
 
     def __init__(self, state: Mapping[str, Tensor], stem: str, size: int, file: str) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""laya: hidden states -> a logit for each option's marker, by transformer layers and an MLP of its
-own (the laya package).
+"""The laya package's head: transformer layers and an MLP map hidden states to a logit for each
+option's marker.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ State = Mapping[str, Tensor]
 
 
 class OptionsHead(nn.Module):
-    """Hidden states -> [options of all sequences] float32; `InputSequence.input` has the rows of
-    the markers.
+    """Map hidden states to [options of all sequences] float32. `InputSequence.input` has the rows
+    of the markers.
     """
 
     def __init__(self, state: State, layers: int, size: int, file: str) -> None:
-        """`size`: of hidden states. Raises ModelBroken for a tensor that is missing or has another
-        shape.
+        """Build the head. Raises ModelBroken for a tensor that is missing or has another shape.
+
+        Args:
+            size: Size of hidden states.
         """
         super().__init__()
         check_shape(state, "type_emb.weight", (_TYPES, size), file)
@@ -68,7 +70,7 @@ class OptionsHead(nn.Module):
 
 
 class _Layer(nn.Module):
-    """torch's TransformerEncoderLayer with norms before its blocks and ReLU."""
+    """PyTorch's TransformerEncoderLayer with norms before its blocks and ReLU."""
 
     def __init__(self, state: State, stem: str, size: int, file: str) -> None:
         super().__init__()
@@ -79,15 +81,15 @@ class _Layer(nn.Module):
             "weight": f"{stem}.self_attn.in_proj_weight",
             "bias": f"{stem}.self_attn.in_proj_bias",
         }
-        self.qkv = linear_layer({f"qkv.{ending}": state[name] for ending, name in attention.items() if name in state}, "qkv",
-                           (3 * size, size), file)  # fmt: skip
+        qkv = {f"qkv.{end}": state[name] for end, name in attention.items() if name in state}
+        self.qkv = linear_layer(qkv, "qkv", (3 * size, size), file)
         self.out = linear_layer(state, f"{stem}.self_attn.out_proj", (size, size), file)
         self.up = linear_layer(state, f"{stem}.linear1", (4 * size, size), file, "relu")
         self.down = linear_layer(state, f"{stem}.linear2", (size, 4 * size), file)
         self._heads = max(1, size // _HEAD_SIZE)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """[tokens, size] float32 -> the same"""
+        """Apply the layer to [tokens, size] float32."""
         fused = self.qkv.forward(self.attention_norm.forward(x)).view(len(x), 3, self._heads, -1)
         q, k, v = fused.unbind(1)
         x = x + self.out.forward(

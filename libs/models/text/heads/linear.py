@@ -1,7 +1,7 @@
 """A linear layer in float32 with its activation and residual: the building block of every head.
 
-Its tensors come from a module's own file (`2_Dense/model.safetensors`) or from the encoder's, by
-the head's table of names.
+Its tensors are in a module's own file (`2_Dense/model.safetensors`), or in the encoder's under the
+names of the head's table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from libs.catalog.card import Activation
 from libs.errors import ModelBroken
 from libs.kernels.rows.norms import layer_norm
 
-_EPSILON: Final = 1e-5  # torch's, which packages keep
+_EPSILON: Final = 1e-5  # torch's default, which packages use
 
 
 def _same(x: Tensor) -> Tensor:
@@ -40,7 +40,8 @@ FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class HeadLinear(nn.Module):
-    """activation(x W' + b) (+ x, or + x R' where the sizes differ, for residual layers)."""
+    """Compute activation(x W' + b), plus x for residual layers, or plus x R' if the sizes
+    differ."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class HeadLinear(nn.Module):
         *,
         residual: bool = False,
     ) -> None:
-        """`state` holds `<stem>.weight` [out, in] and, where the layer has one, `<stem>.bias`;
+        """`state` holds `<stem>.weight` [out, in], `<stem>.bias` if the layer has a bias, and
         `residual.weight` for R.
         """
         super().__init__()
@@ -63,7 +64,7 @@ class HeadLinear(nn.Module):
         self._function = FUNCTIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, in] float32 -> [rows, out]"""
+        """Map [rows, in] float32 to [rows, out]."""
         out = self._function(F.linear(x, self.weight, self.bias))
         if self._residual:
             out = out + (x if self.shortcut is None else F.linear(x, self.shortcut))
@@ -74,7 +75,7 @@ class HeadNorm(nn.Module):
     """LayerNorm with torch's epsilon, in float32."""
 
     def __init__(self, state: Mapping[str, Tensor], stem: str, size: int, file: str) -> None:
-        """Raises ModelBroken for a tensor that is missing or has another shape."""
+        """Load the norm. Raises ModelBroken for a tensor that is missing or has another shape."""
         super().__init__()
         for ending in ("weight", "bias"):
             check_shape(state, f"{stem}.{ending}", (size,), file)
@@ -82,19 +83,19 @@ class HeadNorm(nn.Module):
         self.bias = _frozen(state[f"{stem}.bias"])
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, size] -> the same"""
+        """Normalise [rows, size]."""
         return layer_norm(x, self.weight, self.bias, _EPSILON)
 
 
 class HeadDot(nn.Module):
     """A linear layer with one output, in float32.
 
-    By sums: a CPU's product of a matrix and a vector depends on where in memory the weights lie,
-    and a model that was away comes back to another place.
+    It sums products instead of calling a matrix-vector product: on a CPU, the latter's rounding
+    depends on the address of the weights, which changes when an evicted model is loaded again.
     """
 
     def __init__(self, state: Mapping[str, Tensor], stem: str, size: int, file: str) -> None:
-        """Raises ModelBroken for a tensor that is missing or has another shape."""
+        """Load the layer. Raises ModelBroken for a tensor that is missing or has another shape."""
         super().__init__()
         check_shape(state, f"{stem}.weight", (1, size), file)
         check_shape(state, f"{stem}.bias", (1,), file)
@@ -102,7 +103,7 @@ class HeadDot(nn.Module):
         self.bias = _frozen(state[f"{stem}.bias"])
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., size] -> [...]"""
+        """Map [..., size] to [...]."""
         return (x * self.weight[0]).sum(-1) + self.bias
 
 
@@ -113,8 +114,9 @@ def linear_layer(
     file: str,
     function: Activation = "identity",
 ) -> HeadLinear:
-    """A layer with a bias. `shape`: [out, in]. Raises ModelBroken for a tensor that is missing or
-    has another shape.
+    """Load a layer with a bias, of `shape` [out, in].
+
+    Raises ModelBroken for a tensor that is missing or has another shape.
     """
     check_shape(state, f"{stem}.weight", shape, file)
     check_shape(state, f"{stem}.bias", shape[:1], file)
@@ -122,10 +124,10 @@ def linear_layer(
 
 
 def check_shape(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...], file: str) -> None:
-    """Raises ModelBroken unless the tensor is there and has this shape."""
+    """Raise ModelBroken unless the tensor exists with this shape."""
     found = state.get(name)
     if found is None:
-        raise ModelBroken(f"{file}: has no tensor `{name}`")
+        raise ModelBroken(f"{file}: tensor `{name}` is missing")
     if tuple(found.shape) != shape:
         raise ModelBroken(f"{file}: `{name}` has the shape {tuple(found.shape)}, not {shape}")
 

@@ -1,7 +1,8 @@
-"""The masked language model's head: SPLADE pools the decoder's logits to a text's weights.
+"""The masked language model's head. SPLADE pools the decoder's logits to a text's weights.
 
-A linear layer, its activation and LayerNorm, then the decoder, which most models tie to their token
-embeddings (transformers' *ForMaskedLM; each architecture has its own names for the same three).
+It has a linear layer, its activation and LayerNorm, then the decoder, which most models tie to
+their token embeddings (transformers' *ForMaskedLM; each architecture has its own names for the same
+three).
 """
 
 from __future__ import annotations
@@ -22,21 +23,20 @@ from libs.models.weights import HeadRule, Maybe
 
 @dataclass(frozen=True, slots=True)
 class MlmLayout:
-    """Stems after the family's prefix, and the keys of config.json for the activation (empty: exact
-    GELU) and LayerNorm's epsilon.
-
-    `bias`: the stem of a decoder bias stored apart from the decoder; empty: none. `biased`: the key
-    that says whether there is one.
-    """
+    """The names of the head's layers: stems after the family's prefix."""
 
     dense: str
     norm: str
     decoder: str
     bias: str = ""
+    """The stem of a decoder bias stored outside the decoder; empty if there is none."""
     function: str = ""
+    """config.json's key of the activation; empty for exact GELU."""
     eps: str = "layer_norm_eps"
+    """config.json's key of LayerNorm's epsilon."""
     default_eps: float = 1e-12
     biased: str = ""
+    """config.json's key that says whether the decoder has a bias."""
 
 
 _ROBERTA = MlmLayout("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", bias="lm_head.bias")
@@ -83,7 +83,8 @@ MLM_LAYOUTS: dict[str, MlmLayout] = {
 
 
 def mlm_table(family: str) -> dict[str, HeadRule]:
-    """The head's table of tensor names. Raises ModelBroken for a family whose head is not known."""
+    """Return the head's table of tensor names. Raises ModelBroken for a family with an unknown
+    head."""
     layout = _layout(family)
     table: dict[str, HeadRule] = {
         layout.dense: "dense",
@@ -94,9 +95,8 @@ def mlm_table(family: str) -> dict[str, HeadRule]:
 
 
 class MlmTransform(nn.Module):
-    """Token states -> the decoder's input: [tokens, hidden] -> [tokens, embedding size],
-    float32.
-    """
+    """Map token states [tokens, hidden] to the decoder's input, [tokens, embedding size]
+    float32."""
 
     def __init__(
         self,
@@ -130,16 +130,16 @@ class MlmTransform(nn.Module):
 
 
 def decoder_weight(state: Mapping[str, Tensor], config: Config, table: Tensor, file: str) -> Tensor:
-    """[vocabulary, embedding size] in the table's type: the table itself where the decoder is tied
-    to it.
+    """Return [vocabulary, embedding size] in the table's type; the table itself for a tied decoder.
 
-    As in transformers 5, a decoder that is stored and differs from the table is not tied, whatever
+    As in transformers 5, a stored decoder that differs from the table is not tied, whatever
     config.json says.
     """
     if "decoder.weight" not in state:
         if not config.flag("tie_word_embeddings", True):
             raise ModelBroken(
-                f"{file}: has no decoder's weight, and config.json says `tie_word_embeddings` false"
+                f"{file}: the decoder's weight is missing, and `tie_word_embeddings` in "
+                "config.json is false"
             )
         return table
     check_shape(state, "decoder.weight", tuple(table.shape), file)
@@ -150,7 +150,7 @@ def decoder_weight(state: Mapping[str, Tensor], config: Config, table: Tensor, f
 def decoder_bias(
     family: str, state: Mapping[str, Tensor], config: Config, columns: int, file: str
 ) -> Tensor | None:
-    """[vocabulary] float32; None only where the architecture can do without."""
+    """Return [vocabulary] float32, or None if the architecture has no bias."""
     layout = _layout(family)
     name = next((name for name in ("decoder.bias", "bias") if name in state), "")
     if not name and layout.biased and not config.flag(layout.biased, True):
@@ -162,6 +162,7 @@ def decoder_bias(
 def _layout(family: str) -> MlmLayout:
     if family not in MLM_LAYOUTS:
         raise ModelBroken(
-            f"config.json: `architectures`: masked language models are not served for the model_type {family!r}"
+            "config.json: `architectures`: masked language models are not supported for the "
+            f"model_type {family!r}"
         )
     return MLM_LAYOUTS[family]

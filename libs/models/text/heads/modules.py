@@ -1,4 +1,4 @@
-"""The Dense modules of sentence-transformers' modules.json, each with tensors of its own."""
+"""The Dense modules of sentence-transformers' modules.json. Each has its tensors in a folder."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from libs.models.weights import TensorFile
 def dense_layers(
     card: Card, directory: Path, state: Mapping[str, Tensor], device: torch.device
 ) -> list[HeadLinear]:
-    """`state`: tensors beside the encoder's, for a module without a folder. Raises ModelBroken for
-    what is missing or misshapen.
+    """Load the layers. Raises ModelBroken for a tensor that is missing or has another shape.
+
+    Args:
+        state: The tensors stored with the encoder's, for a module without a folder.
     """
     return [_layer(module, directory, state, device) for module in card.modules]
 
@@ -40,7 +42,7 @@ def _layer(
         check_shape(state, name, shape, file)
     for name in state:
         if module.folder and name not in wanted:
-            raise ModelBroken(f"{file}: tensor {name!r} is not known")
+            raise ModelBroken(f"{file}: tensor {name!r} is unknown")
     return HeadLinear(state, "linear", module.activation, residual=module.residual)
 
 

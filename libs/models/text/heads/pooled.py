@@ -1,7 +1,7 @@
 """One vector per text: pooling of the token states, then the Dense modules of modules.json.
 
-Truncation (Matryoshka) and normalisation come after, in `processing/answers.py`: they are options
-of a request, and jobs with different options share a forward.
+Truncation (Matryoshka) and normalisation follow in `processing/answers.py`: they are options of a
+request, and jobs with different options share a forward.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from libs.models.work import InputSequence, Output
 
 
 def _mean_by_root(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The sum over the square root of the number of tokens."""
+    """Return the sum over the square root of the number of tokens."""
     return mean(hidden, cu_seqlens) * cu_seqlens.diff().float().sqrt()[:, None]
 
 
@@ -37,7 +37,7 @@ _POOLINGS: dict[PoolingMode, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class PooledHead(nn.Module):
-    """Hidden states -> [sequences, dimensions] float32; several poolings are concatenated."""
+    """Map hidden states to [sequences, dimensions] float32. Several poolings are concatenated."""
 
     def __init__(self, modes: Sequence[PoolingMode], layers: Sequence[HeadLinear]) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class PooledHead(nn.Module):
         return (self.pool(hidden, cu_seqlens, is_one_row=is_one_row),)
 
     def pool(self, hidden: Tensor, cu_seqlens: Tensor, *, is_one_row: bool) -> Tensor:
-        """As `CapturableHead.pool`."""
+        """Implement `CapturableHead.pool`."""
         pooled = (
             hidden.float()
             if is_one_row
@@ -79,8 +79,10 @@ class PooledHead(nn.Module):
 
 
 def without_prompts(hidden: Tensor, batch: Packed, skips: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The states that are pooled, and the `cu_seqlens` of their sequences. `skips`: leading tokens
-    of each that are not.
+    """Return the pooled states, and the `cu_seqlens` of their sequences.
+
+    Args:
+        skips: Number of leading tokens of each sequence that are not pooled.
     """
     if not any(skips):
         return hidden, batch.cu_seqlens

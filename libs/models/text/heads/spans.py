@@ -1,8 +1,9 @@
-"""Pools the token states of spans of a sequence: late chunking (Günther et al., arXiv 2409.04701).
+"""Pooling of the token states of spans of a sequence: late chunking (Günther et al., arXiv
+2409.04701).
 
-Every pooling that is served this way is a sum of weighted states: the mean, the mean by position,
-the last token's state. So a span that lies in several windows of a text is the sum of what each
-window gives, which `processing/chunking/span_pooling.py` adds up.
+Every pooling supported here is a sum of weighted states: the mean, the mean by position, the last
+token's state. A span in several windows of a text is therefore the sum of each window's result,
+which `processing/chunking/span_pooling.py` computes.
 """
 
 from __future__ import annotations
@@ -23,27 +24,24 @@ from libs.models.packed import Packed, Rows
 from libs.models.work import InputSequence, Output
 
 _ROWS: Final = 1024
-"""Token states that are gathered at a time: spans may overlap, so there may be many more than the
-batch has tokens.
-"""
+"""Token states gathered at a time. Spans may overlap, so their rows can far exceed the batch's
+tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpanRows:
-    """`InputSequence.input` of this head: the tokens of each span, and their weights in each
-    pooling.
-
-    `rows`: [n] int32, tokens of the sequence, those of one span after the other. `weights`: [n,
-    poolings] float32. `counts`: how many rows each span has, at least one each.
-    """
+    """`InputSequence.input` of this head: the tokens of each span, and their weights."""
 
     rows: NDArray[np.int32]
+    """Tokens of the sequence, span after span: [n]."""
     weights: NDArray[np.float32]
+    """The weight of each row in each pooling: [n, poolings]."""
     counts: NDArray[np.int32]
+    """Number of rows of each span, at least one."""
 
 
 class SpanHead(nn.Module):
-    """Hidden states -> [spans, poolings * hidden] float32 for each sequence."""
+    """Map hidden states to [spans, poolings * hidden] float32 for each sequence."""
 
     @property
     def rows(self) -> Rows | None:
@@ -52,7 +50,7 @@ class SpanHead(nn.Module):
     def forward(
         self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
     ) -> tuple[Tensor, ...]:
-        """[spans of all sequences, poolings * hidden]"""
+        """Return [spans of all sequences, poolings * hidden]."""
         spans = [_spans(sequence) for sequence in sequences]
         starts = np.cumsum((0, *batch.lengths[:-1]))
         rows = np.concatenate(

@@ -24,11 +24,13 @@ from libs.models.work import InputSequence, Output, SparseRow
 
 
 class SpladeHead(nn.Module):
-    """Token states -> log(1 + relu(logit)), pooled over each sequence's tokens, special ones
+    """Map token states to log(1 + relu(logit)), pooled over each sequence's tokens, special ones
     included as in the reference.
 
-    `weight` [vocabulary, embedding size] is the decoder's, `shared` if tied to the encoder's token
-    table; `bias` [vocabulary].
+    Args:
+        weight: The decoder's, [vocabulary, embedding size].
+        bias: [vocabulary]
+        shared: The weight is the encoder's token table.
     """
 
     def __init__(
@@ -44,9 +46,7 @@ class SpladeHead(nn.Module):
         self.transform = transform
         self.weight = None if shared else nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self._table = (
-            weight,
-        )  # in a tuple, so that the encoder's table is not counted as this module's as well
+        self._table = (weight,)  # in a tuple: the encoder's table must not count as this module's
         self._card = card
 
     @property
@@ -56,7 +56,7 @@ class SpladeHead(nn.Module):
     def forward(
         self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
     ) -> tuple[Tensor, ...]:
-        """[sequences, vocabulary] float32"""
+        """Return [sequences, vocabulary] float32."""
         weight = self._table[0] if self.weight is None else self.weight
         states = self.transform.forward(hidden).to(weight.dtype)
         activation = self._card.activation
@@ -69,8 +69,8 @@ class SpladeHead(nn.Module):
         )
 
     def compact(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The number of entries of each row, then all columns, then all weights, in one int32
-        tensor: one copy.
+        """Pack into one int32 tensor, and so one copy: the number of entries of each row, then all
+        columns, then all weights.
         """
         best = tensors[0]
         rows, columns = best.nonzero(as_tuple=True)
@@ -78,18 +78,18 @@ class SpladeHead(nn.Module):
         return (torch.cat((counts.int(), columns.int(), best[rows, columns].view(torch.int32))),)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
-        """Splits the array of `compact`."""
+        """Split the array that `compact` packed."""
         counts, entries = np.split(arrays[0].astype(np.int32, copy=False), [len(sequences)])
         columns, weights = np.split(entries, 2)
         return _rows(columns, weights.view(np.float32), np.cumsum(counts, dtype=np.int64)[:-1])
 
 
 class LexicalHead(nn.Module):
-    """bge-m3's lexical weights: relu(linear(state)) of each token, and the maximum over a token's
-    occurrences.
+    """Return bge-m3's lexical weights, as FlagEmbedding's M3 model does: relu(linear(state)) of
+    each token, and the maximum over a token's occurrences.
 
-    `unused`: ids whose weight is dropped ([CLS] and the like). Written after FlagEmbedding's M3
-    model.
+    Args:
+        unused: Ids without a weight ([CLS] and similar).
     """
 
     def __init__(self, linear: HeadLinear, unused: Collection[int]) -> None:
@@ -104,7 +104,7 @@ class LexicalHead(nn.Module):
     def forward(
         self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence]
     ) -> tuple[Tensor, ...]:
-        """[tokens] float32"""
+        """Return [tokens] float32."""
         return (self.linear.forward(hidden.float()).squeeze(1),)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
@@ -121,6 +121,6 @@ class LexicalHead(nn.Module):
 def _rows(
     columns: NDArray[np.int32], weights: NDArray[np.float32], ends: NDArray[np.int64]
 ) -> list[Output]:
-    """`ends`: of all rows but the last."""
+    """Split at `ends`, the ends of all rows but the last."""
     parts = zip(np.split(columns, ends), np.split(weights, ends), strict=True)
     return [SparseRow(indices, values) for indices, values in parts]

@@ -12,8 +12,8 @@ from libs.models.work import InputSequence, Output
 
 
 class TokenHead(nn.Module):
-    """Hidden states -> [tokens, out] float32, through one or more layers (none: the states
-    themselves).
+    """Map hidden states to [tokens, out] float32 by any number of layers; without layers, return
+    the states.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:

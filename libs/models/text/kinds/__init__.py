@@ -1,4 +1,4 @@
-"""The registry of kinds: from a card's kind to the heads and processor after the encoder. A new
+"""The registry of kinds: a card's kind selects the heads and processor after the encoder. A new
 kind is one file and one line.
 """
 
@@ -36,11 +36,13 @@ _KINDS: dict[Kind, ModelKind] = {
 
 
 def kind_of(card: Card) -> ModelKind:
-    """The module that builds the card's heads and processor. Raises ModelBroken for a model without
-    any.
+    """Return the module that builds the card's heads and processor.
+
+    Raises ModelBroken for a model without any.
     """
     if card.kind not in _KINDS:
         raise ModelBroken(
-            f"{card.model} is a model of the kind {card.kind!r}, which has no vectors, scores or labels"
+            f"models of the kind {card.kind!r}, such as {card.model}, have no vectors, scores or "
+            "labels"
         )
     return _KINDS[card.kind]

@@ -52,7 +52,7 @@ def build(parts: Parts) -> Built:
 
 
 def _asymmetric(parts: Parts, queries: Card) -> Built:
-    """Documents by the main encoder, queries by another one, in the same data type."""
+    """Build a main encoder for documents and another one for queries, in the same data type."""
     root = parts.directory / queries.encoder_folder
     config = need_config(root, queries.encoder_file).values
     tensors, device = TensorFile.open(parts.directory, queries.encoder_folder), parts.device
@@ -80,7 +80,7 @@ def _pooled(parts: Parts) -> PooledHead:
 
 
 def _latent(parts: Parts) -> Built:
-    """NV-Embed: every tensor beside the encoder's is the latent attention layer's."""
+    """Build NV-Embed. Every tensor outside the encoder belongs to the latent attention layer."""
     settings, state = (
         read_latent(parts.directory),
         HeadState(parts.rest, parts.device, "config.json"),

@@ -21,7 +21,7 @@ from libs.models.weights import HeadRule
 
 _PREFIX = "model."
 _SEGMENTS = "segment_embeddings.weight"
-_SEGMENT_COUNT = 3  # labels, text, and examples, of which a request has none
+_SEGMENT_COUNT = 3  # labels, text, and examples, which requests do not have
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:
@@ -32,7 +32,8 @@ def build(parts: Parts) -> Built:
     settings = read_gliclass(parts.directory)
     if parts.encoder.causal:
         raise ModelBroken(
-            f"config.json: `encoder_config` describes a decoder ({parts.card.family}), which is not served for GLiClass: labels do "
+            f"config.json: `encoder_config` describes a decoder ({parts.card.family}), not "
+            "supported for GLiClass: labels do "
             "not see the text behind them"
         )
     state = {name.removeprefix(_PREFIX): _read(parts, name) for name in parts.rest.names()}
@@ -46,7 +47,7 @@ def build(parts: Parts) -> Built:
     head = GliclassHead(settings, state, parts.encoder.hidden_size, function, parts.file)
     for name in sorted(state):
         raise ModelBroken(
-            f"{parts.file}: tensor {_PREFIX + name!r} has no place in the model that config.json describes"
+            f"{parts.file}: tensor {_PREFIX + name!r} does not belong to the model in config.json"
         )
     tokenizer = load_tokenizer(parts.root, lowercase=False)
     return Built({"labels": head}, GliclassProcessor(parts.card, settings, tokenizer), tokenizer)
@@ -57,13 +58,13 @@ def _read(parts: Parts, name: str) -> Tensor:
 
 
 def _add_segments(parts: Parts, state: dict[str, Tensor]) -> None:
-    """Adds segment embeddings, which distinguish labels from text, to the token embeddings, as BERT
-    does.
-    """
+    """Add segment embeddings, which distinguish labels from text, to the token embeddings, as BERT
+    does."""
     embed = parts.encoder.embed
     if not isinstance(embed, TokenEmbedding) or embed.segments:
         raise ModelBroken(
-            "config.json: `use_segment_embeddings`: not served for an encoder with segments of its own"
+            "config.json: `use_segment_embeddings`: not supported for an encoder that already has "
+            "segments"
         )
     size = embed.token.weight.shape[1]
     check_shape(state, _SEGMENTS, (_SEGMENT_COUNT, size), parts.file)

@@ -1,6 +1,4 @@
-"""bge-m3: dense, sparse (lexical) and multi-vector outputs from one forward, or any one of them
-alone.
-"""
+"""bge-m3: dense, sparse (lexical) and multi-vector outputs from one forward, together or alone."""
 
 from __future__ import annotations
 
@@ -20,12 +18,8 @@ from libs.models.text.tokenising.late import LateFrame
 from libs.models.text.tokenising.text import TextProcessor, special_token
 from libs.models.weights import HeadRule, TensorFile
 
-_UNUSED = (
-    "cls_token",
-    "eos_token",
-    "pad_token",
-    "unk_token",
-)  # special tokens whose lexical weight FlagEmbedding drops
+# FlagEmbedding drops the lexical weights of these special tokens.
+_UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:
@@ -60,7 +54,8 @@ def _layer(parts: Parts, file: str, width: int, *, rectified: bool = False) -> H
     check_shape(state, "linear.bias", (width,), file)
     if len(state) > 2:
         raise ModelBroken(
-            f"{file}: holds {', '.join(tensors.names())}; only `weight` and `bias` are known"
+            f"{file}: the tensors are {', '.join(tensors.names())}; only `weight` and `bias` are "
+            "supported"
         )
     return HeadLinear(state, "linear", "relu" if rectified else "identity")
 

@@ -1,5 +1,5 @@
-"""The interface of the modules in this folder: heads and processor, after the encoder, for one kind
-of model (`Card.kind`).
+"""The interface of the modules in this package: heads and processor, after the encoder, for one
+kind of model (`Card.kind`).
 """
 
 from __future__ import annotations
@@ -28,35 +28,36 @@ from libs.models.weights import HeadRule, TensorFile
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """`heads`: after the checkpoint's main encoder, by the names that `Prepared.head` may have.
-    `tokenizer`: of that encoder. `backbones`: further encoders."""
+    """The heads and the processor of a model."""
 
     heads: Mapping[str, ModelHead]
+    """Heads of the checkpoint's main encoder, by the values of `Prepared.head`."""
     processor: Processor
     tokenizer: Tokenizer
-    backbones: tuple[Backbone, ...] = ()
+    """The tokenizer of the main encoder."""
+    trunks: tuple[Backbone, ...] = ()
+    """Further encoders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A loaded encoder and the rest of its checkpoint. `card.max_tokens` is final.
-
-    `state`: the tensors that `head_table` names, float32 on the device. `rest`: tensors that do not
-    begin with `card.encoder_prefix`, every one of which the kind must account for. `int8`: further
-    encoders are to be built for it as well.
-    """
+    """A loaded encoder and the rest of its checkpoint."""
 
     card: Card
+    """The card, with its final `max_tokens`."""
     directory: Path
     encoder: PackedEncoder
     state: Mapping[str, Tensor]
+    """The tensors that `head_table` names, float32 on the device."""
     rest: TensorFile
+    """Tensors without the prefix `card.encoder_prefix`. The kind must account for all."""
     device: torch.device
     int8: bool = False
+    """Further encoders are also quantised to int8."""
 
     @property
     def root(self) -> Path:
-        """Where config.json and the tokenizer lie."""
+        """The directory of config.json and the tokenizer."""
         return self.directory / self.card.encoder_folder
 
     @property
@@ -79,10 +80,11 @@ class Parts:
 
 
 class ModelKind(Protocol):
-    """A module of this folder."""
+    """A module of this package."""
 
     def head_table(self, card: Card) -> dict[str, HeadRule]:
-        """Stems of the head's tensors among the encoder's."""
+        """Return the stems of the head's tensors among the encoder's."""
 
     def build(self, parts: Parts) -> Built:
-        """Raises ModelBroken for tensors that are missing or have another shape."""
+        """Build the model. Raises ModelBroken for tensors that are missing or have another
+        shape."""

@@ -26,16 +26,17 @@ def build(parts: Parts) -> Built:
     settings, size = read_laya(parts.directory), parts.encoder.hidden_size
     if parts.encoder.causal:
         raise ModelBroken(
-            f"encoder/config.json: describes a decoder ({parts.card.family}), whose options do not see the text"
+            f"encoder/config.json: describes a decoder ({parts.card.family}): its options do not "
+            "see the text"
         )
     if size % max(1, size // 64):
         raise ModelBroken(
-            f"encoder/config.json: `hidden_size` is {size}, which heads of 64 do not divide"
+            f"encoder/config.json: `hidden_size` is {size}, not a multiple of the head size 64"
         )
     state = HeadState(parts.rest, parts.device, FILE)
     head = OptionsHead(state, settings.layers, size, parts.file)
-    state.drop("act_head.")  # whether to act, which no answer of ours says
-    state.drop("temperature")  # while it trained; answers take those of rl_agent_config.json
+    state.drop("act_head.")  # whether to act, which answers do not contain
+    state.drop("temperature")  # of the training; answers use those of rl_agent_config.json
     state.check_all_used()
     tokenizer = load_tokenizer(parts.directory / TOKENIZER_FOLDER, lowercase=False)
     processor = LayaProcessor(parts.card, settings, tokenizer, _marks(parts, tokenizer))
@@ -54,6 +55,7 @@ def _token(folder: Path, tokenizer: Tokenizer, role: str) -> int:
     index: int | None = tokenizer.token_to_id(special_token(folder, role))
     if index is None:
         raise ModelBroken(
-            f"{TOKENIZER_FOLDER}/tokenizer_config.json: names no `{role}` that tokenizer.json has"
+            f"{TOKENIZER_FOLDER}/tokenizer_config.json: tokenizer.json does not contain its "
+            f"`{role}`"
         )
     return index

@@ -1,4 +1,4 @@
-"""Sequence classification: logits for a whole text or pair, for cross-encoders and classifiers."""
+"""Sequence classification: logits of a whole text or pair, for cross-encoders and classifiers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from libs.models.text.heads.labels import (
     text_layout,
 )
 from libs.models.text.kinds.kind import Built, Parts
-from libs.models.text.processing.labels import LabelsProcessor, WithoutPadding
+from libs.models.text.processing.labels import LabelsProcessor, PaddingTrimmer
 from libs.models.text.processing.nli import NliProcessor
 from libs.models.text.tokenising.chat import ChatPairs
 from libs.models.weights import HeadRule
 
 _DEFAULT_PADDING = {"gemma": 0, "gemma2": 0, "gemma3_text": 0, "phi3": 32_000}
-"""transformers' padding token where config.json has no key for it."""
+"""transformers' padding token, the default if config.json has no key for it."""
 
 
 def head_table(card: Card) -> dict[str, HeadRule]:
@@ -39,7 +39,7 @@ def build(parts: Parts) -> Built:
     )
     padding = config.values.get("pad_token_id", _DEFAULT_PADDING.get(card.family))
     if layout is LANGUAGE_MODEL and parts.encoder.causal and padding is not None:
-        processor = WithoutPadding(
+        processor = PaddingTrimmer(
             processor, config.integer("pad_token_id", _DEFAULT_PADDING.get(card.family))
         )
     return Built(

@@ -1,4 +1,4 @@
-"""The head for late chunks, which dense models have beside that for whole texts."""
+"""The head for late chunks, which dense models have in addition to the head for whole texts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from libs.models.text.processing.chunking.span_pooling import SPANS_HEAD, SpanPo
 
 
 def add_span_head(heads: dict[str, ModelHead], parts: Parts) -> SpanPooling:
-    """Adds the head to those of a model, unless spans cannot be pooled as the model pools texts.
-    Returns how it pools them.
+    """Add the head to a model's heads, unless its pooling cannot be applied to spans.
 
-    The layers after the pooling are in host memory as well, since a chunk may be of several forward
-    passes.
+    Returns the pooling. Its layers after the pooling are also in host memory, because a chunk can
+    span several forward passes.
     """
     if not SpanPooling.is_able(parts.card.pooling):
         return SpanPooling()

@@ -1,4 +1,4 @@
-"""SPLADE: the masked language model's head, and for some models (inference-free) fixed token
+"""SPLADE: the masked language model's head and, for some models (inference-free), fixed token
 weights for queries.
 """
 
@@ -23,7 +23,7 @@ def head_table(card: Card) -> dict[str, HeadRule]:
 def build(parts: Parts) -> Built:
     card, sparse = parts.card, parts.card.sparse
     if sparse is None:
-        raise ModelBroken(f"{card.model}: its card does not say how sparse vectors come about")
+        raise ModelBroken(f"{card.model}: the card does not describe its sparse vectors")
     static = None
     if sparse.queries is not None:
         limit, lowercase = card.max_tokens, card.lowercase
@@ -48,7 +48,8 @@ def _head(parts: Parts, card: Sparse) -> SpladeHead:
     table = parts.encoder.token_weight
     if table.shape[0] != card.columns:
         raise ModelBroken(
-            f"{file}: the token table has {table.shape[0]} rows; config.json: `vocab_size` is {card.columns}"
+            f"{file}: the token table has {table.shape[0]} rows; config.json: `vocab_size` is "
+            f"{card.columns}"
         )
     transform = MlmTransform(
         parts.card.family, config, parts.state, parts.encoder.hidden_size, table.shape[1], file

@@ -1,6 +1,5 @@
-"""The tensors beside the encoder's, for a head with a configuration of its own: every one must be
-used.
-"""
+"""The tensors outside the encoder, for a head with a separate configuration. Every one must be
+used."""
 
 from __future__ import annotations
 
@@ -15,8 +14,10 @@ from libs.models.weights import TensorFile
 
 
 class HeadState(Mapping[str, Tensor]):
-    """The head's tensors, float32 on the device; tracks which of them are still unused. `config`:
-    the head's configuration file.
+    """The head's tensors, float32 on the device. It records which are still unused.
+
+    Args:
+        config: The name of the head's configuration file.
     """
 
     def __init__(self, tensors: TensorFile, device: torch.device, config: str) -> None:
@@ -40,22 +41,23 @@ class HeadState(Mapping[str, Tensor]):
         return len(self._names)
 
     def drop(self, prefix: str) -> None:
-        """Marks known tensors that no head needs as used."""
+        """Mark known tensors that no head needs as used."""
         self._left = {name for name in self._left if not name.startswith(prefix)}
 
     def check_all_used(self) -> None:
-        """Raises ModelBroken naming an unused tensor, which has no place in the model."""
+        """Raise ModelBroken naming an unused tensor, which does not belong to the model."""
         for name in sorted(self._left):
             raise ModelBroken(
-                f"{self._tensors.file_of(name)}: tensor {name!r} has no place in the model that {self._config} describes"
+                f"{self._tensors.file_of(name)}: tensor {name!r} does not belong to the model in "
+                f"{self._config}"
             )
 
 
 def projection(
     state: Mapping[str, Tensor], stem: str, inputs: int, size: int, file: str
 ) -> HeadLinear | None:
-    """The layer from the encoder's hidden size to the head's; the gliner and glirel packages have
-    one only where sizes differ.
+    """Load the layer from the encoder's hidden size to the head's. The gliner and glirel packages
+    have one only where the sizes differ.
     """
     if inputs == size:
         return None

@@ -1,7 +1,7 @@
 """Rerankers that are causal language models: the logits of "yes" and "no" as the next token after a
 pair.
 
-Only the rows of those two tokens are read of the LM head.
+Only those two tokens' rows of the LM head are read.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ def build(parts: Parts) -> Built:
 
 
 def _rows(parts: Parts, text: TextProcessor) -> Tensor:
-    """[answers, hidden] float32, of the head's own table or, where it has none, of the token
+    """Return [answers, hidden] float32, from the head's table or, without one, from the token
     embeddings.
     """
     table = parts.state.get("lm_head.weight", parts.encoder.token_weight)
     ids = [_token(answer, text) for answer in parts.card.answers]
     if table.shape[1] != parts.encoder.hidden_size or max(ids) >= table.shape[0]:
         raise ModelBroken(
-            f"{parts.file}: the language model's head is {list(table.shape)}, too small for the tokens {ids}"
+            f"{parts.file}: the language model's head is {list(table.shape)}, too small for the "
+            f"tokens {ids}"
         )
     return table[ids].to(device=parts.device, dtype=torch.float32)
 
@@ -47,7 +48,5 @@ def _rows(parts: Parts, text: TextProcessor) -> Tensor:
 def _token(answer: int | str, text: TextProcessor) -> int:
     found = text.token_id(answer) if isinstance(answer, str) else answer
     if found is None:
-        raise ModelBroken(
-            f"tokenizer.json: {answer!r} is not one token, so that it cannot be an answer"
-        )
+        raise ModelBroken(f"tokenizer.json: the answer {answer!r} must be one token")
     return found

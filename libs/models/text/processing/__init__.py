@@ -1,3 +1,3 @@
-"""Pre- and post-processing on the host, around the forward: texts to token ids, outputs to
-results.
+"""Pre- and post-processing on the host: texts to token ids before the forward, outputs to results
+after it.
 """

@@ -1,6 +1,5 @@
-"""Post-processing that processors share, in numpy: outputs of a forward -> vectors, scores and
-labels.
-"""
+"""Post-processing shared by processors, in numpy: outputs of a forward to vectors, scores and
+labels."""
 
 from __future__ import annotations
 
@@ -24,16 +23,14 @@ _WEIGHTS = {
     "dense": 0.4,
     "sparse": 0.2,
     "multi_vector": 0.4,
-}  # of BAAI/bge-m3's model card, `weights_for_different_modes`
+}  # `weights_for_different_modes` in BAAI/bge-m3's model card
 ENTRY_BYTES = 8
-"""Of a number of a sparse row in an answer: its column and itself, which take no more in any data
-type.
-"""
-_SHORTEST = np.float32(1e-12)  # torch.nn.functional.normalize's
+"""Size of a sparse weight with its column in an answer, for any data type."""
+_MIN_LENGTH = np.float32(1e-12)  # the same as in torch.nn.functional.normalize
 
 
 def dense_rows(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> Stored:
-    """Dense vectors: truncated, then normalised (Matryoshka), then quantised."""
+    """Return dense vectors: truncated, then normalised (Matryoshka), then quantised."""
     vectors = np.stack(outputs)
     if work.dimensions:
         vectors = vectors[:, : work.dimensions]
@@ -42,11 +39,13 @@ def dense_rows(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> Stored
     return store(vectors, work.data_type)
 
 
-def token_rows(
-    work: EncodeWork, card: Card, rows: Sequence[Array], go_on: CancelCheck
-) -> RaggedRows:
-    """Multi-vectors, pooled if the request says so. `rows` [tokens, dimensions] each, of the tokens
-    that are returned. `go_on` is called before each is pooled."""
+def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array], go_on: GoOn) -> RaggedRows:
+    """Return multi-vectors, pooled if the request says so.
+
+    Args:
+        rows: [tokens, dimensions] of each item, only returned tokens.
+        go_on: Called before each item is pooled.
+    """
     values = np.concatenate(rows)
     normalize = card.normalize if work.normalize is None else work.normalize
     if normalize:
@@ -65,10 +64,11 @@ def token_rows(
 def sparse_rows(
     work: EncodeWork, columns: int, rows: Sequence[SparseRow], most_bytes: int = ANY_BYTES
 ) -> SparseRows:
-    """Sparse vectors. `columns`: size of the vocabulary. Normalised only where the request asks for
-    it.
+    """Return sparse vectors, normalised only on request.
 
-    Of a row of more than `most_bytes` in the answer, the largest weights are kept.
+    Args:
+        columns: Size of the vocabulary.
+        most_bytes: Maximum bytes of a row in the answer; a longer row keeps its largest weights.
     """
     most = max(1, most_bytes // ENTRY_BYTES)
     is_cut = any(len(row.values) > most for row in rows)
@@ -84,7 +84,9 @@ def sparse_rows(
 
 
 def strongest(row: SparseRow, count: int) -> SparseRow:
-    """The `count` weights of largest magnitude (sentence-transformers' max_active_dims); 0: all."""
+    """Return the `count` weights of largest magnitude (sentence-transformers' max_active_dims); all
+    for 0.
+    """
     if not count or len(row.values) <= count:
         return row
     kept = np.sort(np.argpartition(-np.abs(row.values), count - 1)[:count])
@@ -94,8 +96,9 @@ def strongest(row: SparseRow, count: int) -> SparseRow:
 def dot_scores(
     query: SparseRow, documents: Sequence[SparseRow], columns: int, *, cosine: bool = False
 ) -> Array:
-    """Dot products of sparse vectors over a vocabulary of `columns` -> [documents]; of normalised
-    ones if `cosine`.
+    """Return dot products of sparse vectors over a vocabulary of `columns`: [documents].
+
+    With `cosine`, vectors are normalised.
     """
     weights = np.zeros(columns, dtype=np.float32)
     weights[query.indices] = _scaled(query.values) if cosine else query.values
@@ -108,7 +111,7 @@ def dot_scores(
 
 
 def hybrid_scores(parts: Mapping[Representation, Array]) -> Array:
-    """The weighted mean of the representations' scores, [documents] each."""
+    """Return the weighted mean of the representations' scores, [documents] each."""
     total = sum(_WEIGHTS[form] for form in parts)
     weighted = [np.float32(_WEIGHTS[form] / total) * own for form, own in parts.items()]
     scores: Array = np.sum(weighted, axis=0, dtype=np.float32)
@@ -121,14 +124,15 @@ def _scaled(values: Array) -> Array:
 
 
 def dense_scores(query: Array, documents: Array, card: Card, scale: Scale) -> Array:
-    """Compare vectors by the model's own function; distances are negative, so that a higher score
-    is always nearer.
+    """Compare vectors by the model's similarity function. Distances are negated, so that a higher
+    score is always nearer.
 
     Args:
-        query: [dimensions]. documents: [documents, dimensions].
+        query: [dimensions]
+        documents: [documents, dimensions]
 
     Returns:
-        [documents].
+        [documents]
     """
     if card.scoring not in ("dot", "euclidean", "manhattan"):
         return cosine_scores(query, documents, scale)
@@ -144,16 +148,22 @@ def dense_scores(query: Array, documents: Array, card: Card, scale: Scale) -> Ar
 
 
 def cosine_scores(query: Array, documents: Array, scale: Scale) -> Array:
-    """query [dimensions], documents [documents, dimensions] -> [documents] in -1..1, or 0..1 as
-    probability.
+    """Return [documents] scores in -1..1, or 0..1 as probability.
+
+    Args:
+        query: [dimensions]
+        documents: [documents, dimensions]
     """
     scores: Array = unit(documents) @ unit(query[None])[0]
     return np.float32(0.5) * (1 + scores) if scale == "probability" else scores
 
 
 def maxsim_scores(query: Array, documents: Sequence[Array], card: Card) -> Array:
-    """query [tokens, dimensions], one such array per document -> [documents]; averaged over query
-    tokens where the card says so.
+    """Return [documents] MaxSim scores, averaged over query tokens if the card says so.
+
+    Args:
+        query: [tokens, dimensions]
+        documents: [tokens, dimensions] of each document.
     """
     lengths = [len(document) for document in documents]
     flat = np.concatenate(documents)
@@ -166,8 +176,10 @@ def maxsim_scores(query: Array, documents: Sequence[Array], card: Card) -> Array
 
 
 def pair_scores(logits: Array, card: Card, scale: Scale) -> Array:
-    """logits [documents, classes] -> [documents]: the score of the class "relevant", on the
-    requested scale.
+    """Return the score of the class "relevant" on the requested scale, [documents].
+
+    Args:
+        logits: [documents, classes]
     """
     if scale == "logit":
         return logits[:, card.positive]
@@ -177,8 +189,9 @@ def pair_scores(logits: Array, card: Card, scale: Scale) -> Array:
 
 
 def class_labels(work: ClassifyWork, card: Card, logits: Array) -> tuple[LabelScore, ...]:
-    """Labels of one text, best first. logits [classes]; the softmax is over all classes, or over
-    the requested labels.
+    """Return the labels of one text, best first.
+
+    The softmax of logits [classes] is over all classes, or over the requested labels.
     """
     multi = card.problem == "multi_label" if work.multi_label is None else work.multi_label
     wanted = [
@@ -195,9 +208,11 @@ def class_labels(work: ClassifyWork, card: Card, logits: Array) -> tuple[LabelSc
 
 
 def nearest_labels(work: ClassifyWork, vectors: Array) -> list[tuple[LabelScore, ...]]:
-    """Labels of each text by the cosine of its vector to those of the labels' prompts, best first.
+    """Return the labels of each text by the cosine of its vector with those of the labels' prompts,
+    best first.
 
-    `vectors`: of the texts, then of the prompts.
+    Args:
+        vectors: The vectors of the texts, then of the prompts.
     """
     texts = len(work.texts)
     scores = unit(vectors[:texts]) @ unit(vectors[texts:]).T
@@ -207,7 +222,7 @@ def nearest_labels(work: ClassifyWork, vectors: Array) -> list[tuple[LabelScore,
 def best_first(
     scores: Sequence[tuple[str, np.float32]], threshold: float | None
 ) -> tuple[LabelScore, ...]:
-    """The labels that reach the threshold (None: all)."""
+    """Return the labels that reach the threshold (all for None), best first."""
     kept = [
         LabelScore(name, float(score))
         for name, score in scores
@@ -217,14 +232,14 @@ def best_first(
 
 
 def unit(vectors: Array) -> Array:
-    """Normalises rows to length 1; a row of zeros stays."""
+    """Normalise rows to length 1, except rows of zeros."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    scaled: Array = vectors / np.maximum(lengths, _SHORTEST)
+    scaled: Array = vectors / np.maximum(lengths, _MIN_LENGTH)
     return scaled
 
 
 def sigmoid(logits: Array) -> Array:
-    """Without overflow on either side."""
+    """Return the sigmoid without overflow on either side."""
     small = np.exp(-np.abs(logits))
     shares: Array = np.where(logits >= 0, 1, small) / (1 + small)
     return shares

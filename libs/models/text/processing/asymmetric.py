@@ -1,4 +1,4 @@
-"""Encode, score and classify with an embedding model whose queries have an encoder of their own
+"""Encode, score and classify with an embedding model that has a separate encoder for queries
 (sentence-transformers' Router).
 """
 
@@ -28,7 +28,7 @@ _HEAD: Final[Head] = "dense"
 
 
 class AsymmetricProcessor:
-    """The processor of one model. Its encoder for queries has the head QUERY_HEAD, that for
+    """The processor of one model. The encoder for queries has the head QUERY_HEAD, that for
     documents "dense".
     """
 

@@ -1,7 +1,8 @@
 """Encode, score and classify with an embedding model: vectors of texts in each of its
 representations, and their similarities.
 
-A job fails as a whole, and alone. Several representations in one request come from one forward.
+A job fails as a whole, and independently of others. One forward returns all representations of a
+request.
 """
 
 from __future__ import annotations
@@ -56,31 +57,30 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Framed:
-    """Tokenised texts. `masks`: which token vectors of each are returned (None: all)."""
+    """Tokenised texts."""
 
     sequences: list[InputSequence]
     masks: list[Kept]
+    """The token vectors of each text that are returned (None: all)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Notes:
-    """`masks` of all sequences; `found`: results of texts that were looked up and have no sequence;
-    they precede all others.
-
-    `chunks`: of texts that were divided; `windows`: of each of these that is pooled by spans.
-    """
+    """The state of a job between `prepare` and `finish`."""
 
     masks: list[Kept]
+    """`Framed.masks` of all sequences."""
     found: list[SparseRow]
+    """Results of texts that needed no forward; they precede all others."""
     chunks: Chunks | None = None
+    """The chunks of divided texts."""
     windows: tuple[tuple[Window, ...], ...] = ()
+    """The windows of each divided text that is pooled by spans."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Forms:
-    """The outputs for texts, in their order, in the requested representations; the others are
-    empty.
-    """
+    """The outputs for texts, in order, in the requested representations; the others are empty."""
 
     dense: list[Array]
     sparse: list[SparseRow]
@@ -88,8 +88,13 @@ class _Forms:
 
 
 class EmbeddingProcessor:
-    """The processor of one model. `late`: for late-interaction models. `static`: for queries that
-    need no forward. `spans`: for models with the head SPANS_HEAD."""
+    """The processor of one model.
+
+    Args:
+        late: For late-interaction models.
+        static: For queries that need no forward.
+        spans: For models with the head SPANS_HEAD.
+    """
 
     def __init__(
         self,
@@ -158,7 +163,7 @@ class EmbeddingProcessor:
         where: Where,
         go_on: CancelCheck,
     ) -> Prepared:
-        """`texts`: of the work, or of its chunks."""
+        """Prepare `texts`, the texts of the work or their chunks."""
         if self._static is not None and self._is_static(work.role):
             found, tokens = self._static.rows(texts, prompt, work.truncation, where, go_on)
             return Prepared(work, "sparse", [], _Notes([], found), looked_up=tokens)
@@ -173,7 +178,7 @@ class EmbeddingProcessor:
     def _chunks(
         self, work: EncodeWork, forms: Sequence[Representation], prompt: str, go_on: CancelCheck
     ) -> Prepared:
-        """Each chunk as a text of its own, with its contexts before it."""
+        """Prepare each chunk as a separate text, preceded by its contexts."""
         divided, pieces, paths = [], [], []
         room = self.longest(work.role) - self._text.frame_tokens - self._prompt_tokens(prompt)
         for index, text in enumerate(work.texts):
@@ -189,21 +194,25 @@ class EmbeddingProcessor:
         return replace(prepared, notes=notes, fields=tuple(paths) if prepared.sequences else ())
 
     def _room(self, work: EncodeWork, index: int, room: int, context: str) -> int:
-        """Tokens that a chunk of a text may have. Raises InvalidInput if the request asks for more,
-        or if there is no room.
+        """Return the maximum tokens of a text's chunk.
+
+        Raises InvalidInput if the request asks for more, or if no tokens are left.
         """
         asked = 0 if work.chunking is None else work.chunking.max_tokens
         left = room - (self._text.count_tokens(context, room) if context else 0)
         if left < 1:
             where = f"items[{index}].context" if context else "instruction"
             raise InvalidInput(
-                f"{where} leaves no room for a chunk: the model takes {room} tokens with it",
+                f"{where} leaves no tokens for a chunk: the model's maximum with it is {room}",
                 field=where,
             )
         if asked > left:
-            message = f"chunking.max_tokens is {asked}; beside special tokens, prompt and context the model takes {left}"
+            message = (
+                f"chunking.max_tokens is {asked}; the model's maximum with special tokens, prompt "
+                f"and context is {left}"
+            )
             raise InvalidInput(
-                f"{message}: ask for fewer, or for late chunks", field="chunking.max_tokens"
+                f"{message}: request fewer, or late chunks", field="chunking.max_tokens"
             )
         return left
 
@@ -211,27 +220,29 @@ class EmbeddingProcessor:
         return self._text.count_tokens(prompt, self._text.limit) if prompt else 0
 
     def longest(self, role: Role) -> int:
-        """The most tokens of a sequence in a role, special ones included."""
+        """Return the maximum tokens of a sequence in a role, special ones included."""
         return self._text.limit if self._late is None else self._late.longest(role)
 
     def _late_chunks(
         self, work: EncodeWork, forms: Sequence[Representation], prompt: str, go_on: CancelCheck
     ) -> Prepared:
-        """The windows of each text, whose token states are pooled by chunk."""
+        """Prepare the windows of each text. Token states are pooled by chunk."""
         spans = self._spans
         if spans is None or ("dense" in forms and not spans.has_vectors):
             raise TaskNotSupported(
-                f"{self._card.model} has no late chunks, by the way it pools", field="chunking.late"
+                f"{self._card.model} does not support late chunks: its pooling cannot be applied "
+                "to spans",
+                field="chunking.late",
             )
         if "sparse" in forms:
             raise TaskNotSupported(
-                "late chunks have dense vectors and multi-vectors alone", field="representations"
+                "late chunks have only dense vectors and multi-vectors", field="representations"
             )
         if self._late is not None and work.role == "query" and "multi_vector" in forms:
-            raise InvalidInput("late chunks are of documents: a query has none", field="role")
+            raise InvalidInput("late chunks are supported for documents, not queries", field="role")
         if any(work.contexts) or any(span.context for own in work.spans for span in own):
             raise InvalidInput(
-                "late chunks have no context but their text: leave it empty",
+                "late chunks do not take a context: leave it empty",
                 field="items[0].context",
             )
         adapter = adapter_of(self._card, work.role, work.adapter)
@@ -255,7 +266,10 @@ class EmbeddingProcessor:
             )
             tokens += counts
             if work.pooling_factor > 1 and max(counts) > MAX_VECTORS:
-                message = f"{item_path(index)} has a chunk of {max(counts):,} tokens; pooled are at most {MAX_VECTORS:,}"
+                message = (
+                    f"{item_path(index)} has a chunk of {max(counts):,} tokens; pooling takes at "
+                    f"most {MAX_VECTORS:,}"
+                )
                 raise InputTooLong(message, field=item_path(index))
         sequences = [one.sequence for own in windows for one in own]
         paths = tuple(item_path(index) for index, own in enumerate(windows) for _ in own)
@@ -305,13 +319,13 @@ class EmbeddingProcessor:
         queries = None if self._card.sparse is None else self._card.sparse.queries
         return queries is not None and (role == "query" or (queries.default and not role))
 
-    def _score(self, work: ScoreWork, go_on: CancelCheck) -> Prepared:
-        """Prepares the query first, then the documents."""
+    def _score(self, work: ScoreWork, go_on: GoOn) -> Prepared:
+        """Prepare the query, then the documents."""
         if work.scale == "probability" and self._card.scoring != "cosine":
             vectors = " and ".join(self._card.representations)
             how = f" by {self._card.scoring}" if self._card.kind == "dense" else ""
             raise InvalidInput(
-                f"scores of {vectors} vectors{how} have no probability: leave `scale` empty",
+                f"scores of {vectors} vectors{how} cannot be probabilities: leave `scale` empty",
                 field="scale",
             )
         prompt = work.instruction or prompt_of(self._card, "query", work.adapter)
@@ -335,8 +349,8 @@ class EmbeddingProcessor:
             work, "+".join(forms), query.sequences + documents.sequences, notes, looked_up=tokens
         )
 
-    def _classify(self, work: ClassifyWork, go_on: CancelCheck) -> Prepared:
-        """Prepares the texts, then one prompt per label."""
+    def _classify(self, work: ClassifyWork, go_on: GoOn) -> Prepared:
+        """Prepare the texts, then one prompt per label."""
         need_labels(work.labels, self._card, "classify.labels")
         prompts = hypotheses(work)
         default = prompt_of(self._card, "", work.adapter)
@@ -354,9 +368,7 @@ class EmbeddingProcessor:
         )
 
     def _adapted(self, framed: Framed, role: Role, named: str) -> Framed:
-        """The sequences with the adapter that the request names, else with the checkpoint's own one
-        for their role.
-        """
+        """Set the sequences' adapter: the request's, else the checkpoint's for their role."""
         adapter = adapter_of(self._card, role, named)
         return (
             Framed([replace(one, adapter=adapter) for one in framed.sequences], framed.masks)
@@ -373,15 +385,14 @@ class EmbeddingProcessor:
         where: Where,
         go_on: CancelCheck,
     ) -> Framed:
-        """The sequences of texts in a role. `where`: the path in the job of each."""
+        """Return the sequences of texts in a role. `where` returns the path of each in the job."""
         if self._late is not None:
             frame = self._late.queries if role == "query" else self._late.documents
             return Framed(*frame(texts, prompt, truncation, where, go_on))
         sequences = self._text.encode(texts, truncation, where, prompt=prompt, go_on=go_on)
         if not self._card.pool_prompt and prompt:
             skip = self._text.prompt_tokens(prompt)
-            # At least the last token is pooled: a truncated text could otherwise have no token
-            # left.
+            # Pool at least the last token: a truncated text could otherwise have no tokens.
             sequences = [
                 InputSequence(item.ids, item.type_ids, skip=min(skip, item.tokens - 1))
                 for item in sequences
@@ -451,7 +462,7 @@ class EmbeddingProcessor:
 
 
 def _columns(names: Sequence[str], outputs: Sequence[Output]) -> Mapping[str, Sequence[Output]]:
-    """The outputs of each head, for all sequences."""
+    """Return the outputs of each head, for all sequences."""
     each = (
         [outputs]
         if len(names) == 1
@@ -461,13 +472,15 @@ def _columns(names: Sequence[str], outputs: Sequence[Output]) -> Mapping[str, Se
 
 
 def asked_forms(work: EncodeWork, card: Card) -> tuple[Representation, ...]:
-    """The requested representations, in the model's order; none: its main one. Raises
-    TaskNotSupported for one that it lacks.
+    """Return the requested representations in the model's order; without any, the main one.
+
+    Raises TaskNotSupported for one that the model lacks.
     """
     for number, form in enumerate(work.representations):
         if form not in card.representations:
             message = (
-                f"{card.model} has no {form} vectors; it has {', '.join(card.representations)}"
+                f"{card.model} has no {form} vectors; its vectors: "
+                f"{', '.join(card.representations)}"
             )
             raise TaskNotSupported(message, field=f"representations[{number}]")
     return (
@@ -477,50 +490,50 @@ def asked_forms(work: EncodeWork, card: Card) -> tuple[Representation, ...]:
 
 
 def check_encode(work: EncodeWork, forms: Sequence[Representation], card: Card) -> None:
-    """Raises InvalidInput for dimensions and data types that the requested representations cannot
-    have.
-    """
+    """Raise InvalidInput for dimensions and data types that the requested representations do not
+    support."""
     other = next((form for form in forms if form != "dense"), None)
     if work.dimensions and "dense" not in forms:
         raise InvalidInput(
-            f"only dense vectors can be cut, and {other} is asked for: leave it 0",
+            f"only dense vectors can be truncated, not {other}: leave it 0",
             field="dimensions",
         )
     if work.pooling_factor > 1 and "multi_vector" not in forms:
         raise InvalidInput(
-            "only multi-vectors are pooled, and none is asked for: leave it 0",
+            "only multi-vectors are pooled, and none are requested: leave it 0",
             field="pooling_factor",
         )
     if work.dimensions > card.dimensions:
         raise InvalidInput(
-            f"{work.dimensions} are asked for; {card.model} has {card.dimensions}",
+            f"{work.dimensions} exceeds the {card.dimensions} dimensions of {card.model}",
             field="dimensions",
         )
     if work.data_type in ("uint8", "binary") and other is not None:
         raise InvalidInput(
-            f"{work.data_type} is for dense vectors, and {other} is asked for", field="data_type"
+            f"{work.data_type} is supported for dense vectors, not for {other}", field="data_type"
         )
     if work.data_type == "int8" and "sparse" in forms:
         raise InvalidInput(
-            "int8 is for dense vectors and multi-vectors, and sparse is asked for",
+            "int8 is supported for dense vectors and multi-vectors, not for sparse",
             field="data_type",
         )
 
 
 def check_pooled(work: EncodeWork, sequences: Sequence[InputSequence], where: Where) -> None:
-    """Raises InputTooLong for an item that has too many vectors to be pooled."""
+    """Raise InputTooLong for an item with too many vectors to pool."""
     if work.pooling_factor <= 1:
         return
     for index, sequence in enumerate(sequences):
         if sequence.tokens > MAX_VECTORS:
             message = (
-                f"{where(index)} has {sequence.tokens:,} tokens; pooled are at most {MAX_VECTORS:,}"
+                f"{where(index)} has {sequence.tokens:,} tokens; pooling takes at most "
+                f"{MAX_VECTORS:,}"
             )
             raise InputTooLong(message, field=where(index))
 
 
 def _table(divided: Sequence[Sequence[Span]], tokens: list[int]) -> Chunks:
-    """The chunks of texts in order. `tokens`: of each chunk."""
+    """Return the chunks of texts in order. `tokens` holds those of each chunk."""
     offsets = np.cumsum([0, *map(len, divided)]).tolist()
     starts, ends = (
         [getattr(span, name) for spans in divided for span in spans] for name in ("start", "end")

@@ -1,7 +1,7 @@
-"""Token labels -> entities, as transformers' TokenClassificationPipeline merges them (its
+"""Merge token labels to entities, as transformers' TokenClassificationPipeline does (its
 `aggregation_strategy`).
 
-The last step of an entities job, in the worker's threads.
+This is the last step of an entities job, in the worker's threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LAST = ("E-", "S-")
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A token or a word with its class: code points start..end."""
+    """A token or a word with its class, from code point `start` to `end`."""
 
     label: str
     score: np.float32
@@ -35,10 +35,10 @@ class _Piece:
 def find_entities(
     text: str, logits: Scores, spans: Spans, classes: Sequence[str], aggregation: Aggregation
 ) -> list[Entity]:
-    """Entities of one text by their start, those of class "O" left out. `logits` [tokens, classes],
-    special tokens included.
+    """Return the entities of one text by their start, without those of class "O".
 
-    Classes of the scheme BIOES, which transformers does not know, are merged by it.
+    `logits` is [tokens, classes], special tokens included. Classes of the scheme BIOES, which
+    transformers does not support, are merged by that scheme.
     """
     scores = softmax(logits[spans.rows])
     if aggregation in ("none", "simple"):
@@ -56,7 +56,7 @@ def find_entities(
 
 
 def softmax(logits: Scores) -> Scores:
-    """Over the last axis."""
+    """Return the softmax over the last axis."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shares: Scores = shifted / shifted.sum(axis=-1, keepdims=True)
     return shares
@@ -68,7 +68,7 @@ def _piece(scores: Scores, classes: Sequence[str], spans: Spans, first: int, las
 
 
 def _words(continues: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """First and last token of each word."""
+    """Yield the first and last token of each word."""
     starts = [i for i in range(len(continues)) if i == 0 or not continues[i]]
     yield from zip(starts, [start - 1 for start in starts[1:]] + [len(continues) - 1], strict=True)
 
@@ -81,8 +81,8 @@ def _word(
     last: int,
     aggregation: Aggregation,
 ) -> _Piece:
-    """A word with its class: that of its first token, of its tokens' mean scores, or of its most
-    certain token.
+    """Return a word with its class: that of its first token, of its tokens' mean scores, or of its
+    most certain token.
     """
     tokens = scores[first : last + 1]
     if aggregation == "first":
@@ -95,8 +95,8 @@ def _word(
 
 
 def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Groups of adjacent pieces of one entity type; a B- class begins a new group. Classes without
-    B- or I- count as I-.
+    """Group adjacent pieces of one entity type. A B- class begins a new group; classes without B-
+    or I- count as I-.
     """
     group: list[_Piece] = []
     for piece in pieces:
@@ -110,16 +110,15 @@ def _groups(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
 
 
 def _has_ends(classes: Sequence[str]) -> bool:
-    """Whether classes are of the scheme BIOES: E- ends an entity of several tokens, and S- is one
-    of a single token.
+    """Return whether classes are of the scheme BIOES: E- ends an entity of several tokens, and S-
+    marks one of a single token.
     """
     return any(name.startswith(_LAST) and f"B-{name[2:]}" in classes for name in classes)
 
 
 def _split_at_ends(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """As `_groups`, by the scheme BIOES: S- begins a new group as B- does, and E- and S- are the
-    last of theirs.
-    """
+    """Group pieces by the scheme BIOES: as `_groups`, but S- also begins a group, and E- and S- end
+    one."""
     group: list[_Piece] = []
     for piece in pieces:
         before = group[-1].label if group else ""

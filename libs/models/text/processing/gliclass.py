@@ -1,8 +1,8 @@
 """Zero-shot classification with GLiClass: the request's labels and a text are one sequence, and one
 forward scores all labels.
 
-Formats and scores are those of the gliclass package's zero-shot pipeline, except that texts are
-truncated and labels never are.
+Formats and scores are those of the gliclass package's zero-shot pipeline, except that only texts
+are truncated, never labels.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Ids = NDArray[np.int32]
 @dataclass(frozen=True, slots=True)
 class Places:
     """Positions of labels and text in a sequence: label i has the tokens `starts[i]:ends[i]`, the
-    text those from `text` on.
+    text begins at token `text`.
     """
 
     starts: Ids
@@ -53,7 +53,8 @@ class Places:
 
 
 class GliclassProcessor:
-    """The processor of one model. Raises ModelBroken if the tokenizer does not know the markers."""
+    """The processor of one model. Raises ModelBroken if the tokenizer does not contain the
+    markers."""
 
     def __init__(self, card: Card, settings: Gliclass, tokenizer: Tokenizer) -> None:
         tokenizer.no_truncation()
@@ -103,8 +104,8 @@ class GliclassProcessor:
         scores = sigmoid(logits) if multi else softmax(logits)
         return best_first(list(zip(work.labels, scores, strict=True)), work.threshold)
 
-    def _labels(self, work: ClassifyWork, go_on: CancelCheck) -> list[str]:
-        """The labels as they appear in the prompt, validated."""
+    def _labels(self, work: ClassifyWork, go_on: GoOn) -> list[str]:
+        """Return the labels as they appear in the prompt, validated."""
         need_labels(work.labels, self._card, _LABELS)
         labels = hypotheses(work)
         tokens = encoded(
@@ -114,13 +115,11 @@ class GliclassProcessor:
             field = f"{_LABELS}[{number}]"
             if LABEL_MARKER in label or TEXT_MARKER in label:
                 raise InvalidInput(
-                    f"{field} holds {LABEL_MARKER} or {TEXT_MARKER}, which stand between labels",
+                    f"{field} contains {LABEL_MARKER} or {TEXT_MARKER}, which separate labels",
                     field=field,
                 )
             if not len(encoding):
-                raise InvalidInput(
-                    f"{field} has nothing that the model's tokenizer knows", field=field
-                )
+                raise InvalidInput(f"{field} has no token in the model's tokenizer", field=field)
         return labels
 
     def _sequence(
@@ -146,8 +145,8 @@ class GliclassProcessor:
         return InputSequence(ids, types, input=self._places(markers, end, len(ids)))
 
     def _markers(self, ids: Ids, labels: int) -> tuple[NDArray[np.int64], int]:
-        """Rows of the prompt's markers: before each label and after the last. A text may hold such
-        words too.
+        """Return rows of the prompt's markers: before each label and after the last. A text may
+        contain the same words.
         """
         rows, ends = (
             np.flatnonzero(ids == self._settings.label_index),
@@ -160,7 +159,7 @@ class GliclassProcessor:
         )
 
     def _cut(self, ids: Ids, text: tuple[int, int], truncation: Truncation, where: str) -> Ids:
-        """Truncates the text, which has the rows `text`, by as many tokens as exceed the limit."""
+        """Truncate the text, in the rows `text`, by the number of tokens that exceed the limit."""
         limit, excess = self._card.max_tokens, len(ids) - self._card.max_tokens
         if excess <= 0:
             return ids
@@ -176,8 +175,8 @@ class GliclassProcessor:
         return np.delete(ids, gone)
 
     def _places(self, markers: NDArray[np.int64], end: int, tokens: int) -> Places:
-        """An averaged label extends to the next one, the last to the text's marker or, as in the
-        package, to the end.
+        """Return the places. An averaged label extends to the next one, the last to the text's
+        marker or, as in the package, to the end.
         """
         starts = markers + (0 if self._settings.marks else 1)
         reach = np.append(markers[1:], end if self._settings.text_only else tokens)

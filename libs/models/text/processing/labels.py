@@ -1,5 +1,5 @@
-"""Score pairs and classify texts with a sequence classification model: cross-encoders, and
-classifiers with fixed labels.
+"""Score pairs and classify texts with a sequence classification model: a cross-encoder, or a
+classifier with fixed labels.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ from libs.models.work import (
 
 
 class LabelsProcessor:
-    """The processor of one model. `chat`: for models whose pairs are rendered with a chat
-    template.
-    """
+    """The processor of one model. `chat` is for models that read pairs in a chat template."""
 
     def __init__(self, card: Card, text: TextProcessor, chat: ChatPairs | None = None) -> None:
         self._card, self._text, self._chat = card, text, chat
@@ -77,12 +75,12 @@ class LabelsProcessor:
         raise unsupported(work, self._card)
 
 
-class WithoutPadding:
-    """A processor of a causal model whose sequences lose padding tokens at their end.
+class PaddingTrimmer:
+    """A processor of a causal model that removes padding tokens at the end of sequences.
 
     transformers classifies the rightmost token that is not the padding token, even if a template or
-    a text put padding tokens after it. No token of a causal model sees those after it, so that the
-    others' states stay the same.
+    a text appends padding tokens. No token of a causal model sees later ones, so the other states
+    are unchanged.
     """
 
     def __init__(self, processor: Processor, padding: int) -> None:
@@ -103,8 +101,7 @@ class WithoutPadding:
         if sequence.ids[-1] != self._padding:
             return sequence
         others = np.flatnonzero(sequence.ids != self._padding)
-        end = (
-            int(others[-1]) + 1 if len(others) else 1
-        )  # of padding alone the first token is classified
+        # A sequence of padding keeps its first token.
+        end = int(others[-1]) + 1 if len(others) else 1
         types = None if sequence.type_ids is None else sequence.type_ids[:end]
         return replace(sequence, ids=sequence.ids[:end], type_ids=types)

@@ -1,5 +1,5 @@
-"""Texts as NV-Embed reads them: the end of a sentence after each, and as many leading tokens left
-out as its instruction has.
+"""Texts in NV-Embed's format: each ends with the end of a sentence, and as many leading tokens are
+excluded from pooling as the instruction has.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from libs.models.work import CancelCheck, Role, Truncation
 
 
 class LatentProcessor(EmbeddingProcessor):
-    """The processor of one model. `end`: put after each text."""
+    """The processor of one model. `end` is appended to each text."""
 
     def __init__(self, card: Card, text: TextProcessor, end: str) -> None:
         super().__init__(card, text)
-        # The reference counts the instruction's own tokens, and leaves out so many from the first
-        # special token on.
+        # The reference counts the instruction's tokens without special ones, and excludes that
+        # number from the first special token on.
         self._end, self._leading = end, text.leading_tokens()
 
     def longest(self, role: Role) -> int:
-        """Without the end of the sentence."""
+        """Return the limit without the end of the sentence."""
         return super().longest(role) - 1
 
     def framed(

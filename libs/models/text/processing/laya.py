@@ -40,8 +40,8 @@ from libs.models.work import (
 
 _LABELS: Final = "classify.labels"
 _QUESTION: Final = "Which of these labels fits best?"
-_MAX_OPTION: Final = 48  # tokens, without its marker; these four are the package's
-_MIN_OPTION: Final = 4  # tokens, with it, where many options share the room
+_MAX_OPTION: Final = 48  # tokens, without its marker; these four limits are the package's
+_MIN_OPTION: Final = 4  # tokens, with its marker, if many options share the budget
 _MIN_QUESTION: Final = 8
 _QUESTION_ROOM: Final = 16
 Ids = list[int]
@@ -49,8 +49,8 @@ Ids = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The special tokens of a sequence; `text`: the marker as a text, which no text of a request
-    may pretend to be.
+    """The special tokens of a sequence. `text` is the marker as a text, which texts of a request
+    must not contain.
     """
 
     first: int
@@ -61,7 +61,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What comes before a text, and the rows of the options' markers in it."""
+    """The tokens before a text, and the rows of the options' markers among them."""
 
     ids: Ids
     markers: NDArray[np.int32]
@@ -81,9 +81,7 @@ class LayaProcessor:
             raise unsupported(work, self._card)
         need_labels(work.labels, self._card, _LABELS)
         if work.multi_label:
-            message = (
-                f"{self._card.model} chooses one of the labels: its scores are shares among them"
-            )
+            message = f"{self._card.model} chooses one of the labels: its scores add up to 1"
             raise InvalidInput(message, field="classify.multi_label")
         head = self._head(work, go_on)
         room = self._card.max_tokens - len(head.ids) - 1
@@ -131,10 +129,10 @@ class LayaProcessor:
         return _Head([*ids, self._marks.last], np.array(markers, dtype=np.int32))
 
     def _options(self, labels: Sequence[Ids]) -> tuple[list[Ids], int]:
-        """The options, which are cut where they are many or long, each after its marker; and the
-        tokens left for the question.
+        """Return the options, each after its marker and truncated if they are numerous or long, and
+        the tokens left for the question.
 
-        Raises InvalidInput for labels that the model could then not tell apart.
+        Raises InvalidInput for labels that are equal after truncation.
         """
         budget = self._settings.head_tokens
         options = [[self._marks.option, *label[:_MAX_OPTION]] for label in labels]
@@ -144,7 +142,10 @@ class LayaProcessor:
         seen: dict[tuple[int, ...], int] = {}
         for number, option in enumerate(options):
             if (before := seen.setdefault(tuple(option), number)) != number:
-                reads = f"the same to the model as {_LABELS}[{before}]: the first {len(option) - 1} tokens of each are read"
+                reads = (
+                    f"the same as {_LABELS}[{before}] to the model, which reads the first "
+                    f"{len(option) - 1} tokens of each"
+                )
                 raise InvalidInput(f"{_LABELS}[{number}] is {reads}", field=f"{_LABELS}[{number}]")
         return options, max(_MIN_QUESTION, budget - sum(map(len, options)))
 

@@ -28,10 +28,12 @@ _HYPOTHESIS = "This example is {}."  # the pipeline's
 
 
 class NliProcessor:
-    """The processor of one model. `own`: for its other tasks: scoring pairs, and classifying by its
-    own classes without labels.
+    """The processor of one model.
 
-    `contradiction`: the index of that class.
+    Args:
+        own: The processor of other tasks: scoring pairs, and classifying by the model's classes
+            without labels.
+        contradiction: The index of that class.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class NliProcessor:
         return build_result(items, prepared.answer_bytes, go_on)
 
     def _labels(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
-        """logits [labels, classes] of one text"""
+        """Score the labels of one text from logits [labels, classes]."""
         entailment, contradiction = logits[:, self._card.positive], logits[:, self._contradiction]
         multi = (
             self._card.problem == "multi_label" if work.multi_label is None else work.multi_label

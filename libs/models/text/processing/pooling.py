@@ -1,11 +1,10 @@
-"""Hierarchical pooling of a multi-vector: vectors that say much the same become one (arXiv
-2409.14683; colpali-engine).
+"""Hierarchical pooling of a multi-vector: similar vectors are merged (arXiv 2409.14683;
+colpali-engine).
 
-Ward's linkage over the rows of the matrix of cosine distances, as colpali-engine's
-HierarchicalTokenPooler has it: these rows are points in a space of as many dimensions as there are
-vectors. Their distances are the same in a space of the vectors' dimensions, where they are computed
-here; the tree is built by nearest-neighbour chains (Murtagh 1983), which need no matrix of
-distances.
+It is Ward's linkage over the rows of the matrix of cosine distances, as in colpali-engine's
+HierarchicalTokenPooler: with n vectors, the rows are points in n dimensions. Distances are the same
+in a space of the vectors' dimensions and computed there. Nearest-neighbour chains (Murtagh 1983)
+build the tree without a matrix of distances.
 """
 
 from __future__ import annotations
@@ -21,21 +20,25 @@ Array = NDArray[np.float32]
 _Points = NDArray[np.float64]
 
 MAX_VECTORS: Final = 4096
-"""Of an item that is pooled: the work grows with the square of their number, 2 s for so many of 128
-numbers.
+"""Maximum vectors of a pooled item: the time is quadratic in their number, 2 s for this many of 128
+dimensions.
 """
 
 _BREATH_STEPS: Final = 64
 _NAP_SECONDS: Final = 1e-4
-"""After so many steps, some milliseconds, the thread sleeps to release the interpreter's lock."""
+"""The thread sleeps after _BREATH_STEPS steps, some milliseconds, to release the interpreter's
+lock."""
 
 
 def pooled(vectors: Array, factor: int, *, normalize: bool) -> Array:
-    """[vectors, dimensions] -> [about vectors / factor, dimensions], at least one: the mean of each
+    """Pool [vectors, dimensions] to about vectors / factor vectors, at least one: the mean of each
     cluster, in the order of the clusters' first vectors.
 
-    All vectors take part, those of a prompt and of special tokens too, as in the reference.
-    `normalize`: the means are of length 1. Blocking: O(vectors² x dimensions).
+    All vectors take part, including those of a prompt and of special tokens, as in the reference.
+    This blocks for O(vectors² x dimensions).
+
+    Args:
+        normalize: The means have length 1.
     """
     count = max(len(vectors) // max(factor, 1), 1)
     if len(vectors) <= count:
@@ -51,19 +54,19 @@ def pooled(vectors: Array, factor: int, *, normalize: bool) -> Array:
 
 
 def _points(vectors: Array) -> _Points:
-    """Points as far from each other as the rows of the matrix of cosine distances."""
+    """Return points with the same distances as the rows of the matrix of cosine distances."""
     x = vectors.astype(np.float64)
     x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     if len(x) <= x.shape[1]:
         return np.asarray(x @ x.T, np.float64)
-    # Rows i and j of X Xᵀ differ by (x_i - x_j) Xᵀ, whose length is that of (x_i - x_j) multiplied
+    # Rows i and j of X Xᵀ differ by (x_i - x_j) Xᵀ, which has the length of (x_i - x_j) multiplied
     # by a root of XᵀX.
     values, axes = np.linalg.eigh(x.T @ x)
     return np.asarray(x @ (axes * np.sqrt(values.clip(0))), np.float64)
 
 
 def _clusters(points: _Points, count: int) -> NDArray[np.intp]:
-    """The cluster of each point, numbered by their first points: at most `count`, as scipy's
+    """Return the cluster of each point, numbered by their first points: at most `count`, as scipy's
     `fcluster` with "maxclust".
     """
     heights, pairs = _tree(points)
@@ -85,11 +88,10 @@ def _clusters(points: _Points, count: int) -> NDArray[np.intp]:
 
 
 def _tree(points: _Points) -> tuple[_Points, Sequence[tuple[int, int]]]:
-    """Ward's tree: the merges' heights (squared), and a point of each of the two clusters that are
-    merged.
-    """
+    """Return Ward's tree: the merges' heights (squared), and a point of each of the two merged
+    clusters."""
     centres, sizes = points.copy(), np.ones(len(points))
-    squares = np.einsum("nd,nd->n", centres, centres)  # infinite for what was merged into another
+    squares = np.einsum("nd,nd->n", centres, centres)  # infinite for a cluster merged into another
     heights: list[float] = []
     pairs: list[tuple[int, int]] = []
     chain: list[int] = []

@@ -1,5 +1,5 @@
-"""Quantises float32 rows to the number formats of tensor.proto, all of which can be dequantised
-(binary without lengths).
+"""Quantise float32 rows to the number formats of tensor.proto. All can be dequantised (binary
+without lengths).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from libs.models.work import DataType
 
 
 def store(values: NDArray[np.float32], data_type: DataType) -> Stored:
-    """`values` [..., dimensions]; the last axis is a row, which has its own scale and offset."""
+    """Quantise `values` [..., dimensions]. Each row of the last axis has its own scale and
+    offset."""
     if data_type == "int8":
         return _int8(values)
     if data_type == "uint8":
@@ -31,14 +32,14 @@ def _plain(values: NDArray[np.float32], data_type: DataType) -> NDArray[np.gener
 
 
 def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The upper halves, rounded to the nearest, ties to even. NaN stays NaN."""
+    """Return the upper halves, rounded to nearest, ties to even. NaN stays NaN."""
     bits = np.ascontiguousarray(values, dtype="<f4").view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype("<u2")
 
 
 def _int8(values: NDArray[np.float32]) -> Stored:
-    """value = byte x scale, with -127..127, so that zero is exact and the sign symmetric."""
+    """Quantise to value = byte x scale, with -127..127: zero is exact and the sign symmetric."""
     scale = (np.abs(values).max(axis=-1) / 127).astype("<f4")
     stored = (
         np.rint(values / np.where(scale > 0, scale, 1)[..., None]).clip(-127, 127).astype(np.int8)
@@ -47,7 +48,7 @@ def _int8(values: NDArray[np.float32]) -> Stored:
 
 
 def _uint8(values: NDArray[np.float32]) -> Stored:
-    """value = byte x scale + offset, from the row's smallest number to its largest."""
+    """Quantise to value = byte x scale + offset, from the row's minimum to its maximum."""
     offset = values.min(axis=-1).astype("<f4")
     scale = ((values.max(axis=-1) - offset) / 255).astype("<f4")
     steps = (values - offset[..., None]) / np.where(scale > 0, scale, 1)[..., None]

@@ -1,8 +1,8 @@
 """Sparse vectors of queries without a forward: a fixed weight for each distinct token
 (inference-free SPLADE, arXiv 2411.04403).
 
-Needs no device. Reads sentence-transformers' SparseStaticEmbedding and opensearch's idf.json.
-V-SPLADE's weights are for each occurrence of a token, and are made of its embeddings
+It needs no device, and reads sentence-transformers' SparseStaticEmbedding and opensearch's
+idf.json. V-SPLADE weights each occurrence of a token, and computes the weights from its embeddings
 (`libs/models/images/vlm/families/vsplade.py`).
 """
 
@@ -29,7 +29,7 @@ _MAX_TOKENS = 1 << 24
 
 
 class StaticLookup:
-    """`weights`: float32, one for each id of `text`'s vocabulary."""
+    """Looks up `weights`, float32, one for each id of `text`'s vocabulary."""
 
     def __init__(self, text: TextProcessor, weights: NDArray[np.float32]) -> None:
         self._text, self._weights = text, weights
@@ -42,7 +42,8 @@ class StaticLookup:
         where: Where,
         go_on: CancelCheck = never_cancelled,
     ) -> tuple[list[SparseRow], int]:
-        """One row per text, and the number of tokens of all texts, which have no special tokens."""
+        """Return one row per text, and the number of tokens of all texts, which have no special
+        tokens."""
         sequences = self._text.encode(texts, truncation, where, prompt=prompt, go_on=go_on)
         return [self._row(sequence.ids) for sequence in sequences], sum(
             sequence.tokens for sequence in sequences
@@ -55,17 +56,16 @@ class StaticLookup:
 
 
 class TokenWeights:
-    """A fixed weight for each token, which counts as often as the token occurs: Li-LSR, as V-SPLADE
-    has it.
+    """A fixed weight for each token, multiplied by its occurrences: Li-LSR, as in V-SPLADE.
 
-    `weights`: float32, by id; tokens with ids beyond them have none.
+    `weights` is float32, by id; tokens with larger ids have none.
     """
 
     def __init__(self, weights: NDArray[np.float32]) -> None:
         self._weights = weights
 
     def row(self, ids: NDArray[np.int32]) -> SparseRow:
-        """The sparse vector of a text's tokens."""
+        """Return the sparse vector of a text's tokens."""
         distinct, counts = np.unique(ids[ids < len(self._weights)], return_counts=True)
         weights = self._weights[distinct] * counts.astype(np.float32)
         return SparseRow(distinct[weights != 0], weights[weights != 0])
@@ -74,8 +74,10 @@ class TokenWeights:
 def load_lookup(
     directory: Path, queries: StaticQueries, *, columns: int, limit: int, lowercase: bool
 ) -> StaticLookup:
-    """`limit`: the longest query where the tokenizer names none. Raises ModelBroken for weights
-    that do not fit the tokenizer.
+    """Load the lookup. Raises ModelBroken for weights that do not fit the tokenizer.
+
+    Args:
+        limit: The longest query if the tokenizer has no limit.
     """
     folder = directory / queries.folder
     tokenizer = load_tokenizer(folder, lowercase=lowercase)
@@ -86,7 +88,8 @@ def load_lookup(
     tokens = largest_id(tokenizer) + 1
     if not tokens <= weights.shape[0] <= columns:
         raise ModelBroken(
-            f"{queries.file}: has {weights.shape[0]} weights; the tokenizer beside it has {tokens} tokens, and `vocab_size` of "
+            f"{queries.file}: has {weights.shape[0]} weights; the tokenizer in its directory has "
+            f"{tokens} tokens, and `vocab_size` of "
             f"config.json is {columns}"
         )
     settings = read_config(folder, "tokenizer_config.json")
@@ -100,7 +103,8 @@ def _stored(directory: Path, queries: StaticQueries, tokenizer: Tokenizer) -> ND
     tensors = TensorFile.open(directory, str(Path(queries.file).parent))
     if tensors.names() != [_TENSOR] or len(tensors.shape(_TENSOR)) != 1:
         raise ModelBroken(
-            f"{queries.file}: must hold one list of numbers, `{_TENSOR}`, and holds {', '.join(tensors.names())}"
+            f"{queries.file}: must contain one list of numbers, `{_TENSOR}`, but contains "
+            f"{', '.join(tensors.names())}"
         )
     return tensors.read(_TENSOR).to(torch.float32).numpy()
 
@@ -108,16 +112,17 @@ def _stored(directory: Path, queries: StaticQueries, tokenizer: Tokenizer) -> ND
 def _from_json(
     directory: Path, queries: StaticQueries, tokenizer: Tokenizer
 ) -> NDArray[np.float32]:
-    """Tokens that are not in the vocabulary are left out; those without a weight have 0."""
+    """Read weights by token. Tokens outside the vocabulary are dropped; tokens without a weight
+    have 0."""
     vocabulary = tokenizer.get_vocab()
     if largest_id(tokenizer) >= _MAX_TOKENS:
         raise ModelBroken(
-            f"tokenizer.json: has the id {largest_id(tokenizer)}; below {_MAX_TOKENS:,} are served"
+            f"tokenizer.json: the id {largest_id(tokenizer)} must be below {_MAX_TOKENS:,}"
         )
     weights = np.zeros(largest_id(tokenizer) + 1, dtype=np.float32)
     for token, weight in need_config(directory, queries.file).values.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float):
-            raise ModelBroken(f"{queries.file}: `{token}` is {weight!r}, which is no number")
+            raise ModelBroken(f"{queries.file}: `{token}` must be a number, not {weight!r}")
         if token in vocabulary:
             weights[vocabulary[token]] = weight
     return weights

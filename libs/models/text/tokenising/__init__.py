@@ -1,5 +1,5 @@
 """Texts to token ids: the tokenizer and its limits, truncation, chat templates, and frames of
 queries and documents.
 
-What a task makes of the token ids belongs to `processing/`.
+Task-specific processing of token ids belongs in `processing/`.
 """

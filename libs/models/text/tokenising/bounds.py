@@ -1,9 +1,9 @@
-"""Limits on what a tokenizer.json may ask for: growth of texts and of ids, special tokens around a
+"""Limits on the requests of a tokenizer.json: growth of texts and of ids, special tokens around a
 text, sizes of the vocabulary.
 
-The `tokenizers` library does whatever a file says, even twenty million tokens around each text, and
-aborts the process when it runs out of memory. So the JSON is validated before the library sees it,
-and every violation is a ModelBroken that names the key.
+The `tokenizers` library obeys any file, even one that adds twenty million tokens around each text,
+and aborts the process when memory runs out. The JSON is therefore validated before the library
+reads it, and every violation is a ModelBroken that names the key.
 """
 
 from __future__ import annotations
@@ -19,36 +19,35 @@ from libs.catalog.checkpoint.files import Config, shortened
 from libs.models.text.tokenising.regexes import PUBLISHED, slow, tried
 
 MAX_SPECIAL: Final = 64
-"""Special tokens that are added around a text or a pair."""
+"""Maximum special tokens added around a text or a pair."""
 MAX_GROWTH: Final = 16
-"""Growth factor in bytes of normaliser and pre-tokenizer, beyond that of Unicode's own forms and
-the first ByteLevel.
+"""Maximum growth factor in bytes of normaliser and pre-tokenizer, beyond that of Unicode's normal
+forms and the first ByteLevel.
 """
 MAX_PUT_BEFORE: Final = 1024
 MAX_PARTS: Final = 64
 MAX_NAME: Final = 1024
-"""Characters of an added or special token: each occurrence in a text gets a copy."""
+"""Maximum characters of an added or special token: each occurrence in a text gets a copy."""
 MAX_ADDED: Final = 100_000
 MAX_ADDED_CHARACTERS: Final = 4_000_000
-"""Of all added tokens, after the normaliser's growth."""
+"""Maximum characters of all added tokens, after the normaliser's growth."""
 MAX_WORD: Final = 200
-"""Characters of a word of WordPiece, whose time is quadratic in them. Published tokenizers have
-100.
-"""
+"""Maximum characters of a word of WordPiece, which takes quadratic time. Published tokenizers have
+100."""
 MAX_PIECE: Final = 256
 MAX_PIECES: Final = 4_000_000
-"""Characters of all pieces of Unigram, each of which takes the library up to 200 bytes."""
+"""Maximum characters of all pieces of Unigram. Each takes the library up to 200 bytes."""
 _MAX_SHARED: Final = 64
 _COMMON_REPLACEMENT: Final = 33
-"""Bytes that published charsmaps make of one character, as NFKC does."""
+"""Maximum bytes into which published charsmaps expand one character, as NFKC does."""
 _FACTORS: Final[Mapping[str, int]] = {"ByteLevel": 12, "Metaspace": 4}
-"""Growth factor in bytes of a second such step, with Unicode's forms after it. Published tokenizers
-have at most one of each.
+"""Growth factor in bytes of a second such step, with Unicode's normal forms after it. Published
+tokenizers have at most one of each.
 """
 
 
 def refuse_bombs(config: Config) -> None:
-    """Raises ModelBroken with the key of a tokenizer.json that would take too much time or memory
+    """Raise ModelBroken with the key of a tokenizer.json that would take too much time or memory
     (resource exhaustion).
     """
     _refuse_frames(config)
@@ -62,8 +61,8 @@ def refuse_bombs(config: Config) -> None:
 
 
 def _refuse_frames(config: Config) -> None:
-    """Limits special tokens around texts. A template may contain each text only once: every further
-    time would copy it.
+    """Limit special tokens around texts. A template may contain each text only once, because every
+    repetition would copy it.
     """
     counts: Counter[str] = Counter()
     for part in _objects(config.values.get("post_processor")):
@@ -79,25 +78,23 @@ def _refuse_frames(config: Config) -> None:
                 counts[key] += sum(_special(piece, sizes) for piece in pieces)
                 texts = Counter(_text(piece) for piece in pieces)
                 if any(count > 1 for text, count in texts.items() if text):
-                    raise config.broken(
-                        "post_processor", f"puts a text into `{key}` more than once"
-                    )
+                    raise config.broken("post_processor", f"repeats a text in `{key}`")
         for text in _texts(part):
             if len(text) > MAX_NAME:
                 raise config.broken(
                     "post_processor",
-                    f"has a token of {len(text):,} characters; at most {MAX_NAME:,} are served",
+                    f"has a token of {len(text):,} characters; the maximum is {MAX_NAME:,}",
                 )
     for key, what in (("single", "a single text"), ("pair", "a pair of texts")):
         if counts[key] > MAX_SPECIAL:
             raise config.broken(
                 "post_processor",
-                f"puts {counts[key]:,} tokens around {what}; at most {MAX_SPECIAL} are served",
+                f"adds {counts[key]:,} tokens around {what}; the maximum is {MAX_SPECIAL}",
             )
 
 
 def _size_of(special: object) -> int:
-    """Ids that a special token of a template stands for."""
+    """Return the number of ids of a template's special token."""
     if not isinstance(special, dict):
         return 1
     return max(
@@ -118,7 +115,7 @@ def _text(piece: object) -> str:
 
 
 def _refuse_growth(config: Config) -> int:
-    """The growth factor in bytes; raises ModelBroken above the limit."""
+    """Return the growth factor in bytes. Raises ModelBroken above the limit."""
     growth, before = 1, 0
     seen: Counter[str] = Counter()
     for key in ("normalizer", "pre_tokenizer"):
@@ -126,7 +123,7 @@ def _refuse_growth(config: Config) -> int:
             part for part in _objects(config.values.get(key)) if isinstance(part.get("type"), str)
         ]
         if len(parts) > MAX_PARTS:
-            raise config.broken(key, f"has {len(parts):,} parts; at most {MAX_PARTS} are served")
+            raise config.broken(key, f"has {len(parts):,} parts; the maximum is {MAX_PARTS}")
         for part in parts:
             kind = str(part["type"])
             growth *= _growth(part) if kind not in _FACTORS or seen[kind] == 0 else _FACTORS[kind]
@@ -134,42 +131,41 @@ def _refuse_growth(config: Config) -> int:
             seen[kind] += 1
         if growth > MAX_GROWTH:
             raise config.broken(
-                key, f"can make {growth:,} bytes of one; at most {MAX_GROWTH} are served"
+                key, f"can expand one byte to {growth:,}; the maximum is {MAX_GROWTH}"
             )
         if before > MAX_PUT_BEFORE:
             raise config.broken(
                 key,
-                f"puts {before:,} characters before a text; at most {MAX_PUT_BEFORE:,} are served",
+                f"puts {before:,} characters before a text; the maximum is {MAX_PUT_BEFORE:,}",
             )
     return growth
 
 
 def _refuse_decoder(config: Config) -> None:
-    """Limits how many times longer the decoder makes a text than the names of its tokens are."""
+    """Limit the ratio of the decoder's text to the names of its tokens."""
     growth = 1
     parts = [
         part for part in _objects(config.values.get("decoder")) if isinstance(part.get("type"), str)
     ]
     if len(parts) > MAX_PARTS:
-        raise config.broken("decoder", f"has {len(parts):,} parts; at most {MAX_PARTS} are served")
+        raise config.broken("decoder", f"has {len(parts):,} parts; the maximum is {MAX_PARTS}")
     for part in parts:
         growth *= _growth(part)
         for text in _texts(part):
             if len(text) > MAX_NAME:
                 raise config.broken(
                     "decoder",
-                    f"has a text of {len(text):,} characters; at most {MAX_NAME:,} are served",
+                    f"has a text of {len(text):,} characters; the maximum is {MAX_NAME:,}",
                 )
         if growth > MAX_GROWTH:
             raise config.broken(
-                "decoder", f"can make {growth:,} bytes of one; at most {MAX_GROWTH} are served"
+                "decoder", f"can expand one byte to {growth:,}; the maximum is {MAX_GROWTH}"
             )
 
 
 def _growth(part: Mapping[str, object]) -> int:
-    """The growth factor of a normaliser or pre-tokenizer, on a text of nothing but what it
-    replaces.
-    """
+    """Return the growth factor of a normaliser or pre-tokenizer for a text that it replaces
+    entirely."""
     charsmap = part.get("precompiled_charsmap")
     if isinstance(charsmap, str):
         return max(1, ceil(_longest_replacement(charsmap) / _COMMON_REPLACEMENT))
@@ -177,7 +173,7 @@ def _growth(part: Mapping[str, object]) -> int:
     if part.get("type") != "Replace" or not isinstance(content, str) or not content:
         return 1
     found = pattern.get("String") if isinstance(pattern, dict) else None
-    # A pattern may match the empty string everywhere, which inserts and replaces nothing.
+    # A pattern may match the empty string everywhere, which changes nothing.
     return (
         ceil(_bytes(content) / _bytes(found))
         if isinstance(found, str) and found
@@ -191,13 +187,15 @@ def _finds_nothing(pattern: object) -> int:
 
 
 def _longest_replacement(charsmap: str) -> int:
-    """Bytes. SentencePiece's format: four bytes with the length of a table, the table, then
-    replacements that end with a zero.
+    """Return the bytes of the longest replacement.
+
+    SentencePiece's format is four bytes with the length of a table, the table, then replacements
+    that end with a zero.
     """
     try:
         data = base64.b64decode(charsmap)
     except ValueError:
-        return 0  # the library says what is wrong with it
+        return 0  # the library reports the error
     return max(
         _bytes(part.decode("utf-8", "replace"))
         for part in data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
@@ -205,41 +203,39 @@ def _longest_replacement(charsmap: str) -> int:
 
 
 def _bytes(text: str) -> int:
-    """UTF-8 bytes after NFKD, the longest of Unicode's forms."""
+    """Return the UTF-8 bytes after NFKD, the longest of Unicode's normal forms."""
     return len(unicodedata.normalize("NFKD", text).encode("utf-8", "replace"))
 
 
 def _refuse_added(config: Config, growth: int) -> None:
-    """Limits added tokens: the library builds one automaton of all of them, normalised."""
+    """Limit added tokens, because the library builds one automaton of all of them, normalised."""
     tokens = config.values.get("added_tokens")
     if not isinstance(tokens, list):
         return
     if len(tokens) > MAX_ADDED:
         raise config.broken(
-            "added_tokens", f"has {len(tokens):,} tokens; at most {MAX_ADDED:,} are served"
+            "added_tokens", f"has {len(tokens):,} tokens; the maximum is {MAX_ADDED:,}"
         )
     lengths = [len(str(token.get("content") or "")) for token in tokens if isinstance(token, dict)]
     if max(lengths, default=0) > MAX_NAME:
         raise config.broken(
             "added_tokens",
-            f"has a token of {max(lengths):,} characters; at most {MAX_NAME:,} are served",
+            f"has a token of {max(lengths):,} characters; the maximum is {MAX_NAME:,}",
         )
     if sum(lengths) * growth > MAX_ADDED_CHARACTERS:
         raise config.broken(
             "added_tokens", f"has {sum(lengths):,} characters, {growth} times as many normalised; "
-            f"at most {MAX_ADDED_CHARACTERS:,} are served"
+            f"the maximum is {MAX_ADDED_CHARACTERS:,}"
         )  # fmt: skip
 
 
 def _refuse_words(model: Config) -> None:
     most = model.values.get("max_input_chars_per_word")
     if isinstance(most, int | float) and most > MAX_WORD:
-        raise model.broken("max_input_chars_per_word", f"is {most}; at most {MAX_WORD} is served")
+        raise model.broken("max_input_chars_per_word", f"is {most}; the maximum is {MAX_WORD}")
     for key, value in model.values.items():
         if isinstance(value, str) and len(value) > MAX_PIECE:
-            raise model.broken(
-                key, f"has {len(value):,} characters; at most {MAX_PIECE} are served"
-            )
+            raise model.broken(key, f"has {len(value):,} characters; the maximum is {MAX_PIECE}")
 
 
 def _refuse_vocabulary(model: Config) -> None:
@@ -253,19 +249,19 @@ def _refuse_vocabulary(model: Config) -> None:
         if max(lengths, default=0) > MAX_PIECE:
             raise model.broken(
                 "vocab",
-                f"has a piece of {max(lengths):,} characters; at most {MAX_PIECE} are served",
+                f"has a piece of {max(lengths):,} characters; the maximum is {MAX_PIECE}",
             )
         if sum(lengths) > MAX_PIECES:
             raise model.broken(
-                "vocab", f"has {sum(lengths):,} characters; at most {MAX_PIECES:,} are served"
+                "vocab", f"has {sum(lengths):,} characters; the maximum is {MAX_PIECES:,}"
             )
-    # Of two names of one id the library may return either, so a long one in place of a short one.
+    # The library may return either of two names of one id: a long one instead of a short one.
     elif isinstance(vocabulary, dict) and max(map(len, vocabulary), default=0) > _MAX_SHARED:
         numbers = [number for number in vocabulary.values() if isinstance(number, int)]
         if len(set(numbers)) < len(numbers):
             raise model.broken(
                 "vocab",
-                f"has tokens of more than {_MAX_SHARED} characters, and some that share a number",
+                f"has tokens of more than {_MAX_SHARED} characters, and tokens that share an id",
             )
 
 
@@ -298,7 +294,7 @@ def _objects(value: object) -> Iterator[Mapping[str, object]]:
 
 
 def _texts(part: Mapping[str, object]) -> Iterator[str]:
-    """The keys and strings of an object, without nested objects."""
+    """Yield the keys and strings of an object, without nested objects."""
     for name, value in part.items():
         yield name
         if isinstance(value, str):

@@ -1,8 +1,9 @@
-"""Renders a query and a document to one text with the checkpoint's chat template, for rerankers
-that are language models.
+"""Render a query and a document as one text with the checkpoint's chat template, for rerankers that
+are language models.
 
 A template is rendered once, with placeholders for the texts, when a model is loaded
-(`renderer.py`). Requests only fill the placeholders: a reranker has thousands of pairs a second.
+(`renderer.py`). Requests only fill the placeholders, because a reranker scores thousands of pairs a
+second.
 """
 
 from __future__ import annotations
@@ -32,39 +33,43 @@ _MARKS = re.compile(f"([{_QUERY}{_DOCUMENT}{_INSTRUCTION}])")
 _SAMPLES = {
     _QUERY: " a query?\n\n",
     _DOCUMENT: "\n A <b>document</b>,\n  in \\lines\\ " + "and more " * 300,
-    _INSTRUCTION: " told {so} ",
+    _INSTRUCTION: " an {instruction} ",
 }
-# Documents whose first and last tokens differ: the tokens that they share are the template's.
+# Documents with different first and last tokens: the tokens that they share are the template's.
 _PROBES = ("0", "1 2 3 4")
 _LONG: Final = 2
-"""Characters per token: a longer template and query may exceed the limit without any document,
+"""Characters per token. A template and query with more may exceed the limit without any document,
 which is checked first.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A rendered template for a query, a document and perhaps an instruction. `pieces`: fixed texts
-    and placeholders.
+    """A rendered template for a query, a document and possibly an instruction. `pieces` are fixed
+    texts and placeholders.
     """
 
     pieces: tuple[str, ...]
 
     @staticmethod
-    def of(marked: str, told: str, samples: Mapping[str, str]) -> Frame:
-        """From the renderings of placeholders (`marked`) and of `samples` (`told`). Raises
-        ModelBroken for a template without a place for a pair, or that changes its texts."""
+    def from_renderings(marked: str, filled: str, samples: Mapping[str, str]) -> Frame:
+        """Build the frame from a template's renderings.
+
+        Raises ModelBroken for a template without a place for a pair, or that changes its texts.
+
+        Args:
+            marked: The rendering of placeholders.
+            filled: The rendering of `samples`.
+        """
         frame = Frame(tuple(_MARKS.split(marked)))
         for mark, role in ((_QUERY, "query"), (_DOCUMENT, "document")):
             if mark not in frame.pieces:
-                raise ModelBroken(f"{NAME}: it has no place for the message of the role {role!r}")
+                raise ModelBroken(f"{NAME}: it has no place for a message of the role {role!r}")
         if frame.pieces.count(_DOCUMENT) > 1:
+            raise ModelBroken(f"{NAME}: it repeats the document, which is not supported")
+        if filled != frame.fill(samples):
             raise ModelBroken(
-                f"{NAME}: it puts the document in more than once, which is not served"
-            )
-        if told != frame.fill(samples):
-            raise ModelBroken(
-                f"{NAME}: it changes the texts of messages, which is not served: they must be put in as they are"
+                f"{NAME}: it changes the texts of messages, which must be inserted unchanged"
             )
         return frame
 
@@ -73,7 +78,7 @@ class Frame:
         return _INSTRUCTION in self.pieces
 
     def around(self, texts: Mapping[str, str]) -> tuple[str, str]:
-        """The text before and after the document."""
+        """Return the text before and after the document."""
         place = self.pieces.index(_DOCUMENT)
         before, after = (
             Frame(part).fill(texts) for part in (self.pieces[:place], self.pieces[place + 1 :])
@@ -81,19 +86,20 @@ class Frame:
         return before, after
 
     def fill(self, texts: Mapping[str, str]) -> str:
-        """Replaces placeholders by `texts`."""
+        """Replace placeholders by `texts`."""
         return "".join(texts.get(piece, piece) for piece in self.pieces)
 
 
 class ChatPairs:
-    """The pairs of one model. `shares`: prefix sharing: the common prefix of a job's sequences is
-    computed once (causal models).
+    """The pairs of one model.
+
+    Args:
+        shares: Compute the common prefix of a job's sequences once (prefix sharing, for causal
+            models).
     """
 
     def __init__(self, card: Card, root: Path, text: TextProcessor, *, shares: bool) -> None:
-        """`root`: where the tokenizer lies. Raises ModelBroken for a template that cannot be
-        used.
-        """
+        """`root` is the tokenizer's directory. Raises ModelBroken for an unusable template."""
         self._text, self._shares = text, shares
         special = special_tokens(root)
         values = {
@@ -109,21 +115,23 @@ class ChatPairs:
             values | _messages(texts, card.message_parts)
             for texts in (no_marks, no_samples, marks, _SAMPLES)
         ]
-        marked, told, marked_too, told_too = rendered(card.template, pairs)
-        self._plain = Frame.of(rendered_text(marked), rendered_text(told), no_samples)
+        marked, filled, marked_too, filled_too = rendered(card.template, pairs)
+        self._plain = Frame.from_renderings(
+            rendered_text(marked), rendered_text(filled), no_samples
+        )
         try:
-            self._instructed = Frame.of(
-                rendered_text(marked_too), rendered_text(told_too), _SAMPLES
+            self._instructed = Frame.from_renderings(
+                rendered_text(marked_too), rendered_text(filled_too), _SAMPLES
             )
-        except ModelBroken:  # some templates allow no message of the role system
+        except ModelBroken:  # some templates reject messages of the role system
             self._instructed = self._plain
 
     @staticmethod
     def where_it_fits(
         card: Card, root: Path, text: TextProcessor, *, shares: bool
     ) -> ChatPairs | None:
-        """None for a model without a template, or with one that does not support pairs, as of a
-        plain language model.
+        """Return None for a model without a template, or with a template that does not support
+        pairs, such as that of a plain language model.
         """
         if not card.template:
             return None
@@ -140,10 +148,11 @@ class ChatPairs:
         truncation: Truncation,
         go_on: CancelCheck = never_cancelled,
     ) -> list[InputSequence]:
-        """One sequence per document; documents are truncated where a sequence would be too long."""
+        """Return one sequence per document. A document is truncated if its sequence would be too
+        long."""
         if instruction and not self._instructed.instructed:
             raise InvalidInput(
-                "the model's chat template has no place for an instruction: leave it out",
+                "the model's chat template has no place for an instruction: leave it empty",
                 field="instruction",
             )
         frame = self._instructed if instruction else self._plain
@@ -167,10 +176,8 @@ class ChatPairs:
             found.append(ids)
         return self._sequences(found)
 
-    def _own(self, before: str, after: str, go_on: CancelCheck) -> tuple[int, int]:
-        """The number of tokens that belong to the template and query, before and after a
-        document.
-        """
+    def _own(self, before: str, after: str, go_on: GoOn) -> tuple[int, int]:
+        """Return the number of tokens of the template and query, before and after a document."""
         first, second = (
             ids
             for ids, _ in self._text.encode_plain(
@@ -199,15 +206,15 @@ class ChatPairs:
 
 
 def _cut(ids: Ids, before: int, after: int, limit: int, truncation: Truncation) -> Ids:
-    """Truncates the document: the template's tokens and one end of the document stay."""
+    """Truncate the document: the template's tokens and one end of the document stay."""
     if truncation == "end":
         return np.concatenate([ids[: limit - after], ids[len(ids) - after :]])
     return np.concatenate([ids[:before], ids[len(ids) - (limit - before) :]])
 
 
 def _messages(texts: Mapping[str, str], parts: bool) -> dict[str, object]:
-    """A pair as in sentence-transformers: messages of the roles query and document, after an
-    instruction as system.
+    """Return a pair as sentence-transformers does: messages of the roles query and document, after
+    an instruction as system.
 
     Templates of the catalog can also use the texts by name.
     """
@@ -222,7 +229,7 @@ def _messages(texts: Mapping[str, str], parts: bool) -> dict[str, object]:
 
 
 def _common(first: Ids, second: Ids) -> int:
-    """The length of the common prefix of two sequences of ids."""
+    """Return the length of the common prefix of two sequences of ids."""
     length = min(len(first), len(second))
     different = np.flatnonzero(first[:length] != second[:length])
     return int(different[0]) if len(different) else length

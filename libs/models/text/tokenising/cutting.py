@@ -1,11 +1,12 @@
-"""Truncated tokenisation: tokenises only as much of a long text as the kept first or last tokens
+"""Truncated tokenisation: a long text is tokenised only as far as its kept first or last tokens
 need, with identical results.
 
-Tokenizers work locally: the tokens of a word depend only on its neighbourhood. So a text is
-shortened and tokenised, and only the tokens count that are whole words and far enough from the cut;
-while these are too few, a longer part is tokenised. That is valid for normalisers and
-pre-tokenisers whose context is known to be local (`_Reach`). With others, and for a text that is
-one single word (its tokens may depend on its last letter), the whole text is tokenised.
+Tokenizers work locally: the tokens of a word depend only on its neighbourhood.
+
+1. A shortened text is tokenised. Only tokens of whole words that are far enough from the cut count.
+2. While these are too few, a longer part is tokenised.
+3. The whole text is tokenised if a normaliser or pre-tokeniser is not known to work locally
+   (`_Reach`), and if the text is a single word, because its tokens may depend on its last letter.
 """
 
 from __future__ import annotations
@@ -24,36 +25,36 @@ from tokenizers import Encoding, Tokenizer
 
 from libs.models.work import CancelCheck, Truncation
 
-SLICE: Final = 32 << 10
-"""Characters that are tokenised between two cancellation checks (a single longer text, if it cannot
-be cut). About 15 ms of one thread, for which other work waits."""
+SLICE_CHARACTERS: Final = 32 << 10
+"""Characters tokenised between two cancellation checks, or a single longer text that cannot be cut.
+This takes about 15 ms of one thread, and other work waits."""
 
-LEAST: Final = 4096
-"""Characters: texts up to this length are tokenised whole."""
+MIN_CUT_CHARACTERS: Final = 4096
+"""Texts of up to this number of characters are tokenised whole."""
 
-_TOKEN: Final = 16
-"""Characters per token, for texts that are tokenised whole and the first attempt at longer ones:
-hardly any text needs more.
+_CHARACTERS_PER_TOKEN: Final = 16
+"""Characters per token, for texts that are tokenised whole and the first attempt at longer ones.
+Hardly any text needs more.
 """
 
 _MARGIN: Final = 256
-"""Characters at a cut whose tokens do not count, nor do `_NEAR` tokens. Added tokens are shorter
+"""Characters at a cut. Their tokens do not count, nor do `_NEAR` tokens. Added tokens are shorter
 (`_Reach`).
 """
 
 _NEAR: Final = 64
 _MAX_MARKS: Final = 1024
 _MARK: Final = "▁"
-"""The metaspace: represents a space in SentencePiece's tokens."""
+"""The metaspace, which represents a space in SentencePiece's tokens."""
 
-# A letter or digit, then a space: every pre-tokeniser of `_SPLITTERS` begins a word there, whatever
-# comes before or after.
+# A letter or digit, then a space: every pre-tokeniser of `_SPLITTERS` begins a word there, in any
+# context.
 _LETTER: Final = "0-9A-Za-zÀ-ÖØ-öø-ɏΑ-Ωα-ωА-я가-힣"
 _BORDER: Final = re.compile(f"(?<=[{_LETTER}]) ")
 
 _NORMALIZERS: Final = frozenset(
-    ["Sequence", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "BertNormalizer", "Prepend", "Precompiled",
-     "Strip", "ByteLevel", "Replace"]
+    ["Sequence", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "BertNormalizer",
+     "Prepend", "Precompiled", "Strip", "ByteLevel", "Replace"]
 )  # fmt: skip
 _PRE_TOKENIZERS: Final = frozenset(
     [
@@ -70,27 +71,29 @@ _PRE_TOKENIZERS: Final = frozenset(
 )
 _SPLITTERS: Final = frozenset(["BertPreTokenizer", "Whitespace", "WhitespaceSplit"])
 _SPACES: Final = re.compile(r"(?: |\\s|\[ \])(?:\+|\{\d+,\d*\})?")
-"""Patterns that match nothing but spaces."""
+"""Patterns that match only spaces."""
 _LOOKS: Final = re.compile(r"\(\?(?:[=!]|<[=!])|\\[bBAzZG]|\^|\$")
 _CLASS: Final = re.compile(r"\[\^?(?:\\.|[^\]\\])*\]")
 _PUBLISHED: Final = frozenset(
     [
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
         # Llama 3, Qwen 2
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ]
 )
-"""Patterns that begin a word at every border, as can be seen from the patterns."""
+"""Patterns that begin a word at every border, as the patterns show."""
 
 
-def sliced(sizes: Sequence[int], go_on: CancelCheck) -> Iterator[range]:
-    """Ranges of items of these sizes in characters, in order: at most SLICE characters or one item
-    each; `go_on` before each.
+def sliced(sizes: Sequence[int], go_on: GoOn) -> Iterator[range]:
+    """Yield ranges of items of these sizes in characters, in order: at most SLICE characters or one
+    item each. `go_on` is called before each.
     """
     begin = total = 0
     for number, size in enumerate(sizes):
-        if number > begin and total + size > SLICE:
+        if number > begin and total + size > SLICE_CHARACTERS:
             go_on()
             yield range(begin, number)
             begin, total = number, 0
@@ -103,37 +106,35 @@ def sliced(sizes: Sequence[int], go_on: CancelCheck) -> Iterator[range]:
 def encoded(
     texts: Sequence[str], encode: Callable[[list[str]], list[Encoding]], go_on: CancelCheck
 ) -> Iterator[Encoding]:
-    """The encoding of each whole text, in order."""
+    """Yield the encoding of each whole text, in order."""
     for numbers in sliced([len(text) for text in texts], go_on):
         yield from encode([texts[number] for number in numbers])
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`encoding` of a text, or of a part of it; `before`: characters of the text that are left out
-    before the encoded part.
-    """
+    """The encoding of a text, or of a part of it."""
 
     encoding: Encoding
     is_whole: bool = True
     before: int = 0
+    """Characters of the text before the encoded part."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """Locality of a tokenizer. `forward`: a text's beginning determines its first tokens.
-    `backward`: its end, from a border on, determines its last ones.
-
-    `marks`: a token that begins with the metaspace begins at a space, as no token has the metaspace
-    after anything else.
-    """
+    """Locality of a tokenizer."""
 
     forward: bool
+    """A text's beginning determines its first tokens."""
     backward: bool
+    """A text's end, from a border on, determines its last tokens."""
     marks: bool
+    """A token that begins with the metaspace begins at a space, because no token has the metaspace
+    elsewhere."""
 
     @staticmethod
-    def of(tokenizer: Tokenizer) -> _Reach:
+    def from_tokenizer(tokenizer: Tokenizer) -> _Reach:
         normalizers, splitters = _parts(tokenizer.normalizer), _parts(tokenizer.pre_tokenizer)
         added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
         forward = (
@@ -156,9 +157,8 @@ class _Reach:
         keeps = all(
             one["type"] != "Split" or _splits_at_borders(one) for one in splitters
         ) and not any(map(_loses_spaces, normalizers))
-        is_sum = (
-            type(tokenizer.model).__name__ == "Unigram"
-        )  # sums scores from the beginning, so rounding could change the result
+        # Unigram sums scores from the beginning, so rounding could change the result.
+        is_sum = type(tokenizer.model).__name__ == "Unigram"
         backward = (
             forward
             and keeps
@@ -176,12 +176,13 @@ class Cutter:
 
     @cached_property
     def _reach(self) -> _Reach:
-        return _Reach.of(self._tokenizer)
+        return _Reach.from_tokenizer(self._tokenizer)
 
     @staticmethod
     def ordinary(most: int) -> int:
-        """Characters up to which a text is tokenised whole, where `most` of its tokens are kept."""
-        return max(LEAST, _TOKEN * most)
+        """Return the characters up to which a text is tokenised whole if `most` of its tokens are
+        kept."""
+        return max(MIN_CUT_CHARACTERS, _CHARACTERS_PER_TOKEN * most)
 
     def parts(
         self,
@@ -196,13 +197,15 @@ class Cutter:
         frame: bool = True,
         placed: bool = False,
     ) -> Iterator[Part]:
-        """Encodes each text in order, after the prompt, which may be cut, too: `before + text +
+        """Encode each text in order, after the prompt, which may also be cut: `before + text +
         after`, or a part of the text.
 
-        A part has more than `most` tokens, not counting the special ones of the `frame`, and
-        truncating it to so many or fewer, within the text, gives the same tokens as truncating the
-        whole. `side` "start": the text's end is kept, else its beginning. `placed`: tokens have
-        offsets in `prompt + text`.
+        A part has more than `most` tokens, without the special ones of the `frame`. Truncating it
+        within the text to that number or fewer gives the same tokens as truncating the whole.
+
+        Args:
+            side: "start" keeps the text's end, otherwise its beginning is kept.
+            placed: Tokens have offsets in `prompt + text`.
         """
         encode = self._tokenizer.encode_batch if placed else self._tokenizer.encode_batch_fast
         ordinary, lead = self.ordinary(most), before + prompt
@@ -241,8 +244,8 @@ class Cutter:
         frame: bool,
         shared: dict[str, Part] | None,
     ) -> Part:
-        """`shared`: the last long text's result, reused for this one where both are cut to nothing
-        but the same prompt.
+        """Encode a long text. `shared` is the last long text's result, which is reused if both are
+        cut to the same prompt and no text.
         """
         size = self.ordinary(most)
         while size < len(text):
@@ -276,8 +279,8 @@ class Cutter:
         return Part(self._encode(before + text + after, frame=frame))
 
     def _encode(self, text: str, *, frame: bool) -> Encoding:
-        """Encodes a batch of one: `encode` would hold the GIL, and so block the device thread,
-        until it is done.
+        """Encode a batch of one, because `encode` would hold the GIL, and so block the device
+        thread, until it returns.
         """
         encoding: Encoding = self._tokenizer.encode_batch([text], add_special_tokens=frame)[0]
         return encoding
@@ -285,14 +288,14 @@ class Cutter:
     def _cut(
         self, text: str, size: int, *, is_start: bool, is_framed: bool
     ) -> tuple[int, int] | None:
-        """The range to leave out: about `size` characters stay on one side; `is_framed`: some on
-        the other, too. None: no cut.
+        """Return the range to remove: about `size` characters stay on one side and, with
+        `is_framed`, some on the other. None for no cut.
         """
         if not (self._reach.backward if is_start or is_framed else self._reach.forward):
             return None
         if not (is_start or is_framed):
             return size, len(text)
-        kept = LEAST // 4
+        kept = MIN_CUT_CHARACTERS // 4
         begin = (kept if is_framed else 0) if is_start else size
         end = len(text) - (size if is_start else kept)
         if is_framed:
@@ -301,8 +304,8 @@ class Cutter:
         return (begin, end) if 0 <= begin < end else None
 
     def _first(self, encoding: Encoding, text: str, seam: int) -> int:
-        """How many of the first tokens do not depend on the text after the seam (where the text was
-        cut).
+        """Return the number of first tokens that do not depend on the text after the seam (the
+        position of the cut).
         """
         rows = _own(encoding)
         starts, ends = _offsets(encoding)
@@ -315,8 +318,8 @@ class Cutter:
         return int(borders[borders <= beyond[0]][-1]) if len(beyond) else 0
 
     def _last(self, encoding: Encoding, seam: int) -> int:
-        """How many of the last tokens do not depend on the text before the seam, which is at a
-        border.
+        """Return the number of last tokens that do not depend on the text before the seam, which is
+        at a border.
         """
         rows = _own(encoding)
         starts, _ = _offsets(encoding)
@@ -325,7 +328,7 @@ class Cutter:
         return int(rows[-1]) + 1 - int(beyond[0]) if len(beyond) else 0
 
     def _borders(self, encoding: Encoding, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows of tokens that begin a word, whatever precedes them."""
+        """Return the rows of tokens that begin a word in any context."""
         words = np.array(
             [-1 if word is None else word for word in encoding.word_ids], dtype=np.int64
         )[rows]
@@ -340,7 +343,7 @@ class Cutter:
 
 
 def _own(encoding: Encoding) -> NDArray[np.int64]:
-    """Rows of the tokens that are not special tokens."""
+    """Return the rows of tokens that are not special tokens."""
     return np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
 
 
@@ -350,13 +353,13 @@ def _offsets(encoding: Encoding) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _border(text: str, begin: int, end: int) -> int:
-    """The first border between the two, -1 if there is none."""
+    """Return the first border between the two, -1 without one."""
     found = _BORDER.search(text, begin, end)
     return -1 if found is None else found.start()
 
 
 def _settled(text: str, near: int) -> int:
-    """The last position up to `near` that is not within spaces or a letter's combining marks, which
+    """Return the last position up to `near` outside spaces and a letter's combining marks, which
     later text may change.
     """
     near = len(text[:near].rstrip())
@@ -367,7 +370,7 @@ def _settled(text: str, near: int) -> int:
 
 
 def _parts(part: Any) -> list[dict[str, object]]:
-    """A normaliser or pre-tokeniser and its components, as in tokenizer.json."""
+    """Return a normaliser or pre-tokeniser and its components, as in tokenizer.json."""
     if part is None:
         return []
     found: list[dict[str, object]] = []
@@ -382,7 +385,7 @@ def _parts(part: Any) -> list[dict[str, object]]:
 
 
 def _pattern(part: dict[str, object]) -> tuple[str, str]:
-    """As a string and as a regular expression: one of them is empty."""
+    """Return the pattern as a string and as a regular expression; one of them is empty."""
     pattern = part.get("pattern")
     found = pattern if isinstance(pattern, dict) else {}
     return str(found.get("String", "")), str(found.get("Regex", ""))
@@ -394,9 +397,8 @@ def _replaces_nearby(part: dict[str, object]) -> bool:
 
 
 def _splits_nearby(part: dict[str, object]) -> bool:
-    """Whether its matches stay as words, or are only spaces, and depend on no text outside the
-    match.
-    """
+    """Return whether matches stay words, or are only spaces, and depend on no text outside the
+    match."""
     string, pattern = _pattern(part)
     if part.get("invert"):
         return False

@@ -1,5 +1,5 @@
-"""Tokenises queries and documents of a late-interaction model: prompt, lengths, query expansion,
-and which vectors are kept.
+"""Tokenisation of queries and documents for a late-interaction model: prompt, lengths, query
+expansion, and the choice of returned vectors.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ Kept = NDArray[np.bool_] | None
 
 
 class LateFrame:
-    """`fill`: the token that expands queries where the checkpoint names none: its mask token, else
-    its end-of-sequence token.
+    """Tokenises queries and documents.
+
+    Args:
+        fill: The token that expands queries if the checkpoint names none: its mask token, else its
+            end-of-sequence token.
     """
 
     def __init__(self, late: LateInteraction, text: TextProcessor, fill: str) -> None:
@@ -31,7 +34,7 @@ class LateFrame:
         )
 
     def longest(self, role: str) -> int:
-        """The most tokens of a query or a document."""
+        """Return the maximum tokens of a query or a document."""
         return self._limit(
             self._late.query_tokens if role == "query" else self._late.document_tokens
         )
@@ -79,7 +82,7 @@ class LateFrame:
         return min(wanted, self._text.limit) if wanted else self._text.limit
 
     def kept(self, sequence: InputSequence, role: str) -> Kept:
-        """Which token vectors of a sequence are returned (None: all)."""
+        """Return which token vectors of a sequence are returned (None: all)."""
         skips = role in self._late.skip_roles and len(self._skipped) > 0
         if not skips and not self._late.leading:
             return None
@@ -92,8 +95,8 @@ class LateFrame:
         return kept
 
     def _expanded(self, sequence: InputSequence, expansion: Expansion) -> InputSequence:
-        """Pads the query to the expansion's length; every added token's vector is kept, whether or
-        not others attend to it.
+        """Pad the query to the expansion's length. Vectors of all added tokens are kept, even if
+        other tokens do not attend to them.
         """
         missing = min(expansion.length, self._text.limit) - sequence.tokens
         if missing <= 0:
@@ -110,7 +113,5 @@ def _fill_id(expansion: Expansion, text: TextProcessor, fill: str) -> int:
     token = expansion.token or fill
     found = text.token_id(token)
     if found is None:
-        raise ModelBroken(
-            f"tokenizer.json: has no token {token!r}, with which queries are expanded"
-        )
+        raise ModelBroken(f"tokenizer.json: token {token!r}, which expands queries, is missing")
     return found

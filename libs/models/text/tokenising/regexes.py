@@ -1,9 +1,12 @@
-"""Rejects regular expressions of a tokenizer.json that are open to catastrophic backtracking
-(ReDoS), when a model is loaded.
+"""Reject regular expressions of a tokenizer.json that are open to catastrophic backtracking (ReDoS)
+when a model is loaded.
 
-The `tokenizers` library runs them on a backtracking engine that ends a search only after ten
-million steps at one position of a text. Three checks prevent abuse: the form of a pattern (`slow`),
-an allow-list of published patterns, and for all others a trial (`searching.py`) in a subprocess.
+The `tokenizers` library runs them on a backtracking engine that stops a search only after ten
+million steps at one position of a text. Three checks prevent abuse:
+
+1. The form of a pattern (`slow`).
+2. An allow-list of published patterns.
+3. For all others, a trial (`searching.py`) in a subprocess.
 """
 
 from __future__ import annotations
@@ -18,26 +21,29 @@ from typing import Final
 
 PUBLISHED: Final = frozenset(
     {
-        " {2,}", r"\s+", r"\s", r"\s{2,}", r"\n", r"[\n\r\t]", r"\d", r"\p{N}", r"\p{N}{1,3}", r"[\r\n]", r"\s?\p{L}+",
+        " {2,}", r"\s+", r"\s", r"\s{2,}", r"\n", r"[\n\r\t]", r"\d", r"\p{N}", r"\p{N}{1,3}",
+        r"[\r\n]", r"\s?\p{L}+",
         r"\s?\p{P}+", r"\w+|[^\w\s]+", r"\s+|\w+", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
         " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+",
         # GPT-2, CLIP
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
         r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
         # Llama 3, Qwen 2 and 3, o200k
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     }
 )  # fmt: skip
-"""Allow-listed patterns, without a trial at each load. A test tries them."""
+"""Patterns that are allowed without a trial at each load. A test tries them."""
 
 _MAX_PATTERN: Final = 20_000
 _TRIAL_SECONDS: Final = 30.0
-"""By the clock; `searching.py` limits what it computes. Starting Python on a busy machine takes its
-time.
+"""Wall-clock limit of a trial, which includes a slow start of Python on a busy machine.
+`searching.py` limits the computation.
 """
 _SEARCHING: Final = Path(__file__).with_name("searching.py")
 _PIECE: Final = re.compile(
@@ -48,14 +54,19 @@ _PIECE: Final = re.compile(
 
 
 def tried(patterns: Sequence[str]) -> tuple[str, str] | None:
-    """Tries patterns on adversarial texts: the first pattern that took too long, and the reason;
-    None: none did.
+    """Try patterns on adversarial texts. Returns the first pattern that took too long, and the
+    reason; None if none did.
     """
     try:
-        done = subprocess.run(  # noqa: S603  # our own program; nothing of the checkpoint is in its arguments
-            [sys.executable, "-I", str(_SEARCHING)], input=json.dumps(patterns).encode(), capture_output=True, env={},
-            timeout=_TRIAL_SECONDS, check=False,
-        )  # fmt: skip
+        # Our program, without arguments from the checkpoint.
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, "-I", str(_SEARCHING)],
+            input=json.dumps(patterns).encode(),
+            capture_output=True,
+            env={},
+            timeout=_TRIAL_SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return patterns[0], "takes too long"
     told = [json.loads(line) for line in done.stdout.splitlines()]
@@ -65,24 +76,22 @@ def tried(patterns: Sequence[str]) -> tuple[str, str] | None:
     return (
         None
         if len(told) == len(patterns)
-        else (patterns[len(told)], "takes more time or memory than a pattern may have")
+        else (patterns[len(told)], "takes more time or memory than a pattern is allowed")
     )
 
 
 def slow(pattern: str) -> str:
-    """Why a regular expression may take exponential time; empty if it is not known to.
+    """Return why a regular expression may take exponential time; empty for no known reason.
 
-    The cause is nested unbounded repetition, as in `(a+)+`, where a text can be split in
-    exponentially many ways. Possessive and atomic groups never backtrack. Other slow patterns hit
-    the library's own limit.
+    The cause is nested unbounded repetition, as in `(a+)+`, which can divide a text in
+    exponentially many ways. Possessive and atomic groups never backtrack. Other slow patterns reach
+    the library's limit.
     """
     if len(pattern) > _MAX_PATTERN:
-        return f"has {len(pattern):,} characters, more than {_MAX_PATTERN:,}"
-    groups, last, position = (
-        [False],
-        False,
-        0,
-    )  # whether each open group, and the previous item, has an unbounded repetition
+        return f"has {len(pattern):,} characters; the maximum is {_MAX_PATTERN:,}"
+    # Whether each open group, and the previous item, has an unbounded repetition.
+    groups, last = [False], False
+    position = 0
     atomic: list[bool] = []
     while position < len(pattern) and (found := _PIECE.match(pattern, position)) is not None:
         position = found.end()
@@ -100,18 +109,21 @@ def slow(pattern: str) -> str:
             if not _is_many(found["many"]) or found["greed"] == "+":
                 continue
             if last:
-                return "repeats what is itself repeated without end, which can take for ever: write it without the inner repetition"
+                return (
+                    "nests unbounded repetitions, which can take exponential time: remove the "
+                    "inner repetition"
+                )
             groups[-1] = last = True
         else:
             escaped = found["escaped"] or ""
             if escaped in ("g", "k") or (escaped.isdigit() and escaped != "0"):
-                return "refers to what it has found itself, which can take for ever"
+                return "has a backreference, which can take exponential time"
             last = False
     return ""
 
 
 def _is_many(quantifier: str) -> bool:
-    """Whether a quantifier is unbounded, or practically so."""
+    """Return whether a quantifier is unbounded, or practically so."""
     if quantifier in "*+":
         return True
     least, _, most = quantifier.strip("{}").partition(",")
@@ -119,8 +131,8 @@ def _is_many(quantifier: str) -> bool:
 
 
 def _after_class(pattern: str, position: int) -> int:
-    """The position after the `]` of a character class that began before `position`; classes may be
-    nested.
+    """Return the position after the `]` of a character class that began before `position`. Classes
+    may be nested.
     """
     depth = 1
     is_first = True

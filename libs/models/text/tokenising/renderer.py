@@ -1,5 +1,5 @@
-"""Renders chat templates: Jinja of untrusted checkpoints, in a subprocess with resource limits
-(`rendering.py`), which is kept.
+"""Rendering of chat templates: Jinja of untrusted checkpoints runs in a reused subprocess with
+resource limits (`rendering.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from libs.models.text.tokenising.text import special_token
 
 NAME: Final = "the chat template"
 RENDER_SECONDS: Final = 30.0
-"""By the clock; `rendering.py` limits what it computes. Starting Python on a busy machine takes its
-time.
+"""Wall-clock limit of a rendering, which includes a slow start of Python on a busy machine.
+`rendering.py` limits the computation.
 """
 _PROGRAM = Path(__file__).with_name("rendering.py")
 SPECIAL_TOKENS: Final = (
@@ -39,60 +39,62 @@ SPECIAL_TOKENS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What a template made of its values: a text, or an error."""
+    """The result of a rendering: a text, or an error."""
 
     text: str = ""
     error: str = ""
 
 
 class Renderer:
-    """Renders one template. Its process starts with the first call and again after one that
-    exceeded its limits, and ends with this object. Thread-safe: calls take turns."""
+    """Renders one template.
+
+    The process starts with the first call and again after one that exceeded its limits, and ends
+    with this object. Thread-safe: calls take turns."""
 
     def __init__(self, template: str) -> None:
-        """Raises ModelBroken for a text that is no template, and where Jinja is not installed."""
+        """Raises ModelBroken for an invalid template, and if Jinja is not installed."""
         if find_spec("jinja2") is None:
             raise ModelBroken(
-                "the model has a chat template, for which the package jinja2 is needed: it is not installed"
+                "the model's chat template needs the package jinja2, which is not installed"
             )
         self._template = template
-        # Guarded by the lock: the process, if there is one.
+        # Guarded by the lock: the process, if it is running.
         self._lock = Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
         self.close = weakref.finalize(self, _end, self._processes)
         self.names = self._start()
-        """The values that the template looks for."""
+        """Names of the values that the template reads."""
 
     def render(self, values: Sequence[Mapping[str, object]]) -> list[Rendering]:
-        """What the template makes of each of the values. Raises ModelBroken if it exceeds its
-        limits.
-        """
+        """Render the template with each of the values. Raises ModelBroken if it exceeds its
+        limits."""
         asked = _line(values)
         with self._lock:
             if not self._processes or self._processes[0].poll() is not None:
                 self._start()
-            found = self._answer(asked)
+            found = self._exchange(asked)
         return [Rendering(one.get("text", ""), one.get("error", "")) for one in found]
 
     def _start(self) -> frozenset[str]:
         _end(self._processes)
-        process = subprocess.Popen(  # noqa: S603  # our own program; nothing of the checkpoint is in its arguments
+        # Our program, without arguments from the checkpoint.
+        process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-I", str(_PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={},
-            process_group=0,  # a terminal's Ctrl-C is for the worker, which drains
+            process_group=0,  # the worker handles a terminal's Ctrl-C and drains
         )
         self._processes.append(process)
-        found = self._answer(_line(self._template))
+        found = self._exchange(_line(self._template))
         if error := found.get("error"):
             raise ModelBroken(f"{NAME}: {error}")
         return frozenset(found["names"])
 
-    def _answer(self, line: bytes) -> Any:
-        """What the process makes of a line. Raises ModelBroken, and ends it, if it has ended or
-        does not answer.
+    def _exchange(self, line: bytes) -> Any:
+        """Return the process's answer to a line. If it has ended or does not answer, end it and
+        raise ModelBroken.
         """
         (process,) = self._processes
         try:
@@ -106,13 +108,11 @@ class Renderer:
             return json.loads(stdout.readline())
         except (OSError, EOFError, ValueError) as error:
             _end(self._processes)
-            raise ModelBroken(
-                f"{NAME}: rendering it takes more time or memory than a template may have"
-            ) from error
+            raise ModelBroken(f"{NAME}: rendering exceeds the limits of time and memory") from error
 
 
 def rendered(template: str, values: Sequence[Mapping[str, object]]) -> list[Rendering]:
-    """Renders the template with each of the values, once. Raises ModelBroken as `Renderer`."""
+    """Render the template with each of the values, once. Raises ModelBroken as `Renderer` does."""
     renderer = Renderer(template)
     try:
         return renderer.render(values)
@@ -121,14 +121,14 @@ def rendered(template: str, values: Sequence[Mapping[str, object]]) -> list[Rend
 
 
 def rendered_text(found: Rendering) -> str:
-    """What was rendered. Raises ModelBroken with the template's error."""
+    """Return the rendered text. Raises ModelBroken with the template's error."""
     if found.error:
         raise ModelBroken(f"{NAME}: {found.error}")
     return found.text
 
 
 def special_tokens(root: Path) -> dict[str, str]:
-    """The special tokens that templates name, of a tokenizer's directory."""
+    """Return the special tokens that templates name, from a tokenizer's directory."""
     return {role: token for role in SPECIAL_TOKENS if (token := special_token(root, role))}
 
 
@@ -147,6 +147,6 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
         process = processes.pop()
         process.kill()
         for pipe in (process.stdin, process.stdout):
-            with suppress(OSError):  # what could not be written any more
+            with suppress(OSError):  # unwritten output is discarded
                 _pipe(pipe).close()
         process.wait()

@@ -1,11 +1,13 @@
-"""A standalone program that `renderer.py` runs in a subprocess: renders one chat template within
+"""A standalone program that `renderer.py` runs in a subprocess: it renders one chat template within
 limits of memory and time.
 
-Templates come with untrusted checkpoints. Jinja's sandbox keeps them from Python's internals, not
-from endless loops or texts of gigabytes; resource limits (setrlimit) do. Imports nothing of Shoal.
-The first line of stdin is the template, as JSON; every further line is a list of values, which is
-answered by a line: a list of a rendered `text` or an `error` for each of them. The first line of
-stdout has the `names` of the values that the template looks for, or its `error`.
+Templates are part of untrusted checkpoints. Jinja's sandbox protects Python's internals; resource
+limits (setrlimit) stop endless loops and texts of gigabytes. The program imports nothing of Shoal.
+
+1. The first line of stdin is the template, as JSON. The program answers with the `names` of the
+   values that the template reads, or an `error`.
+2. Every further line is a list of values. The program answers with a list of a rendered `text` or
+   an `error` for each.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from typing import Any, Final, Never
 
 MEMORY_BYTES: Final = 512 << 20
 CPU_SECONDS: Final = 2
-"""Of one line of values."""
+"""Limit for one line of values."""
 MAX_CHARACTERS: Final = 1 << 20
-"""More than this may not be rendered, beside what was given."""
+"""Maximum rendered characters beyond those of the values."""
 
 
 def main() -> None:
@@ -35,7 +37,7 @@ def main() -> None:
         most = MEMORY_BYTES if kind == resource.RLIMIT_AS else 0
         resource.setrlimit(kind, (most, most))
     _limit_time()
-    # The settings of transformers, for which templates are written.
+    # transformers' settings, which templates rely on.
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -46,12 +48,12 @@ def main() -> None:
         tree = environment.parse(source)
         names = meta.find_undeclared_variables(tree) & _read_first(tree)
     except Exception as error:
-        _answer({"error": f"is not Jinja: {_told(error)}"})
+        _reply({"error": f"invalid Jinja: {_describe(error)}"})
         return
-    _answer({"names": sorted(names - environment.globals.keys())})
+    _reply({"names": sorted(names - environment.globals.keys())})
     for line in sys.stdin:
         _limit_time()
-        _answer(
+        _reply(
             [_rendered(template, values, len(line) + MAX_CHARACTERS) for values in json.loads(line)]
         )
 
@@ -63,8 +65,8 @@ def _json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it: Jinja's own escapes HTML and sorts keys, which models are not trained
-    with.
+    """Serialise as transformers does. Jinja's filter escapes HTML and sorts keys, which models were
+    not trained with.
     """
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
@@ -72,8 +74,8 @@ def _json(
 
 
 def _read_first(node: Any) -> set[str]:
-    """Names that are read before they are set: values that the template is given, or may be. Jinja
-    counts others beside them, which are set in one block and read in another."""
+    """Return names that are read before they are set, the template's possible values. Jinja's
+    function also returns names set in one block and read in another."""
     from jinja2 import nodes
 
     found: dict[str, bool] = {}
@@ -81,9 +83,8 @@ def _read_first(node: Any) -> set[str]:
     def visit(node: Any) -> None:
         if isinstance(node, nodes.Name):
             found.setdefault(node.name, node.ctx == "load")
-        first = {nodes.Assign: "node", nodes.For: "iter"}.get(
-            type(node)
-        )  # is evaluated before the target that stands before it
+        # This part is evaluated before the target, although the target precedes it.
+        first = {nodes.Assign: "node", nodes.For: "iter"}.get(type(node))
         if first is not None:
             visit(getattr(node, first))
         for child in node.iter_child_nodes():
@@ -93,7 +94,7 @@ def _read_first(node: Any) -> set[str]:
     return {name for name, is_read in found.items() if is_read}
 
 
-def _answer(value: object) -> None:
+def _reply(value: object) -> None:
     print(json.dumps(value), flush=True)
 
 
@@ -108,17 +109,18 @@ def _limit_time() -> None:
 def _rendered(template: Any, values: dict[str, Any], most: int) -> dict[str, Any]:
     try:
         text: str = template.render(values)
-        text.encode()  # a template may write halves of characters
+        text.encode()  # a template may emit lone surrogates
     except Exception as error:
-        return {"error": f"it cannot be rendered: {_told(error)}"}
+        return {"error": f"rendering fails: {_describe(error)}"}
     if len(text) > most:
         return {
-            "error": f"it makes {len(text):,} characters of short texts; at most {most:,} are served"
+            "error": f"it renders {len(text):,} characters from short texts; the maximum is "
+            f"{most:,}"
         }
     return {"text": text}
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return (str(error) or type(error).__name__)[:300]
 
 

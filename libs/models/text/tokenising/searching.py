@@ -1,9 +1,9 @@
-"""A standalone program that `regexes.py` runs in a subprocess: tries a tokenizer's patterns on
+"""A standalone program that `regexes.py` runs in a subprocess: it tries a tokenizer's patterns on
 adversarial texts.
 
-Imports nothing of Shoal, reads a JSON list of patterns from stdin, and prints a line for each as
-soon as it is tried: `{"pattern", "slow"}`, where `slow` is the reason for rejecting it, or empty.
-Resource limits (setrlimit) kill it otherwise.
+It imports nothing of Shoal, reads a JSON list of patterns from stdin, and prints a line for each as
+soon as it is tried: `{"pattern", "slow"}`, with the reason for rejection in `slow`, or empty.
+Resource limits (setrlimit) kill it if it takes too long.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MEMORY_BYTES: Final = 1 << 30
 CPU_SECONDS: Final = 5
 LENGTH: Final = 16_384
 MAX_SECONDS: Final = 0.08
-"""CPU time for a text of LENGTH: five seconds for a megabyte, if it is linear. Published patterns
-took 0.001 to 0.026 (0.12 once on a busy core: so the minimum of three counts), most quadratic ones
-0.19 to 1.3."""
+"""CPU time for a text of LENGTH; for a linear pattern, five seconds for a megabyte. Published
+patterns took 0.001 to 0.026 (0.12 once on a busy core, so the minimum of three counts), most
+quadratic ones 0.19 to 1.3."""
 
 _RUN: Final = 24
 """Repetitions of a unit: enough to expose exponential time, and few enough to stay below the
@@ -55,14 +55,15 @@ def slow_for(pattern: str) -> str:
         except BaseException as error:  # the library's panic is no Exception
             if isinstance(error, KeyboardInterrupt):
                 raise
-            return (
-                "takes more steps than the library allows for a text of sixteen thousand characters"
-            )
+            return "takes more steps than the library's limit for a text of sixteen thousand characters"
         if (
             spent > MAX_SECONDS
             and (spent := min(spent, _seconds(split, text), _seconds(split, text))) > MAX_SECONDS
         ):
-            return f"takes {spent:.2f} s for a text of {LENGTH:,} characters, and far more for longer ones"
+            return (
+                f"takes {spent:.2f} s for a text of {LENGTH:,} characters, and far longer for "
+                "longer texts"
+            )
     return ""
 
 
@@ -73,8 +74,8 @@ def _seconds(split: Any, text: str) -> float:
 
 
 def texts(pattern: str) -> Iterator[str]:
-    """Adversarial texts: short and long runs of what a pattern may repeat, then a mismatch, then
-    every letter once.
+    """Yield adversarial texts: short and long runs of repeatable characters, then a mismatch,
+    then every letter once.
     """
     own = list(dict.fromkeys(_SYNTAX.sub("", pattern)))[:_MAX_LETTERS]
     letters = list(dict.fromkeys([*own, *_LETTERS]))
@@ -83,7 +84,7 @@ def texts(pattern: str) -> Iterator[str]:
     every = "".join(letters)
     for unit in [*letters, *words, *pairs]:
         yield (unit * _RUN + "\x01" + every) * (LENGTH // (len(unit) * _RUN + len(every)))
-        for end in ("\x01", "_"):  # one that ends a word, and one that does not
+        for end in ("\x01", "_"):  # the first ends a word, the second does not
             yield unit * (LENGTH // len(unit)) + end + every
 
 

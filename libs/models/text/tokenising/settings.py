@@ -1,9 +1,9 @@
-"""Applies tokenizer_config.json to a tokenizer as transformers does, where it contradicts or
+"""Apply tokenizer_config.json to a tokenizer as transformers does, where it contradicts or
 completes tokenizer.json.
 
-Tokenizer classes of transformers build their normaliser or pre-tokenizer again from keys of
-tokenizer_config.json, and tokens that only this file names are added. Most published files agree
-with each other, so that nothing changes.
+transformers' tokenizer classes rebuild their normaliser or pre-tokenizer from keys of
+tokenizer_config.json, and add tokens that only this file names. In most published checkpoints the
+files agree and nothing changes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CLASSES: Final[Mapping[str, str]] = {
     "LongformerTokenizer": _ROBERTA,
     "RobertaTokenizer": _ROBERTA,
 }
-"""Classes of transformers, without the suffix Fast, by the class that builds their normaliser or
+"""transformers' classes, without the suffix Fast, with the class that builds their normaliser or
 pre-tokenizer.
 """
 _DEFAULT_CLASSES: Final[Mapping[str, str]] = {
@@ -45,7 +45,7 @@ _DEFAULT_CLASSES: Final[Mapping[str, str]] = {
     "roberta": _ROBERTA,
     "roberta-prelayernorm": _ROBERTA,
 }
-"""The class for a model_type where no file names one."""
+"""The class of a model_type if no file names one."""
 _ROLES: Final = (
     "bos_token",
     "eos_token",
@@ -62,11 +62,14 @@ _FLAGS: Final = {"special": False, "single_word": False, "lstrip": False, "rstri
 
 
 def missing_tokens(directory: Path, present: frozenset[str]) -> list[dict[str, object]]:
-    """Return the entries of `added_tokens_decoder` whose tokens tokenizer.json does not add, in the
-    order of their ids.
+    """Return the entries of `added_tokens_decoder` that tokenizer.json does not add, in the order
+    of their ids.
 
-    `present`: the added tokens of tokenizer.json. The entries have the form of tokenizer.json's
-    `added_tokens`. Raises ModelBroken for entries of another form.
+    The entries have the form of tokenizer.json's `added_tokens`. Raises ModelBroken for entries of
+    another form.
+
+    Args:
+        present: The added tokens of tokenizer.json.
     """
     config = read_config(directory, FILE)
     if config is None or not config.values.get("added_tokens_decoder"):
@@ -77,7 +80,7 @@ def missing_tokens(directory: Path, present: frozenset[str]) -> list[dict[str, o
         if not key.isdecimal() or len(key) > _MAX_ID_DIGITS or not isinstance(value, dict):
             raise config.broken(
                 "added_tokens_decoder",
-                f"has the entry {key!r}; objects by the ids of tokens are needed",
+                f"has the entry {key!r}; it must map ids of tokens to objects",
             )
         entry = Config(FILE, value)
         content = entry.text("content")
@@ -89,8 +92,10 @@ def missing_tokens(directory: Path, present: frozenset[str]) -> list[dict[str, o
 
 
 def apply_settings(tokenizer: Tokenizer, directory: Path, missing: list[dict[str, object]]) -> None:
-    """Change the tokenizer as tokenizer_config.json says. `missing`: the result of
-    `missing_tokens`.
+    """Change the tokenizer according to tokenizer_config.json.
+
+    Args:
+        missing: The result of `missing_tokens`.
     """
     config = read_config(directory, FILE) or Config(FILE, {})
     name = _class_of(config, directory)
@@ -112,7 +117,7 @@ def apply_settings(tokenizer: Tokenizer, directory: Path, missing: list[dict[str
         )
         tokenizer.add_tokens([AddedToken(content, **flags)])
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    # A token without an id in the vocabulary has no vector either, so it is not added.
+    # A token without an id in the vocabulary has no vector, so it is not added.
     special = [
         token
         for token in _special(config)
@@ -124,8 +129,8 @@ def apply_settings(tokenizer: Tokenizer, directory: Path, missing: list[dict[str
 
 
 def has_segments(directory: Path) -> bool:
-    """Whether the tokenizer gives token types to the model: `model_input_names`, where the file has
-    it, must name them.
+    """Return whether the tokenizer passes token types to the model: `model_input_names`, if
+    present, must contain them.
     """
     config = read_config(directory, FILE)
     names = () if config is None else config.texts("model_input_names")
@@ -141,7 +146,7 @@ def _class_of(config: Config, directory: Path) -> str:
 
 
 def _special(config: Config) -> Iterator[str]:
-    """The special tokens that the file names, each once."""
+    """Yield the special tokens that the file names, without repetition."""
     seen: set[str] = set()
     values: list[object] = [config.values.get(role) for role in _ROLES]
     for key in _LISTS:

@@ -1,9 +1,9 @@
-"""Texts -> token ids, with nothing but the `tokenizers` library and tokenizer.json.
+"""Texts to token ids, with the `tokenizers` library and tokenizer.json alone.
 
-The first step of `PackedModel.prepare`, in the worker's threads. One Tokenizer serves all threads,
-so its state (truncation, padding) is set once, to none: encodings are truncated here, to exactly
-the ids that the tokenizer's own truncation would leave. Of a long text no more is tokenised than
-that takes (`cutting.py`), and many texts are tokenised a slice at a time.
+This is the first step of `PackedModel.prepare`, in the worker's threads. One Tokenizer serves all
+threads, so its truncation and padding are disabled once: encodings are truncated here, to exactly
+the ids that the tokenizer's truncation would leave. A long text is tokenised only as far as
+necessary (`cutting.py`), and large numbers of texts a slice at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Where = Callable[[int], str]
 
 
 LONG_CHARACTERS: Final = 128 << 10
-"""A longer text is tokenised whole only while no other one is: one of 1 MiB may have a million
+"""A longer text is tokenised whole only while no other one is: a text of 1 MiB may have a million
 tokens, which take 0.8 GB.
 """
 _LONG_TEXT: Final = Lock()
@@ -47,26 +47,32 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class WholeText:
-    """All tokens of a prompt and a text, with special tokens around them.
-
-    `ids`, `type_ids`: of all of them in order, int32 [tokens]; `first` to `end`: those of the text.
-    `starts`, `ends`: where each token of the text begins and ends in the text, int64 code points; a
-    token that begins with white space begins after it. `word_starts`: whether the token begins a
-    word, or a character where there are no words.
-    """
+    """All tokens of a prompt and a text, with special tokens around them."""
 
     ids: NDArray[np.int32]
+    """All tokens: [tokens]."""
     type_ids: NDArray[np.int32] | None
+    """The types of all tokens: [tokens]."""
     first: int
+    """The text's first token."""
     end: int
+    """The end of the text's tokens."""
     starts: NDArray[np.int64]
+    """Code point at which each token of the text begins, after white space that the token begins
+    with."""
     ends: NDArray[np.int64]
+    """Code point at which each token of the text ends."""
     word_starts: NDArray[np.bool_]
+    """Whether the token begins a word, or a character if the tokenizer has no words."""
 
 
 class TextProcessor:
-    """`limit`: the longest sequence in tokens. `segments`: whether the encoder has token types.
-    `unknown`: the unknown token.
+    """Tokenises texts for one model.
+
+    Args:
+        limit: The longest sequence in tokens.
+        segments: The encoder has token types.
+        unknown: The unknown token.
     """
 
     def __init__(
@@ -78,11 +84,11 @@ class TextProcessor:
         self.tokenizer = tokenizer
         self._cutter = Cutter(tokenizer)
         self._segments = segments
-        # Almost no tokenizer puts a single text anywhere but in segment 0.
+        # Almost all tokenizers put a single text into segment 0.
         self._segments_of_one = segments and any(tokenizer.encode("a").type_ids)
         self.unknown = self.token_id(unknown)
-        # WordPiece and similar models mark a token that continues a word; others are judged by the
-        # spaces.
+        # WordPiece and similar models mark a token that continues a word; for others, spaces
+        # decide.
         self._marks_words = bool(getattr(tokenizer.model, "continuing_subword_prefix", None))
 
     def encode(
@@ -95,8 +101,9 @@ class TextProcessor:
         prompt: str = "",
         go_on: CancelCheck = never_cancelled,
     ) -> list[InputSequence]:
-        """One sequence a text, special tokens included; the prompt before each text. `limit` 0: the
-        model's.
+        """Return one sequence per text, special tokens included, with the prompt before each text.
+
+        `limit` 0 is the model's limit.
         """
         limit = limit or self.limit
         before: Part | None = None
@@ -104,9 +111,7 @@ class TextProcessor:
         for number, part in enumerate(
             self._cutter.parts(texts, limit, truncation, go_on, prompt=prompt)
         ):
-            if (
-                part is before
-            ):  # cut to nothing but the same prompt, whose tokens are converted once
+            if part is before:  # cut to the same prompt without text: convert its tokens once
                 sequences.append(sequences[-1])
             else:
                 sequences.append(
@@ -124,7 +129,7 @@ class TextProcessor:
         where: Where,
         go_on: CancelCheck = never_cancelled,
     ) -> tuple[list[InputSequence], list[Spans]]:
-        """As `encode`, with the place of each token in its text."""
+        """Encode as `encode`, and return the place of each token in its text."""
         sequences, spans = [], []
         for number, part in enumerate(
             self._cutter.parts(texts, self.limit, truncation, go_on, placed=True)
@@ -141,8 +146,8 @@ class TextProcessor:
         truncation: Truncation,
         go_on: CancelCheck = never_cancelled,
     ) -> list[InputSequence]:
-        """The query, tokenised once, with each document, in tokenizer.json's template for pairs.
-        Only documents are truncated.
+        """Encode the query, tokenised once, with each document, in tokenizer.json's template for
+        pairs. Only documents are truncated.
         """
         frame = self.tokenizer.num_special_tokens_to_add(True)
         (asked,) = self._cutter.parts([query], self.limit, "none", go_on, frame=False)
@@ -167,10 +172,11 @@ class TextProcessor:
         second_where: Where,
         go_on: CancelCheck = never_cancelled,
     ) -> list[InputSequence]:
-        """Each first text with each second, each tokenised once, in tokenizer.json's template for
-        pairs. Only firsts are truncated.
+        """Encode each first text with each second, each tokenised once, in tokenizer.json's
+        template for pairs. Only first texts are truncated.
 
-        Returns the sequences of the first text in the order of the seconds, then those of the next.
+        Returns the sequences of the first text in the order of the second texts, then those of the
+        next.
         """
         frame = self.tokenizer.num_special_tokens_to_add(True)
         others = []
@@ -185,7 +191,7 @@ class TextProcessor:
                 )
             others.append(part.encoding)
         rooms = [self.limit - frame - len(other) for other in others]
-        # Truncation is in place, so the second text that leaves most room comes first.
+        # Truncation happens in place, so the second text that leaves most tokens is first.
         order = sorted(range(len(seconds)), key=lambda number: -rooms[number])
         sequences: list[InputSequence] = []
         for place, part in enumerate(
@@ -215,10 +221,10 @@ class TextProcessor:
         before: str = "",
         after: str = "",
     ) -> Iterator[tuple[NDArray[np.int32], bool]]:
-        """Ids of `before + text + after` for each text without special tokens around it, and
-        whether these are all.
+        """Return the ids of `before + text + after` for each text, without special tokens, and
+        whether these are all ids.
 
-        If not, there are more than the limit, and truncating them to it, within the text, gives the
+        Otherwise the ids exceed the limit, and truncating them to it, within the text, gives the
         same ids as the whole text.
         """
         for part in self._cutter.parts(
@@ -230,8 +236,8 @@ class TextProcessor:
         """All tokens of a text, which is not truncated. Blocking, in one call that cannot yield,
         without the interpreter's lock.
 
-        The library takes some 700 bytes a token meanwhile, so long texts are read one at a time in
-        a process.
+        The library takes about 700 bytes per token during the call, so a process reads one long
+        text at a time.
         """
         with _LONG_TEXT if len(text) > LONG_CHARACTERS else nullcontext():
             return self._whole(text, prompt)
@@ -265,41 +271,39 @@ class TextProcessor:
             begins,
         )
 
-    def count_tokens(self, text: str, most: int, go_on: CancelCheck = never_cancelled) -> int:
-        """Tokens of a text without special tokens; if there are more than `most`, any number above
-        it.
-        """
+    def count_tokens(self, text: str, most: int, go_on: GoOn = go_on_anyway) -> int:
+        """Return the tokens of a text without special tokens; any number above `most` for more."""
         (part,) = self._cutter.parts([text], most, "end", go_on, frame=False)
         return len(part.encoding)
 
     @property
     def frame_tokens(self) -> int:
-        """Special tokens around a text."""
+        """Number of special tokens around a text."""
         added: int = self.tokenizer.num_special_tokens_to_add(False)
         return added
 
     def prompt_tokens(self, prompt: str) -> int:
-        """Tokens of the prompt at a sequence's beginning, with special ones before it
-        (sentence-transformers' prompt_length).
+        """Return the number of tokens of the prompt at a sequence's beginning, with special ones
+        before it (sentence-transformers' prompt_length).
 
-        For a very long prompt, any number above the limit.
+        For a very long prompt, it is any number above the limit.
         """
         (part,) = self._cutter.parts([prompt], self.limit, "end", never_cancelled)
         encoding = part.encoding
         return len(encoding) - run_of_ones(reversed(encoding.special_tokens_mask))
 
     def leading_tokens(self) -> int:
-        """Special tokens before a text."""
-        (part,) = self._cutter.parts(["a"], self.limit, "end", never_cancelled)
+        """Number of special tokens before a text."""
+        (part,) = self._cutter.parts(["a"], self.limit, "end", go_on_anyway)
         return run_of_ones(part.encoding.special_tokens_mask)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token of the vocabulary; None if it is not one."""
+        """Return the id of a token; None if it is not in the vocabulary."""
         found: int | None = self.tokenizer.token_to_id(token)
         return found
 
     def keep_whole(self, markers: Iterable[str]) -> None:
-        """Adds each marker, or its first word, that is in the vocabulary as a special token. Only
+        """Add each marker, or its first word, that is in the vocabulary as a special token. Call it
         before the first text.
 
         Late-interaction models were trained with such tokens inserted by id; as plain text
@@ -320,13 +324,13 @@ class TextProcessor:
     def _rows(
         self, part: Part, limit: int, truncation: Truncation, where: str
     ) -> NDArray[np.int64] | None:
-        """The tokens that truncation keeps: the special tokens around the text and one end of the
-        text. None: all.
+        """Return the rows that truncation keeps: the special tokens around the text and one end of
+        the text. None for all.
         """
         encoding = part.encoding
         tokens = len(encoding)
         if tokens == 0:
-            raise InvalidInput(f"{where} has nothing that the model's tokenizer knows", field=where)
+            raise InvalidInput(f"{where} has no token in the model's tokenizer", field=where)
         if tokens <= limit:
             return None
         if truncation == "none":
@@ -384,7 +388,7 @@ class TextProcessor:
         )
 
     def _continues(self, text: str, token_id: int, token: str, start: int, end: int) -> bool:
-        """Whether a token continues a word: transformers' rule
+        """Return whether a token continues a word: transformers' rule
         (TokenClassificationPipeline.gather_pre_entities).
         """
         if token_id == self.unknown:
@@ -395,8 +399,8 @@ class TextProcessor:
 
 
 def special_token(directory: Path, role: str) -> str:
-    """The token of a role such as `mask_token`, from tokenizer_config.json or
-    special_tokens_map.json; empty if there is none.
+    """Return the token of a role such as `mask_token`, from tokenizer_config.json or
+    special_tokens_map.json; empty without one.
     """
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         config = read_config(directory, name)
@@ -410,8 +414,8 @@ def special_token(directory: Path, role: str) -> str:
 def _without_space(
     text: str, starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The starts, each moved past the white space that its token begins with, unless the token is
-    nothing else.
+    """Return the starts, each moved past the white space that its token begins with, unless the
+    token is only white space.
     """
     moved = starts.copy()
     for index in np.flatnonzero(ends > starts):
@@ -427,7 +431,7 @@ def _int32(values: list[int]) -> NDArray[np.int32]:
         return np.array(values, dtype=np.int32)
     except OverflowError:
         raise InvalidInput(
-            f"the model's tokenizer makes the token {max(values)} of a text, which no model has"
+            f"the model's tokenizer returns the id {max(values)}, which is too large"
         ) from None
 
 
@@ -443,7 +447,11 @@ def run_of_ones(mask: Iterable[int]) -> int:
 def too_long(
     where: str, tokens: int, limit: int, how: str = "special tokens included", *, more: bool = False
 ) -> InputTooLong:
-    """`more`: the number of tokens is unknown, only that it exceeds `limit`."""
+    """Return the error for a text of too many tokens. With `more`, their number is unknown and only
+    exceeds `limit`."""
     count = f"more than {limit}" if more else tokens
-    message = f"{where} has {count} tokens, {how}; the model takes {limit}. Shorten it, or have it cut: truncation END or START"
+    message = (
+        f"{where} has {count} tokens, {how}; the model's maximum is {limit}. Shorten it, or "
+        "request truncation END or START"
+    )
     return InputTooLong(message, field=where)

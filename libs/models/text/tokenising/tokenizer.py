@@ -1,9 +1,9 @@
-"""Loads tokenizer.json into the `tokenizers` library: validation of the file, and handling of the
-library's failures.
+"""Load tokenizer.json into the `tokenizers` library: validate the file, and handle the library's
+failures.
 
-The file is untrusted. The library does whatever it says, aborts the process when it runs out of
-memory, and panics on the impossible: so the file is validated against limits (`bounds.py`) before
-the library sees it.
+The file is untrusted. The library obeys it, aborts the process when memory runs out, and panics on
+impossible settings. The file is therefore validated against limits (`bounds.py`) before the library
+reads it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from libs.models.text.tokenising.settings import apply_settings, missing_tokens
 FILE: Final = "tokenizer.json"
 MAX_BYTES: Final = 128 << 20
 _MAX_VALUES: Final = 4_000_000
-"""Each takes the library 32 bytes while it reads. The largest published vocabularies have 1.3
-million, with their merges.
+"""Maximum JSON values, each of which takes the library 32 bytes while it reads. The largest
+published vocabularies have 1.3 million, with their merges.
 """
 
 
 def load_tokenizer(directory: Path, *, lowercase: bool) -> Tokenizer:
-    """tokenizer.json of a directory, with the settings of tokenizer_config.json. `lowercase`: lower
-    case first, whatever its own normaliser does.
+    """Load a directory's tokenizer.json, with the settings of tokenizer_config.json.
 
-    Raises ModelBroken for one that cannot be read, or that could make the smallest text take very
+    Raises ModelBroken for a file that cannot be read, or with which a short text could take very
     long or become very large.
+
+    Args:
+        lowercase: Convert texts to lower case first, in addition to the file's normaliser.
     """
     data = read_file(directory, FILE, MAX_BYTES)
     if data is None:
-        raise ModelBroken(f"{FILE}: cannot be read: there is no such file in {directory}")
+        raise ModelBroken(f"{FILE}: cannot be read: the file does not exist in {directory}")
     parsed = _parsed(data)
     tokens = parsed.get("added_tokens")
     added = tokens if isinstance(tokens, list) else []
@@ -62,8 +64,8 @@ def load_tokenizer(directory: Path, *, lowercase: bool) -> Tokenizer:
 
 @contextmanager
 def failing(error_of: Callable[[str], ShoalError]) -> Iterator[None]:
-    """Turns the library's panics and bare Exceptions, raised where a tokenizer asks for the
-    impossible, into `error_of` errors.
+    """Convert the library's panics and bare Exceptions, raised for impossible requests, into
+    `error_of` errors.
 
     A PanicException is a BaseException: it would escape every handler and end its thread.
     """
@@ -76,22 +78,23 @@ def failing(error_of: Callable[[str], ShoalError]) -> Iterator[None]:
 
 
 def largest_id(tokenizer: Tokenizer) -> int:
-    """The largest id of the vocabulary; ids need not be contiguous."""
+    """Return the largest id of the vocabulary. Ids need not be contiguous."""
     return max(tokenizer.get_vocab().values(), default=-1)
 
 
 def _parsed(data: bytes) -> Mapping[str, object]:
-    """The JSON that the library will read. Raises ModelBroken for JSON that it would read
-    differently, or in far more memory.
+    """Return the JSON as the library will read it.
+
+    Raises ModelBroken for JSON that the library would read differently, or in far more memory.
     """
     if (values := data.count(b",")) > _MAX_VALUES:
-        raise _broken(f"has up to {values:,} values; at most {_MAX_VALUES:,} are served")
+        raise _broken(f"has up to {values:,} values; the maximum is {_MAX_VALUES:,}")
     try:
         found = json.loads(data.decode("utf-8"), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise _broken(f"cannot be read: {error or type(error).__name__}") from error
     if not isinstance(found, dict):
-        raise _broken("must hold a JSON object")
+        raise _broken("must contain a JSON object")
     return found
 
 

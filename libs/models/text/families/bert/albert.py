@@ -1,7 +1,8 @@
-"""ALBERT (arXiv 1909.11942): BERT whose layers share their weights, and whose token embeddings are
-narrower than its layers.
+"""ALBERT (arXiv 1909.11942): BERT with shared layer weights and token embeddings narrower than the
+layers.
 
-`num_hidden_groups` says how many layers have weights; each computes a run of consecutive layers.
+`num_hidden_groups` is the number of layers that have weights; each computes a run of consecutive
+layers.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ WEIGHTS: dict[str, Rule] = {
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     config.require("position_embedding_type", "absolute")
     config.require("inner_group_num", 1)
     hidden, layers, groups = (
@@ -63,7 +64,7 @@ def build(config: Config) -> PackedEncoder:
         head_size=hidden // heads,
         ffn=config.size("intermediate_size"),
         layers=(LayerSpec(),) * groups,
-        # As in the reference, in floating point.
+        # The reference divides in floating point.
         order=tuple(int(number / (layers / groups)) for number in range(layers)),
         norm="post",
         norm_eps=config.number("layer_norm_eps", 1e-12),

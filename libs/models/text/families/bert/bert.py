@@ -13,7 +13,7 @@ MODEL_TYPES = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
 PREFIXES = ("", "bert.", "electra.", "roberta.")
 
 # Heads of transformers' own classes. A kind that uses one names it in its head table, which takes
-# precedence.
+# precedence over this one.
 HEADS: dict[str, Rule] = {
     "pooler.dense": None,
     "classifier": None,
@@ -66,15 +66,13 @@ _NO_OFFSET = ("bert", "electra")
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     spec = bert_spec(config)
     return PackedEncoder(spec, bert_embedding(config, spec))
 
 
 def bert_spec(config: Config) -> EncoderSpec:
-    """The layers. Raises ModelBroken for settings of BERT's config.json that none of these families
-    supports.
-    """
+    """Read the layers. Raises ModelBroken for settings that none of these families supports."""
     config.require("position_embedding_type", "absolute")
     config.require("is_decoder", False)
     config.require("add_cross_attention", False)
@@ -93,7 +91,8 @@ def bert_spec(config: Config) -> EncoderSpec:
 
 
 def bert_embedding(config: Config, spec: EncoderSpec) -> TokenEmbedding:
-    """RoBERTa and its variants count positions from the padding token's id + 1."""
+    """Build the embedding. RoBERTa and its variants count positions from the padding token's id +
+    1."""
     plain = config.text("model_type") in _NO_OFFSET
     return TokenEmbedding(
         EmbeddingSpec(

@@ -1,10 +1,11 @@
 """DeBERTa v2 and v3: BERT with disentangled attention over content and relative positions (arXiv
 2006.03654, 2111.09543).
 
+
 The score of a query and a key is content-to-content, plus content of the query · distance (c2p),
-plus content of the key · distance (p2c). Near distances each have an embedding, farther ones share
-buckets. All layers share the embeddings, and each has its own projections of them, which are
-computed once after loading.
+plus content of the key · distance (p2c). Each near distance has its own embedding, farther ones
+share buckets. All layers share the embeddings. Each layer has its own projections of them, computed
+once after loading.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ PREFIXES = ("", "deberta.")
 WEIGHTS: dict[str, Rule] = {
     "embeddings.position_ids": None,
     "embeddings.word_embeddings": "embed.token",
-    # Microsoft's checkpoints hold it though their config.json says position_biased_input: false.
-    "embeddings.position_embeddings": AllowedExtra("embed.position"),
+    # Microsoft's checkpoints contain it although their config.json says position_biased_input:
+    # false.
+    "embeddings.position_embeddings": Spare("embed.position"),
     "embeddings.token_type_embeddings": "embed.segment",
     "embeddings.embed_proj": "embed.project",
     "embeddings.LayerNorm": "embed.norm",
@@ -79,11 +81,10 @@ WEIGHTS: dict[str, Rule] = {
 
 _EPS = 1e-7
 _POSITIONS = 512  # transformers' default
-_ANY_LENGTH = (
-    1 << 20
-)  # tokens; without a position table no sequence is too long, as all far distances share a bucket
+# Tokens; without a position table any length works, as all far distances share a bucket
+_ANY_LENGTH = 1 << 20
 _KINDS = ("c2p", "p2c")
-# The most scores by distance of one kind in memory at once. A CPU's cache should hold them; on a
+# Maximum scores by distance of one kind in memory at once. A CPU's cache should hold them; on a
 # GPU products should be large.
 _SCORES_ON_CPU = 1 << 22
 _SCORES = 1 << 27
@@ -92,13 +93,12 @@ _CONVOLUTIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gel
 
 @dataclass(frozen=True, slots=True)
 class Distances:
-    """The row of the distance embeddings for each distance (query minus key).
-
-    `rows`: for the distances -reach ... reach; farther ones have the first or the last. Rows are
-    non-decreasing with the distance, so those that a sequence needs are contiguous.
-    """
+    """The row of the distance embeddings for each distance (query minus key)."""
 
     rows: tuple[int, ...]
+    """Rows of the distances -reach ... reach; farther ones use the first or the last row.
+
+    Rows never decrease with the distance, so that a sequence needs contiguous rows."""
 
     @property
     def reach(self) -> int:
@@ -106,32 +106,32 @@ class Distances:
 
     @property
     def embeddings(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return self.rows[-1] + 1
 
     def row(self, distance: int) -> int:
         return self.rows[max(-self.reach, min(self.reach, distance)) + self.reach]
 
     def rows_within(self, positions: int) -> slice:
-        """The rows of the distances in a sequence of so many positions, and few more: they begin
-        and end at multiples of 16, where there are such, so that products and loads of them are
-        aligned."""
+        """Return the rows of the distances in a sequence of this length, with a few more: they
+        begin and end at multiples of 16 where possible, which aligns products and loads."""
         first, last = self.row(1 - positions), self.row(positions - 1)
         return slice(first // 16 * 16, min(-(-(last + 1) // 16) * 16, self.embeddings))
 
     @staticmethod
     def exact(farthest: int) -> Distances:
-        """A row for each distance below `farthest`."""
+        """Give each distance below `farthest` its own row."""
         return Distances((*range(2 * farthest), 2 * farthest - 1))
 
     @staticmethod
     def bucketed(buckets: int, farthest: int) -> Distances:
-        """A row for each distance up to half the buckets; the other half are logarithmic
-        (make_log_bucket_position).
+        """Give each distance up to half the buckets its own row; the other half of the buckets is
+        logarithmic (make_log_bucket_position).
         """
         middle = buckets // 2
         far = torch.arange(farthest + 1, device="cpu")
-        # float32 and exactly the reference's operations: rounding must not move a bucket's edge.
+        # float32 and exactly the reference's operations: rounding must not move the edge of a
+        # bucket.
         ratio = torch.log(far.clamp(min=1) / middle) / torch.log(
             torch.tensor((farthest - 1) / middle, device="cpu")
         )
@@ -142,7 +142,7 @@ class Distances:
 
 
 class DistanceEmbedding(PositionBias):
-    """The distance embeddings, before a layer projects them. `table`: the row of each distance of
+    """The distance embeddings before a layer projects them. `table` holds the row of each distance
     -reach ... reach.
     """
 
@@ -154,18 +154,18 @@ class DistanceEmbedding(PositionBias):
         self.register_buffer("table", None, persistent=False)
 
     def prepare(self) -> None:
-        """Once loaded: put the rows on the device."""
+        """Put the rows on the device. Call it after loading."""
         self.table = torch.tensor(self._distances.rows, device=self.positions.weight.device)
 
     def vectors(self) -> Tensor:
-        """[rows, hidden]"""
+        """Return the distance embeddings, [rows, hidden]."""
         weight = self.positions.weight
         return weight if self.norm is None else self.norm.forward(weight)
 
 
 @dataclass(frozen=True, slots=True)
 class DistanceParts:
-    """An adapter's update to a layer's projected distances: for each row, (a' b) by head. `a`:
+    """An adapter's update to a layer's projected distances: for each row, (a' b) by head. `a` is
     [rank, rows], scaled.
     """
 
@@ -178,10 +178,13 @@ class DistanceParts:
 
 
 class DisentangledAttention(Attention):
-    """Disentangled attention. `kinds`: c2p, p2c; `own`: distances have projections of their own,
-    else those of the content.
+    """Disentangled attention.
 
-    `delta`: the updates of the current batch's adapters to the projected distances.
+    `delta` holds the updates of the current batch's adapters to the projected distances.
+
+    Args:
+        kinds: c2p and p2c.
+        own: Distances have their own projections, not those of the content.
     """
 
     def __init__(
@@ -205,12 +208,12 @@ class DisentangledAttention(Attention):
         self.register_buffer("queries", None, persistent=False)
 
     @property
-    def goes_by_runs(self) -> bool:
-        """Only where Triton's kernel, which takes all sequences at once, cannot run."""
-        return not has_triton(self.out.weight)
+    def is_graph_capturable(self) -> bool:
+        """True where Triton's kernel, which computes all sequences at once, can run."""
+        return has_triton(self.out.weight)
 
     def learn(self, vectors: Tensor) -> None:
-        """Once loaded: projects the distance embeddings [rows, hidden]."""
+        """Project the distance embeddings [rows, hidden]. Call it after loading."""
         queries, keys, _ = self.qkv.forward(vectors).chunk(3, dim=1)
         if self.distance_query is not None:
             queries = self.distance_query.forward(vectors)
@@ -221,7 +224,7 @@ class DisentangledAttention(Attention):
         self.queries = self._by_head(queries) if "p2c" in self._kinds else None
 
     def spent(self) -> dict[str, Shape]:
-        """The linear layers that only `learn` needed, which are freed."""
+        """The linear layers that only `learn` needed. They are freed."""
         kinds = {"distance_key": "c2p", "distance_query": "p2c"} if self._own else {}
         return {
             name: Shape(self.qkv.inputs, self.qkv.slots[:1])
@@ -230,8 +233,8 @@ class DisentangledAttention(Attention):
         }
 
     def relearn(self, vectors: Tensor, parts: Mapping[str, LowRank]) -> DistanceParts:
-        """The adapter's update to what `learn` computed. `parts`: of this layer's linear layers, by
-        name.
+        """Return the adapter's update to the result of `learn`. `parts` holds updates of this
+        layer's linear layers, by name.
         """
         keys = self._projected(vectors, parts, "distance_key", 1) if "c2p" in self._kinds else None
         queries = (
@@ -260,8 +263,8 @@ class DisentangledAttention(Attention):
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
     ) -> Tensor:
-        """[queries, heads, head_size], [tokens, heads, head_size] twice -> [queries, heads *
-        head_size]
+        """Attend from queries [queries, heads, head_size] to keys and values, [tokens, heads,
+        head_size] each, and return [queries, heads * head_size].
         """
         if has_triton(q):
             return self._by_kernel(q, k, v, batch, layout, shared)
@@ -282,8 +285,8 @@ class DisentangledAttention(Attention):
     def _by_kernel(
         self, q: Tensor, k: Tensor, v: Tensor, batch: Packed, layout: Layout, shared: Shared
     ) -> Tensor:
-        """`mix` in one launch for all sequences. Of their lengths only the longest matters to what
-        is launched: it decides how many rows of distances are needed."""
+        """Compute `mix` in one launch for all sequences. Of their lengths, only the longest affects
+        the launch: it decides the number of distance rows."""
         from libs.kernels.attention import disentangled_triton
 
         rows = self._distances.rows_within(layout.max_positions)
@@ -305,14 +308,15 @@ class DisentangledAttention(Attention):
         return out.flatten(1)
 
     def _by_row(self, x: Tensor, kind: str, heads: slice, rows: slice) -> Tensor | None:
-        """The scores of queries (c2p) or keys (p2c) with rows of the distances, each token's with
-        those of its adapter.
+        """Return the scores of queries (c2p) or keys (p2c) with rows of the distances, each token's
+        with the rows of its adapter: [heads, tokens, rows], or None if the model has no such
+        scores.
 
         Args:
-            x: the queries or keys of all heads, [tokens, heads, head_size]. kind: c2p or p2c.
-            heads: those to compute. rows: those of the distances to compute.
-
-        Returns [heads, tokens, rows], or None where the model has no such scores.
+            x: The queries or keys of all heads, [tokens, heads, head_size].
+            kind: c2p or p2c.
+            heads: The heads to compute.
+            rows: The rows of the distances to compute.
         """
         projected = self.keys if kind == "c2p" else self.queries
         if projected is None:
@@ -332,7 +336,7 @@ class DisentangledAttention(Attention):
         return scores
 
     def _by_adapter(self, run: Run, rows: int) -> Iterator[tuple[Run, DistanceParts | None]]:
-        """Splits a run into parts of one adapter each. `rows`: the number of all queries."""
+        """Split a run into parts of one adapter each. `rows` is the number of all queries."""
         if self.delta is None:
             yield run, None
             return
@@ -352,10 +356,10 @@ class DisentangledAttention(Attention):
         shared: Shared,
         learned: DistanceParts | None,
     ) -> Tensor:
-        """A run of equally long sequences: [heads, count * length, head_size] each -> [count *
-        queries, heads, head_size]
+        """Attend within a run of equally long sequences: [heads, count * length, head_size] each to
+        [count * queries, heads, head_size].
         """
-        # Heads are the batch dimension, so that each head's distances take one product over all
+        # Heads are the batch dimension, so that each head multiplies its distances once for all
         # sequences.
         added = self._scores_by_distance(q, k, run, shared, learned)
         q, k, v = (_by_text(x, run.count) for x in (q, k, v))
@@ -365,10 +369,10 @@ class DisentangledAttention(Attention):
     def _scores_by_distance(
         self, q: Tensor, k: Tensor, run: Run, shared: Shared, learned: DistanceParts | None
     ) -> Tensor | None:
-        """The c2p and p2c scores: [heads, count, queries, keys]"""
+        """Return the c2p and p2c scores, [heads, count, queries, keys]."""
         first = self._distances.row(run.offset + 1 - run.keys)
         last = self._distances.row(run.offset + run.queries - 1)
-        rows = slice(first, last + 1)  # those that a sequence of this length needs
+        rows = slice(first, last + 1)  # the rows that a sequence of this length needs
         row = _rows_between(run, shared) - first
         added = None
         if self.keys is not None:
@@ -384,7 +388,8 @@ class DisentangledAttention(Attention):
 
 
 def _adapted(projected: Tensor, rows: slice, part: LowRank | None) -> Tensor:
-    """These rows of the projected distances [heads, rows, head_size], with an adapter's update."""
+    """Select these rows of the projected distances [heads, rows, head_size] and add an adapter's
+    update."""
     base = projected[:, rows]
     if part is None:
         return base
@@ -394,7 +399,7 @@ def _adapted(projected: Tensor, rows: slice, part: LowRank | None) -> Tensor:
 
 
 def _parts(run: Run, q: Tensor) -> Iterator[Run]:
-    """Splits a run into parts whose scores by distance are computed at once."""
+    """Split a run into parts with scores by distance that fit in memory at once."""
     limit = _SCORES_ON_CPU if q.device.type == "cpu" else _SCORES
     step = max(1, limit // (q.shape[0] * run.queries * run.keys))
     for done in range(0, run.count, step):
@@ -405,19 +410,19 @@ def _parts(run: Run, q: Tensor) -> Iterator[Run]:
 
 
 def _by_text(x: Tensor, count: int) -> Tensor:
-    """[heads, count * length, size] -> [heads, count, length, size]"""
+    """Reshape [heads, count * length, size] to [heads, count, length, size]."""
     return x.view(x.shape[0], count, -1, x.shape[2])
 
 
 def _table(shared: Shared) -> Tensor:
-    """The row of each distance of -reach ... reach."""
+    """Return the row of each distance -reach ... reach."""
     if shared.bias is None:
         raise ValueError("an encoder with disentangled attention needs its distance embeddings")
     return shared.bias
 
 
 def _rows_on_device(layout: Layout, shared: Shared) -> Tensor:
-    """The table as the kernel reads it, int32; made once for all layers of a batch."""
+    """Return the kernel's int32 table, built once for all layers of a batch."""
     table = layout.memo.get(_rows_on_device)
     if not isinstance(table, Tensor):
         table = layout.memo[_rows_on_device] = _table(shared).int()
@@ -425,7 +430,7 @@ def _rows_on_device(layout: Layout, shared: Shared) -> Tensor:
 
 
 def _rows_between(run: Run, shared: Shared) -> Tensor:
-    """The distance embeddings' row for each query and key: [queries, keys]"""
+    """Return the distance embedding's row for each query and key: [queries, keys]."""
     table = _table(shared)
     reach, device = len(table) // 2, table.device
     query = torch.arange(run.offset, run.offset + run.queries, device=device)
@@ -443,11 +448,9 @@ class Convolution:
 
 
 class ConvolvedLayer(PostNormLayer):
-    """The first layer of v2's larger models: a convolution over its input is added to its
-    output.
-    """
+    """The first layer of larger v2 models: adds a convolution of its input to its output."""
 
-    goes_by_runs = True
+    is_graph_capturable = False
 
     def __init__(
         self,
@@ -473,15 +476,15 @@ class ConvolvedLayer(PostNormLayer):
             mixed[rows] = self.conv(texts).transpose(1, 2).flatten(0, 1)
         return self.conv_norm.forward(out + self._function(mixed))
 
-    def of_rows(
+    def forward_rows(
         self, x: Tensor, batch: Packed, shared: Shared, rows: Tensor, layout: Layout
     ) -> Tensor:
         return self.forward(x, batch, shared).index_select(0, rows)
 
 
 class DebertaEncoder(PackedEncoder):
-    """An encoder with distances projected for each layer, and in some models a convolution beside
-    the first layer.
+    """An encoder with distances projected for each layer and, in some models, a convolution at the
+    first layer.
     """
 
     def __init__(
@@ -507,7 +510,7 @@ class DebertaEncoder(PackedEncoder):
                     layer.attn.learn(vectors)
 
     def spent(self) -> dict[str, Shape]:
-        """See `PrecomputesConstants`."""
+        """Implement `PrecomputesConstants`."""
         return {
             f"{at}.{name}": shape
             for at, attention in self._disentangled()
@@ -515,7 +518,7 @@ class DebertaEncoder(PackedEncoder):
         }
 
     def relearn(self, parts: Mapping[str, LowRank]) -> dict[str, DistanceParts]:
-        """See `PrecomputesConstants`."""
+        """Implement `PrecomputesConstants`."""
         if not isinstance(self.relative, DistanceEmbedding):
             return {}
         vectors = self.relative.vectors()
@@ -527,7 +530,7 @@ class DebertaEncoder(PackedEncoder):
         }
 
     def _disentangled(self) -> list[tuple[str, DisentangledAttention]]:
-        """The layers' attentions, with their names in the encoder."""
+        """Return the layers' attention modules with their names in the encoder."""
         attentions = [
             (f"layers.{number}.attn", layer.attn) for number, layer in enumerate(self.stack)
         ]
@@ -539,7 +542,7 @@ class DebertaEncoder(PackedEncoder):
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     hidden = config.size("hidden_size")
     heads = config.head_count("num_attention_heads", hidden)
     head_size = hidden // heads

@@ -35,7 +35,7 @@ _NORM_EPS = 1e-12  # fixed in the reference; config.json has no key for it
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     hidden = config.size("dim")
     heads = config.head_count("n_heads", hidden)
     spec = EncoderSpec(

@@ -1,5 +1,5 @@
-"""Jina BERT v2 (arXiv 2310.19923): BERT with ALiBi and GeGLU, under BERT's model_type.
-jina-embeddings-v2-*.
+"""Jina BERT v2 (arXiv 2310.19923), jina-embeddings-v2-*: BERT with ALiBi and GeGLU, under BERT's
+model_type.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WEIGHTS: dict[str, Rule] = COMMON | {
     "encoder.layer.{}.mlp.layernorm": "layers.{}.ffn_norm",
 }
 
-# Bounds the table of all distances, which is computed for each head.
+# Bounds the table of all distances, which has a row for each head.
 _MAX_POSITIONS = 1 << 17
 _ACTIVATIONS: dict[str, Activation] = {"geglu": "gelu", "reglu": "relu"}
 
@@ -52,15 +52,15 @@ def uses_alibi(config: Config) -> bool:
 
 
 def norms_queries(config: Config) -> bool:
-    """Whether it is the variant in `jina_code`: in config.json only the name of its remote code
-    distinguishes it.
+    """Return whether it is the variant in `jina_code`. Only the name of the remote code in
+    config.json distinguishes it.
     """
     sources = (config.text("_name_or_path", ""), config.part("auto_map").text("AutoConfig", ""))
     return any("jina-bert-v2-qk-post-norm" in source for source in sources)
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     spec = jina_spec(config)
     embed = jina_embedding(config, spec)
     return PackedEncoder(spec, embed, relative=alibi(spec, embed))
@@ -110,7 +110,8 @@ def alibi(spec: EncoderSpec, embed: TokenEmbedding) -> AlibiBias:
 class AlibiBias(PositionBias):
     """ALiBi: a penalty linear in the distance, symmetric, with a slope for each head.
 
-    `like`: a loaded weight, whose type and device the table has.
+    Args:
+        like: Returns a loaded weight with the table's type and device.
     """
 
     def __init__(self, slopes: list[float], positions: int, like: Callable[[], Tensor]) -> None:
@@ -119,7 +120,7 @@ class AlibiBias(PositionBias):
         self.register_buffer("table", None, persistent=False)
 
     def prepare(self) -> None:
-        """Once loaded: computes the bias of all distances."""
+        """Compute the bias of all distances. Call it after loading."""
         weight = self._like()
         distances = torch.arange(-self._reach, self._reach + 1, device=weight.device).abs()
         steep = torch.tensor(self._slopes, device=weight.device)
@@ -127,8 +128,10 @@ class AlibiBias(PositionBias):
 
 
 def slopes(heads: int) -> list[float]:
-    """ALiBi's (arXiv 2108.12409, section 3): 2^(-8/n), 2^(-16/n), ... for a power of two; else
-    those of the power below, and every other one of the power above (the reference code's rule).
+    """Return ALiBi's slopes (arXiv 2108.12409, section 3).
+
+    For a power of two they are 2^(-8/n), 2^(-16/n), ...; else those of the lower power, and every
+    second one of the higher power (the reference code's rule).
     """
     power = 2 ** math.floor(math.log2(heads))
     own = [2.0 ** (-8.0 * number / power) for number in range(1, power + 1)]

@@ -1,5 +1,5 @@
-"""Jina BERT v2 with QK norm and one more norm in each layer: jina-embeddings-v2-base-code and its
-variants.
+"""jina-embeddings-v2-base-code and its variants: Jina BERT v2 with QK norm and another norm in each
+layer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def claims(config: Config) -> bool:
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     spec = jina_spec(config, gate_last=True)
     embed = jina_embedding(config, spec)
     return PackedEncoder(
@@ -53,7 +53,7 @@ def build(config: Config) -> PackedEncoder:
 
 
 class WideNormAttention(Attention):
-    """QK norm over all heads at once, rather than per head."""
+    """Attention with QK norm over all heads at once, not per head."""
 
     def __init__(self, spec: EncoderSpec, layer: LayerSpec) -> None:
         super().__init__(spec, layer)
@@ -69,7 +69,7 @@ class WideNormAttention(Attention):
 
 
 class TwiceAddedLayer(PostNormLayer):
-    """BERT's layer, but the attention's input is added once more to the normed sum, and the result
+    """BERT's layer, but the attention's input is added again to the normed sum, and the result is
     normed again.
     """
 

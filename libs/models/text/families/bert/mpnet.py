@@ -41,9 +41,9 @@ _OFFSET = 2  # the reference counts positions from 2, whatever the padding token
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     spec = bert_spec(config)
-    # The reference computes buckets for 32 of them whatever the key says.
+    # The reference always uses 32 buckets and ignores the key.
     config.require("relative_attention_num_buckets", 32)
     embed = TokenEmbedding(
         EmbeddingSpec(
@@ -55,5 +55,7 @@ def build(config: Config) -> PackedEncoder:
         )
     )
     return PackedEncoder(
-        spec, embed, relative=BucketBias.of(config, spec.heads, reach=embed.max_positions - 1)
+        spec,
+        embed,
+        relative=BucketBias.from_config(config, spec.heads, reach=embed.max_positions - 1),
     )

@@ -22,6 +22,6 @@ WEIGHTS = HEADS | EMBEDDINGS | BLOCKS | NORMS
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     spec = replace(bert_spec(config), norm="pre")
     return PackedEncoder(spec, bert_embedding(config, spec))

@@ -1,8 +1,8 @@
-"""Jina's XLM-RoBERTa, with flash-attn's tensor names: jina-reranker-v2 (learned positions),
+"""Jina's XLM-RoBERTa with flash-attn's tensor names: jina-reranker-v2 (learned positions),
 jina-colbert-v2 (rotary ones), jina-embeddings-v3 (rotary ones, and LoRA adapters for its tasks:
 `libs/models/loaded/tasks.py`).
 
-It shares XLM-RoBERTa's model_type; transformers has its rotary variant as jina_embeddings_v3.
+It shares XLM-RoBERTa's model_type; transformers calls its rotary variant jina_embeddings_v3.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def claims(config: Config) -> bool:
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     config.require("rotary_emb_interleaved", False)
     config.require("rotary_emb_scale_base", None)
     hidden = config.size("hidden_size")
@@ -89,7 +89,7 @@ def build(config: Config) -> PackedEncoder:
 
 
 def _rope(config: Config, size: int) -> Rope | None:
-    """None: learned positions."""
+    """Return the rotation; None for learned positions."""
     if config.text("model_type") == _TRANSFORMERS:
         return rope_of(config, size, theta=20_000.0)
     kind = config.text("position_embedding_type", "absolute")

@@ -1,7 +1,7 @@
-"""Gemma 1 (arXiv 2403.08295): Llama whose RMSNorm adds one to its weights, with GELU gates and
-scaled token embeddings.
+"""Gemma 1 (arXiv 2403.08295), the text model of PaliGemma: Llama with RMSNorm weights plus one,
+GELU gates and scaled token embeddings.
 
-The text model of PaliGemma. Causal, unless `use_bidirectional_attention` is set.
+Causal, unless `use_bidirectional_attention` is set.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PREFIXES = ("", "model.")
 
 WEIGHTS: dict[str, Rule] = llama.WEIGHTS
 
-_HEAD_SIZE = 256  # where config.json has no key for it
+_HEAD_SIZE = 256  # default of transformers
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     bias, layers = config.flag("attention_bias", False), config.layers("num_hidden_layers")
     causal, size = (
         not config.flag("use_bidirectional_attention", False),
@@ -40,7 +40,8 @@ def build(config: Config) -> PackedEncoder:
             out_bias=bias,
         ),
         norm_shift=1.0,
-        # Old files say "gelu" in `hidden_act`, and were trained with its approximation.
+        # Old files name "gelu" in `hidden_act` although the models were trained with its
+        # approximation.
         activation="gelu_tanh",
     )
     embed = EmbeddingSpec(

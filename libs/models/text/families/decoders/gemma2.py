@@ -29,9 +29,8 @@ _SOFTCAP, _FINAL_SOFTCAP = 50.0, 30.0
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
-    # transformers' two implementations of attention disagree about the flag: one of them ignores
-    # it.
+    """Build the encoder that config.json describes, without weights."""
+    # transformers' two implementations of attention disagree about the flag: one ignores it.
     config.require("use_bidirectional_attention", False)
     size, bias = config.size("head_dim", _HEAD_SIZE), config.flag("attention_bias", False)
     rope = rope_of(config, size)
@@ -64,7 +63,7 @@ def build(config: Config) -> PackedEncoder:
 
 
 def final_softcap(config: Config) -> float | None:
-    """The soft cap of the next token's logits in a model of any family; None: there is none."""
+    """Return the soft cap of the next token's logits in a model of any family; None without one."""
     if config.text("model_type") in MODEL_TYPES and not config.is_null("final_logit_softcapping"):
         return config.positive("final_logit_softcapping", _FINAL_SOFTCAP)
     return (

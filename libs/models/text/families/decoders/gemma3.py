@@ -1,7 +1,7 @@
 """Gemma 3's text model (embeddinggemma): sandwich norms, QK norm, and two RoPE bases.
 
-Of every six layers five have sliding-window attention, and a RoPE base of their own. With
-`use_bidirectional_attention` no layer is causal.
+Five of six layers have sliding-window attention and a RoPE base that full attention does not use.
+With `use_bidirectional_attention` no layer is causal.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ WEIGHTS: dict[str, Rule] = (
     }
 )
 
-# Where config.json has no key for it.
+# Defaults for keys that config.json lacks.
 _HEAD_SIZE = 256
-_SCALAR = 256  # the head size whose root divides attention scores
+_SCALAR = 256  # attention scores are divided by its root
 _WINDOW = 4096
-_PATTERN = 6  # one layer in so many has full attention
+_PATTERN = 6  # every sixth layer has full attention
 _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 class GemmaEmbedding(TokenEmbedding):
     """Token embeddings times a scale in the weights' data type: in bfloat16 the square root of 768
-    is 27.75.
+    rounds to 27.75.
     """
 
     def prepare(self) -> None:
@@ -57,11 +57,11 @@ class GemmaEmbedding(TokenEmbedding):
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     if config.has("attn_logit_softcapping"):
         raise config.unsupported("attn_logit_softcapping", "only null is supported")
     causal = not config.flag("use_bidirectional_attention", False)
-    # Where the model is bidirectional, its window counts both sides together.
+    # In a bidirectional model, the window counts both sides together.
     window = (
         window_of(config, causal, _WINDOW)
         if causal

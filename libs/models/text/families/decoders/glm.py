@@ -1,7 +1,7 @@
-"""GLM-OCR's text model: norms before and after each block, gate and up in one tensor, and
-neighbours of a head turned together.
+"""GLM-OCR's text model: norms before and after each block, gate and up in one tensor, and rotation
+of neighbouring dimensions of a head.
 
-Only within its vision-language model; it is causal.
+It exists only within its vision-language model, and is causal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MODEL_TYPES = ("glm_ocr_text",)
 PREFIXES = ("", "model.")
 
 _SEPARATE = ("layers.{}.mlp.gate_proj", "layers.{}.mlp.up_proj")
-WEIGHTS: dict[str, Rule] = HEADS | {name: rule for name, rule in BLOCKS.items() if name not in _SEPARATE} | {
+_SHARED = {name: rule for name, rule in BLOCKS.items() if name not in _SEPARATE}
+WEIGHTS: dict[str, Rule] = HEADS | _SHARED | {
     "layers.{}.mlp.gate_up_proj": "layers.{}.ffn.up",
     "layers.{}.post_self_attn_layernorm": "layers.{}.attn_out_norm",
     "layers.{}.post_attention_layernorm": "layers.{}.ffn_norm",
@@ -30,12 +31,12 @@ WEIGHTS: dict[str, Rule] = HEADS | {name: rule for name, rule in BLOCKS.items() 
 
 
 class PairwiseAttention(Attention):
-    """Dimensions 2i and 2i + 1 of a head are turned together. They are put where `rotate` has
-    pairs, of queries and keys alike, which leaves their products as they are."""
+    """Attention with dimensions 2i and 2i + 1 of a head rotated as a pair. It permutes them into
+    `rotate`'s layout, for queries and keys alike, which leaves their products unchanged."""
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
-        """[tokens, hidden] -> queries [tokens, heads, head_size], keys and values [tokens,
-        kv_heads, head_size]
+        """Project [tokens, hidden] to queries [tokens, heads, head_size], and keys and values
+        [tokens, kv_heads, head_size].
         """
         if self.rope is None:
             raise TypeError("every layer has rotary positions")
@@ -50,7 +51,7 @@ class PairwiseAttention(Attention):
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     windows = (None,) * config.layers("num_hidden_layers")
     spec = replace(
         decoder_spec(config, causal=True, windows=windows, partial=True), norm="sandwich"

@@ -1,9 +1,9 @@
 """Llama and Mistral: pre-RMSNorm, rotary positions, grouped-query attention, SwiGLU. Causal, unless
-the config says otherwise.
+config.json says otherwise.
 
-Mistral has sliding-window attention in every layer. GritLM is a Mistral without windows,
-bidirectional where it embeds. `llama_bidirec` is NVIDIA's bidirectional Llama
-(llama-embed-nemotron), `bidir_mistral` its Mistral of that sort (NV-Embed).
+Mistral has sliding-window attention in every layer. GritLM is a Mistral without windows and
+bidirectional when it embeds. `llama_bidirec` is NVIDIA's bidirectional Llama
+(llama-embed-nemotron), `bidir_mistral` its bidirectional Mistral (NV-Embed).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from libs.models.weights import Rule
 MODEL_TYPES = ("llama", "llama_bidirec", "mistral", "bidir_mistral")
 PREFIXES = ("", "model.")
 
-# Heads of transformers' own classes, and frequencies that older versions stored. A kind that uses
-# one names it in its head table.
+# Heads of transformers' own classes, and frequencies stored by older versions. A kind that uses a
+# head names it in its head table.
 HEADS: dict[str, Rule] = {
     "lm_head": None,
     "score": None,
@@ -47,16 +47,21 @@ WEIGHTS: dict[str, Rule] = (
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _BOTH_WAYS = ("llama_bidirec", "bidir_mistral")
-# What a configuration within another leaves out: transformers' defaults.
+# transformers' defaults for keys that a nested configuration omits.
 _MISTRAL: dict[str, object] = {
-    "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "max_position_embeddings": 131_072,
-}  # fmt: skip
-_MISTRALS_WINDOW = 4096  # where config.json has no key for it; null: none
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+}
+_MISTRALS_WINDOW = 4096  # default if config.json has no key for it; null: no window
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     if config.text("model_type") == "bidir_mistral":
         config = Config({**_MISTRAL, **config.values})
     kind, both_ways = config.text("model_type"), is_gritlm(config.values)
@@ -84,10 +89,12 @@ def decoder_spec(
     ffn_bias: bool = False,
     partial: bool = False,
 ) -> EncoderSpec:
-    """The layers that most decoders share.
+    """Read the layers that most decoders share.
 
-    `windows`: of each layer. `head_size` None: as in transformers' Llama. `partial`: whether
-    `partial_rotary_factor` is read.
+    Args:
+        windows: The window of each layer.
+        head_size: None for the rule of transformers' Llama.
+        partial: The family reads `partial_rotary_factor`.
     """
     hidden, heads = config.size("hidden_size"), config.heads("num_attention_heads")
     if head_size is None:
@@ -120,7 +127,7 @@ def decoder_spec(
 
 
 def token_embedding(config: Config) -> TokenEmbedding:
-    """Token embeddings alone: positions are rotary, and there is no norm."""
+    """Build token embeddings without positions, which are rotary, and without a norm."""
     positions = config.size("max_position_embeddings")
     return TokenEmbedding(
         EmbeddingSpec(
@@ -134,7 +141,7 @@ def token_embedding(config: Config) -> TokenEmbedding:
 
 
 def key_heads(config: Config, heads: int) -> int:
-    """The number of key/value heads (grouped-query attention), which must divide the number of
+    """Return the number of key/value heads (grouped-query attention), a divisor of the number of
     attention heads.
     """
     shared = config.size("num_key_value_heads", heads)
@@ -146,14 +153,14 @@ def key_heads(config: Config, heads: int) -> int:
 
 
 def window_of(config: Config, causal: bool, default: int | None = None) -> int:
-    """Tokens visible on each side. `sliding_window` counts the query's own token where a model is
-    causal, as in transformers.
+    """Return the tokens visible on each side. In a causal model `sliding_window` includes the
+    query's own token, as in transformers.
     """
     return config.size("sliding_window", default) - (1 if causal else 0)
 
 
 def sliding_layers(config: Config, slides: Callable[[int], bool]) -> tuple[bool, ...]:
-    """Whether each layer has a window: by `layer_types`, else by its number."""
+    """Return whether each layer has a window: by `layer_types`, else by its number."""
     layers = config.layers("num_hidden_layers")
     kinds = config.texts("layer_types")
     if not kinds:

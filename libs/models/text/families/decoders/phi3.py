@@ -1,5 +1,5 @@
-"""Phi-3 and Phi-4 (arXiv 2404.14219): Llama with fused projections, and LongRoPE where the context
-was extended.
+"""Phi-3 and Phi-4 (arXiv 2404.14219): Llama with fused projections, and LongRoPE if the context was
+extended.
 
 LongRoPE (arXiv 2402.13753) has two sets of frequencies: one for sequences that fit the original
 context, one for longer ones.
@@ -22,17 +22,18 @@ MODEL_TYPES = ("phi3",)
 PREFIXES = ("", "model.")
 
 _SEPARATE = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-WEIGHTS: dict[str, Rule] = HEADS | {stem: rule for stem, rule in BLOCKS.items() if not stem.endswith(_SEPARATE)} | {
+_SHARED = {stem: rule for stem, rule in BLOCKS.items() if not stem.endswith(_SEPARATE)}
+WEIGHTS: dict[str, Rule] = HEADS | _SHARED | {
     "layers.{}.self_attn.qkv_proj": "layers.{}.attn.qkv",
     "layers.{}.mlp.gate_up_proj": "layers.{}.ffn.up",
     "layers.{}.post_attention_layernorm": "layers.{}.ffn_norm",
 }  # fmt: skip
 
-_NORM_EPS = 1e-5  # where config.json has no key for it
+_NORM_EPS = 1e-5  # default if config.json has no key for it
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     config = Config({"rms_norm_eps": _NORM_EPS, **config.values})
     window = window_of(config, causal=True) if config.has("sliding_window") else None
     windows = (window,) * config.layers("num_hidden_layers")

@@ -1,7 +1,7 @@
 """Qwen2 and Qwen3: Llama with QKV biases (2) or QK norm (3). jina-embeddings-v5-text-small is a
-Qwen3 (eurobert.py: -nano).
+Qwen3 (eurobert.py has -nano).
 
-Causal, unless the config says otherwise (gte-Qwen2) or names Voyage's architecture. With
+Causal, unless config.json says otherwise (gte-Qwen2) or names Voyage's architecture. With
 `use_sliding_window`, layers from `max_window_layers` on have a window.
 """
 
@@ -27,14 +27,14 @@ WEIGHTS: dict[str, Rule] = llama.WEIGHTS | {
     "layers.{}.self_attn.k_norm": "layers.{}.attn.k_norm",
 }
 
-# Where config.json has no key for it.
+# Defaults for keys that config.json lacks.
 _HEAD_SIZE = 128  # of Qwen3
 _WINDOW = 4096
 _FIRST_SLIDING_LAYER = 28
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     causal = config.flag("is_causal", not is_voyage(config.values))
     windows = _windows(config, causal)
     if config.text("model_type") == "qwen2":

@@ -1,8 +1,8 @@
 """Qwen3.5's text model: gated delta nets (`layers/delta.py`), and in every fourth layer attention
-with a gate on its output.
+with an output gate.
 
-RMSNorm adds 1 to its weights, and a quarter of each head is rotated. Causal; with `is_causal` false
-the attention is not, whereas delta nets always are.
+RMSNorm adds 1 to its weights, and a quarter of each head is rotated. Attention is causal unless
+`is_causal` is false; delta nets always are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BLOCKS: dict[str, Rule] = llama.WEIGHTS | {
     "layers.{}.self_attn.q_norm": "layers.{}.attn.q_norm",
     "layers.{}.self_attn.k_norm": "layers.{}.attn.k_norm",
 }
-# The layer that predicts a second token is of no use to an encoder; transformers leaves it out too.
+# An encoder does not need the layer that predicts a second token; transformers skips it too.
 _PREDICTION = (
     "fc",
     "norm",
@@ -48,17 +48,17 @@ WEIGHTS: dict[str, Rule] = (
 )
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
-# Where config.json has no key for it.
+# Defaults for keys that config.json lacks.
 _HEAD_SIZE = 256
-_INTERVAL = 4  # one layer in so many has attention
+_INTERVAL = 4  # every fourth layer has attention
 _ROTATED = 0.25
-# Of topk-embed, whose code does more with them than is known: what scores, how pictures are read,
-# how frequencies are rounded.
+# Keys of topk-embed. Its undocumented code also uses them to mask scores, read images and round
+# frequencies.
 _UNKNOWN = ("scoring_skip_ids", "image_token_budget")
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     for key in _UNKNOWN:
         if config.has(key):
             raise config.unsupported(
@@ -86,7 +86,7 @@ def build(config: Config) -> PackedEncoder:
 
 
 def _layers(config: Config, spec: EncoderSpec) -> tuple[LayerSpec, ...]:
-    """By `layer_types`, else by a layer's number."""
+    """Read the layers by `layer_types`, else by a layer's number."""
     count, kinds = config.layers("num_hidden_layers"), config.texts("layer_types")
     if not kinds:
         interval = config.size("full_attention_interval", _INTERVAL)
@@ -106,7 +106,7 @@ def _delta(config: Config) -> DeltaSpec:
     )
     if values % keys:
         raise config.unsupported(
-            "linear_num_value_heads", f"it is no multiple of the {keys} key heads"
+            "linear_num_value_heads", f"it is not a multiple of the {keys} key heads"
         )
     sizes = config.size("linear_key_head_dim", 128), config.size("linear_value_head_dim", 128)
     return DeltaSpec(keys, values, *sizes, config.size("linear_conv_kernel_dim", 4))

@@ -1,5 +1,5 @@
-"""EuroBERT (arXiv 2503.05500): Llama's layers with bidirectional attention.
-jina-embeddings-v5-text-nano is one.
+"""EuroBERT (arXiv 2503.05500): Llama's layers with bidirectional attention, as in
+jina-embeddings-v5-text-nano.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ WEIGHTS: dict[str, Rule] = {
 
 
 def claims(config: Config) -> bool:
-    """Whether it is no Qwen3: jina-embeddings-v5-text-nano says that it is no decoder, which -small
-    does not.
+    """Return whether it is not a Qwen3. Only the config.json of jina-embeddings-v5-text-nano, not
+    that of -small, sets is_decoder to false.
     """
     return config.text("model_type") == "eurobert" or not config.flag("is_decoder", True)
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     hidden, heads = config.size("hidden_size"), config.heads("num_attention_heads")
     size = config.size("head_dim", hidden // heads)
     spec = EncoderSpec(

@@ -1,5 +1,5 @@
-"""Alibaba's "new" (arXiv 2407.19669): BERT with rotary positions and GeGLU. gte-*-v1.5,
-gte-multilingual-*, stella_en_400M.
+"""Alibaba's "new" (arXiv 2407.19669), in gte-*-v1.5, gte-multilingual-* and stella_en_400M: BERT
+with rotary positions and GeGLU.
 
 transformers and snowflake-arctic-embed-m-v2.0 call it "gte".
 """
@@ -43,11 +43,11 @@ MODULES: dict[str, Rule] = {
     "layers.{}.mlp.down_proj": "layers.{}.ffn.down",
 }
 
-_THETA = {"new": 10_000.0, "gte": 160_000.0}  # where config.json gives none
+_THETA = {"new": 10_000.0, "gte": 160_000.0}  # default if config.json has none
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     config.require("position_embedding_type", "rope")
     config.require("layer_norm_type", "layer_norm")
     config.require("pack_qkv", True)

@@ -35,7 +35,7 @@ _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     hidden = config.size("hidden_size")
     heads = config.head_count("num_attention_heads", hidden)
     head_size = hidden // heads
@@ -83,7 +83,8 @@ def build(config: Config) -> PackedEncoder:
 
 
 def _layer_types(config: Config) -> tuple[str, ...]:
-    """The kind of each layer: `layer_types` or, before transformers 5, every n-th is global."""
+    """Return the kind of each layer: by `layer_types` or, before transformers 5, every n-th is
+    global."""
     count, every = config.layers("num_hidden_layers"), config.size("global_attn_every_n_layers", 3)
     names = config.texts("layer_types") or tuple(
         _LOCAL if number % every else _GLOBAL for number in range(count)
@@ -94,5 +95,6 @@ def _layer_types(config: Config) -> tuple[str, ...]:
 
 
 def _without_norm(layer: LayerSpec) -> LayerSpec:
-    """The first layer without its attention norm, as the embedding layer ends with a norm."""
+    """Return the first layer without its attention norm, because the embedding layer ends with a
+    norm."""
     return replace(layer, attention_norm=False)

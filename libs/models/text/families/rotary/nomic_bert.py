@@ -1,8 +1,8 @@
-"""Nomic BERT (arXiv 2402.01613): BERT with rotary positions, SwiGLU and no biases.
-nomic-embed-text-v1 and v1.5.
+"""Nomic BERT (arXiv 2402.01613), in nomic-embed-text-v1 and v1.5: BERT with rotary positions,
+SwiGLU and no biases.
 
-Its config.json has GPT-2's keys where Nomic wrote it, and BERT's where transformers did; tensors
-have the same names.
+config.json has GPT-2's keys if Nomic wrote it and BERT's if transformers did; tensor names are the
+same.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _GATED: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu"}
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     if not config.has("n_embd"):
         return _transformers(config)
     name = config.text("activation_function")
@@ -63,8 +63,9 @@ def build(config: Config) -> PackedEncoder:
 
 
 def nomic_spec(config: Config, activation: Activation, *, gated: bool) -> EncoderSpec:
-    """The layers, from Nomic's keys. Raises ModelBroken for settings that Nomic's code supports and
-    no checkpoint uses.
+    """Read the layers from Nomic's keys.
+
+    Raises ModelBroken for settings that Nomic's code supports and no checkpoint uses.
     """
     for key in ("prenorm", "parallel_block", "causal", "use_rms_norm", "rotary_emb_interleaved"):
         config.require(key, False)
@@ -95,8 +96,8 @@ def nomic_embedding(config: Config, spec: EncoderSpec) -> TokenEmbedding:
 
 
 def _positions(config: Config) -> int:
-    """The longest sequence: with `rotary_scaling_factor` the trained length, beyond which
-    frequencies would depend on length.
+    """Return the length of the longest sequence. With `rotary_scaling_factor` it is the trained
+    length, beyond which frequencies would depend on the length.
     """
     positions = config.size("n_positions")
     return (

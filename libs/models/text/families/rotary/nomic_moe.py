@@ -1,5 +1,5 @@
-"""Nomic BERT with a mixture of experts in every other layer (arXiv 2502.07972):
-nomic-embed-text-v2-moe. Biases, ungated GELU.
+"""nomic-embed-text-v2-moe (arXiv 2502.07972): Nomic BERT with biases, ungated GELU, and a mixture
+of experts in every other layer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def claims(config: Config) -> bool:
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     config.require("moe_normalize_expert_weights", False)
     spec = nomic_spec(config, config.activation("activation_function"), gated=False)
     experts, every = config.size("num_experts"), config.size("moe_every_n_layers")

@@ -1,7 +1,7 @@
-"""openai/privacy-filter: gpt-oss' layers made bidirectional, for token classification.
+"""openai/privacy-filter: a bidirectional gpt-oss for token classification.
 
-Pre-RMSNorm, rotary positions with YaRN, attention sinks in a window, and a mixture of gated experts
-in every layer.
+Pre-RMSNorm, rotary positions with YaRN, windowed attention with sinks, and a mixture of gated
+experts in every layer.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ WEIGHTS: dict[str, Rule] = {
     "score": None,
 }
 
-# Where config.json has no key for it.
+# Defaults for keys that config.json lacks.
 _THETA = 150_000.0
 _GAIN = 1.702  # of the gate's sigmoid: quick GELU
 _LIMIT = 7.0
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     config.require("swiglu_alpha", _GAIN)
     hidden, heads = config.size("hidden_size"), config.heads("num_attention_heads")
     shared, size = config.size("num_key_value_heads", heads), config.size("head_dim", 64)
@@ -49,7 +49,7 @@ def build(config: Config) -> PackedEncoder:
     rope = rope_of(config, size, theta=config.number("rope_theta", _THETA))
     experts, used = config.size("num_local_experts"), config.size("num_experts_per_tok", 4)
     if used > experts:
-        raise config.unsupported("num_experts_per_tok", f"there are {experts} experts")
+        raise config.unsupported("num_experts_per_tok", f"it exceeds the {experts} experts")
     layer = LayerSpec(rope, window=config.size("sliding_window", 128), experts=experts)
     bias = config.flag("attention_bias", True)
     spec = EncoderSpec(

@@ -1,1 +1,1 @@
-"""Models of an encoder and a decoder."""
+"""Encoder-decoder models."""

@@ -1,7 +1,7 @@
-"""BART (arXiv 1910.13461): post-LayerNorm, learned positions, and a decoder over the text's own
-tokens shifted right.
+"""BART (arXiv 1910.13461): post-LayerNorm, learned positions, and a decoder over the text's tokens
+shifted right.
 
-A classifier (bart-large-mnli) reads the decoder's state at the text's end, so that nothing is
+A classifier (bart-large-mnli) reads the decoder's state at the end of the text, so nothing is
 generated.
 """
 
@@ -56,11 +56,11 @@ WEIGHTS: dict[str, Rule] = {
 
 _OFFSET = 2  # the reference counts positions from 2, whatever the padding token
 _NORM_EPS = 1e-5  # fixed in the reference; config.json has no key for it
-_START = 2  # the end of a sentence, where config.json does not say
+_START = 2  # the end of a sentence; default if config.json has none
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder and decoder that config.json describes, without weights."""
+    """Build the encoder and decoder that config.json describes, without weights."""
     for key in (
         "scale_embedding",
         "normalize_before",
@@ -84,7 +84,7 @@ def build(config: Config) -> PackedEncoder:
 
 
 def _spec(config: Config, side: str) -> EncoderSpec:
-    """The layers of one side, `encoder` or `decoder`."""
+    """Read the layers of one side, `encoder` or `decoder`."""
     hidden = config.size("d_model")
     heads = config.head_count(f"{side}_attention_heads", hidden)
     return EncoderSpec(

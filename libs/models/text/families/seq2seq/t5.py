@@ -1,8 +1,8 @@
 """T5's and mT5's encoder: pre-RMSNorm, relative position bias, unscaled attention scores,
 feed-forward plain or gated.
 
-Embedders are the encoder alone, whose checkpoints may hold the decoder too. Writers and classifiers
-compute both (`libs/models/generation/families/t5.py`, `t5_classifier.py`).
+Embedding models are the encoder alone; their checkpoints may also contain the decoder. Generative
+models and classifiers compute both (`libs/models/generation/families/t5.py`, `t5_classifier.py`).
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ DECODER: dict[str, Rule] = {
     f"{_BLOCK}.2.DenseReluDense.wo": "layers.{}.ffn.down",
     "decoder.final_layer_norm": "norm",
 }
-"""Names of a decoder with cross attention, for those who compute it (writers, classifiers)."""
+"""Names of a decoder with cross attention, for generative models and classifiers."""
 
 _COPIES: dict[str, Rule] = {
     "encoder.embed_tokens": None,
     "decoder.embed_tokens": None,
-    # of old checkpoints; the reference ignores it
+    # in old checkpoints; the reference ignores it
     "decoder.block.{}.layer.1.EncDecAttention.relative_attention_bias": None,
     "lm_head": None,
 }
@@ -76,34 +76,40 @@ _FEED_FORWARDS: dict[str, tuple[bool, Activation]] = {
     "relu": (False, "relu"),
     "gelu": (False, "gelu"),
     "silu": (False, "silu"),
-    "gated-gelu": (True, "gelu_tanh"),  # as T5 1.1 was trained, whatever the name says
+    "gated-gelu": (True, "gelu_tanh"),  # T5 1.1 was trained with the approximation
     "gated-relu": (True, "relu"),
     "gated-silu": (True, "silu"),
 }
 
-# Relative positions have no limit, so this bounds only the table of distances; the tokenizer or
+# Relative positions have no limit, so this bounds only the table of distances. The tokenizer or
 # sentence_bert_config.json limits a sequence.
-LONGEST = 1 << 15
+MAX_POSITIONS = 1 << 15
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder that config.json describes, without weights."""
+    """Build the encoder that config.json describes, without weights."""
     spec = spec_of(config)
     embed = TokenEmbedding(
         EmbeddingSpec(
-            config.size("vocab_size"), spec.hidden, positions=LONGEST, norm_eps=None, table=False
+            config.size("vocab_size"),
+            spec.hidden,
+            positions=MAX_POSITIONS,
+            norm_eps=None,
+            table=False,
         )
     )
     return PackedEncoder(spec, embed, relative=bias(config, spec))
 
 
 def bias(config: Config, spec: EncoderSpec) -> BucketBias:
-    """The encoder's bias."""
-    return BucketBias.of(config, spec.heads, reach=LONGEST - 1, farthest=_farthest(config))
+    """Build the encoder's position bias."""
+    return BucketBias.from_config(
+        config, spec.heads, reach=MAX_POSITIONS - 1, farthest=_farthest(config)
+    )
 
 
 def spec_of(config: Config) -> EncoderSpec:
-    """The encoder's layers, whose form the decoder's have too."""
+    """Read the encoder's layers. The decoder's have the same form."""
     gated, activation = _feed_forward(config)
     return EncoderSpec(
         hidden=config.size("d_model"),
@@ -125,8 +131,8 @@ def spec_of(config: Config) -> EncoderSpec:
 
 
 def _feed_forward(config: Config) -> tuple[bool, Activation]:
-    """Whether it is gated, and its activation, from `feed_forward_proj`, whose default differs
-    between T5 and mT5.
+    """Read whether the feed-forward is gated, and its activation, from `feed_forward_proj`, with
+    different defaults for T5 and mT5.
     """
     name = config.text(
         "feed_forward_proj", "gated-gelu" if config.text("model_type") == "mt5" else "relu"
@@ -137,14 +143,14 @@ def _feed_forward(config: Config) -> tuple[bool, Activation]:
 
 
 def decoder_spec_of(config: Config) -> EncoderSpec:
-    """The decoder's layers."""
+    """Read the decoder's layers."""
     layers = config.layers("num_decoder_layers", config.layers("num_layers"))
     return replace(spec_of(config), causal=True, layers=(LayerSpec(),) * layers)
 
 
 class CausalBias(BucketBias):
-    """T5's bias in a decoder: one half of the buckets for exact distances to earlier tokens, the
-    other for farther ones.
+    """T5's bias in a decoder: half of the buckets for exact distances to earlier tokens, half for
+    farther ones.
     """
 
     def prepare(self) -> None:
@@ -161,8 +167,8 @@ def _bucket_of(back: Tensor, buckets: int, farthest: int) -> Tensor:
 
 
 def causal_bias(config: Config, spec: EncoderSpec, *, reach: int) -> BucketBias:
-    """The decoder's bias, for distances up to `reach`."""
-    return CausalBias.of(config, spec.heads, reach=reach, farthest=_farthest(config))
+    """Build the decoder's position bias, for distances up to `reach`."""
+    return CausalBias.from_config(config, spec.heads, reach=reach, farthest=_farthest(config))
 
 
 def _farthest(config: Config) -> int:

@@ -1,5 +1,5 @@
-"""T5 and mT5 as classifiers: encoder and decoder over the text's own tokens shifted right, whose
-last state is classified.
+"""T5 and mT5 as classifiers: encoder and decoder over the text's tokens shifted right. The last
+state is classified.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PREFIXES = t5.PREFIXES
 
 
 def _of_decoder(rule: Rule) -> Rule:
-    """The place of a decoder's tensor within the whole model."""
+    """Return the place of a decoder's tensor within the whole model."""
     if isinstance(rule, tuple):
         return f"decoder.{rule[0]}", rule[1]
     return f"decoder.{rule}" if isinstance(rule, str) else rule
@@ -28,19 +28,21 @@ WEIGHTS: dict[str, Rule] = t5.WEIGHTS | {
 
 
 def claims(config: Config) -> bool:
-    """Whether a checkpoint is a classifier: only then its decoder is computed."""
+    """Return whether a checkpoint is a classifier. Other checkpoints do not compute the decoder."""
     return any(name.endswith("ForSequenceClassification") for name in config.texts("architectures"))
 
 
 def build(config: Config) -> PackedEncoder:
-    """The encoder and decoder that config.json describes, without weights."""
+    """Build the encoder and decoder that config.json describes, without weights."""
     vocabulary = config.size("vocab_size")
     start = config.integer("decoder_start_token_id", config.integer("pad_token_id", 0))
     if not 0 <= start < vocabulary:
         raise config.unsupported("decoder_start_token_id", f"an id below {vocabulary} is needed")
     spec, own = t5.spec_of(config), t5.decoder_spec_of(config)
     embed = TokenEmbedding(
-        EmbeddingSpec(vocabulary, spec.hidden, positions=t5.LONGEST, norm_eps=None, table=False)
+        EmbeddingSpec(
+            vocabulary, spec.hidden, positions=t5.MAX_POSITIONS, norm_eps=None, table=False
+        )
     )
-    decoder = Decoder(own, start, relative=t5.causal_bias(config, own, reach=t5.LONGEST - 1))
+    decoder = Decoder(own, start, relative=t5.causal_bias(config, own, reach=t5.MAX_POSITIONS - 1))
     return EncoderDecoder(spec, embed, decoder, relative=t5.bias(config, spec))

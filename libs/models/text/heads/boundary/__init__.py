@@ -1,3 +1,1 @@
-"""GLiNER2.5: spans by where they start and end. The processor that reads the head's output:
-`processing/boundary/`.
-"""
+"""GLiNER2.5 scores spans by their start and end. `processing/boundary/` reads the head's output."""

@@ -1,5 +1,5 @@
-"""Boundaries: the places between two words, before the first one and after the last, of which a
-text has one more than words.
+"""States of boundaries: the places before the first word, between two words and after the last. A
+text of n words has n + 1.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ State = Mapping[str, Tensor]
 
 
 class BoundaryEncoder(nn.Module):
-    """States of words -> states of boundaries, from the words on both sides, then by layers of its
-    own.
+    """Map states of words to states of boundaries: from the words on both sides, then by layers
+    that attend between boundaries.
     """
 
     def __init__(
         self, state: State, stem: str, settings: Boundary, *, size: int, file: str
     ) -> None:
-        """`size`: of words' states. Raises ModelBroken."""
+        """`size` is that of the words' states. Raises ModelBroken."""
         super().__init__()
         own = settings.size
         for name in ("bos_state", "eos_state"):
@@ -49,8 +49,11 @@ class BoundaryEncoder(nn.Module):
         )
 
     def forward(self, words: Tensor, counts: Sequence[int]) -> Tensor:
-        """words [words, size], `counts` in each text -> [boundaries, own size], those of each text
-        end to end
+        """Map words [words, size] to [boundaries, own size].
+
+        Args:
+            words: The words of all texts, end to end.
+            counts: Number of words of each text.
         """
         left, right = _neighbours(counts, words.device)
         sides = torch.cat([words, self.edges])
@@ -70,7 +73,7 @@ class BoundaryEncoder(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Self-attention over the boundaries of a text, its norm before it."""
+    """Self-attention over the boundaries of a text, with a norm before it."""
 
     def __init__(self, state: State, stem: str, settings: Boundary, file: str) -> None:
         super().__init__()
@@ -90,7 +93,7 @@ class _Attention(nn.Module):
 
 
 class _Gated(nn.Module):
-    """A gated feed-forward block, its norm before it. How wide it is, its tensors say."""
+    """A gated feed-forward block with a norm before it. Its tensors decide its width."""
 
     def __init__(self, state: State, stem: str, size: int, file: str) -> None:
         super().__init__()
@@ -106,8 +109,8 @@ class _Gated(nn.Module):
 
 
 def _neighbours(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The rows of the words left and right of each boundary, among all words and then the two
-    edges.
+    """Return the rows of the words left and right of each boundary, among all words followed by the
+    two edges.
     """
     words = sum(counts)
     starts = prefix_sums(counts)

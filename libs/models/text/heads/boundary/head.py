@@ -1,5 +1,5 @@
-"""Answers to schemas (GLiNER2.5): the scores of a text's spans for every query, of classes, of
-relations and of records.
+"""Answers to schemas (GLiNER2.5): scores of a text's spans for every query, and scores of classes,
+relations and records.
 """
 
 from __future__ import annotations
@@ -47,29 +47,30 @@ UNUSED: Final = (
         )
     ),
 )
-"""Tensors of parts that checkpoints have and that the settings that are served do not use: pairs
-chosen for each query apart, counts, and records without a field that stands for them."""
+"""Tensors of checkpoints that supported settings do not use: separate pairs for each query, counts,
+and records without a field that identifies them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundaryPlaces:
     """The head's input for a sequence (`Sequence.input`). Rows count from the sequence's first
-    token.
-
-    `words`: the tokens of all words, those of choices before the text's. `queries`: those of the
-    fields of structures, then of entities, then of heads and tails of `relations` relations in
-    turn. `records`: for each structure and field whether it has one value alone. `threshold`: from
-    which probability a span makes a record. `classes`: the tokens of the labels of classifications.
-    `choices`: numbers of words that are choices.
-    """
+    token."""
 
     words: Ids
+    """Tokens of all words; words of choices precede the text's."""
     queries: Ids
+    """Tokens of the fields of structures, then of entities, then of each relation's head and
+    tail."""
     records: tuple[tuple[bool, ...], ...]
+    """For each structure and field, whether it has a single value."""
     relations: int
+    """Number of relations."""
     threshold: float
+    """Minimum probability of a span that identifies a record."""
     classes: Ids
+    """Tokens of the labels of classifications."""
     choices: Ids
+    """Numbers of words that are choices."""
 
     @property
     def fields(self) -> int:
@@ -77,26 +78,28 @@ class BoundaryPlaces:
 
 
 class BoundaryHead(nn.Module):
-    """Hidden states -> for each sequence logits of classes [classes] and, if it has queries, after
-    them:
+    """Map hidden states to each sequence's logits of classes [classes] and, if it has queries:
 
-    the logit that a query has no span [queries], and sparse rows of probabilities: the spans and
-    choices of each query, the pairs of spans of each relation, and for each field of structures the
-    spans that fill it, paired with those that stand for records. `Places` says what their columns
-    are.
+    1. the logit that a query has no span [queries];
+    2. sparse rows of probabilities: the spans and choices of each query; the pairs of spans of each
+       relation; for each field of structures, the spans that fill it, paired with the spans that
+       identify records. `Places` defines their columns.
     """
 
     def __init__(
         self, state: Mapping[str, Tensor], settings: Boundary, *, size: int, file: str
     ) -> None:
-        """`size`: of hidden states. Raises ModelBroken for a tensor that is missing or has another
-        shape.
+        """Build the head from a checkpoint's tensors.
+
+        Raises ModelBroken for a tensor that is missing or has another shape.
+
+        Args:
+            size: Size of hidden states.
         """
         super().__init__()
         stem = _STEM
-        last = (
-            2 if "classifier.2.weight" in state else 3
-        )  # a model that was trained without dropout has no module for it
+        # A model trained without dropout has no module for it.
+        last = 2 if "classifier.2.weight" in state else 3
         self.classify = nn.Sequential(
             linear_layer(state, "classifier.0", (size * 2, size), file, "relu"),
             HeadDot(state, f"classifier.{last}", size * 2, file),
@@ -145,7 +148,8 @@ class BoundaryHead(nn.Module):
     def _states(
         self, hidden: Tensor, batch: Packed, places: Sequence[BoundaryPlaces]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the words of sequences that have queries, of queries, and of classes."""
+        """Return the states of words and queries, of sequences that have queries, and of
+        classes."""
         placed = list(zip(prefix_sums(batch.lengths[:-1]), places, strict=True))
         kinds = [
             [start + place.words for start, place in placed if len(place.queries)],
@@ -160,7 +164,7 @@ class BoundaryHead(nn.Module):
     def _found(
         self, words: Tensor, queries: Tensor, places: Sequence[BoundaryPlaces]
     ) -> Iterator[tuple[Tensor, ...]]:
-        """The output of each sequence with queries, after its classes."""
+        """Return the output of each sequence with queries, after its classes."""
         counts, asked = (
             [len(place.words) for place in places],
             [len(place.queries) for place in places],
@@ -222,7 +226,7 @@ class BoundaryHead(nn.Module):
             scores = found[1][-2 * place.relations :, : len(spans.starts)].reshape(
                 place.relations, 2, -1
             )
-            at_once = self.relations.at_once(len(spans.starts))
+            at_once = self.relations.relations_per_pass(len(spans.starts))
             few = zip(torch.split(roles, at_once), torch.split(scores, at_once), strict=True)
             found += [
                 self.relations.forward(text.words, states, spans, some) for states, some in few
@@ -232,7 +236,7 @@ class BoundaryHead(nn.Module):
         return tuple(found)
 
     def _shapes(self, place: BoundaryPlaces) -> list[tuple[int, ...]]:
-        """Of the parts of a sequence's output."""
+        """Return the shapes of the parts of a sequence's output."""
         shapes: list[tuple[int, ...]] = [(len(place.classes),)]
         queries = len(place.queries)
         if not queries:
@@ -250,10 +254,10 @@ def _output(place: BoundaryPlaces, classes: Floats, *parts: Floats) -> Output:
     spans, likely, nothing, edges, shares = parts
     places = Places(len(place.words))
     valid = spans[:, 0] >= 0
-    keys = np.where(valid, places.of_spans(spans.astype(np.int64)), places.spans)
+    keys = np.where(valid, places.span_columns(spans.astype(np.int64)), places.spans)
     order = np.argsort(keys, kind="stable")[: int(valid.sum())]
     own = keys[order]
-    columns = np.concatenate([own, places.of_choices(len(place.choices))])
+    columns = np.concatenate([own, places.choice_columns(len(place.choices))])
     scores = likely[:, np.concatenate([order, np.arange(len(place.choices)) + len(keys)])]
     queries = tuple(SparseRow(columns, row) for row in scores)
     relations = tuple(_edges(places, keys, some) for some in edges)
@@ -263,23 +267,23 @@ def _output(place: BoundaryPlaces, classes: Floats, *parts: Floats) -> Output:
         first += len(fields)
         anchors = np.flatnonzero(scores[rows.start, : len(own)] >= np.float32(place.threshold))
         work += steps(len(anchors), len(fields))
-        if work > MAX_STEPS:  # refused by the processor, which cannot be done here
+        if work > MAX_STEPS:  # the processor refuses such a request; a head cannot
             anchors = anchors[:0]
         for found in likely_shares(
             shares[order[anchors]], shares[len(keys) :][rows], order, fields
         ):
             anchor, span = np.nonzero(found)
             records.append(
-                SparseRow(places.of_pairs(own[anchors[anchor]], own[span]), found[anchor, span])
+                SparseRow(places.pair_columns(own[anchors[anchor]], own[span]), found[anchor, span])
             )
     return classes, nothing, (*queries, *relations, *records)
 
 
 def _edges(places: Places, keys: NDArray[np.int64], found: Floats) -> SparseRow:
-    """`found` [pairs, 3]: see `RelationScorer`."""
+    """Build the sparse row of a text's relations. `RelationScorer` returns `found` [pairs, 3]."""
     kept = found[found[:, 0] >= 0]
     heads, tails = (keys[kept[:, side].astype(np.int64)] for side in (0, 1))
-    columns = places.of_pairs(heads, tails)
+    columns = places.pair_columns(heads, tails)
     order = np.argsort(columns)
     return SparseRow(columns[order], kept[order, 2])
 

@@ -1,8 +1,8 @@
-"""Which pairs of a start and an end are scored at all, and their scores for every query
-(GLiNER2.5's pool of candidates).
+"""The choice of candidate pairs of a start and an end, and their scores for every query
+(GLiNER2.5).
 
-A query is a label of entities, a role of a relation or a field of a structure. One text at a time;
-nothing waits for the device.
+A query is a label of entities, a role of a relation or a field of a structure. Texts are computed
+one at a time; nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -20,48 +20,52 @@ from libs.models.text.heads.linear import HeadDot, HeadNorm, linear_layer
 
 State = Mapping[str, Tensor]
 
-_RESERVED: Final = (
-    5000.0  # the package's priority of pairs that a query has reserved, beyond every score
-)
-_FILM: Final = 64  # the width of the last layer, which no config.json can change
-_AT_ONCE: Final = 1 << 24  # elements of the last layers held at a time: 64 MiB
+_RESERVED: Final = 5000.0  # priority of pairs reserved by a query in the package, above every score
+_FILM: Final = 64  # the width of the last layer, fixed in the package
+_CHUNK_ELEMENTS: Final = 1 << 24  # elements of the last layers in memory at a time: 64 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What one text's pairs are made of.
-
-    `words` [words, size], `values` [words, content size], `inside` [words, own size]; of its
-    boundaries `starts`, `ends` (to be compared with queries), `first`, `last` (with each other) and
-    `left`, `right` (parts of a pair's state), [boundaries, …] each.
-    """
+    """The inputs of one text's pairs."""
 
     words: Tensor
+    """[words, size]"""
     values: Tensor
+    """[words, content size]"""
     inside: Tensor
+    """[words, own size]"""
     starts: Tensor
+    """Boundaries as starts, compared with queries."""
     ends: Tensor
+    """Boundaries as ends, compared with queries."""
     first: Tensor
+    """Boundaries as starts, compared with `last`."""
     last: Tensor
+    """Boundaries as ends, compared with `first`."""
     left: Tensor
+    """The start's part of a pair's state, for each boundary."""
     right: Tensor
+    """The end's part of a pair's state, for each boundary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """`states` [queries, size]; compared with boundaries `starts`, `ends`, with words `inside`,
-    [queries, own size] each.
-    """
+    """The states of queries and their projections."""
 
     states: Tensor
+    """[queries, size]"""
     starts: Tensor
+    """[queries, own size], compared with boundaries as starts."""
     ends: Tensor
+    """[queries, own size], compared with boundaries as ends."""
     inside: Tensor
+    """[queries, own size], compared with words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """`starts`, `ends` [pairs]: boundaries, int64, the end after the start where `valid`."""
+    """Pairs of boundaries, int64 [pairs]. The end follows the start where `valid`."""
 
     starts: Tensor
     ends: Tensor
@@ -69,7 +73,7 @@ class Pairs:
 
 
 class Marginals(nn.Module):
-    """How well boundaries start and end, and words are within, what a query asks for."""
+    """Scores of a query for boundaries as starts and ends, and for words as inner words."""
 
     def __init__(
         self, state: State, stem: str, settings: Boundary, *, size: int, file: str
@@ -88,20 +92,20 @@ class Marginals(nn.Module):
         )
 
     def queries(self, states: Tensor) -> Queries:
-        """states [queries, size]"""
+        """Project the states of queries, [queries, size]."""
         projections = (self.start_queries, self.end_queries, self.inside_queries)
         return Queries(states, *(projection.forward(states) for projection in projections))
 
 
 class PairScorer(nn.Module):
-    """Chooses the pairs of a text and scores them: a state for each pair, which every query is
-    compared with in two ways.
+    """Choose the pairs of a text and score them: each pair has a state that every query is compared
+    with in two ways.
     """
 
     def __init__(
         self, state: State, stem: str, settings: Boundary, *, size: int, file: str
     ) -> None:
-        """`stem`: of the whole head. Raises ModelBroken."""
+        """`stem` is that of the whole head. Raises ModelBroken."""
         super().__init__()
         own, wide = settings.size, settings.pair_size
         builder, scorer = f"{stem}.shared_pool_builder", f"{stem}.shared_pool_scorer"
@@ -128,15 +132,14 @@ class PairScorer(nn.Module):
         self._ends, self._pairs, self._reserved = settings.ends, settings.pairs, settings.reserved
 
     def count(self, words: int) -> int:
-        """How many pairs a text of so many words has, valid or not."""
+        """Return the number of pairs, valid or not, of a text of this many words."""
         return min(self._pairs, min(self._ends, words + 1) ** 2)
 
     def choose(self, text: Text, starts: Tensor, ends: Tensor) -> Pairs:
-        """The best pairs of the best starts and ends, by the scores of starts and ends [queries,
-        boundaries].
+        """Choose the best pairs of the best starts and ends, by scores [queries, boundaries].
 
-        Those that a query has reserved are first; pairs of equal priority stand in the order of
-        their starts, then ends.
+        Pairs reserved by a query are first. Pairs of equal priority are in the order of their
+        starts, then ends.
         """
         any_start, any_end = starts.amax(0), ends.amax(0)
         kept = min(self._ends, len(any_start))
@@ -160,7 +163,7 @@ class PairScorer(nn.Module):
         return Pairs(firsts[best // kept], lasts[best % kept], valid[best])
 
     def states(self, text: Text, pairs: Pairs) -> Tensor:
-        """[pairs, pair size]"""
+        """Return the states of pairs, [pairs, pair size]."""
         lengths = (pairs.ends - pairs.starts).clamp_min(1).float()
         shapes = torch.stack(
             [lengths.log1p(), lengths / max(1, len(text.words)), lengths.rsqrt()], dim=-1
@@ -181,7 +184,7 @@ class PairScorer(nn.Module):
     def forward(
         self, text: Text, pairs: Pairs, queries: Queries, starts: Tensor, ends: Tensor
     ) -> Tensor:
-        """starts, ends: as for `choose`. Returns logits [queries, pairs]."""
+        """Return logits [queries, pairs]. `starts` and `ends` are those of `choose`."""
         states, wanted = self.states(text, pairs), self.query.forward(queries.states)
         scores = (wanted @ states.T).mul_(states.shape[1] ** -0.5)
         scores += starts[:, pairs.starts] + ends[:, pairs.ends]
@@ -189,11 +192,13 @@ class PairScorer(nn.Module):
         return scores + self._conditioned(states, wanted)
 
     def _conditioned(self, states: Tensor, wanted: Tensor) -> Tensor:
-        """The second way: a query scales and shifts a pair's state before two layers read it.
-        [queries, pairs]
+        """Compare in the second way: a query scales and shifts a pair's state before two layers
+        read it.
+
+        Returns [queries, pairs].
         """
         scale, shift = self.film.forward(wanted).chunk(2, dim=-1)
-        at_once = max(1, _AT_ONCE // max(1, states.numel()))
+        at_once = max(1, _CHUNK_ELEMENTS // max(1, states.numel()))
         parts = [
             self.outer.forward(self.inner.forward(states * (1 + some[:, None]) + other[:, None]))
             for some, other in zip(
@@ -204,10 +209,10 @@ class PairScorer(nn.Module):
 
 
 def _within(inside: Tensor, pairs: Pairs) -> Tensor:
-    """The sum of the logits [queries, words] of a pair's words, over the root of how many they are:
-    [queries, pairs].
+    """Return the sum of the logits [queries, words] of a pair's words, divided by the root of the
+    number of words: [queries, pairs].
 
-    Sums are of logits less their mean, so that they stay small however long the text is.
+    The mean is subtracted from the logits, so that sums stay small for a long text.
     """
     mean = inside.mean(1, keepdim=True)
     sums = F.pad((inside - mean).cumsum(1), (1, 0))

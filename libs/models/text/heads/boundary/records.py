@@ -1,4 +1,4 @@
-"""Records: which spans fill the fields of a thing that one span stands for (GLiNER2.5)."""
+"""Records (GLiNER2.5): one span identifies a record, and other spans fill its fields."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from libs.models.text.heads.linear import check_shape, linear_layer
 State = Mapping[str, Tensor]
 Floats = NDArray[np.float32]
 UNLIKELY: Final = np.finfo(np.float32).eps
-"""A probability below this counts as this: the gliner2 package's floor."""
+"""Minimum of a probability, as in the gliner2 package."""
 MAX_STEPS: Final = 1 << 17
-"""The work of giving spans to the records of one text, in passes over all spans: see `steps`."""
+"""Maximum passes over all spans that assign the spans of one text to records: see `steps`."""
 
 
 def steps(records: int, fields: int) -> int:
-    """The most passes over all spans that it takes to give spans to so many records of a structure
-    with so many fields.
+    """Return the maximum passes over all spans that assign them to this many records and fields of
+    a structure.
     """
     return records**2 * (fields - 1)
 
 
 class RecordScorer(nn.Module):
-    """How well spans belong to the record that another span stands for, field by field .
+    """Score how well spans belong to the record that another span identifies, field by field.
 
-    A record's and a field's vector are added before a span's is multiplied with the sum, so that
-    the two products are enough.
+    A record's and a field's vector are added before a span's is multiplied with the sum, so two
+    products are enough.
     """
 
     def __init__(
@@ -46,10 +46,12 @@ class RecordScorer(nn.Module):
         inner: int,
         file: str,
     ) -> None:
-        """`encoder`: the stem of the layer from a span's boundaries, two of the size `boundary`, to
-        its state.
+        """Build the scorer. Raises ModelBroken.
 
-        Raises ModelBroken."""
+        Args:
+            encoder: Stem of the layer from a span's two boundaries, of size `boundary` each, to its
+                state.
+        """
         super().__init__()
         check_shape(state, f"{stem}.null_embed", (inner,), file)
         self.encoder = linear_layer(state, encoder, (size, boundary * 2), file)
@@ -59,9 +61,13 @@ class RecordScorer(nn.Module):
         self.nothing = nn.Parameter(state[f"{stem}.null_embed"], requires_grad=False)
 
     def forward(self, boundaries: Tensor, spans: Pairs, fields: Tensor) -> Tensor:
-        """boundaries [boundaries, own size], fields [fields, size] -> [spans + fields, 1 + spans]:
-        what the record of each span, and what each field, adds to the logit of nothing and of every
-        span."""
+        """Return [spans + fields, 1 + spans]: the amount that the record of each span, and each
+        field, adds to the logit of no span and of every span.
+
+        Args:
+            boundaries: [boundaries, own size]
+            fields: [fields, size]
+        """
         states = self.encoder.forward(
             torch.cat([boundaries[spans.starts], boundaries[spans.ends]], dim=-1)
         )
@@ -72,12 +78,15 @@ class RecordScorer(nn.Module):
 def likely_shares(
     records: Floats, fields: Floats, spans: NDArray[np.int64], single: Sequence[bool]
 ) -> Floats:
-    """How likely `spans` (rows among all) fill the fields of records: [fields, records, spans], 0
-    for unlikely ones.
+    """Return the probability that `spans` (rows among all) fill the fields of records: [fields,
+    records, spans], 0 for unlikely ones.
 
-    `records` [records, 1 + all spans], `fields` [fields, 1 + all spans]: see `RecordScorer`. A
-    field with one value alone chooses among nothing and all spans. Nothing fills the first field,
-    which stands for the record.
+    A field with a single value chooses among no span and all spans. Nothing fills the first field,
+    which identifies the record.
+
+    Args:
+        records: [records, 1 + all spans], from `RecordScorer`.
+        fields: [fields, 1 + all spans], from `RecordScorer`.
     """
     columns = np.concatenate([[0], 1 + spans])
     found = np.zeros((len(fields), len(records), len(spans)), dtype=np.float32)

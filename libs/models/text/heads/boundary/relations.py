@@ -1,8 +1,8 @@
-"""Scores of pairs of two spans for a relation (GLiNER2.5): the best heads and tails make pairs, the
-best of which are read.
+"""Scores of pairs of two spans for a relation (GLiNER2.5): the best heads and tails make pairs, and
+the best pairs are scored.
 
-The first layer takes both spans' first and last words and the relation's roles concatenated, so its
-products are computed once per span and once per relation, and added up for each pair.
+The first layer takes both spans' first and last words and the relation's roles concatenated. Its
+products are therefore computed once per span and once per relation, and added for each pair.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from libs.models.text.heads.boundary.pairs import Pairs
 from libs.models.text.heads.linear import HeadDot, linear_layer
 
 State = Mapping[str, Tensor]
-_AT_ONCE: Final = 1 << 24  # elements of the hidden layer held at a time: 64 MiB
+_CHUNK_ELEMENTS: Final = 1 << 24  # elements of the hidden layer in memory at a time: 64 MiB
 
 
 class RelationScorer(nn.Module):
-    """Of each relation the pairs of two spans that are scored, and their logits."""
+    """Choose the pairs of two spans of each relation, and compute their logits."""
 
     def __init__(
         self, state: State, stem: str, settings: RelationSettings, *, size: int, file: str
     ) -> None:
-        """`size`: of hidden states. Raises ModelBroken."""
+        """`size` is that of hidden states. Raises ModelBroken."""
         super().__init__()
         roles = size * (2 if settings.directional else 1)
         self.inner = linear_layer(state, f"{stem}.mlp.0", (size, size * 4 + roles + 2), file)
@@ -37,14 +37,20 @@ class RelationScorer(nn.Module):
         self._settings, self._parts = settings, [size, size, size, size, roles, 1, 1]
 
     def count(self, spans: int) -> int:
-        """How many pairs a relation has in a text with so many spans, valid or not."""
+        """Return the number of pairs, valid or not, of a relation in a text with this many
+        spans."""
         settings = self._settings
         return min(settings.pairs, min(settings.heads, spans) * min(settings.tails, spans))
 
     def forward(self, words: Tensor, queries: Tensor, spans: Pairs, likely: Tensor) -> Tensor:
-        """words [words, size], queries [relations, 2, size] of heads and tails, probabilities
-        [relations, 2, spans] -> [relations, count, 3]: rows of the head and of the tail among the
-        spans, -1 for a pair that is none, and a probability."""
+        """Return [relations, count, 3]: rows of the head and of the tail among the spans, -1 for an
+        invalid pair, and a probability.
+
+        Args:
+            words: [words, size]
+            queries: Heads and tails, [relations, 2, size].
+            likely: Probabilities [relations, 2, spans].
+        """
         heads, tails, valid = self._pairs(spans, likely)
         roles = queries.flatten(1) if self._settings.directional else queries.mean(1)
         first, last, of_tail_first, of_tail_last, of_roles, of_order, of_distance = torch.split(
@@ -66,13 +72,15 @@ class RelationScorer(nn.Module):
         rows = torch.stack([heads, tails], dim=-1).masked_fill(~valid[..., None], -1)
         return torch.cat([rows.float(), scores.sigmoid()[..., None]], dim=-1)
 
-    def at_once(self, spans: int) -> int:
-        """How many relations may be scored together."""
-        return max(1, _AT_ONCE // (self.count(spans) * self._parts[0]))
+    def relations_per_pass(self, spans: int) -> int:
+        """Return the number of relations to score together."""
+        return max(1, _CHUNK_ELEMENTS // (self.count(spans) * self._parts[0]))
 
     def _pairs(self, spans: Pairs, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """scores [relations, 2, spans] -> spans of heads and of tails, and whether they are a pair:
-        [relations, count] each
+        """Choose pairs by scores [relations, 2, spans].
+
+        Returns spans of heads, spans of tails, and whether they are a pair: [relations, count]
+        each.
         """
         settings = self._settings
         by_start = (spans.starts * (spans.ends.max() + 1) + spans.ends).argsort(stable=True)
@@ -102,7 +110,7 @@ class RelationScorer(nn.Module):
 
 
 class _Content(nn.Module):
-    """Compares the means of the words of both spans, by gates and by a layer of the relation."""
+    """Compare the means of the words of both spans, by gates and by a layer of the relation."""
 
     def __init__(self, state: State, stem: str, size: int, roles: int, file: str) -> None:
         super().__init__()
@@ -116,7 +124,8 @@ class _Content(nn.Module):
     def forward(
         self, words: Tensor, spans: Pairs, roles: Tensor, heads: Tensor, tails: Tensor
     ) -> Tensor:
-        """As for the scorer; heads and tails [relations, pairs]. Returns [relations, pairs]."""
+        """Take the scorer's arguments and heads and tails [relations, pairs]; return [relations,
+        pairs]."""
         sums = F.pad(words.cumsum(0), (0, 0, 1, 0))
         means = (sums[spans.ends] - sums[spans.starts]) / (spans.ends - spans.starts).clamp_min(1)[
             :, None

@@ -1,3 +1,3 @@
-"""Heads that score words, spans and pairs of them: GLiNER and GLiREL. Their processors:
-`processing/extraction/`.
+"""Heads that score words, spans and pairs of them: GLiNER and GLiREL. `processing/extraction/` has
+their processors.
 """

@@ -1,8 +1,8 @@
 """Queries for several instances of a label (GLiNER2's counting layers): one for each instance and
 field of a task.
 
-A recurrent network starts from a field's state and reads a learnt vector for each instance; what
-follows it differs by model.
+A recurrent network starts from a field's state and reads a learnt vector for each instance. The
+layers after it differ by model.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from libs.models.text.heads.extraction.words import prefix_sums
 from libs.models.text.heads.linear import HeadLinear, check_shape
 
 MAX_INSTANCES: Final = 20
-"""The package's `max_count`, which no config.json can change. The count head never says more than
-19.
-"""
+"""The package's fixed `max_count`. The count head returns at most 19."""
 _STEM: Final = "count_embed"
 _WIDTH: Final = 128  # of the transformer in count_lstm_v2
 _EXPERTS: Final = 4
-_AT_ONCE: Final = 1 << 22  # attention scores of a head held at a time
+_CHUNK_ELEMENTS: Final = 1 << 22  # attention scores of a head in memory at a time
 
 State = Mapping[str, Tensor]
 
 
 class InstanceQueries(nn.Module):
-    """States of fields -> a query for each instance and field."""
+    """Map states of fields to a query for each instance and field."""
 
     def __init__(self, state: State, kind: Counting, *, size: int, file: str) -> None:
-        """Raises ModelBroken for tensors that are missing or have another shape."""
+        """Build the layers. Raises ModelBroken for tensors that are missing or have another
+        shape."""
         super().__init__()
         self.recurrent = _Recurrent(state, size, file)
         self.after = _AFTER[kind](state, size, file)
 
     def forward(self, fields: Tensor, counts: Sequence[int], steps: Sequence[int]) -> Tensor:
-        """fields [all fields, size], `counts` of them for each task, each with `steps` instances ->
-        [queries, size].
+        """Return queries [queries, size], ordered by task, then instance, then field.
 
-        Queries are ordered by task, then instance, then field.
+        Args:
+            fields: [all fields, size]
+            counts: Number of fields of each task.
+            steps: Number of instances of each task.
         """
         size = fields.shape[1]
         of_field = np.repeat(np.array(steps, dtype=np.int64), counts)
@@ -56,7 +57,7 @@ class InstanceQueries(nn.Module):
         chosen = fields.index_select(0, _index(order, fields.device))
         active = [int((of_field > step).sum()) for step in range(int(of_field.max()))]
         states = self.recurrent.forward(chosen, active)
-        # row of (field, step) among the states, which are in order of steps and then of `order`
+        # Row of (field, step) among the states, which are in order of steps and then of `order`.
         rank = np.zeros(len(of_field), dtype=np.int64)
         rank[order] = np.arange(len(order))
         begins, firsts = prefix_sums(active), prefix_sums(counts)
@@ -94,9 +95,7 @@ class _Recurrent(nn.Module):
         )
 
     def forward(self, fields: Tensor, active: Sequence[int]) -> Tensor:
-        """`active[step]`: how many of the fields, the first ones, have this step -> [sum(active),
-        size]
-        """
+        """Return states [sum(active), size]. The first `active[step]` fields have this step."""
         read = F.linear(self.places[: len(active)], self.inputs, self.input_bias)
         outputs, last = [], fields
         for step, rows in enumerate(active):
@@ -119,14 +118,18 @@ class _After(nn.Module):
         super().__init__()
 
     def forward(self, states: Tensor, fields: Tensor, groups: Sequence[int]) -> Tensor:
-        """states [queries, size], the states of their fields [queries, size]; `groups`: how many
-        fields each instance has.
+        """Return queries [queries, size].
+
+        Args:
+            states: [queries, size]
+            fields: The states of the queries' fields, [queries, size].
+            groups: Number of fields of each instance.
         """
         raise NotImplementedError
 
 
 class _Projector(_After):
-    """Two layers over both (count_lstm)."""
+    """Two layers over a state and its field (count_lstm)."""
 
     def __init__(self, state: State, size: int, file: str) -> None:
         super().__init__(state, size, file)
@@ -159,11 +162,10 @@ class _Transformer(_After):
         narrow = self.narrow.forward(whole)
         mixed = torch.empty_like(narrow)
         begins = np.array(prefix_sums(groups)[:-1], dtype=np.int64)
-        for size in sorted(
-            set(groups)
-        ):  # instances with equally many fields are one batch, so none is padded
+        # Instances with the same number of fields are one batch, so none is padded.
+        for size in sorted(set(groups)):
             of_size = begins[np.array(groups) == size]
-            at_once = max(1, _AT_ONCE // (size * size))
+            at_once = max(1, _CHUNK_ELEMENTS // (size * size))
             for first in range(0, len(of_size), at_once):
                 rows = _index(
                     (of_size[first : first + at_once, None] + np.arange(size)).ravel(),
@@ -216,7 +218,7 @@ _AFTER: Final[Mapping[Counting, type[_After]]] = {
 def layer(
     state: State, stem: str, shape: tuple[int, int], file: str, *, relu: bool = False
 ) -> HeadLinear:
-    """A linear layer with a bias. Raises ModelBroken."""
+    """Load a linear layer with a bias. Raises ModelBroken."""
     check_shape(state, f"{stem}.weight", shape, file)
     check_shape(state, f"{stem}.bias", shape[:1], file)
     return HeadLinear(state, stem, "relu" if relu else "identity")
@@ -235,7 +237,8 @@ def _transformer_layer(state: State, stem: str, file: str) -> nn.TransformerEnco
         found = state.get(f"{stem}.{name}")
         if found is None or found.shape != parameter.shape:
             raise ModelBroken(
-                f"{file}: `{stem}.{name}` is missing or has another shape than {tuple(parameter.shape)}"
+                f"{file}: `{stem}.{name}` is missing or has another shape than "
+                f"{tuple(parameter.shape)}"
             )
         parameter.data = found
     made.requires_grad_(False).eval()

@@ -1,6 +1,4 @@
-"""Logits of entities, and the states that the host needs to find relations between them
-(GLiNER).
-"""
+"""Logits of entities, and the states with which the host finds relations between them (GLiNER)."""
 
 from __future__ import annotations
 
@@ -23,11 +21,13 @@ from libs.models.work import InputSequence, Output
 
 
 class EntityHead(nn.Module):
-    """Hidden states -> logits of the scorer's shape for each sequence.
+    """Map hidden states to logits of the scorer's shape for each sequence.
 
-    `prompt`: the two layers for labels. `vectors`: a bi-encoder's encoder for labels. `relations`:
-    whether to return the states of words and relations too, since which words are entities is known
-    only after the forward.
+    Args:
+        prompt: The two layers for labels.
+        vectors: A bi-encoder's encoder for labels.
+        relations: Also return the states of words and relations, because the entities are known
+            only after the forward.
     """
 
     def __init__(

@@ -20,9 +20,8 @@ _TOKENS: Final = 8192  # of one batch of the encoder for labels
 
 
 class LabelVectors(nn.Module):
-    """The mean state of a label's tokens, projected to the head's size. Used by the device thread
-    alone.
-    """
+    """The mean state of a label's tokens, projected to the head's size. Only the device thread uses
+    it."""
 
     def __init__(self, encoder: PackedEncoder, project: HeadLinear | None) -> None:
         super().__init__()
@@ -30,12 +29,12 @@ class LabelVectors(nn.Module):
         self._known: OrderedDict[str, Tensor] = OrderedDict()
 
     def forward(self, labels: Sequence[Label]) -> Tensor:
-        """[labels, hidden] float32"""
+        """Return the vectors of labels, [labels, hidden] float32."""
         return torch.stack(self.each(labels))
 
     def each(self, labels: Sequence[Label]) -> list[Tensor]:
-        """What is known of each label: its vector [hidden] or, in a subclass, what its `_encode`
-        gives.
+        """Return the cached value of each label: its vector [hidden] or, in a subclass, the result
+        of its `_encode`.
         """
         wanted = {label.name: label for label in labels}
         found = {name: self._known[name] for name in wanted if name in self._known}
@@ -50,7 +49,7 @@ class LabelVectors(nn.Module):
         return [found[label.name] for label in labels]
 
     def forget(self) -> None:
-        """Empties the cache: the encoder's weights have changed."""
+        """Empty the cache, because the encoder's weights have changed."""
         self._known.clear()
 
     def _encode(self, ids: Sequence[Ids]) -> Sequence[Tensor]:
@@ -59,7 +58,7 @@ class LabelVectors(nn.Module):
         return (vectors if self.project is None else self.project.forward(vectors)).unbind()
 
     def _keep(self, used: dict[str, Tensor]) -> None:
-        """Puts vectors into the cache. Eviction policy: least recently used first."""
+        """Put vectors into the cache, and evict the least recently used ones."""
         for name, vector in used.items():
             self._known[name] = vector
             self._known.move_to_end(name)

@@ -24,28 +24,28 @@ from libs.models.work import InputSequence, Output, SparseRow, YieldPoint, never
 
 Ids = NDArray[np.int32]
 Places = NDArray[np.int16]
-"""Of entities in a text: 120 of them are 14,280 pairs, held for each text from its preparation to
-its answer.
+"""Numbers of entities in a text. 120 entities have 14,280 pairs, kept for each text from its
+preparation to its answer.
 """
-_AT_ONCE: Final = (
-    1 << 20
-)  # elements of the pairs' hidden layer held at a time, twice while they are added: 8 MiB
+# Elements of the pairs' hidden layer in memory at a time, twice during the sum: 8 MiB
+_CHUNK_ELEMENTS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PairPlaces:
-    """The head's input for a sequence (`Sequence.input`).
-
-    `words.labels`: the tokens whose states represent labels; where each label has a second one, it
-    is in `words.relations`. `firsts` and `lasts`: the first and last words of the entities. `heads`
-    and `tails`: the entities of the pairs.
-    """
+    """The head's input for a sequence (`Sequence.input`)."""
 
     words: WordPlaces
+    """`labels` are the tokens with states that represent labels; the second one of each label, if
+    any, is in `relations`."""
     firsts: Ids
+    """First words of the entities."""
     lasts: Ids
+    """Last words of the entities."""
     heads: Places
+    """First entities of the pairs."""
     tails: Places
+    """Second entities of the pairs."""
 
 
 class EntityMarker(nn.Module):
@@ -58,14 +58,14 @@ class EntityMarker(nn.Module):
         self.out = TwoLayers(state, f"{stem}.out_project", size=size, inputs=size * 2, file=file)
 
     def forward(self, firsts: Tensor, lasts: Tensor) -> Tensor:
-        """States of words [entities, size] each -> [entities, size]"""
+        """Map states of first and last words, [entities, size] each, to [entities, size]."""
         sides = torch.cat([self.start.forward(firsts), self.end.forward(lasts)], dim=1)
         return self.out.forward(sides.relu())
 
 
 class DotScorer(nn.Module):
-    """The dot product of a pair's and a label's representation. The pairs' last layer is linear,
-    and folded into the labels.
+    """The dot product of a pair's and a label's representation. The pairs' last layer is linear and
+    folded into the labels.
     """
 
     def __init__(self, last: HeadLinear) -> None:
@@ -73,16 +73,19 @@ class DotScorer(nn.Module):
         self.last = last
 
     def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """hidden [pairs, 4 size], what the pairs' last layer takes, and labels [labels, size] of
-        one text -> [pairs, labels]
+        """Score the pairs of one text: [pairs, labels].
+
+        Args:
+            hidden: The input of the pairs' last layer, [pairs, 4 size].
+            labels: [labels, size]
         """
         keys, base = folded(self.last, labels)
         return torch.addmm(base, hidden, keys.T)
 
 
 class ConcatScorer(nn.Module):
-    """Two layers over product, difference, pair and label, concatenated; one label at a time, which
-    bounds memory.
+    """Two layers over the concatenated product, difference, pair and label. Labels are scored one
+    at a time, which bounds memory.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class ConcatScorer(nn.Module):
         )
 
     def forward(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """As DotScorer's."""
+        """Score as `DotScorer` does."""
         pairs = self.last.forward(hidden)
         return torch.cat([self._column(pairs, label) for label in labels], dim=1)
 
@@ -109,9 +112,10 @@ class ConcatScorer(nn.Module):
 
 
 class PairHead(nn.Module):
-    """Hidden states -> logits [pairs, labels] for each sequence, or the largest of very many.
+    """Map hidden states to logits [pairs, labels] for each sequence, or only the largest of a large
+    number.
 
-    `inner`: the first layer for pairs; `scorer` has the second.
+    `inner` is the first layer for pairs; `scorer` has the second.
     """
 
     def __init__(
@@ -168,11 +172,11 @@ class PairHead(nn.Module):
     def _logits(
         self, entities: Tensor, labels: Tensor, places: Sequence[PairPlaces], between: YieldPoint
     ) -> Tensor:
-        """The logits of all sequences, flat, end to end. Head's and tail's part of the hidden layer
-        is computed once per entity.
+        """Return the logits of all sequences, flat, end to end.
 
-        A batch of pairs can take as long as many layers of the encoder, so it may be preempted
-        between two pieces.
+        The head's and the tail's part of the hidden layer is computed once per entity. A batch of
+        pairs can take as long as several layers of the encoder, so it can be preempted between two
+        pieces.
         """
         as_head, as_tail = torch.split(self.inner.weight, entities.shape[1], dim=1)
         heads, tails = F.linear(entities, as_head), F.linear(entities, as_tail, self.inner.bias)
@@ -182,15 +186,13 @@ class PairHead(nn.Module):
         rows = _moved([place.heads for place in places], entity_starts, entities.device)
         columns = _moved([place.tails for place in places], entity_starts, entities.device)
         ends = prefix_sums([len(place.heads) * len(place.words.labels) for place in places])
-        logits = entities.new_empty(
-            ends[-1]
-        )  # concatenating the sequences' would hold all of them twice
-        step = max(1, _AT_ONCE // heads.shape[1])
+        # Concatenation would keep all sequences' logits twice.
+        logits = entities.new_empty(ends[-1])
+        step = max(1, _CHUNK_ELEMENTS // heads.shape[1])
         for some in chunks(pair_starts, step):
             end = pair_starts[some.stop]
-            for first in range(
-                pair_starts[some.start], end, step
-            ):  # more than once where one sequence alone has more pairs
+            # More than one piece if a single sequence exceeds the budget.
+            for first in range(pair_starts[some.start], end, step):
                 last = min(first + step, end)
                 hidden = (
                     heads.index_select(0, rows[first:last])
@@ -210,10 +212,11 @@ class PairHead(nn.Module):
 
 
 def _largest(logits: NDArray[np.float32]) -> Output:
-    """The logits as they are, or of very many only those that an answer may have, and one more,
-    which says that there are more.
+    """Return all logits or, of a large number, only those that an answer may contain plus one,
+    which indicates that more exist.
 
-    128 entities and 256 labels have 4 million, which would be held until the answer is made.
+    128 entities and 256 labels have 4 million logits, which would be kept until the answer is
+    built.
     """
     if logits.size <= MAX_RELATIONS + 1 or not np.isfinite(logits).all():
         return logits
@@ -230,6 +233,6 @@ def _places(sequences: Sequence[InputSequence]) -> list[PairPlaces]:
 
 
 def _moved(parts: Sequence[NDArray[Any]], starts: Sequence[int], device: torch.device) -> Tensor:
-    """Indices within each sequence -> indices within the batch, on the device."""
+    """Convert indices within each sequence to indices within the batch, on the device."""
     moved = [part.astype(np.int32) + start for part, start in zip(parts, starts, strict=False)]
     return to_device(np.concatenate(moved).astype(np.int32), device)

@@ -16,12 +16,12 @@ from libs.models.text.heads.extraction.words import WordPlaces, WordStates, pref
 from libs.models.text.heads.linear import HeadLinear, check_shape
 
 Ids = NDArray[np.int32]
-_AT_ONCE: Final = 1 << 25  # elements of the spans' hidden layer held at a time: 128 MiB
+_CHUNK_ELEMENTS: Final = 1 << 25  # elements of the spans' hidden layer in memory at a time: 128 MiB
 
 
 def spans_of(words: int, width: int) -> tuple[Ids, Ids]:
-    """First and last words of all spans of at most `width` words, ordered by start and then end:
-    [spans] each.
+    """Return first and last words of all spans of at most `width` words, ordered by start and then
+    end, [spans] each.
     """
     starts, widths = np.mgrid[:words, : min(width, words)].astype(np.int32)
     inside = starts + widths < words
@@ -45,13 +45,14 @@ class TwoLayers(nn.Module):
         self.outer = HeadLinear(state, f"{stem}.3", "identity")
 
     def forward(self, x: Tensor) -> Tensor:
-        """[rows, inputs] -> [rows, size]"""
+        """Map [rows, inputs] to [rows, size]."""
         return self.outer.forward(self.inner.forward(x))
 
 
 def folded(last: HeadLinear, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Folds labels [labels, size] into a linear layer: the layer of their product, weight [labels,
-    inputs] and bias [labels].
+    """Fold labels [labels, size] into a linear layer.
+
+    Returns the layer of their product: weight [labels, inputs] and bias [labels].
     """
     base = labels.new_zeros(len(labels)) if last.bias is None else labels @ last.bias
     return labels @ last.weight, base
@@ -62,7 +63,7 @@ class SpanMarker(nn.Module):
     words of the text.
 
     The first layer takes them concatenated, so its products with first and with last words are
-    computed once per word, not once per span, and added up for each span.
+    computed once per word, not once per span, and added for each span.
     """
 
     def __init__(
@@ -77,8 +78,11 @@ class SpanMarker(nn.Module):
         self._size, self._mean = size, mean
 
     def halves(self, words: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """words [words, size], `counts` in each text -> a first and a last word's part of a span's
-        hidden layer: [words, 4 size]
+        """Return a first and a last word's part of a span's hidden layer, [words, 4 size] each.
+
+        Args:
+            words: [words, size]
+            counts: Number of words of each text.
         """
         parts = torch.split(self.out.inner.weight, self._size, dim=1)
         first = F.linear(self.start.forward(words).relu(), parts[0])
@@ -92,8 +96,12 @@ class SpanMarker(nn.Module):
         return first, last
 
     def forward(self, words: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
-        """words [words, size] of one text; rows of the spans' first and last words [spans] ->
-        [spans, size]
+        """Return the representations of spans of one text, [spans, size].
+
+        Args:
+            words: [words, size]
+            starts: Rows of the spans' first words, [spans].
+            ends: Rows of the spans' last words, [spans].
         """
         first, last = self.halves(words, [len(words)])
         return self.out.outer.forward(
@@ -104,8 +112,8 @@ class SpanMarker(nn.Module):
 class SpanScorer(nn.Module):
     """Logits of spans: the dot product of a span's and a label's representation.
 
-    The last layer of spans is linear, so it is folded into each label once: a span costs one row of
-    a small product.
+    The last layer of spans is linear and folded into each label once, so a span costs one row of a
+    small product.
     """
 
     def __init__(self, marker: SpanMarker, width: int) -> None:
@@ -113,11 +121,12 @@ class SpanScorer(nn.Module):
         self.marker, self.width = marker, width
 
     def shape(self, place: WordPlaces) -> tuple[int, ...]:
-        """The shape of one sequence's logits: [spans, labels], spans in `spans_of`'s order."""
+        """Return the shape of one sequence's logits: [spans, labels], spans in `spans_of`'s
+        order."""
         return len(spans_of(place.words, self.width)[0]), place.label_count
 
     def forward(self, states: WordStates, places: Sequence[WordPlaces]) -> Tensor:
-        """The logits of all sequences, flat and end to end."""
+        """Return the logits of all sequences, flat and end to end."""
         first, last = self.marker.halves(states.words, [place.words for place in places])
         keys, base = folded(self.marker.out.outer, states.labels)
         word_starts = prefix_sums([place.words for place in places])
@@ -134,7 +143,7 @@ class SpanScorer(nn.Module):
         span_starts = prefix_sums([len(item[0]) for item in spans])
         label_starts = prefix_sums([place.label_count for place in places])
         logits = [first.new_empty(0)]
-        for some in chunks(span_starts, max(1, _AT_ONCE // first.shape[1])):
+        for some in chunks(span_starts, max(1, _CHUNK_ELEMENTS // first.shape[1])):
             begin, end = span_starts[some.start], span_starts[some.stop]
             hidden = (
                 first.index_select(0, starts[begin:end]) + last.index_select(0, ends[begin:end])
@@ -147,9 +156,8 @@ class SpanScorer(nn.Module):
 
 
 def chunks(starts: Sequence[int], budget: int) -> Iterator[range]:
-    """Groups of adjacent sequences with at most `budget` spans together; a sequence with more is a
-    group of its own.
-    """
+    """Group adjacent sequences of at most `budget` spans together; a sequence with more is its own
+    group."""
     first = 0
     for i in range(1, len(starts)):
         if i - first > 1 and starts[i] - starts[first] > budget:

@@ -1,10 +1,9 @@
-"""Answers to schemas (GLiNER2): how many instances each task has, the spans that fill their fields,
-and the scores of classes.
+"""Answers to schemas (GLiNER2): the number of instances of each task, the spans that fill their
+fields, and the scores of classes.
 
-How many instances there are decides how many queries are compared with all spans, and only spans
-that reach their field's threshold leave the device. The head waits for the device twice for a
-batch, whatever its sequences are: for all numbers of instances, and for all spans that are kept
-(once more for each `_SCORES_AT_ONCE`).
+The numbers of instances decide how many queries are compared with all spans, and only spans that
+reach their field's threshold leave the device. The head waits for the device twice per batch: for
+all numbers of instances, and for all selected spans (one more wait for each `_CHUNK_SCORES`).
 """
 
 from __future__ import annotations
@@ -29,36 +28,35 @@ from libs.models.text.heads.extraction.words import prefix_sums
 from libs.models.work import InputSequence, Output, SparseRow
 
 Ids = NDArray[np.int32]
-_AT_ONCE: Final = 1 << 24  # elements of the spans' hidden layer held at a time: 64 MiB
+_CHUNK_ELEMENTS: Final = 1 << 24  # elements of the spans' hidden layer in memory at a time: 64 MiB
 _MAX_SPANS: Final = 1024
-"""The best spans kept for one field of one instance, among so many words as are scored at a
-time.
-"""
-_SCORES_AT_ONCE: Final = 1 << 23
-"""Scores held, 32 MiB of them, before those that reach their threshold are picked."""
+"""Maximum spans selected for one field of one instance, among the words scored at a time."""
+_CHUNK_SCORES: Final = 1 << 23
+"""Scores in memory, 32 MiB, before those that reach their threshold are selected."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldQuery:
-    """A field: `best`: only its best span is wanted. `choices`: it is filled by these of the
-    sequence's choices, not by spans.
-    """
+    """A field of a task."""
 
     threshold: float
     best: bool = False
+    """Only the best span is selected."""
     choices: tuple[int, ...] | None = None
+    """The choices of the sequence that can fill the field; None for spans."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpanTask:
-    """A task that finds instances of its fields. `once`: one instance at most, as of entities."""
+    """A task that finds instances of its fields."""
 
     fields: tuple[FieldQuery, ...]
-    once: bool = False
+    is_single: bool = False
+    """The task has at most one instance, as entities do."""
 
 
 class Query(NamedTuple):
-    """A field of an instance: what a row of scores is for."""
+    """The field of an instance that a row of scores belongs to."""
 
     task: int
     instance: int
@@ -66,8 +64,10 @@ class Query(NamedTuple):
 
 
 def queries_of(tasks: Sequence[SpanTask], counts: Array) -> list[Query]:
-    """Those of one sequence, in the order of the head's output. `counts` [tasks, 20]: a logit for
-    each number of instances.
+    """Return the queries of one sequence, in the order of the head's output.
+
+    Args:
+        counts: A logit for each number of instances, [tasks, 20].
     """
     steps = [
         _steps(task, int(count)) for task, count in zip(tasks, counts.argmax(axis=1), strict=True)
@@ -81,30 +81,30 @@ def queries_of(tasks: Sequence[SpanTask], counts: Array) -> list[Query]:
 
 
 def _steps(task: SpanTask, count: int) -> int:
-    return min(count, 1) if task.once else count
+    return min(count, 1) if task.is_single else count
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaPlaces:
     """The head's input for a sequence (`Sequence.input`). Rows count from the sequence's first
-    token.
-
-    `names`: the token whose state says how many instances each of `tasks` has. `fields`: those of
-    the fields of all tasks. `classes`: those of the labels of classifications. `words`: those of
-    the text's words, `choices` of the choices before it.
-    """
+    token."""
 
     tasks: tuple[SpanTask, ...]
     names: Ids
+    """The token of each task with the state that predicts its number of instances."""
     fields: Ids
+    """Tokens of the fields of all tasks."""
     classes: Ids
+    """Tokens of the labels of classifications."""
     words: Ids
+    """Tokens of the text's words."""
     choices: Ids
+    """Tokens of the choices before the text."""
 
 
 class StructureHead(nn.Module):
-    """Hidden states -> for each sequence (logits of counts [tasks, 20], of classes [classes],
-    probabilities of spans).
+    """Map hidden states to each sequence's logits of counts [tasks, 20] and of classes [classes],
+    and probabilities of spans.
 
     Spans are a sparse row over queries x (spans in `spans_of`'s order, then choices).
     """
@@ -114,8 +114,11 @@ class StructureHead(nn.Module):
     def __init__(
         self, state: Mapping[str, Tensor], counting: Counting, *, size: int, width: int, file: str
     ) -> None:
-        """`size`: of hidden states. `width`: words of the longest span. Raises ModelBroken for a
-        tensor's shape.
+        """Build the head. Raises ModelBroken for a tensor's shape.
+
+        Args:
+            size: Size of hidden states.
+            width: Words of the longest span.
         """
         super().__init__()
         self.classify = _two_layers(state, "classifier", size, 1, file)
@@ -186,12 +189,12 @@ class StructureHead(nn.Module):
         words: Tensor,
         choices: Tensor,
     ) -> _Found:
-        """The spans and choices of each sequence that reach their field's threshold."""
+        """Return the spans and choices of each sequence that reach their field's threshold."""
         keys, base = folded(self.marker.out.outer, queries)
         first, last = self.marker.halves(words, [len(words)])
         chosen_first, chosen_last = self.marker.halves(choices, [len(choices)])
         chosen = (chosen_first + chosen_last).relu_()
-        plan = _Plan.of(places, steps, self.width, first.shape[1])
+        plan = _Plan.build(places, steps, self.width, first.shape[1])
         order, owners, is_best = to_device(plan.rows, keys.device)
         keys, base = keys.index_select(0, order), base.index_select(0, order)
         floors = to_device(plan.floors, keys.device, np.float32)
@@ -224,50 +227,52 @@ class StructureHead(nn.Module):
 
 
 class _Found(NamedTuple):
-    """Flat indices int32 and probabilities float32, [found] each; how many each sequence has,
-    [sequences].
-    """
+    """The selected spans and choices."""
 
     indices: Tensor
+    """Flat indices, int32 [found]."""
     values: Tensor
+    """Probabilities, float32 [found]."""
     sizes: Tensor
+    """Number of spans and choices of each sequence, [sequences]."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some queries of a sequence and columns that they are compared with at once, the first of
-    which is column `begin`.
-
-    `rows`: of the plan's rows. `at`: of the plan's spans, or with `of_choices` of the batch's
-    choices. `has_best`: a query wants only its best span.
-    """
+    """Some queries of a sequence, and columns compared with them together."""
 
     rows: slice
+    """Rows of the plan."""
     at: slice
+    """Spans of the plan, or with `of_choices` choices of the batch."""
     begin: int
+    """The first column."""
     of_choices: bool = False
     has_best: bool = False
+    """A query selects only its best span."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is compared, known on the host before anything is.
-
-    `rows`: [3, rows] the query of each row, the index of its first column, and whether only its
-    best span is wanted. `floors`: the rows' thresholds. `spans`: [2, spans] first and last words,
-    counted from the batch's first. `parts`: those of each sequence.
-    """
+    """The comparisons of a batch, computed on the host beforehand."""
 
     rows: Ids
+    """[3, rows]: the query of each row, the index of its first column, and whether only its best
+    span is selected."""
     floors: NDArray[np.float32]
+    """Thresholds of the rows."""
     spans: Ids
+    """[2, spans]: first and last words, counted from the batch's first."""
     most_columns: int
     parts: tuple[tuple[_Part, ...], ...]
+    """The parts of each sequence."""
 
     @staticmethod
-    def of(places: Sequence[SchemaPlaces], steps: Sequence[int], width: int, inner: int) -> _Plan:
-        """`inner`: the size of a span's hidden layer, which decides how many are computed at
-        once.
+    def build(
+        places: Sequence[SchemaPlaces], steps: Sequence[int], width: int, inner: int
+    ) -> _Plan:
+        """Plan the comparisons. `inner` is the size of a span's hidden layer, which decides the
+        number of spans computed together.
         """
         rows: list[tuple[int, int, bool]] = []
         floors: list[float] = []
@@ -295,7 +300,7 @@ class _Plan:
             if free:
                 of_free = slice(len(rows), len(rows) + len(free))
                 has_best = any(fields[number].best for number in free)
-                at_once = max(1, _AT_ONCE // max(inner, len(free)))
+                at_once = max(1, _CHUNK_ELEMENTS // max(inner, len(free)))
                 for begin in range(0, count, at_once):
                     at = slice(span + begin, span + min(begin + at_once, count))
                     some.append(_Part(of_free, at, begin, has_best=has_best))
@@ -326,8 +331,8 @@ class _Plan:
 
 
 class _Picked:
-    """Collects scores, and picks those that reach their floor: one wait for the device for many
-    sequences.
+    """Collect scores and select those that reach their floor, with one wait for the device for
+    several sequences.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -342,7 +347,7 @@ class _Picked:
         self._held, self._ends = 0, [0]
 
     def add(self, indices: Tensor, scores: Tensor, floor: Tensor) -> None:
-        """`indices`, `scores`: [queries, columns]. `floor`: [queries, 1]"""
+        """Add scores. `indices` and `scores` are [queries, columns], `floor` is [queries, 1]."""
         self._indices.append(indices.flatten())
         self._values.append(scores.flatten())
         self._is_kept.append((scores >= floor).flatten())
@@ -350,7 +355,7 @@ class _Picked:
 
     def end_sequence(self) -> None:
         self._ends.append(self._held)
-        if self._held > _SCORES_AT_ONCE:
+        if self._held > _CHUNK_SCORES:
             self._pick()
 
     def _pick(self) -> None:
@@ -364,7 +369,7 @@ class _Picked:
         self._start()
 
     def found(self) -> _Found:
-        """All that were picked."""
+        """Return all selected spans and choices."""
         self._pick()
         return _Found(*(torch.cat(parts) for parts in zip(*self._picked, strict=True)))
 

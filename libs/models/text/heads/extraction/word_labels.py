@@ -1,4 +1,4 @@
-"""Scores of each word for each label: for beginning, ending and being inside an entity (GLiNER's
+"""Scores of each word for each label: for the beginning, end and inside of an entity (GLiNER's
 token level).
 """
 
@@ -16,15 +16,15 @@ from libs.kernels.layout import to_device
 from libs.models.text.heads.extraction.words import WordPlaces, WordStates, prefix_sums
 from libs.models.text.heads.linear import HeadLinear, check_shape
 
-_AT_ONCE: Final = 1 << 25  # elements of the hidden layer held at a time: 128 MiB
+_CHUNK_ELEMENTS: Final = 1 << 25  # elements of the hidden layer in memory at a time: 128 MiB
 
 
 class WordScorer(nn.Module):
-    """Two projections of words and of labels: the first ones and the second ones' product,
-    concatenated, through two layers.
+    """Concatenate the first projections of words and labels and the product of their second ones,
+    and apply two layers.
 
-    The first layer is a sum over its three inputs, so that words and labels go through their part
-    once each, not once per pair.
+    The first layer is a sum over its three inputs, so words and labels each pass their part once,
+    not once per pair.
     """
 
     def __init__(self, state: Mapping[str, Tensor], stem: str, *, size: int, file: str) -> None:
@@ -43,17 +43,17 @@ class WordScorer(nn.Module):
         self._size = size
 
     def shape(self, place: WordPlaces) -> tuple[int, ...]:
-        """The shape of one sequence's logits: [words, labels, 3]."""
+        """Return the shape of one sequence's logits: [words, labels, 3]."""
         return place.words, place.label_count, 3
 
     def forward(self, states: WordStates, places: Sequence[WordPlaces]) -> Tensor:
-        """The logits of all sequences, flat and end to end."""
+        """Return the logits of all sequences, flat and end to end."""
         of_word, of_label, of_both = torch.split(self.inner.weight, self._size, dim=1)
         word, word_factor = torch.split(self.word.forward(states.words), self._size, dim=1)
         label, label_factor = torch.split(self.label.forward(states.labels), self._size, dim=1)
         word, label = F.linear(word, of_word), F.linear(label, of_label, self.inner.bias)
         rows, columns = _pairs(places)
-        step = max(1, _AT_ONCE // of_word.shape[0])
+        step = max(1, _CHUNK_ELEMENTS // of_word.shape[0])
         logits = [word.new_empty(0)]
         for begin in range(0, len(rows), step):
             chosen = to_device(rows[begin : begin + step], word.device)
@@ -69,7 +69,7 @@ class WordScorer(nn.Module):
 def _pairs(
     places: Sequence[WordPlaces],
 ) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int32]], ...]:
-    """Rows of the word and of the label of every pair, sequence by sequence and word by word:
+    """Return the rows of the word and of the label of every pair, by sequence and then by word:
     [pairs] each.
     """
     words = prefix_sums([place.words for place in places])

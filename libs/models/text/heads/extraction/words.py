@@ -1,5 +1,5 @@
-"""Pools token states to states of words, and gathers those of the labels before them: the first
-step of heads that label words.
+"""Pool token states to states of words, and gather those of the labels before them: the first step
+of heads that label words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A label and its own tokens, for models with an encoder for labels (bi-encoders)."""
+    """A label and its tokens, for models with a separate encoder for labels (bi-encoders)."""
 
     name: str
     ids: Ids
@@ -34,18 +34,18 @@ class Label:
 @dataclass(frozen=True, slots=True)
 class WordPlaces:
     """The head's input for a sequence (`Sequence.input`). Rows count from the sequence's first
-    token.
-
-    `pieces`: the tokens of its words, `sizes` of them per word. `labels` and `relations`: the
-    tokens whose states represent them; `own_labels` replaces `labels` where labels have an encoder
-    of their own.
-    """
+    token."""
 
     pieces: Ids
+    """Tokens of the text's words."""
     sizes: Ids
+    """Number of tokens of each word."""
     labels: Ids
+    """Tokens with states that represent labels."""
     relations: Ids
+    """Tokens with states that represent relations."""
     own_labels: tuple[Label, ...] = ()
+    """Replaces `labels` where labels have a separate encoder."""
 
     @property
     def words(self) -> int:
@@ -68,8 +68,8 @@ class WordStates:
 
 
 class WordReader(nn.Module):
-    """Token states -> states of words, labels and relations. `project`: to the head's size, where
-    the encoder's differs.
+    """Map token states to states of words, labels and relations. `project` maps to the head's size
+    if the encoder's differs.
     """
 
     def __init__(
@@ -111,8 +111,7 @@ class WordReader(nn.Module):
 
 class WordLstm(nn.Module):
     """A bidirectional LSTM over the words of each sequence, all sequences at once and without
-    padding.
-    """
+    padding."""
 
     def __init__(
         self,
@@ -125,12 +124,13 @@ class WordLstm(nn.Module):
         file: str,
     ) -> None:
         super().__init__()
-        # Checked before memory is allocated for what config.json describes: if the file holds the
-        # last layer, the size is real.
+        # Check before allocating memory for the sizes in config.json: if the file contains the last
+        # layer, the sizes are real.
         last = state.get(f"{stem}.weight_hh_l{layers - 1}_reverse")
         if last is None or last.shape != (hidden // 2 * 4, hidden // 2):
             raise ModelBroken(
-                f"{file}: `{stem}` has no {layers} layers of size {hidden}, as gliner_config.json has them"
+                f"{file}: `{stem}` has no {layers} layers of size {hidden}, as gliner_config.json "
+                "requires"
             )
         self.lstm = nn.LSTM(
             hidden, hidden // 2, num_layers=layers, bidirectional=True, device=device
@@ -139,15 +139,15 @@ class WordLstm(nn.Module):
             found = state.get(f"{stem}.{name}")
             if found is None or found.shape != parameter.shape:
                 raise ModelBroken(
-                    f"{file}: `{stem}.{name}` is missing or has another shape than {tuple(parameter.shape)}"
+                    f"{file}: `{stem}.{name}` is missing or has another shape than "
+                    f"{tuple(parameter.shape)}"
                 )
-            # copied: cuDNN needs all weights in one contiguous buffer, which the module has
-            # allocated
+            # Copy, because cuDNN needs all weights in the module's contiguous buffer.
             parameter.data.copy_(found)
         self.requires_grad_(False).eval()
 
     def forward(self, words: Tensor, counts: Sequence[int]) -> Tensor:
-        """words [words, hidden] of sequences of so many words -> the same shape"""
+        """Map words [words, hidden] of sequences of `counts` words to the same shape."""
         if not len(words):
             return words
         order, sizes = _by_step(counts)
@@ -161,8 +161,8 @@ class WordLstm(nn.Module):
 
 
 def _by_step(counts: Sequence[int]) -> tuple[Ids, NDArray[np.int64]]:
-    """torch's PackedSequence order: all first words, then all second ones, longest sequence first;
-    and how many of each.
+    """Return the order of torch's PackedSequence (all first words, then all second ones, longest
+    sequence first), and the number of words of each step.
     """
     starts = np.array(prefix_sums(counts)[:-1])
     longest = np.argsort(-np.array(counts), kind="stable")
@@ -175,5 +175,5 @@ def _by_step(counts: Sequence[int]) -> tuple[Ids, NDArray[np.int64]]:
 
 
 def prefix_sums(counts: Sequence[int]) -> list[int]:
-    """The offset at which each group of these sizes begins, and the end of the last."""
+    """Return the offset of each group of these sizes, and the end of the last."""
     return [0, *accumulate(counts)]

@@ -1,1 +1,1 @@
-"""Kinds of models that extract: entities, relations, and what a schema asks for."""
+"""Kinds of extraction models: entities, relations, and the fields of a schema."""

@@ -63,9 +63,8 @@ def build(parts: Parts) -> Built:
     if settings.labels is not None:
         state.drop("rnn.")
     if settings.span_mode == "markerV1":
-        state.drop(
-            f"{_MARKER}.project_first."
-        )  # the package has these layers, and uses the plain mean in their place
+        # The package has these layers but uses the plain mean.
+        state.drop(f"{_MARKER}.project_first.")
     state.check_all_used()
     processor = GlinerProcessor(
         parts.card, settings, frame, tokens=None if labels is None else labels[0], pairs=pairs
@@ -112,7 +111,7 @@ def _marker(parts: Parts, settings: Gliner, state: HeadState) -> SpanMarker:
 
 
 def _pairs(parts: Parts, settings: Gliner, state: HeadState) -> PairScorer:
-    """The scorer of relations, which runs on the host, wherever the model is."""
+    """Build the scorer of relations, which runs on the host on every device."""
     size = settings.hidden
     pair = TwoLayers(state, "pair_rep_layer", size=size, inputs=size * 2, file=parts.file)
     linking = linking_of(settings.adjacency, state, size=size, file=parts.file)
@@ -124,7 +123,7 @@ def _pairs(parts: Parts, settings: Gliner, state: HeadState) -> PairScorer:
 def _labels(
     parts: Parts, settings: Gliner, config: Mapping[str, object], own: TensorFile, state: HeadState
 ) -> tuple[LabelTokens, LabelVectors]:
-    """The bi-encoder's encoder for labels, in the text encoder's data type."""
+    """Build the bi-encoder's encoder for labels, in the text encoder's data type."""
     encoder, _ = build_encoder(
         config, own, dtype=parts.encoder.dtype, device=parts.device, head_tables={}, int8=parts.int8
     )
@@ -141,7 +140,8 @@ def _labels(
     tokenizer = load_tokenizer(folder, lowercase=False)
     if largest_id(tokenizer) >= encoder.embed.vocabulary:
         raise ModelBroken(
-            f"{LABELS_FOLDER}/{TOKENIZER}: has the id {largest_id(tokenizer)}, for which the encoder has no vector"
+            f"{LABELS_FOLDER}/{TOKENIZER}: the encoder has no vector for the id "
+            f"{largest_id(tokenizer)}"
         )
     return LabelTokens(tokenizer, limit), LabelVectors(encoder, project)
 
@@ -155,5 +155,5 @@ def _check_markers(settings: Gliner, tokenizer: Tokenizer) -> None:
         if found is None or index not in (-1, found):
             wanted = "" if index == -1 else f" with the id {index} that gliner_config.json names"
             raise ModelBroken(
-                f"tokenizer.json: has no token {token!r}{wanted}, which stands before labels. {ADVICE}"
+                f"tokenizer.json: token {token!r}{wanted}, which marks labels, is missing. {ADVICE}"
             )

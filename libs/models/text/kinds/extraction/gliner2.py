@@ -1,5 +1,5 @@
-"""GLiNER2: what a schema asks for - entities, classes, relations and structures - in one forward,
-of either architecture.
+"""GLiNER2: the entities, classes, relations and structures of a schema in one forward, of either
+architecture.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def build(parts: Parts) -> Built:
     for token in MARKERS:
         if tokenizer.token_to_id(token) is None:
             raise ModelBroken(
-                f"tokenizer.json: has no token {token!r}, which stands in the prompt. {ADVICE}"
+                f"tokenizer.json: token {token!r}, which the prompt needs, is missing. {ADVICE}"
             )
     limit = parts.card.max_tokens
     frame = WordFrame(
@@ -46,7 +46,8 @@ def build(parts: Parts) -> Built:
     if isinstance(settings, Boundary):
         if limit > MAX_WORDS:
             raise ModelBroken(
-                f"tokenizer_config.json: `model_max_length` is {limit:,}; at most {MAX_WORDS:,} is served"
+                f"tokenizer_config.json: `model_max_length` is {limit:,}; the maximum is "
+                f"{MAX_WORDS:,}"
             )
         head = BoundaryHead(state, settings, size=parts.encoder.hidden_size, file=parts.file)
         for prefix in UNUSED:

@@ -1,6 +1,5 @@
 """GLiREL: zero-shot relation extraction between the request's entities, with the request's
-labels.
-"""
+labels."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ from libs.models.weights import HeadRule
 
 _PAIRS = "span_rep_layer.rel_rep_layer"
 _NOT_USED = ("coref_classifier.", "refine_relation.", "refine_prompt.", "_rel_filtering.")
-"""Layers of training. The package loads weights without them, and answers without them where its
-configuration allows it at all.
+"""Layers used in training only. The package loads weights without them, and predicts without them
+where its configuration permits that.
 """
 
 
@@ -41,7 +40,7 @@ def build(parts: Parts) -> Built:
     for token in (LABEL_MARKER, TEXT_MARKER):
         if tokenizer.token_to_id(token) is None:
             raise ModelBroken(
-                f"tokenizer.json: has no token {token!r}, which stands in the prompt. {ADVICE}"
+                f"tokenizer.json: token {token!r}, which the prompt needs, is missing. {ADVICE}"
             )
     frame = WordFrame(
         tokenizer,

@@ -1,1 +1,1 @@
-"""The processor of GLiNER2.5, with what it makes of the spans that `heads/boundary/` has scored."""
+"""The processor of GLiNER2.5, which selects from the spans scored by `heads/boundary/`."""

@@ -1,6 +1,5 @@
-"""Answers to a schema, or to labels of entities alone, with GLiNER2.5: what the gliner2 package's
-`extract` finds.
-"""
+"""Answers of GLiNER2.5 to a schema, or to entity labels alone, as by the gliner2 package's
+`extract`."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from libs.models.work import Output, SparseRow
 Array = NDArray[np.float32]
 Numbers = NDArray[np.int64]
 Row = tuple[Array, Array, tuple[SparseRow, ...]]
-"""Of a sequence with queries; one without has the first part alone."""
+"""The output of a sequence with queries. A sequence without queries has only the first part."""
 
 
 class BoundaryProcessor(SchemaProcessor):
@@ -44,7 +43,7 @@ class BoundaryProcessor(SchemaProcessor):
     def places(self, schema: Schema, prompt: SchemaPrompt, framed: Framed) -> BoundaryPlaces:
         return _places(schema, prompt, framed)
 
-    def answer(
+    def read_output(
         self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str
     ) -> Extraction:
         return _Answers(
@@ -61,13 +60,13 @@ def _places(schema: Schema, prompt: SchemaPrompt, framed: Framed) -> BoundaryPla
     )
     if (before < 0).any():
         raise InvalidInput(
-            "a choice of the schema has nothing that the model's tokenizer knows",
+            "a choice of the schema has no token in the model's tokenizer",
             field="structure.structures",
         )
     words = np.concatenate([before, framed.pieces])
     choices = np.array(prompt.choices, dtype=np.int32) - np.int32(begin)
     threshold = THRESHOLD if schema.threshold is None else schema.threshold
-    if not len(words):  # nothing to find anything in
+    if not len(words):  # no text to search
         return BoundaryPlaces(words, queries[:0], (), 0, threshold, classes, choices)
     records = tuple(
         tuple(field.single for field in structure.fields) for structure in schema.structures
@@ -78,12 +77,12 @@ def _places(schema: Schema, prompt: SchemaPrompt, framed: Framed) -> BoundaryPla
 
 
 def _begin(prompt: SchemaPrompt) -> int:
-    """The index of the first word of choices among the prompt's words."""
+    """Return the index of the first word of choices among the prompt's words."""
     return prompt.words.index(BEFORE_TEXT) + 1
 
 
 class _Answers:
-    """One text's answers, from the head's output for it."""
+    """One text's answers, from the head's output for the text."""
 
     def __init__(
         self,
@@ -202,7 +201,7 @@ class _Answers:
     def _scores(
         self, spans: Numbers, own: Array, keys: Numbers, rows: Sequence[SparseRow]
     ) -> Scores:
-        """Of one structure."""
+        """Return the scores of one structure."""
         anchors = np.flatnonzero(own[0] >= np.float32(self._threshold))
         shares = np.zeros((len(own), len(anchors), len(spans)), dtype=np.float32)
         for share, row in zip(shares, rows, strict=True):

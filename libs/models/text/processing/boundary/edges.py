@@ -1,8 +1,7 @@
-"""Pairs of spans that stand in a relation -> relations, each told once, as the gliner2 package
-tells them.
+"""Turn related pairs of spans into distinct relations, as the gliner2 package does.
 
-A model scores many pairs that say the same: parts of a name beside the name, and every mention
-beside every other.
+A model scores many equivalent pairs: parts of a name in addition to the name, and every mention
+with every other one.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from libs.models.text.processing.boundary.spans import Span
 
 
 class Edge(NamedTuple):
-    """`score` is the pair's; `head` and `tail` have those of their roles."""
+    """`score` is the pair's; `head` and `tail` have the scores of their roles."""
 
     head: Span
     tail: Span
@@ -22,7 +21,8 @@ class Edge(NamedTuple):
 
 
 def distinct(edges: Sequence[Edge], text: str) -> list[Edge]:
-    """The edges of one relation that are left, in the order of the text. `text` as it was read."""
+    """Return the distinct edges of one relation, in the order of the text. `text` is the text as
+    read."""
     heads, tails = _widest(edge.head for edge in edges), _widest(edge.tail for edge in edges)
     places: dict[tuple[int, ...], Edge] = {}
     for edge in edges:
@@ -41,7 +41,7 @@ def distinct(edges: Sequence[Edge], text: str) -> list[Edge]:
 
 
 def _widest(spans: Iterable[Span]) -> dict[tuple[int, int], Span]:
-    """For each place the longest span that holds it, the first of equally long ones."""
+    """Map each place to the longest span that contains it; the first of equally long ones."""
     found = {span[:2]: span for span in spans}
     return {
         place: max(
@@ -61,15 +61,13 @@ def _name(span: Span, text: str) -> str:
 
 
 def _nearness(edge: Edge) -> tuple[int, float, int, int]:
-    """Of edges with the same words, the one whose ends are nearest to each other is kept, then the
-    best.
-    """
+    """Sort key of edges with the same words: the nearest ends first, then the best score."""
     between = max(edge.head.start - edge.tail.end, edge.tail.start - edge.head.end, 0)
     return between, -edge.score, edge.head.start, edge.tail.start
 
 
 def _unimplied(names: dict[tuple[str, str], Edge]) -> list[Edge]:
-    """Without those of which another has the same words at one end, and more at the other."""
+    """Drop an edge if another has the same words at one end and more at the other."""
     words = [(set(head.split()), set(tail.split())) for head, tail in names]
     return [
         edge

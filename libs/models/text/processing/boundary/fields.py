@@ -1,5 +1,5 @@
-"""The values of a record's fields: spans of the text, or choices, as the gliner2 package tells them
-for GLiNER2.5.
+"""The values of a record's fields, spans of the text or choices, as the gliner2 package returns
+them for GLiNER2.5.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One text as the model read it: `text` (`read`: with its full stop), and its words' offsets;
-    `before`: words of choices.
-    """
+    """One text as the model read it, and its words' offsets."""
 
     text: str
     read: str
+    """The text with its full stop."""
     starts: NDArray[np.int32]
     ends: NDArray[np.int32]
     before: int
+    """Number of words of choices before the text."""
 
     def characters(self, first: int, last: int) -> Span | None:
-        """The code points of words `first:last`, choices counted; None for what is not all in the
-        text.
-        """
+        """Return the code points of words `first:last`, choices counted; None unless all are in the
+        text."""
         if first < self.before:
             return None
         return Span(
@@ -45,16 +44,16 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Those of a field: their `words` among those before the text, and the `scores` that they have
-    as spans of one word.
-    """
+    """The choices of a field."""
 
     words: Sequence[int]
+    """The choices' words among those before the text."""
     scores: Array
+    """The choices' scores as spans of one word."""
 
 
 class StructureReader:
-    """The records of one structure in one text. `choices`: of its fields that have any."""
+    """The records of one structure in one text. `choices` holds those of fields that have any."""
 
     def __init__(
         self,
@@ -79,9 +78,8 @@ class StructureReader:
         )
 
     def structures(self) -> list[Structure]:
-        """Those of which a field has a value. Raises InvalidInput for a longer answer than `bound`
-        allows.
-        """
+        """Return the records that have a value. Raises InvalidInput for a longer answer than
+        `bound` allows."""
         made = []
         for row, record in enumerate(self._records):
             values = [
@@ -112,8 +110,8 @@ class StructureReader:
         ]
 
     def _spans(self, number: int, row: int, record: Record) -> dict[Span, str]:
-        """The spans that fill a field, each with its words. One that is a choice before the text
-        stands where its record does.
+        """Return the spans that fill a field, each with its words. A choice before the text has the
+        position of its record.
         """
         field, frame = self._asked.fields[number], self._frame
         found: dict[Span, str] = {}
@@ -136,8 +134,11 @@ class StructureReader:
         return found
 
     def _chosen(self, number: int, row: int, found: Sequence[tuple[str, float]]) -> list[Value]:
-        """Choices that the text holds and that stand with the record; else those among its spans;
-        else the likely ones.
+        """Return the field's choices, from the first source that has any.
+
+        1. Choices in the text near the record.
+        2. Choices among the record's spans.
+        3. The likely choices.
         """
         field, scores = self._asked.fields[number], self._choices[number].scores
         mentioned = self._mentions[number]
@@ -162,10 +163,10 @@ class StructureReader:
         return [one for one in values if one.score >= floor]
 
     def _shared(self, field: SchemaField) -> Mapping[int, Sequence[str]] | None:
-        """The choices that the text holds, for each record; None if it holds none.
+        """Return the choices in the text, for each record; None if the text contains none.
 
-        A choice is of the last record that begins before it, or of the first one. Of a single value
-        the nearest to the record's span is kept.
+        A choice belongs to the last record that begins before it, or to the first record. A single
+        value keeps the choice nearest to the record's span.
         """
         mentions = self._found(field.choices)
         if not mentions:
@@ -186,9 +187,7 @@ class StructureReader:
         }
 
     def _found(self, choices: Sequence[str]) -> list[tuple[int, str, int]]:
-        """Where choices stand in the text as words, whatever their case, in the order of the
-        text.
-        """
+        """Find choices in the text as words, ignoring case, in the order of the text."""
         frame = self._frame
         begin, end = (int(frame.starts[0]), int(frame.ends[-1])) if len(frame.starts) else (0, 0)
         found = []

@@ -1,9 +1,11 @@
-"""Records: a structure's first field stands for it, and each of its spans makes a record; other
-spans are given to the records.
+"""Records: each span of a structure's first field identifies a record; the other spans are assigned
+to the records.
 
-This is what the gliner2 package's `extract_json` does with GLiNER2.5: a field with a single value
-takes one span in each record, no span twice, so that the product of the probabilities is the
-largest; a span of a field with several goes to the record where it is likeliest.
+This reproduces the gliner2 package's `extract_json` for GLiNER2.5:
+
+1. A field with a single value takes one span in each record, no span twice, so that the product of
+   the probabilities is maximal.
+2. A span of a field with several values goes to the record where it is most likely.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ Numbers = NDArray[np.int64]
 
 
 class RecordBound(AnswerBound):
-    """How much longer a text's answer may be, and how much more work its records may take."""
+    """Bounds the length of a text's answer and the work of its records."""
 
     def __init__(self, text: str, path: str) -> None:
         super().__init__(text, path)
         self._steps = MAX_STEPS
 
     def step(self, count: int) -> None:
-        """Raises InvalidInput with the text's path."""
+        """Count work. Raises InvalidInput with the text's path beyond the bound."""
         self._steps -= count
         if self._steps < 0:
             raise self.exceeded()
@@ -38,33 +40,35 @@ class RecordBound(AnswerBound):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`anchor`: the span that stands for it. `fields`: for each field its spans with the
-    probability that they belong here.
-    """
+    """One record."""
 
     anchor: int
+    """The span that identifies the record."""
     fields: tuple[tuple[tuple[int, float], ...], ...]
+    """For each field, its spans with the probability that they belong to this record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of one structure: `places` [spans, 2], in words; `fields` [fields, spans]: probabilities of
-    spans for each field.
-
-    `records`: the spans that stand for records. `shares` [fields, records, spans]: probabilities
-    that a span fills a record's field.
-    """
+    """The scores of one structure."""
 
     places: Numbers
+    """[spans, 2], in words."""
     fields: Array
+    """Probabilities of spans for each field, [fields, spans]."""
     records: Numbers
+    """The spans that identify records."""
     shares: Array
+    """Probabilities that a span fills a record's field, [fields, records, spans]."""
 
 
 def records_of(
     asked: SchemaStructure, scores: Scores, threshold: float, bound: RecordBound
 ) -> list[Record]:
-    """In the order of the text. Raises InvalidInput for more records than spans can be given to."""
+    """Return the records in the order of the text.
+
+    Raises InvalidInput for more records than can be assigned.
+    """
     bound.step(steps(len(scores.records), len(asked.fields)))
     best_first = np.argsort(-scores.fields[0, scores.records], kind="stable")
     anchors = scores.records[best_first]
@@ -84,13 +88,13 @@ def records_of(
 
 
 def _one_each(likely: Array) -> list[list[tuple[int, float]]]:
-    """For each record [records, spans] one span and its probability."""
+    """Return one span and its probability for each record, from [records, spans]."""
     chosen = assigned(-np.log(np.fmax(likely, UNLIKELY)).astype(np.float64))
     return [[(int(column), float(row[column]))] for row, column in zip(likely, chosen, strict=True)]
 
 
 def _several(likely: Array, threshold: float) -> list[list[tuple[int, float]]]:
-    """For each record the spans that are likelier in it than in others, and reach the threshold."""
+    """Return for each record the spans that reach the threshold and are most likely in it."""
     if not len(likely):
         return []
     owners, best = likely.argmax(axis=0), likely.max(axis=0)
@@ -102,11 +106,10 @@ def _several(likely: Array, threshold: float) -> list[list[tuple[int, float]]]:
 
 
 def assigned(costs: NDArray[np.float64]) -> Sequence[int]:
-    """A column for each row, none twice, so that the sum of costs [rows, columns] is least; there
-    are at least as many columns.
+    """Assign a column to each row, none twice, so that the sum of costs [rows, columns] is minimal.
 
-    Each row is added by the shortest path over rows and columns that ends at a column without a row
-    (Jonker and Volgenant).
+    At least as many columns as rows are needed. Each row is added by the shortest path over rows
+    and columns that ends at a free column (Jonker and Volgenant).
     """
     rows, columns = costs.shape
     of_row, of_column = np.zeros(rows), np.zeros(columns)
@@ -124,7 +127,7 @@ def assigned(costs: NDArray[np.float64]) -> Sequence[int]:
             if owner[column] < 0:
                 break
             passed.append((column, length))
-            ahead[column], prices[column] = np.inf, -np.inf  # never again on this path
+            ahead[column], prices[column] = np.inf, -np.inf  # excluded from the rest of this path
             current = int(owner[column])
         of_row[row] += length
         for seen, distance in passed:

@@ -1,5 +1,5 @@
-"""Spans of one text with their scores, and which of those that overlap are kept: the set whose
-scores have the largest sum.
+"""Spans of one text with their scores, and the choice among overlapping ones: the set with the
+largest sum of scores.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """From `start` to `end`, exclusive, in words or in code points; score 0..1."""
+    """A span from `start` to `end` (exclusive), in words or in code points; score 0..1."""
 
     start: int
     end: int
@@ -18,7 +18,7 @@ class Span(NamedTuple):
 
 
 def ranked(spans: Iterable[Span]) -> list[Span]:
-    """Best first; of spans in the same place the best one."""
+    """Sort spans best first, and keep the best of the spans in the same place."""
     places: dict[tuple[int, int], Span] = {}
     for span in sorted(spans, key=_rank):
         places.setdefault(span[:2], span)
@@ -30,11 +30,11 @@ def _rank(span: Span) -> tuple[float, int, int]:
 
 
 def disjoint(spans: Iterable[Span]) -> list[Span]:
-    """The set of spans without overlaps that has the largest sum of scores, best first (weighted
-    interval scheduling).
+    """Return the set of spans without overlaps that has the largest sum of scores, best first
+    (weighted interval scheduling).
 
-    Of sets with the same sum the larger is kept, and of equally large ones that with the better
-    spans.
+    Of sets with the same sum, the larger one is returned; of equally large ones, the one with the
+    better spans.
     """
     best_first = ranked(spans)
     by_end = sorted(
@@ -53,7 +53,7 @@ def disjoint(spans: Iterable[Span]) -> list[Span]:
 
 
 class _Set(NamedTuple):
-    """Spans by their ranks, and the sum of their scores."""
+    """Ranks of spans, and the sum of their scores."""
 
     total: float
     numbers: tuple[int, ...]
@@ -67,8 +67,8 @@ def _better(one: _Set, other: _Set) -> _Set:
 
 
 def sent(span: Span, text: str) -> Span | None:
-    """The span within the text as it was sent, beyond which a full stop may have been read; None
-    for that alone.
+    """Return the span within the text as sent. The model may have read an added full stop; a span
+    of that alone returns None.
     """
     if span.end <= len(text):
         return span

@@ -1,1 +1,1 @@
-"""Texts that are divided into chunks: where they end, and how late ones are pooled."""
+"""Division of texts into chunks, and the pooling of late chunks."""

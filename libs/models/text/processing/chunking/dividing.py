@@ -1,9 +1,9 @@
-"""Divides texts into chunks, by sentences, tokens, Markdown, or as the caller says.
+"""Divide texts into chunks by sentences, tokens, Markdown, or the caller's spans.
 
-Called by `embedding.py` in a worker's preparing threads. Where chunks may end is decided by the
-package semantic-text-splitter (Unicode's rules for sentences and words, CommonMark), by the tokens
-that the model's own tokenizer makes of candidates. It runs without the interpreter's lock, and
-calls `go_on` before it counts each candidate, so that a job can be cancelled and yields to others.
+`embedding.py` calls it in a worker's preparing threads. The package semantic-text-splitter
+(Unicode's rules for sentences and words, CommonMark) selects the ends of chunks by the tokens that
+the model's tokenizer makes of candidates. It runs without the interpreter's lock and calls `go_on`
+before it counts each candidate, so that a job can be cancelled and yields to others.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from libs.models.text.tokenising.text import TextProcessor, WholeText
 from libs.models.work import CancelCheck, Chunking, EncodeWork, Span
 
 DEFAULT_TOKENS: Final = 512
-"""Of a chunk where the request does not say: what most guides to retrieval begin with."""
+"""Default tokens of a chunk, the first recommendation of most guides to retrieval."""
 
 MAX_CHUNKS: Final = 8192
-"""Of one text. The router's own (services/router/admission/validation/limits.py), which knows only
-an estimate.
+"""Maximum chunks of one text. The router (services/router/admission/validation/limits.py) has the
+same limit but only an estimate.
 """
 
 
@@ -39,16 +39,16 @@ class Splitter(Protocol):
     """A splitter of semantic-text-splitter."""
 
     def chunk_indices(self, text: str) -> list[tuple[int, str]]:
-        """The place of each chunk in code points, and the chunk."""
+        """Return the place of each chunk in code points, and the chunk."""
 
 
-def divide(
-    text: TextProcessor, work: EncodeWork, index: int, room: int, go_on: CancelCheck
-) -> list[Span]:
-    """The chunks of text `index` of a work with `chunking`, in order; at least one. `room`: tokens
-    that a chunk may have at most.
+def divide(text: TextProcessor, work: EncodeWork, index: int, room: int, go_on: GoOn) -> list[Span]:
+    """Return the chunks of text `index` of a work with `chunking`, in order; at least one.
 
     Raises InvalidInput for more than MAX_CHUNKS, TaskNotSupported without semantic-text-splitter.
+
+    Args:
+        room: Maximum tokens of a chunk.
     """
     chunking, own = _chunking(work), work.texts[index]
     if chunking.method == "spans":
@@ -69,11 +69,11 @@ def divide(
 
 
 def by_tokens(text: str, whole: WholeText, most: int, overlap: int = 0) -> list[Span]:
-    """Chunks of at most `most` tokens of a text, none of which begins or ends with white space.
+    """Return chunks of at most `most` tokens of a text. None begins or ends with white space.
 
-    A chunk ends before a word, where there is one in its second half, and before a character in any
-    case. A single character of more tokens is one chunk. What no token has, such as an accent that
-    the tokenizer drops, is of the chunk before it.
+    A chunk ends before the last word of its second half, otherwise before a character. A single
+    character of more tokens is one chunk. Characters without a token, such as an accent that the
+    tokenizer drops, belong to the previous chunk.
     """
     borders = _borders(text, whole)
     found: list[Span] = []
@@ -104,7 +104,7 @@ characters; the best one first.
 
 
 def _borders(text: str, whole: WholeText) -> Borders:
-    """No token of white space begins a chunk."""
+    """Compute the borders. A token of white space never begins a chunk."""
     starts = whole.starts.tolist()
     clean = np.diff(whole.starts, prepend=-1) > 0
     clean[1:] &= whole.starts[1:] >= np.maximum.accumulate(whole.ends)[:-1]
@@ -116,9 +116,12 @@ def _borders(text: str, whole: WholeText) -> Borders:
 
 
 def _border(borders: Borders, after: int, begin: int, end: int) -> int:
-    """The token beyond `after` and up to `end` before which a chunk from `begin` on is best
-    divided: a word's in its second half, else the last character's; else the first character's
-    after `end`, or the end of the text."""
+    """Return the token, beyond `after` and up to `end`, before which a chunk from `begin` on is
+    best divided.
+
+    1. The last word's in the chunk's second half.
+    2. Otherwise the last character's.
+    3. Otherwise the first character's after `end`, or the end of the text."""
     half = max(after + 1, begin + max(1, (end - begin) // 2))
     for marks, low in zip(borders, (half, half, after + 1), strict=True):
         places = np.flatnonzero(marks[low : end + 1])
@@ -135,9 +138,8 @@ def _chunking(work: EncodeWork) -> Chunking:
 
 
 class _Sizes:
-    """The tokens of parts of a text. Most parts are far from the size that is asked for, and are
-    counted by the tokens of the whole text, as a part's own differ from these at its ends at
-    most."""
+    """The tokens of parts of a text. Most parts are far from the requested size and are counted by
+    the tokens of the whole text, because a part's tokens differ from these only at its ends."""
 
     def __init__(
         self, text: TextProcessor, own: str, whole: WholeText, most: int, go_on: CancelCheck
@@ -150,7 +152,7 @@ class _Sizes:
         self._fitting: set[str] = set()
 
     def count(self, part: str) -> int:
-        """The tokens of a part; if that is not near `most`, about so many."""
+        """Return the tokens of a part; an estimate if that is not near `most`."""
         self._go_on()
         place = self._find(part)
         begin, end = np.searchsorted(self._starts, (place, place + len(part)))
@@ -158,7 +160,7 @@ class _Sizes:
         return about if abs(about - self.most) > _DOUBT else self._exact(part)
 
     def fitting(self, part: str) -> list[Span]:
-        """The part, or parts of it, of at most `most` tokens, or of one character."""
+        """Return the part, or parts of it, of at most `most` tokens, or of one character."""
         self._go_on()
         if len(part) < 2 or part in self._fitting or self._exact(part) <= self.most:
             return [Span(0, len(part))]
@@ -182,7 +184,7 @@ class _Sizes:
         return found
 
     def _find(self, part: str) -> int:
-        """Where the text has the part: anywhere, as equal parts have equal tokens."""
+        """Return any position of the part in the text, because equal parts have equal tokens."""
         place = self.own.find(part, max(0, self._near - _BACK))
         if place < 0:
             place = self.own.find(part)
@@ -191,9 +193,10 @@ class _Sizes:
 
 
 def _by_sense(sizes: _Sizes, chunking: Chunking) -> list[Span]:
-    """By sentences or Markdown. The package takes it that a longer part has more tokens, and leaves
-    some chunks too large where a tokenizer makes more tokens of a part than of the whole: these are
-    divided further."""
+    """Divide by sentences or Markdown.
+
+    The package assumes that a longer part has more tokens. Some chunks are too large if a tokenizer
+    makes more tokens of a part than of the whole; these are divided further."""
     chunks = _splitter(chunking, sizes.most, sizes.count).chunk_indices(sizes.own)
     return [
         Span(start + piece.start, start + piece.end)
@@ -203,7 +206,10 @@ def _by_sense(sizes: _Sizes, chunking: Chunking) -> list[Span]:
 
 
 def _too_many(index: int) -> InvalidInput:
-    message = f"items[{index}].text would have more than {MAX_CHUNKS:,} chunks: ask for larger ones, or send its parts as items"
+    message = (
+        f"items[{index}].text would have more than {MAX_CHUNKS:,} chunks: request larger ones, or "
+        "send its parts as items"
+    )
     return InvalidInput(message, field=f"items[{index}].text")
 
 

@@ -1,14 +1,13 @@
 """Late chunking: a whole text as one sequence, or as overlapping windows if the model takes fewer
 tokens, and its chunks' vectors.
 
-Within the model's length this is the published method (Günther et al., arXiv 2409.04701, and its
-evaluation in jina-ai/late-chunking): the whole text with its special tokens and prompt is one
-sequence, and a chunk's vector is pooled from the states of its tokens, where the first chunk has
-the tokens before the text as well, and the last one those after it. So one chunk of a whole text
-has the vector that the text has. Beyond that length it is the paper's "long late chunking" (section
-3.1): windows of which each begins some tokens before the end of the one before, whose states of
-these tokens are thrown away. Every window has the special tokens and the prompt, as any sequence of
-the model has.
+1. Within the model's length this is the published method (Günther et al., arXiv 2409.04701, and its
+   evaluation in jina-ai/late-chunking). The whole text with its special tokens and prompt is one
+   sequence, and a chunk's vector is pooled from the states of its tokens. The first chunk also has
+   the tokens before the text, the last one those after it, so a single chunk has the text's vector.
+2. Beyond that length it is the paper's "long late chunking" (section 3.1). Each window begins some
+   tokens before the end of the previous one, and its states of these tokens are discarded. Every
+   window has the special tokens and the prompt, as any sequence of the model has.
 """
 
 from __future__ import annotations
@@ -33,32 +32,31 @@ SPANS_HEAD: Final = "dense_spans"
 """The name of the head that pools spans."""
 
 WINDOW_OVERLAP: Final = 256
-"""Tokens of a text that a window repeats of the one before it; at most a quarter of the window."""
+"""Tokens of a text that a window repeats from the previous one; at most a quarter of the window."""
 
 SPAN_POOLINGS: Final[frozenset[PoolingMode]] = frozenset(
     {"cls", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"}
 )
-"""Those that are sums of weighted states; of a model that pools [CLS], spans pool the mean."""
+"""Poolings that are sums of weighted states. Models that pool [CLS] use the mean for spans."""
 
 Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A sequence of a text, and which of the text's chunks it has a part of, in the order of its
-    output.
-
-    `rows`: [chunks, 2], the first token of the sequence that each of these chunks has, and the end.
-    """
+    """A sequence of a text, and the chunks that it contains parts of."""
 
     sequence: InputSequence
     chunks: NDArray[np.int64]
+    """The chunks of the text, in the order of the window's output."""
     rows: NDArray[np.int64]
+    """[chunks, 2]: the first token of the sequence that belongs to each chunk, and the end."""
 
 
 class SpanPooling:
-    """How a model pools spans; not at all without `modes`, but its token vectors are those of
-    spans. `layers`: those after the pooling, on the CPU, for threads that finish answers."""
+    """The pooling of spans of one model. Without `modes` spans have only token vectors.
+
+    `layers` are those after the pooling, on the CPU, for threads that finish answers."""
 
     def __init__(
         self, modes: Sequence[PoolingMode] = (), layers: Sequence[HeadLinear] = ()
@@ -68,27 +66,27 @@ class SpanPooling:
 
     @staticmethod
     def is_able(modes: Sequence[PoolingMode]) -> bool:
-        """Whether spans can be pooled by these."""
+        """Return whether spans can be pooled by these modes."""
         return bool(modes) and SPAN_POOLINGS.issuperset(modes)
 
     @property
     def has_vectors(self) -> bool:
-        """Whether a span has a dense vector."""
+        """Return whether a span has a dense vector."""
         return bool(self._modes)
 
     def windows(
         self, whole: WholeText, spans: Sequence[Span], limit: int, *, pools_prompt: bool, path: str
     ) -> tuple[list[Window], list[int]]:
-        """The sequences of a text, each of at most `limit` tokens, and how many tokens each chunk
-        pools. Raises InvalidInput.
+        """Return the sequences of a text, each of at most `limit` tokens, and the number of tokens
+        that each chunk pools. Raises InvalidInput.
         """
         own, after = whole.end - whole.first, len(whole.ids) - whole.end
         room = limit - whole.first - after
         if not len(whole.ids):
-            raise InvalidInput(f"{path} has nothing that the model's tokenizer knows", field=path)
+            raise InvalidInput(f"{path} has no token in the model's tokenizer", field=path)
         if room < 2:
             raise InvalidInput(
-                f"the prompt leaves no room for a text: the model takes {limit} tokens",
+                f"the prompt leaves no tokens for a text: the model's maximum is {limit}",
                 field="instruction",
             )
         ranges = _pooled(whole, spans, 0 if pools_prompt else whole.first)
@@ -107,7 +105,7 @@ class SpanPooling:
             begin, owned = end - overlap, end
 
     def vectors(self, windows: Sequence[Window], outputs: Sequence[Array], chunks: int) -> Array:
-        """[chunks, dimensions] of a text, from what its windows gave."""
+        """Return [chunks, dimensions] of a text, from the output of its windows."""
         total = np.zeros((chunks, outputs[0].shape[1]), np.float32)
         for window, rows in zip(windows, outputs, strict=True):
             total[window.chunks] += rows
@@ -125,8 +123,10 @@ class SpanPooling:
         kept: Sequence[Kept],
         chunks: int,
     ) -> list[Array]:
-        """The token vectors of each chunk of a text. `kept`: which of each window's are returned
-        (None: all).
+        """Return the token vectors of each chunk of a text.
+
+        Args:
+            kept: The vectors of each window that are returned (None: all).
         """
         parts: list[list[Array]] = [[] for _ in range(chunks)]
         for window, rows, mask in zip(windows, outputs, kept, strict=True):
@@ -144,8 +144,11 @@ class SpanPooling:
         text: tuple[int, int],
         owned: tuple[int, int],
     ) -> Window:
-        """`text`: the window's first token of the text and its end; `owned`: rows of the whole text
-        that are pooled from it.
+        """Build a window.
+
+        Args:
+            text: The window's first token of the text and its end.
+            owned: Rows of the whole text that are pooled from it.
         """
         begin, end = whole.first + text[0], whole.first + text[1]
         kept = np.concatenate(
@@ -174,9 +177,8 @@ class SpanPooling:
         return Window(replace(sequence, input=spans), chunks, places)
 
     def _weights(self, places: NDArray[np.int64], count: int) -> NDArray[np.float32]:
-        """[places, poolings]: the weights of some tokens of a chunk of `count`, by their places in
-        it.
-        """
+        """Return [places, poolings]: the weights of some tokens of a chunk of `count`, by their
+        places in it."""
         columns = []
         for mode in self._modes:
             match mode:
@@ -192,10 +194,12 @@ class SpanPooling:
 
 
 def _pooled(whole: WholeText, spans: Sequence[Span], skip: int) -> NDArray[np.int64]:
-    """[chunks, 2]: the first row of the whole text that each chunk pools, and the end. `skip`:
-    leading rows that are not pooled.
+    """Return [chunks, 2]: the first row of the whole text that each chunk pools, and the end.
 
-    A chunk in which no token begins has the token before it: it lies within that one.
+    A chunk in which no token begins has the previous token, which it lies within.
+
+    Args:
+        skip: Number of leading rows that are not pooled.
     """
     starts = np.maximum.accumulate(whole.starts) if len(whole.starts) else whole.starts
     own = len(starts)

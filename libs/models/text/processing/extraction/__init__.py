@@ -1,3 +1,3 @@
-"""Processors of models that label words and spans: GLiNER and GLiREL, with what both share. Their
-heads: `heads/extraction/`.
+"""Processors of models that label words and spans: GLiNER and GLiREL, and code that both share.
+`heads/extraction/` has their heads.
 """

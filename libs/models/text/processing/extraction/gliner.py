@@ -24,9 +24,9 @@ from libs.models.text.processing.extraction.relations import PairScorer
 from libs.models.text.processing.extraction.spans import (
     Candidates,
     choose,
-    of_spans,
-    of_words,
-    of_words_by_label,
+    span_candidates,
+    word_candidates,
+    word_candidates_by_label,
 )
 from libs.models.text.processing.extraction.words import Framed, WordFrame, Words
 from libs.models.text.tokenising.cutting import encoded
@@ -56,8 +56,8 @@ class _Notes:
 
 
 class LabelTokens:
-    """Tokenises labels for a bi-encoder's encoder for labels. `limit` in tokens; longer labels are
-    truncated.
+    """Tokenises labels for a bi-encoder's encoder for labels. Labels of more than `limit` tokens
+    are truncated.
     """
 
     def __init__(self, tokenizer: Tokenizer, limit: int) -> None:
@@ -74,8 +74,11 @@ class LabelTokens:
 
 
 class GlinerProcessor:
-    """The processor of one model. `tokens`: for labels with an encoder of their own. `pairs`: for
-    models that find relations.
+    """The processor of one model.
+
+    Args:
+        tokens: For models with a separate encoder for labels.
+        pairs: For models that find relations.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class GlinerProcessor:
                 number = next(number for number, given in enumerate(work.entities) if given)
                 field = f"items[{number}].entities"
                 raise InvalidInput(
-                    f"{self._card.model} finds the entities itself and takes none", field=field
+                    f"{self._card.model} finds the entities itself: leave them empty", field=field
                 )
             return self._prepare(work, work.entity_labels, work.labels, "relations.labels", go_on)
         raise unsupported(work, self._card)
@@ -117,7 +120,7 @@ class GlinerProcessor:
     ) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
         if isinstance(work, EntitiesWork):
-            # relation models output the states of words, too
+            # relation models also output the states of words
             logits = [
                 cast("Array", output[0] if isinstance(output, tuple) else output)
                 for output in outputs
@@ -159,8 +162,8 @@ class GlinerProcessor:
         )
 
     def _prompt(self, labels: Sequence[str], relations: Sequence[str]) -> list[str]:
-        """Each label after its marker, then a separator; the same for relations in models that find
-        them.
+        """Return each label after its marker, then a separator; the same for relations in models
+        that find them.
         """
         settings = self._settings
         if self._tokens is not None:
@@ -187,8 +190,8 @@ class GlinerProcessor:
 
     def _found(self, logits: Array, words: Words, threshold: float) -> Candidates:
         if self._settings.span_mode == "token_level":
-            return of_words(sigmoid(logits), threshold)
-        return of_spans(sigmoid(logits), len(words), self._settings.max_width, threshold)
+            return word_candidates(sigmoid(logits), threshold)
+        return span_candidates(sigmoid(logits), len(words), self._settings.max_width, threshold)
 
     def _entities(
         self, work: EntitiesWork, text: str, logits: Array, words: Words, notes: _Notes
@@ -207,8 +210,8 @@ class GlinerProcessor:
         notes: _Notes,
         most: int,
     ) -> Extraction:
-        """The best relations first, `most` at most. The work's threshold applies to relations; the
-        selection of entities and of candidate pairs uses the default."""
+        """Return the best relations first, `most` at most. The work's threshold applies to
+        relations; the selection of entities and of candidate pairs uses the default."""
         logits, word_states, relation_states = states
         found = self._found(logits, words, THRESHOLD)
         chosen = choose(found, len(words), flat=True)
@@ -216,16 +219,15 @@ class GlinerProcessor:
             return Extraction()
         spans = found if pairs.whole else chosen
         if pairs.whole and self._settings.span_mode == "token_level":
-            spans = of_words_by_label(
-                sigmoid(logits), THRESHOLD
-            )  # the package counts a span once for each label
+            # The package counts a span once for each label.
+            spans = word_candidates_by_label(sigmoid(logits), THRESHOLD)
         scores = pairs.forward(
             word_states, relation_states, spans, _rows_of(chosen, spans), THRESHOLD
         )
         entities = _entities(text, chosen, words, notes.labels)
         threshold = THRESHOLD if work.threshold is None else work.threshold
-        scores[np.eye(len(entities), dtype=bool)] = -1  # an entity is not related to itself
-        ranked, is_cut = select_best(scores, threshold, most)
+        scores[np.eye(len(entities), dtype=bool)] = -1  # an entity has no relation to itself
+        ranked, is_cut = best(scores, threshold, most)
         related = tuple(
             Relation(
                 entities[head],
@@ -239,7 +241,7 @@ class GlinerProcessor:
 
 
 def _rows_of(chosen: Candidates, spans: Candidates) -> NDArray[np.int64]:
-    """The row of each chosen candidate among the spans."""
+    """Return the row of each chosen candidate among the spans."""
     rows = {
         (start, end): row
         for row, (start, end) in reversed(

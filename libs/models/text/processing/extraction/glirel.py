@@ -1,8 +1,8 @@
-"""Relation extraction between the entities that a request provides, with GLiREL: the glirel
+"""Relation extraction between the entities that a request provides, with GLiREL, as by the glirel
 package's `predict_relations`.
 
 Entities are given in characters and mapped to the words that they overlap. A text with fewer than
-two of them left after truncation has no relations and does not go through the model.
+two entities left after truncation has no relations and skips the model.
 """
 
 from __future__ import annotations
@@ -43,29 +43,32 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class _Marked:
-    """Entities as words of a text: `rows` of the remaining ones among the request's, `firsts` and
-    `lasts` of their words.
-    """
+    """Entities as words of a text."""
 
     rows: Ids
+    """The remaining entities among the request's."""
     firsts: Ids
+    """Their first words."""
     lasts: Ids
+    """Their last words."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Head and tail of each pair as places among `rows`, which are those of the request's entities
-    of a text that it reads.
-    """
+    """The pairs of entities of a text."""
 
     rows: Ids
+    """The request's entities that the text contains."""
     heads: Places
+    """The head of each pair among `rows`."""
     tails: Places
+    """The tail of each pair among `rows`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Notes:
-    """The labels without duplicates, and each text's pairs; texts without any have no sequence."""
+    """The labels without duplicates, and each text's pairs. Texts without pairs have no
+    sequence."""
 
     labels: tuple[str, ...]
     pairs: list[_Pairs]
@@ -83,7 +86,10 @@ class GlirelProcessor:
             raise unsupported(work, self._card)
         need_labels(work.labels, self._card, _LABELS)
         if work.entity_labels:
-            message = f"{self._card.model} finds no entities: they come with the items (`items[i].entities`)"
+            message = (
+                f"{self._card.model} does not find entities: send them with the items "
+                "(`items[i].entities`)"
+            )
             raise InvalidInput(message, field="relations.entity_labels")
         labels = tuple(dict.fromkeys(work.labels))
         prompt = [word for label in labels for word in (LABEL_MARKER, label)] + [TEXT_MARKER]
@@ -118,8 +124,8 @@ class GlirelProcessor:
         return build_result(items, prepared.answer_bytes, go_on)
 
     def _words(self, framed: Framed, labels: Sequence[str]) -> WordPlaces:
-        """The rows of words and of the tokens that represent labels: markers, the labels' first
-        tokens, or both.
+        """Return the rows of words and of the tokens that represent labels: markers, the labels'
+        first tokens, or both.
         """
         markers, names = (
             framed.prompt[: 2 * len(labels) : 2],
@@ -131,19 +137,17 @@ class GlirelProcessor:
         for number, row in enumerate(names):
             if row < 0:
                 field = f"{_LABELS}[{number}]"
-                raise InvalidInput(
-                    f"{field} has nothing that the model's tokenizer knows", field=field
-                )
+                raise InvalidInput(f"{field} has no token in the model's tokenizer", field=field)
         if states == "label":
             return WordPlaces(framed.pieces, framed.sizes, names, names[:0])
         return WordPlaces(framed.pieces, framed.sizes, markers, names)
 
     def _pairs(self, firsts: Ids) -> tuple[Places, Places]:
-        """Heads and tails of all pairs of two entities; from a later to an earlier one only within
-        the model's distance.
+        """Return heads and tails of all pairs of two entities. Pairs from a later to an earlier
+        entity exist only within the model's distance.
 
-        Later and earlier are in the request's order, and the distance is between first words: the
-        package's `generate_entity_pairs_indices`.
+        Later and earlier follow the request's order, and the distance is between first words, as in
+        the package's `generate_entity_pairs_indices`.
         """
         count = len(firsts)
         wanted = ~np.eye(count, dtype=bool)
@@ -151,9 +155,8 @@ class GlirelProcessor:
             near = np.abs(firsts[:, None] - firsts) <= self._settings.farthest
             wanted &= near | np.triu(np.ones_like(wanted))
         heads, tails = np.nonzero(wanted)
-        return heads.astype(np.int16), tails.astype(
-            np.int16
-        )  # a request has at most 128 entities for a text
+        # A request has at most 128 entities for a text.
+        return heads.astype(np.int16), tails.astype(np.int16)
 
 
 def _given(work: RelationsWork) -> Sequence[Sequence[Given]]:
@@ -161,8 +164,8 @@ def _given(work: RelationsWork) -> Sequence[Sequence[Given]]:
 
 
 def _marked(words: Words, given: Sequence[Given]) -> _Marked:
-    """The words that each entity overlaps; entities that overlap none, as they were cut off or are
-    only spaces, are left out.
+    """Return the words that each entity overlaps. Entities that overlap none, because they were
+    truncated or are only spaces, are dropped.
     """
     firsts = np.searchsorted(words.ends, [one.start for one in given], side="right").astype(
         np.int32
@@ -183,8 +186,10 @@ def _relations(
     threshold: float,
     most: int,
 ) -> Extraction:
-    """logits [pairs, labels] of one text, or the largest of them -> the best relations first,
-    `most` at most.
+    """Return the best relations of one text first, `most` at most.
+
+    Args:
+        logits: [pairs, labels], or the largest of them.
     """
     scores = sigmoid(logits.values if isinstance(logits, SparseRow) else logits)
     ranked, is_cut = select_best(scores, threshold, most)

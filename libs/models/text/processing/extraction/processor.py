@@ -1,5 +1,5 @@
-"""What the processors of GLiNER2's architectures share: sequences of texts after a schema, and an
-answer for each text.
+"""The shared processor of GLiNER2's architectures: sequences of texts after a schema, and an answer
+for each text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ENDINGS: Final = (".", "!", "?")
 
 @dataclass(frozen=True, slots=True)
 class SchemaNotes:
-    """The schema, how it stands in the sequences, and the words of each text."""
+    """The schema, its prompt in the sequences, and the words of each text."""
 
     schema: Schema
     prompt: SchemaPrompt
@@ -44,8 +44,8 @@ class SchemaNotes:
 
 
 class SchemaProcessor(ABC):
-    """The processor of one model. A subclass knows the head's input (`places`) and what its output
-    says (`answer`).
+    """The processor of one model. A subclass defines the head's input (`places`) and reads its
+    output (`read_output`).
     """
 
     def __init__(self, card: Card, frame: WordFrame) -> None:
@@ -53,16 +53,18 @@ class SchemaProcessor(ABC):
 
     @abstractmethod
     def places(self, schema: Schema, prompt: SchemaPrompt, framed: Framed) -> object:
-        """The head's input for a text's sequence. Raises InvalidInput for a schema that the
-        tokenizer does not know.
+        """Return the head's input for a text's sequence.
+
+        Raises InvalidInput for a schema without tokens in the tokenizer.
         """
 
     @abstractmethod
-    def answer(
+    def read_output(
         self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str
     ) -> Extraction:
-        """All that was found in a text, by the head's output for it. Raises InvalidInput with
-        `path` if that is too much.
+        """Return everything found in a text, from the head's output.
+
+        Raises InvalidInput with `path` for an answer that is too long.
         """
 
     def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
@@ -89,7 +91,7 @@ class SchemaProcessor(ABC):
             raise unsupported(work, self._card)
         texts = enumerate(zip(work.texts, notes.words, outputs, strict=True))
         items = (
-            self.answer(text, words, notes, output, item_path(number))
+            self.read_output(text, words, notes, output, item_path(number))
             for number, (text, words, output) in texts
         )
         if isinstance(work, EntitiesWork) and work.flat:
@@ -98,9 +100,8 @@ class SchemaProcessor(ABC):
 
 
 def _schema_of(work: EntitiesWork | StructureWork, card: Card) -> tuple[Schema, str]:
-    """The work's schema and its path in a request. Raises InvalidInput for one that asks for
-    nothing.
-    """
+    """Return the work's schema and its path in a request. Raises InvalidInput for an empty
+    schema."""
     if isinstance(work, EntitiesWork):
         need_labels(work.labels, card, "entities.labels")
         return Schema(
@@ -108,17 +109,17 @@ def _schema_of(work: EntitiesWork | StructureWork, card: Card) -> tuple[Schema, 
         ), "entities.labels"
     schema = work.schema
     if not (schema.entities or schema.classifications or schema.relations or schema.structures):
-        raise InvalidInput("the schema asks for nothing", field="structure")
+        raise InvalidInput("the schema is empty", field="structure")
     return schema, "structure"
 
 
 def ended(text: str) -> str:
-    """The text as the model reads it: it ends as a sentence does."""
+    """Return the text as the model reads it, with a sentence's end."""
     return text if text.endswith(_ENDINGS) else f"{text}."
 
 
 def _apart(entities: Sequence[Entity]) -> tuple[Entity, ...]:
-    """The best of the entities, none of which overlap, in their order."""
+    """Return the best entities without overlaps, in their order."""
     if not entities:
         return ()
     starts, ends = (

@@ -1,8 +1,8 @@
-"""Scores relations between the entities that were found, on the host, as the pairs are known only
-after the forward.
+"""Scores of relations between the entities found. They run on the host, because the pairs are known
+only after the forward.
 
-The last step of a relations job, in the worker's threads. Layers and names are those of the gliner
-package's relation models.
+This is the last step of a relations job, in the worker's threads. Layers and names are those of the
+gliner package's relation models.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ Array = NDArray[np.float32]
 
 
 class Linking(Protocol):
-    """An adjacency between entities: which pairs are candidates for relations."""
+    """An adjacency between entities, which selects the pairs that are candidates for relations."""
 
     def __call__(self, entities: Tensor) -> Tensor:
-        """[entities, size] -> [entities, entities] in 0..1"""
+        """Map [entities, size] to [entities, entities] in 0..1."""
 
 
 class PairScorer(nn.Module):
-    """`linking` None: all pairs are candidates. `whole`: linking depends on all candidate spans,
-    not on the pair alone.
+    """Score pairs of entities for each relation.
+
+    Args:
+        linking: Selects the candidate pairs; None for all pairs.
+        whole: Linking depends on all candidate spans, not on the pair alone.
     """
 
     def __init__(
@@ -52,11 +55,13 @@ class PairScorer(nn.Module):
         chosen: NDArray[np.int64],
         threshold: float,
     ) -> Array:
-        """Scores [chosen, chosen, relations] of head, tail and relation; 0 for pairs that are no
-        candidates.
+        """Return scores [chosen, chosen, relations] of head, tail and relation; 0 for pairs that
+        are not candidates.
 
-        words [words, size] and relations [relations, size]: states of one text. `chosen`: rows of
-        the entities, one or more, among `spans`.
+        Args:
+            words: States of one text, [words, size].
+            relations: [relations, size]
+            chosen: Rows of the entities, at least one, among `spans`.
         """
         starts, ends, rows = (torch.from_numpy(part) for part in (spans.starts, spans.ends, chosen))
         entities = self.marker.forward(torch.from_numpy(words), starts, ends)
@@ -70,8 +75,8 @@ class PairScorer(nn.Module):
         return scores
 
     def _logits(self, entities: Tensor, relations: Tensor) -> Tensor:
-        """The dot product of a pair's and a relation's representation: one head entity at a time,
-        which bounds memory.
+        """Return the dot product of a pair's and a relation's representation, one head entity at a
+        time, which bounds memory.
         """
         size = entities.shape[1]
         inner = self.pair.inner
@@ -84,7 +89,7 @@ class PairScorer(nn.Module):
 def linking_of(
     kind: Adjacency, state: Mapping[str, Tensor], *, size: int, file: str
 ) -> Linking | None:
-    """Raises ModelBroken for tensors that are missing or misshapen."""
+    """Build the linking. Raises ModelBroken for tensors that are missing or have another shape."""
     stem = "relations_rep_layer.relation_rep_layer"
     if kind == "dot":
         return _similar
@@ -121,7 +126,7 @@ def _similar(entities: Tensor) -> Tensor:
 
 
 def _by_pairs(inner: HeadLinear, outer: HeadLinear, entities: Tensor) -> Tensor:
-    """Two layers over head and tail, concatenated."""
+    """Apply two layers to the concatenated head and tail."""
     size = entities.shape[1]
     heads = F.linear(entities, inner.weight[:, :size])
     tails = F.linear(entities, inner.weight[:, size:], inner.bias)
@@ -129,8 +134,8 @@ def _by_pairs(inner: HeadLinear, outer: HeadLinear, entities: Tensor) -> Tensor:
 
 
 def _by_graph(layer: HeadLinear, project: HeadLinear, entities: Tensor) -> Tensor:
-    """One graph convolution (GCN, arXiv 1609.02907) over the entities' similarities, then the
-    similarities of its outputs.
+    """Apply one graph convolution (GCN, arXiv 1609.02907) over the entities' similarities, and
+    return the similarities of its outputs.
     """
     edges = _similar(entities) + torch.eye(len(entities))
     scale = edges.sum(dim=1).clamp(min=1e-6).rsqrt()

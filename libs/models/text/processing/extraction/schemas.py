@@ -1,8 +1,8 @@
-"""A schema as the beginning of a sequence (GLiNER2), and where in it the tokens stand whose states
-answer it.
+"""A schema as the beginning of a sequence (GLiNER2), and the positions of the tokens with states
+that answer it.
 
-Each task is `( [P] name ( marker field marker field … ) )`, descriptions being part of the name.
-Choices of fields stand after them as words of the text, since they are scored as spans are.
+Each task is `( [P] name ( marker field marker field … ) )`, with descriptions as part of the name.
+Choices of fields follow the tasks as words of the text, because they are scored like spans.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ THRESHOLD: Final = 0.5
 
 @dataclass(slots=True)
 class SchemaPrompt:
-    """A schema's words, and the indices among them of the tokens that matter: see `SchemaPlaces`.
+    """A schema's words, and the indices of its relevant tokens among them: see `SchemaPlaces`.
 
     `tasks` are those of the structures, then that of the entities, then those of the relations.
     """
@@ -54,11 +54,11 @@ class SchemaPrompt:
 
 
 def prompt_of(schema: Schema) -> SchemaPrompt:
-    """Raises InvalidInput with the path of a text that holds a marker."""
+    """Build the prompt. Raises InvalidInput with the path of a text that contains a marker."""
     for path, text in _texts(schema):
         if marker := next((marker for marker in MARKERS if marker in text), None):
             raise InvalidInput(
-                f"{path} holds {marker}, by which the model tells the parts of a schema", field=path
+                f"{path} contains {marker}, which separates the parts of a schema", field=path
             )
     made = SchemaPrompt()
     default = THRESHOLD if schema.threshold is None else schema.threshold
@@ -89,7 +89,8 @@ def prompt_of(schema: Schema) -> SchemaPrompt:
         )
         made.tasks.append(
             SpanTask(
-                tuple(FieldQuery(_threshold(one, default)) for one in schema.entities), once=True
+                tuple(FieldQuery(_threshold(one, default)) for one in schema.entities),
+                is_single=True,
             )
         )
     for relation in schema.relations:
@@ -102,7 +103,7 @@ def prompt_of(schema: Schema) -> SchemaPrompt:
         made.classes += _add(
             made, _described(name, question.labels), CLASS, [one.name for one in question.labels]
         )
-    made.names = names  # how often a classification is answered is not asked
+    made.names = names  # classifications have no number of instances
     made.words[-1] = BEFORE_TEXT
     begin = len(made.words)
     made.words += words
@@ -111,7 +112,7 @@ def prompt_of(schema: Schema) -> SchemaPrompt:
 
 
 def _add(made: SchemaPrompt, name: str, marker: str, fields: Sequence[str]) -> list[int]:
-    """Adds a task; returns the indices of its fields' markers."""
+    """Add a task and return the indices of its fields' markers."""
     begin = len(made.words)
     made.words += [
         "(",
@@ -138,8 +139,8 @@ def _threshold(label: SchemaLabel, default: float) -> float:
 
 
 def _choices(structures: Sequence[SchemaStructure]) -> tuple[list[str], dict[str, int]]:
-    """The words before the text that hold all choices, and the number of each choice among the
-    distinct ones, in lower case.
+    """Return the words before the text that contain all choices, and the number of each distinct
+    choice in lower case.
     """
     words: list[str] = []
     for structure in structures:
@@ -163,9 +164,7 @@ def _joined(choices: Sequence[str]) -> list[str]:
 
 
 def _firsts(words: Sequence[str], structures: Sequence[SchemaStructure]) -> list[int]:
-    """Where each distinct choice stands among the words: the first word that is the same, as the
-    package looks for it.
-    """
+    """Return the position of each distinct choice: the first equal word, as in the package."""
     places: dict[str, int] = {}
     for number, word in enumerate(words):
         places.setdefault(word.lower(), number)
@@ -173,7 +172,7 @@ def _firsts(words: Sequence[str], structures: Sequence[SchemaStructure]) -> list
 
 
 def _texts(schema: Schema) -> Iterator[tuple[str, str]]:
-    """Every text of the schema with its path in a request."""
+    """Yield every text of the schema with its path in a request."""
     for name, labels in (("entities", schema.entities), ("relations", schema.relations)):
         yield from _label_texts(f"structure.{name}", labels)
     for number, question in enumerate(schema.classifications):
@@ -199,11 +198,11 @@ def _label_texts(path: str, labels: Sequence[SchemaLabel]) -> Iterator[tuple[str
 
 @cache
 def word_pattern() -> re.Pattern[str]:
-    """What the gliner2 package takes for a word: an address, a handle, letters with their marks, or
-    any other character alone.
+    """Return the gliner2 package's pattern of a word: an address, a handle, letters with their
+    marks, or any other single character.
 
-    The parts of a mail address are bounded, unlike the package's, so that a long text without any
-    takes no quadratic time.
+    The parts of a mail address are bounded, unlike the package's, so that a long text without
+    addresses does not take quadratic time.
     """
     marks = "".join(
         chr(code)

@@ -1,7 +1,7 @@
-"""Decodes scores of words and spans to entities that do not conflict (greedy search), as the gliner
-package does.
+"""Decode scores of words and spans to compatible entities (greedy search), as the gliner package
+does.
 
-The last step of an entities job, in the worker's threads. Everything here counts in words.
+This is the last step of an entities job, in the worker's threads. All positions are in words.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Candidates:
         return Candidates(self.starts[rows], self.ends[rows], self.labels[rows], self.scores[rows])
 
 
-def of_spans(scores: Array, words: int, width: int, threshold: float) -> Candidates:
-    """Candidates from `scores` [spans, labels] of all spans up to `width` words, in `spans_of`'s
-    order.
+def span_candidates(scores: Array, words: int, width: int, threshold: float) -> Candidates:
+    """Return candidates from `scores` [spans, labels] of all spans up to `width` words, in
+    `spans_of`'s order.
     """
     starts, ends = spans_of(words, width)
     labels, best = scores.argmax(axis=1), scores.max(axis=1)
@@ -48,10 +48,9 @@ def of_spans(scores: Array, words: int, width: int, threshold: float) -> Candida
     )
 
 
-def of_words(scores: Array, threshold: float) -> Candidates:
-    """Candidates from `scores` [words, labels, 3]: of a word's beginning, ending and being inside
-    an entity.
-    """
+def word_candidates(scores: Array, threshold: float) -> Candidates:
+    """Return candidates from `scores` [words, labels, 3]: of the beginning, end and inside of an
+    entity."""
     words = len(scores)
     best, labels = (
         np.full((words, words), -1, dtype=np.float32),
@@ -64,8 +63,9 @@ def of_words(scores: Array, threshold: float) -> Candidates:
     return Candidates(starts, ends, labels[starts, ends], best[starts, ends])
 
 
-def of_words_by_label(scores: Array, threshold: float) -> Candidates:
-    """As `of_words`, but with a span once for each label whose threshold it reaches."""
+def word_candidates_by_label(scores: Array, threshold: float) -> Candidates:
+    """Return candidates as `word_candidates`, but one for each label with a threshold that the span
+    reaches."""
     tables = list(_tables(scores))
     places = [np.nonzero(table >= threshold) for table in tables]
     return Candidates(
@@ -77,8 +77,8 @@ def of_words_by_label(scores: Array, threshold: float) -> Candidates:
 
 
 def _tables(scores: Array) -> Iterator[Array]:
-    """For each label the scores of all spans [words, words], by first and last word; -1 for no
-    span.
+    """Yield for each label the scores of all spans [words, words], by first and last word; -1 for
+    invalid spans.
 
     A span's score is the minimum of its first word's begin score, its last word's end score and all
     its words' inside scores.
@@ -92,8 +92,10 @@ def _tables(scores: Array) -> Iterator[Array]:
 
 
 def choose(found: Candidates, words: int, *, flat: bool) -> Candidates:
-    """Greedy selection of the best compatible candidates, ordered by start: `flat`: none overlap;
-    else they may only nest.
+    """Select the best compatible candidates greedily, ordered by start.
+
+    Args:
+        flat: No candidates overlap; otherwise they may nest.
     """
     ranked = found.take(np.argsort(-found.scores, kind="stable"))
     chosen = ranked.take(disjoint(ranked, words) if flat else _nested(ranked))
@@ -101,7 +103,7 @@ def choose(found: Candidates, words: int, *, flat: bool) -> Candidates:
 
 
 def disjoint(ranked: Candidates, words: int) -> Ids:
-    """The rows of candidates, best first, that overlap none before them."""
+    """Return the rows of candidates, best first, that do not overlap an earlier one."""
     taken = np.zeros(words, dtype=bool)
     kept = []
     for row, (start, end) in enumerate(zip(ranked.starts, ranked.ends, strict=True)):
@@ -112,7 +114,8 @@ def disjoint(ranked: Candidates, words: int) -> Ids:
 
 
 def _nested(ranked: Candidates) -> Ids:
-    """Spans may lie within each other, and may not cross."""
+    """Return the rows of candidates that nest in the earlier ones or are disjoint, but do not cross
+    them."""
     kept = np.empty(len(ranked), dtype=np.int64)
     count = 0
     for row, (start, end) in enumerate(zip(ranked.starts, ranked.ends, strict=True)):

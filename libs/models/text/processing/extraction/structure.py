@@ -1,5 +1,5 @@
-"""Answers to a schema, or to labels of entities alone, with a GLiNER2 model: what the gliner2
-package's `extract` finds.
+"""Answers of a GLiNER2 model to a schema, or to entity labels alone, as by the gliner2 package's
+`extract`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from libs.models.work import Output, SparseRow
 Array = NDArray[np.float32]
 Ids = NDArray[np.int32]
 _ANSWER: Final = (16, 1 << 16)
-"""An answer's texts have at most so many times the text's characters, and so many more: a low
-threshold finds much.
+"""Maximum characters of an answer's texts: a factor on the text's characters, and an addend. A low
+threshold selects a large number of spans.
 """
 
 
 class StructureProcessor(SchemaProcessor):
-    """The processor of one model. `width`: words of the longest span."""
+    """The processor of one model. `width` is the longest span in words."""
 
     def __init__(self, card: Card, frame: WordFrame, width: int) -> None:
         super().__init__(card, frame)
@@ -52,7 +52,7 @@ class StructureProcessor(SchemaProcessor):
     def places(self, schema: Schema, prompt: SchemaPrompt, framed: Framed) -> SchemaPlaces:
         return _places(prompt, framed)
 
-    def answer(
+    def read_output(
         self, text: str, words: Words, notes: SchemaNotes, output: Output, path: str
     ) -> Extraction:
         row = cast("tuple[Array, Array, SparseRow]", output)
@@ -66,34 +66,34 @@ def _places(prompt: SchemaPrompt, framed: Framed) -> SchemaPlaces:
     )
     if (choices < 0).any():
         raise InvalidInput(
-            "a choice of the schema has nothing that the model's tokenizer knows",
+            "a choice of the schema has no token in the model's tokenizer",
             field="structure.structures",
         )
     return SchemaPlaces(tuple(prompt.tasks), names, fields, classes, framed.pieces, choices)
 
 
 class AnswerBound:
-    """How many characters more a text's answer may have."""
+    """Bounds the characters of a text's answer."""
 
     def __init__(self, text: str, path: str) -> None:
         self._left, self._path = _ANSWER[0] * len(text) + _ANSWER[1], path
 
     def claim(self, characters: int) -> None:
-        """Raises InvalidInput with the text's path."""
+        """Count characters. Raises InvalidInput with the text's path beyond the bound."""
         self._left -= characters
         if self._left < 0:
             raise self.exceeded()
 
     def exceeded(self) -> InvalidInput:
-        """The error for a text with too long an answer, to be raised by the caller."""
+        """Return the error for a text with too long an answer. The caller raises it."""
         message = (
-            f"more is found in {self._path} than can be answered: raise thresholds, or ask for less"
+            f"the answer for {self._path} is too long: raise the thresholds, or reduce the schema"
         )
         return InvalidInput(message, field=self._path)
 
 
 class _Answers:
-    """One text's answers, from the head's output for it."""
+    """One text's answers, from the head's output for the text."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _Answers:
         )
 
     def _by_query(self, tasks: Sequence[SpanTask]) -> Iterator[tuple[Query, tuple[Ids, Array]]]:
-        """For each query its columns, ascending, and their probabilities."""
+        """Yield each query with its columns, ascending, and their probabilities."""
         columns = len(self._starts) + len(self._notes.prompt.choices)
         queries = queries_of(tasks, self._counts)
         bounds = np.searchsorted(
@@ -151,8 +151,8 @@ class _Answers:
             )
 
     def _spans(self, found: tuple[Ids, Array]) -> Iterator[tuple[int, int, float]]:
-        """Spans that overlap none better, best first: code points within the text as it was sent,
-        and score.
+        """Yield spans best first, without those that overlap a better one: code points within the
+        text as sent, and score.
         """
         columns, scores = found
         starts, ends = self._starts[columns].astype(np.int64), self._ends[columns].astype(np.int64)
@@ -179,7 +179,7 @@ class _Answers:
         return [self._entity(label, span) for span in self._spans(found)]
 
     def _relation(self, label: str, found: Sequence[tuple[Ids, Array]]) -> list[Relation]:
-        """One instance: the best head and the best tail, if there are both."""
+        """Return one instance: the best head and the best tail, if both exist."""
         ends = [next(self._spans(one), None) for one in found]
         head, tail = (None if span is None else self._entity("", span) for span in ends)
         if head is None or tail is None:
@@ -189,7 +189,7 @@ class _Answers:
     def _structure(
         self, number: int, fields: Sequence[tuple[Query, tuple[Ids, Array]]]
     ) -> list[Structure]:
-        """One instance, if a field of it has a value."""
+        """Yield one instance, if any field has a value."""
         schema = self._notes.schema.structures[number]
         made = [
             Field(
@@ -235,7 +235,7 @@ class _Answers:
 
 
 def classifications(schema: Schema, logits: Array) -> Iterator[Classification]:
-    """`logits`: of the labels of all questions in turn."""
+    """Yield the classifications. `logits` holds the labels of all questions in order."""
     first = 0
     for question in schema.classifications:
         own = logits[first : first + len(question.labels)]
@@ -244,7 +244,7 @@ def classifications(schema: Schema, logits: Array) -> Iterator[Classification]:
 
 
 def _labels(question: SchemaClassification, logits: Array) -> tuple[LabelScore, ...]:
-    """Those that reach the threshold, and the best one in any case."""
+    """Return the labels that reach the threshold, and always the best one."""
     scores = sigmoid(logits) if question.multi_label else softmax(logits)
     ranked = best_first(
         [(one.name, score) for one, score in zip(question.labels, scores, strict=True)], None

@@ -1,9 +1,9 @@
 """Texts as words, for models that label words: the gliner package's word splitting, and the words'
 positions among the tokens.
 
-The first step of an entities or relations job, in the worker's threads. A sequence is the labels,
-each after a marker, then the text's words; every word is tokenised on its own, as the models were
-trained.
+This is the first step of an entities or relations job, in the worker's threads. A sequence consists
+of the labels, each after a marker, then the text's words. Every word is tokenised separately, as in
+the models' training.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Ids = NDArray[np.int32]
 _SPACE: Final = re.compile(r"\s")
 _WORD_CHARACTERS: Final = 16
 _CHARACTERS_A_TOKEN: Final = 16
-"""Nearly all tokens have fewer; a normaliser may make eighteen characters of one, and a text may be
-one very long word.
+"""Nearly all tokens have fewer. A normaliser may expand one character to eighteen, and a text may
+be one very long word.
 """
 _WORD: Final = re.compile(r"\w+(?:[-_]\w+)*|\S")
 
@@ -49,37 +49,41 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Framed:
-    """A sequence's tokens and their words. Rows count from the sequence's first token.
-
-    `prompt`: the first token of each word of the prompt, -1 for one without tokens. `pieces`: rows
-    of the tokens that make the words, `sizes` of them each. `words`: those that were kept.
-    """
+    """A sequence's tokens and their words. Rows count from the sequence's first token."""
 
     ids: Ids
     prompt: Ids
+    """The first token of each word of the prompt, -1 for a word without tokens."""
     pieces: Ids
+    """Rows of the words' tokens."""
     sizes: Ids
+    """Number of tokens of each word."""
     words: Words
+    """The words that truncation kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Front:
-    """The tokens that all texts of a job share: those before a text, with their words (-1: none),
-    and those after it.
-    """
+    """The tokens that all texts of a job share."""
 
     ids: Ids
+    """The tokens before a text."""
     owners: Ids
+    """The word of each token before a text, -1 for none."""
     tail: Ids
+    """The tokens after a text."""
     words: int
 
 
 class WordFrame:
-    """`limit`: the longest sequence in tokens; `max_words` of a text. `word`: what a word is, which
-    spans no space.
+    """Tokenises texts word by word after a prompt.
 
-    `lowercase`: the model reads words in lower case. `framed`: it reads the tokenizer's special
-    tokens around a text.
+    Args:
+        limit: The longest sequence in tokens.
+        max_words: Maximum words of a text.
+        word: The pattern of a word, which contains no space.
+        lowercase: The model reads words in lower case.
+        framed: The model reads the tokenizer's special tokens around a text.
     """
 
     def __init__(
@@ -121,7 +125,7 @@ class WordFrame:
         labels_path: str,
         go_on: CancelCheck = never_cancelled,
     ) -> list[Framed]:
-        """Tokenises each text after the words of the prompt, which are tokenised once.
+        """Tokenise each text after the words of the prompt, which are tokenised once.
 
         Raises InputTooLong, or InvalidInput if the prompt alone is too long.
         """
@@ -140,8 +144,9 @@ class WordFrame:
                 )
         return found
 
-    def _front(self, prompt: Sequence[str], go_on: CancelCheck) -> _Front:
-        """Tokenises the prompt, in slices, as every word is tokenised on its own."""
+    def _front(self, prompt: Sequence[str], go_on: GoOn) -> _Front:
+        """Tokenise the prompt in slices, which is possible because every word is tokenised
+        separately."""
         ids, owners = [self._head], [np.full_like(self._head, -1)]
         for numbers in sliced([len(word) for word in prompt], go_on):
             words = [prompt[number] for number in numbers]
@@ -161,7 +166,8 @@ class WordFrame:
             kept = list(islice(self._word.finditer(text), self._max_words + 1))
             if len(kept) > self._max_words and truncation == "none":
                 raise InputTooLong(
-                    f"{where} has more than {self._max_words} words, which is what the model takes. Shorten it, or have it cut: "
+                    f"{where} has more than {self._max_words} words, the model's maximum. Shorten "
+                    "it, or request "
                     "truncation END or START",
                     field=where,
                 )
@@ -172,17 +178,16 @@ class WordFrame:
         )
 
     def _shortened(self, word: str, truncation: Truncation) -> str:
-        """The part of a word that can matter: a longer one has more tokens than the model takes,
-        and is dropped.
-        """
+        """Return the relevant part of a word: a longer word exceeds the model's tokens and is
+        dropped."""
         most = _CHARACTERS_A_TOKEN * self._limit
         if len(word) > most:
             word = word[-most:] if truncation == "start" else word[:most]
         return word.lower() if self._lowercase else word
 
     def _last_words(self, text: str) -> int:
-        """A position that as many words follow as are kept, or 0. It is at a space, which no word
-        spans.
+        """Return a position followed by at least `max_words` words, or 0. It is at a space, which
+        is never within a word.
         """
         size = _WORD_CHARACTERS * self._max_words
         while size < len(text):
@@ -206,7 +211,7 @@ class WordFrame:
         prompt = front.words
         ids = np.concatenate([front.ids, np.array(encoding.ids, dtype=np.int32), front.tail])
         if not len(ids):
-            raise InvalidInput(f"{where} has nothing that the model's tokenizer knows", field=where)
+            raise InvalidInput(f"{where} has no token in the model's tokenizer", field=where)
         own = np.array(encoding.word_ids, dtype=np.int32)
         owners = np.concatenate(
             [front.owners, own + np.int32(prompt), np.full_like(front.tail, -1)]
@@ -217,24 +222,27 @@ class WordFrame:
         begin = int(text[0]) if len(text) else len(ids) - tail
         ends = np.append(text[1:], np.int32(len(ids) - tail)) if len(text) else text
         if begin + tail >= self._limit:
-            message = f"the labels take {begin + tail} tokens; the model takes {self._limit} with the text: name fewer at a time"
+            message = (
+                f"the labels have {begin + tail} tokens; the model's maximum with the text is "
+                f"{self._limit}: send fewer at a time"
+            )
             raise InvalidInput(message, field=labels_path)
         if len(ids) > self._limit:
             if truncation == "none":
                 message = (
-                    f"{where} has {len(ids)} tokens, labels included; the model takes {self._limit}"
+                    f"{where} has {len(ids)} tokens, labels included; the model's maximum is "
+                    f"{self._limit}"
                 )
                 raise InputTooLong(
-                    f"{message}. Shorten it, or have it cut: truncation END or START", field=where
+                    f"{message}. Shorten it, or request truncation END or START", field=where
                 )
             text, ends = _fit(text, ends, self._limit - begin - tail, truncation)
         first, last = (int(text[0]), int(ends[-1])) if len(text) else (begin, begin)
         rows = np.full(prompt, -1, dtype=np.int32)
         rows[owners[firsts[firsts < begin]]] = firsts[firsts < begin]
         pieces, sizes = self._pieces(text - first + begin, ends - first + begin)
-        numbers = (
-            owners[text] - prompt
-        )  # a word without tokens, such as a lone accent, has no number here
+        # A word without tokens, such as a lone accent, has no number here.
+        numbers = owners[text] - prompt
         return Framed(
             ids=np.concatenate([ids[:begin], ids[first:last], ids[len(ids) - tail :]]),
             prompt=rows,
@@ -244,9 +252,8 @@ class WordFrame:
         )
 
     def _pieces(self, starts: Ids, ends: Ids) -> tuple[Ids, Ids]:
-        """The rows that represent each word, of its tokens `starts[i]:ends[i]`, and their
-        number.
-        """
+        """Return the rows that represent each word, of its tokens `starts[i]:ends[i]`, and their
+        number."""
         if self._pooling == "first":
             return starts, np.ones_like(starts)
         if self._pooling == "last":
@@ -256,7 +263,7 @@ class WordFrame:
 
 
 def _fit(starts: Ids, ends: Ids, room: int, truncation: Truncation) -> tuple[Ids, Ids]:
-    """Truncates to the words whose tokens fit, from the text's beginning or end."""
+    """Truncate to the words that fit with their tokens, from the text's beginning or end."""
     if truncation == "end":
         count = int(np.searchsorted(ends - starts[0], room, side="right"))
         return starts[:count], ends[:count]

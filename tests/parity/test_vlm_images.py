@@ -1,5 +1,5 @@
-"""The pictures that vision-language models see against transformers' `pil` image processors: the
-same pixels, bit for bit.
+"""Image processing of vision-language models against transformers' `pil` image processors: equal
+pixels, bit for bit.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ SMART: tuple[Mapping[str, object], ...] = (
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("settings", SMART)
 def test_squares_equal_transformers(settings: Mapping[str, object]) -> None:
-    """The patches, in their order, of the two frames of which the model sees one."""
+    """The patches are compared in order, for the two frames of which the model sees one."""
     theirs = transformers.Qwen2VLImageProcessorPil(**settings)
     side = int(str(settings.get("patch_size", 14)))
     spec = PatchSpec(8, side, (0, 0), class_token=False, resampled=True)
@@ -110,8 +110,8 @@ def test_squares_equal_transformers(settings: Mapping[str, object]) -> None:
     assert caught.value.field == "items[4]"
 
 
-def test_images_that_make_no_tiles() -> None:
-    few = Tiles.from_config(Config({"do_resize": False, "max_image_size": {"longest_edge": 10}}), 16, 4)
+def test_images_without_tiles_equal_transformers() -> None:
+    few = Tiles.of(Config({"do_resize": False, "max_image_size": {"longest_edge": 10}}), 16, 4)
     with pytest.raises(InvalidInput, match="makes 10,000 tiles") as caught:
         few.lay(1000, 1000, "items[3]")
     assert caught.value.field == "items[3]"
