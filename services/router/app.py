@@ -52,16 +52,14 @@ from services.router.upkeep import AWAY_TICK_SECONDS, Upkeep
 log = logging.getLogger(__name__)
 
 START_SECONDS = 5.0
-"""How long the first look at Redis may take before the router begins to serve without it, as
-NOT_SERVING.
-"""
+"""Maximum wait for Redis at the start. After it the router serves anyway, as NOT_SERVING."""
 STOP_SECONDS = 0.5
-LOST = WorkerLost("workers died with this job as often as is allowed; it may be what kills them")
+LOST = WorkerLost("workers died with this job as often as allowed; the job may be the cause")
 
 
 class Router:
-    """The objects of one router, each built from those before it. Building them does not call Redis
-    yet.
+    """The objects of one router, each built from those before it. The constructor does not call
+    Redis.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -80,7 +78,7 @@ class Router:
         )
         self.fleet = Fleet(redis, ttl_ms=min(TTL_MS, settings.lease_ms))
         standings = QueuePositions(redis)
-        # What this router knows of the mesh, and what it owes.
+        # This router's view of the mesh, and its obligations.
         self.view = View(self.fleet)
         outstanding, background = Outstanding(), Background()
         self.flight = InFlightMemory(limit_bytes=settings.in_flight_bytes)
@@ -121,7 +119,7 @@ class Router:
             self.presence,
             broken,
         )
-        # The loops beside the calls.
+        # Loops that run while calls are served.
         self.inbox = Inbox(self.lanes, bells, self.dispatcher)
         membership = Membership(self.fleet, self.lanes, settings.router_id)
         files = (settings.tenants, settings.routes, settings.processes)
@@ -149,9 +147,12 @@ class Router:
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[str]:
-    """A router that serves at the yielded address. Leaving the context drains it (graceful
-    shutdown). Raises UnsuitableRedis, or NoCapacity if the address is taken; Redis may come and
-    go."""
+    """Run a router that serves at the yielded address. Leaving the context drains it (graceful
+    shutdown).
+
+    Raises UnsuitableRedis, or NoCapacity if the address is taken. The router survives outages of
+    Redis.
+    """
     router = Router(settings)
     upkeep, metrics = (
         router.upkeep,
@@ -184,14 +185,14 @@ async def running(settings: Settings) -> AsyncIterator[str]:
                     yield server.address
                 finally:
                     router.presence.close()
-                    # workers look for another router while calls in flight end here
+                    # Workers connect to another router while calls in flight finish here.
                     router.waiters.close()
     finally:
         await router.redis.aclose()
 
 
 async def _first_look(upkeep: Upkeep, open_connections: Callable[[], Awaitable[None]]) -> bool:
-    """Whether Redis answered in time, so that the first health check tells the truth."""
+    """Return whether Redis answered in time; the first health check reports it."""
     try:
         async with asyncio.timeout(START_SECONDS):
             while True:
@@ -218,8 +219,8 @@ class _Loops:
         self._tasks.append(self._group.create_task(loop))
 
     async def stop(self) -> None:
-        # Cancelled again until they end: redis-py may swallow a cancellation that comes together
-        # with an answer.
+        # Cancelled repeatedly until they end: redis-py may swallow a cancellation that arrives with
+        # an answer.
         while unfinished := [task for task in self._tasks if not task.done()]:
             for task in unfinished:
                 task.cancel()

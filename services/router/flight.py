@@ -1,9 +1,8 @@
-"""Memory accounting of requests in flight in this process, and the limit beyond which new ones are
-refused.
+"""Account for the memory of requests in flight in this process, and refuse new ones beyond a limit.
 
-A request counts from when its handler begins until its answer has been sent, not until it is ready:
-a client that does not read holds its answer here, until it reads or its connection ends (a peer
-that is gone or frozen by the server's keepalive, after 40 s).
+A request counts from the start of its handler until its answer has been sent. A client that does
+not read therefore holds its answer here until it reads or its connection ends (the server's
+keepalive ends a dead or frozen peer's after 40 s).
 """
 
 from __future__ import annotations
@@ -16,47 +15,52 @@ import grpc
 from libs.errors import QueueFull
 
 COPIES: Final = 5
-"""Copies of a request or an answer in memory at once: as bytes, parsed, in jobs, and on its way in
-or out. Measured: 4.0 to 5.2, and 4.6 where jobs repeat a long query as often as they may."""
+"""Copies of a request or an answer in memory at the same time: as bytes, parsed, in jobs, and in
+transit. Measured: 4.0 to 5.2, and 4.6 where jobs repeat a long query as often as allowed.
+"""
 STREAMED_COPIES: Final = 3
-"""Copies of a job's answer that is streamed: parsed; its numbers as bytes while it is sent, and a
-message on its way out.
+"""Copies of a job's answer that is streamed: parsed, its numbers as bytes while it is sent, and a
+message in transit.
 """
 PART_BYTES: Final = 256
-"""Memory that each item takes beside its bytes: its message, price and size. Measured: 210."""
+"""Memory of each item in addition to its bytes: its message, price and size. Measured: 210."""
 MIN_BYTES: Final = 16 * 1024
-"""Memory that an empty request takes: its asyncio task, its call, its places in the maps."""
+"""Memory of an empty request: its asyncio task, its call, its map entries."""
 TENANT_SHARE: Final = 0.5
-"""Of the limit: one tenant alone must not keep all others out."""
+"""Maximum share of the limit for one tenant, so that it cannot keep all others out."""
 
 
 Rpc: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class InFlightMemory:
-    """All requests in flight of this router. `held_bytes` is what they take now."""
+    """All requests in flight of this router."""
 
     def __init__(self, *, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        # The state: sums of all that is held.
+        # The state: sums over all requests.
         self.held_bytes = 0
         self._by_tenant: Counter[str] = Counter()
 
     def enter(self, size: int, tenant: str, rpc: Rpc, parts: int = 0) -> Held:
-        """Admits a request of `size` bytes with so many items. Raises QueueFull, but never while no
+        """Admit a request of `size` bytes with `parts` items. Raises QueueFull, but never while no
         other is in flight.
         """
         cost = COPIES * size + PART_BYTES * parts + MIN_BYTES
         own = self._by_tenant.get(tenant, 0)
         if self.held_bytes and self.held_bytes + cost > self._limit_bytes:
-            message = f"requests in flight at this router hold {self.held_bytes:,} bytes; at most {self._limit_bytes:,} are allowed"
-            raise QueueFull(message)
+            raise QueueFull(
+                f"requests in flight at this router hold {self.held_bytes:,} bytes;"
+                f" at most {self._limit_bytes:,} are allowed"
+            )
         if own and own + cost > self._limit_bytes * TENANT_SHARE:
-            message = f"requests in flight of this tenant hold {own:,} bytes, and all may take {self._limit_bytes:,} of this router"
-            raise QueueFull(message)
+            raise QueueFull(
+                f"requests in flight of this tenant hold {own:,} bytes, and those of all tenants"
+                f" may hold {self._limit_bytes:,} at this router"
+            )
         held = Held(self, tenant)
         held.take(cost)
-        rpc.add_done_callback(held.release)  # type: ignore[arg-type]  # the stubs ask for a class of theirs
+        rpc.add_done_callback(held.release)  # type: ignore[arg-type]  # the stubs expect their class
         return held
 
     def count(self, tenant: str, size: int) -> None:
@@ -72,7 +76,7 @@ class Held:
     def __init__(self, flight: InFlightMemory, tenant: str) -> None:
         self._flight = flight
         self._tenant = tenant
-        # The state: what it holds, 0 once the call has ended.
+        # The state: held bytes, 0 once the call has ended.
         self._bytes = 0
         self._has_ended = False
 
@@ -82,22 +86,22 @@ class Held:
             self._flight.count(self._tenant, size)
 
     def answered(self, size: int) -> None:
-        """The answer to one of its jobs has come."""
+        """Count the answer to one of its jobs."""
         self.take(COPIES * size)
 
     def kept(self, size: int) -> None:
-        """The answer to one of its jobs has come, to be streamed by itself."""
+        """Count the answer to one of its jobs, to be streamed separately."""
         self.take(STREAMED_COPIES * size)
 
     def sent(self, size: int) -> None:
-        """That answer has been written, and is no longer in memory."""
+        """Release a streamed answer that has been sent."""
         self.take(-STREAMED_COPIES * size)
 
     def sending(self, size: int) -> None:
-        """All that is left is the answer of `size` bytes, on its way out."""
+        """Reduce the reservation to the answer of `size` bytes that is being sent."""
         self.take(MIN_BYTES + size - self._bytes)
 
     def release(self, context: Rpc) -> None:
-        """The call has ended."""
+        """Release everything: the call has ended."""
         self.take(-self._bytes)
         self._has_ended = True

@@ -1,5 +1,6 @@
-"""What other routers send this one through Redis: answers to its jobs, what is written of them
-meanwhile, and bells for its waiting pulls."""
+"""Receive from other routers through Redis: answers to this router's jobs, generated text before
+the answers, and notifications for its waiting pulls.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ LISTEN_SECONDS: Final = 1.0
 
 
 class Inbox:
-    """Three loops that end only when they are cancelled. Redis may come and go; any other error is
-    a bug and stops the router.
+    """Three loops that end only when they are cancelled. They survive outages of Redis; any other
+    error is a bug and stops the router.
     """
 
     def __init__(self, lanes: Lanes, bells: Wakeups, dispatcher: Dispatcher) -> None:
@@ -29,7 +30,7 @@ class Inbox:
         self._dispatcher = dispatcher
 
     async def take_replies(self) -> None:
-        """Delivers answers to this router's jobs that workers returned through other routers."""
+        """Deliver answers to this router's jobs that workers returned through other routers."""
         while True:
             try:
                 for job_id, result in await self._lanes.take_replies(REPLY_WAIT_SECONDS):
@@ -38,9 +39,11 @@ class Inbox:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
     async def receive_written(self) -> None:
-        """Delivers what models have written of this router's jobs on workers of other routers. A
-        user of Redis whose rights are of before 2026-11-24 may not listen: then texts come with the
-        answers alone."""
+        """Deliver generated text of this router's jobs from workers at other routers.
+
+        A Redis user with ACL rules from before 2026-11-24 may not listen: then texts arrive only
+        with the answers.
+        """
         while True:
             try:
                 async for parts in self._lanes.written():
@@ -50,7 +53,7 @@ class Inbox:
                 await asyncio.sleep(LISTEN_SECONDS)
 
     async def receive_bells(self) -> None:
-        """Receives the bells that other routers ring."""
+        """Receive notifications from other routers."""
         while True:
             try:
                 async for bell in self._lanes.bells():

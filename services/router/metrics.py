@@ -1,5 +1,5 @@
-"""A router's Prometheus metrics of the mesh and of itself, read at each scrape from values replaced
-whole (`libs/telemetry`).
+"""A router's Prometheus metrics of the mesh and of itself, read at each scrape from values that are
+replaced whole (`libs/telemetry`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OF_LANES: Final[tuple[tuple[Series, str], ...]] = (
 
 
 class RouterMetrics:
-    """`read` is called on the thread of a scrape."""
+    """Collects the metrics. `read` is called on the thread of a scrape."""
 
     def __init__(
         self, view: View, upkeep: Upkeep, flight: InFlightMemory, waiters: PendingPulls
@@ -66,8 +66,8 @@ def _summed(gauges: list[LaneGauges], known: set[str], name: str) -> dict[tuple[
 
 
 def _labels(lane: LaneKey, known: set[str]) -> tuple[str, ...]:
-    """Lanes of models that no worker has share one set of labels: clients can make up any number of
-    them.
+    """Return a lane's labels. Lanes of models that no worker has share one set: clients can invent
+    any number of names.
     """
     if lane.model not in known:
         return (lane.pool, metrics.OTHER, "")

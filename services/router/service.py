@@ -1,5 +1,5 @@
-"""InferenceService: the request path through the router, read top to bottom. Decode, decide, act,
-encode; nothing else.
+"""InferenceService: the request path through the router, read top to bottom: decode, decide, act,
+encode.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from services.router.lanes.dispatch import Dispatcher, PendingRequest, Plan
 from services.router.lanes.written import StreamedTexts
 
 LARGE_BYTES: Final = 256 * 1024
-"""From this size on a request is split, and its answer merged, in a thread, so that the event loop
-goes on serving others.
+"""Requests of at least this size are split, and their answers merged, in a thread, so that the
+event loop goes on serving others.
 """
 MAX_DEADLINE_SECONDS: Final = 86_400.0
 ANSWER_SECONDS: Final = 0.05
-"""Subtracted from a client's deadline, so that the error that says why it was missed still reaches
-the client.
+"""Subtracted from a client's deadline, so that the error for a missed deadline still reaches the
+client.
 """
 
 _Request = TypeVar(
@@ -61,13 +61,14 @@ _Check: TypeAlias = Callable[[_Request, models_pb2.ModelCard | None], Sizes]
 
 @dataclass(frozen=True, slots=True)
 class _Price:
-    """Estimated tokens of a request: of each item, and of what every job repeats. `read`: bytes to
-    be read for each item.
-    """
+    """Estimated tokens of a request."""
 
     costs: Sequence[int]
+    """Tokens of each item."""
     repeated: int
+    """Tokens of the fields that every job repeats."""
     read: Sequence[int]
+    """Bytes that a worker reads for each item."""
 
     @property
     def tokens(self) -> int:
@@ -75,7 +76,7 @@ class _Price:
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """The three verbs, and what a model's tokenizer answers."""
+    """The three verbs, and the calls that a model's tokenizer answers."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     codec.encode_answer(answer.response), total_seconds=total_seconds
                 )
                 size = answer.size
-                del answer  # Neither it nor its messages are kept while the next one is waited for.
+                del answer  # Free it and its messages while waiting for the next one.
                 while (
                     message := await _maybe_in_thread(size, partial(next, messages, None))
                 ) is not None:
@@ -214,9 +215,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     def Multiplex(
         self, request_iterator: AsyncIterator[multiplex_pb2.MultiplexRequest], context: Rpc
     ) -> AsyncIterator[multiplex_pb2.MultiplexResponse]:
-        """Never called: the interceptor takes the stream's calls apart, and answers each as a call
-        of its own.
-        """
+        """Never called: the interceptor unpacks the stream and answers each call separately."""
         raise NotImplementedError("libs/serving/calls/multiplex.py serves it")
 
     def _hold(self, request: Request, rpc: Rpc) -> Held:
@@ -231,8 +230,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         held: Held,
         written: StreamedTexts | None = None,
     ) -> list[Response]:
-        """The answers to all jobs of a request, in order. `written` gets what is written before
-        they come.
+        """Return the answers to all jobs of a request, in order. `written` receives generated text
+        before they arrive.
         """
         with await self._begin(
             request, check, client_seconds, held, whole=True, written=written
@@ -249,8 +248,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         whole: bool,
         written: StreamedTexts | None = None,
     ) -> PendingRequest:
-        """Admits and enqueues a request, and returns when all its jobs are answered; if not
-        `whole`, when the first one is. Until then it fails over to another of its model's pools."""
+        """Admit and enqueue a request, and return when all its jobs are answered, or the first one
+        if not `whole`.
+
+        Until then a failed request is retried in another of its model's pools.
+        """
         call, loop = current_call(), asyncio.get_running_loop()
         deadline = Deadline.after(
             _deadline_seconds(client_seconds, self._default_deadline_seconds), loop.time()
@@ -313,8 +315,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
 def _price(
     request: _Request, check: _Check[_Request], moment: AdmissionContext, call: Call, *, whole: bool
 ) -> _Price:
-    """Refuses an invalid request, or one that its pool cannot serve; prices any other. Pure.
-    `whole`: one message answers it.
+    """Price a request. Refuses one that is invalid or that its pool cannot serve. Pure.
+
+    Args:
+        whole: One message answers it.
     """
     snapshot = moment.snapshot
     card = snapshot.card(request.model)
@@ -341,7 +345,7 @@ def _plan(
     traceparent: str,
     written_to: str,
 ) -> Plan:
-    """The jobs of an admitted request. Pure."""
+    """Split an admitted request into jobs. Pure."""
     lane = moment.lane
     target = control.job_target(price.tokens, lane, moment.snapshot)
     parts, shared = control.parts(price.costs, price.read, target, price.repeated), None
@@ -375,12 +379,14 @@ def _plan(
 
 
 def _adapter(request: Request) -> str:
-    """The LoRA adapter that a request names. Adapters have no tokenizers of their own."""
+    """Return the LoRA adapter that a request names. Adapters have no tokenizers, so token requests
+    name none.
+    """
     return "" if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest) else request.adapter
 
 
 def _deadline_seconds(client_seconds: float | None, default_seconds: float) -> float:
-    """Seconds until the deadline that the router keeps: the client's, less ANSWER_SECONDS, or the
+    """Return the seconds until the router's deadline: the client's less ANSWER_SECONDS, or the
     default.
     """
     if client_seconds is None:
@@ -389,7 +395,7 @@ def _deadline_seconds(client_seconds: float | None, default_seconds: float) -> f
 
 
 def _size(answers: list[Response]) -> int:
-    # One answer is passed on as it is.
+    # A single answer is passed on unmerged.
     return sum(answer.ByteSize() for answer in answers) if len(answers) > 1 else 0
 
 

@@ -1,8 +1,8 @@
-"""A router's background loops: refresh the view once a second and correct what depends on it; sweep
+"""A router's background loops: refresh the view once a second and update its dependents; sweep
 lanes.
 
-Redis may come and go. Each loop ends only when it is cancelled; any error but Redis being away is a
-bug and stops the router.
+The loops survive outages of Redis. Each ends only when it is cancelled; any other error is a bug
+and stops the router.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 1.0
 AWAY_TICK_SECONDS: Final = 0.2
-"""The interval of looks, and that while Redis is away."""
+"""Interval of refreshes while Redis is away."""
 SWEEP_SECONDS: Final = 30.0
 KEPT_UNKNOWN: Final = 256
 FORGOTTEN_AT_ONCE: Final = 1000
-"""Idle lanes of models or adapters that no worker has: KEPT_UNKNOWN are left to expire; of the
-others so many are dropped in each look, which takes 0.2 ms each."""
+"""Idle lanes of models or adapters that no worker has: KEPT_UNKNOWN are left to expire, and each
+refresh drops at most FORGOTTEN_AT_ONCE of the others (0.2 ms each).
+"""
 
 SetHealth = Callable[[bool], Awaitable[None]]
 
@@ -60,19 +61,19 @@ class Upkeep:
         self._standings = standings
         self._files = files
         self._fitness = RedisCheck(lanes)
-        # The state: whether schedulers can run this version's scripts. A Redis that lost them gets
-        # them again by the next call.
+        # The state: whether schedulers can run this version's scripts. A Redis that lost them
+        # receives them again with the next call.
         self._has_loaded = False
         self.sees_redis = False
-        """Whether Redis answered in the last look."""
+        """True if Redis answered the last refresh."""
         self.oldest: Mapping[LaneKey, float] = {}
-        """By lane, how many seconds the oldest of this router's jobs had waited at the last look;
+        """Age in seconds of the oldest of this router's jobs in each lane, at the last refresh;
         replaced whole.
         """
 
     async def look_around(self, set_health: SetHealth) -> None:
-        """Looks once a second, more often while Redis is away. `set_health` is told after each look
-        whether Redis answers.
+        """Refresh once a second, more often while Redis is away. Calls `set_health` after each
+        refresh.
         """
         was_away = False
         while True:
@@ -93,8 +94,8 @@ class Upkeep:
             await asyncio.sleep(AWAY_TICK_SECONDS if was_away else TICK_SECONDS)
 
     async def look(self) -> None:
-        """Refreshes the view and updates what depends on it. Raises NoCapacity while Redis is away,
-        and UnsuitableRedis.
+        """Refresh the view and update its dependents. Raises NoCapacity while Redis is away, and
+        UnsuitableRedis.
         """
         for file in self._files:
             await asyncio.to_thread(file.look)
@@ -111,13 +112,11 @@ class Upkeep:
             await self._standings.forget(lane)
 
     async def sweep(self) -> None:
-        """Corrects gauges that a crash left wrong, and drops expired jobs of lanes that no worker
-        pulls from.
-        """
+        """Correct gauges that a crash left wrong, and drop expired jobs of lanes without pulls."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 for lane in list(self._view.gauges):
                     await self._lanes.sweep(lane)
             except NoCapacity:
-                continue  # the next round comes soon enough
+                continue  # the next round starts soon enough

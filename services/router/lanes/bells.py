@@ -1,4 +1,4 @@
-"""Notifies pulls of new work in a lane: those that wait here, those at other routers, or a worker
+"""Notify pulls of new work in a lane: pulls that wait here, pulls at other routers, or a worker
 that must load the model.
 """
 
@@ -21,30 +21,29 @@ from services.router.state.background import Background
 from services.router.state.view import View
 
 CLAIM_MS: Final = 10_000
-"""A claim lasts until the worker's heartbeat says LOADING; from then on the heartbeat keeps other
-workers from claiming.
+"""A claim lasts until the worker's heartbeat reports LOADING. From then on the heartbeat keeps
+other workers from claiming.
 """
 ADAPTER_CLAIM_MS: Final = 3_000
-"""A claim lasts while an adapter is loaded, which no heartbeat shows before it is done."""
+"""A claim lasts while an adapter is loaded. No heartbeat shows the adapter before that is done."""
 YOUNG_SECONDS: Final = 2.0
-"""Work that came so lately may not be in the gauges yet."""
+"""Work that arrived within this time may not be in the gauges yet."""
 EXPIRES_SOON_MS: Final = 1_500
-"""A lease that expires so soon does so before the next reminder; those come once a second, later if
-Redis is slow.
+"""Leases that expire within this time get a timer. Reminders run once a second, later if Redis is
+slow, and would find them too late.
 """
 DECLINED_SECONDS: Final = 0.1
-"""So long a lane that no waiting worker may load is not offered at its bell again. A pull that
-begins to wait is offered it at once, and `remind` offers it once a second."""
-LANES_AT_ONCE: Final = 64
-"""So many lanes at most are offered to a pull when it begins to wait; `remind` goes through all of
-them.
+"""After an offer found no worker, notifications of the lane do not offer it again for this long. A
+pull that begins to wait is still offered the lane at once, and `remind` offers it once a second.
 """
+LANES_AT_ONCE: Final = 64
+"""Maximum lanes offered to a pull when it begins to wait; `remind` goes through all of them."""
 _NEARNESS: Final = {models_pb2.MODEL_STATE_WARM: 2, models_pb2.MODEL_STATE_COLD: 1}
 
 
 class Wakeups:
-    """Wakes waiting pulls, and lets one worker claim a lane whose model has no resident copy, or
-    too few.
+    """Wakes waiting pulls, and lets one worker claim a lane if its model has too few resident
+    copies.
     """
 
     def __init__(
@@ -55,24 +54,23 @@ class Wakeups:
         background: Background,
         claim_after_seconds: float,
     ) -> None:
-        """`claim_after_seconds`: how long a model that no worker has, or is loading, is left to the
-        leading scheduler.
+        """Args:
+        claim_after_seconds: A model that no worker holds or is loading is left to the leading
+            scheduler for this long.
         """
         self.waiters = waiters
         self._fleet = fleet
         self._view = view
         self._background = background
         self._claim_after = claim_after_seconds
-        # The state: lanes with work for which no waiting pull was found, and since when (the loop's
-        # clock); those of them whose offer is delayed; when a lane's next lease may expire, by
-        # Redis' clock.
+        # The state. Lanes with work but without a waiting pull, and since when (the loop's clock):
         self._unplaced: dict[LaneKey, float] = {}
-        self._later: set[LaneKey] = set()
-        self._next_expiry: dict[LaneKey, int] = {}
+        self._later: set[LaneKey] = set()  # lanes in `_unplaced` that have a delayed offer
+        self._next_expiry: dict[LaneKey, int] = {}  # first lease expiry, by Redis' clock
         self._declined: dict[LaneKey, float] = {}  # when an offer of the lane found no worker
 
     def needs_others(self, lane: LaneKey, jobs: int) -> bool:
-        """There are more jobs than free pulls here, so that pulls at other routers must be
+        """True if the lane has more jobs than free pulls here, so pulls at other routers must be
         notified.
         """
         return self.waiters.free_count(lane) < jobs
@@ -80,8 +78,12 @@ class Wakeups:
     def ring(
         self, lane: LaneKey, jobs: int = 1, early: PendingPull | None = None, *, is_new: bool = True
     ) -> None:
-        """The lane has jobs. `early`: the pull that was woken for them while they were on their
-        way. Not `is_new`: a pull has left them there, so that they were rung for before."""
+        """Wake pulls for jobs in the lane, or offer the lane to a worker.
+
+        Args:
+            early: The pull that was woken before the jobs reached Redis.
+            is_new: False if a pull left these jobs behind, so they were notified before.
+        """
         if self.waiters.ring(lane, jobs, early, is_new=is_new):
             return
         now = asyncio.get_running_loop().time()
@@ -92,13 +94,13 @@ class Wakeups:
             self._offer_in_time(lane)
 
     def ring_all(self) -> None:
-        """Wakes every pull, because notifications may have been missed."""
+        """Wake every pull, because notifications may have been missed."""
         self.waiters.ring_all()
         self._next_expiry.clear()
 
     def waits(self, waiter: PendingPull) -> None:
-        """A pull found no work in its lanes: offers it the unplaced lanes that its worker may load
-        a model or an adapter for.
+        """Offer a pull that found no work the unplaced lanes for which its worker may load a model
+        or adapter.
         """
         models = {lane.model for lane in waiter.lanes}
         able = (
@@ -117,8 +119,8 @@ class Wakeups:
             self._background.spawn(self._offer_each(ripe, waiter))
 
     def found_empty(self, lane: LaneKey, rings: int, next_expiry_ms: int | None = None) -> None:
-        """A pull left nothing in the lane, and may have learned when the lane's next lease
-        expires.
+        """Record that a pull left nothing in the lane, and when the lane's next lease expires if it
+        is known.
         """
         self.waiters.found_empty(lane, rings)
         self._unplaced.pop(lane, None)
@@ -126,8 +128,11 @@ class Wakeups:
             self._next_expiry[lane] = next_expiry_ms
 
     def remind(self, gauges: Iterable[LaneGauges], now_ms: int) -> None:
-        """Once a second: rings for work that waits without a notification: the pull woken for it
-        died, its bell was lost, its lease expired, or its model is not resident yet."""
+        """Notify again of work that waits without a notification; called once a second.
+
+        A notification can have no effect: the woken pull died, the message was lost, a lease
+        expired, or the model is not resident yet.
+        """
         seen, waiting = set(), set()
         for gauge in gauges:
             lane = gauge.lane
@@ -150,7 +155,7 @@ class Wakeups:
         self.waiters.forget_lanes(seen)
 
     def _ring_when_expired(self, lane: LaneKey, wait_ms: int) -> None:
-        """Rings at lease expiry if that is before the next reminder, so that a dead worker's jobs
+        """Notify at lease expiry if that is before the next reminder, so that a dead worker's jobs
         are recovered at once.
         """
         if wait_ms <= 0:
@@ -159,21 +164,24 @@ class Wakeups:
             asyncio.get_running_loop().call_later(wait_ms / 1000, self.waiters.ring, lane)
 
     def _scheduler_seconds(self, lane: LaneKey) -> float:
-        """Seconds for which the lane is still left to the scheduler: 0 if none leads; while its
-        pool has a copy of the model, infinite, or 0 for a lane with an adapter."""
+        """Return for how many seconds the lane is still left to the scheduler.
+
+        1. No scheduler leads: 0.
+        2. The pool has a copy of the model: 0 for a lane with an adapter, otherwise infinite.
+        3. No copy: the rest of `claim_after_seconds`.
+        """
         snapshot = self._view.snapshot
         if not is_led(snapshot):
             return 0.0
         now = asyncio.get_running_loop().time()
         if is_served(lane, snapshot):
-            self._unplaced[lane] = (
-                now  # the lane counts as unserved from when its last copy is gone
-            )
+            # The lane counts as unserved from the moment its last copy is gone.
+            self._unplaced[lane] = now
             return 0.0 if lane.adapter else math.inf
         return max(0.0, self._unplaced[lane] + self._claim_after - now)
 
     def _offer_in_time(self, lane: LaneKey) -> None:
-        """Offers an unplaced lane to workers, now or when the scheduler's time for it is over."""
+        """Offer an unplaced lane to workers, now or when the scheduler's time for it is over."""
         seconds = self._scheduler_seconds(lane)
         if not seconds:
             self._background.spawn(self._offer(lane))
@@ -187,9 +195,9 @@ class Wakeups:
             self._offer_in_time(lane)
 
     async def _offer(self, lane: LaneKey) -> None:
-        """Lets the nearest waiting worker that may load what the lane needs claim it."""
+        """Let the nearest waiting worker that may load the lane's model or adapter claim it."""
         gauges = self._view.gauges_of(lane)
-        if not gauges.queued_tokens:  # its work is younger than the gauges
+        if not gauges.queued_tokens:  # its work is newer than the gauges
             gauges = replace(gauges, queued_jobs=1, queued_tokens=1)
         for waiter in (*self._with_model(lane), *self._nearest(lane)):
             has_model = self.waiters.wants(waiter, _model_lane(lane))
@@ -206,27 +214,25 @@ class Wakeups:
         self._declined[lane] = asyncio.get_running_loop().time()
 
     async def _offer_each(self, lanes: Sequence[LaneKey], waiter: PendingPull) -> None:
-        """Offers the lanes in turn, until this pull is not free any more."""
+        """Offer the lanes in turn while the pull is free."""
         for lane in lanes:
             if not waiter.is_free:
                 return
             await self._offer(lane)
 
     def _with_model(self, lane: LaneKey) -> list[PendingPull]:
-        """For a lane with an adapter: free pulls of workers that hold its model, and so must load
-        only the adapter.
-        """
+        """Return free pulls of workers that hold the model and lack only the lane's adapter."""
         return self.waiters.holders(_model_lane(lane)) if lane.adapter else []
 
     def abandon(self, lane: LaneKey, worker_id: str) -> None:
-        """The worker will not load the lane's model or adapter after all: ends its claim, so that
-        another worker may.
+        """End the claim of a worker that will not load the lane's model or adapter, so that another
+        worker may.
         """
         self._background.spawn(self._release(lane, worker_id))
 
     def _nearest(self, lane: LaneKey) -> list[PendingPull]:
-        """Waiting workers with room, those with a warm copy first; only those with a warm or cold
-        copy, if the pool has any.
+        """Return waiting workers with free memory, warm copies first; if the pool has warm or cold
+        copies, only those.
         """
         workers = self._view.snapshot.workers
         near = {
@@ -252,7 +258,7 @@ class Wakeups:
             )
         finally:
             waiter.is_reserved = False
-            waiter.event.set()  # bells that rang meanwhile skipped this pull
+            waiter.event.set()  # notifications during the claim skipped this pull
         if claimed and not self.waiters.is_waiting(waiter):
             await self._fleet.release_claim(claim, waiter.worker_id)
             return False
@@ -269,5 +275,5 @@ class Wakeups:
 
 
 def _model_lane(lane: LaneKey) -> LaneKey:
-    """The lane of the same model without adapter: a worker that pulls from it holds the model."""
+    """Return the model's lane without adapter; a worker that pulls from it holds the model."""
     return LaneKey(lane.pool, lane.model) if lane.adapter else lane

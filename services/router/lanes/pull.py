@@ -1,8 +1,8 @@
-"""WorkerService: leases jobs to workers, takes their answers and heartbeats. On the request path:
-to the worker and back.
+"""WorkerService: leases jobs to workers, and receives their answers and heartbeats. On the request
+path, to the worker and back.
 
-A pull waits here until a bell rings for one of its lanes (`bells.py`); Redis is asked only for
-lanes that may have work.
+A pull waits here until it is notified of work in one of its lanes (`wakeups.py`). Redis is read
+only for lanes that may have work.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ log = logging.getLogger(__name__)
 MAX_WAIT_SECONDS: Final = 10.0
 MAX_JOBS: Final = 256
 SEEN_MS: Final = 2_500
-"""A claim's remaining time once a heartbeat shows the load: by then every router has read the
-registry twice, and the heartbeat keeps other workers from claiming. If the claim lasted longer, a
-model that is evicted soon could not be loaded elsewhere."""
+"""A claim's remaining time once a heartbeat shows the load. By then every router has read the
+registry twice, and the heartbeat keeps other workers from claiming. With a longer claim, a model
+that is evicted soon could not be loaded elsewhere.
+"""
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
-    """What workers call. Any router answers any worker."""
+    """The service for workers. Any router answers any worker."""
 
     def __init__(
         self,
@@ -117,9 +118,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def _written(
         self, request: worker_pb2.WrittenRequest, context: Context
     ) -> worker_pb2.WrittenResponse:
-        """Passes on what models have written: to this router's requests, or to the routers that
-        wait for it.
-        """
+        """Pass generated text on to this router's requests or to the routers that wait for it."""
         reports.check_written(request)
         self._owner(request.worker_id)
         elsewhere: dict[str, worker_pb2.WrittenRequest] = {}
@@ -142,7 +141,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         reports.check_heartbeat(request)
         request.subject = self._owner(request.worker_id)
         check_worker(request.wire_version, request.worker_id)
-        # First, so that a ring for the worker while this heartbeat is answered brings another one.
+        # First, so that a notification during this heartbeat requests another one.
         self._waiters.beaten(request.worker_id)
         if request.draining:
             self._waiters.end_pulls(request.worker_id)
@@ -193,19 +192,19 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         await self._presence.attend(request.worker_id, request.epoch)
 
     def _owner(self, worker_id: str) -> str:
-        """Authorises the use of a worker id, and returns the subject of the call's credential,
-        empty without one. Raises PermissionDenied if the heartbeats of that id come with another
-        subject.
+        """Authorise the use of a worker id, and return the subject of the call's credential, empty
+        without one.
 
-        Every router knows it from the registry, while the heartbeats come. Workers that share a
-        credential are one subject.
+        Raises PermissionDenied if the heartbeats of that id have another subject. Every router
+        knows it from the registry while heartbeats arrive. Workers that share a credential are one
+        subject.
         """
         caller = current_call().identity
         subject = "" if caller == ANONYMOUS else caller.subject
         known = self._view.snapshot.workers.get(worker_id)
         if known is not None and known.subject and known.subject != subject:
             raise PermissionDenied(
-                "this worker id is in use with another credential: give each worker an id of its own"
+                "this worker id is in use with another credential: give each worker a unique id"
             )
         return subject
 
@@ -230,9 +229,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 )
             if waiter.must_beat:
                 return worker_pb2.PullResponse(beat=True)
-            if (
-                has_looked and not waiter.excludes_tenants
-            ):  # while it looked, lanes that need a worker were not offered to it
+            # While it pulled, lanes that need a worker were not offered to it.
+            if has_looked and not waiter.excludes_tenants:
                 self._bells.waits(waiter)
                 has_looked = False
             waiter.event.clear()
@@ -242,9 +240,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def _answer_retry(
         self, request: worker_pb2.PullRequest, lanes: Sequence[LaneKey]
     ) -> worker_pb2.PullResponse | None:
-        """The batch already leased to this pull, whose response was lost with its router or its
-        connection (idempotent retry).
-        """
+        """Return the batch already leased to this pull if its response was lost (idempotent retry)."""
         if not request.asked_again:
             return None
         lane = await self._lanes.leasing(lanes, request.batch_id)
@@ -292,18 +288,16 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             self._bells.found_empty(lane, rings, found.next_expiry_ms)
             return None
         if found.more or (promised and all(job.job_id != promised for job in found.jobs)):
-            waiter.looking_at = lane  # this pull has its jobs: the rest is for other pulls
+            waiter.looking_at = lane  # this pull has its jobs: the rest are for other pulls
             self._bells.ring(lane, is_new=False)
-        else:  # It has seen the jobs that its own bell rang for, if that rang meanwhile.
+        else:  # It has also seen the jobs of notifications that it caused itself.
             self._bells.found_empty(lane, rings + (waiter.own_rings if promised else 0))
         return found
 
     async def _pull(
         self, lane: LaneKey, request: worker_pb2.PullRequest, budget_jobs: int, *, ring: bool
     ) -> Pulled | Idle:
-        """Leases a batch. If the call is cancelled meanwhile, the batch goes back to the lane
-        without an attempt counted.
-        """
+        """Lease a batch. On cancellation the batch returns to the lane without an attempt counted."""
         work = self._lanes.pull(
             lane,
             worker_id=request.worker_id,
@@ -353,7 +347,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
 
 async def _happens(event: asyncio.Event, end: float) -> bool:
-    """False if `end` (the loop's clock) comes first."""
+    """Return False if `end` (the loop's clock) is reached first."""
     try:
         async with asyncio.timeout_at(end):
             await event.wait()
@@ -363,8 +357,8 @@ async def _happens(event: asyncio.Event, end: float) -> bool:
 
 
 def _newly_coming(heartbeat: worker_pb2.HeartbeatRequest, before: FleetSnapshot) -> list[LaneKey]:
-    """Lanes of the models that this heartbeat is the first to report as downloading, loading or
-    resident on the worker.
+    """Return the lanes of models that this heartbeat is the first to report as downloading, loading
+    or resident on the worker.
     """
     known = before.workers.get(heartbeat.worker_id)
     here = (*COMING, models_pb2.MODEL_STATE_RESIDENT)
@@ -381,8 +375,8 @@ def _newly_failed(
     before: FleetSnapshot,
     gauges: Mapping[LaneKey, LaneGauges],
 ) -> list[LaneKey]:
-    """Lanes of the models and adapters whose failure to load this heartbeat is the first to
-    report.
+    """Return the lanes of models and adapters for which this heartbeat is the first to report a
+    failed load.
     """
     known = before.workers.get(heartbeat.worker_id)
     lanes: list[LaneKey] = []

@@ -1,11 +1,12 @@
-"""The pulls that wait at this router, and which lanes are known to be empty without asking Redis.
-No I/O: `pull.py` acts.
+"""The pulls that wait at this router, and the lanes known to be empty without asking Redis. No I/O:
+`pull.py` acts.
 
-A lane is known to be empty after a pull found nothing there, until its bell rings: the notification
-of new jobs. A bell wakes as many waiting pulls as there are jobs, those that rank the lane highest
-first; a woken pull that ends without having looked passes the bell on. Choosy pulls exclude some
-tenants: they look when they come, and at bells that find too few other pulls; if one finds nothing,
-the lane does not count as empty.
+1. A lane is known to be empty after a pull found nothing there, until it is notified of new jobs.
+2. A notification wakes as many waiting pulls as it has jobs, those that rank the lane highest
+  first.
+3. A woken pull that ends without pulling passes its notification on.
+4. Pulls that exclude tenants read Redis when they arrive, and at notifications that find too few
+  other pulls. If such a pull finds nothing, the lane does not count as empty.
 """
 
 from __future__ import annotations
@@ -20,29 +21,28 @@ from libs.queue import LaneKey
 
 @dataclass(slots=True, eq=False)
 class PendingPull:
-    """One waiting pull. `lanes`: in order of preference. The other fields: what it is doing and
-    what it was woken for.
-    """
+    """One waiting pull, and its current activity."""
 
     worker_id: str
     pool: str
     lanes: Sequence[LaneKey]
+    """In order of preference."""
     can_load: bool
     excludes_tenants: bool = False
-    """It excludes some tenants."""
     event: asyncio.Event = field(default_factory=asyncio.Event)
     rung: dict[LaneKey, int] = field(default_factory=dict)
-    """Lanes to look at, and how many jobs to take at most (0: as many as it may)."""
+    """Lanes to pull from, and the maximum jobs to take from each (0: no limit but the request's).
+    """
     load_lane: LaneKey | None = None
-    """A lane that was claimed for this worker, whose model or adapter it must load."""
+    """A lane claimed for this worker. It must load the lane's model or adapter."""
     seen: dict[LaneKey, int] = field(default_factory=dict)
-    """How often each lane had had new jobs when this pull last looked there."""
+    """The number of notifications of new jobs of each lane when this pull last read it."""
     looking_at: LaneKey | None = None
     """The lane from which it is pulling in Redis."""
     promised: str = ""
-    """The first of the jobs it was woken for while they were on their way to Redis."""
+    """The first of the jobs for which it was woken before they reached Redis."""
     own_rings: int = 0
-    """How often, while it looks, the bell rang for jobs that it was woken for."""
+    """The number of notifications, during this read, of jobs for which it was woken early."""
     is_reserved: bool = False
     """A claim is being made for it."""
     must_beat: bool = False
@@ -62,7 +62,7 @@ class PendingPull:
         )
 
     def wake(self, lane: LaneKey, jobs: int, pulls: int) -> None:
-        """Look at the lane, and take a fair share of `jobs` if several pulls are woken for them."""
+        """Make the pull read the lane, and take a fair share of `jobs` if several pulls are woken."""
         self.rung[lane] = -(-jobs // pulls) if pulls > 1 else 0
         self.event.set()
 
@@ -76,8 +76,8 @@ class PendingPulls:
     def __init__(self) -> None:
         self.is_closed = False
         # The state: pulls in order of arrival; by worker; by lane with the lane's rank, those that
-        # exclude tenants apart; lanes known to be empty; how often each lane's bell rang, and how
-        # often for new jobs; workers that were rung for while none of their pulls waited.
+        # exclude tenants separately; lanes known to be empty; counts of each lane's notifications,
+        # all and of new jobs; workers notified while none of their pulls waited.
         self._all: dict[PendingPull, None] = {}
         self._by_worker: dict[str, dict[PendingPull, None]] = {}
         self._by_lane: dict[LaneKey, dict[PendingPull, int]] = {}
@@ -97,9 +97,8 @@ class PendingPulls:
             self._missed.discard(waiter.worker_id)
             waiter.must_beat = True
         by_lane = self._index(waiter)
-        if (
-            waiter.excludes_tenants
-        ):  # it replaces older ones of its worker, which exclude tenants that are out of date
+        # It replaces older pulls of its worker, which exclude an outdated set of tenants.
+        if waiter.excludes_tenants:
             for other in self._by_worker[waiter.worker_id]:
                 if (
                     other.excludes_tenants
@@ -114,9 +113,7 @@ class PendingPulls:
             waiter.rung = dict.fromkeys(waiter.lanes, 0)
 
     def remove(self, waiter: PendingPull) -> None:
-        """The pull ends. Bells for lanes that it has not looked at yet are passed on to other
-        pulls.
-        """
+        """Remove a pull that ends, and pass its unused notifications on to other pulls."""
         del self._all[waiter]
         at_worker = self._by_worker[waiter.worker_id]
         del at_worker[waiter]
@@ -137,10 +134,14 @@ class PendingPulls:
     def ring(
         self, lane: LaneKey, jobs: int = 1, early: PendingPull | None = None, *, is_new: bool = True
     ) -> int:
-        """Wakes pulls for `jobs` jobs in the lane. Not `is_new`: a pull has left them there, so
-        that pulls that exclude tenants and have looked since the last new ones would find nothing.
-        Returns how many look for them, with the one woken early, without those that exclude
-        tenants."""
+        """Wake pulls for `jobs` jobs in the lane, and return how many will pull them.
+
+        The result includes the pull woken early, and leaves out pulls that exclude tenants.
+
+        Args:
+            is_new: False if a pull left these jobs behind. Pulls that exclude tenants and have read
+                the lane since its last new jobs would find nothing, so they are not woken.
+        """
         self._empty.discard(lane)
         if is_new:
             self._news[lane] = self._news.get(lane, 0) + 1
@@ -159,15 +160,16 @@ class PendingPulls:
             if not waiter.is_ended and waiter.seen.get(lane) != news
         ]
         for waiter in excluding[: jobs - is_early - len(woken)]:
-            waiter.wake(
-                lane, jobs, 1
-            )  # even one that is looking: it may miss what has come meanwhile
+            # Even one that is pulling: it may miss jobs that arrive during its pull.
+            waiter.wake(lane, jobs, 1)
         return len(woken) + is_early
 
     def ring_early(self, lane: LaneKey, jobs: int, first_job: str) -> PendingPull | None:
-        """`jobs` jobs are being sent to Redis. The pull that ranks the lane highest starts at once,
-        to arrive right behind them: that saves a round trip. `ring` must follow when they are
-        queued."""
+        """Wake the pull that ranks the lane highest for `jobs` jobs that are being sent to Redis.
+
+        It arrives right behind them, which saves a round trip. `notify` must follow when they are
+        queued.
+        """
         free = self._free(lane)
         if not free:
             return None
@@ -176,8 +178,8 @@ class PendingPulls:
         return free[0]
 
     def ring_worker(self, worker_id: str) -> None:
-        """Orders or cancellations wait for the worker: its pulls here tell it to send a
-        heartbeat.
+        """Make the worker's pulls end and request a heartbeat, because orders or cancellations wait
+        for it.
         """
         waiting = self._by_worker.get(worker_id)
         if not waiting:
@@ -187,21 +189,17 @@ class PendingPulls:
             waiter.event.set()
 
     def end_pulls(self, worker_id: str) -> None:
-        """The worker takes no more work: its pulls here end, and pass on the bells that they were
-        woken for.
-        """
+        """End the pulls of a worker that takes no more work, and pass their notifications on."""
         for waiter in self._by_worker.get(worker_id, ()):
             waiter.is_ended = True
             waiter.event.set()
 
     def beaten(self, worker_id: str) -> None:
-        """The worker has sent a heartbeat."""
+        """Record that the worker has sent a heartbeat."""
         self._missed.discard(worker_id)
 
     def ring_all(self) -> None:
-        """Bells may have been missed: no lane is known to be empty any more, and every pull looks
-        at its lanes.
-        """
+        """Make every pull read its lanes, because notifications may have been missed."""
         self._empty.clear()
         for waiter in self._all:
             if waiter.excludes_tenants:
@@ -209,25 +207,25 @@ class PendingPulls:
             waiter.event.set()
 
     def close(self) -> None:
-        """Ends all pulls, and those that come later, with what they have."""
+        """End all pulls, and later ones at once, with an empty response."""
         self.is_closed = True
         for waiter in self._all:
             waiter.event.set()
 
     def free_count(self, lane: LaneKey) -> int:
-        """How many pulls a bell of the lane could wake."""
+        """Return the number of pulls that a notification of the lane could wake."""
         return sum(waiter.is_free for waiter in self._by_lane.get(lane, ()))
 
     def wants(self, waiter: PendingPull, lane: LaneKey) -> bool:
-        """The pull waits, and the lane is one of its own."""
+        """True if the pull waits and lists the lane."""
         return waiter in self._by_lane.get(lane, ())
 
     def holders(self, lane: LaneKey) -> list[PendingPull]:
-        """Free pulls that list the lane, those that rank it highest first."""
+        """Return free pulls that list the lane, those that rank it highest first."""
         return self._free(lane)
 
     def loaders(self, pool: str) -> list[PendingPull]:
-        """Free pulls of the pool whose workers have room for one more model."""
+        """Return free pulls of the pool for workers with memory for one more model."""
         return [
             waiter
             for waiter in self._all
@@ -235,7 +233,7 @@ class PendingPulls:
         ]
 
     def next_lane(self, waiter: PendingPull) -> LaneKey | None:
-        """The lane that this pull ranks highest of those that may have jobs."""
+        """Return the lane that this pull ranks highest of those that may have jobs."""
         if waiter.excludes_tenants:
             return next((lane for lane in waiter.lanes if lane in waiter.rung), None)
         return next(
@@ -243,26 +241,24 @@ class PendingPulls:
         )
 
     def rings(self, lane: LaneKey) -> int:
-        """How often the lane's bell rang: to be read before a pull from Redis, and given to
-        `found_empty` after it.
+        """Return the number of the lane's notifications. Read it before a pull from Redis, and pass
+        it to `found_empty` afterwards.
         """
         return self._rings.get(lane, 0)
 
     def looks(self, waiter: PendingPull, lane: LaneKey) -> None:
-        """The pull looks into the lane now."""
+        """Record that the pull reads the lane now."""
         waiter.looking_at, waiter.own_rings = lane, 0
         waiter.seen[lane] = self._news.get(lane, 0)
 
     def found_empty(self, lane: LaneKey, rings: int) -> None:
-        """A pull left nothing in the lane: it is known to be empty, unless its bell rang
-        meanwhile.
-        """
+        """Record that the lane is empty after a pull, unless it was notified during the pull."""
         if self.rings(lane) == rings:
             self._empty.add(lane)
 
     def forget_lanes(self, used: AbstractSet[LaneKey]) -> None:
-        """Drops what is known of lanes that neither hold jobs nor are listed by a pull: clients can
-        make up any number of them.
+        """Drop records of lanes that neither hold jobs nor are listed by a pull: clients can invent
+        any number of lanes.
         """
         self._rings = {
             lane: rings
@@ -271,7 +267,7 @@ class PendingPulls:
         }
         self._news = {lane: news for lane, news in self._news.items() if lane in self._rings}
         self._empty = {lane for lane in self._empty if lane in used or lane in self._by_lane}
-        self._missed.clear()  # a heartbeat comes every two seconds anyway
+        self._missed.clear()  # a heartbeat arrives every two seconds anyway
 
     def _index(self, waiter: PendingPull) -> dict[LaneKey, dict[PendingPull, int]]:
         return self._excluding if waiter.excludes_tenants else self._by_lane

@@ -1,13 +1,13 @@
-"""Estimates a lane's throughput, and how long a request waits in it. Pure: counts, snapshots and
-the clock are arguments.
+"""Estimate a lane's throughput, and a request's waiting time in it. Pure: counts, snapshots and the
+clock are arguments.
 
-Used by `control.py` for every request that may miss its deadline. Two estimates are made, and the
-longer one counts:
+Used by `control.py` for every request that may miss its deadline. The longer of two estimates
+counts:
 
-- by speed: the lane's tokens / tokens a second that its workers measured in forward passes, and the
-  time they give other lanes;
-- by drain: the lane's tokens / tokens that left it a second while it was backlogged, which includes
-  everything that takes time.
+- by speed: the lane's tokens / tokens per second that its workers measured in forward passes, plus
+  the time they give other lanes;
+- by drain: the lane's tokens / tokens per second that left it while it was backlogged, which
+  includes every cost.
 """
 
 from __future__ import annotations
@@ -23,57 +23,60 @@ from libs.queue.standing import QueuePosition
 BULK_SHARE: Final = 0.1
 """Share of a lane with interactive work that bulk gets (libs/queue/operations.py)."""
 LASTING_SECONDS: Final = 0.5
-"""More interactive work than this is taken for sustained load, beside which bulk gets its share and
-nothing else.
+"""More interactive work than this is taken for sustained load, next to which bulk gets only its
+share.
 """
 DRAIN_DECAY_SECONDS: Final = 5.0
 DRAIN_LEAST_SECONDS: Final = 2.0
-"""How long a lane must have been backlogged before its drain is an estimate of its speed: batches
+"""Minimum time that a lane must have been backlogged before its drain estimates its speed: batches
 are large steps.
 """
 FULL_SHARE: Final = 0.25
-"""Share of a worker's token budget: smaller batches say little of its speed under backlog, when
+"""Share of a worker's token budget. Smaller batches say little about its speed under backlog, when
 batches are full.
 """
 LEASED_BATCHES: Final = 3
-"""Batches that a worker holds of a lane with jobs smaller than a batch: one and a half, and what
-one more pull brings.
+"""Batches that a worker holds of a lane with jobs smaller than a batch: one and a half, and one
+more pull.
 """
 SLOWEST: Final = 0.25
-"""Share of the measured speed: a drain below it is taken for transient, such as after a worker's
+"""Share of the measured speed. A drain below it is taken for transient, such as after a worker's
 death.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """Another model's work beside the lane. `seconds`: for each worker with that model; `share`: of
-    the lane's workers.
-    """
+    """Another model's work on the lane's workers."""
 
     seconds: float
+    """Work for each worker with that model."""
     share: float
+    """Share of the lane's workers that have the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """A lane's throughput. rate: tokens/s of all its workers; 0: not measured. drain: tokens/s that
-    left it lately; 0: not known. batch_seconds: of one full batch on one worker. neighbours: other
-    models with work there. batch_tokens: of one on each."""
+    """A lane's throughput."""
 
     rate: float = 0.0
+    """Tokens per second of all its workers; 0: not measured."""
     drain: float = 0.0
+    """Tokens per second that left it recently; 0: not known."""
     batch_seconds: float = 0.0
+    """Duration of one full batch on one worker."""
     neighbours: tuple[Neighbour, ...] = ()
+    """Other models with work on its workers."""
     batch_tokens: int = 0
+    """Tokens of one full batch on each worker."""
 
     @property
     def is_known(self) -> bool:
         return self.rate > 0
 
     def seconds(self, tokens: float) -> float:
-        """Seconds until so many tokens of the lane are computed, if its workers divide their time
-        evenly among lanes with work.
+        """Return the seconds until `tokens` of the lane are computed, if its workers divide their
+        time evenly among lanes with work.
         """
         alone = tokens / self.rate
         shared = alone + sum(min(alone, one.seconds) * one.share for one in self.neighbours)
@@ -83,14 +86,18 @@ class Throughput:
 def wait_seconds(
     pace: Throughput, standing: QueuePosition, priority: Priority, since: int = 0, own: int = 0
 ) -> float:
-    """Estimated queueing time of a request. `since`: tokens admitted after the standing was read;
-    `own`: tokens of its tenant in the lane.
+    """Estimate the queueing time of a request.
 
-    An interactive job waits for leased work and the interactive work ahead of it, while bulk may
-    get its tenth. A bulk job gets its tenth, or waits for all interactive ones if that is sooner
-    and their load is not sustained. Leased and interactive work of other tenants counts for a few
-    batches at most: workers switch tenants between batches, so that another tenant's job causes no
-    head-of-line blocking however large it is.
+    1. An interactive job waits for leased work and the interactive work ahead of it, while bulk may
+      get its tenth.
+    2. A bulk job gets its tenth, or waits for all interactive jobs if that is sooner and their load
+      is not sustained.
+    3. Leased and interactive work of other tenants counts for a few batches at most: workers switch
+      tenants between batches, so another tenant's large job causes no head-of-line blocking.
+
+    Args:
+        since: Tokens admitted after the position was read.
+        own: Tokens of its tenant in the lane.
     """
     leased = _overtaken(standing.leased, LEASED_BATCHES, pace, own)
     if priority == "interactive":
@@ -107,7 +114,7 @@ def wait_seconds(
 
 
 def _overtaken(tokens: int, batches: int, pace: Throughput, own: int) -> int:
-    """At most so many batches for each worker, or the tenant's own tokens if those are more."""
+    """Limit tokens to `batches` for each worker, or to the tenant's own tokens if those are more."""
     return min(tokens, max(own, batches * pace.batch_tokens)) if pace.batch_tokens else tokens
 
 
@@ -117,13 +124,11 @@ def pace_of(
     backlog: Mapping[tuple[str, str], int],
     drain: float = 0.0,
 ) -> Throughput:
-    """The pace of a lane. `backlog`: tokens that wait or are leased, by pool and model."""
+    """Estimate a lane's throughput. `backlog`: waiting and leased tokens, by pool and model."""
     workers = holders(lane, snapshot)
     rate = lane_rate(lane, workers)
     if rate <= 0:
-        return (
-            Throughput()
-        )  # its drain may be that of workers that are gone, or 0 because there were none
+        return Throughput()  # a drain may be that of workers that are gone
     batch = max(worker.batch_tokens for worker in workers)
     seconds = batch / (rate / len(workers))
     return Throughput(
@@ -136,8 +141,8 @@ def pace_of(
 
 
 def lane_rate(lane: LaneKey, workers: Iterable[WorkerRecord]) -> float:
-    """Tokens/s of the lane's model on all these workers, those that have not measured it taken for
-    average; 0 if none has.
+    """Return the tokens/s of the lane's model on all these workers; 0 if none has measured it.
+    Workers without a measurement count as average.
     """
     rates = [full_speed(worker, lane.model) for worker in workers]
     measured = [rate for rate in rates if rate > 0]
@@ -145,17 +150,20 @@ def lane_rate(lane: LaneKey, workers: Iterable[WorkerRecord]) -> float:
 
 
 def full_speed(worker: WorkerRecord, model: str) -> float:
-    """Tokens/s of full batches; 0: not measured. If only small ones were, the optimistic estimate:
-    a pass over few tokens takes about as long as one over some more. Better to admit too much for a
-    moment than to refuse what could be done."""
+    """Return the tokens/s of full batches; 0: not measured.
+
+    If only small batches were measured, the estimate is optimistic: a pass over few tokens takes
+    about as long as one over some more. Admitting too much for a moment is better than refusing
+    work that could be done.
+    """
     record = worker.models[model]
     small = record.measured_batch_tokens or worker.batch_tokens
     return record.tokens_per_second * max(1.0, FULL_SHARE * worker.batch_tokens / max(small, 1))
 
 
 def holders(lane: LaneKey, snapshot: FleetSnapshot) -> list[WorkerRecord]:
-    """Workers of the pool that serve the model; only those with the lane's adapter, once one has
-    it.
+    """Return the pool's workers that serve the model; only those with the lane's adapter, once one
+    has it.
     """
     found = [
         worker
@@ -198,18 +206,18 @@ class _Drained:
 
 
 class Drains:
-    """The drain of each lane: tokens that leave it a second while it is backlogged, between two
+    """The drain of each lane: tokens that leave it per second while it is backlogged, between two
     readings of the gauges.
     """
 
     def __init__(self) -> None:
-        # The state: the last look, and decaying sums of lanes that were backlogged lately.
+        # The state: the last reading, and decaying sums of recently backlogged lanes.
         self._last: Mapping[LaneKey, LaneGauges] = {}
         self._at = 0.0
         self._sums: dict[LaneKey, _Drained] = {}
 
     def of(self, lane: LaneKey) -> float:
-        """Tokens a second; 0 if it was not backlogged for long enough to tell."""
+        """Return tokens per second; 0 if the lane was not backlogged for long enough."""
         drained = self._sums.get(lane)
         return (
             drained.tokens / drained.seconds
@@ -218,7 +226,7 @@ class Drains:
         )
 
     def look(self, gauges: Mapping[LaneKey, LaneGauges], now: float) -> None:
-        """`now`: seconds of any clock that only rises."""
+        """Record a reading. `now`: seconds of a monotonic clock."""
         seconds, self._at = now - self._at, now
         before, self._last = self._last, gauges
         sums, kept = self._sums, max(0.0, 1 - seconds / DRAIN_DECAY_SECONDS)
@@ -234,8 +242,8 @@ class Drains:
 
 
 def _left(before: LaneGauges, after: LaneGauges) -> int | None:
-    """Tokens that left a lane between two looks; None if it may have run dry meanwhile, or its
-    counters were reset.
+    """Return the tokens that left a lane between two readings; None if it may have run dry in
+    between, or its counters were reset.
     """
     held, holds = (
         before.queued_tokens + before.leased_tokens,
