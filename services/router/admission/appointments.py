@@ -1,11 +1,15 @@
 """Retry times for refused requests, by reservation. Pure: the clock is an argument.
 
-If all were told when the lane has room for one, all would retry then: in an overload of five times
-every request is refused four times out of five, so most would retry twice or more, and refusals
-would add to the overload. So each refused request that a retry can still serve in time reserves its
-cost, and the next one is told a later time. One for which it is too late reserves nothing: it is
-told a time after its deadline, and its client gives up. So no more retries come back than the lane
-can serve.
+If every refused request received the time when the lane has room for one, all would retry then. At
+five times overload four of five requests are refused, so most would retry twice or more and add to
+the overload.
+
+1. A refused request that a retry can still serve in time reserves its cost, and the next one gets a
+  later time.
+2. A request that is too late reserves nothing: it gets a time after its deadline, and its client
+  gives up.
+
+So the lane can serve all retries.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Final
 from libs.queue import LaneKey
 
 BOOKED: Final = 2.0
-"""How many times its cost a request reserves: as if there were two routers, each of which knows
+"""A request reserves this multiple of its cost, as if there were two routers: each router knows
 only its own refusals.
 """
 MAX_SECONDS: Final = 60.0
@@ -25,16 +29,20 @@ class RetrySlots:
     """The reservations of one router, by lane."""
 
     def __init__(self) -> None:
-        # The state: until when a lane's time is reserved, by the clock of `now`. Only lanes that
+        # The state: the end of each lane's reserved time, by the clock of `now`. Only lanes that
         # are served are ever full.
         self._until: dict[LaneKey, float] = {}
 
     def give(
         self, lane: LaneKey, *, soonest: float, remaining: float, cost: float, now: float
     ) -> float:
-        """Seconds after which a request with a deadline in `remaining` seconds should be retried:
-        not before `soonest`, when there is room for it alone. `cost`: seconds of the lane's time
-        that it takes."""
+        """Return the seconds after which a refused request should be retried.
+
+        Args:
+            soonest: Seconds until the lane has room for this request alone.
+            remaining: Seconds until the request's deadline.
+            cost: Seconds of the lane's time that it takes.
+        """
         until = self._until.get(lane, 0.0)
         at = max(now + soonest, until)
         if at <= now + remaining:

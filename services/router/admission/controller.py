@@ -1,8 +1,8 @@
-"""The admission controller: gathers what a decision on a request depends on, and decides by the
+"""The admission controller gathers the inputs of the decision on a request, and decides by the
 rules of `control.py`.
 
-On the request path between `service.py`, which calls it, and the lanes. The state that admission
-has is here and in `state/`; the rules are pure.
+On the request path between `service.py`, which calls it, and the lanes. The state of admission is
+here and in `state/`; the rules are pure.
 """
 
 from __future__ import annotations
@@ -28,34 +28,33 @@ from services.router.state.view import View, is_new
 
 @dataclass(frozen=True, slots=True)
 class AdmissionContext:
-    """The inputs of the admission decision on one request.
-
-    answer: its lane's standing, None where that cannot make it late; waiting_tokens: those of its
-    tenant at this router, 0 without a quota; lane_tokens: those of its tenant in its lane; unknown:
-    lanes of models that no worker knows, with the tenants that wait there, None unless this request
-    would open one more; now_ms: Redis' clock; seconds: until its deadline."""
+    """The inputs of the admission decision on one request."""
 
     snapshot: FleetSnapshot
     routes: Routes
     lane: LaneKey
     pace: Throughput
     answer: Answer | None
+    """Its lane's queue position; None if that cannot make it late."""
     tenant_name: str
     tenant: Tenant
     waiting_tokens: int
+    """Tokens of its tenant at this router; 0 without a quota."""
     lane_tokens: int
+    """Tokens of its tenant in its lane."""
     unknown: Mapping[LaneKey, Collection[str]] | None
+    """Lanes of models that no worker knows, with their tenants. None unless this request would open
+    one more.
+    """
     priority: Priority
     now_ms: int
+    """Redis' clock."""
     seconds: float
+    """Until its deadline."""
 
 
 class AdmissionController:
-    """Decides on each request of one router.
-
-    `max_queued_seconds`: the longest that a request may wait in a lane by its workers' speed,
-    whatever its deadline.
-    """
+    """Decides on each request of one router."""
 
     def __init__(
         self,
@@ -68,6 +67,11 @@ class AdmissionController:
         routes: Watched[Routes],
         max_queued_seconds: float,
     ) -> None:
+        """
+        Args:
+            max_queued_seconds: Maximum estimated wait of a request in a lane, whatever its
+                deadline.
+        """
         self._view = view
         self._outstanding = outstanding
         self._standings = standings
@@ -80,9 +84,13 @@ class AdmissionController:
     async def look(
         self, wanted: Wanted, priority: Priority, tenant: str, seconds: float, failed: Sequence[str]
     ) -> AdmissionContext:
-        """The inputs of the decision, gathered on the event loop, because a thread must not read
-        what the loop changes. `seconds`: until the deadline; `failed`: pools that have failed the
-        request."""
+        """Gather the inputs of the decision on the event loop: a thread must not read state that
+        the loop changes.
+
+        Args:
+            seconds: Time until the deadline.
+            failed: Pools that have failed the request.
+        """
         snapshot = self._view.snapshot
         routes = self._routes.content
         lane = choose_lane(wanted, routes, snapshot, self._view.backlog, seconds, failed)
@@ -110,7 +118,7 @@ class AdmissionController:
         )
 
     def refuse(self, moment: AdmissionContext, tokens: int) -> None:
-        """Raises QueueFull for a request of so many tokens that should not be started now."""
+        """Raise QueueFull for a request of `tokens` that should not be started now."""
         if moment.unknown is not None:
             control.refuse_unknown(moment.lane, moment.tenant_name, moment.unknown)
         control.refuse_over_quota(
@@ -141,13 +149,13 @@ class AdmissionController:
         moment.answer.admit(tokens)
 
     async def charge(self, moment: AdmissionContext, tokens: int) -> Refund | None:
-        """Charges the request to its tenant's rate limit and returns how to refund it. Raises
-        RateLimited, without charging.
+        """Charge the request to its tenant's rate limit, and return how to refund it. Raises
+        RateLimited without charging.
         """
         return await self._limits.charge(moment.tenant_name, moment.tenant, tokens)
 
     def has_other_pool(self, wanted: Wanted, failed: Collection[str]) -> bool:
-        """Whether a request that the pools `failed` have failed may be served by another of its
-        model's pools.
+        """Return whether another of the model's pools may serve a request that the pools `failed`
+        have failed.
         """
         return has_other_pool(wanted, self._routes.content, self._view.snapshot, failed)

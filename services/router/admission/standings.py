@@ -1,7 +1,7 @@
-"""Reads the standing of a busy lane from Redis, in one call for all requests that need it at the
-same moment.
+"""Read the queue positions of a busy lane from Redis, in one call for all concurrent requests that
+need them.
 
-On the request path before `control.py`, for lanes whose work may make a request late. While one
+On the request path before `control.py`, for lanes with work that may make a request late. While one
 call is in flight for a lane, new requests wait for the next: under overload a call serves many
 requests, and none is decided on stale data.
 """
@@ -24,12 +24,12 @@ class Round:
 
     tenants: dict[str, asyncio.Future[QueuePosition]] = field(default_factory=dict)
     admitted: Counter[str] = field(default_factory=Counter)
-    """Tokens of each tenant admitted on this answer, which does not count them."""
+    """Tokens of each tenant admitted on this result, which does not include them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The lane's standing for a tenant's next job."""
+    """The queue position of a tenant's next job in the lane."""
 
     standing: QueuePosition
     round: Round
@@ -37,7 +37,7 @@ class Answer:
 
     @property
     def since(self) -> int:
-        """Tokens of the tenant admitted on the same answer."""
+        """Return the tenant's tokens admitted on the same result."""
         return self.round.admitted[self.tenant]
 
     def admit(self, tokens: int) -> None:
@@ -45,7 +45,7 @@ class Answer:
 
 
 class QueuePositionReader:
-    """Batches the calls for standings of one router. `of` raises NoCapacity while Redis is away."""
+    """Batches the reads of one router. Raises NoCapacity while Redis is away."""
 
     def __init__(self, standings: QueuePositions, background: Background) -> None:
         self._standings = standings
@@ -72,7 +72,7 @@ class QueuePositionReader:
             self._reading.discard(lane)
 
     async def _read_round(self, lane: LaneKey, current: Round) -> None:
-        error: ShoalError = InternalError("the standing of a lane could not be read")
+        error: ShoalError = InternalError("the queue position of a lane could not be read")
         try:
             standings = await self._standings.of(lane, list(current.tenants))
             for future, standing in zip(current.tenants.values(), standings, strict=True):

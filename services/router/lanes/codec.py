@@ -23,7 +23,7 @@ from services.router.admission.validation.reports import shorten
 from services.router.admission.validation.requests import text_alone
 
 ItemRequest: TypeAlias = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest
-"""A request whose entries are items."""
+"""A request with a list of items."""
 Request: TypeAlias = ItemRequest | pb.TokenizeRequest | pb.DetokenizeRequest
 Response: TypeAlias = (
     pb.EncodeResponse

@@ -16,7 +16,7 @@ from libs.fleet import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord, m
 from libs.queue import LaneGauges, LaneKey
 
 LED_MS: Final = 5000
-"""A leader whose last plan is older does not count as leading."""
+"""A leader with an older last plan does not count as leading."""
 ADAPTER_SECONDS: Final = 1.0
 """One more worker loads an adapter if the adapter's work waits longer than this."""
 
