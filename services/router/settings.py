@@ -103,7 +103,9 @@ class Settings:
 
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> Settings:
-        """Read SHOAL_* variables. Raises InvalidInput naming the variable and its allowed values."""
+        """Read SHOAL_* variables. Raises InvalidInput naming the variable and its allowed
+        values.
+        """
         return Settings(
             router_id=environ.get("SHOAL_ROUTER_ID") or random_id("router"),
             address=environ.get("SHOAL_ADDRESS") or "127.0.0.1:50051",
@@ -127,7 +129,9 @@ class Settings:
         )
 
     def describe(self) -> dict[str, str | float]:
-        """Return the settings for the log line at the start, without the password of the Redis URL."""
+        """Return the settings for the log line at the start, without the password of the Redis
+        URL.
+        """
         return {
             "router_id": self.router_id,
             "address": self.address,

@@ -142,7 +142,9 @@ def price_reading(sizes: Sizes) -> list[int]:
 
 
 def _cut(tokens: int, most: int, rate: float) -> int:
-    """Price a text of a model that takes `most` tokens: truncated tokens cost only their reading."""
+    """Price a text of a model that takes `most` tokens: truncated tokens cost only their
+    reading.
+    """
     return tokens if tokens <= most else most + int((tokens - most) / (rate * BYTES_A_TOKEN))
 
 
@@ -342,7 +344,9 @@ def job_id(digest: str, part: Part) -> str:
 
 
 def why_late(lane: LaneKey, snapshot: FleetSnapshot) -> str:
-    """Return the error message for a passed deadline: the step for which the request was waiting."""
+    """Return the error message for a passed deadline: the step for which the request was
+    waiting.
+    """
     workers = snapshot.in_pool(lane.pool)
     if not workers:
         return f"the deadline passed: pool {lane.pool} has no worker to serve {lane.model}"

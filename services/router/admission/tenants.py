@@ -72,7 +72,8 @@ class TenantLimits:
         wait = await self._rates.take(name, tenant.rate, tokens)
         if wait > 0:
             raise RateLimited(
-                f"tenant {name} is limited to {tenant.rate}; this request would pass in {wait:.3f} s",
+                f"tenant {name} is limited to {tenant.rate}; this request would pass in"
+                f" {wait:.3f} s",
                 retry_after=wait,
             )
         return partial(self._rates.give_back, name, tenant.rate, tokens)

@@ -110,8 +110,11 @@ def job_payloads(
         return [_job(request, ids[0], 0, stamp)]
     items = getattr(request, _LISTS[type(request)])
     template = without_items(request) if shared is None else shared
-    return [_job(_with_items(template, items[part.first : part.first + part.count]), name, part.first, stamp)
-            for part, name in zip(parts, ids, strict=True)]  # fmt: skip
+    payloads = []
+    for part, name in zip(parts, ids, strict=True):
+        own = items[part.first : part.first + part.count]
+        payloads.append(_job(_with_items(template, own), name, part.first, stamp))
+    return payloads
 
 
 def _job(request: Request, job_id: str, first: int, stamp: JobHeader) -> bytes:
@@ -178,7 +181,8 @@ def job_result(data: bytes) -> Response:
     if outcome == "failure":
         raise from_failure(result.failure)
     raise InternalError(
-        f"a worker's answer has no outcome known to this router (wire version {WIRE_VERSION}): upgrade the router"
+        f"a worker's answer has no outcome known to this router (wire version {WIRE_VERSION}):"
+        " upgrade the router"
     )
 
 
@@ -216,7 +220,9 @@ def _whole_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
 
 
 def _check_chunks(answer: pb.EncodeResponse) -> None:
-    """Raise InternalError unless each chunk has a position, a token count, and a row of each form."""
+    """Raise InternalError unless each chunk has a position, a token count, and a row of each
+    form.
+    """
     chunks = answer.chunks
     rows = len(chunks.starts)
     _check_offsets(chunks.offsets, rows, "chunks")
@@ -229,7 +235,8 @@ def _check_chunks(answer: pb.EncodeResponse) -> None:
         counts.add(len(answer.sparse.offsets) - 1)
     if counts != {rows}:
         raise InternalError(
-            f"a worker's answer has {rows} chunks, but other numbers of their ends, tokens or vectors"
+            f"a worker's answer has {rows} chunks, but other numbers of their ends, tokens or"
+            " vectors"
         )
 
 
@@ -265,7 +272,8 @@ def _check_tensor(tensor: tensor_pb2.Tensor, name: str, axes: int) -> int:
     )
     if math.prod(stored) * width != len(tensor.data):
         raise InternalError(
-            f"invalid tensor {name!r} from worker: {len(tensor.data)} bytes do not fit its shape {shape}"
+            f"invalid tensor {name!r} from worker: {len(tensor.data)} bytes do not fit its shape"
+            f" {shape}"
         )
     rows = shape[0]
     for scales in (tensor.scale, tensor.offset):

@@ -240,7 +240,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def _answer_retry(
         self, request: worker_pb2.PullRequest, lanes: Sequence[LaneKey]
     ) -> worker_pb2.PullResponse | None:
-        """Return the batch already leased to this pull if its response was lost (idempotent retry)."""
+        """Return the batch already leased to this pull if its response was lost (idempotent
+        retry).
+        """
         if not request.asked_again:
             return None
         lane = await self._lanes.leasing(lanes, request.batch_id)
@@ -297,7 +299,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def _pull(
         self, lane: LaneKey, request: worker_pb2.PullRequest, budget_jobs: int, *, ring: bool
     ) -> Pulled | Idle:
-        """Lease a batch. On cancellation the batch returns to the lane without an attempt counted."""
+        """Lease a batch. On cancellation the batch returns to the lane without an attempt
+        counted.
+        """
         work = self._lanes.pull(
             lane,
             worker_id=request.worker_id,

@@ -62,7 +62,9 @@ class PendingPull:
         )
 
     def wake(self, lane: LaneKey, jobs: int, pulls: int) -> None:
-        """Make the pull read the lane, and take a fair share of `jobs` if several pulls are woken."""
+        """Make the pull read the lane, and take a fair share of `jobs` if several pulls are
+        woken.
+        """
         self.rung[lane] = -(-jobs // pulls) if pulls > 1 else 0
         self.event.set()
 

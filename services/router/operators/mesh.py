@@ -78,6 +78,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         try:
             while True:
                 yield pb.WatchMeshResponse(mesh=self._mesh())
+                await asyncio.sleep(interval)
         finally:
             self._watchers -= 1
 
@@ -225,7 +226,8 @@ def _explain(
     if record is not None and state == models_pb2.MODEL_STATE_DOWNLOADING:
         return (
             True,
-            f"it is fetching the model: {record.downloaded_bytes:,} of {record.download_bytes:,} bytes",
+            f"it is fetching the model: {record.downloaded_bytes:,} of {record.download_bytes:,}"
+            " bytes",
         )
     if worker.preempted_in_seconds is not None:
         return False, f"its machine is taken away in {worker.preempted_in_seconds:.0f} s"
@@ -278,9 +280,15 @@ def _summary(gauges: LaneGauges, pools: Sequence[str], snapshot: FleetSnapshot) 
     if verdict is not None:
         return f"No worker of pool {lane.pool} can serve {lane.model}: {verdict.message}{order}"
     if not snapshot.in_pool(lane.pool):
-        return f"Pool {lane.pool} has no worker: requests for {lane.model} wait until one joins or their deadline passes.{order}"
+        return (
+            f"Pool {lane.pool} has no worker: requests for {lane.model} wait until one joins or"
+            f" their deadline passes.{order}"
+        )
     if holders:
-        return f"{holders} workers of pool {lane.pool} hold {lane.model}; {gauges.queued_tokens:,} tokens wait.{order}"
+        return (
+            f"{holders} workers of pool {lane.pool} hold {lane.model}; {gauges.queued_tokens:,}"
+            f" tokens wait.{order}"
+        )
     loads = (
         "the scheduler has an eligible worker load it"
         if is_led(snapshot)

@@ -92,7 +92,9 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
 
     @asynccontextmanager
     async def _within(self, seconds: float | None, what: str) -> AsyncIterator[None]:
-        """Bound the wait by the call's deadline. Raises DeadlinePassed naming the unfinished order."""
+        """Bound the wait by the call's deadline. Raises DeadlinePassed naming the unfinished
+        order.
+        """
         try:
             async with asyncio.timeout(
                 self._default_deadline_seconds if seconds is None else seconds

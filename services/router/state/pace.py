@@ -114,7 +114,9 @@ def wait_seconds(
 
 
 def _overtaken(tokens: int, batches: int, pace: Throughput, own: int) -> int:
-    """Limit tokens to `batches` for each worker, or to the tenant's own tokens if those are more."""
+    """Limit tokens to `batches` for each worker, or to the tenant's own tokens if those are
+    more.
+    """
     return min(tokens, max(own, batches * pace.batch_tokens)) if pace.batch_tokens else tokens
 
 

@@ -184,7 +184,9 @@ def _anywhere(
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A pool that may get a request: whether it holds the model, and seconds until it would begin."""
+    """A pool that may get a request: whether it holds the model, and seconds until it would
+    begin.
+    """
 
     pool: str
     holds: bool

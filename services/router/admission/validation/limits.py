@@ -40,7 +40,9 @@ class Limit:
 
     @property
     def number(self) -> str:
-        """Return the number in the form of the table and the protos' comments: `4 MiB`, `16,384`."""
+        """Return the number in the form of the table and the protos' comments: `4 MiB`,
+        `16,384`.
+        """
         if self.unit != BYTES:
             return f"{self.most:,}"
         return f"{self.most // KIB} KiB" if self.most < MIB else f"{self.most // MIB} MiB"
@@ -92,8 +94,10 @@ more, and a router, a worker and a client each hold up to twelve times that whil
 read.
 """
 SHARED: Final = Limit(
-    "size shared by all items' results in addition to as many bytes as the request has: entities, relations, regions,"
-    " structures, texts of pages (workers leave out the results with the lowest scores and set `Extraction.truncated`)",
+    "size shared by all items' results in addition to as many bytes as the request has: entities,"
+    " relations, regions,"
+    " structures, texts of pages (workers leave out the results with the lowest scores and set"
+    " `Extraction.truncated`)",
     ("ExtractRequest",),
     4 * MIB,
     BYTES,

@@ -107,7 +107,9 @@ def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
 
 
 def shorten(failure: worker_pb2.Failure) -> None:
-    """Cut long texts, replace control characters, and clamp the retry delay to 0..3600 s, in place."""
+    """Cut long texts, replace control characters, and clamp the retry delay to 0..3600 s, in
+    place.
+    """
     most = limits.MESSAGE.most
     failure.reason = without_controls(failure.reason[: limits.REASON.most])
     failure.field = without_controls(failure.field[: limits.FIELD.most])
@@ -172,7 +174,9 @@ def _check_names(names: MutableSequence[str], path: str, count: Limit, together:
 
 
 def _checked_text(text: str, path: str, limit: Limit) -> str:
-    """Return the text with its control characters replaced. Raises InvalidInput if it is too long."""
+    """Return the text with its control characters replaced. Raises InvalidInput if it is too
+    long.
+    """
     limit.check(len(text), path)
     return without_controls(text)
 

@@ -237,8 +237,10 @@ def _check_answered(items: int, names: int, task: str) -> None:
     most = limits.ANSWERED.most
     if items * names > most:
         raise InvalidInput(
-            f"items has {items:,} entries, and an answer may repeat {names:,} bytes of {task} labels"
-            f" for each: send at most {most // names:,} items at a time, or fewer or shorter labels",
+            f"items has {items:,} entries, and an answer may repeat {names:,} bytes of {task}"
+            " labels"
+            f" for each: send at most {most // names:,} items at a time, or fewer or shorter"
+            " labels",
             field="items",
         )
 
@@ -465,8 +467,10 @@ def _check_text_of(text: str, path: str, card: Card | None) -> None:
     _refuse(not text, f"{path} is empty", path)
     if media_type(text) is not None:
         raise InvalidInput(
-            f"{path} is a file in base64 (data:…;base64,), not a text: send the bytes of an image as"
-            " image.data, of a PDF as document.data; the Python client and HTTP read such texts as files",
+            f"{path} is a file in base64 (data:…;base64,), not a text: send the bytes of an image"
+            " as"
+            " image.data, of a PDF as document.data; the Python client and HTTP read such texts"
+            " as files",
             field=path,
         )
     limits.TEXT.check(_utf8(text), path)

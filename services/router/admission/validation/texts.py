@@ -172,7 +172,8 @@ def _tool_names(tools: object, field: str) -> list[str]:
         )
         if not isinstance(function, dict):
             raise InvalidInput(
-                f'{path} must be {{"type": "function", "function": {{…}}}}: other tools are not served',
+                f'{path} must be {{"type": "function", "function": {{…}}}}: other tools are not'
+                " served",
                 field=path,
             )
         name, parameters = function.get("name"), function.get("parameters")
@@ -196,7 +197,10 @@ def _tool_names(tools: object, field: str) -> list[str]:
 
 def _check_name(name: str, path: str) -> None:
     is_name = _TOOL_NAME.fullmatch(name) is not None and len(name) <= limits.TOOL_NAME.most
-    message = f"{path} must have 1..{limits.TOOL_NAME.most} letters, digits, dots, underscores and hyphens"
+    message = (
+        f"{path} must have 1..{limits.TOOL_NAME.most} letters, digits, dots, underscores and"
+        " hyphens"
+    )
     _refuse(not is_name, message, path)
 
 
