@@ -54,7 +54,7 @@ async def resign(*, fence: int) -> Reply: ...
 
 @script("leader", "notes", prologue="fleet")
 async def note_plan(
-    *, fence: int, plan: str, desired: str, cold_starts: str, anew: bool, changed: Rest
+    *, fence: int, plan: str, desired: str, cold_starts: str, replace: bool, changed: Rest
 ) -> Reply: ...
 
 

@@ -1,4 +1,4 @@
-"""The lanes: the job queues in Redis. `services/router/lanes/dispatch.py` enqueues,
+"""The lanes: job queues in Redis. `services/router/lanes/dispatch.py` enqueues,
 `services/router/lanes/pull.py` dequeues.
 """
 

@@ -2,9 +2,9 @@
 and decodes their replies.
 
 Waiting jobs are ordered by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996), separately
-for each priority: a job's start tag is the larger of the lane's virtual time and its tenant's last
-finish tag; its finish tag is tokens / weight after that; virtual time is the start tag of the job
-last leased. Backlogged tenants thus get tokens by weight, whatever their backlog.
+for each priority. A job's start tag is the larger of the lane's virtual time and its tenant's last
+finish tag; its finish tag is tokens / weight after that; virtual time is the start tag of the last
+leased job. Backlogged tenants thus get tokens by weight, whatever their backlog.
 """
 
 from __future__ import annotations

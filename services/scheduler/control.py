@@ -215,7 +215,7 @@ class Control:
         # In a thread: a plan for thousands of models takes longer than KEDA's calls may wait.
         made = await asyncio.to_thread(plan, state)
         await self._send(made.orders, number, look.fleet.now_ms)
-        await self._publish(made, look, number, anew=is_first)
+        await self._publish(made, look, number, replace_all=is_first)
         return made
 
     def _rates(self, gauges: Mapping[LaneKey, LaneGauges]) -> dict[LaneKey, float]:
@@ -297,7 +297,7 @@ class Control:
             known=known,
         )
 
-    async def _publish(self, made: Plan, look: Look, number: int, *, anew: bool) -> None:
+    async def _publish(self, made: Plan, look: Look, number: int, *, replace_all: bool) -> None:
         """Publishes the plan's notes: models that are held back now, and the orders of the last
         minutes with their outcomes.
         """
@@ -316,7 +316,7 @@ class Control:
             changed,
             desired={name: demand.desired for name, demand in demands.items()},
             cold_starts={name: demand.input.cold_start_seconds for name, demand in demands.items()},
-            anew=anew,
+            replace_all=replace_all,
         )
         self._published = notes
 

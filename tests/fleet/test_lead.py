@@ -119,14 +119,14 @@ async def test_order_rings_for_its_worker(fleet: Fleet, redis: Redis) -> None:
 async def test_notes_and_the_plan_are_told(fleet: Fleet, other: Fleet) -> None:
     fence = await lead(fleet)
     plan = (fence << 32) + 7
-    await fleet.note_plan(fence, plan, {"a": "loads on w", "b": "held back"}, anew=True)
+    await fleet.note_plan(fence, plan, {"a": "loads on w", "b": "held back"}, replace_all=True)
     await fleet.note_plan(fence, plan, {"b": "", "c": "held back"})
     assert await other.plan_notes() == {"a": "loads on w", "c": "held back"}
     assert await other.plan_notes("c", "b") == {"c": "held back"}
     leader = (await other.refresh()).leader
     assert leader == LeaderRecord("a", fence, plan, leader.plan_ms if leader else 0)
     await fleet.note_plan(
-        fence, plan + 1, {"d": "loads on v"}, desired={"cpu": 2, "l4-spot": 0}, anew=True
+        fence, plan + 1, {"d": "loads on v"}, desired={"cpu": 2, "l4-spot": 0}, replace_all=True
     )
     assert await other.plan_notes() == {"d": "loads on v"}
     leader = (await other.refresh()).leader

@@ -161,7 +161,7 @@ async def as_a_scheduler(redis: Redis) -> None:
     await fleet.order("w", "e", worker_pb2.Directive(), fence=fence, lane=LANE)
     await anext(bells)
     await bells.aclose()
-    await fleet.note_plan(fence, 1, {"org/model": "wanted", "org/other": ""}, anew=True)
+    await fleet.note_plan(fence, 1, {"org/model": "wanted", "org/other": ""}, replace_all=True)
     await fleet.resign(fence)
 
 

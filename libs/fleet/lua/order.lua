@@ -1,6 +1,8 @@
--- fence: of the scheduler that gives the order (0: an operator does). claim_ms: take the claim for the worker, unless another
--- that is not among `known` has it (0: no claim). Numbers are times, so that they still rise after Redis lost its data.
--- Answers the number; 0: another worker has the claim; -1: another scheduler leads.
+-- fence: of the scheduler that gives the order (0: an operator).
+-- claim_ms: take the claim for the worker, unless another that is not among `known` has it (0: no
+-- claim).
+-- Numbers are times, so that they still rise after Redis lost its data.
+-- Returns the number; 0: another worker has the claim; -1: another scheduler leads.
 if fence > 0 and tonumber(call('HGET', leader, 'fence')) ~= fence then return -1 end
 if claim_ms > 0 then
   local holder = call('GET', claim)

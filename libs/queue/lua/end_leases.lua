@@ -1,4 +1,5 @@
--- Ends the worker's leases whose names begin with `prefix`, as if they had run out. Answers how many jobs went back.
+-- Ends the worker's leases with the name prefix `prefix`, as if they had expired. Returns how many
+-- jobs went back.
 local ended = {}
 for _, batch_id in ipairs(call('ZRANGE', leases, 0, -1)) do
   local packed = string.sub(batch_id, 1, #prefix) == prefix and call('HGET', batches, batch_id)
