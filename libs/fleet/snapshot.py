@@ -163,7 +163,7 @@ class LeaderRecord:
     fence: int
     """Its fencing number."""
     plan: int
-    """Number of its last plan: fence × 2³² + a counter."""
+    """Number of its last plan: fence * 2**32 + a counter."""
     plan_ms: int
     """When it made that plan, Unix time by Redis' clock."""
     desired: Mapping[str, int] = field(default_factory=dict)

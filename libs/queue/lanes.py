@@ -44,7 +44,7 @@ _COUNTERS = (
 
 
 class _Attempts(TypedDict):
-    """How a job with expiring leases is given up. Arguments of several scripts."""
+    """Rules for giving up a job with expiring leases. Arguments of several scripts."""
 
     max_attempts: int
     dead_letter_limit: int

@@ -1,8 +1,7 @@
-"""The scheduler's control loop: reads the state of the mesh every second, and at once when work
-arrives for a model without a copy; the leading scheduler then plans (`placement.py`) and sends the
-plan's orders.
+"""The scheduler's control loop: reads the mesh every second, and at once when work arrives for a
+model without a copy. The leading scheduler then plans (`placement.py`) and sends the plan's orders.
 
-Nothing depends on it: while no scheduler leads, workers claim cold models by themselves. The loop
+Nothing depends on it: while no scheduler leads, workers claim cold models themselves. The loop
 survives outages of Redis.
 """
 
@@ -42,23 +41,21 @@ TICK_SECONDS: Final = 1.0
 BUSY_TICK_SECONDS: Final = 0.2
 """The period while models wait for loads in progress to finish."""
 DEBOUNCE_SECONDS: Final = 0.02
-"""The delay after a bell, so that work for several models that arrives at once goes into one
+"""The delay after a notification, so that work for several models that arrives together is in one
 plan.
 """
 RECONNECT_SECONDS: Final = 0.2
 SENT_MS: Final = 60_000
 """How long a sent order is remembered."""
 FENCE_BITS: Final = 32
-"""A plan's number has the leader's fencing number in its high bits, and the count of its plans in
-so many low bits.
+"""The low bits of a plan's number count the leader's plans; the high bits are its fencing
+number.
 """
 _AT_ONCE: Final = 8
 
 
 class Control:
-    """`run` looks, leads and plans; `receive_bells` wakes it. `seen` is called with every look
-    before `view` is updated. `demands` returns each pool's demand, to be published with the
-    plan."""
+    """Reads the mesh, leads and plans."""
 
     def __init__(
         self,
@@ -72,6 +69,11 @@ class Control:
         demands: Callable[[], Mapping[str, PoolDemand]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """
+        Args:
+            seen: Called with every snapshot before `view` is updated.
+            demands: Returns each pool's demand, to be published with the plan.
+        """
         self._lanes = lanes
         self._fleet = fleet
         self._view = view
@@ -94,7 +96,7 @@ class Control:
         self._recent_orders = RecentOrders()
 
     async def run(self, on_look: Callable[[], Awaitable[None]]) -> None:
-        """Until cancelled; `on_look` is awaited after every look. Raises UnsuitableRedis."""
+        """Run until cancelled, and await `on_look` after every snapshot. Raises UnsuitableRedis."""
         was_away = False
         while True:
             wait = TICK_SECONDS
@@ -113,14 +115,13 @@ class Control:
             except UnsuitableRedis:
                 raise
             except Exception:
-                log.exception(
-                    "the plan failed"
-                )  # the mesh serves without it, and the next look may differ
+                # The mesh serves without it, and the next snapshot may differ.
+                log.exception("the plan failed")
             await self._pause(wait)
 
     async def receive_bells(self) -> None:
-        """Until cancelled: wakes `run` when work arrives for a model without a copy that the last
-        look did not show.
+        """Wake `run` when work arrives for a model without a copy that the last snapshot does not
+        show. Runs until cancelled.
         """
         while True:
             try:
@@ -131,7 +132,9 @@ class Control:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
     async def tick(self) -> Plan | None:
-        """One look and, if this scheduler leads, one plan. NoCapacity while Redis is away."""
+        """Read the mesh and, if this scheduler leads, make one plan. NoCapacity while Redis is
+        away.
+        """
         await self._fitness.look()
         await self._lead()
         look = await self._look()
@@ -144,12 +147,12 @@ class Control:
             return None
 
     async def resign(self) -> None:
-        """Gives up the leadership, so that another scheduler may take it at once."""
+        """Give up the leadership, so that another scheduler may take it at once."""
         if self._fence and await self._fleet.resign(self._fence):
             log.info("lead given up", extra=fields({"fence": self._fence}))
         self._fence = 0
 
-    # Looking
+    # Reading the mesh
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -219,8 +222,8 @@ class Control:
         return made
 
     def _rates(self, gauges: Mapping[LaneKey, LaneGauges]) -> dict[LaneKey, float]:
-        """Arrivals in tokens a second, of lanes that have any: the fast or the slow average,
-        whichever is more.
+        """Return arrivals in tokens per second, of lanes that have any: the higher of the fast and
+        the slow average.
         """
         rates = ((lane, self._arrivals.rate(lane)) for lane in gauges)
         return {lane: max(rate.fast, rate.slow) for lane, rate in rates if rate.slow > 0}
@@ -236,7 +239,7 @@ class Control:
             log.info("failures forgiven", extra=fields({"failures": forgiven}))
 
     async def _send(self, orders: Iterable[Order], number: int, now_ms: int) -> None:
-        """Sends orders to several workers concurrently, but to each worker in order."""
+        """Send orders to several workers concurrently, but to each worker in order."""
         by_worker: dict[str, list[Order]] = defaultdict(list)
         for order in orders:
             by_worker[order.worker_id].append(order)
@@ -298,7 +301,7 @@ class Control:
         )
 
     async def _publish(self, made: Plan, look: Look, number: int, *, replace_all: bool) -> None:
-        """Publishes the plan's notes: models that are held back now, and the orders of the last
+        """Publish the plan's notes: models that are held back now, and the orders of the last
         minutes with their outcomes.
         """
         now, ordered = self._clock(), {order.model for order in made.orders}
@@ -322,7 +325,7 @@ class Control:
 
 
 def _served(fleet: FleetSnapshot, sites: Iterable[Site]) -> set[Site]:
-    """The sites with a worker that has the model resident, or is about to, and will stay."""
+    """Return the sites with a worker that stays and has the model resident, or will soon."""
     wanted = set(sites)
     if not wanted:
         return wanted

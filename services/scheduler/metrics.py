@@ -33,7 +33,7 @@ _OF_POOLS: Final[tuple[tuple[Series, Callable[[PoolDemand], float]], ...]] = (
 
 
 class PoolMetrics:
-    """`read` is called on the thread of a scrape."""
+    """Collects the metrics. `read` is called on the thread of a scrape."""
 
     def __init__(self, scaler: Scaler, view: View, *, scheduler_id: str) -> None:
         self._scaler = scaler

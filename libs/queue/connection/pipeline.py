@@ -117,8 +117,7 @@ class _Line:
 
 
 class PipelinedRedis(Redis):
-    """The client of redis-py, except that scripts (EVALSHA, SCRIPT LOAD) share one pipelined connection
-    of its pool.
+    """The client of redis-py with one pipelined connection for scripts (EVALSHA, SCRIPT LOAD).
 
     A command is sent again, up to twice, if its connection ends: scripts may run twice.
     """

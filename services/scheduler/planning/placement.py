@@ -1,16 +1,18 @@
 """The plan: which worker should load which model, and which copies to evict. Pure: no clock, no
 Redis.
 
-`control.py` makes a plan from every look at the mesh and sends its orders. The rules
+`control.py` makes a plan from every snapshot of the mesh and sends its orders. The rules
 (docs/placement.md):
 
-- A model with work and no copy is loaded, the one with most waiting work first; before them models
-  whose only workers are leaving. - A model gets another copy if that would start before its present
-  copies finish their work; copies at most double with each plan. - It goes to the worker with the
-  best score: affinity, less the busy share of the worker's time and the cost of evictions there. -
-  The worker chooses the victims when it loads; the plan predicts them by the same rules
-  (libs/eviction). It orders evictions only of surplus copies, and only where their memory is
-  needed, so that it converges under a constant load.
+1. Models with copies only on workers that leave are loaded first, then models with work and no
+  copy, the one with most waiting work first.
+2. A model gets another copy if that would start before its present copies finish their work; copies
+  at most double with each plan.
+3. A load goes to the worker with the best score: affinity, less the busy share of the worker's time
+  and the cost of evictions there.
+4. The worker chooses the victims when it loads; the plan predicts them by the same rules
+  (libs/eviction). It orders evictions only of surplus copies, and only if their memory is needed,
+  so that it converges under a constant load.
 """
 
 from __future__ import annotations
@@ -40,23 +42,24 @@ UTILIZATION: Final = 0.7
 """The target utilisation of a copy: a model needs its offered load divided by this, in copies."""
 KEPT_SECONDS: Final = 60.0
 LOADS_KEPT: Final = 10.0
-"""A loaded copy stays for so long, and so many times its load time, before a plan evicts it, or
-expects its eviction for anything but waiting work."""
+"""A loaded copy stays for KEPT_SECONDS, and this multiple of its load time, before a plan evicts
+it, or expects its eviction for anything but waiting work.
+"""
 SURPLUS_IDLE_SECONDS: Final = 180.0
-"""A surplus copy may be evicted after so long without use."""
+"""A surplus copy may be evicted after this time without use."""
 RECENT_SECONDS: Final = 600.0
 """A model used within this time moves when its only worker is preempted, if another one has free
 memory.
 """
 HEARTBEATS_MS: Final = 6_000
-"""Three heartbeats: after so long, an order without visible effect is no longer counted on, nor a
+"""Three heartbeats. After this time an order without visible effect no longer counts, nor does a
 silent worker.
 """
 USUAL_TOKENS_PER_SECOND: Final = 5_000.0
 """The assumed speed of a model in a pool without any measured speed."""
 
 _TRIED: Final = 16
-"""The most candidate workers per model that are checked for victims one by one."""
+"""Maximum candidate workers per model that are checked for victims one by one."""
 RESIDENT: Final = models_pb2.MODEL_STATE_RESIDENT
 
 Site = tuple[str, str]
@@ -65,9 +68,7 @@ Site = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order to a worker. `known`: workers that hold the model or will, whose claims on its lane
-    do not prevent the load.
-    """
+    """An order to a worker."""
 
     kind: Literal["load", "evict"]
     model: str
@@ -75,57 +76,58 @@ class Order:
     worker_id: str
     epoch: str
     known: tuple[str, ...] = ()
+    """Workers that hold the model or will. Their claims on its lane do not prevent the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentOrder:
-    """An order, the plan that it was part of, and when it was sent (Unix time by Redis' clock)."""
+    """A sent order."""
 
     order: Order
     plan: int
+    """The number of its plan."""
     sent_ms: int
+    """Unix time by Redis' clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """All inputs of a plan.
-
-    rates: arrivals in tokens a second, by lane. waiting_since_ms: since when a model's work has
-    been seen waiting, Unix time by Redis' clock, as is `fleet.now_ms`, the time of the plan. sent:
-    recent orders, which heartbeats may not show yet. draw: breaks ties between equally good
-    workers.
-    """
+    """All inputs of a plan."""
 
     fleet: FleetSnapshot
+    """Its `now_ms` is the time of the plan."""
     gauges: Mapping[LaneKey, LaneGauges]
     rates: Mapping[LaneKey, float] = field(default_factory=dict)
+    """Arrivals in tokens per second, by lane."""
     waiting_since_ms: Mapping[Site, int] = field(default_factory=dict)
+    """Since when a model's work has been seen waiting, Unix time by Redis' clock."""
     sent: Sequence[SentOrder] = ()
+    """Recent orders, which heartbeats may not show yet."""
     draw: int = 0
+    """Breaks ties between equally good workers."""
     policy: Policy = POLICIES[DEFAULT]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Orders, evictions before the load that needs them, and notes: why models are moved or held
-    back.
-
-    is_waiting: a model would be loaded now if fewer loads were in progress.
-    """
+    """The result of planning."""
 
     orders: tuple[Order, ...]
+    """Evictions precede the load that needs them."""
     notes: Mapping[str, str]
+    """Why models are moved or held back, by model."""
     is_waiting: bool
+    """A model would be loaded now if fewer loads were in progress."""
 
 
 def plan(state: PlanInput) -> Plan:
-    """The plan for this state. Deterministic: the same input gives the same plan."""
+    """Plan for this state. Deterministic: the same input gives the same plan."""
     return _Planner(state).plan()
 
 
 @dataclass(slots=True)
 class _Demand:
-    """The demand for a model in a pool: tokens in all its lanes, and arrivals in tokens a
+    """The demand for a model in a pool: tokens in all its lanes, and arrivals in tokens per
     second.
     """
 
@@ -140,18 +142,18 @@ class _Demand:
 
 @dataclass(slots=True)
 class _Site:
-    """A model in a pool, updated as the plan is made: the workers that hold it, by id, and those
-    that will.
-
-    rows: the rows of `resident`, before the plan. near: affinities of workers that have it in host
-    memory. going: copies on workers that are about to leave.
-    """
+    """A model in a pool, updated as the plan is made."""
 
     resident: dict[str, WorkerModelRecord] = field(default_factory=dict)
+    """Copies by worker id."""
     rows: list[int] = field(default_factory=list)
+    """The rows of `resident`, before the plan."""
     coming: list[str] = field(default_factory=list)
+    """Workers that will hold it."""
     near: dict[str, float] = field(default_factory=dict)
+    """Affinities of workers that have it in host memory."""
     going: dict[str, WorkerModelRecord] = field(default_factory=dict)
+    """Copies on workers that are about to leave."""
 
     @property
     def copies(self) -> int:
@@ -164,18 +166,19 @@ class _Site:
 
 @dataclass(frozen=True, slots=True)
 class _Estimate:
-    """Estimates of a model in a pool, before the plan: bytes (1: unknown), load time in seconds,
-    speed of one copy in tokens a second (0: not measured), and for how many seconds its copies have
-    work."""
+    """Estimates of a model in a pool, before the plan."""
 
     size: int
+    """Bytes; 1: unknown."""
     load_seconds: float
     speed: float
+    """Of one copy in tokens per second; 0: not measured."""
     waiting_seconds: float
+    """For how long its copies have work."""
 
 
 class _Planner:
-    """One plan in the making."""
+    """One plan in progress."""
 
     def __init__(self, state: PlanInput) -> None:
         self._state = state
@@ -212,7 +215,7 @@ class _Planner:
     # The state before the plan
 
     def _find_sites(self) -> dict[Site, _Site]:
-        """The copies of every model in every pool. Also sums in `_rooms` the bytes that may be
+        """Find the copies of every model in every pool. Also sums in `_rooms` the bytes that may be
         evicted.
         """
         by_pool: dict[str, dict[str, _Site]] = defaultdict(lambda: defaultdict(_Site))
@@ -234,8 +237,8 @@ class _Planner:
         return defaultdict(_Site, found)
 
     def _look_at(self, worker: WorkerRecord, sites: dict[str, _Site], working: set[str]) -> None:
-        """Reads one worker's copies. The plan's one loop over all copies in the mesh, so kept fast:
-        a million lines a second.
+        """Read one worker's copies. The plan's only loop over all copies in the mesh, so it is kept
+        fast: a million records per second.
         """
         room, worker_id = self._rooms[worker.pool], worker.worker_id
         row, leaving, movable, idle, old = room.rows[worker_id], 0, 0, 0, 0
@@ -268,7 +271,7 @@ class _Planner:
         room.movable[row], room.idle[row], room.old[row] = movable, idle, old
 
     def _pending(self, kind: Literal["load", "evict"]) -> list[SentOrder]:
-        """Sent orders whose effect heartbeats do not show yet."""
+        """Return sent orders without a visible effect in heartbeats."""
         found = []
         for sent in self._state.sent:
             order = sent.order
@@ -283,7 +286,7 @@ class _Planner:
         return found
 
     def _count_loads(self) -> None:
-        """Reserves memory and time for loads in progress or ordered."""
+        """Reserve memory and time for loads in progress or ordered."""
         for (pool, model), site in self._sites.items():
             for worker_id in site.coming:
                 room = self._rooms[pool]
@@ -301,7 +304,7 @@ class _Planner:
                 )
 
     def _count_work(self) -> None:
-        """Adds the time that workers need for waiting and expected work."""
+        """Add the time that workers need for waiting and expected work."""
         for at, demand in self._demands.items():
             site = self._sites[at]
             if site.resident:
@@ -337,7 +340,7 @@ class _Planner:
         return _Estimate(size or 1, load_seconds, speed, waiting)
 
     def _stored_bytes(self, at: Site) -> int:
-        """The model's bytes by its card, or by a worker that has it on disk; 0: unknown."""
+        """Return the model's bytes by its card, or by a worker that has it on disk; 0: unknown."""
         pool, model = at
         card = self._fleet.card(model)
         if card is not None and card.bytes:
@@ -347,7 +350,7 @@ class _Planner:
         return next((record.bytes for record in records if record.bytes), 0)
 
     def _usual_speed(self, at: Site) -> float:
-        """The average speed of the pool's models, assumed for one that was not measured."""
+        """Return the average speed of the pool's models, assumed for an unmeasured one."""
         speed = self._usual_speeds.get(at[0])
         if speed is None:
             records = [
@@ -363,8 +366,8 @@ class _Planner:
         return speed
 
     def _value(self, at: Site) -> float:
-        """The model's priority: seconds of waiting and expected work, plus seconds for which work
-        has been waiting.
+        """Return the model's priority: seconds of waiting and expected work, plus the time that
+        work has waited.
         """
         demand = self._demands[at]
         tokens = demand.queued + demand.rate * HORIZON_SECONDS
@@ -379,7 +382,7 @@ class _Planner:
     # Decisions
 
     def _place(self, at: Site, why: str) -> None:
-        """Loads the model's first copy: for it, any eviction that the rules allow may be
+        """Load the model's first copy: for it, any eviction that the rules allow may be
         expected.
         """
         pool, model = at
@@ -401,7 +404,7 @@ class _Planner:
             self._hold_back(at, room)
 
     def _multiply(self, at: Site) -> None:
-        """Loads more copies while the present ones would need longer for their work than a load
+        """Load more copies while the present ones would need longer for their work than a load
         takes.
         """
         pool, model = at
@@ -418,7 +421,10 @@ class _Planner:
             if wait <= known.load_seconds:
                 return
             copy = "copy" if number == 1 else "copies"
-            why = f"its {number} {copy} would need {wait:.1f} s for what waits, a load takes {known.load_seconds:.1f} s"
+            why = (
+                f"its {number} {copy} would need {wait:.1f} s for the waiting work,"
+                f" a load takes {known.load_seconds:.1f} s"
+            )
             # Idle models yield only as to a model without waiting work: its present copies serve
             # it.
             challenger = Challenger(model, known.size)
@@ -428,8 +434,8 @@ class _Planner:
                 return
 
     def _move_recent(self) -> None:
-        """Moves recently used models whose only workers will be preempted, as far as others have
-        free memory.
+        """Move recently used models from workers that will all be preempted, if others have free
+        memory.
         """
         for at, site in list(self._sites.items()):
             room = self._rooms.get(at[0])
@@ -446,7 +452,7 @@ class _Planner:
                     room,
                     Challenger(at[1], self._of(at).size),
                     [],
-                    "its only workers will be taken away",
+                    "its only workers will be preempted",
                 )
 
     def _load(
@@ -458,7 +464,7 @@ class _Planner:
         why: str,
         within_seconds: float = math.inf,
     ) -> bool:
-        """Orders one more copy, if a worker has memory for it or can free enough. False: none can
+        """Order one more copy, if a worker has memory for it or can free enough. False: none can
         now.
         """
         pool, model = at
@@ -491,8 +497,8 @@ class _Planner:
         return False
 
     def _banned(self, at: Site, room: PoolWorkers) -> set[int]:
-        """Rows of workers that hold the model already, or will, or recently evicted it or failed to
-        load it, or lack its files.
+        """Return the rows of workers that hold the model already, or will, or recently evicted it
+        or failed to load it, or lack its files.
         """
         excluded = [*self._sites[at].known, *self._fleet.failures.get(at[1], ())]
         excluded += [worker_id for worker_id, model in self._evicted if model == at[1]]
@@ -501,11 +507,12 @@ class _Planner:
         } | self._without_files(at, room)
 
     def _without_files(self, at: Site, room: PoolWorkers) -> set[int]:
-        """Rows of workers that can load only what they have on disk, and lack the model, while
-        another worker has it.
+        """Return the rows of workers that can load only models on their disk, and lack the model,
+        while another worker has it.
 
-        Where nobody who has it can load it, they are asked all the same, so that callers hear the
-        reason instead of waiting."""
+        If no worker that has it can load it, these are tried all the same, so that callers receive
+        the reason instead of waiting.
+        """
         if not room.local:
             return set()
         model, failed = at[1], self._fleet.failures.get(at[1], {})
@@ -518,8 +525,8 @@ class _Planner:
     def _victims(
         self, room: PoolWorkers, row: int, challenger: Challenger
     ) -> list[WorkerModelRecord] | None:
-        """The expected victims: only surplus copies if they suffice. None: the rules do not allow
-        evicting enough now.
+        """Return the expected victims: only surplus copies if they suffice. None: the rules do not
+        allow evicting enough now.
         """
         needed = challenger.bytes - int(room.free[row])
         if needed <= 0:
@@ -560,8 +567,8 @@ class _Planner:
         )
 
     def _is_surplus(self, at: Site, record: WorkerModelRecord) -> bool:
-        """Whether the model has more copies than its arrivals need, and this one was unused for
-        long.
+        """Return whether the model has more copies than its arrivals need, and this one was unused
+        for long.
         """
         if (
             record.pinned
@@ -577,7 +584,7 @@ class _Planner:
         )
 
     def _give_up(self, room: PoolWorkers, row: int, record: WorkerModelRecord) -> None:
-        """Counts a victim's memory as free; orders the eviction of a surplus copy."""
+        """Count a victim's memory as free; order the eviction of a surplus copy."""
         worker = room.workers[row]
         at = worker.pool, record.model
         if self._is_surplus(at, record):
@@ -585,7 +592,7 @@ class _Planner:
                 Order("evict", record.model, worker.pool, worker.worker_id, worker.epoch)
             )
             self._notes[record.model] = (
-                f"leaves {worker.worker_id}: a copy too many, idle for {record.idle_seconds:.0f} s"
+                f"leaves {worker.worker_id}: a surplus copy, idle for {record.idle_seconds:.0f} s"
             )
         del self._sites[at].resident[worker.worker_id]
         room.free[row] += record.bytes
@@ -599,7 +606,7 @@ class _Planner:
         if room.is_closed:
             self._is_waiting = True
             self._notes[model] = (
-                f"held back: every worker of pool {pool} has {LOADS_AT_ONCE} loads under way"
+                f"held back: every worker of pool {pool} has {LOADS_AT_ONCE} loads in progress"
             )
             return
         size = self._of(at).size
@@ -607,17 +614,20 @@ class _Planner:
         most[list(self._banned(at, room))] = -math.inf
         could = most >= size
         if not any(most > -math.inf):
-            note = f"every worker of pool {pool} failed to load it lately"
+            note = f"every worker of pool {pool} recently failed to load it"
         elif could.any():
             self._is_waiting = self._is_waiting or bool((room.loads[could] > 0).any())
-            note = "loads are under way, or what is resident has more work waiting"
+            note = "loads are in progress, or the resident models have more work waiting"
         else:
-            note = f"it needs {size:,} bytes, and no worker of pool {pool} could free more than {int(most.max()):,}"
+            note = (
+                f"it needs {size:,} bytes, and no worker of pool {pool} could free more than"
+                f" {int(most.max()):,}"
+            )
         self._notes[model] = f"held back: {note}"
 
 
 def _make_rooms(fleet: FleetSnapshot) -> dict[str, PoolWorkers]:
-    """The rooms of all pools, with the workers that may be given models."""
+    """Return the workers of all pools that may be given models."""
     pools: dict[str, list[WorkerRecord]] = defaultdict(list)
     for worker in fleet.workers.values():
         if not _is_going(worker, fleet.now_ms):
@@ -626,7 +636,7 @@ def _make_rooms(fleet: FleetSnapshot) -> dict[str, PoolWorkers]:
 
 
 def _is_going(worker: WorkerRecord, now_ms: int) -> bool:
-    """Whether the worker drains, will be preempted, or seems to be dead."""
+    """Return whether the worker drains, will be preempted, or seems to be dead."""
     return worker.is_going or now_ms - worker.heartbeat_ms >= HEARTBEATS_MS
 
 
@@ -635,7 +645,9 @@ def _is_old(record: WorkerModelRecord) -> bool:
 
 
 def _demands(state: PlanInput) -> dict[Site, _Demand]:
-    """The demands of all lanes with work or arrivals; lanes of adapters count for their model."""
+    """Return the demands of all lanes with work or arrivals; lanes of adapters count for their
+    model.
+    """
     demands: dict[Site, _Demand] = defaultdict(_Demand)
     for lane, gauge in state.gauges.items():
         rate = state.rates.get(lane, 0.0)
