@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from shoal.v1 import models_pb2
 
-from libs.fleet.snapshot import COMING, FleetSnapshot, WorkerModelRecord
+from libs.fleet.snapshot import LOADING_STATES, FleetSnapshot, WorkerModelRecord
 from libs.queue.jobs import LaneGauges
 
 UNKNOWN_LOAD_SECONDS = 5.0
@@ -19,7 +19,7 @@ BYTES_PER_SECOND = 1.5e9
 START_SECONDS before that.
 """
 
-_SERVED = (*COMING, models_pb2.MODEL_STATE_RESIDENT)
+_SERVED = (*LOADING_STATES, models_pb2.MODEL_STATE_RESIDENT)
 
 
 def may_claim(gauges: LaneGauges, snapshot: FleetSnapshot, worker_id: str) -> bool:

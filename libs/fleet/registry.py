@@ -23,7 +23,7 @@ from libs.fleet import scripts
 from libs.fleet.cards import digest_of, merged, without_measures
 from libs.fleet.snapshot import FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
 from libs.queue.connection.client import translated
-from libs.queue.keys import BELL, LaneKey, WorkerWakeup
+from libs.queue.keys import WAKEUP_CHANNEL, LaneKey, WorkerWakeup
 
 FAILURE_MS = 15 * 60_000
 PASSING_MS = 60_000
@@ -102,7 +102,7 @@ class Fleet:
             ],
         )
         self._reported_cards[heartbeat.worker_id] = digests
-        record = WorkerRecord.of(kept, now_ms)
+        record = WorkerRecord.from_heartbeat(kept, now_ms)
 
         def change(snapshot: FleetSnapshot) -> FleetSnapshot:
             workers = {
@@ -145,7 +145,9 @@ class Fleet:
                 plain = without_measures(known if known is not None and repeats else model.card)
                 copies = [models[name] for models in others if name in models]
                 card = merged(
-                    plain, known or models_pb2.ModelCard(), [*copies, WorkerModelRecord.of(own)]
+                    plain,
+                    known or models_pb2.ModelCard(),
+                    [*copies, WorkerModelRecord.from_proto(own)],
                 )
                 if card != known:
                     changed[name] = card
@@ -277,7 +279,7 @@ class Fleet:
             if int(time_ms) > now_ms - self._ttl_ms:
                 before, record = self._heartbeats.get(worker_id, (b"", None))
                 if record is None or before != value:
-                    record = WorkerRecord.of(
+                    record = WorkerRecord.from_heartbeat(
                         worker_pb2.HeartbeatRequest.FromString(heartbeat), int(time_ms)
                     )
                     self._heartbeats[worker_id] = value, record
@@ -402,8 +404,8 @@ class Fleet:
                 _claim(lane) if lane else "v1:{fleet}:claim:",
             ),
             directive=directive.SerializeToString(),
-            bell=BELL,
-            ring=WorkerWakeup(worker_id).message,
+            channel=WAKEUP_CHANNEL,
+            wakeup=WorkerWakeup(worker_id).message,
             worker_id=worker_id,
             fence=fence,
             claim_ms=ORDER_CLAIM_MS if lane else 0,
@@ -497,11 +499,11 @@ class Fleet:
             if note is not None
         }
 
-    async def beat(self, router_id: str) -> list[str]:
+    async def router_heartbeat(self, router_id: str) -> list[str]:
         """Record that this router is alive. Returns routers that were silent for three times
         `ttl_ms`, each to only one caller in the mesh.
         """
-        silent = await scripts.beat(
+        silent = await scripts.router_heartbeat(
             self._redis, (_ROUTERS,), router_id=router_id, last_ms=3 * self._ttl_ms
         )
         return [name.decode() for name in silent]

@@ -35,8 +35,8 @@ async def release_claim(*, worker_id: str) -> Reply: ...
 async def order(
     *,
     directive: bytes,
-    bell: str,
-    ring: str,
+    channel: str,
+    wakeup: str,
     worker_id: str,
     fence: int,
     claim_ms: int,
@@ -59,4 +59,4 @@ async def note_plan(
 
 
 @script("routers", prologue="fleet")
-async def beat(*, router_id: str, last_ms: int) -> Reply: ...
+async def router_heartbeat(*, router_id: str, last_ms: int) -> Reply: ...

@@ -9,7 +9,7 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import ModelNotFound, ModelUnreachable
 
-COMING = (models_pb2.MODEL_STATE_DOWNLOADING, models_pb2.MODEL_STATE_LOADING)
+LOADING_STATES = (models_pb2.MODEL_STATE_DOWNLOADING, models_pb2.MODEL_STATE_LOADING)
 """The states of a model that a worker is fetching or loading."""
 
 ABSENT = (ModelNotFound.reason, ModelUnreachable.reason)
@@ -17,7 +17,7 @@ ABSENT = (ModelNotFound.reason, ModelUnreachable.reason)
 reached.
 """
 
-HELD = (*COMING, models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_RESIDENT)
+HELD = (*LOADING_STATES, models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_RESIDENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class WorkerModelRecord:
     tokens_per_byte: float = 0.0
 
     @staticmethod
-    def of(model: worker_pb2.WorkerModel) -> WorkerModelRecord:
+    def from_proto(model: worker_pb2.WorkerModel) -> WorkerModelRecord:
         """Build the record of a heartbeat's entry."""
         return WorkerModelRecord(
             model.model,
@@ -109,7 +109,7 @@ class WorkerRecord:
         )
 
     @staticmethod
-    def of(heartbeat: worker_pb2.HeartbeatRequest, heartbeat_ms: int) -> WorkerRecord:
+    def from_heartbeat(heartbeat: worker_pb2.HeartbeatRequest, heartbeat_ms: int) -> WorkerRecord:
         """Build the record of a heartbeat that arrived at `heartbeat_ms`."""
         return WorkerRecord(
             worker_id=heartbeat.worker_id,
@@ -121,7 +121,7 @@ class WorkerRecord:
             batch_tokens=heartbeat.batch_tokens,
             draining=heartbeat.draining,
             heartbeat_ms=heartbeat_ms,
-            models={model.model: WorkerModelRecord.of(model) for model in heartbeat.models},
+            models={model.model: WorkerModelRecord.from_proto(model) for model in heartbeat.models},
             host_memory_bytes=heartbeat.host_memory_bytes,
             host_used_bytes=heartbeat.host_used_bytes,
             preempted_in_seconds=heartbeat.preempted_in_seconds

@@ -17,8 +17,8 @@ LAYOUT = "v1:layout"
 """STRING: the LAYOUT_VERSION of the first writer. `v1` in names is no longer a version; it only
 separates our keys from others.
 """
-BELL = "v1:bell"
-WRITTEN = "v1:written"
+WAKEUP_CHANNEL = "v1:bell"
+STREAMED_CHANNEL = "v1:written"
 """Prefix of the channels, one for each router, that carry generated text for its streaming
 clients.
 """
@@ -86,7 +86,7 @@ class WorkerWakeup:
 
     @property
     def message(self) -> str:
-        """Return the message published on BELL; no lane's name begins with `!`. `parse_bell` is the
+        """Return the message published on BELL; no lane's name begins with `!`. `parse_wakeup` is the
         inverse.
         """
         return f"!{self.worker_id}"
@@ -107,7 +107,7 @@ worker.
 """
 
 
-def parse_bell(message: str) -> LaneKey | WakeupLeft | WorkerWakeup:
+def parse_wakeup(message: str) -> LaneKey | WakeupLeft | WorkerWakeup:
     """Parse a message on BELL into its lane or worker. ValueError if it is neither."""
     if message.startswith(_LEFT):
         return WakeupLeft(LaneKey.parse(message.removeprefix(_LEFT)))
@@ -121,7 +121,7 @@ class Keys:
         self._slots = slots
         self._lanes: dict[LaneKey, tuple[str, ...]] = {}
 
-    def of(self, lane: LaneKey) -> tuple[str, ...]:
+    def lane_keys(self, lane: LaneKey) -> tuple[str, ...]:
         """Return a lane's keys in the order of `KEYS`."""
         keys = self._lanes.get(lane)
         if keys is None:

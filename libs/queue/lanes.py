@@ -21,7 +21,16 @@ from libs.queue.clock import RedisClock
 from libs.queue.connection.client import Subscriber, translated
 from libs.queue.connection.requirements import check_redis
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
-from libs.queue.keys import BELL, KEYS, WRITTEN, Keys, LaneKey, WakeupLeft, WorkerWakeup, parse_bell
+from libs.queue.keys import (
+    KEYS,
+    STREAMED_CHANNEL,
+    WAKEUP_CHANNEL,
+    Keys,
+    LaneKey,
+    WakeupLeft,
+    WorkerWakeup,
+    parse_wakeup,
+)
 from libs.queue.scripts import load_scripts
 
 MAX_WAIT_SECONDS = 2.0
@@ -121,7 +130,7 @@ class Lanes:
         return self.clock.now_ms()
 
     async def enqueue(
-        self, lane: LaneKey, groups: Sequence[Sequence[QueuedJob]], *, max_tokens: int, ring: bool
+        self, lane: LaneKey, groups: Sequence[Sequence[QueuedJob]], *, max_tokens: int, notify: bool
     ) -> list[bool]:
         """Enqueue each group (the jobs of one request) whole, or not at all if the lane would then
         hold more than `max_tokens`.
@@ -137,24 +146,24 @@ class Lanes:
         admitted = [False] * len(groups)
         for call in batched(groups):
             answers = await self._enqueue(
-                lane, [(groups[index], 0) for index in call], max_tokens, ring
+                lane, [(groups[index], 0) for index in call], max_tokens, notify
             )
             for index, answer in zip(call, answers, strict=True):
                 admitted[index] = answer
         for index, group in enumerate(groups):
             if is_large(group):
-                admitted[index] = await self._enqueue_large(lane, group, max_tokens, ring)
+                admitted[index] = await self._enqueue_large(lane, group, max_tokens, notify)
         return admitted
 
     async def _enqueue_large(
-        self, lane: LaneKey, group: Sequence[QueuedJob], max_tokens: int, ring: bool
+        self, lane: LaneKey, group: Sequence[QueuedJob], max_tokens: int, notify: bool
     ) -> bool:
         first, *others = chunks_of(group)
         later_tokens = sum(job.tokens for chunk in others for job in chunk)
-        if not (await self._enqueue(lane, [(first, later_tokens)], max_tokens, ring))[0]:
+        if not (await self._enqueue(lane, [(first, later_tokens)], max_tokens, notify))[0]:
             return False
         for chunk in others:
-            await self._enqueue(lane, [(chunk, 0)], -1, ring)
+            await self._enqueue(lane, [(chunk, 0)], -1, notify)
         return True
 
     async def _enqueue(
@@ -162,7 +171,7 @@ class Lanes:
         lane: LaneKey,
         groups: Sequence[tuple[Sequence[QueuedJob], int]],
         max_tokens: int,
-        ring: bool,
+        notify: bool,
     ) -> list[bool]:
         arguments: list[str | bytes | int | float] = []
         for jobs, later_tokens in groups:
@@ -179,10 +188,10 @@ class Lanes:
                 )
         admitted = await operations.enqueue(
             self._redis,
-            self._keys.of(lane),
+            self._keys.lane_keys(lane),
             lane=lane.name,
-            bell=BELL,
-            ring=ring,
+            channel=WAKEUP_CHANNEL,
+            notify=notify,
             router_id=self._router_id,
             now_ms=self.clock.argument(),
             max_tokens=max_tokens,
@@ -198,8 +207,8 @@ class Lanes:
         budget_jobs: int,
         worker_id: str,
         batch_id: str = "",
-        ring: bool = False,
-        others_than: Sequence[str] = (),
+        notify: bool = False,
+        exclude_tenants: Sequence[str] = (),
     ) -> Pulled | Idle:
         """Lease the next jobs by fair queueing.
 
@@ -220,10 +229,10 @@ class Lanes:
         while True:
             reply = await operations.pull(
                 self._redis,
-                self._keys.of(lane),
+                self._keys.lane_keys(lane),
                 lane=lane.name,
-                bell=BELL,
-                ring=ring,
+                channel=WAKEUP_CHANNEL,
+                notify=notify,
                 batch_id=batch_id,
                 worker_id=worker_id,
                 now_ms=self.clock.argument(),
@@ -231,7 +240,7 @@ class Lanes:
                 budget_tokens=budget_tokens,
                 budget_jobs=max(1, budget_jobs),
                 **self._attempts,
-                others_than=others_than,
+                exclude_tenants=exclude_tenants,
             )
             if (found := _pulled(batch_id, reply)) is not None:
                 return found
@@ -241,7 +250,7 @@ class Lanes:
         with translated():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for lane in lanes:
-                    pipeline.zscore(self._keys.of(lane)[_LEASES], batch_id)
+                    pipeline.zscore(self._keys.lane_keys(lane)[_LEASES], batch_id)
                 scores = await pipeline.execute()
         return next(
             (lane for lane, score in zip(lanes, scores, strict=True) if score is not None), None
@@ -269,9 +278,9 @@ class Lanes:
         """
         accepted, *own = await operations.complete(
             self._redis,
-            self._keys.of(lane),
+            self._keys.lane_keys(lane),
             lane=lane.name,
-            bell=BELL,
+            channel=WAKEUP_CHANNEL,
             router_id=self._router_id,
             worker_id=worker_id,
             batch_id=batch_id,
@@ -288,7 +297,7 @@ class Lanes:
         """
         replies = await operations.renew(
             self._redis,
-            self._keys.of(lane),
+            self._keys.lane_keys(lane),
             worker_id=worker_id,
             now_ms=self.clock.argument(),
             lease_ms=self.lease_ms,
@@ -313,9 +322,9 @@ class Lanes:
         cancelled = 0
         for chunk in chunks_of(jobs):
             ids = [job.job_id for job in chunk]
-            keys = self._keys.of(lane)
+            keys = self._keys.lane_keys(lane)
             cancelled += await operations.cancel(
-                self._redis, keys, bell=BELL, router_id=self._router_id, job_ids=ids
+                self._redis, keys, channel=WAKEUP_CHANNEL, router_id=self._router_id, job_ids=ids
             )
         return cancelled
 
@@ -326,7 +335,7 @@ class Lanes:
         total, more = 0, True
         while more:
             answered, more = await upkeep.fail(
-                self._redis, self._keys.of(lane), result=result, limit=CALL_JOBS
+                self._redis, self._keys.lane_keys(lane), result=result, limit=CALL_JOBS
             )
             total += answered
         return total
@@ -335,7 +344,7 @@ class Lanes:
         """Return the `job_ids` that the lane does not hold. Take all replies first: answered jobs
         are not in the lane either.
         """
-        owners = self._keys.of(lane)[_OWNER]
+        owners = self._keys.lane_keys(lane)[_OWNER]
         absent: list[str] = []
         for start in range(0, len(job_ids), CALL_JOBS):
             chunk = list(job_ids[start : start + CALL_JOBS])
@@ -382,28 +391,28 @@ class Lanes:
         with translated():
             await self._redis.delete(*self._keys.replies(router_id))
 
-    async def bells(self) -> AsyncGenerator[LaneKey | WakeupLeft | WorkerWakeup | None, None]:
+    async def wakeups(self) -> AsyncGenerator[LaneKey | WakeupLeft | WorkerWakeup | None, None]:
         """Yield lanes that have work for waiting pulls, and workers that have orders waiting.
 
         The first value is None: notifications may have been missed. Ends only by NoCapacity, when
         the connection is lost; call again.
         """
-        async for message in self._messages(BELL):
-            yield None if message is None else parse_bell(message.decode())
+        async for message in self._messages(WAKEUP_CHANNEL):
+            yield None if message is None else parse_wakeup(message.decode())
 
     @property
     def router_id(self) -> str:
         """Return the id of the router that uses this object."""
         return self._router_id
 
-    async def tell_written(self, router_id: str, parts: bytes) -> None:
+    async def publish_streamed(self, router_id: str, parts: bytes) -> None:
         """Send generated text to another router. It is lost if that router does not listen."""
         with translated():
-            await self._redis.publish(f"{WRITTEN}:{router_id}", parts)
+            await self._redis.publish(f"{STREAMED_CHANNEL}:{router_id}", parts)
 
-    async def written(self) -> AsyncGenerator[bytes, None]:
+    async def streamed_texts(self) -> AsyncGenerator[bytes, None]:
         """Yield generated text from other routers. Ends only by NoCapacity, as `wakeups` does."""
-        async for message in self._messages(f"{WRITTEN}:{self._router_id}"):
+        async for message in self._messages(f"{STREAMED_CHANNEL}:{self._router_id}"):
             if message is not None:
                 yield message
 
@@ -438,7 +447,7 @@ class Lanes:
             lanes = [LaneKey.parse(name.decode()) for name, _ in used]
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for lane in lanes:
-                    keys = self._keys.of(lane)
+                    keys = self._keys.lane_keys(lane)
                     pipeline.zcard(keys[0])
                     pipeline.zcard(keys[1])
                     pipeline.hmget(keys[9], *_COUNTERS)
@@ -461,7 +470,7 @@ class Lanes:
         """
         await upkeep.sweep(
             self._redis,
-            self._keys.of(lane),
+            self._keys.lane_keys(lane),
             lane=lane.name,
             now_ms=self.clock.argument(),
             limit=SWEPT_JOBS,
@@ -474,9 +483,9 @@ class Lanes:
         """
         back = await upkeep.end_leases(
             self._redis,
-            self._keys.of(lane),
+            self._keys.lane_keys(lane),
             lane=lane.name,
-            bell=BELL,
+            channel=WAKEUP_CHANNEL,
             worker_id=worker_id,
             prefix=f"{epoch}-",
             **self._attempts,

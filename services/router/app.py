@@ -19,24 +19,24 @@ from shoal.v1 import (
 from libs.errors import NoCapacity, WorkerLost
 from libs.fleet import TTL_MS, Fleet
 from libs.queue import Lanes, connect, open_all
+from libs.queue.queue_position import QueuePositions
 from libs.queue.rates import Rates
-from libs.queue.standing import QueuePositions
 from libs.serving import Service, serving
 from libs.serving.calls.decode import SMALL_REQUEST_BYTES
 from libs.telemetry.exposition import serving_metrics
 from services.router.admission.controller import AdmissionController
-from services.router.admission.standings import QueuePositionReader
+from services.router.admission.queue_positions import QueuePositionReader
 from services.router.admission.tenants import TenantLimits
 from services.router.admission.validation import report_limits
-from services.router.flight import InFlightMemory
+from services.router.in_flight import InFlightMemory
 from services.router.inbox import Inbox
-from services.router.lanes.bells import Wakeups
-from services.router.lanes.broken import BrokenLanes
+from services.router.lanes.broken_lanes import BrokenLanes
 from services.router.lanes.codec import failed
 from services.router.lanes.dispatch import Dispatcher
+from services.router.lanes.pending_pulls import PendingPulls
 from services.router.lanes.presence import Presence
 from services.router.lanes.pull import WorkerService
-from services.router.lanes.waiters import PendingPulls
+from services.router.lanes.wakeups import Wakeups
 from services.router.metrics import RouterMetrics
 from services.router.operators.callers import CallerService
 from services.router.operators.mesh import MeshService
@@ -77,35 +77,35 @@ class Router:
             max_attempts=settings.max_attempts,
         )
         self.fleet = Fleet(redis, ttl_ms=min(TTL_MS, settings.lease_ms))
-        standings = QueuePositions(redis)
+        positions = QueuePositions(redis)
         # This router's view of the mesh, and its obligations.
         self.view = View(self.fleet)
         outstanding, background = Outstanding(), Background()
-        self.flight = InFlightMemory(limit_bytes=settings.in_flight_bytes)
+        self.in_flight = InFlightMemory(limit_bytes=settings.in_flight_bytes)
         # Jobs, and the pulls that wait for them.
-        self.waiters = PendingPulls()
-        bells = Wakeups(
-            self.waiters, self.fleet, self.view, background, settings.claim_after_seconds
+        self.pending_pulls = PendingPulls()
+        wakeups = Wakeups(
+            self.pending_pulls, self.fleet, self.view, background, settings.claim_after_seconds
         )
         self.dispatcher = Dispatcher(
             self.lanes,
-            bells,
+            wakeups,
             self.view,
             background,
             outstanding,
             max_queued_tokens=settings.max_queued_tokens,
         )
-        self.presence = Presence(self.lanes, self.fleet, bells, background)
+        self.presence = Presence(self.lanes, self.fleet, wakeups, background)
         broken = BrokenLanes(self.lanes, self.view)
         # The services for clients and workers; `_services` adds those for operators.
         limits = TenantLimits(settings.tenants, Rates(redis))
         admission = self._admission(
-            settings, outstanding, QueuePositionReader(standings, background), limits
+            settings, outstanding, QueuePositionReader(positions, background), limits
         )
         self.inference = InferenceService(
             admission,
             self.dispatcher,
-            self.flight,
+            self.in_flight,
             router_id=settings.router_id,
             default_deadline_seconds=settings.default_deadline_seconds,
         )
@@ -113,31 +113,31 @@ class Router:
             self.lanes,
             self.fleet,
             self.view,
-            bells,
+            wakeups,
             self.dispatcher,
             background,
             self.presence,
             broken,
         )
         # Loops that run while calls are served.
-        self.inbox = Inbox(self.lanes, bells, self.dispatcher)
+        self.inbox = Inbox(self.lanes, wakeups, self.dispatcher)
         membership = Membership(self.fleet, self.lanes, settings.router_id)
         files = (settings.tenants, settings.routes, settings.processes)
         self.upkeep = Upkeep(
-            self.lanes, self.view, membership, bells, self.dispatcher, broken, standings, files
+            self.lanes, self.view, membership, wakeups, self.dispatcher, broken, positions, files
         )
 
     def _admission(
         self,
         settings: Settings,
         outstanding: Outstanding,
-        standings: QueuePositionReader,
+        positions: QueuePositionReader,
         limits: TenantLimits,
     ) -> AdmissionController:
         return AdmissionController(
             self.view,
             outstanding,
-            standings,
+            positions,
             limits,
             self.lanes.clock,
             routes=settings.routes,
@@ -156,18 +156,18 @@ async def running(settings: Settings) -> AsyncIterator[str]:
     router = Router(settings)
     upkeep, metrics = (
         router.upkeep,
-        RouterMetrics(router.view, router.upkeep, router.flight, router.waiters),
+        RouterMetrics(router.view, router.upkeep, router.in_flight, router.pending_pulls),
     )
     try:
         async with router.dispatcher:
-            is_ready = await _first_look(upkeep, partial(open_all, router.redis))
+            is_ready = await _first_refresh(upkeep, partial(open_all, router.redis))
             # The loops begin before the server and end after its drain: calls in flight need them.
             async with (
                 serving_metrics(settings.metrics_address, metrics.read),
                 _looping(
                     router.inbox.take_replies(),
-                    router.inbox.receive_bells(),
-                    router.inbox.receive_written(),
+                    router.inbox.receive_wakeups(),
+                    router.inbox.receive_streamed(),
                     upkeep.sweep(),
                 ) as loops,
                 serving(
@@ -180,24 +180,24 @@ async def running(settings: Settings) -> AsyncIterator[str]:
                 ) as server,
             ):
                 await server.set_health(is_ready)
-                loops.append(upkeep.look_around(server.set_health))
+                loops.append(upkeep.run(server.set_health))
                 try:
                     yield server.address
                 finally:
                     router.presence.close()
                     # Workers connect to another router while calls in flight finish here.
-                    router.waiters.close()
+                    router.pending_pulls.close()
     finally:
         await router.redis.aclose()
 
 
-async def _first_look(upkeep: Upkeep, open_connections: Callable[[], Awaitable[None]]) -> bool:
+async def _first_refresh(upkeep: Upkeep, open_connections: Callable[[], Awaitable[None]]) -> bool:
     """Return whether Redis answered in time; the first health check reports it."""
     try:
         async with asyncio.timeout(START_SECONDS):
             while True:
                 try:
-                    await upkeep.look()
+                    await upkeep.refresh()
                     await open_connections()
                 except NoCapacity:
                     await asyncio.sleep(AWAY_TICK_SECONDS)

@@ -11,8 +11,8 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import NoCapacity
 from libs.queue import Lanes, WakeupLeft, WorkerWakeup
-from services.router.lanes.bells import Wakeups
 from services.router.lanes.dispatch import Dispatcher
+from services.router.lanes.wakeups import Wakeups
 
 REPLY_WAIT_SECONDS: Final = 2.0
 RECONNECT_SECONDS: Final = 0.2
@@ -24,9 +24,9 @@ class Inbox:
     error is a bug and stops the router.
     """
 
-    def __init__(self, lanes: Lanes, bells: Wakeups, dispatcher: Dispatcher) -> None:
+    def __init__(self, lanes: Lanes, wakeups: Wakeups, dispatcher: Dispatcher) -> None:
         self._lanes = lanes
-        self._bells = bells
+        self._wakeups = wakeups
         self._dispatcher = dispatcher
 
     async def take_replies(self) -> None:
@@ -38,7 +38,7 @@ class Inbox:
             except NoCapacity:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def receive_written(self) -> None:
+    async def receive_streamed(self) -> None:
         """Deliver generated text of this router's jobs from workers at other routers.
 
         A Redis user with ACL rules from before 2026-11-24 may not listen: then texts arrive only
@@ -46,24 +46,24 @@ class Inbox:
         """
         while True:
             try:
-                async for parts in self._lanes.written():
+                async for parts in self._lanes.streamed_texts():
                     for part in worker_pb2.WrittenRequest.FromString(parts).texts:
-                        self._dispatcher.written(part)
+                        self._dispatcher.streamed(part)
             except NoCapacity:
                 await asyncio.sleep(LISTEN_SECONDS)
 
-    async def receive_bells(self) -> None:
+    async def receive_wakeups(self) -> None:
         """Receive notifications from other routers."""
         while True:
             try:
-                async for bell in self._lanes.bells():
-                    if bell is None:
-                        self._bells.ring_all()
-                    elif isinstance(bell, WorkerWakeup):
-                        self._bells.waiters.ring_worker(bell.worker_id)
-                    elif isinstance(bell, WakeupLeft):
-                        self._bells.ring(bell.lane, is_new=False)
+                async for wakeup in self._lanes.wakeups():
+                    if wakeup is None:
+                        self._wakeups.wake_all()
+                    elif isinstance(wakeup, WorkerWakeup):
+                        self._wakeups.pending_pulls.notify_worker(wakeup.worker_id)
+                    elif isinstance(wakeup, WakeupLeft):
+                        self._wakeups.notify(wakeup.lane, is_new=False)
                     else:
-                        self._bells.ring(bell)
+                        self._wakeups.notify(wakeup)
             except NoCapacity:
                 await asyncio.sleep(RECONNECT_SECONDS)

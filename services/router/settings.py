@@ -17,7 +17,7 @@ from libs.serving import Security
 from libs.serving.watched import Watched
 from services.router.admission.routing.routes import Routes
 from services.router.admission.routing.routes_files import watch_routes
-from services.router.admission.tenants import NOBODY, Tenants, watch_tenants
+from services.router.admission.tenants import DEFAULT_TENANTS, Tenants, watch_tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Settings:
     - SHOAL_DEFAULT_POOL: queues work for models that are resident nowhere. The pools file's default
       replaces it.
     """
-    tenants: Watched[Tenants] = field(default_factory=lambda: Watched.fixed(NOBODY))
+    tenants: Watched[Tenants] = field(default_factory=lambda: Watched.fixed(DEFAULT_TENANTS))
     """The file of shares, rates and quotas (`tenants.py`), read again when it changes. Without a
     file all tenants are equal.
     """
@@ -162,7 +162,7 @@ def _processes(environ: Mapping[str, str]) -> Watched[tuple[Process, ...]]:
 
 def _tenants(environ: Mapping[str, str]) -> Watched[Tenants]:
     path = environ.get("SHOAL_TENANTS", "")
-    return watch_tenants(Path(path)) if path else Watched.fixed(NOBODY)
+    return watch_tenants(Path(path)) if path else Watched.fixed(DEFAULT_TENANTS)
 
 
 def _routes(environ: Mapping[str, str]) -> Watched[Routes]:

@@ -93,7 +93,7 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
                     await server.set_health(True)
 
             stack.push_async_callback(_resign, control)
-            await stack.enter_async_context(_looping(control.run(seen), control.receive_bells()))
+            await stack.enter_async_context(_looping(control.run(seen), control.receive_wakeups()))
             try:
                 yield Addresses(server.address, metrics)
             finally:

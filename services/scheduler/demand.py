@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from libs.catalog.pools import Pools, PoolSpec
-from libs.fleet import COMING, FleetSnapshot, LeaderRecord, WorkerRecord
+from libs.fleet import LOADING_STATES, FleetSnapshot, LeaderRecord, WorkerRecord
 from libs.fleet.snapshot import HELD
 from libs.queue import LaneGauges, LaneKey
 from services.scheduler.rates import Arrivals, ColdStarts, Rate, Speeds
-from services.scheduler.view import Look
+from services.scheduler.view import MeshSnapshot
 
 PANIC_RATIO: Final = 2.0
 """The fast average of arrivals counts if it is at least this multiple of the slow one (Knative's
@@ -36,7 +36,7 @@ HOLD_STARTS: Final = 5.0
 """Scale-down needs this time, and this number of cold starts, without a need for more."""
 FIND_SECONDS: Final = 10.0
 """By this time after its start a scheduler has seen every worker that was present."""
-MISSED_BEATS_MS: Final = 6_000
+MISSED_HEARTBEATS_MS: Final = 6_000
 """A worker that has been silent for this time (three heartbeats) counts as lost, before the
 registry forgets it.
 """
@@ -152,7 +152,7 @@ class Goals:
     keep_warm_seconds: float | None = None
 
     @staticmethod
-    def of(spec: PoolSpec, options: Options) -> Goals:
+    def combine(spec: PoolSpec, options: Options) -> Goals:
         """Combine the pool's goals with the caller's overrides."""
         return Goals(
             spec.min_workers if options.min_warm is None else options.min_warm,
@@ -350,17 +350,17 @@ class Demand:
             return pool in self.specs.by_name or not self.specs.is_configured
         return pool in self._pools
 
-    def update(self, look: Look) -> Mapping[str, PoolDemand]:
+    def update(self, snapshot: MeshSnapshot) -> Mapping[str, PoolDemand]:
         """Recompute all answers. A snapshot that is not newer than the last one changes nothing."""
-        if self.at is not None and look.at <= self.at:
+        if self.at is not None and snapshot.at <= self.at:
             return self.demands
-        elapsed = look.at - self.at if self.at is not None else 0.0
-        self._began = self._began if self.at is not None else look.at
-        self.at = look.at
-        self._leader = None if look.leads else look.fleet.leader
-        self._arrivals.update(look.gauges, look.at)
-        reading = _Reading(look.fleet, look.gauges)
-        for name in self._names(reading, look.at):
+        elapsed = snapshot.at - self.at if self.at is not None else 0.0
+        self._began = self._began if self.at is not None else snapshot.at
+        self.at = snapshot.at
+        self._leader = None if snapshot.leads else snapshot.fleet.leader
+        self._arrivals.update(snapshot.gauges, snapshot.at)
+        reading = _Reading(snapshot.fleet, snapshot.gauges)
+        for name in self._names(reading, snapshot.at):
             self._pools[name].input = self._input(name, reading, elapsed)
         self._answers = {}
         # Fallback pools last: their need depends on the shortage of the others.
@@ -370,11 +370,11 @@ class Demand:
             pool.wanted_elsewhere = self._wanted_elsewhere(name)
             for options in self._options(pool):
                 self._answers[name, options] = self._decide(name, options)
-            pool.starts.want(self._answers[name, Options()].desired - pool.input.live, look.at)
+            pool.starts.want(self._answers[name, Options()].desired - pool.input.live, snapshot.at)
         self.demands = {name: self._answers[name, Options()] for name in sorted(self._pools)}
         return self.demands
 
-    def answer(self, pool: str, options: Options = Options()) -> PoolDemand | None:
+    def demand_for(self, pool: str, options: Options = Options()) -> PoolDemand | None:
         """Return the pool's answer to a caller with these options; None for an unknown pool, and
         before the first snapshot.
         """
@@ -427,7 +427,7 @@ class Demand:
 
     def _decide(self, name: str, options: Options) -> PoolDemand:
         pool, spec = self._pools[name], self.specs.of(name)
-        seen, goals = pool.input, Goals.of(spec, options)
+        seen, goals = pool.input, Goals.combine(spec, options)
         hold_seconds = max(HOLD_SECONDS, HOLD_STARTS * seen.cold_start_seconds)
         need = need_of(seen, goals, pool.wanted_elsewhere)
         # A scheduler that has just started does not know the earlier answers. It keeps the workers
@@ -459,7 +459,7 @@ class Demand:
         seen = reading.seen[name]
         workers = seen.workers
         configured = spec.cold_start_seconds + spec.node_seconds
-        pool.starts.came(
+        pool.starts.record_workers(
             [f"{worker.worker_id} {worker.epoch}" for worker in workers], at, configured
         )
         published_start = (
@@ -508,7 +508,9 @@ class Demand:
         if measured > 0:
             self._speeds.measured(spec.name, model, measured, is_loaded=queued > 0, seconds=elapsed)
         rate = sum((self._arrivals.rate(lane.lane) for lane in lanes), Rate())
-        speed = self._speeds.of(spec.name, model, reading.device(spec), reading.bytes_of(model))
+        speed = self._speeds.estimate(
+            spec.name, model, reading.device(spec), reading.bytes_of(model)
+        )
         return ModelWork(model, queued, sum(lane.leased_tokens for lane in lanes), rate, speed)
 
     def _last_arrival(self, lanes: list[LaneGauges], now_ms: int) -> float | None:
@@ -538,7 +540,7 @@ class Demand:
         pool = self._pools.get(primary)
         if pool is None:
             return 0.0
-        need = need_of(pool.input, Goals.of(self.specs.of(primary), Options()))
+        need = need_of(pool.input, Goals.combine(self.specs.of(primary), Options()))
         return max(
             0.0, need.workers - need.lost - pool.input.ready - pool.starts.young(pool.input.at)
         )
@@ -575,7 +577,7 @@ class _Reading:
         for name, model in worker.models.items():  # of thousands of workers
             if model.state in HELD:
                 seen.held.add(name)
-                seen.is_loading = seen.is_loading or model.state in COMING
+                seen.is_loading = seen.is_loading or model.state in LOADING_STATES
                 seen.is_pinned = seen.is_pinned or model.pinned
             if model.tokens_per_second > 0:
                 seen.speeds[name].append(model.tokens_per_second)
@@ -632,7 +634,7 @@ class _Reading:
 def _health(worker: WorkerRecord, now_ms: int) -> Literal["ready", "preempting", "unhealthy"]:
     if worker.preempted_in_seconds is not None:
         return "preempting"
-    return "unhealthy" if now_ms - worker.heartbeat_ms > MISSED_BEATS_MS else "ready"
+    return "unhealthy" if now_ms - worker.heartbeat_ms > MISSED_HEARTBEATS_MS else "ready"
 
 
 def _mean(numbers: list[int]) -> int:

@@ -154,7 +154,7 @@ class Speeds:
             tokens_per_second += (known - tokens_per_second) * kept
         self._known[pool, model] = tokens_per_second
 
-    def of(self, pool: str, model: str, device: str, weight_bytes: int) -> float:
+    def estimate(self, pool: str, model: str, device: str, weight_bytes: int) -> float:
         """Return the speed, above 0: measured, else estimated from the device and the size (0:
         unknown).
         """
@@ -179,7 +179,7 @@ class ColdStarts:
         self._starts: deque[float] = deque(maxlen=_KEPT_STARTS)
         self._workers: frozenset[str] = frozenset()
 
-    def came(self, workers: Collection[str], at: float, configured: float) -> None:
+    def record_workers(self, workers: Collection[str], at: float, configured: float) -> None:
         """Record the pool's live workers in a new snapshot, each named by its process.
 
         Each new one is matched with the oldest wanted worker that is not overdue: overdue ones may

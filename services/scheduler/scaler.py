@@ -94,23 +94,23 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         """Return the age of the snapshot behind the answers; infinite before the first one."""
         return math.inf if self._demand.at is None else self._clock() - self._demand.at
 
-    def answer(self, pool: str, options: Options) -> PoolDemand:
+    def demand_for(self, pool: str, options: Options) -> PoolDemand:
         """Return the current answer. Raises InvalidInput for an unknown pool, NotReady before the
         first snapshot.
         """
-        answer = self._known(pool, options)
-        if answer is None:
+        decision = self._known(pool, options)
+        if decision is None:
             raise NotReady("the scheduler has not seen the mesh yet")
-        return self._held(answer)
+        return self._held(decision)
 
-    def answers(self) -> list[PoolDemand]:
+    def all_demands(self) -> list[PoolDemand]:
         """Return the current answers for every pool to callers without options; empty before the
         first snapshot.
         """
         return [self._held(demand) for demand in self._demand.demands.values()]
 
     async def IsActive(self, request: pb.ScaledObjectRef, context: _Active) -> pb.IsActiveResponse:
-        return pb.IsActiveResponse(result=self.answer(*_asked(request)).active)
+        return pb.IsActiveResponse(result=self.demand_for(*_asked(request)).active)
 
     async def GetMetricSpec(
         self, request: pb.ScaledObjectRef, context: _Spec
@@ -125,7 +125,7 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
             raise InvalidInput(
                 f"metricName must be {METRIC}, not {request.metricName!r}", field="metricName"
             )
-        desired = self.answer(*_asked(request.scaledObjectRef)).desired
+        desired = self.demand_for(*_asked(request.scaledObjectRef)).desired
         # KEDA sums several values, and old versions read only the integer.
         value = pb.MetricValue(
             metricName=METRIC, metricValue=desired, metricValueFloat=float(desired)
@@ -152,8 +152,8 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         while await self._next(
             min(ends_at, repeat_at) if demand.waits_for_first else ends_at, ends_at
         ):
-            demand = self._demand.answer(pool, options) or demand
-            is_due = demand.waits_for_first and self._has_come(repeat_at)
+            demand = self._demand.demand_for(pool, options) or demand
+            is_due = demand.waits_for_first and self._is_reached(repeat_at)
             if demand.active and (is_due or not was_active):
                 yield pb.IsActiveResponse(result=True)
                 repeat_at = self._clock() + REPEAT_SECONDS
@@ -175,18 +175,18 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         """
         if not self._demand.knows(pool):
             _refuse("pool", f"names no pool of this mesh: {pool[:100]!r}")
-        return self._demand.answer(pool, options)
+        return self._demand.demand_for(pool, options)
 
-    def _held(self, answer: PoolDemand) -> PoolDemand:
+    def _held(self, decision: PoolDemand) -> PoolDemand:
         """Return the answer; if it is too old, without scale-down."""
         if self.age_seconds < STALE_SECONDS:
-            return answer
-        return replace(answer, desired=max(answer.desired, answer.live), active=True)
+            return decision
+        return replace(decision, desired=max(decision.desired, decision.live), active=True)
 
     def _end_of_stream(self) -> float:
         return self._clock() + STREAM_SECONDS * (1 + STREAM_JITTER * (2 * self._chance() - 1))
 
-    def _has_come(self, moment: float) -> bool:
+    def _is_reached(self, moment: float) -> bool:
         return self._clock() >= moment - _EPSILON_SECONDS
 
     async def _next(self, until: float, ends_at: float) -> bool:
@@ -204,7 +204,7 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         finally:
             for wait in waits:
                 wait.cancel()
-        return not (self._closing.is_set() or self._has_come(ends_at))
+        return not (self._closing.is_set() or self._is_reached(ends_at))
 
 
 _SPEC: Final = pb.GetMetricSpecResponse(

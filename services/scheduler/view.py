@@ -13,7 +13,7 @@ from libs.queue import LaneGauges, LaneKey
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class MeshSnapshot:
     """The workers and the lanes as Redis had them at one moment."""
 
     fleet: FleetSnapshot
@@ -31,16 +31,16 @@ class View:
 
     def __init__(self) -> None:
         # The state: the last snapshot, and the event that the next one sets.
-        self._look: Look | None = None
+        self._snapshot: MeshSnapshot | None = None
         self._changed = asyncio.Event()
 
     @property
-    def look(self) -> Look | None:
-        return self._look
+    def snapshot(self) -> MeshSnapshot | None:
+        return self._snapshot
 
-    def update(self, look: Look) -> None:
+    def update(self, snapshot: MeshSnapshot) -> None:
         """Set a new snapshot, and wake all tasks that wait for it."""
-        self._look = look
+        self._snapshot = snapshot
         self._changed.set()
         self._changed = asyncio.Event()
 

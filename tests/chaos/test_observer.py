@@ -14,7 +14,7 @@ from tests.chaos.observer import LaneSnapshot, Observer, unfairness
 
 LANE = LaneKey("cpu", "org/model")
 HOUR_MS = 3_600_000
-KEY_OF = dict(zip(KEYS, Keys(1).of(LANE), strict=True))
+KEY_OF = dict(zip(KEYS, Keys(1).lane_keys(LANE), strict=True))
 
 
 async def filled(redis: Redis) -> tuple[Lanes, Observer]:

@@ -26,7 +26,7 @@ def resident(size: int, data_type: str, rate: float) -> worker_pb2.WorkerModel:
     )
 
 
-async def written(redis: Redis) -> bytes | None:
+async def streamed_texts(redis: Redis) -> bytes | None:
     return cast("bytes | None", await redis.hget("v1:{fleet}:cards", MODEL))
 
 
@@ -34,12 +34,12 @@ async def test_cold_worker_does_not_take_away_what_a_holder_measured(
     fleet: Fleet, other: Fleet, redis: Redis
 ) -> None:
     await fleet.report(heartbeat("holder", resident(90, "bfloat16", 0.25)))
-    before = await written(redis)
+    before = await streamed_texts(redis)
     for _ in range(2):
         await fleet.report(heartbeat("cold", holds(COLD, bytes=180, card=card())))
         await fleet.report(heartbeat("warm", holds(WARM, card=card(tokens_per_byte=0.25))))
         await fleet.report(heartbeat("holder", resident(90, "bfloat16", 0.25)))
-    assert await written(redis) == before
+    assert await streamed_texts(redis) == before
     expected = card(bytes=90, data_type="bfloat16", tokens_per_byte=0.25)
     assert fleet.snapshot.card(MODEL) == (await other.refresh()).card(MODEL) == expected
 
@@ -71,11 +71,11 @@ async def test_what_was_measured_stays_when_nobody_holds_the_model_any_more(flee
 
 async def test_estimate_that_hardly_moves_is_not_written(fleet: Fleet, redis: Redis) -> None:
     await fleet.report(heartbeat("w", resident(90, "bfloat16", 0.25)))
-    before = await written(redis)
+    before = await streamed_texts(redis)
     await fleet.report(heartbeat("w", resident(90, "bfloat16", 0.26)))
-    assert await written(redis) == before
+    assert await streamed_texts(redis) == before
     await fleet.report(heartbeat("w", resident(90, "bfloat16", 0.3)))
-    assert await written(redis) != before
+    assert await streamed_texts(redis) != before
 
 
 async def test_of_two_that_read_other_files_the_one_that_says_something_new_counts(

@@ -109,11 +109,11 @@ async def test_further_copy_is_ordered_in_spite_of_a_claim_that_the_plan_knew_of
 
 
 async def test_order_rings_for_its_worker(fleet: Fleet, redis: Redis) -> None:
-    bells = Lanes(redis, router_id="r", dead_result=b"").bells()
-    assert await anext(bells) is None
+    wakeups = Lanes(redis, router_id="r", dead_result=b"").wakeups()
+    assert await anext(wakeups) is None
     await fleet.order("w", "1", worker_pb2.Directive(evict_model="org/model"))
-    assert await anext(bells) == WorkerWakeup("w")
-    await bells.aclose()
+    assert await anext(wakeups) == WorkerWakeup("w")
+    await wakeups.aclose()
 
 
 async def test_notes_and_the_plan_are_told(fleet: Fleet, other: Fleet) -> None:

@@ -225,13 +225,13 @@ async def test_orders_come_in_order_and_once_seen_not_again(fleet: Fleet, other:
 
 async def test_dead_router_is_told_of_once(redis: Redis) -> None:
     fleet = Fleet(redis, ttl_ms=1)
-    assert await fleet.beat("a") == []
-    while not (silent := await fleet.beat("b")):
+    assert await fleet.router_heartbeat("a") == []
+    while not (silent := await fleet.router_heartbeat("b")):
         pass
     assert silent == ["a"]
     patient = Fleet(redis)
-    assert await patient.beat("b") == []
-    assert await patient.beat("b") == []
+    assert await patient.router_heartbeat("b") == []
+    assert await patient.router_heartbeat("b") == []
 
 
 async def test_everything_in_the_registry_expires(fleet: Fleet, redis: Redis) -> None:
@@ -244,7 +244,7 @@ async def test_everything_in_the_registry_expires(fleet: Fleet, redis: Redis) ->
     )
     await fleet.claim(LANE, "w", 10_000)
     await fleet.order("w", "1", worker_pb2.Directive(drain=True))
-    await fleet.beat("a")
+    await fleet.router_heartbeat("a")
     fence = await fleet.lead("s")
     assert fence is not None
     await fleet.note_plan(fence, fence << 32, {"org/model": "it waits"})
@@ -269,7 +269,7 @@ async def test_redis_that_is_away_is_no_capacity() -> None:
         lambda: fleet.resign(1),
         lambda: fleet.note_plan(1, 1, {}),
         fleet.plan_notes,
-        lambda: fleet.beat("a"),
+        lambda: fleet.router_heartbeat("a"),
     ):
         with pytest.raises(NoCapacity):
             await attempt()

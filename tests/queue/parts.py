@@ -47,7 +47,7 @@ def make_lanes(redis: Redis, clock: Clock, router_id: str) -> Lanes:
 
 async def add(lanes: Lanes, *jobs: QueuedJob, max_tokens: int = 10**9) -> bool:
     """Enqueues the jobs as one request."""
-    (admitted,) = await lanes.enqueue(LANE, [jobs], max_tokens=max_tokens, ring=False)
+    (admitted,) = await lanes.enqueue(LANE, [jobs], max_tokens=max_tokens, notify=False)
     return admitted
 
 
@@ -107,7 +107,7 @@ async def look_inside(redis: Redis) -> Inside:
         *_,
         holders,
         whose,
-    ) = Keys(1).of(LANE)
+    ) = Keys(1).lane_keys(LANE)
     members = [
         raw(member) for lane in (interactive, bulk) for member in await redis.zrange(lane, 0, -1)
     ]

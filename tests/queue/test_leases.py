@@ -94,7 +94,7 @@ async def test_job_that_kills_workers_is_given_up_and_answered(
         clock.ms += LEASE_MS
     assert await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1) == Idle(None)
     assert await other.take_replies(0) == [("poison", DEAD)]
-    dead_letters = Keys(1).of(LANE)[11]
+    dead_letters = Keys(1).lane_keys(LANE)[11]
     letters = await redis.xrange(dead_letters)
     assert letters is not None
     ((_, letter),) = letters
@@ -119,7 +119,7 @@ async def test_dead_letters_are_bounded(redis: Redis, clock: Clock) -> None:
         clock.ms += LEASE_MS
     await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1)
     assert (await gauges(lanes)).dead == 1000
-    assert await redis.xlen(Keys(1).of(LANE)[11]) <= 200
+    assert await redis.xlen(Keys(1).lane_keys(LANE)[11]) <= 200
 
 
 async def test_late_answer_is_as_good_as_any(
@@ -189,7 +189,7 @@ async def test_leases_that_older_routers_gave_go_on(lanes: Lanes, redis: Redis) 
     """They noted the worker alone, or nobody."""
     await add(lanes, job("a"), job("b"))
     pulled = await lease(lanes)
-    holders = Keys(1).of(LANE)[13]
+    holders = Keys(1).lane_keys(LANE)[13]
     await redis.hset(holders, "a", "w".ljust(65))
     await redis.hdel(holders, "b")
     assert (
@@ -295,17 +295,17 @@ async def test_cancelled_job_is_gone(lanes: Lanes, redis: Redis, leased: bool) -
 async def test_cancellation_rings_for_each_worker_that_holds_a_job(
     lanes: Lanes, other: Lanes, clock: Clock
 ) -> None:
-    bells = other.bells()
-    await anext(bells)
+    wakeups = other.wakeups()
+    await anext(wakeups)
     await add(lanes, *(job(name) for name in "abcdefg"))
     await lease(lanes, 20, worker="v")
     await lease(other, 20, worker="odd | name")
     await lease(lanes, 10, worker="u")
     released = await lease(lanes, 10, worker="t")
     await lanes.complete(LANE, "t", released.batch_id, [], release=True)
-    assert await anext(bells) == LANE
+    assert await anext(wakeups) == LANE
     await lanes.cancel(LANE, [job(name) for name in "abcfg"])
-    assert {await anext(bells), await anext(bells)} == {
+    assert {await anext(wakeups), await anext(wakeups)} == {
         WorkerWakeup("v"),
         WorkerWakeup("odd | name"),
     }
@@ -316,22 +316,22 @@ async def test_cancellation_rings_for_each_worker_that_holds_a_job(
     clock.ms += LEASE_MS
     assert ids(await lease(lanes, worker="s")) == ["d"]
     await lanes.cancel(LANE, [job("d")])
-    assert await anext(bells) == WorkerWakeup("s")
-    await bells.aclose()
+    assert await anext(wakeups) == WorkerWakeup("s")
+    await wakeups.aclose()
 
 
 async def test_jobs_that_another_router_waits_for_are_not_rung_for(
     lanes: Lanes, other: Lanes
 ) -> None:
-    bells = other.bells()
-    await anext(bells)
+    wakeups = other.wakeups()
+    await anext(wakeups)
     await add(lanes, job("a"), job("b"))
     await lease(lanes, 10, worker="v")
     await lease(lanes, 10, worker="w")
     await add(other, job("a"))
     assert await lanes.cancel(LANE, [job("a"), job("b")]) == 1
-    assert await anext(bells) == WorkerWakeup("w")
-    await bells.aclose()
+    assert await anext(wakeups) == WorkerWakeup("w")
+    await wakeups.aclose()
 
 
 async def test_cancelling_everything_leaves_nothing(lanes: Lanes, redis: Redis) -> None:

@@ -98,7 +98,7 @@ class LaneMachine(RuleBasedStateMachine):
         new = {one.job_id: one for one in group if one.job_id not in self.alive}
         queued = self.run(look_inside(self.redis)).queued_tokens
         (admitted,) = self.run(
-            self.lanes[router].enqueue(LANE, [group], max_tokens=max_tokens, ring=False)
+            self.lanes[router].enqueue(LANE, [group], max_tokens=max_tokens, notify=False)
         )
         assert admitted == (not new or queued + tokens * len(new) <= max_tokens)
         if admitted:
@@ -114,7 +114,7 @@ class LaneMachine(RuleBasedStateMachine):
         worker=st.sampled_from(["v", "w"]),
         budget_tokens=st.integers(1, 100),
         budget_jobs=st.integers(1, 8),
-        others_than=st.one_of(st.just(set()), st.sets(st.sampled_from("xyz"))),
+        exclude_tenants=st.one_of(st.just(set()), st.sets(st.sampled_from("xyz"))),
     )
     def pull(
         self,
@@ -122,7 +122,7 @@ class LaneMachine(RuleBasedStateMachine):
         worker: str,
         budget_tokens: int,
         budget_jobs: int,
-        others_than: AbstractSet[str] = frozenset(),
+        exclude_tenants: AbstractSet[str] = frozenset(),
     ) -> None:
         pulled = self.run(
             self.lanes[router].pull(
@@ -130,14 +130,14 @@ class LaneMachine(RuleBasedStateMachine):
                 worker_id=worker,
                 budget_tokens=budget_tokens,
                 budget_jobs=budget_jobs,
-                others_than=sorted(others_than),
+                exclude_tenants=sorted(exclude_tenants),
             )
         )
         self.collect()
         if isinstance(pulled, Pulled):
             jobs = [self.alive[one.job_id] for one in pulled.jobs]
-            assert not others_than or all(
-                one.priority == "interactive" and one.tenant not in others_than for one in jobs
+            assert not exclude_tenants or all(
+                one.priority == "interactive" and one.tenant not in exclude_tenants for one in jobs
             )
             assert all(self.alive[one.job_id].payload == one.payload for one in pulled.jobs)
             assert pulled.tokens == sum(one.tokens for one in pulled.jobs)
@@ -298,7 +298,7 @@ class LaneMachine(RuleBasedStateMachine):
             one.job_id: one.tenant for one in self.alive.values() if one.priority == "interactive"
         }
         batches = [
-            self.run(self.redis.eval(UNPACK, 1, Keys(1).of(LANE)[8], batch))
+            self.run(self.redis.eval(UNPACK, 1, Keys(1).lane_keys(LANE)[8], batch))
             for batch in inside.batches
         ]
         leased = [member.decode().split(":", 3)[3] for batch in batches for member in batch[1::2]]
@@ -370,5 +370,5 @@ def test_lane_names_can_be_read_back(lane: LaneKey) -> None:
 
 def test_all_keys_of_a_lane_are_on_one_slot() -> None:
     for number in range(100):
-        tags = {key.split("}")[0] for key in Keys(16).of(LaneKey("cpu", f"org/{number}"))}
+        tags = {key.split("}")[0] for key in Keys(16).lane_keys(LaneKey("cpu", f"org/{number}"))}
         assert len(tags) == 1

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from libs.errors import NoCapacity
 from libs.queue import LaneKey, Lanes, RedisCheck, RedisTrust, UnsuitableRedis, connect, open_all
 from libs.queue.connection.acl import ROUTER
-from libs.queue.keys import BELL, LAYOUT
+from libs.queue.keys import LAYOUT, WAKEUP_CHANNEL
 from services.local.settings import free_port
 from tests.queue.parts import LANE, Clock, add, ids, job, lease, make_lanes
 from tests.support.acl import PASSWORD, add_user, refusals
@@ -82,23 +82,25 @@ async def test_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(
         await asyncio.to_thread(
             wait_until, lambda: sentinels.replicated() == 2, 20, "the replicas to have the job"
         )
-        bells = lanes.bells()
-        assert await anext(bells) is None
+        wakeups = lanes.wakeups()
+        assert await anext(wakeups) is None
         sentinels.kill(sentinels.sentinels[0])
         sentinels.sentinels = sentinels.sentinels[1:]
         sentinels.kill(before)
         with pytest.raises(NoCapacity):
-            await anext(bells)
+            await anext(wakeups)
         await asyncio.to_thread(sentinels.wait_for_another, before)
 
         # What was replicated is there; scripts are loaded anew.
         assert ids(await eventually(lambda: lease(lanes))) == ["a"]
         assert lanes.server != server
-        bells = lanes.bells()
-        assert await eventually(lambda: anext(bells)) is None
-        await lanes.enqueue(LANE, [[job("b", deadline_ms=deadline_ms)]], max_tokens=100, ring=True)
-        assert await anext(bells) == LANE
-        await bells.aclose()
+        wakeups = lanes.wakeups()
+        assert await eventually(lambda: anext(wakeups)) is None
+        await lanes.enqueue(
+            LANE, [[job("b", deadline_ms=deadline_ms)]], max_tokens=100, notify=True
+        )
+        assert await anext(wakeups) == LANE
+        await wakeups.aclose()
         assert sentinels.refusals() == []
 
 
@@ -117,7 +119,7 @@ async def test_failover_by_order_is_nothing_but_a_short_absence(connected: Conne
         async def hear() -> None:
             while True:
                 with suppress(NoCapacity):
-                    async for _ in lanes.bells():
+                    async for _ in lanes.wakeups():
                         pass
 
         async def ask() -> None:
@@ -152,7 +154,7 @@ async def test_replica_is_not_talked_to_even_if_sentinels_name_it_and_it_takes_w
         for attempt in (
             lambda: add(lanes, job("a")),
             lanes.lane_gauges,
-            lambda: anext(lanes.bells()),
+            lambda: anext(lanes.wakeups()),
         ):
             with pytest.raises(NoCapacity):
                 await attempt()
@@ -186,18 +188,18 @@ async def test_everything_that_is_connected_to_the_old_master_ends_when_another_
     with FakeSentinel(old.address) as sentinel:
         redis = connected(sentinel.url())
         lanes = make_lanes(redis, Clock(), "a")
-        bells = lanes.bells()
-        assert await anext(bells) is None
-        waiting = asyncio.ensure_future(anext(bells))
+        wakeups = lanes.wakeups()
+        assert await anext(wakeups) is None
+        waiting = asyncio.ensure_future(anext(wakeups))
         sentinel.master = new.address
         await open_all(redis)
         with pytest.raises(NoCapacity):
             await waiting
-        bells = lanes.bells()
-        assert await anext(bells) is None
-        await connected(new.url).publish(BELL, LaneKey("cpu", "m").name)
-        assert await anext(bells) == LaneKey("cpu", "m")
-        await bells.aclose()
+        wakeups = lanes.wakeups()
+        assert await anext(wakeups) is None
+        await connected(new.url).publish(WAKEUP_CHANNEL, LaneKey("cpu", "m").name)
+        assert await anext(wakeups) == LaneKey("cpu", "m")
+        await wakeups.aclose()
 
 
 async def test_sentinels_are_asked_once_by_all_that_connect_at_once(

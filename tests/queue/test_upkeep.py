@@ -53,7 +53,7 @@ async def test_gauges_name_every_lane(lanes: Lanes) -> None:
         LANE,
     ]
     for lane in others:
-        await lanes.enqueue(lane, [[job("a")]], max_tokens=10, ring=False)
+        await lanes.enqueue(lane, [[job("a")]], max_tokens=10, notify=False)
     assert {one.lane for one in await lanes.lane_gauges()} == set(others)
 
 
@@ -115,7 +115,7 @@ async def test_sweep_takes_back_leases_though_nobody_pulls(redis: Redis, clock: 
 async def test_sweep_recounts_gauges_and_frees_stranded_jobs(lanes: Lanes, redis: Redis) -> None:
     await add(lanes, *(job(name) for name in "abcd"))
     pulled = await lease(lanes, 20)
-    keys = Keys(1).of(LANE)
+    keys = Keys(1).lane_keys(LANE)
     await redis.hset(keys[9], mapping={"queued": 7777, "leased": -5})
     await redis.hdel(keys[8], pulled.batch_id)  # as if Redis had lost part of its data
     await lanes.sweep(LANE)
@@ -131,7 +131,7 @@ async def test_sweep_drops_holders_that_an_older_router_left(lanes: Lanes, redis
     await lanes.sweep(LANE)
     assert set((await look_inside(redis)).holders) == {"a", "b"}
     await redis.hset(
-        Keys(1).of(LANE)[KEYS.index("holders")],
+        Keys(1).lane_keys(LANE)[KEYS.index("holders")],
         mapping={f"{number}": "gone" for number in range(10)},
     )
     await lanes.sweep(LANE)
@@ -210,7 +210,7 @@ async def test_slots_keep_lanes_apart_and_replies_come_from_all(redis: Redis, cl
     a, b = (Lanes(redis, router_id=name, dead_result=DEAD, slots=4, clock=clock) for name in "ab")
     many = [LaneKey("cpu", f"org/model-{number}") for number in range(12)]
     for lane in many:
-        await a.enqueue(lane, [[job(lane.model)]], max_tokens=10, ring=False)
+        await a.enqueue(lane, [[job(lane.model)]], max_tokens=10, notify=False)
         pulled = await b.pull(lane, worker_id="w", budget_tokens=10, budget_jobs=1)
         assert not isinstance(pulled, Idle)
         await b.complete(lane, "w", pulled.batch_id, [(lane.model, b"x")], release=True)

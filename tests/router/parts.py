@@ -33,7 +33,7 @@ from libs.catalog.overrides import Catalog
 from libs.catalog.pools import Pools
 from libs.serving.watched import Watched
 from services.router.admission.routing.routes import Routes
-from services.router.admission.tenants import NOBODY, watch_tenants
+from services.router.admission.tenants import DEFAULT_TENANTS, watch_tenants
 from services.router.app import running
 from services.router.settings import Settings
 
@@ -459,7 +459,7 @@ async def router(
         max_attempts=max_attempts,
         grace_seconds=grace_seconds,
         routes=routes or Watched.fixed(Routes(pools or Pools(), catalog or Catalog())),
-        tenants=Watched.fixed(NOBODY) if tenants is None else watch_tenants(tenants),
+        tenants=Watched.fixed(DEFAULT_TENANTS) if tenants is None else watch_tenants(tenants),
         in_flight_bytes=in_flight_bytes,
     )
     async with running(settings) as address:

@@ -14,16 +14,16 @@ from shoal.v1 import models_pb2, worker_pb2
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity, QueueFull
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneKey, Priority
-from libs.queue.standing import QueuePosition
+from libs.queue.queue_position import QueuePosition
 from services.router.admission.control import (
     IN_TIME,
     MAX_JOBS,
     MAX_UNKNOWN,
     MAX_UNKNOWN_OF_TENANT,
     Part,
-    is_near,
     job_id,
     job_target,
+    may_be_late,
     price,
     refuse_broken,
     refuse_late,
@@ -35,7 +35,7 @@ from services.router.admission.control import (
 )
 from services.router.admission.routing.routes import why_broken
 from services.router.admission.validation.requests import Sizes, check_extract
-from services.router.state.pace import Neighbour, Throughput
+from services.router.state.throughput import Neighbour, Throughput
 
 MODEL = "a/b"
 LANE = LaneKey("cpu", MODEL)
@@ -118,7 +118,9 @@ def test_jobs_of_a_slow_model_are_small() -> None:
 
 def test_price_follows_bytes_and_stops_at_the_models_longest_sequence() -> None:
     card = models_pb2.ModelCard(model=MODEL, tokens_per_byte=0.5, max_tokens=50)
-    assert price(Sizes([10, 1000], each=10, once=20), card, pb.TRUNCATION_END) == ([12, 50], 10)
+    assert price(
+        Sizes([10, 1000], per_sequence_bytes=10, per_job_bytes=20), card, pb.TRUNCATION_END
+    ) == ([12, 50], 10)
     assert price(Sizes([1000]), card, pb.TRUNCATION_NONE) == ([502], 0)
     assert price(Sizes([10]), None, pb.TRUNCATION_END) == ([5], 0)
 
@@ -167,7 +169,7 @@ def test_first_worker_that_cannot_load_an_adapter_decides() -> None:
 
 def late(
     seconds: float,
-    pace: Throughput,
+    throughput: Throughput,
     standing: QueuePosition,
     priority: Priority = "interactive",
     *,
@@ -177,7 +179,7 @@ def late(
 ) -> QueueFull | None:
     """The refusal, or None: the request is let in."""
     try:
-        refuse_late(seconds, most, pace, standing, priority, own_tokens=own, since=since)
+        refuse_late(seconds, most, throughput, standing, priority, own_tokens=own, since=since)
     except QueueFull as refusal:
         return refusal
     return None
@@ -248,12 +250,12 @@ def test_nothing_waits_longer_than_any_may_and_bulk_ten_times_as_long() -> None:
 def test_more_time_and_less_work_never_turn_a_yes_into_a_no(
     seconds: float, tokens: int, more: int, priority: Priority
 ) -> None:
-    pace = Throughput(1000.0, batch_seconds=0.5)
+    throughput = Throughput(1000.0, batch_seconds=0.5)
     fewer, longer = ahead(tokens), ahead(tokens + more)
-    if late(seconds, pace, longer, priority) is None:
-        assert late(seconds, pace, fewer, priority) is None
-    if late(seconds, pace, fewer, priority) is None:
-        assert late(seconds * 1.5, pace, fewer, priority) is None
+    if late(seconds, throughput, longer, priority) is None:
+        assert late(seconds, throughput, fewer, priority) is None
+    if late(seconds, throughput, fewer, priority) is None:
+        assert late(seconds * 1.5, throughput, fewer, priority) is None
 
 
 @given(st.floats(0.01, 1e5), st.integers(0, 10**9), st.integers(0, 10**9))
@@ -344,15 +346,22 @@ def test_labels_are_priced_with_every_text_where_they_stand_before_it() -> None:
     relations.items[1].entities.add(start=0, end=3, label="a kind of entity")
     assert check_extract(relations, None) == plain
     relations.items[1].ClearField("entities")
-    assert (sizes.each, sizes.once) == (5, 0)
-    assert check_extract(relations, zero_shot).each == check_extract(relations, None).each == 6
-    assert (check_extract(entities, fixed).each, check_extract(entities, fixed).once) == (0, 5)
+    assert (sizes.per_sequence_bytes, sizes.per_job_bytes) == (5, 0)
+    assert (
+        check_extract(relations, zero_shot).per_sequence_bytes
+        == check_extract(relations, None).per_sequence_bytes
+        == 6
+    )
+    assert (
+        check_extract(entities, fixed).per_sequence_bytes,
+        check_extract(entities, fixed).per_job_bytes,
+    ) == (0, 5)
 
 
 def test_lane_is_near_when_it_holds_more_than_a_batch_or_was_backlogged() -> None:
     slow = Throughput(1.0, batch_tokens=2048)
-    assert not is_near(60.0, slow, 2048), "its speed may have been measured in a bad moment"
-    assert is_near(60.0, slow, 2049)
-    assert is_near(60.0, replace(slow, drain=1.0), 2048)
-    assert not is_near(60.0, replace(slow, rate=1e6), 2049)
-    assert not is_near(60.0, Throughput(), 10**9), "nothing was measured"
+    assert not may_be_late(60.0, slow, 2048), "its speed may have been measured in a bad moment"
+    assert may_be_late(60.0, slow, 2049)
+    assert may_be_late(60.0, replace(slow, drain=1.0), 2048)
+    assert not may_be_late(60.0, replace(slow, rate=1e6), 2049)
+    assert not may_be_late(60.0, Throughput(), 10**9), "nothing was measured"

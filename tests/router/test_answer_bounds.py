@@ -14,7 +14,7 @@ from shoal.v1 import inference_pb2_grpc, models_pb2, tensor_pb2
 
 from libs.errors import InvalidInput
 from libs.serving.calls.call import DEFAULT_ANSWER_BYTES, answer_bytes_of
-from services.router.admission.validation import answers, limits
+from services.router.admission.validation import answer_bounds, limits
 from services.router.admission.validation.requests import check_extract
 from tests.router.parts import MODEL, FakeWorker, card, encode_request, refused, router
 
@@ -40,9 +40,11 @@ def test_every_kind_of_answer_has_a_bound_that_is_in_the_table() -> None:
         "tokenize",
         "detokenize",
     }
-    assert set(answers.BOUNDS) == kinds
-    assert {limit for bounds in answers.BOUNDS.values() for limit in bounds} <= set(limits.ALL)
-    assert all(answers.BOUNDS.values())
+    assert set(answer_bounds.BOUNDS) == kinds
+    assert {limit for bounds in answer_bounds.BOUNDS.values() for limit in bounds} <= set(
+        limits.ALL
+    )
+    assert all(answer_bounds.BOUNDS.values())
 
 
 def test_every_field_of_an_encode_answer_is_of_a_kind_with_a_bound() -> None:
@@ -51,14 +53,15 @@ def test_every_field_of_an_encode_answer_is_of_a_kind_with_a_bound() -> None:
         "usage",
         "timings",
     }
-    assert {f"encode.{form}" for form in forms} <= set(answers.BOUNDS)
+    assert {f"encode.{form}" for form in forms} <= set(answer_bounds.BOUNDS)
 
 
 def test_items_share_what_an_answer_may_have_and_as_many_bytes_as_the_request_has() -> None:
     request = pb.ExtractRequest(items=[pb.Item(text="a")] * 200)
-    assert answers.item_share(request, 359_000, ANY) == (limits.SHARED.most + 359_000) // 200
+    assert answer_bounds.item_share(request, 359_000, ANY) == (limits.SHARED.most + 359_000) // 200
     assert (
-        answers.item_share(pb.EncodeRequest(items=[pb.Item(text="a")] * 10_000), 100, ANY) // 8
+        answer_bounds.item_share(pb.EncodeRequest(items=[pb.Item(text="a")] * 10_000), 100, ANY)
+        // 8
         == 419
     )
 
@@ -120,14 +123,16 @@ def test_dense_vectors_beyond_one_answer_are_refused_with_what_to_do(
         items=[pb.Item(text="a")] * (allowed + 1), data_type=data_type, dimensions=dimensions
     )
     with pytest.raises(InvalidInput, match="call EncodeStream") as caught:
-        answers.check_encoded(
+        answer_bounds.check_encoded(
             request, vectors_card(), [1] * (allowed + 1), is_streamed=False, readable=ANY
         )
     found = re.search(r"send about ([\d,]+) items", caught.value.message)
     assert found is not None
     assert int(found[1].replace(",", "")) == allowed
     del request.items[allowed:]
-    answers.check_encoded(request, vectors_card(), [1] * allowed, is_streamed=False, readable=ANY)
+    answer_bounds.check_encoded(
+        request, vectors_card(), [1] * allowed, is_streamed=False, readable=ANY
+    )
 
 
 @pytest.mark.parametrize(("dimensions", "allowed"), [(384, 2_730), (4096, 255)])
@@ -135,28 +140,28 @@ def test_client_that_says_nothing_is_refused_what_its_grpc_would_not_read(
     dimensions: int, allowed: int
 ) -> None:
     request = pb.EncodeRequest(items=[pb.Item(text="a")] * allowed, dimensions=dimensions)
-    answers.check_encoded(
+    answer_bounds.check_encoded(
         request, vectors_card(), [1] * allowed, is_streamed=False, readable=DEFAULT_ANSWER_BYTES
     )
     request.items.add(text="a")
     with pytest.raises(
         InvalidInput, match=r"call EncodeStream.*x-shoal-max-answer-bytes \(-1: any\)"
     ):
-        answers.check_encoded(
+        answer_bounds.check_encoded(
             request,
             vectors_card(),
             [1] * (allowed + 1),
             is_streamed=False,
             readable=DEFAULT_ANSWER_BYTES,
         )
-    answers.check_encoded(
+    answer_bounds.check_encoded(
         request, vectors_card(), [1] * (allowed + 1), is_streamed=False, readable=8 << 20
     )
 
 
 def test_what_is_found_fits_what_the_client_reads() -> None:
     request = pb.ExtractRequest(items=[pb.Item(text="a")] * 200)
-    share = answers.item_share(request, 359_000, DEFAULT_ANSWER_BYTES)
+    share = answer_bounds.item_share(request, 359_000, DEFAULT_ANSWER_BYTES)
     assert DEFAULT_ANSWER_BYTES - 2_000 < share * 200 < DEFAULT_ANSWER_BYTES
 
 
@@ -198,20 +203,24 @@ def test_multi_vectors_beyond_one_answer_are_refused_unless_they_are_pooled() ->
         items=[pb.Item(text="a")] * 20, representations=[pb.REPRESENTATION_MULTI_VECTOR]
     )
     with pytest.raises(InvalidInput, match="call EncodeStream"):
-        answers.check_encoded(request, vectors_card(), [400] * 20, is_streamed=False, readable=ANY)
+        answer_bounds.check_encoded(
+            request, vectors_card(), [400] * 20, is_streamed=False, readable=ANY
+        )
     request.pooling_factor = 4
-    answers.check_encoded(request, vectors_card(), [400] * 20, is_streamed=False, readable=ANY)
+    answer_bounds.check_encoded(
+        request, vectors_card(), [400] * 20, is_streamed=False, readable=ANY
+    )
 
 
 def test_stream_of_more_vectors_than_its_bound_is_refused() -> None:
     request = pb.EncodeRequest(
         items=[pb.Item(text="a")] * 600, representations=[pb.REPRESENTATION_MULTI_VECTOR]
     )
-    answers.check_encoded(
+    answer_bounds.check_encoded(
         request, vectors_card(), [400] * 600, is_streamed=True, readable=DEFAULT_ANSWER_BYTES
     )
     with pytest.raises(InvalidInput, match=r"send about 5[0-9][0-9] items") as caught:
-        answers.check_encoded(
+        answer_bounds.check_encoded(
             request, vectors_card(), [500] * 600, is_streamed=True, readable=DEFAULT_ANSWER_BYTES
         )
     assert "EncodeStream" not in caught.value.message

@@ -11,7 +11,7 @@ from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
 
 from libs.errors import InternalError, InvalidInput, TaskNotSupported
 from services.router.admission import control
-from services.router.admission.validation import answers
+from services.router.admission.validation import answer_bounds
 from services.router.admission.validation.requests import (
     Sizes,
     check_encode,
@@ -124,16 +124,18 @@ def test_vectors_of_estimated_chunks_count() -> None:
     known.dimensions = 1024
     asked = request(*[pb.Item(text="x" * 40_000)] * 20, max_tokens=50)
     sizes = check_encode(asked, known)
-    answers.check_encoded(
+    answer_bounds.check_encoded(
         asked, known, [1] * 20, is_streamed=True, readable=1 << 40, chunks=sum(sizes.chunks)
     )
-    answers.check_encoded(asked, known, [1] * 20, is_streamed=False, readable=1 << 40, chunks=4096)
+    answer_bounds.check_encoded(
+        asked, known, [1] * 20, is_streamed=False, readable=1 << 40, chunks=4096
+    )
     with pytest.raises(InvalidInput, match="call EncodeStream"):
-        answers.check_encoded(
+        answer_bounds.check_encoded(
             asked, known, [1] * 20, is_streamed=False, readable=1 << 40, chunks=4097
         )
     with pytest.raises(InvalidInput, match="call EncodeStream"):
-        answers.check_divided(4 << 20, (4 << 20) - 1)
+        answer_bounds.check_divided(4 << 20, (4 << 20) - 1)
 
 
 def answer(*counts: int, first: int = 0) -> pb.EncodeResponse:

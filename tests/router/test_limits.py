@@ -230,7 +230,7 @@ def payloads(request: pb.EncodeRequest) -> list[bytes]:
     sizes = check_encode(request, None)
     costs, repeated = admission.price(sizes, None, pb.TRUNCATION_END)
     shared = codec.without_items(request).ByteSize()
-    most = admission.most_jobs(request.ByteSize(), shared)
+    most = admission.max_jobs(request.ByteSize(), shared)
     parts = admission.parts(costs, sizes.read, 1024, repeated, most)
     stamp = JobHeader("r" * 36, 2**41, 2**41, "tenant", 1.0, "t" * 55)
     return codec.job_payloads(

@@ -15,9 +15,9 @@ from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
 
 from libs.fleet import Fleet, FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey, connect
-from services.router.lanes.bells import CLAIM_MS
 from services.router.lanes.offers import LED_MS, is_led, may_offer
 from services.router.lanes.pull import SEEN_MS
+from services.router.lanes.wakeups import CLAIM_MS
 from services.router.settings import Settings
 from tests.router.parts import MODEL, Client, FakeWorker, card, refused, router, until, vector
 from tests.support.waiting import end_tasks

@@ -15,9 +15,9 @@ from shoal.v1 import worker_pb2
 from libs.fleet import Fleet
 from libs.queue import Idle, Lanes
 from services.router.lanes import presence
-from services.router.lanes.bells import Wakeups
+from services.router.lanes.pending_pulls import PendingPulls
 from services.router.lanes.presence import Presence
-from services.router.lanes.waiters import PendingPulls
+from services.router.lanes.wakeups import Wakeups
 from services.router.state.background import Background
 from services.router.state.view import View
 from tests.queue.parts import DEAD, LANE, ids, job
@@ -68,10 +68,10 @@ async def watched(
     await lanes.now_ms()
     fleet, background = Fleet(redis), Background()
     await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu"))
-    await lanes.enqueue(LANE, [[job("held", deadline_ms=2**52)]], max_tokens=-1, ring=False)
+    await lanes.enqueue(LANE, [[job("held", deadline_ms=2**52)]], max_tokens=-1, notify=False)
     await lanes.pull(LANE, worker_id="w", batch_id="e-1", budget_tokens=1, budget_jobs=1)
-    bells = Wakeups(PendingPulls(), fleet, View(fleet), background, claim_after_seconds=0.5)
-    yield Presence(lanes, fleet, bells, background), fleet, lanes, background
+    wakeups = Wakeups(PendingPulls(), fleet, View(fleet), background, claim_after_seconds=0.5)
+    yield Presence(lanes, fleet, wakeups, background), fleet, lanes, background
     await background.finished()
 
 

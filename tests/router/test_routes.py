@@ -17,14 +17,14 @@ from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from services.router.admission.routing.routes import (
     Backlog,
     Routes,
-    Wanted,
+    Target,
     choose_lane,
     has_other_pool,
     refuse_pool,
 )
 
 MODEL = "a/b"
-ANY = Wanted(MODEL)
+ANY = Target(MODEL)
 ADAPTER = "o/adapter"
 RESIDENT, LOADING, COLD = (
     models_pb2.MODEL_STATE_RESIDENT,
@@ -79,12 +79,12 @@ def chosen(
     backlog: Backlog | None = None,
     *,
     routes: Routes = FILE,
-    wanted: Wanted = ANY,
+    target: Target = ANY,
     seconds: float = 60.0,
     without: Sequence[str] = (),
 ) -> str:
-    lane = choose_lane(wanted, routes, snapshot, backlog or {}, seconds, without)
-    assert (lane.model, lane.adapter) == (wanted.model, wanted.adapter)
+    lane = choose_lane(target, routes, snapshot, backlog or {}, seconds, without)
+    assert (lane.model, lane.adapter) == (target.model, target.adapter)
     return lane.pool
 
 
@@ -146,23 +146,23 @@ def test_pool_that_cannot_serve_the_model_is_passed_over() -> None:
     assert chosen(fleet(L4, A100), without=["l4-spot"]) == "a100"
     # With none left the first is answered, to be refused.
     assert chosen(fleet(L4, A100), without=["l4-spot", "a100"]) == "l4-spot"
-    assert has_other_pool(Wanted(MODEL), FILE, fleet(L4, A100), ["l4-spot"])
-    assert has_other_pool(Wanted(MODEL), FILE, fleet(L4), ["l4-spot"])
-    assert not has_other_pool(Wanted(MODEL), FILE, broken, ["a100"])
-    assert not has_other_pool(Wanted(MODEL, pool="l4-spot"), FILE, fleet(L4, A100), ["l4-spot"])
+    assert has_other_pool(Target(MODEL), FILE, fleet(L4, A100), ["l4-spot"])
+    assert has_other_pool(Target(MODEL), FILE, fleet(L4), ["l4-spot"])
+    assert not has_other_pool(Target(MODEL), FILE, broken, ["a100"])
+    assert not has_other_pool(Target(MODEL, pool="l4-spot"), FILE, fleet(L4, A100), ["l4-spot"])
     assert not has_other_pool(
-        Wanted(MODEL), Routes(Pools(), card("l4-spot", "a100")), fleet(L4), ["l4-spot"]
+        Target(MODEL), Routes(Pools(), card("l4-spot", "a100")), fleet(L4), ["l4-spot"]
     )
 
 
 def test_pool_that_has_the_adapter_is_nearer() -> None:
-    wanted = Wanted(MODEL, ADAPTER)
+    target = Target(MODEL, ADAPTER)
     tuned = worker("a", "a100", adapters=[ADAPTER])
-    assert chosen(fleet(L4, tuned), wanted=wanted, seconds=60.0) == "l4-spot"
-    assert chosen(fleet(L4, tuned), wanted=wanted, seconds=0.9) == "a100"
+    assert chosen(fleet(L4, tuned), target=target, seconds=60.0) == "l4-spot"
+    assert chosen(fleet(L4, tuned), target=target, seconds=0.9) == "a100"
     two = (worker("x", "cpu"), worker("y", "cpu"))
-    assert chosen(fleet(*two, tuned), wanted=wanted, routes=NO_FILE) == "a100"
-    assert chosen(fleet(*two, A100), wanted=wanted, routes=NO_FILE) == "cpu"
+    assert chosen(fleet(*two, tuned), target=target, routes=NO_FILE) == "a100"
+    assert chosen(fleet(*two, A100), target=target, routes=NO_FILE) == "cpu"
 
 
 def test_worker_tells_a_models_pools_where_the_catalog_does_not() -> None:
@@ -177,13 +177,13 @@ def test_without_a_card_it_is_the_default_pool_or_without_a_file_the_one_that_ha
     assert chosen(fleet(L4), routes=Routes(POOLS, Catalog())) == "cpu"
     cold = worker("c", "cpu", COLD)
     assert chosen(fleet(L4, cold), routes=NO_FILE) == "l4-spot"
-    assert chosen(fleet(L4, cold), routes=NO_FILE, wanted=Wanted("other/one")) == "cpu"
-    assert chosen(fleet(L4), routes=NO_FILE, wanted=Wanted("other/one")) == "l4-spot"
+    assert chosen(fleet(L4, cold), routes=NO_FILE, target=Target("other/one")) == "cpu"
+    assert chosen(fleet(L4), routes=NO_FILE, target=Target("other/one")) == "l4-spot"
     assert chosen(fleet(), routes=NO_FILE) == "cpu"
 
 
 def test_named_pool_is_taken_if_there_is_such_a_pool() -> None:
-    assert chosen(fleet(L4), wanted=Wanted(MODEL, pool="h100")) == "h100"
+    assert chosen(fleet(L4), target=Target(MODEL, pool="h100")) == "h100"
     refuse_pool("", FILE, fleet())
     refuse_pool("h100", FILE, fleet())
     with pytest.raises(
@@ -242,8 +242,8 @@ def test_never_a_pool_that_was_not_allowed_and_always_the_same(
     file: bool,
 ) -> None:
     routes = Routes(POOLS if file else Pools(), card(*order))
-    wanted = Wanted(MODEL, adapter)
-    found = chosen(fleet(*workers), backlog, routes=routes, wanted=wanted, seconds=seconds)
+    target = Target(MODEL, adapter)
+    found = chosen(fleet(*workers), backlog, routes=routes, target=target, seconds=seconds)
     assert found in (order or (["cpu"] if file else NAMES))
     # The order in which workers are known, and tokens of others, make no difference.
     again = fleet(*reversed({one.worker_id: one for one in workers}.values()))
@@ -252,7 +252,7 @@ def test_never_a_pool_that_was_not_allowed_and_always_the_same(
             again,
             {**backlog, ("cpu", "other/one"): 10**9},
             routes=routes,
-            wanted=wanted,
+            target=target,
             seconds=seconds,
         )
         == found

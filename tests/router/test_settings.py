@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from libs.errors import InvalidInput
-from services.router.admission.tenants import NOBODY
+from services.router.admission.tenants import DEFAULT_TENANTS
 from services.router.settings import Settings
 
 
@@ -27,7 +27,7 @@ def test_file_of_tenants_is_read_before_the_start(tmp_path: Path) -> None:
         .weight
         == 2
     )
-    assert Settings.from_env({}).tenants.content == NOBODY
+    assert Settings.from_env({}).tenants.content == DEFAULT_TENANTS
 
 
 def test_password_of_redis_is_not_told() -> None:

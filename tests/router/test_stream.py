@@ -20,7 +20,7 @@ from shoal.v1 import inference_pb2_grpc, tensor_pb2, worker_pb2
 
 from libs.errors import InternalError
 from services.router import app
-from services.router.flight import COPIES, MIN_BYTES, PART_BYTES, STREAMED_COPIES, InFlightMemory
+from services.router.in_flight import COPIES, MIN_BYTES, PART_BYTES, STREAMED_COPIES, InFlightMemory
 from services.router.lanes import codec
 from services.router.lanes.chunks import CHUNK_BYTES, Parts, split
 from tests.router.parts import (

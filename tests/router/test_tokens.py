@@ -13,7 +13,7 @@ from libs import tokens
 from libs.errors import InvalidInput, TaskNotSupported
 from services.router.admission import control
 from services.router.admission.validation import limits
-from services.router.admission.validation.answers import check_tokens
+from services.router.admission.validation.answer_bounds import check_tokens
 from services.router.admission.validation.tokens import check_detokenize, check_tokenize
 from tests.router.parts import MODEL, FakeWorker, card, refused, router
 

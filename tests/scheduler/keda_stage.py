@@ -37,9 +37,9 @@ class Scheduler:
         )
 
     def see(self, workers: FakeWorkers) -> None:
-        look = workers.look()
-        self.demand.update(look)
-        self.view.update(look)
+        snapshot = workers.snapshot()
+        self.demand.update(snapshot)
+        self.view.update(snapshot)
 
 
 class Stage:
@@ -50,13 +50,13 @@ class Stage:
         workers: FakeWorkers,
         scaled: ScaledObject = SCALED,
         spec: PoolSpec = SPEC,
-        look_seconds: float = 1.0,
+        snapshot_seconds: float = 1.0,
     ) -> None:
         self.clock = FakeClock(settle=self._settle)
         self.workers = workers
         self.spec = spec
         self.blind = False
-        self._look_seconds = look_seconds
+        self._snapshot_seconds = snapshot_seconds
         self.scheduler = Scheduler(self.clock, spec)
         self.keda = FakeKeda("", scaled, workers, self.clock, about_to=self._check)
         self.wrong: list[str] = []
@@ -96,7 +96,7 @@ class Stage:
         end = self.clock.now() + seconds
         while not condition():
             assert self.clock.now() < end, f"{what}: not within {seconds:g} s; {self.story()}"
-            await self.run(self._look_seconds)
+            await self.run(self._snapshot_seconds)
 
     def story(self) -> str:
         """All changes, in one line."""
@@ -111,12 +111,12 @@ class Stage:
     async def play(self) -> None:
         """What happens in each second."""
         while True:
-            await self.clock.sleep(self._look_seconds)
-            self.workers.advance(self._look_seconds)
+            await self.clock.sleep(self._snapshot_seconds)
+            self.workers.advance(self._snapshot_seconds)
             if not self.blind:
                 self.scheduler.see(self.workers)
-            answer = self.scheduler.demand.demands[POOL]
-            self.desired.append((self.clock.now(), answer.desired))
+            decision = self.scheduler.demand.demands[POOL]
+            self.desired.append((self.clock.now(), decision.desired))
             self.most = max(self.most, self.workers.replicas)
 
     def connect(self) -> FakeKeda:
@@ -134,10 +134,10 @@ class Stage:
 
     async def _settle(self) -> None:
         """Real time for a push to arrive, when one is on its way."""
-        answer = self.scheduler.demand.demands.get(POOL)
+        decision = self.scheduler.demand.demands.get(POOL)
         if (
-            answer is not None
-            and answer.active
+            decision is not None
+            and decision.active
             and self.keda.is_listening
             and self.workers.replicas == 0
         ):
@@ -149,10 +149,10 @@ async def staged(
     workers: FakeWorkers,
     scaled: ScaledObject = SCALED,
     spec: PoolSpec = SPEC,
-    look_seconds: float = 1.0,
+    snapshot_seconds: float = 1.0,
 ) -> AsyncIterator[Stage]:
     """A stage with a scheduler that serves and a KEDA that scales."""
-    stage = Stage(workers, scaled, spec, look_seconds)
+    stage = Stage(workers, scaled, spec, snapshot_seconds)
     await stage.serve()
     try:
         async with stage.connect():

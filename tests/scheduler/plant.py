@@ -2,7 +2,7 @@
 
 Stands for machines, pods and their start, which take minutes; test_keda.py has real worker
 processes too, for less time. Requests arrive at random (Poisson, seeded), wait in one lane in
-order, and are done by pods at a known speed. What the scheduler sees of it is a `Look`, as Redis
+order, and are done by pods at a known speed. What the scheduler sees of it is a `MeshSnapshot`, as Redis
 would have it.
 """
 
@@ -19,7 +19,7 @@ from shoal.v1 import models_pb2
 
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey
-from services.scheduler.view import Look
+from services.scheduler.view import MeshSnapshot
 
 MODEL: Final = "org/model"
 BYTES: Final = 100_000_000
@@ -225,7 +225,7 @@ class FakeWorkers:
             for pod in self.pods
         )
 
-    def look(self) -> Look:
+    def snapshot(self) -> MeshSnapshot:
         """The mesh now, by the clock that `advance` is called by."""
         now_ms = _START_MS + round(self._now * 1000)
         workers = {
@@ -238,7 +238,7 @@ class FakeWorkers:
             gauges[self._lane] = LaneGauges(
                 self._lane, len(self._waiting), *tokens, *jobs, enqueued_tokens=self.asked_tokens
             )
-        return Look(
+        return MeshSnapshot(
             FleetSnapshot(workers, {MODEL: _CARD}, {}, now_ms), MappingProxyType(gauges), self._now
         )
 

@@ -21,7 +21,7 @@ from services.scheduler import control as module
 from services.scheduler.control import Control
 from services.scheduler.demand import Demand
 from services.scheduler.planning.placement import Plan, PlanInput, plan
-from services.scheduler.view import Look, View
+from services.scheduler.view import MeshSnapshot, View
 from tests.support.redis import RedisServer
 from tests.support.waiting import end_tasks
 
@@ -71,7 +71,10 @@ def mesh(redis: Redis) -> Mesh:
 
 
 def control(
-    redis: Redis, name: str = "s0", view: View | None = None, looks: list[Look] | None = None
+    redis: Redis,
+    name: str = "s0",
+    view: View | None = None,
+    snapshots: list[MeshSnapshot] | None = None,
 ) -> Control:
     return Control(
         Lanes(redis, router_id=name, dead_result=b""),
@@ -79,7 +82,7 @@ def control(
         view or View(),
         scheduler_id=name,
         policy=cost_aware,
-        seen=(looks if looks is not None else []).append,
+        seen=(snapshots if snapshots is not None else []).append,
     )
 
 
@@ -93,7 +96,7 @@ async def no_more() -> None:
 
 @asynccontextmanager
 async def running(one: Control) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(one.run(no_more)), asyncio.create_task(one.receive_bells())]
+    tasks = [asyncio.create_task(one.run(no_more)), asyncio.create_task(one.receive_wakeups())]
     try:
         yield
     finally:
@@ -110,8 +113,8 @@ async def until(mesh: Mesh, name: str, wanted: list[tuple[str, str]]) -> None:
 
 
 async def test_cold_model_with_work_is_ordered_once(redis: Redis, mesh: Mesh) -> None:
-    view, looks = View(), list[Look]()
-    scheduler = control(redis, view=view, looks=looks)
+    view, snapshots = View(), list[MeshSnapshot]()
+    scheduler = control(redis, view=view, snapshots=snapshots)
     await mesh.report("v")
     await mesh.report("w", cold("org/a"))
     assert await scheduler.tick() is not None
@@ -119,9 +122,9 @@ async def test_cold_model_with_work_is_ordered_once(redis: Redis, mesh: Mesh) ->
     for _ in range(3):
         await scheduler.tick()
     assert (await mesh.orders("v"), await mesh.orders("w")) == ([], [("load_model", "org/a")])
-    assert view.look is looks[-1]
-    assert view.look is not None
-    assert view.look.gauges[LaneKey("cpu", "org/a")].queued_tokens == 100
+    assert view.snapshot is snapshots[-1]
+    assert view.snapshot is not None
+    assert view.snapshot.gauges[LaneKey("cpu", "org/a")].queued_tokens == 100
     leader = (await mesh.fleet.refresh()).leader
     assert leader is not None
     (order,) = await mesh.fleet.orders("w", "1", 0)

@@ -92,7 +92,7 @@ async def test_sine_is_followed_without_flapping() -> None:
     workers = FakeWorkers(load, tokens_per_second=SPEED, request_tokens=8_000)
     # Polls and looks are rarer than they would be, because each takes the test its time; between 1
     # and N workers neither matters.
-    async with staged(workers, replace(SCALED, polling_interval=15), look_seconds=2) as stage:
+    async with staged(workers, replace(SCALED, polling_interval=15), snapshot_seconds=2) as stage:
         await stage.run(15 * MINUTE)  # until the workers of the first minute's backlog are gone
         settled = stage.clock.now()
         await stage.run(hours * HOUR)
@@ -129,7 +129,7 @@ async def settled(stage: Stage) -> int:
 
 async def test_lost_spot_machine_is_replaced_from_its_notice_on_and_nothing_is_lost() -> None:
     spec = replace(SPEC, spot=True)
-    async with staged(steady(2.1), spec=spec, look_seconds=2) as stage:
+    async with staged(steady(2.1), spec=spec, snapshot_seconds=2) as stage:
         before = await settled(stage)
         noticed = stage.clock.now()
         victim = stage.workers.running()[0].name
@@ -187,7 +187,7 @@ async def test_while_the_scaler_is_down_the_replicas_stay() -> None:
 async def test_new_scheduler_keeps_what_the_last_one_asked_for() -> None:
     """It is started between bursts, four minutes apart, and knows nothing of them."""
     bursts = FakeWorkers(lambda at: SPEED * 12 if at % 240 < 30 else 0.0, tokens_per_second=SPEED)
-    async with staged(bursts, look_seconds=2) as stage:
+    async with staged(bursts, snapshot_seconds=2) as stage:
         await stage.run(4 * 240 + 60)
         before, restarted = stage.workers.replicas, stage.clock.now()
         await stage.restart()

@@ -94,7 +94,7 @@ class FakeScaler:
 
             asked, answered, _ = METHODS[method]
             return grpc.unary_unary_rpc_method_handler(
-                answer, CLASSES[asked].FromString, CLASSES[answered].SerializeToString
+                decision, CLASSES[asked].FromString, CLASSES[answered].SerializeToString
             )
 
         methods = {method: unary(method) for method in ("IsActive", "GetMetricSpec", "GetMetrics")}

@@ -17,15 +17,15 @@ from services.scheduler.demand import Demand, Options
 from services.scheduler.metrics import PoolMetrics
 from services.scheduler.scaler import Scaler
 from services.scheduler.view import View
-from tests.scheduler.looks import Mesh, holding
+from tests.scheduler.snapshots import Mesh, holding
 from tests.scheduler.test_scaler import POOLS
 
 Numbers = dict[tuple[str, str], float]
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return answer.read().decode()
+    with urllib.request.urlopen(url, timeout=10) as decision:
+        return decision.read().decode()
 
 
 async def scrape(address: str) -> Numbers:
@@ -50,17 +50,17 @@ async def test_scrape_says_what_keda_is_answered() -> None:
 
         mesh.worker("a", holding(speed=100.0))
         mesh.worker("b", preempted_in_seconds=20.0)
-        demand.update(mesh.look())
+        demand.update(mesh.snapshot())
         mesh.lane(12_000, 200, enqueued=0)
-        look = mesh.look(0.5)
-        look = replace(
-            look, fleet=replace(look.fleet, leader=LeaderRecord("me", 3, (3 << 32) + 7, 0))
+        snapshot = mesh.snapshot(0.5)
+        snapshot = replace(
+            snapshot, fleet=replace(snapshot.fleet, leader=LeaderRecord("me", 3, (3 << 32) + 7, 0))
         )
-        demand.update(look)
-        view.update(look)
+        demand.update(snapshot)
+        view.update(snapshot)
         now[0] = mesh.at + 2.0
         seen = await scrape(address)
-        told = scaler.answer("cpu", Options())
+        told = scaler.demand_for("cpu", Options())
         assert (
             told.desired == 4
         )  # 121 s of work, 60 done before another worker comes, in 30 s; and one for the one that goes

@@ -8,7 +8,7 @@ import pytest
 
 from libs.fleet import WorkerRecord
 from services.scheduler.planning.placement import HEARTBEATS_MS, Order, PlanInput, SentOrder, plan
-from services.scheduler.planning.room import LOADS_AT_ONCE
+from services.scheduler.planning.pool_workers import MAX_CONCURRENT_LOADS
 from tests.scheduler.fleets import (
     BROKEN,
     COLD,
@@ -45,8 +45,8 @@ def test_cold_model_with_work_is_loaded() -> None:
 @pytest.mark.parametrize(
     "coming", [holds("a", LOADING, 0), holds("a", DOWNLOADING, 0)], ids=["loading", "downloading"]
 )
-def test_model_on_its_way_is_not_loaded_again(coming: object) -> None:
-    assert plan(state(worker("w", coming), worker("v"), queued={"a": 10**6})).orders == ()  # type: ignore[arg-type]
+def test_model_on_its_way_is_not_loaded_again(incoming: object) -> None:
+    assert plan(state(worker("w", incoming), worker("v"), queued={"a": 10**6})).orders == ()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_where_nobody_can_load_a_model_workers_without_it_are_asked_for_the_reas
         worker("x", pool="gpu"),
         worker("x", memory=49),
         worker("x", holds("c", size=60, pinned=True)),
-        worker("x", *(holds(f"l{number}", LOADING, 0) for number in range(LOADS_AT_ONCE))),
+        worker("x", *(holds(f"l{number}", LOADING, 0) for number in range(MAX_CONCURRENT_LOADS))),
     ],
     ids=[
         "draining",

@@ -18,7 +18,7 @@ from services.scheduler.planning.placement import (
     SentOrder,
     plan,
 )
-from services.scheduler.planning.room import LOADS_AT_ONCE
+from services.scheduler.planning.pool_workers import MAX_CONCURRENT_LOADS
 from tests.scheduler.fleets import (
     BROKEN,
     COLD,
@@ -35,7 +35,7 @@ from tests.scheduler.fleets import (
 )
 
 SIZES = dict(zip("abcdefgh", (5, 10, 15, 20, 30, 40, 60, 80), strict=True))
-COMING = (LOADING, DOWNLOADING)
+LOADING_STATES = (LOADING, DOWNLOADING)
 TOKENS = (0, 0, 1, 50, 2000, 10**6)
 
 
@@ -115,11 +115,11 @@ def check_memory(loads: list[Order], asked: PlanInput) -> None:
         promised[order.worker_id] += SIZES[order.model]
     for name, size in promised.items():
         models = asked.fleet.workers[name].models.values()
-        coming = sum(SIZES[one.model] for one in models if one.state in COMING)
+        incoming = sum(SIZES[one.model] for one in models if one.state in LOADING_STATES)
         pinned = sum(
             one.bytes for one in models if one.state == RESIDENT and one.pinned and not one.leaving
         )
-        assert size <= asked.fleet.workers[name].memory_bytes - coming - pinned
+        assert size <= asked.fleet.workers[name].memory_bytes - incoming - pinned
 
 
 def check_places(loads: list[Order], asked: PlanInput) -> None:
@@ -134,8 +134,13 @@ def check_places(loads: list[Order], asked: PlanInput) -> None:
         assert one.preempted_in_seconds is None
         assert one.worker_id not in asked.fleet.failures.get(order.model, {})
         assert may_have(one, order.model, asked)
-        assert one.state(order.model) not in (*COMING, RESIDENT) or one.models[order.model].leaving
-    assert max(Counter(order.worker_id for order in loads).values(), default=0) <= LOADS_AT_ONCE
+        assert (
+            one.state(order.model) not in (*LOADING_STATES, RESIDENT)
+            or one.models[order.model].leaving
+        )
+    assert (
+        max(Counter(order.worker_id for order in loads).values(), default=0) <= MAX_CONCURRENT_LOADS
+    )
 
 
 def may_have(one: WorkerRecord, model: str, asked: PlanInput) -> bool:
@@ -194,7 +199,7 @@ def test_cold_model_with_work_is_placed_if_a_worker_could_hold_it(asked: PlanInp
         able = [
             one for one in staying if one.worker_id not in failed and may_have(one, model, asked)
         ]
-        rooms = [room_bytes(one) for one in able if loading(one) < LOADS_AT_ONCE]
+        rooms = [room_bytes(one) for one in able if loading(one) < MAX_CONCURRENT_LOADS]
         if asked.fleet.verdict(model, "cpu") is not None or max(rooms, default=-1) < SIZES[model]:
             assert model not in {order.model for order in made.orders}
             assert made.notes[model].startswith(("held back", "given up"))
@@ -203,11 +208,11 @@ def test_cold_model_with_work_is_placed_if_a_worker_could_hold_it(asked: PlanInp
 
 
 def is_served(one: WorkerRecord, model: str) -> bool:
-    return one.state(model) in (*COMING, RESIDENT) and not one.models[model].leaving
+    return one.state(model) in (*LOADING_STATES, RESIDENT) and not one.models[model].leaving
 
 
 def loading(one: WorkerRecord) -> int:
-    return sum(held.state in COMING for held in one.models.values())
+    return sum(held.state in LOADING_STATES for held in one.models.values())
 
 
 def room_bytes(one: WorkerRecord) -> int:
@@ -215,7 +220,9 @@ def room_bytes(one: WorkerRecord) -> int:
     everything yields to it.
     """
     models = one.models.values()
-    unseen = sum(SIZES[held.model] for held in models if held.state in COMING and not held.bytes)
+    unseen = sum(
+        SIZES[held.model] for held in models if held.state in LOADING_STATES and not held.bytes
+    )
     return (
         one.memory_bytes
         - one.used_bytes

@@ -82,22 +82,22 @@ def test_costs_are_those_of_loaded_copies_and_requests_without_are_left_out() ->
 
 
 class FakeMesh(mesh_pb2_grpc.MeshServiceServicer):
-    """Every look finds three more jobs of one model and one of another; after `looks` of them the
+    """Every look finds three more jobs of one model and one of another; after `snapshots` of them the
     router is gone.
     """
 
-    looks = 4
+    snapshots = 4
 
     def __init__(self) -> None:
         self.seen = 0
-        self.goes_for_good_after = self.looks
+        self.goes_for_good_after = self.snapshots
 
     def WatchMesh(
         self, request: pb.WatchMeshRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.WatchMeshResponse]:
         assert request.interval_seconds == pytest.approx(0.2)
         models = (held("org/a", (100, 0.5, 900.0)), held("org/b", (200, 0.25, 0.0)))
-        for number in range(self.seen, min(self.seen + self.looks, self.goes_for_good_after)):
+        for number in range(self.seen, min(self.seen + self.snapshots, self.goes_for_good_after)):
             self.seen = number + 1
             yield pb.WatchMeshResponse(
                 mesh=mesh(

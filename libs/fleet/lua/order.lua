@@ -16,5 +16,5 @@ local number = math.max(now, (tonumber(last) or 0) + 1)
 call('ZREMRANGEBYSCORE', orders, '-inf', now - DAY)
 call('ZADD', orders, number, string.format('%d ', number) .. directive)
 call('PEXPIRE', orders, DAY)
-call('PUBLISH', bell, ring)
+call('PUBLISH', channel, wakeup)
 return number

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from libs.queue.keys import BELL, LAYOUT, WRITTEN
+from libs.queue.keys import LAYOUT, STREAMED_CHANNEL, WAKEUP_CHANNEL
 
 _BOTH: Final = (
     *("info", "ping", "select", "time"),
@@ -41,7 +41,7 @@ class User:
     """In lower case, subcommands as `command|subcommand`."""
     keys: tuple[str, ...]
     """Key patterns."""
-    channels: tuple[str, ...] = (BELL,)
+    channels: tuple[str, ...] = (WAKEUP_CHANNEL,)
     """Channel patterns."""
 
     def line(self, password: str | None) -> str:
@@ -66,7 +66,10 @@ class User:
 
 
 ROUTER: Final = User(
-    "shoal-router", tuple(sorted(_BOTH + _ROUTER)), ("v1:*",), (BELL, f"{WRITTEN}:*")
+    "shoal-router",
+    tuple(sorted(_BOTH + _ROUTER)),
+    ("v1:*",),
+    (WAKEUP_CHANNEL, f"{STREAMED_CHANNEL}:*"),
 )
 # It may read the lengths and counters of lanes, but neither the payloads of jobs nor which router
 # waits for their answers. No pattern is read-only: Redis has those (%R) from 7 on.

@@ -80,14 +80,16 @@ def connect(
         "driver_info": None,
     }
     if sentinels is None:
-        return PipelinedRedis.of(BlockingConnectionPool(**options), answer_seconds=ANSWER_SECONDS)
+        return PipelinedRedis.create(
+            BlockingConnectionPool(**options), answer_seconds=ANSWER_SECONDS
+        )
     pool = master_pool(
         sentinels,
         options,
         password_file=trust.sentinel_password_file,
         allow_insecure=allow_insecure,
     )
-    return PipelinedRedis.of(pool, answer_seconds=ANSWER_SECONDS)
+    return PipelinedRedis.create(pool, answer_seconds=ANSWER_SECONDS)
 
 
 async def open_all(redis: Redis) -> None:

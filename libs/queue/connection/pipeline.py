@@ -55,7 +55,7 @@ class _Line:
         self._connection.write_now(packed)
         self._waiting.append((reply, self._loop.time()))
         if self._timer is None:
-            self._timer = self._loop.call_later(self._answer_seconds, self._look)
+            self._timer = self._loop.call_later(self._answer_seconds, self._check_timeout)
         if len(packed) > _DRAINED_BYTES:
             await self._connection.drained()
         return await reply
@@ -92,14 +92,14 @@ class _Line:
                 await self._connection.disconnect(nowait=not self._is_closing)
             await self._pool.release(self._connection)
 
-    def _look(self) -> None:
+    def _check_timeout(self) -> None:
         """End the connection if its first command has waited too long."""
         self._timer = None
         if not self._waiting:
             return
-        rest = self._waiting[0][1] + self._answer_seconds - self._loop.time()
-        if rest > 0:
-            self._timer = self._loop.call_later(rest, self._look)
+        remaining = self._waiting[0][1] + self._answer_seconds - self._loop.time()
+        if remaining > 0:
+            self._timer = self._loop.call_later(remaining, self._check_timeout)
         else:
             self._end(RedisTimeoutError("Timeout reading from Redis"))
             self._reading.cancel()
@@ -127,7 +127,7 @@ class PipelinedRedis(Redis):
     _line: _Line | None
 
     @classmethod
-    def of(cls, pool: ConnectionPool, *, answer_seconds: float) -> PipelinedRedis:
+    def create(cls, pool: ConnectionPool, *, answer_seconds: float) -> PipelinedRedis:
         """Return a client on `pool`. `answer_seconds`: the connection is dropped if a reply takes
         longer.
         """

@@ -12,5 +12,5 @@ end
 for _, router in ipairs(finish(own)) do cancelled = cancelled + (router and 1 or 0) end
 count('cancelled', cancelled)
 settle()
-for worker in pairs(workers) do call('PUBLISH', bell, '!' .. worker) end
+for worker in pairs(workers) do call('PUBLISH', channel, '!' .. worker) end
 return cancelled

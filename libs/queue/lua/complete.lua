@@ -26,5 +26,5 @@ for i = 2, #jobs, 2 do
     back = true
   end
 end
-if back then call('PUBLISH', bell, lane) else settle() end
+if back then call('PUBLISH', channel, lane) else settle() end
 return answer

@@ -6,5 +6,5 @@ for _, batch_id in ipairs(call('ZRANGE', leases, 0, -1)) do
   if packed and is_of(cmsgpack.unpack(packed), worker_id, batch_id) then ended[#ended + 1] = batch_id end
 end
 local back = recover(ended, max_attempts, dead_letter_limit, lane, dead_result)
-if back > 0 then call('PUBLISH', bell, lane) else settle() end
+if back > 0 then call('PUBLISH', channel, lane) else settle() end
 return back

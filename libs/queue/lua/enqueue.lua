@@ -63,5 +63,5 @@ count('enqueued', added)
 count('enqueued_tokens', added_tokens)
 call('PEXPIRE', meta, DAY)
 call('ZADD', index, clock(now_ms), lane)
-if ring then call('PUBLISH', bell, lane) end
+if notify then call('PUBLISH', channel, lane) end
 return admitted

@@ -1,5 +1,5 @@
 -- Leases the next jobs of a lane to a worker.
--- others_than: exclude these tenants; with any, bulk is excluded, too.
+-- exclude_tenants: exclude these tenants; with any, bulk is excluded, too.
 -- Returns {1, more, tokens, id, tokens, attempts, payload, id, ...}, or {0, more, next lease expiry
 -- or -1}.
 -- Cases, in order:
@@ -85,7 +85,7 @@ end
 
 local function take_others()               -- case 3; virtual time stays, because excluded tenants were due
   local ids, left, taken, over = {}, {}, 0, {}
-  for at = others_than, #ARGV do left[ARGV[at]] = true end
+  for at = exclude_tenants, #ARGV do left[ARGV[at]] = true end
   local heads = call('ZRANGE', interactive, 0, 127, 'WITHSCORES')
   for i = 1, #heads, 2 do ids[#ids + 1] = (parse(heads[i])) end
   local names = #ids > 0 and call('HMGET', tenant_of, unpack(ids)) or {}
@@ -105,7 +105,7 @@ end
 -- case 2
 reap(now, max_attempts, dead_letter_limit, lane, dead_result)
 suspects = call('EXISTS', attempts) == 1
-local takes_others = others_than <= #ARGV
+local takes_others = exclude_tenants <= #ARGV
 local state = call('HMGET', meta, 'vi', 'vb', 'credit')
 local credit, bulk_taken, bulk_last, later_taken, later_last = tonumber(state[3] or 0), 0, nil, 0, nil
 local interactive_taken, interactive_last = 0, nil
@@ -146,5 +146,5 @@ if head then                       -- keep at most one batch of credit, or the s
 elseif credit > 0 then
   call('HDEL', meta, 'credit')
 end
-if ring and answer[2] == 1 then call('PUBLISH', bell, '!\t' .. lane) end    -- WakeupLeft
+if notify and answer[2] == 1 then call('PUBLISH', channel, '!\t' .. lane) end    -- WakeupLeft
 return answer

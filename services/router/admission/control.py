@@ -18,10 +18,10 @@ from shoal.v1 import models_pb2
 from libs.errors import QueueFull, from_reason
 from libs.fleet import FleetSnapshot
 from libs.queue import LaneKey, Priority
-from libs.queue.standing import QueuePosition
+from libs.queue.queue_position import QueuePosition
 from services.router.admission.routing.routes import why_broken
 from services.router.admission.validation.requests import Sizes
-from services.router.state.pace import BULK_SHARE, Throughput, holders, wait_seconds
+from services.router.state.throughput import BULK_SHARE, Throughput, holders, wait_seconds
 
 DEFAULT_TOKENS_PER_BYTE: Final = 0.3
 MIN_TOKENS_PER_BYTE: Final = 1 / 16
@@ -32,7 +32,7 @@ By MiniLM's tokenizer English has 0.21, Japanese 0.33, German 0.35, code 0.42, R
 0.79, punctuation 1.0. Only text unknown to the tokenizer has less. Only a text of a few letters has
 more, which SPECIAL_TOKENS cover.
 """
-BYTES_A_TOKEN: Final = 1024
+TRUNCATED_BYTES_PER_TOKEN: Final = 1024
 """Bytes beyond a model's longest sequence that cost one token: they are truncated, but a worker
 must read them.
 """
@@ -59,11 +59,11 @@ MIN_SLOW_MODEL_JOB_TOKENS: Final = 128
 """Jobs of this size are not made smaller for JOB_SECONDS, however slow the model."""
 JOBS_PER_WORKER: Final = 2
 """A worker prepares the second job while it computes the first."""
-NEAR: Final = 0.05
+MIN_WORK_SHARE: Final = 0.05
 """If a lane's work exceeds this share of a request's time, the router reads the queue position from
 Redis.
 """
-IN_TIME: Final = 0.8
+PLANNED_TIME_SHARE: Final = 0.8
 """Share of a request's time that admission plans with: speeds are estimates, and a late answer is
 wasted work.
 """
@@ -116,36 +116,40 @@ def price(
     rate = min(max(rate, MIN_TOKENS_PER_BYTE), MAX_TOKENS_PER_BYTE)
     is_cut = truncation != pb.TRUNCATION_NONE and not sizes.chunks
     most = card.max_tokens if card is not None and is_cut else 0
-    items = [int(rate * (size + sizes.each)) + SPECIAL_TOKENS for size in sizes.items]
+    items = [int(rate * (size + sizes.per_sequence_bytes)) + SPECIAL_TOKENS for size in sizes.items]
     for index, chunks in enumerate(sizes.chunks):
-        items[index] += (chunks - 1) * (int(rate * sizes.each) + SPECIAL_TOKENS)
-    once = int(rate * sizes.once)
+        items[index] += (chunks - 1) * (int(rate * sizes.per_sequence_bytes) + SPECIAL_TOKENS)
+    per_job_bytes = int(rate * sizes.per_job_bytes)
     filled = card.images.text_tokens if card is not None else 0
     if filled:
         items = [
             max(tokens, filled) if size else tokens
             for tokens, size in zip(items, sizes.items, strict=True)
         ]
-        once = max(once, filled * sizes.once_texts) if once else 0
+        per_job_bytes = max(per_job_bytes, filled * sizes.per_job_texts) if per_job_bytes else 0
     if most:
         items = [_cut(tokens, most, rate) for tokens in items]
-        once = _cut(once, most * max(1, sizes.once_texts), rate)
-    costs = [tokens * sizes.times for tokens in items]
-    for index, own in sizes.pictures.items():
+        per_job_bytes = _cut(per_job_bytes, most * max(1, sizes.per_job_texts), rate)
+    costs = [tokens * sizes.sequences_per_item for tokens in items]
+    for index, own in sizes.images.items():
         costs[index] += own.tokens
-    return costs, once + sizes.once_pictures.tokens
+    return costs, per_job_bytes + sizes.per_job_images.tokens
 
 
 def price_reading(sizes: Sizes) -> list[int]:
     """Estimate the tokens of each entry of a request that is tokenized without a forward pass."""
-    return [SPECIAL_TOKENS + size // BYTES_A_TOKEN for size in sizes.items]
+    return [SPECIAL_TOKENS + size // TRUNCATED_BYTES_PER_TOKEN for size in sizes.items]
 
 
 def _cut(tokens: int, most: int, rate: float) -> int:
     """Price a text of a model that takes `most` tokens: truncated tokens cost only their
     reading.
     """
-    return tokens if tokens <= most else most + int((tokens - most) / (rate * BYTES_A_TOKEN))
+    return (
+        tokens
+        if tokens <= most
+        else most + int((tokens - most) / (rate * TRUNCATED_BYTES_PER_TOKEN))
+    )
 
 
 def job_target(total: int, lane: LaneKey, snapshot: FleetSnapshot) -> int:
@@ -189,7 +193,7 @@ def parts(
     )
 
 
-def most_jobs(size: int, shared: int) -> int:
+def max_jobs(size: int, shared: int) -> int:
     """Return the maximum number of jobs for a request of `size` bytes, `shared` of them in each."""
     own = max(0, size - shared)
     return max(1, min(MAX_JOBS, (2 * size + COPIED_BYTES - own) // (shared + JOB_FRAME_BYTES)))
@@ -216,7 +220,7 @@ def split(
     return found
 
 
-def is_near(seconds: float, pace: Throughput, tokens: int) -> bool:
+def may_be_late(seconds: float, throughput: Throughput, tokens: int) -> bool:
     """Return whether a lane with `tokens` may make a request late, so that reading its queue
     position is worth a call to Redis.
 
@@ -224,15 +228,19 @@ def is_near(seconds: float, pace: Throughput, tokens: int) -> bool:
     speed may have been measured at a bad time, and work that fits into the next batch does not
     wait.
     """
-    is_backlogged = pace.drain > 0 or tokens > pace.batch_tokens
-    return pace.is_known and is_backlogged and pace.seconds(tokens) > NEAR * seconds
+    is_backlogged = throughput.drain > 0 or tokens > throughput.batch_tokens
+    return (
+        throughput.is_known
+        and is_backlogged
+        and throughput.seconds(tokens) > MIN_WORK_SHARE * seconds
+    )
 
 
 def refuse_late(
     remaining_seconds: float,
     most_seconds: float,
-    pace: Throughput,
-    standing: QueuePosition,
+    throughput: Throughput,
+    position: QueuePosition,
     priority: Priority,
     *,
     own_tokens: int,
@@ -255,13 +263,17 @@ def refuse_late(
         since: Tokens admitted after the queue position was read.
         waiting_tokens: Tokens of the same tenant in the lane.
     """
-    wait = wait_seconds(pace, standing, priority, since, waiting_tokens) if pace.is_known else 0.0
+    wait = (
+        wait_seconds(throughput, position, priority, since, waiting_tokens)
+        if throughput.is_known
+        else 0.0
+    )
     if wait <= 0:
         return
-    own = pace.seconds(own_tokens)
-    service = max(min(pace.batch_seconds, wait + own), own if pace.drain > 0 else 0.0)
+    own = throughput.seconds(own_tokens)
+    service = max(min(throughput.batch_seconds, wait + own), own if throughput.drain > 0 else 0.0)
     most = most_seconds / (BULK_SHARE if priority == "bulk" else 1)
-    allowed = min(remaining_seconds * IN_TIME - service, most)
+    allowed = min(remaining_seconds * PLANNED_TIME_SHARE - service, most)
     if wait <= allowed:
         return
     ahead = f"about {wait:.1f} s of work wait before this request"
@@ -275,7 +287,7 @@ def refuse_late(
     raise QueueFull(message, retry_after=_soon(wait - max(0.0, allowed) / 2))
 
 
-def refuse_over_quota(tokens: int, waiting: int, most: int, pace: Throughput) -> None:
+def refuse_over_quota(tokens: int, waiting: int, most: int, throughput: Throughput) -> None:
     """Raise QueueFull if a tenant's waiting work plus the request's `tokens` exceeds its quota at
     this router.
 
@@ -288,7 +300,9 @@ def refuse_over_quota(tokens: int, waiting: int, most: int, pace: Throughput) ->
         )
         raise QueueFull(
             message,
-            retry_after=_soon(pace.seconds(waiting + tokens - most) if pace.is_known else 1.0),
+            retry_after=_soon(
+                throughput.seconds(waiting + tokens - most) if throughput.is_known else 1.0
+            ),
         )
 
 
@@ -315,10 +329,14 @@ def refuse_unknown(lane: LaneKey, tenant: str, opened: Mapping[LaneKey, Collecti
         )
 
 
-def full(lane: LaneKey, queued: int, most: int, tokens: int, pace: Throughput) -> QueueFull:
+def queue_full(
+    lane: LaneKey, queued: int, most: int, tokens: int, throughput: Throughput
+) -> QueueFull:
     """Return the error for a request that would exceed the lane's cap."""
     message = f"the lane of {lane.model} is full: {queued:,} of {most:,} tokens"
-    return QueueFull(message, retry_after=_soon(pace.seconds(tokens) if pace.is_known else 1.0))
+    return QueueFull(
+        message, retry_after=_soon(throughput.seconds(tokens) if throughput.is_known else 1.0)
+    )
 
 
 def _soon(seconds: float) -> float:
@@ -343,7 +361,7 @@ def job_id(digest: str, part: Part) -> str:
     return f"{digest}-{part.first}-{part.count}"
 
 
-def why_late(lane: LaneKey, snapshot: FleetSnapshot) -> str:
+def deadline_message(lane: LaneKey, snapshot: FleetSnapshot) -> str:
     """Return the error message for a passed deadline: the step for which the request was
     waiting.
     """

@@ -46,7 +46,7 @@ class Tenants:
     default: Tenant = field(default_factory=Tenant)
     by_name: Mapping[str, Tenant] = field(default_factory=lambda: MappingProxyType({}))
 
-    def of(self, name: str) -> Tenant:
+    def tenant(self, name: str) -> Tenant:
         return self.by_name.get(name, self.default)
 
     def __str__(self) -> str:
@@ -60,8 +60,8 @@ class TenantLimits:
         self._tenants = tenants
         self._rates = rates
 
-    def of(self, name: str) -> Tenant:
-        return self._tenants.content.of(name)
+    def tenant(self, name: str) -> Tenant:
+        return self._tenants.content.tenant(name)
 
     async def charge(self, name: str, tenant: Tenant, tokens: int) -> Refund | None:
         """Charge a request to its tenant's rate limit, and return how to refund it. Raises
@@ -79,7 +79,7 @@ class TenantLimits:
         return partial(self._rates.give_back, name, tenant.rate, tokens)
 
 
-NOBODY: Final = Tenants()
+DEFAULT_TENANTS: Final = Tenants()
 """Without a file: the defaults for all tenants."""
 _NAME = Text(r"[\x21-\x7e]{1,128}", "1..128 printable ASCII characters without spaces")
 _TENANT = Record(

@@ -24,7 +24,7 @@ _CHUNK_BYTES: Final = 12
 """Size of a chunk's position and token count."""
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
-Looks: TypeAlias = tuple[object, object, int]
+Shapes: TypeAlias = tuple[object, object, int]
 
 
 def split(
@@ -57,9 +57,9 @@ class Parts:
     def __init__(self) -> None:
         # The state: usage and timings so far, and the forms and shapes of the first answer.
         self._totals = pb.EncodeResponse()
-        self._looks: Looks | None = None
+        self._shape_of: Shapes | None = None
 
-    def of(
+    def messages(
         self, answer: pb.EncodeResponse, *, total_seconds: float | None = None
     ) -> Iterator[pb.EncodeResponse]:
         """Return the messages of the next answer.
@@ -70,8 +70,8 @@ class Parts:
         Args:
             total_seconds: Duration of the whole call; given with its last answer.
         """
-        self._looks = self._looks or _looks(answer)
-        if _looks(answer) != self._looks:
+        self._shape_of = self._shape_of or _shape_of(answer)
+        if _shape_of(answer) != self._shape_of:
             raise InternalError("the jobs of a request were answered in different forms or shapes")
         self._totals = codec.add_totals(self._totals, answer)
         if total_seconds is None:
@@ -80,7 +80,7 @@ class Parts:
         return split(answer, self._totals)
 
 
-def _looks(answer: pb.EncodeResponse) -> Looks:
+def _shape_of(answer: pb.EncodeResponse) -> Shapes:
     tensors = (answer.dense, answer.sparse.values, answer.multi_vector.values)
     forms = tuple((name, answer.HasField(name)) for name in ("dense", "sparse", "multi_vector"))
     return (
@@ -119,16 +119,16 @@ class _Rows:
     def of_items(self, first: int, end: int) -> pb.EncodeResponse:
         """Return the rows of some items: one row each, or those of their chunks."""
         if self._chunks is None or self._bounds is None:
-            return self.between(first, end)
+            return self.slice_rows(first, end)
         bounds = self._bounds[first : end + 1]
         begin, stop = int(bounds[0]), int(bounds[-1])
-        message = self.between(begin, stop)
+        message = self.slice_rows(begin, stop)
         message.chunks.offsets.extend((bounds - begin).tolist())
         for name in ("starts", "ends", "tokens"):
             getattr(message.chunks, name).extend(getattr(self._chunks, name)[begin:stop])
         return message
 
-    def between(self, first: int, end: int) -> pb.EncodeResponse:
+    def slice_rows(self, first: int, end: int) -> pb.EncodeResponse:
         chunk = pb.EncodeResponse(model_revision=self._revision)
         for part in self._parts:
             part.put(chunk, first, end)
@@ -148,7 +148,7 @@ class _Tensor:
         self._width = len(self._data) // self.rows if self.rows else 0
         self.row_bytes = self._width + _SCALE_BYTES * (bool(self._scale) + bool(self._offset))
 
-    def between(self, first: int, end: int) -> tensor_pb2.Tensor:
+    def slice_rows(self, first: int, end: int) -> tensor_pb2.Tensor:
         scales = slice(_SCALE_BYTES * first, _SCALE_BYTES * end)
         return tensor_pb2.Tensor(
             data_type=self._data_type,
@@ -165,7 +165,7 @@ class _Dense:
         self.sizes: Offsets = np.full(self._tensor.rows, self._tensor.row_bytes, np.int64)
 
     def put(self, chunk: pb.EncodeResponse, first: int, end: int) -> None:
-        chunk.dense.CopyFrom(self._tensor.between(first, end))
+        chunk.dense.CopyFrom(self._tensor.slice_rows(first, end))
 
 
 class _Ragged:
@@ -176,7 +176,9 @@ class _Ragged:
 
     def put(self, chunk: pb.EncodeResponse, first: int, end: int) -> None:
         offsets = self._offsets[first : end + 1]
-        chunk.multi_vector.values.CopyFrom(self._values.between(int(offsets[0]), int(offsets[-1])))
+        chunk.multi_vector.values.CopyFrom(
+            self._values.slice_rows(int(offsets[0]), int(offsets[-1]))
+        )
         chunk.multi_vector.offsets.extend((offsets - offsets[0]).tolist())
 
 
@@ -194,4 +196,4 @@ class _Sparse:
         chunk.sparse.columns, chunk.sparse.truncated = self._columns, self._truncated
         chunk.sparse.offsets.extend((offsets - begin).tolist())
         chunk.sparse.indices = bytes(self._indices[_INDEX_BYTES * begin : _INDEX_BYTES * stop])
-        chunk.sparse.values.CopyFrom(self._values.between(begin, stop))
+        chunk.sparse.values.CopyFrom(self._values.slice_rows(begin, stop))

@@ -23,14 +23,14 @@ from libs.queue import LaneKey, Lanes, QueuedJob
 from libs.serving import Deadline
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
-from services.router.admission.control import full, why_late
+from services.router.admission.control import deadline_message, queue_full
 from services.router.lanes import codec
-from services.router.lanes.bells import Wakeups
 from services.router.lanes.codec import Response
-from services.router.lanes.written import StreamedTexts
+from services.router.lanes.streamed import StreamedTexts
+from services.router.lanes.wakeups import Wakeups
 from services.router.state.background import Background
 from services.router.state.outstanding import Outstanding
-from services.router.state.pace import Throughput
+from services.router.state.throughput import Throughput
 from services.router.state.view import View
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 MISSING_AGE_SECONDS: Final = 1.0
 """Younger jobs are not looked up in Redis: their answer may be in transit."""
 NO_LIMIT: Final = -1
-LEAVING: Final = "this router stopped before the answer arrived; retry at another router"
+DRAINING_MESSAGE: Final = "this router stopped before the answer arrived; retry at another router"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class Plan:
     lane: LaneKey
     jobs: Sequence[QueuedJob]
     """All its jobs, in order."""
-    pace: Throughput = field(default_factory=Throughput)
+    throughput: Throughput = field(default_factory=Throughput)
     is_unknown: bool = False
     """No worker knows its model."""
-    firsts: Sequence[int] = ()
+    first_items: Sequence[int] = ()
     """The first item of each job."""
 
     @property
@@ -76,16 +76,16 @@ class _Request:
     """
 
     def __init__(
-        self, jobs: int, on_answer: Callable[[int], None], written: StreamedTexts | None
+        self, jobs: int, on_answer: Callable[[int], None], streamed: StreamedTexts | None
     ) -> None:
         self._on_answer = on_answer
-        self.written = written
+        self.streamed = streamed
         # The state: answers not taken yet, the number of first jobs answered without a gap, and the
         # number awaited.
         self._answers: list[Answered | None] = [None] * jobs
         self._failure: ShoalError | None = None
         self._ready = 0
-        self._wanted = 0
+        self._awaited = 0
         self._news = asyncio.Event()
 
     def accept(self, index: int, outcome: Response | ShoalError, size: int) -> None:
@@ -99,12 +99,12 @@ class _Request:
         self._answers[index] = Answered(outcome, size, index == len(self._answers) - 1)
         while self._ready < len(self._answers) and self._answers[self._ready] is not None:
             self._ready += 1
-        if self._ready >= self._wanted:
+        if self._ready >= self._awaited:
             self._news.set()
 
-    async def answered(self, jobs: int) -> None:
+    async def wait_for_first(self, jobs: int) -> None:
         """Return once the first `jobs` are answered. Raises the first failure of any job."""
-        self._wanted = jobs
+        self._awaited = jobs
         while self._failure is None and self._ready < jobs:
             self._news.clear()
             await self._news.wait()
@@ -116,10 +116,10 @@ class _Request:
 
     def take(self, index: int) -> Answered:
         """Removes and returns the answer to an answered job."""
-        answer, self._answers[index] = self._answers[index], None
-        if answer is None:
+        take_answer, self._answers[index] = self._answers[index], None
+        if take_answer is None:
             raise InternalError(f"the answer to job {index} was taken before it arrived")
-        return answer
+        return take_answer
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +147,7 @@ class Dispatcher:
     def __init__(
         self,
         lanes: Lanes,
-        bells: Wakeups,
+        wakeups: Wakeups,
         view: View,
         background: Background,
         outstanding: Outstanding,
@@ -155,7 +155,7 @@ class Dispatcher:
         max_queued_tokens: int,
     ) -> None:
         self._lanes = lanes
-        self._bells = bells
+        self._wakeups = wakeups
         self._view = view
         self._background = background
         self._outstanding = outstanding
@@ -184,10 +184,10 @@ class Dispatcher:
         deadline: Deadline,
         on_answer: Callable[[int], None] = lambda size: None,
         *,
-        wanted: int,
-        written: StreamedTexts | None = None,
+        awaited: int,
+        streamed: StreamedTexts | None = None,
     ) -> PendingRequest:
-        """Enqueue the plan's jobs, and return when the first `wanted` of them are answered.
+        """Enqueue the plan's jobs, and return when the first `awaited` of them are answered.
 
         Raises QueueFull, NoCapacity, DeadlinePassed, Draining, or the first failing job's error. No
         job is left behind then, nor after leaving the returned context.
@@ -197,11 +197,11 @@ class Dispatcher:
             written: Receives the generated text before the answers.
         """
         if self._is_leaving:
-            raise Draining(LEAVING)
-        request = _Request(len(plan.jobs), on_answer, written)
+            raise Draining(DRAINING_MESSAGE)
+        request = _Request(len(plan.jobs), on_answer, streamed)
         self._register(plan, request)
         try:
-            await self.by(deadline, plan.lane, self._begin(plan, request, wanted))
+            await self.within_deadline(deadline, plan.lane, self._begin(plan, request, awaited))
         except BaseException:
             self.leave(plan, request)
             raise
@@ -210,15 +210,17 @@ class Dispatcher:
     async def _begin(self, plan: Plan, request: _Request, jobs: int) -> None:
         """Return when the first `jobs` are answered."""
         await self._enqueue(plan)
-        await request.answered(jobs)
+        await request.wait_for_first(jobs)
 
-    async def by(self, deadline: Deadline, lane: LaneKey, work: Awaitable[None]) -> None:
+    async def within_deadline(
+        self, deadline: Deadline, lane: LaneKey, work: Awaitable[None]
+    ) -> None:
         """Raise DeadlinePassed if the work is not done by the deadline."""
         try:
             async with asyncio.timeout_at(deadline.at):
                 await work
         except TimeoutError:
-            raise DeadlinePassed(why_late(lane, self._view.snapshot)) from None
+            raise DeadlinePassed(deadline_message(lane, self._view.snapshot)) from None
 
     def hand_over(self) -> None:
         """Fail requests that still wait with Draining, so that clients retry at another router.
@@ -229,7 +231,7 @@ class Dispatcher:
         self._is_leaving = True
         for pending in list(self._pending.values()):
             for request, index in pending.waiting:
-                request.accept(index, Draining(LEAVING), 0)
+                request.accept(index, Draining(DRAINING_MESSAGE), 0)
 
     def deliver(self, job_id: str, result: bytes) -> None:
         """Hand a job's answer (a serialised JobResult) to the requests that wait for it; drop it
@@ -246,12 +248,12 @@ class Dispatcher:
         for request, index in pending.waiting:
             request.accept(index, outcome, len(result))
 
-    def written(self, part: worker_pb2.WrittenText) -> None:
+    def streamed(self, part: worker_pb2.WrittenText) -> None:
         """Hand generated text of a job to the requests that stream it."""
         pending = self._pending.get(part.job_id)
         for request, index in () if pending is None else pending.waiting:
-            if request.written is not None:
-                request.written.add(index, part)
+            if request.streamed is not None:
+                request.streamed.add(index, part)
 
     def oldest_seconds(self) -> dict[LaneKey, float]:
         """Return how long the oldest job of each lane has waited for its answer."""
@@ -280,9 +282,9 @@ class Dispatcher:
             ]
             if again:
                 await self._lanes.enqueue(
-                    lane, [[job] for job in again], max_tokens=NO_LIMIT, ring=True
+                    lane, [[job] for job in again], max_tokens=NO_LIMIT, notify=True
                 )
-                self._bells.ring(lane, len(again))
+                self._wakeups.notify(lane, len(again))
                 metrics.JOBS_QUEUED_AGAIN.inc(len(again))
                 log.warning(
                     "jobs queued again", extra=fields({"lane": lane.name, "jobs": len(again)})
@@ -336,7 +338,9 @@ class Dispatcher:
             self._background.spawn(self._send(plan.lane))
         if not await admitted:
             queued = self._view.gauges_of(plan.lane).queued_tokens
-            raise full(plan.lane, queued, self._max_queued_tokens, plan.tokens, plan.pace)
+            raise queue_full(
+                plan.lane, queued, self._max_queued_tokens, plan.tokens, plan.throughput
+            )
 
     async def _send(self, lane: LaneKey) -> None:
         try:
@@ -347,12 +351,15 @@ class Dispatcher:
 
     async def _send_groups(self, lane: LaneKey, groups: Sequence[_Group]) -> None:
         jobs = sum(len(group) for group, _ in groups)
-        ring = self._bells.needs_others(lane, jobs)
-        early = self._bells.waiters.ring_early(lane, jobs, groups[0][0][0].job_id)
+        notify = self._wakeups.needs_others(lane, jobs)
+        early = self._wakeups.pending_pulls.wake_early(lane, jobs, groups[0][0][0].job_id)
         refusal: ShoalError | None = InternalError("enqueueing the request failed")
         try:
             admitted = await self._lanes.enqueue(
-                lane, [group for group, _ in groups], max_tokens=self._max_queued_tokens, ring=ring
+                lane,
+                [group for group, _ in groups],
+                max_tokens=self._max_queued_tokens,
+                notify=notify,
             )
             refusal = None
         except ShoalError as error:
@@ -361,7 +368,7 @@ class Dispatcher:
         finally:
             if refusal is not None:
                 _refuse(groups, refusal)
-        self._bells.ring(lane, jobs, early)
+        self._wakeups.notify(lane, jobs, early)
         for (group, future), flag in zip(groups, admitted, strict=True):
             self._sent(lane, group, future, flag)
 
@@ -415,13 +422,13 @@ class PendingRequest:
     def __exit__(self, *_: object) -> None:
         self._dispatcher.leave(self._plan, self._request)
 
-    async def answer(self, index: int) -> Answered:
+    async def take_answer(self, index: int) -> Answered:
         """Remove and return the answer to a job once it and all before it have arrived. Raises
         DeadlinePassed, Draining, or the first failing job's error.
         """
         if not self._request.is_ready(index):
-            await self._dispatcher.by(
-                self._deadline, self._plan.lane, self._request.answered(index + 1)
+            await self._dispatcher.within_deadline(
+                self._deadline, self._plan.lane, self._request.wait_for_first(index + 1)
             )
         return self._request.take(index)
 

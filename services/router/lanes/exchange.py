@@ -113,7 +113,7 @@ class Exchange:
             self._answers.append((call.number, "refusal", _refusal(error)))
             self._news.set()
             return
-        task = self._calls[call.number] = asyncio.create_task(self._answer(call, kind))
+        task = self._calls[call.number] = asyncio.create_task(self._run_call(call, kind))
         # Not at the end of the coroutine: a task cancelled before it starts never runs it.
         task.add_done_callback(lambda _: self._ended(call.number))
 
@@ -122,7 +122,7 @@ class Exchange:
         self._room.set()
         self._news.set()
 
-    async def _answer(self, call: worker_pb2.WorkerCall, kind: str) -> None:
+    async def _run_call(self, call: worker_pb2.WorkerCall, kind: str) -> None:
         """Make one call. Errors are sent as answers, except PermissionDenied, which ends the
         stream.
         """

@@ -12,7 +12,7 @@ from typing import Final
 
 from shoal.v1 import models_pb2
 
-from libs.fleet import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord, may_claim
+from libs.fleet import LOADING_STATES, FleetSnapshot, WorkerModelRecord, WorkerRecord, may_claim
 from libs.queue import LaneGauges, LaneKey
 
 LED_MS: Final = 5000
@@ -29,7 +29,7 @@ def is_led(snapshot: FleetSnapshot) -> bool:
 def is_served(lane: LaneKey, snapshot: FleetSnapshot) -> bool:
     """True if the lane's model is resident in its pool or being loaded there."""
     return any(
-        worker.state(lane.model) in (*COMING, models_pb2.MODEL_STATE_RESIDENT)
+        worker.state(lane.model) in (*LOADING_STATES, models_pb2.MODEL_STATE_RESIDENT)
         for worker in snapshot.in_pool(lane.pool)
     )
 

@@ -16,7 +16,7 @@ from typing import Final
 from libs.fleet import Fleet
 from libs.queue import Lanes
 from libs.telemetry.logs import fields
-from services.router.lanes.bells import Wakeups
+from services.router.lanes.wakeups import Wakeups
 from services.router.state.background import Background
 
 log = logging.getLogger(__name__)
@@ -36,10 +36,12 @@ NEXT_SECONDS: Final = 2.5
 class Presence:
     """The open connections of workers to this router."""
 
-    def __init__(self, lanes: Lanes, fleet: Fleet, bells: Wakeups, background: Background) -> None:
+    def __init__(
+        self, lanes: Lanes, fleet: Fleet, wakeups: Wakeups, background: Background
+    ) -> None:
         self._lanes = lanes
         self._fleet = fleet
-        self._bells = bells
+        self._wakeups = wakeups
         self._background = background
         # The state: the number of open streams by worker and epoch.
         self._open: Counter[tuple[str, str]] = Counter()
@@ -100,7 +102,7 @@ class Presence:
                 back := await self._lanes.end_leases(gauges.lane, worker_id, epoch)
             ):
                 jobs += back
-                self._bells.ring(gauges.lane, back)
+                self._wakeups.notify(gauges.lane, back)
         level = logging.WARNING if jobs else logging.INFO
         log.log(
             level,

@@ -18,7 +18,7 @@ from libs.fleet.affinity import busy_shares, score
 from libs.processes import Process
 from libs.queue import LaneGauges, LaneKey, Lanes
 from libs.serving.watched import Watched
-from services.router.admission.routing.routes import Routes, Wanted, choose_lane
+from services.router.admission.routing.routes import Routes, Target, choose_lane
 from services.router.admission.validation.requests import check_model
 from services.router.lanes.offers import is_led
 from services.router.state.view import View, known_models
@@ -90,7 +90,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         check_model(request.model)
         snapshot, gauges = self._view.snapshot, self._view.gauges
         chosen = choose_lane(
-            Wanted(request.model),
+            Target(request.model),
             self._routes.content,
             snapshot,
             self._view.backlog,

@@ -12,7 +12,7 @@ from shoal.v1 import models_pb2 as pb
 from shoal.v1 import models_pb2_grpc, worker_pb2
 
 from libs.errors import DeadlinePassed, ModelNotFound, NoCapacity
-from libs.fleet import COMING, Fleet, WorkerRecord
+from libs.fleet import LOADING_STATES, Fleet, WorkerRecord
 from libs.serving.watched import Watched
 from libs.telemetry.logs import fields
 from services.router.admission.routing.routes import Routes, refuse_pool
@@ -119,7 +119,7 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         if place is not None:
             await self._order(place, worker_pb2.Directive(load_model=model))
         # If no worker is left for one more copy, wait for the copies that are being loaded.
-        coming = [worker for worker in workers if worker.state(model) in COMING]
+        coming = [worker for worker in workers if worker.state(model) in LOADING_STATES]
         for worker in [place] if place is not None else coming:
             await self._resident(model, worker)
 
@@ -131,7 +131,7 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         memory.
         """
         failed = self._view.snapshot.failures.get(model, {})
-        held = (*COMING, pb.MODEL_STATE_RESIDENT)
+        held = (*LOADING_STATES, pb.MODEL_STATE_RESIDENT)
         free = [
             worker
             for worker in workers

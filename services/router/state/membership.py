@@ -19,8 +19,8 @@ class Membership:
         self._lanes = lanes
         self._router_id = router_id
 
-    async def beat(self) -> None:
+    async def send_heartbeat(self) -> None:
         """Send a heartbeat; call once a second. Raises NoCapacity while Redis is away."""
-        for router_id in await self._fleet.beat(self._router_id):
+        for router_id in await self._fleet.router_heartbeat(self._router_id):
             log.info("router lost", extra=fields({"router": router_id}))
             await self._lanes.drop_replies(router_id)

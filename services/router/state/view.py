@@ -14,7 +14,7 @@ from shoal.v1 import models_pb2
 from libs.errors import ModelNotFound
 from libs.fleet import Fleet, FleetSnapshot
 from libs.queue import LaneGauges, LaneKey, Lanes
-from services.router.state.pace import Drains, Throughput, pace_of
+from services.router.state.throughput import Drains, Throughput, lane_throughput
 
 # A model's state in the mesh is its nearest state on any worker: one copy is enough.
 _NEARNESS: Final = (
@@ -39,7 +39,7 @@ class View:
         self._queued: Counter[tuple[str, str]] = Counter()
         self._backlog: Counter[tuple[str, str]] = Counter()
         self._drains = Drains()
-        self._paces: dict[LaneKey, Throughput] = {}
+        self._throughputs: dict[LaneKey, Throughput] = {}
         self._changed = asyncio.Event()
 
     @property
@@ -64,14 +64,16 @@ class View:
         """Return waiting and leased tokens in the same way."""
         return self._backlog
 
-    def pace(self, lane: LaneKey) -> Throughput:
+    def throughput(self, lane: LaneKey) -> Throughput:
         """Return the lane's throughput."""
-        pace = self._paces.get(lane)
-        if pace is None:
-            pace = pace_of(lane, self.snapshot, self._backlog, self._drains.of(lane))
-            if pace.is_known:  # clients can invent any number of models that no worker serves
-                self._paces[lane] = pace
-        return pace
+        throughput = self._throughputs.get(lane)
+        if throughput is None:
+            throughput = lane_throughput(
+                lane, self.snapshot, self._backlog, self._drains.rate(lane)
+            )
+            if throughput.is_known:  # clients can invent any number of models that no worker serves
+                self._throughputs[lane] = throughput
+        return throughput
 
     def idle_unknown(self) -> list[LaneKey]:
         """Return lanes without work, of models that no worker has or adapters that no worker has
@@ -117,7 +119,7 @@ class View:
     def update(self, gauges: Iterable[LaneGauges], now: float) -> None:
         """Replace the gauges. `now`: seconds of a monotonic clock."""
         self._gauges = {gauge.lane: gauge for gauge in gauges}
-        self._drains.look(self._gauges, now)
+        self._drains.record(self._gauges, now)
         self._queued, self._backlog = Counter(), Counter()
         for lane, gauge in self._gauges.items():
             if gauge.queued_tokens or gauge.leased_tokens:
@@ -127,7 +129,7 @@ class View:
 
     def notify(self) -> None:
         """Signal that the snapshot or the gauges have changed."""
-        self._paces.clear()
+        self._throughputs.clear()
         self._changed.set()
         self._changed = asyncio.Event()
 

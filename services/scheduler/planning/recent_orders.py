@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from libs.fleet import COMING, FleetSnapshot
+from libs.fleet import LOADING_STATES, FleetSnapshot
 from services.scheduler.planning.placement import RESIDENT, Order
 
 NOTE_SECONDS: Final = 600.0
@@ -58,7 +58,7 @@ def _end(order: Order, fleet: FleetSnapshot) -> str:
     if worker is None or worker.epoch != order.epoch:
         return f"the worker was gone at {when}"
     state = worker.state(order.model)
-    if state == RESIDENT if order.kind == "load" else state not in (*COMING, RESIDENT):
+    if state == RESIDENT if order.kind == "load" else state not in (*LOADING_STATES, RESIDENT):
         return f"done at {when}"
     is_failed = order.kind == "load" and order.worker_id in fleet.failures.get(order.model, {})
     return f"failed at {when}" if is_failed else ""

@@ -285,7 +285,7 @@ def record_command(
                     seconds=seconds,
                     tls=secured,
                     token=token,
-                    on_look=lambda so_far: status.update(
+                    on_view=lambda so_far: status.update(
                         Text(f"{address}: {len(so_far.requests):,} jobs; Ctrl-C ends and writes")
                     ),
                 )

@@ -38,7 +38,7 @@ PROGRESS_REQUESTS: Final = 2000
 _WARM_AFFINITY: Final = 0.6
 _COLD_AFFINITY: Final = 0.3
 
-What = Literal["load", "warm load", "loaded", "evict", "freed", "kept", "dropped"]
+EventKind = Literal["load", "warm load", "loaded", "evict", "freed", "kept", "dropped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Event:
 
     at: float
     worker: int
-    what: What
+    what: EventKind
     model: str
     bytes: int
 
@@ -244,18 +244,20 @@ class _Simulation:
 
     def run(self, on_progress: Callable[[int, int], None]) -> Outcome:
         requests, agenda, clients = self._trace.requests, self._agenda, self._fleet.clients
-        total, came = len(requests), 0
+        total, record_workers = len(requests), 0
         if self._fleet.count_seconds:
             self._count()
         while self._answered < total:
-            if came < total and (not clients or came - self._answered < clients):
-                at = max(requests[came].at, self._now)
+            if record_workers < total and (
+                not clients or record_workers - self._answered < clients
+            ):
+                at = max(requests[record_workers].at, self._now)
                 if not agenda or at <= agenda[0][0]:
                     self._now = at
-                    self._arrive(came)
-                    came += 1
-                    if came % PROGRESS_REQUESTS == 0:
-                        on_progress(came, total)
+                    self._arrive(record_workers)
+                    record_workers += 1
+                    if record_workers % PROGRESS_REQUESTS == 0:
+                        on_progress(record_workers, total)
                     continue
             self._now, _, act, arguments = heapq.heappop(agenda)
             act(*arguments)
@@ -444,7 +446,7 @@ class _Simulation:
         worker.used += cost.bytes
         worker.loading.add(cost.model)
         self._peak_bytes = max(self._peak_bytes, worker.used)
-        self._tell(worker, "load" if warm is None else "warm load", lane)
+        self._emit(worker, "load" if warm is None else "warm load", lane)
         self._at(self._now + seconds, self._loaded, worker, lane)
 
     def _loaded(self, worker: _Worker, lane: _Lane) -> None:
@@ -454,7 +456,7 @@ class _Simulation:
         worker.residents[model] = held
         lane.holders.append(worker)
         lane.coming -= 1
-        self._tell(worker, "loaded", lane)
+        self._emit(worker, "loaded", lane)
         if lane.queue:
             worker.ready[model] = held
             if worker.running is None:
@@ -500,7 +502,7 @@ class _Simulation:
         """
         lane = held.lane
         self._evictions += 1
-        self._tell(worker, "evict", lane)
+        self._emit(worker, "evict", lane)
         lane.holders.remove(worker)
         worker.ready.pop(lane.cost.model, None)
         held.leaving = True
@@ -521,7 +523,7 @@ class _Simulation:
         cost = held.lane.cost
         del worker.residents[cost.model]
         worker.used -= cost.bytes
-        self._tell(worker, "freed", held.lane)
+        self._emit(worker, "freed", held.lane)
         missing = cost.bytes - (self._fleet.host_bytes - worker.warm_used)
         candidates = [
             self._warm_candidate(one)
@@ -535,10 +537,10 @@ class _Simulation:
             return
         for victim in victims:
             worker.warm_used -= victim.bytes
-            self._tell(worker, "dropped", worker.warm.pop(victim.name).lane)
+            self._emit(worker, "dropped", worker.warm.pop(victim.name).lane)
         worker.warm[cost.model] = held
         worker.warm_used += cost.bytes
-        self._tell(worker, "kept", held.lane)
+        self._emit(worker, "kept", held.lane)
 
     def _warm_candidate(self, held: _Held) -> Candidate:
         lane = held.lane
@@ -552,7 +554,7 @@ class _Simulation:
             held.floor,
         )
 
-    def _tell(self, worker: _Worker, what: What, lane: _Lane) -> None:
+    def _emit(self, worker: _Worker, what: EventKind, lane: _Lane) -> None:
         if self._watch is not None:
             self._watch(Event(self._now, worker.number, what, lane.cost.model, lane.cost.bytes))
 

@@ -107,7 +107,7 @@ def watch(
     seconds: float | None = None,
     tls: Tls | None = None,
     token: str = "",
-    on_look: Callable[[Recorder], None] = lambda recorder: None,
+    on_view: Callable[[Recorder], None] = lambda recorder: None,
 ) -> None:
     """Fill `recorder` from the router at `address`, for `seconds` or until Ctrl-C. Raises
     shoal.errors.ShoalError if it cannot.
@@ -130,7 +130,7 @@ def watch(
                 for reply in call:
                     now = time.monotonic()
                     recorder.see(reply.mesh, now)
-                    on_look(recorder)
+                    on_view(recorder)
                     if end is not None and now >= end:
                         return
             except grpc.RpcError as error:

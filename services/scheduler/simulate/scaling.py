@@ -26,7 +26,7 @@ from libs.queue import LaneGauges, LaneKey
 from services.scheduler.demand import Demand, PoolDemand
 from services.scheduler.simulate.hpa import Hpa
 from services.scheduler.simulate.keda import POLLING_SECONDS, SYNC_SECONDS, Executor
-from services.scheduler.view import Look
+from services.scheduler.view import MeshSnapshot
 
 MODEL: Final = "org/model"
 _BYTES: Final = 100_000_000
@@ -205,7 +205,7 @@ class _Simulation:
         self._queue.extend((self._now, tokens) for tokens in visit.tokens)
         self._enqueued_tokens += sum(visit.tokens)
         self._serve()
-        if self._look().active and self._replicas == 0:
+        if self._update_demand().active and self._replicas == 0:
             self._activate(is_active=True)  # a push
 
     def _serve(self) -> None:
@@ -219,12 +219,12 @@ class _Simulation:
                 self._take(pod)
 
     def _take(self, pod: _Pod) -> None:
-        came, tokens = self._queue.popleft()
+        record_workers, tokens = self._queue.popleft()
         pod.busy = True
         self._leased_tokens += tokens
         self._at(
             self._now + tokens / self._cluster.tokens_per_second,
-            lambda: self._answered(pod, came, tokens),
+            lambda: self._answered(pod, record_workers, tokens),
         )
 
     def _loaded(self, pod: _Pod) -> None:
@@ -232,10 +232,10 @@ class _Simulation:
         pod.loading = False
         self._serve()
 
-    def _answered(self, pod: _Pod, came: float, tokens: int) -> None:
+    def _answered(self, pod: _Pod, record_workers: float, tokens: int) -> None:
         pod.busy = False
         self._leased_tokens -= tokens
-        self._waits.append(self._now - came)
+        self._waits.append(self._now - record_workers)
         if pod.stopped:
             self._pods.remove(pod)
         self._serve()
@@ -243,14 +243,14 @@ class _Simulation:
     # The cluster
 
     def _poll(self) -> None:
-        self._activate(self._look().active)
+        self._activate(self._update_demand().active)
 
     def _activate(self, is_active: bool) -> None:
         self._scale(self._executor.decide(self._now, self._replicas, is_active))
 
     def _sync(self) -> None:
         before = self._replicas
-        after = self._hpa.decide(self._now, before, self._look().desired * 1000, 1000)
+        after = self._hpa.decide(self._now, before, self._update_demand().desired * 1000, 1000)
         if after != before:
             self._scale(after)
             self._hpa.scaled(self._now, before, after)
@@ -275,20 +275,22 @@ class _Simulation:
             self._pods.remove(pod)
 
     def _joined(self) -> None:
-        self._look()
+        self._update_demand()
         self._serve()
 
     # The scheduler's view
 
-    def _look(self) -> PoolDemand:
+    def _update_demand(self) -> PoolDemand:
         now_ms = _EPOCH_MS + round(self._now * 1000)
         workers = {
             pod.name: self._record(pod, now_ms) for pod in self._pods if pod.joins <= self._now
         }
-        look = Look(FleetSnapshot(workers, {MODEL: _CARD}, {}, now_ms), self._gauges(), self._now)
-        answer = self._demand.update(look)[self._pool]
-        self._longest_cold_start = max(self._longest_cold_start, answer.input.cold_start_seconds)
-        return answer
+        snapshot = MeshSnapshot(
+            FleetSnapshot(workers, {MODEL: _CARD}, {}, now_ms), self._gauges(), self._now
+        )
+        decision = self._demand.update(snapshot)[self._pool]
+        self._longest_cold_start = max(self._longest_cold_start, decision.input.cold_start_seconds)
+        return decision
 
     def _gauges(self) -> Mapping[LaneKey, LaneGauges]:
         if not self._enqueued_tokens:
@@ -322,7 +324,7 @@ class _Simulation:
         )
 
     def _note(self) -> None:
-        self._cold_starts.append(self._look().input.cold_start_seconds)
+        self._cold_starts.append(self._update_demand().input.cold_start_seconds)
 
 
 def _quantile(waits: Sequence[float], share: float) -> float:

@@ -23,18 +23,18 @@ from shoal.v1 import models_pb2, worker_pb2
 from libs.catalog.overrides import Catalog
 from libs.catalog.pools import NAME, WORDS, Pools
 from libs.errors import InvalidInput, ModelUnreachable, NoCapacity
-from libs.fleet import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord
+from libs.fleet import LOADING_STATES, FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.fleet.claims import load_seconds
 from libs.queue import LaneKey
 
-IN_TIME: Final = 0.5
+MAX_WAIT_SHARE: Final = 0.5
 """Share of the time until the deadline that a request may wait before it begins."""
-IN_TIME_COLD: Final = 0.1
+MAX_COLD_WAIT_SHARE: Final = 0.1
 """The share for a pool that must load the model while another pool has it and is in time."""
 ADAPTER_SECONDS: Final = 0.5
 """Time to load an adapter into a resident model."""
 
-_COPIES: Final = (*COMING, models_pb2.MODEL_STATE_RESIDENT)
+_COPIES: Final = (*LOADING_STATES, models_pb2.MODEL_STATE_RESIDENT)
 """States of a copy that is resident or being loaded."""
 
 _PASSING: Final = (NoCapacity.reason, ModelUnreachable.reason)
@@ -45,7 +45,7 @@ Backlog = Mapping[tuple[str, str], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Target:
     """The model, adapter and pool that a request names; empty fields are not named."""
 
     model: str
@@ -77,7 +77,7 @@ class Routes:
 
 
 def choose_lane(
-    wanted: Wanted,
+    target: Target,
     routes: Routes,
     snapshot: FleetSnapshot,
     backlog: Backlog,
@@ -93,15 +93,15 @@ def choose_lane(
     Args:
         without: Pools that have failed the request already.
     """
-    if wanted.pool:
-        return LaneKey(wanted.pool, wanted.model, wanted.adapter)
-    named = routes.of_model(wanted.model, snapshot)
+    if target.pool:
+        return LaneKey(target.pool, target.model, target.adapter)
+    named = routes.of_model(target.model, snapshot)
     pool = (
-        _best(named, wanted, routes, snapshot, backlog, seconds, without)
+        _best(named, target, routes, snapshot, backlog, seconds, without)
         if named
-        else _anywhere(wanted, routes, snapshot, without)
+        else _anywhere(target, routes, snapshot, without)
     )
-    return LaneKey(pool, wanted.model, wanted.adapter)
+    return LaneKey(pool, target.model, target.adapter)
 
 
 def why_broken(lane: LaneKey, snapshot: FleetSnapshot) -> worker_pb2.Failure | None:
@@ -133,15 +133,15 @@ def why_broken(lane: LaneKey, snapshot: FleetSnapshot) -> worker_pb2.Failure | N
 
 
 def has_other_pool(
-    wanted: Wanted, routes: Routes, snapshot: FleetSnapshot, without: Collection[str]
+    target: Target, routes: Routes, snapshot: FleetSnapshot, without: Collection[str]
 ) -> bool:
     """Return whether another of the model's pools may serve a request that `without` have failed:
     one with workers, or one that would be started.
     """
-    named = () if wanted.pool else routes.of_model(wanted.model, snapshot)
+    named = () if target.pool else routes.of_model(target.model, snapshot)
     there = snapshot.pools()
     return any(
-        why_broken(LaneKey(pool, wanted.model, wanted.adapter), snapshot) is None
+        why_broken(LaneKey(pool, target.model, target.adapter), snapshot) is None
         for pool in named
         if pool not in without and (pool in there or math.isfinite(_start_seconds(pool, routes)))
     )
@@ -166,15 +166,15 @@ def refuse_pool(pool: str, routes: Routes, snapshot: FleetSnapshot) -> None:
 
 
 def _anywhere(
-    wanted: Wanted, routes: Routes, snapshot: FleetSnapshot, without: Collection[str]
+    target: Target, routes: Routes, snapshot: FleetSnapshot, without: Collection[str]
 ) -> str:
     """Return the pool where most workers hold the model, with the adapter if any has it; else the
     default pool, unless only others have workers.
     """
     holders = [
-        worker for worker in snapshot.resident_on(wanted.model) if worker.pool not in without
+        worker for worker in snapshot.resident_on(target.model) if worker.pool not in without
     ]
-    able = [worker for worker in holders if wanted.adapter in worker.models[wanted.model].adapters]
+    able = [worker for worker in holders if target.adapter in worker.models[target.model].adapters]
     at = [worker.pool for worker in able or holders]
     if at:
         return max(sorted(set(at)), key=at.count)
@@ -195,7 +195,7 @@ class _Candidate:
 
 def _best(
     named: tuple[str, ...],
-    wanted: Wanted,
+    target: Target,
     routes: Routes,
     snapshot: FleetSnapshot,
     backlog: Backlog,
@@ -206,7 +206,7 @@ def _best(
         pool
         for pool in named
         if pool not in without
-        and why_broken(LaneKey(pool, wanted.model, wanted.adapter), snapshot) is None
+        and why_broken(LaneKey(pool, target.model, target.adapter), snapshot) is None
     ]
     if len(able) < 2:
         return (able or named)[0]
@@ -214,16 +214,16 @@ def _best(
     for worker in snapshot.workers.values():
         if worker.pool in staying and not worker.draining and worker.preempted_in_seconds is None:
             staying[worker.pool].append(worker)
-    load = load_seconds(wanted.model, snapshot)
+    load = load_seconds(target.model, snapshot)
     candidates = [
-        _candidate(pool, wanted, routes, workers, backlog, load)
+        _candidate(pool, target, routes, workers, backlog, load)
         for pool, workers in staying.items()
     ]
     held_in_time = any(
-        candidate.holds and candidate.wait <= seconds * IN_TIME for candidate in candidates
+        candidate.holds and candidate.wait <= seconds * MAX_WAIT_SHARE for candidate in candidates
     )
     for candidate in candidates:
-        share = IN_TIME_COLD if held_in_time and not candidate.holds else IN_TIME
+        share = MAX_COLD_WAIT_SHARE if held_in_time and not candidate.holds else MAX_WAIT_SHARE
         if candidate.wait <= seconds * share:
             return candidate.pool
     # Of equals the first, which the model prefers.
@@ -232,7 +232,7 @@ def _best(
 
 def _candidate(
     pool: str,
-    wanted: Wanted,
+    target: Target,
     routes: Routes,
     workers: Sequence[WorkerRecord],
     backlog: Backlog,
@@ -245,16 +245,16 @@ def _candidate(
     records = [
         record
         for worker in workers
-        if (record := worker.models.get(wanted.model)) is not None and not record.leaving
+        if (record := worker.models.get(target.model)) is not None and not record.leaving
     ]
     copies = [record for record in records if record.state in _COPIES]
     resident = [copy for copy in copies if copy.state == models_pb2.MODEL_STATE_RESIDENT]
-    wait = _queue_seconds(copies, backlog.get((pool, wanted.model), 0))
+    wait = _queue_seconds(copies, backlog.get((pool, target.model), 0))
     if not workers:
         wait += load + _start_seconds(pool, routes)
     elif not resident:
         wait += load
-    elif wanted.adapter and not any(wanted.adapter in copy.adapters for copy in resident):
+    elif target.adapter and not any(target.adapter in copy.adapters for copy in resident):
         wait += ADAPTER_SECONDS
     return _Candidate(pool, bool(resident), wait)
 

@@ -20,18 +20,18 @@ DEFAULT_TOKENS: Final = 512
 """Tokens of a chunk by default: the worker's own default
 (libs/models/text/processing/chunking/dividing.py).
 """
-BYTES_A_TOKEN: Final = 4
+BYTES_PER_TOKEN: Final = 4
 """Bytes of a token; most languages are close to this."""
 
 
-POOLED: Final = 16
+POOLED_DIVISOR: Final = 16
 """Pooling a token's state again, for late chunks that overlap, costs at most this fraction (1/16)
 of reading it.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Divided:
+class ChunkedItem:
     """The cost of an item with chunks: bytes that the model reads, and the estimated number of its
     chunks.
     """
@@ -40,7 +40,7 @@ class Divided:
     chunks: int
 
 
-def check(request: pb.EncodeRequest, *, has_token_vectors: bool) -> list[Divided]:
+def check(request: pb.EncodeRequest, *, has_token_vectors: bool) -> list[ChunkedItem]:
     """Validate the chunking. Raises InvalidInput.
 
     Args:
@@ -85,7 +85,7 @@ def _check_count(chunks: int, limit: limits.Limit, path: str) -> None:
 
 def _item(
     item: pb.Item, path: str, chunking: pb.Chunking, by_spans: bool, is_pooled: bool
-) -> Divided:
+) -> ChunkedItem:
     if item.parts and (len(item.parts) > 1 or item.parts[0].WhichOneof("content") != "text"):
         raise InvalidInput(
             f"{path} has parts, and only a text can be divided", field=f"{path}.parts"
@@ -106,10 +106,10 @@ def _item(
         if item.spans:
             raise InvalidInput(f"{path}.spans are for chunking.method SPANS", field=f"{path}.spans")
         most = chunking.max_tokens or DEFAULT_TOKENS
-        chunks = size // (BYTES_A_TOKEN * (most - chunking.overlap)) + 1
+        chunks = size // (BYTES_PER_TOKEN * (most - chunking.overlap)) + 1
         _check_count(chunks, limits.CHUNKS, f"{path}.text")
         repeated = 0 if is_pooled else size * chunking.overlap // (most - chunking.overlap)
-        return Divided(size + repeated + chunks * _utf8(item.context), chunks)
+        return ChunkedItem(size + repeated + chunks * _utf8(item.context), chunks)
     if not item.spans:
         raise InvalidInput(
             f"{path}.spans are required for chunking.method SPANS", field=f"{path}.spans"
@@ -119,7 +119,7 @@ def _item(
         item.spans
     ) * _utf8(item.context)
     limits.SPANNED.check(read, f"{path}.spans")
-    return Divided(size + read // POOLED if is_pooled else read, len(item.spans))
+    return ChunkedItem(size + read // POOLED_DIVISOR if is_pooled else read, len(item.spans))
 
 
 def _spanned(

@@ -21,7 +21,14 @@ from shoal.v1 import models_pb2, tensor_pb2
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.image_size import size_of
 from libs.names import is_adapter_name, is_model_id
-from services.router.admission.validation import answers, chunking, limits, pictures, schemas, texts
+from services.router.admission.validation import (
+    answer_bounds,
+    chunking,
+    image_price,
+    limits,
+    schemas,
+    texts,
+)
 
 _EMPTY_ITEM_BYTES: Final = 2
 """Size of an item with an empty content: tag and length."""
@@ -37,7 +44,7 @@ Task = models_pb2.Task
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures:
+class ImageSizes:
     """The images of one item."""
 
     bytes: int
@@ -48,7 +55,7 @@ class Pictures:
     """Pages of documents. The bytes of files that items share are not counted."""
 
 
-NO_PICTURES: Final = Pictures(0, 0)
+NO_IMAGES: Final = ImageSizes(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +64,17 @@ class Sizes:
 
     items: list[int]
     """Bytes of each item."""
-    each: int = 0
+    per_sequence_bytes: int = 0
     """Bytes repeated for each sequence."""
-    once: int = 0
+    per_job_bytes: int = 0
     """Bytes repeated for each job."""
-    times: int = 1
+    sequences_per_item: int = 1
     """Sequences that a model makes of each item."""
-    once_texts: int = 1
-    """Number of texts in `once`."""
-    pictures: Mapping[int, Pictures] = dataclasses.field(default_factory=dict)
+    per_job_texts: int = 1
+    """Number of texts in `per_job_bytes`."""
+    images: Mapping[int, ImageSizes] = dataclasses.field(default_factory=dict)
     """Images of items that have some, by the item's index."""
-    once_pictures: Pictures = NO_PICTURES
+    per_job_images: ImageSizes = NO_IMAGES
     """Images of a query, repeated for each job."""
     chunks: Sequence[int] = ()
     """Estimated number of each item's chunks; empty: items are not divided."""
@@ -75,9 +82,9 @@ class Sizes:
     @property
     def read(self) -> list[int]:
         """Return the bytes that a worker reads for each item."""
-        repeated = self.each * self.times
+        repeated = self.per_sequence_bytes * self.sequences_per_item
         found = [size + repeated for size in self.items]
-        for index, own in self.pictures.items():
+        for index, own in self.images.items():
             found[index] += own.bytes
         return found
 
@@ -87,7 +94,7 @@ class _Items:
     """The sizes of items, and their images by index."""
 
     sizes: list[int]
-    pictures: dict[int, Pictures]
+    images: dict[int, ImageSizes]
 
 
 class _Enum(Protocol):
@@ -115,9 +122,12 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
     files = _check_files(request.files)
     divides = request.HasField("chunking")
     items = _check_items(request.items, "items", card, files, divided=divides)
-    shared = files.read("items", items.pictures.values())
+    shared = files.read("items", items.images.values())
     sizes = Sizes(
-        items.sizes, each=_utf8(request.instruction), pictures=items.pictures, once_pictures=shared
+        items.sizes,
+        per_sequence_bytes=_utf8(request.instruction),
+        images=items.images,
+        per_job_images=shared,
     )
     if divides:
         _refuse_chunks_of(card)
@@ -156,13 +166,16 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
     size, shown = _check_item(request.query, "query", card, files)
     query = size + _utf8(request.instruction)
     documents = _check_items(request.documents, "documents", card, files)
-    shared = files.read("documents", [shown, *documents.pictures.values()])
-    shown = Pictures(shown.bytes + shared.bytes, shown.tokens, shown.pages)
+    shared = files.read("documents", [shown, *documents.images.values()])
+    shown = ImageSizes(shown.bytes + shared.bytes, shown.tokens, shown.pages)
     # A cross-encoder reads the query with every document; a model with vectors reads it once a job.
     reads_pairs = card is None or not card.representations
-    sizes = Sizes(documents.sizes, pictures=documents.pictures, once_pictures=shown)
+    sizes = Sizes(documents.sizes, images=documents.images, per_job_images=shown)
     return _readable(
-        replace(sizes, each=query) if reads_pairs else replace(sizes, once=query), "documents"
+        replace(sizes, per_sequence_bytes=query)
+        if reads_pairs
+        else replace(sizes, per_job_bytes=query),
+        "documents",
     )
 
 
@@ -195,13 +208,13 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     given = task == "relations" and (card is None or card.given_entities)
     files = _check_files(request.files)
     items = _check_items(request.items, "items", card, files, given=given, seeded=task == "text")
-    shared = files.read("items", items.pictures.values())
+    shared = files.read("items", items.images.values())
     if task == "text" and request.text.text_layer == pb.TextTask.TEXT_LAYER_ONLY:
-        items.pictures.update({index: _layers_alone(own) for index, own in items.pictures.items()})
+        items.images.update({index: _layers_alone(own) for index, own in items.images.items()})
     repeated = labels or (card.labels if card is not None and task == "classify" else ())
     if task == "text":
-        answers.check_written(
-            request.text, (item.pages for item in items.pictures.values()), len(items.sizes)
+        answer_bounds.check_written(
+            request.text, (item.pages for item in items.images.values()), len(items.sizes)
         )
     elif task != "regions":  # any number of regions may have the same label
         _check_answered(
@@ -214,8 +227,10 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
             _utf8(call.arguments) for turn in request.text.turns for call in turn.tool_calls
         )
         before_each = _utf8(told) + sum(_utf8(turn.text) for turn in request.text.turns) + calls
-        sizes = replace(sizes, each=before_each, once=_utf8(request.text.json_schema))
-    return _readable(replace(sizes, pictures=items.pictures, once_pictures=shared), "items")
+        sizes = replace(
+            sizes, per_sequence_bytes=before_each, per_job_bytes=_utf8(request.text.json_schema)
+        )
+    return _readable(replace(sizes, images=items.images, per_job_images=shared), "items")
 
 
 def _check_structure(request: pb.ExtractRequest, card: Card | None) -> Sizes:
@@ -225,10 +240,11 @@ def _check_structure(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     size, answered = schemas.check(request.structure)
     files = _check_files(request.files)
     items = _check_items(request.items, "items", card, files)
-    shared = files.read("items", items.pictures.values())
+    shared = files.read("items", items.images.values())
     _check_answered(len(items.sizes), answered, "structure")
     return _readable(
-        Sizes(items.sizes, each=size, pictures=items.pictures, once_pictures=shared), "items"
+        Sizes(items.sizes, per_sequence_bytes=size, images=items.images, per_job_images=shared),
+        "items",
     )
 
 
@@ -255,7 +271,9 @@ def _with_labels(
     names = sum(map(_utf8, labels)) * places + _utf8(hypothesis) * len(labels)
     if task == "classify":
         if card is not None and card.open_labels and labels:  # each text is paired with each label
-            return Sizes(items, each=-(-names // len(labels)), times=len(labels))
+            return Sizes(
+                items, per_sequence_bytes=-(-names // len(labels)), sequences_per_item=len(labels)
+            )
         # An embedding model reads them once a job; a model without a card here is assumed to be
         # one.
         before_each = (
@@ -265,18 +283,18 @@ def _with_labels(
         # A model without fixed labels finds entities by the labels before each text.
         before_each = task in ("entities", "relations") and (card is None or not card.labels)
     return (
-        Sizes(items, each=names)
+        Sizes(items, per_sequence_bytes=names)
         if before_each
-        else Sizes(items, once=names, once_texts=len(labels))
+        else Sizes(items, per_job_bytes=names, per_job_texts=len(labels))
     )
 
 
 def _readable(sizes: Sizes, field: str) -> Sizes:
     """Return the sizes. Raises InvalidInput if a worker would have to read too much."""
-    once = sizes.once + sizes.once_pictures.bytes
-    total, count, most = sum(sizes.read) + once, len(sizes.items), limits.READ.most
+    per_job_bytes = sizes.per_job_bytes + sizes.per_job_images.bytes
+    total, count, most = sum(sizes.read) + per_job_bytes, len(sizes.items), limits.READ.most
     if total > most:
-        allowed = max(0, most - once) // -(-(total - once) // count)
+        allowed = max(0, most - per_job_bytes) // -(-(total - per_job_bytes) // count)
         instead = (
             f"send at most {allowed:,} items at a time" if allowed else "send less with each item"
         )
@@ -371,7 +389,7 @@ def _check_items(
                 item, f"{field}[{index}]", card, files, given=given, seeded=seeded
             )
             if shown.bytes or shown.pages:
-                found.pictures[index] = shown
+                found.images[index] = shown
         found.sizes.append(size)
     return found
 
@@ -387,9 +405,9 @@ def takes(card: Card | None, kind: models_pb2.InputKind) -> bool:
         return True
     if card.inputs:
         return kind in card.inputs
-    reads_pictures = {models_pb2.TASK_REGIONS, models_pb2.TASK_TEXT}.intersection(card.tasks)
+    reads_images = {models_pb2.TASK_REGIONS, models_pb2.TASK_TEXT}.intersection(card.tasks)
     return kind == models_pb2.INPUT_KIND_TEXT or (
-        kind == models_pb2.INPUT_KIND_IMAGE and bool(reads_pictures)
+        kind == models_pb2.INPUT_KIND_IMAGE and bool(reads_images)
     )
 
 
@@ -401,7 +419,7 @@ def _check_item(
     *,
     given: bool = False,
     seeded: bool = False,
-) -> tuple[int, Pictures]:
+) -> tuple[int, ImageSizes]:
     """Return the bytes of an item's text, as a message, and its images."""
     is_unread = item.HasField("seed") and not seeded
     _refuse(is_unread, f"{path}.seed is for the task text with generated answers", f"{path}.seed")
@@ -425,18 +443,18 @@ def _check_item(
     if content is None:
         raise InvalidInput(f"{path} must have text or an image", field=path)
     if content == "image":
-        return 0, _check_picture(item.image, f"{path}.image", card)
+        return 0, _check_image(item.image, f"{path}.image", card)
     text = item.text
     _check_text_of(text, f"{path}.text", card)
     _check_given(known, len(text), f"{path}.entities")
     return pb.Item(
         text=text
-    ).ByteSize() if known or item.spans or item.context else item.ByteSize(), NO_PICTURES
+    ).ByteSize() if known or item.spans or item.context else item.ByteSize(), NO_IMAGES
 
 
 def _check_parts(
     parts: Sequence[pb.Part], path: str, card: Card | None, files: Files
-) -> tuple[int, Pictures]:
+) -> tuple[int, ImageSizes]:
     limits.PARTS.check(len(parts), f"{path}.parts")
     size = file_bytes = tokens = pages = 0
     for index, part in enumerate(parts):
@@ -448,7 +466,7 @@ def _check_parts(
             size += part.ByteSize()
             continue
         if content == "image":
-            shown = _check_picture(part.image, f"{own}.image", card)
+            shown = _check_image(part.image, f"{own}.image", card)
         else:
             shown = _check_document(part.document, f"{own}.document", card, files)
         file_bytes, tokens, pages = (
@@ -458,7 +476,7 @@ def _check_parts(
         )
     limits.TEXT.check(size, f"{path}.parts")
     limits.ITEM_PAGES.check(pages, f"{path}.parts")
-    return size, Pictures(file_bytes, tokens, pages)
+    return size, ImageSizes(file_bytes, tokens, pages)
 
 
 def _check_text_of(text: str, path: str, card: Card | None) -> None:
@@ -476,7 +494,7 @@ def _check_text_of(text: str, path: str, card: Card | None) -> None:
     limits.TEXT.check(_utf8(text), path)
 
 
-def _check_picture(image: pb.Image, path: str, card: Card | None) -> Pictures:
+def _check_image(image: pb.Image, path: str, card: Card | None) -> ImageSizes:
     if not takes(card, models_pb2.INPUT_KIND_IMAGE):
         name = "" if card is None else card.model
         raise TaskNotSupported(
@@ -491,10 +509,10 @@ def _check_picture(image: pb.Image, path: str, card: Card | None) -> Pictures:
     if size is not None:
         limits.IMAGE_PIXELS.check(size.height * size.width, f"{path}.data")
     images = card.images if card is not None and card.HasField("images") else None
-    tokens = pictures.tokens_of(size, images) + pictures.decoding_tokens(
+    tokens = image_price.image_tokens(size, images) + image_price.decoding_tokens(
         size, limits.IMAGE_PIXELS.most
     )
-    return Pictures(len(data), tokens)
+    return ImageSizes(len(data), tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,7 +522,7 @@ class Files:
     files: Sequence[bytes]
     named: set[int]
 
-    def read(self, field: str, items: Iterable[Pictures]) -> Pictures:
+    def read(self, field: str, items: Iterable[ImageSizes]) -> ImageSizes:
         """Return the bytes of the shared files, after all items were checked.
 
         Raises InvalidInput for a file that no item names, and for too many pages.
@@ -513,7 +531,7 @@ class Files:
         unused = next((index for index in range(len(self.files)) if index not in self.named), None)
         if unused is not None:
             raise InvalidInput(f"files[{unused}] is not used by any item", field=f"files[{unused}]")
-        return Pictures(sum(map(len, self.files)), 0) if self.files else NO_PICTURES
+        return ImageSizes(sum(map(len, self.files)), 0) if self.files else NO_IMAGES
 
 
 def _check_files(files: Sequence[bytes]) -> Files:
@@ -524,7 +542,9 @@ def _check_files(files: Sequence[bytes]) -> Files:
     return Files(files, set())
 
 
-def _check_document(document: pb.Document, path: str, card: Card | None, files: Files) -> Pictures:
+def _check_document(
+    document: pb.Document, path: str, card: Card | None, files: Files
+) -> ImageSizes:
     """Price the requested pages, each as the largest image that the model takes: routers have no
     parser that knows their number and size.
     """
@@ -554,8 +574,8 @@ def _check_document(document: pb.Document, path: str, card: Card | None, files: 
     pages = last - first + 1 if last else limits.UNKNOWN_PAGES.most
     limits.ITEM_PAGES.check(pages, f"{path}.last_page")
     images = card.images if card is not None and card.HasField("images") else None
-    return Pictures(
-        len(document.data), pages * pictures.page_tokens(document.dots_per_inch, images), pages
+    return ImageSizes(
+        len(document.data), pages * image_price.page_tokens(document.dots_per_inch, images), pages
     )
 
 
@@ -574,9 +594,9 @@ def _gives_text_layers(request: pb.ExtractRequest, card: Card) -> bool:
     )
 
 
-def _layers_alone(item: Pictures) -> Pictures:
+def _layers_alone(item: ImageSizes) -> ImageSizes:
     """Price an item without its pages being read by a model."""
-    return Pictures(item.bytes, item.pages * TEXT_LAYER_TOKENS, item.pages)
+    return ImageSizes(item.bytes, item.pages * TEXT_LAYER_TOKENS, item.pages)
 
 
 def _check_given(entities: Sequence[pb.Entity], characters: int, field: str) -> None:

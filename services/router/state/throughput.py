@@ -18,20 +18,20 @@ from typing import Final
 
 from libs.fleet import FleetSnapshot, WorkerRecord
 from libs.queue import LaneGauges, LaneKey, Priority
-from libs.queue.standing import QueuePosition
+from libs.queue.queue_position import QueuePosition
 
 BULK_SHARE: Final = 0.1
 """Share of a lane with interactive work that bulk gets (libs/queue/operations.py)."""
-LASTING_SECONDS: Final = 0.5
+SUSTAINED_SECONDS: Final = 0.5
 """More interactive work than this is taken for sustained load, next to which bulk gets only its
 share.
 """
 DRAIN_DECAY_SECONDS: Final = 5.0
-DRAIN_LEAST_SECONDS: Final = 2.0
+MIN_DRAIN_SECONDS: Final = 2.0
 """Minimum time that a lane must have been backlogged before its drain estimates its speed: batches
 are large steps.
 """
-FULL_SHARE: Final = 0.25
+FULL_BATCH_SHARE: Final = 0.25
 """Share of a worker's token budget. Smaller batches say little about its speed under backlog, when
 batches are full.
 """
@@ -39,7 +39,7 @@ LEASED_BATCHES: Final = 3
 """Batches that a worker holds of a lane with jobs smaller than a batch: one and a half, and one
 more pull.
 """
-SLOWEST: Final = 0.25
+MIN_DRAIN_SHARE: Final = 0.25
 """Share of the measured speed. A drain below it is taken for transient, such as after a worker's
 death.
 """
@@ -80,11 +80,19 @@ class Throughput:
         """
         alone = tokens / self.rate
         shared = alone + sum(min(alone, one.seconds) * one.share for one in self.neighbours)
-        return max(shared, min(tokens / self.drain, alone / SLOWEST)) if self.drain > 0 else shared
+        return (
+            max(shared, min(tokens / self.drain, alone / MIN_DRAIN_SHARE))
+            if self.drain > 0
+            else shared
+        )
 
 
 def wait_seconds(
-    pace: Throughput, standing: QueuePosition, priority: Priority, since: int = 0, own: int = 0
+    throughput: Throughput,
+    position: QueuePosition,
+    priority: Priority,
+    since: int = 0,
+    own: int = 0,
 ) -> float:
     """Estimate the queueing time of a request.
 
@@ -99,28 +107,32 @@ def wait_seconds(
         since: Tokens admitted after the position was read.
         own: Tokens of its tenant in the lane.
     """
-    leased = _overtaken(standing.leased, LEASED_BATCHES, pace, own)
+    leased = _limited(position.leased, LEASED_BATCHES, throughput, own)
     if priority == "interactive":
         tokens = (
-            _overtaken(standing.interactive_ahead, standing.interactive_jobs, pace, own) + since
+            _limited(position.interactive_ahead, position.interactive_jobs, throughput, own) + since
         )
-        return pace.seconds(leased + tokens / (1 - BULK_SHARE if standing.bulk else 1))
-    ahead = standing.bulk_ahead + since
-    by_share = ahead / BULK_SHARE if standing.interactive else ahead
-    goes_on = pace.seconds(standing.interactive) > LASTING_SECONDS
-    return pace.seconds(
-        leased + (by_share if goes_on else min(by_share, standing.interactive + ahead))
+        return throughput.seconds(leased + tokens / (1 - BULK_SHARE if position.bulk else 1))
+    ahead = position.bulk_ahead + since
+    by_share = ahead / BULK_SHARE if position.interactive else ahead
+    is_sustained = throughput.seconds(position.interactive) > SUSTAINED_SECONDS
+    return throughput.seconds(
+        leased + (by_share if is_sustained else min(by_share, position.interactive + ahead))
     )
 
 
-def _overtaken(tokens: int, batches: int, pace: Throughput, own: int) -> int:
+def _limited(tokens: int, batches: int, throughput: Throughput, own: int) -> int:
     """Limit tokens to `batches` for each worker, or to the tenant's own tokens if those are
     more.
     """
-    return min(tokens, max(own, batches * pace.batch_tokens)) if pace.batch_tokens else tokens
+    return (
+        min(tokens, max(own, batches * throughput.batch_tokens))
+        if throughput.batch_tokens
+        else tokens
+    )
 
 
-def pace_of(
+def lane_throughput(
     lane: LaneKey,
     snapshot: FleetSnapshot,
     backlog: Mapping[tuple[str, str], int],
@@ -160,7 +172,9 @@ def full_speed(worker: WorkerRecord, model: str) -> float:
     """
     record = worker.models[model]
     small = record.measured_batch_tokens or worker.batch_tokens
-    return record.tokens_per_second * max(1.0, FULL_SHARE * worker.batch_tokens / max(small, 1))
+    return record.tokens_per_second * max(
+        1.0, FULL_BATCH_SHARE * worker.batch_tokens / max(small, 1)
+    )
 
 
 def holders(lane: LaneKey, snapshot: FleetSnapshot) -> list[WorkerRecord]:
@@ -186,7 +200,7 @@ def _neighbours(
     snapshot: FleetSnapshot,
     backlog: Mapping[tuple[str, str], int],
 ) -> Iterable[Neighbour]:
-    beside: dict[str, int] = {}
+    others: dict[str, int] = {}
     for worker in workers:
         for record in worker.held:
             if (
@@ -194,8 +208,8 @@ def _neighbours(
                 and backlog.get((lane.pool, record.model), 0)
                 and record.tokens_per_second > 0
             ):
-                beside[record.model] = beside.get(record.model, 0) + 1
-    for model, count in beside.items():
+                others[record.model] = others.get(record.model, 0) + 1
+    for model, count in others.items():
         other = LaneKey(lane.pool, model)
         seconds = backlog[lane.pool, model] / (lane_rate(other, holders(other, snapshot)) or 1.0)
         yield Neighbour(seconds, count / len(workers))
@@ -218,16 +232,16 @@ class Drains:
         self._at = 0.0
         self._sums: dict[LaneKey, _Drained] = {}
 
-    def of(self, lane: LaneKey) -> float:
+    def rate(self, lane: LaneKey) -> float:
         """Return tokens per second; 0 if the lane was not backlogged for long enough."""
         drained = self._sums.get(lane)
         return (
             drained.tokens / drained.seconds
-            if drained is not None and drained.seconds >= DRAIN_LEAST_SECONDS
+            if drained is not None and drained.seconds >= MIN_DRAIN_SECONDS
             else 0.0
         )
 
-    def look(self, gauges: Mapping[LaneKey, LaneGauges], now: float) -> None:
+    def record(self, gauges: Mapping[LaneKey, LaneGauges], now: float) -> None:
         """Record a reading. `now`: seconds of a monotonic clock."""
         seconds, self._at = now - self._at, now
         before, self._last = self._last, gauges

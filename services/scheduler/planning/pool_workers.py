@@ -18,7 +18,7 @@ from shoal.v1 import models_pb2
 from libs.fleet import WorkerRecord
 from libs.fleet.affinity import AFFINITY, HORIZON_SECONDS, affinity
 
-LOADS_AT_ONCE: Final = 4
+MAX_CONCURRENT_LOADS: Final = 4
 """Maximum concurrent loads that a plan gives a worker: more would only delay all of them."""
 IDLE_COST: Final = 0.2
 """Subtracted from a worker's score if it must evict idle models: less than the value of having the
@@ -26,11 +26,11 @@ model in memory or on disk.
 """
 BUSY_COST: Final = 0.4
 """Subtracted if it must evict models in use."""
-ALIKE: Final = 0.1
+TIE_SHARE: Final = 0.1
 """Workers within this share of the best score count as equal; one is drawn, so that not all plans
 choose the same.
 """
-_LOOKED_AT: Final = 8
+_MAX_SCORED: Final = 8
 
 Floats = NDArray[np.float64]
 _NO_COST: Final[Floats] = np.zeros(1)
@@ -67,7 +67,7 @@ class PoolWorkers:
         self.free[row] -= size
         self.seconds[row] += load_seconds
         self.loads[row] += 1
-        self._open -= int(self.loads[row] == LOADS_AT_ONCE)
+        self._open -= int(self.loads[row] == MAX_CONCURRENT_LOADS)
         if self._base is not None:
             self._base[row] = self._score(row)
 
@@ -116,7 +116,7 @@ class PoolWorkers:
         """Return the row's score before affinity and evictions; -inf if it has LOADS_AT_ONCE loads
         in progress.
         """
-        is_closed = self.loads[row] >= LOADS_AT_ONCE
+        is_closed = self.loads[row] >= MAX_CONCURRENT_LOADS
         return -np.inf if is_closed else -min(float(self.seconds[row]) / HORIZON_SECONDS, 1.0)
 
     def _cost(self, size: int, evictable: Sequence[tuple[Floats, float]]) -> Floats:
@@ -127,8 +127,8 @@ class PoolWorkers:
         if fits.all():
             return _NO_COST
         cost = np.full(len(self.workers), np.inf)
-        for room, price in evictable:
-            cost[self.free + room >= size] = price
+        for pool_workers, price in evictable:
+            cost[self.free + pool_workers >= size] = price
         cost[fits] = 0.0
         return cost
 
@@ -136,7 +136,7 @@ class PoolWorkers:
         self, model: str, base: Floats, near: Mapping[int, float], chance: int
     ) -> dict[int, float]:
         """Return the scores of some rows, including the best one or one equal to it."""
-        if len(base) <= _LOOKED_AT:
+        if len(base) <= _MAX_SCORED:
             return self._scored(range(len(base)), model, base, near)
         top = float(base.max())
         if top == -np.inf:
@@ -145,8 +145,8 @@ class PoolWorkers:
         alike = np.flatnonzero(base >= least)
         turn = chance % len(alike)
         some = [
-            *alike[turn : turn + _LOOKED_AT].tolist(),
-            *alike[: max(0, turn + _LOOKED_AT - len(alike))].tolist(),
+            *alike[turn : turn + _MAX_SCORED].tolist(),
+            *alike[: max(0, turn + _MAX_SCORED - len(alike))].tolist(),
         ]
         scores = self._scored({*some, *near}, model, base, near)
         # The upper bound of all other rows, which have the model at most on disk: if one of them
@@ -170,4 +170,4 @@ class PoolWorkers:
 
 
 def _tolerance(score: float) -> float:
-    return max(ALIKE * abs(score), 0.01)
+    return max(TIE_SHARE * abs(score), 0.01)

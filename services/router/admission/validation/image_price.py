@@ -19,7 +19,7 @@ UNKNOWN_TOKENS: Final = 256
 page reader about 1,000.
 """
 
-PIXELS_A_TOKEN: Final = 1 << 16
+PIXELS_PER_TOKEN: Final = 1 << 16
 """Pixels of a file that cost one token for decoding, whatever the model's image size. A core
 decodes 50 to 200 million pixels a second, and computes some 2,000 tokens of a small encoder in that
 time.
@@ -34,7 +34,7 @@ _MAX_MAPS: Final = 16
 def decoding_tokens(size: Size | None, most_pixels: int) -> int:
     """Price the decoding of an image. `most_pixels`: for an image without a known size."""
     pixels = most_pixels if size is None else size.height * size.width
-    return pixels // PIXELS_A_TOKEN
+    return pixels // PIXELS_PER_TOKEN
 
 
 def page_tokens(dots_per_inch: int, images: models_pb2.ImageInput | None) -> int:
@@ -43,10 +43,10 @@ def page_tokens(dots_per_inch: int, images: models_pb2.ImageInput | None) -> int
     """
     dots = dots_per_inch or limits.DPI
     pixels = min(_PAGE_SQUARE_INCHES * dots * dots, limits.PIXELS)
-    return tokens_of(None, images) + pixels // PIXELS_A_TOKEN
+    return image_tokens(None, images) + pixels // PIXELS_PER_TOKEN
 
 
-def tokens_of(size: Size | None, images: models_pb2.ImageInput | None) -> int:
+def image_tokens(size: Size | None, images: models_pb2.ImageInput | None) -> int:
     """Return the tokens that a model makes of an image. `images`: from its card."""
     if images is None or not images.patch or not images.max_tokens:
         return UNKNOWN_TOKENS
@@ -62,7 +62,7 @@ def tokens_of(size: Size | None, images: models_pb2.ImageInput | None) -> int:
     else:
         # Models that keep an image's size round it up to whole patches, so that thin images have a
         # price too.
-        size = Size(_whole(size.height, images.patch), _whole(size.width, images.patch))
+        size = Size(_round_up(size.height, images.patch), _round_up(size.width, images.patch))
     patches = (size.height // images.patch) * (size.width // images.patch)
     if images.maps:
         patches = sum(
@@ -72,5 +72,5 @@ def tokens_of(size: Size | None, images: models_pb2.ImageInput | None) -> int:
     return min(max(patches, 1) + images.extra_tokens, images.max_tokens)
 
 
-def _whole(pixels: int, patch: int) -> int:
+def _round_up(pixels: int, patch: int) -> int:
     return -(-pixels // patch) * patch

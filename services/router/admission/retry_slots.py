@@ -18,7 +18,7 @@ from typing import Final
 
 from libs.queue import LaneKey
 
-BOOKED: Final = 2.0
+RESERVED_FACTOR: Final = 2.0
 """A request reserves this multiple of its cost, as if there were two routers: each router knows
 only its own refusals.
 """
@@ -33,7 +33,7 @@ class RetrySlots:
         # are served are ever full.
         self._until: dict[LaneKey, float] = {}
 
-    def give(
+    def reserve(
         self, lane: LaneKey, *, soonest: float, remaining: float, cost: float, now: float
     ) -> float:
         """Return the seconds after which a refused request should be retried.
@@ -46,5 +46,5 @@ class RetrySlots:
         until = self._until.get(lane, 0.0)
         at = max(now + soonest, until)
         if at <= now + remaining:
-            self._until[lane] = at + BOOKED * cost
+            self._until[lane] = at + RESERVED_FACTOR * cost
         return min(at - now, MAX_SECONDS)

@@ -28,24 +28,24 @@ class PendingPull:
     lanes: Sequence[LaneKey]
     """In order of preference."""
     can_load: bool
-    excludes_tenants: bool = False
+    exclude_tenants: bool = False
     event: asyncio.Event = field(default_factory=asyncio.Event)
-    rung: dict[LaneKey, int] = field(default_factory=dict)
+    notified: dict[LaneKey, int] = field(default_factory=dict)
     """Lanes to pull from, and the maximum jobs to take from each (0: no limit but the request's).
     """
     load_lane: LaneKey | None = None
     """A lane claimed for this worker. It must load the lane's model or adapter."""
     seen: dict[LaneKey, int] = field(default_factory=dict)
     """The number of notifications of new jobs of each lane when this pull last read it."""
-    looking_at: LaneKey | None = None
+    pulling_from: LaneKey | None = None
     """The lane from which it is pulling in Redis."""
     promised: str = ""
     """The first of the jobs for which it was woken before they reached Redis."""
-    own_rings: int = 0
+    own_notifications: int = 0
     """The number of notifications, during this read, of jobs for which it was woken early."""
     is_reserved: bool = False
     """A claim is being made for it."""
-    must_beat: bool = False
+    must_send_heartbeat: bool = False
     """Orders or cancellations wait for the worker: the pull ends, so that it sends a heartbeat."""
     is_ended: bool = False
     """The worker takes no more work: the pull ends with nothing."""
@@ -53,11 +53,11 @@ class PendingPull:
     @property
     def is_free(self) -> bool:
         return not (
-            self.rung
-            or self.looking_at
+            self.notified
+            or self.pulling_from
             or self.is_reserved
             or self.load_lane
-            or self.must_beat
+            or self.must_send_heartbeat
             or self.is_ended
         )
 
@@ -65,11 +65,11 @@ class PendingPull:
         """Make the pull read the lane, and take a fair share of `jobs` if several pulls are
         woken.
         """
-        self.rung[lane] = -(-jobs // pulls) if pulls > 1 else 0
+        self.notified[lane] = -(-jobs // pulls) if pulls > 1 else 0
         self.event.set()
 
-    def will_look_at(self, lane: LaneKey) -> bool:
-        return lane in self.rung or self.looking_at == lane
+    def will_pull_from(self, lane: LaneKey) -> bool:
+        return lane in self.notified or self.pulling_from == lane
 
 
 class PendingPulls:
@@ -85,55 +85,55 @@ class PendingPulls:
         self._by_lane: dict[LaneKey, dict[PendingPull, int]] = {}
         self._excluding: dict[LaneKey, dict[PendingPull, int]] = {}
         self._empty: set[LaneKey] = set()
-        self._rings: dict[LaneKey, int] = {}
+        self._notifications: dict[LaneKey, int] = {}
         self._news: dict[LaneKey, int] = {}
         self._missed: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, waiter: PendingPull) -> None:
-        self._all[waiter] = None
-        self._by_worker.setdefault(waiter.worker_id, {})[waiter] = None
-        if waiter.worker_id in self._missed:
-            self._missed.discard(waiter.worker_id)
-            waiter.must_beat = True
-        by_lane = self._index(waiter)
+    def add(self, pull: PendingPull) -> None:
+        self._all[pull] = None
+        self._by_worker.setdefault(pull.worker_id, {})[pull] = None
+        if pull.worker_id in self._missed:
+            self._missed.discard(pull.worker_id)
+            pull.must_send_heartbeat = True
+        by_lane = self._index(pull)
         # It replaces older pulls of its worker, which exclude an outdated set of tenants.
-        if waiter.excludes_tenants:
-            for other in self._by_worker[waiter.worker_id]:
+        if pull.exclude_tenants:
+            for other in self._by_worker[pull.worker_id]:
                 if (
-                    other.excludes_tenants
-                    and other is not waiter
-                    and set(other.lanes) <= set(waiter.lanes)
+                    other.exclude_tenants
+                    and other is not pull
+                    and set(other.lanes) <= set(pull.lanes)
                 ):
                     other.is_ended = True
                     other.event.set()
-        for rank, lane in enumerate(waiter.lanes):
-            by_lane.setdefault(lane, {})[waiter] = rank
-        if waiter.excludes_tenants:
-            waiter.rung = dict.fromkeys(waiter.lanes, 0)
+        for rank, lane in enumerate(pull.lanes):
+            by_lane.setdefault(lane, {})[pull] = rank
+        if pull.exclude_tenants:
+            pull.notified = dict.fromkeys(pull.lanes, 0)
 
-    def remove(self, waiter: PendingPull) -> None:
+    def remove(self, pull: PendingPull) -> None:
         """Remove a pull that ends, and pass its unused notifications on to other pulls."""
-        del self._all[waiter]
-        at_worker = self._by_worker[waiter.worker_id]
-        del at_worker[waiter]
+        del self._all[pull]
+        at_worker = self._by_worker[pull.worker_id]
+        del at_worker[pull]
         if not at_worker:
-            del self._by_worker[waiter.worker_id]
-        by_lane = self._index(waiter)
-        for lane in waiter.lanes:
+            del self._by_worker[pull.worker_id]
+        by_lane = self._index(pull)
+        for lane in pull.lanes:
             at_lane = by_lane.get(lane, {})
-            at_lane.pop(waiter, None)
+            at_lane.pop(pull, None)
             if not at_lane:
                 by_lane.pop(lane, None)
-        for lane, jobs in waiter.rung.items():
-            self.ring(lane, max(1, jobs))
+        for lane, jobs in pull.notified.items():
+            self.notify(lane, max(1, jobs))
 
-    def is_waiting(self, waiter: PendingPull) -> bool:
-        return waiter in self._all
+    def is_waiting(self, pull: PendingPull) -> bool:
+        return pull in self._all
 
-    def ring(
+    def notify(
         self, lane: LaneKey, jobs: int = 1, early: PendingPull | None = None, *, is_new: bool = True
     ) -> int:
         """Wake pulls for `jobs` jobs in the lane, and return how many will pull them.
@@ -147,26 +147,26 @@ class PendingPulls:
         self._empty.discard(lane)
         if is_new:
             self._news[lane] = self._news.get(lane, 0) + 1
-        self._rings[lane] = self._rings.get(lane, 0) + 1
+        self._notifications[lane] = self._notifications.get(lane, 0) + 1
         is_early = False
-        if early is not None and early in self._all and early.will_look_at(lane):
+        if early is not None and early in self._all and early.will_pull_from(lane):
             is_early = True
-            early.own_rings += 1
+            early.own_notifications += 1
         woken = self._free(lane)[: jobs - is_early]
-        for waiter in woken:
-            waiter.wake(lane, jobs, len(woken) + is_early)
+        for pull in woken:
+            pull.wake(lane, jobs, len(woken) + is_early)
         news = self._news.get(lane, 0)
         excluding = [
-            waiter
-            for waiter in self._excluding.get(lane, ())
-            if not waiter.is_ended and waiter.seen.get(lane) != news
+            pull
+            for pull in self._excluding.get(lane, ())
+            if not pull.is_ended and pull.seen.get(lane) != news
         ]
-        for waiter in excluding[: jobs - is_early - len(woken)]:
+        for pull in excluding[: jobs - is_early - len(woken)]:
             # Even one that is pulling: it may miss jobs that arrive during its pull.
-            waiter.wake(lane, jobs, 1)
+            pull.wake(lane, jobs, 1)
         return len(woken) + is_early
 
-    def ring_early(self, lane: LaneKey, jobs: int, first_job: str) -> PendingPull | None:
+    def wake_early(self, lane: LaneKey, jobs: int, first_job: str) -> PendingPull | None:
         """Wake the pull that ranks the lane highest for `jobs` jobs that are being sent to Redis.
 
         It arrives right behind them, which saves a round trip. `notify` must follow when they are
@@ -179,48 +179,48 @@ class PendingPulls:
         free[0].promised = first_job
         return free[0]
 
-    def ring_worker(self, worker_id: str) -> None:
+    def notify_worker(self, worker_id: str) -> None:
         """Make the worker's pulls end and request a heartbeat, because orders or cancellations wait
         for it.
         """
         waiting = self._by_worker.get(worker_id)
         if not waiting:
             self._missed.add(worker_id)
-        for waiter in waiting or ():
-            waiter.must_beat = True
-            waiter.event.set()
+        for pull in waiting or ():
+            pull.must_send_heartbeat = True
+            pull.event.set()
 
     def end_pulls(self, worker_id: str) -> None:
         """End the pulls of a worker that takes no more work, and pass their notifications on."""
-        for waiter in self._by_worker.get(worker_id, ()):
-            waiter.is_ended = True
-            waiter.event.set()
+        for pull in self._by_worker.get(worker_id, ()):
+            pull.is_ended = True
+            pull.event.set()
 
-    def beaten(self, worker_id: str) -> None:
+    def heartbeat_received(self, worker_id: str) -> None:
         """Record that the worker has sent a heartbeat."""
         self._missed.discard(worker_id)
 
-    def ring_all(self) -> None:
+    def wake_all(self) -> None:
         """Make every pull read its lanes, because notifications may have been missed."""
         self._empty.clear()
-        for waiter in self._all:
-            if waiter.excludes_tenants:
-                waiter.rung = dict.fromkeys(waiter.lanes, 0)
-            waiter.event.set()
+        for pull in self._all:
+            if pull.exclude_tenants:
+                pull.notified = dict.fromkeys(pull.lanes, 0)
+            pull.event.set()
 
     def close(self) -> None:
         """End all pulls, and later ones at once, with an empty response."""
         self.is_closed = True
-        for waiter in self._all:
-            waiter.event.set()
+        for pull in self._all:
+            pull.event.set()
 
     def free_count(self, lane: LaneKey) -> int:
         """Return the number of pulls that a notification of the lane could wake."""
-        return sum(waiter.is_free for waiter in self._by_lane.get(lane, ()))
+        return sum(pull.is_free for pull in self._by_lane.get(lane, ()))
 
-    def wants(self, waiter: PendingPull, lane: LaneKey) -> bool:
+    def wants(self, pull: PendingPull, lane: LaneKey) -> bool:
         """True if the pull waits and lists the lane."""
-        return waiter in self._by_lane.get(lane, ())
+        return pull in self._by_lane.get(lane, ())
 
     def holders(self, lane: LaneKey) -> list[PendingPull]:
         """Return free pulls that list the lane, those that rank it highest first."""
@@ -228,54 +228,50 @@ class PendingPulls:
 
     def loaders(self, pool: str) -> list[PendingPull]:
         """Return free pulls of the pool for workers with memory for one more model."""
-        return [
-            waiter
-            for waiter in self._all
-            if waiter.can_load and waiter.pool == pool and waiter.is_free
-        ]
+        return [pull for pull in self._all if pull.can_load and pull.pool == pool and pull.is_free]
 
-    def next_lane(self, waiter: PendingPull) -> LaneKey | None:
+    def next_lane(self, pull: PendingPull) -> LaneKey | None:
         """Return the lane that this pull ranks highest of those that may have jobs."""
-        if waiter.excludes_tenants:
-            return next((lane for lane in waiter.lanes if lane in waiter.rung), None)
+        if pull.exclude_tenants:
+            return next((lane for lane in pull.lanes if lane in pull.notified), None)
         return next(
-            (lane for lane in waiter.lanes if lane in waiter.rung or lane not in self._empty), None
+            (lane for lane in pull.lanes if lane in pull.notified or lane not in self._empty), None
         )
 
-    def rings(self, lane: LaneKey) -> int:
+    def notifications(self, lane: LaneKey) -> int:
         """Return the number of the lane's notifications. Read it before a pull from Redis, and pass
         it to `found_empty` afterwards.
         """
-        return self._rings.get(lane, 0)
+        return self._notifications.get(lane, 0)
 
-    def looks(self, waiter: PendingPull, lane: LaneKey) -> None:
+    def begin_pull(self, pull: PendingPull, lane: LaneKey) -> None:
         """Record that the pull reads the lane now."""
-        waiter.looking_at, waiter.own_rings = lane, 0
-        waiter.seen[lane] = self._news.get(lane, 0)
+        pull.pulling_from, pull.own_notifications = lane, 0
+        pull.seen[lane] = self._news.get(lane, 0)
 
-    def found_empty(self, lane: LaneKey, rings: int) -> None:
+    def found_empty(self, lane: LaneKey, notifications: int) -> None:
         """Record that the lane is empty after a pull, unless it was notified during the pull."""
-        if self.rings(lane) == rings:
+        if self.notifications(lane) == notifications:
             self._empty.add(lane)
 
     def forget_lanes(self, used: AbstractSet[LaneKey]) -> None:
         """Drop records of lanes that neither hold jobs nor are listed by a pull: clients can invent
         any number of lanes.
         """
-        self._rings = {
-            lane: rings
-            for lane, rings in self._rings.items()
+        self._notifications = {
+            lane: notifications
+            for lane, notifications in self._notifications.items()
             if lane in used or lane in self._by_lane
         }
-        self._news = {lane: news for lane, news in self._news.items() if lane in self._rings}
+        self._news = {
+            lane: news for lane, news in self._news.items() if lane in self._notifications
+        }
         self._empty = {lane for lane in self._empty if lane in used or lane in self._by_lane}
         self._missed.clear()  # a heartbeat arrives every two seconds anyway
 
-    def _index(self, waiter: PendingPull) -> dict[LaneKey, dict[PendingPull, int]]:
-        return self._excluding if waiter.excludes_tenants else self._by_lane
+    def _index(self, pull: PendingPull) -> dict[LaneKey, dict[PendingPull, int]]:
+        return self._excluding if pull.exclude_tenants else self._by_lane
 
     def _free(self, lane: LaneKey) -> list[PendingPull]:
         at_lane = self._by_lane.get(lane, {})
-        return sorted(
-            (waiter for waiter in at_lane if waiter.is_free), key=lambda waiter: at_lane[waiter]
-        )
+        return sorted((pull for pull in at_lane if pull.is_free), key=lambda pull: at_lane[pull])

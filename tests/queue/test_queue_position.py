@@ -6,7 +6,7 @@ import pytest
 from redis.asyncio import Redis
 
 from libs.queue import Lanes
-from libs.queue.standing import QueuePosition, QueuePositions
+from libs.queue.queue_position import QueuePosition, QueuePositions
 from tests.queue.parts import LANE, add, ids, job, lease
 
 

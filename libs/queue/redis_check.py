@@ -16,13 +16,13 @@ class RedisCheck:
         self._server: object = None
         self._was_away = False
 
-    def away(self) -> None:
+    def mark_away(self) -> None:
         """Make the check due again after an outage: the server may be another, or have lost its
         data.
         """
         self._was_away = True
 
-    async def look(self) -> None:
+    async def run_if_due(self) -> None:
         """Run the check if it is due. Raises UnsuitableRedis, and NoCapacity while Redis is
         away.
         """

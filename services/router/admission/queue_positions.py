@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from libs.errors import InternalError, ShoalError
 from libs.queue import LaneKey
-from libs.queue.standing import QueuePosition, QueuePositions
+from libs.queue.queue_position import QueuePosition, QueuePositions
 from services.router.state.background import Background
 
 
@@ -28,10 +28,10 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TenantPosition:
     """The queue position of a tenant's next job in the lane."""
 
-    standing: QueuePosition
+    position: QueuePosition
     round: Round
     tenant: str
 
@@ -47,14 +47,14 @@ class Answer:
 class QueuePositionReader:
     """Batches the reads of one router. Raises NoCapacity while Redis is away."""
 
-    def __init__(self, standings: QueuePositions, background: Background) -> None:
-        self._standings = standings
+    def __init__(self, positions: QueuePositions, background: Background) -> None:
+        self._positions = positions
         self._background = background
         # The state: tenants that wait for the next call, by lane; lanes with a call in flight.
         self._next: dict[LaneKey, Round] = {}
         self._reading: set[LaneKey] = set()
 
-    async def of(self, lane: LaneKey, tenant: str) -> Answer:
+    async def read(self, lane: LaneKey, tenant: str) -> TenantPosition:
         current = self._next.setdefault(lane, Round())
         future = current.tenants.get(tenant)
         if future is None:
@@ -62,7 +62,7 @@ class QueuePositionReader:
         if lane not in self._reading:
             self._reading.add(lane)
             self._background.spawn(self._read(lane))
-        return Answer(await asyncio.shield(future), current, tenant)
+        return TenantPosition(await asyncio.shield(future), current, tenant)
 
     async def _read(self, lane: LaneKey) -> None:
         try:
@@ -74,9 +74,9 @@ class QueuePositionReader:
     async def _read_round(self, lane: LaneKey, current: Round) -> None:
         error: ShoalError = InternalError("the queue position of a lane could not be read")
         try:
-            standings = await self._standings.of(lane, list(current.tenants))
-            for future, standing in zip(current.tenants.values(), standings, strict=True):
-                future.set_result(standing)
+            positions = await self._positions.read(lane, list(current.tenants))
+            for future, position in zip(current.tenants.values(), positions, strict=True):
+                future.set_result(position)
         except ShoalError as refused:
             error = refused
         finally:

@@ -9,7 +9,7 @@ from shoal.v1 import models_pb2, worker_pb2
 from libs.fleet import FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey
 from services.scheduler.demand import Demand
-from services.scheduler.view import Look
+from services.scheduler.view import MeshSnapshot
 
 MODEL = "org/model"
 EPOCH_MS = 1_700_000_000_000
@@ -92,9 +92,9 @@ class Mesh:
         failure = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="broken")
         self.failures[model] = dict.fromkeys(workers, failure)
 
-    def look(
+    def snapshot(
         self, seconds: float = 0.0, *, leader: Demand | None = None, leads: bool = False
-    ) -> Look:
+    ) -> MeshSnapshot:
         """A look `seconds` after the last one, which sees what the `leader` told last; by the one
         that `leads`.
         """
@@ -105,7 +105,7 @@ class Mesh:
             for name, worker in self.workers.items()
         }
         record = _told(leader, now_ms) if leader is not None else None
-        return Look(
+        return MeshSnapshot(
             FleetSnapshot(beats, {}, dict(self.failures), now_ms, record),
             dict(self.gauges),
             self.at,

@@ -49,15 +49,15 @@ class QueuePositions:
         self._redis = redis
         self._keys = Keys(slots)
 
-    async def of(self, lane: LaneKey, tenants: Sequence[str]) -> list[QueuePosition]:
+    async def read(self, lane: LaneKey, tenants: Sequence[str]) -> list[QueuePosition]:
         """Return the position of each tenant in the lane, in order; one round trip per 256
         tenants.
         """
         found: list[QueuePosition] = []
         for start in range(0, len(tenants), CALL_TENANTS):
             chunk = tenants[start : start + CALL_TENANTS]
-            queued, leased, interactive, bulk, *ahead = await standing(
-                self._redis, self._keys.of(lane), tenants=chunk
+            queued, leased, interactive, bulk, *ahead = await queue_position(
+                self._redis, self._keys.lane_keys(lane), tenants=chunk
             )
             size = queued / max(1, interactive + bulk)
             found += [
@@ -77,11 +77,11 @@ class QueuePositions:
         """Drop the counters of a lane without work, so that it is no longer listed. Returns False
         if it has work.
         """
-        return bool(await forget(self._redis, self._keys.of(lane), lane=lane.name) == 1)
+        return bool(await forget(self._redis, self._keys.lane_keys(lane), lane=lane.name) == 1)
 
 
 @lane_script
-async def standing(*, tenants: Rest) -> Reply: ...
+async def queue_position(*, tenants: Rest) -> Reply: ...
 
 
 @lane_script

@@ -37,7 +37,7 @@ class StreamedTexts:
     """The texts of one request."""
 
     def __init__(self) -> None:
-        self.firsts: Sequence[int] = ()
+        self.first_items: Sequence[int] = ()
         """The first item of each job, once the jobs are known."""
         # The state: texts by item and page; those with unsent text; whether the answer has arrived.
         self._texts: dict[tuple[int, int], _Text] = {}
@@ -47,9 +47,9 @@ class StreamedTexts:
 
     def add(self, job: int, part: worker_pb2.WrittenText) -> None:
         """Add a part of a text of the request's job `job`."""
-        if self._is_ended or job >= len(self.firsts):
+        if self._is_ended or job >= len(self.first_items):
             return
-        key = (self.firsts[job] + part.item, part.page)
+        key = (self.first_items[job] + part.item, part.page)
         known = self._texts.get(key)
         if known is None:
             known = self._texts[key] = _Text(part.batch_id)

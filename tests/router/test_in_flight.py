@@ -19,7 +19,7 @@ from shoal.v1 import mesh_pb2, tensor_pb2, worker_pb2
 
 from libs.errors import QueueFull
 from services.router.admission.control import MAX_UNKNOWN, MAX_UNKNOWN_OF_TENANT
-from services.router.flight import COPIES, MIN_BYTES, PART_BYTES, InFlightMemory, Rpc
+from services.router.in_flight import COPIES, MIN_BYTES, PART_BYTES, InFlightMemory, Rpc
 from services.router.lanes.codec import count_parts
 from services.router.operators.mesh import MAX_WATCHERS
 from tests.router.parts import (
@@ -51,30 +51,30 @@ class FakeRpc:
             callback(cast(Rpc, self))
 
 
-def enter(flight: InFlightMemory, size: int, tenant: str = "t") -> tuple[FakeRpc, object]:
+def reserve(in_flight: InFlightMemory, size: int, tenant: str = "t") -> tuple[FakeRpc, object]:
     rpc = FakeRpc()
-    return rpc, flight.enter(size, tenant, cast(Rpc, rpc))
+    return rpc, in_flight.reserve(size, tenant, cast(Rpc, rpc))
 
 
 def test_what_is_held_is_what_requests_take_and_ends_with_them() -> None:
-    flight, rpc = InFlightMemory(limit_bytes=10**9), FakeRpc()
-    held = flight.enter(1000, "t", cast(Rpc, rpc))
-    assert flight.held_bytes == COPIES * 1000 + EMPTY
-    held.answered(500)
-    held.answered(500)
-    assert flight.held_bytes == COPIES * 2000 + EMPTY
-    held.sending(900)
-    assert flight.held_bytes == 900 + EMPTY, "only the answer is left"
+    in_flight, rpc = InFlightMemory(limit_bytes=10**9), FakeRpc()
+    reservation = in_flight.reserve(1000, "t", cast(Rpc, rpc))
+    assert in_flight.held_bytes == COPIES * 1000 + EMPTY
+    reservation.hold_answer(500)
+    reservation.hold_answer(500)
+    assert in_flight.held_bytes == COPIES * 2000 + EMPTY
+    reservation.hold_response(900)
+    assert in_flight.held_bytes == 900 + EMPTY, "only the answer is left"
     rpc.end()
-    assert flight.held_bytes == 0
-    held.answered(500)
-    assert flight.held_bytes == 0, "an answer that came too late is not kept"
+    assert in_flight.held_bytes == 0
+    reservation.hold_answer(500)
+    assert in_flight.held_bytes == 0, "an answer that came too late is not kept"
 
 
 def test_what_is_in_many_parts_takes_more() -> None:
-    flight = InFlightMemory(limit_bytes=10**9)
-    flight.enter(1000, "t", cast(Rpc, FakeRpc()), 100)
-    assert flight.held_bytes == COPIES * 1000 + PART_BYTES * 100 + EMPTY
+    in_flight = InFlightMemory(limit_bytes=10**9)
+    in_flight.reserve(1000, "t", cast(Rpc, FakeRpc()), 100)
+    assert in_flight.held_bytes == COPIES * 1000 + PART_BYTES * 100 + EMPTY
     entities = [pb.Entity(start=0, end=1)] * 3
     request = pb.ExtractRequest(
         items=[pb.Item(text="a", entities=entities)] * 2, relations=pb.RelationsTask()
@@ -83,23 +83,23 @@ def test_what_is_in_many_parts_takes_more() -> None:
 
 
 def test_beyond_the_limit_nothing_enters_but_what_comes_alone() -> None:
-    flight = InFlightMemory(limit_bytes=100_000)
-    large, _ = enter(flight, 10**6)
+    in_flight = InFlightMemory(limit_bytes=100_000)
+    large, _ = reserve(in_flight, 10**6)
     with pytest.raises(QueueFull) as refusal:
-        enter(flight, 1, "u")
+        reserve(in_flight, 1, "u")
     assert refusal.value.retry_after > 0
     large.end()
-    enter(flight, 1, "u")
+    reserve(in_flight, 1, "u")
 
 
 def test_one_tenant_cannot_keep_all_others_out() -> None:
-    flight = InFlightMemory(limit_bytes=10 * EMPTY)
+    in_flight = InFlightMemory(limit_bytes=10 * EMPTY)
     for _ in range(5):
-        enter(flight, 0, "greedy")
+        reserve(in_flight, 0, "greedy")
     with pytest.raises(QueueFull, match="of this tenant"):
-        enter(flight, 0, "greedy")
+        reserve(in_flight, 0, "greedy")
     for _ in range(5):
-        enter(flight, 0, "other")
+        reserve(in_flight, 0, "other")
 
 
 def working(client: Client) -> AbstractAsyncContextManager[FakeWorker]:

@@ -42,7 +42,7 @@ class InFlightMemory:
         self.held_bytes = 0
         self._by_tenant: Counter[str] = Counter()
 
-    def enter(self, size: int, tenant: str, rpc: Rpc, parts: int = 0) -> Held:
+    def reserve(self, size: int, tenant: str, rpc: Rpc, parts: int = 0) -> Reservation:
         """Admit a request of `size` bytes with `parts` items. Raises QueueFull, but never while no
         other is in flight.
         """
@@ -58,10 +58,10 @@ class InFlightMemory:
                 f"requests in flight of this tenant hold {own:,} bytes, and those of all tenants"
                 f" may hold {self._limit_bytes:,} at this router"
             )
-        held = Held(self, tenant)
-        held.take(cost)
-        rpc.add_done_callback(held.release)  # type: ignore[arg-type]  # the stubs expect their class
-        return held
+        reservation = Reservation(self, tenant)
+        reservation.take(cost)
+        rpc.add_done_callback(reservation.release)  # type: ignore[arg-type]  # the stubs expect their class
+        return reservation
 
     def count(self, tenant: str, size: int) -> None:
         self.held_bytes += size
@@ -70,11 +70,11 @@ class InFlightMemory:
             del self._by_tenant[tenant]
 
 
-class Held:
+class Reservation:
     """The memory that one request holds."""
 
-    def __init__(self, flight: InFlightMemory, tenant: str) -> None:
-        self._flight = flight
+    def __init__(self, in_flight: InFlightMemory, tenant: str) -> None:
+        self._in_flight = in_flight
         self._tenant = tenant
         # The state: held bytes, 0 once the call has ended.
         self._bytes = 0
@@ -83,21 +83,21 @@ class Held:
     def take(self, size: int) -> None:
         if not self._has_ended:
             self._bytes += size
-            self._flight.count(self._tenant, size)
+            self._in_flight.count(self._tenant, size)
 
-    def answered(self, size: int) -> None:
+    def hold_answer(self, size: int) -> None:
         """Count the answer to one of its jobs."""
         self.take(COPIES * size)
 
-    def kept(self, size: int) -> None:
+    def hold_streamed(self, size: int) -> None:
         """Count the answer to one of its jobs, to be streamed separately."""
         self.take(STREAMED_COPIES * size)
 
-    def sent(self, size: int) -> None:
+    def release_streamed(self, size: int) -> None:
         """Release a streamed answer that has been sent."""
         self.take(-STREAMED_COPIES * size)
 
-    def sending(self, size: int) -> None:
+    def hold_response(self, size: int) -> None:
         """Reduce the reservation to the answer of `size` bytes that is being sent."""
         self.take(MIN_BYTES + size - self._bytes)
 

@@ -16,7 +16,7 @@ from shoal.v1 import models_pb2
 from libs.fleet import Fleet
 from libs.queue import LaneGauges, LaneKey
 from services.router.lanes.offers import is_led, is_served, may_offer
-from services.router.lanes.waiters import PendingPull, PendingPulls
+from services.router.lanes.pending_pulls import PendingPull, PendingPulls
 from services.router.state.background import Background
 from services.router.state.view import View
 
@@ -26,7 +26,7 @@ other workers from claiming.
 """
 ADAPTER_CLAIM_MS: Final = 3_000
 """A claim lasts while an adapter is loaded. No heartbeat shows the adapter before that is done."""
-YOUNG_SECONDS: Final = 2.0
+GAUGE_DELAY_SECONDS: Final = 2.0
 """Work that arrived within this time may not be in the gauges yet."""
 EXPIRES_SOON_MS: Final = 1_500
 """Leases that expire within this time get a timer. Reminders run once a second, later if Redis is
@@ -36,7 +36,7 @@ DECLINED_SECONDS: Final = 0.1
 """After an offer found no worker, notifications of the lane do not offer it again for this long. A
 pull that begins to wait is still offered the lane at once, and `remind` offers it once a second.
 """
-LANES_AT_ONCE: Final = 64
+MAX_OFFERED_LANES: Final = 64
 """Maximum lanes offered to a pull when it begins to wait; `remind` goes through all of them."""
 _NEARNESS: Final = {models_pb2.MODEL_STATE_WARM: 2, models_pb2.MODEL_STATE_COLD: 1}
 
@@ -48,7 +48,7 @@ class Wakeups:
 
     def __init__(
         self,
-        waiters: PendingPulls,
+        pending_pulls: PendingPulls,
         fleet: Fleet,
         view: View,
         background: Background,
@@ -58,7 +58,7 @@ class Wakeups:
         claim_after_seconds: A model that no worker holds or is loading is left to the leading
             scheduler for this long.
         """
-        self.waiters = waiters
+        self.pending_pulls = pending_pulls
         self._fleet = fleet
         self._view = view
         self._background = background
@@ -73,9 +73,9 @@ class Wakeups:
         """True if the lane has more jobs than free pulls here, so pulls at other routers must be
         notified.
         """
-        return self.waiters.free_count(lane) < jobs
+        return self.pending_pulls.free_count(lane) < jobs
 
-    def ring(
+    def notify(
         self, lane: LaneKey, jobs: int = 1, early: PendingPull | None = None, *, is_new: bool = True
     ) -> None:
         """Wake pulls for jobs in the lane, or offer the lane to a worker.
@@ -84,45 +84,46 @@ class Wakeups:
             early: The pull that was woken before the jobs reached Redis.
             is_new: False if a pull left these jobs behind, so they were notified before.
         """
-        if self.waiters.ring(lane, jobs, early, is_new=is_new):
+        if self.pending_pulls.notify(lane, jobs, early, is_new=is_new):
             return
         now = asyncio.get_running_loop().time()
         self._unplaced.setdefault(lane, now)
         if now < self._declined.get(lane, 0.0) + DECLINED_SECONDS:
             return
-        if self.waiters.loaders(lane.pool) or self._with_model(lane):
+        if self.pending_pulls.loaders(lane.pool) or self._with_model(lane):
             self._offer_in_time(lane)
 
-    def ring_all(self) -> None:
+    def wake_all(self) -> None:
         """Wake every pull, because notifications may have been missed."""
-        self.waiters.ring_all()
+        self.pending_pulls.wake_all()
         self._next_expiry.clear()
 
-    def waits(self, waiter: PendingPull) -> None:
+    def offer_unplaced(self, pull: PendingPull) -> None:
         """Offer a pull that found no work the unplaced lanes for which its worker may load a model
         or adapter.
         """
-        models = {lane.model for lane in waiter.lanes}
+        models = {lane.model for lane in pull.lanes}
         able = (
             lane
             for lane in self._unplaced
-            if lane.pool == waiter.pool
-            and (waiter.can_load or (lane.adapter and lane.model in models))
+            if lane.pool == pull.pool and (pull.can_load or (lane.adapter and lane.model in models))
         )
         ripe = []
-        for lane in list(islice(able, LANES_AT_ONCE)):
+        for lane in list(islice(able, MAX_OFFERED_LANES)):
             if self._scheduler_seconds(lane):
                 self._offer_in_time(lane)
             else:
                 ripe.append(lane)
         if ripe:
-            self._background.spawn(self._offer_each(ripe, waiter))
+            self._background.spawn(self._offer_each(ripe, pull))
 
-    def found_empty(self, lane: LaneKey, rings: int, next_expiry_ms: int | None = None) -> None:
+    def found_empty(
+        self, lane: LaneKey, notifications: int, next_expiry_ms: int | None = None
+    ) -> None:
         """Record that a pull left nothing in the lane, and when the lane's next lease expires if it
         is known.
         """
-        self.waiters.found_empty(lane, rings)
+        self.pending_pulls.found_empty(lane, notifications)
         self._unplaced.pop(lane, None)
         if next_expiry_ms is not None:
             self._next_expiry[lane] = next_expiry_ms
@@ -139,10 +140,10 @@ class Wakeups:
             seen.add(lane)
             if gauge.queued_jobs:
                 waiting.add(lane)
-                self.ring(lane)
+                self.notify(lane)
             elif gauge.leased_tokens:
-                self._ring_when_expired(lane, self._next_expiry.get(lane, 0) - now_ms)
-        young = asyncio.get_running_loop().time() - YOUNG_SECONDS
+                self._notify_when_expired(lane, self._next_expiry.get(lane, 0) - now_ms)
+        young = asyncio.get_running_loop().time() - GAUGE_DELAY_SECONDS
         self._unplaced = {
             lane: since
             for lane, since in self._unplaced.items()
@@ -152,16 +153,16 @@ class Wakeups:
         self._next_expiry = {
             lane: expiry for lane, expiry in self._next_expiry.items() if lane in seen
         }
-        self.waiters.forget_lanes(seen)
+        self.pending_pulls.forget_lanes(seen)
 
-    def _ring_when_expired(self, lane: LaneKey, wait_ms: int) -> None:
+    def _notify_when_expired(self, lane: LaneKey, wait_ms: int) -> None:
         """Notify at lease expiry if that is before the next reminder, so that a dead worker's jobs
         are recovered at once.
         """
         if wait_ms <= 0:
-            self.waiters.ring(lane)
+            self.pending_pulls.notify(lane)
         elif wait_ms <= EXPIRES_SOON_MS:
-            asyncio.get_running_loop().call_later(wait_ms / 1000, self.waiters.ring, lane)
+            asyncio.get_running_loop().call_later(wait_ms / 1000, self.pending_pulls.notify, lane)
 
     def _scheduler_seconds(self, lane: LaneKey) -> float:
         """Return for how many seconds the lane is still left to the scheduler.
@@ -187,11 +188,11 @@ class Wakeups:
             self._background.spawn(self._offer(lane))
         elif lane not in self._later and math.isfinite(seconds):
             self._later.add(lane)
-            asyncio.get_running_loop().call_later(seconds, self._now, lane)
+            asyncio.get_running_loop().call_later(seconds, self._offer_delayed, lane)
 
-    def _now(self, lane: LaneKey) -> None:
+    def _offer_delayed(self, lane: LaneKey) -> None:
         self._later.discard(lane)
-        if lane in self._unplaced and not self.waiters.is_closed:
+        if lane in self._unplaced and not self.pending_pulls.is_closed:
             self._offer_in_time(lane)
 
     async def _offer(self, lane: LaneKey) -> None:
@@ -199,30 +200,30 @@ class Wakeups:
         gauges = self._view.gauges_of(lane)
         if not gauges.queued_tokens:  # its work is newer than the gauges
             gauges = replace(gauges, queued_jobs=1, queued_tokens=1)
-        for waiter in (*self._with_model(lane), *self._nearest(lane)):
-            has_model = self.waiters.wants(waiter, _model_lane(lane))
-            if waiter.is_free and may_offer(
+        for pull in (*self._with_model(lane), *self._nearest(lane)):
+            has_model = self.pending_pulls.wants(pull, _model_lane(lane))
+            if pull.is_free and may_offer(
                 gauges,
                 self._view.snapshot,
-                waiter.worker_id,
+                pull.worker_id,
                 has_model=has_model,
-                can_load=waiter.can_load,
+                can_load=pull.can_load,
             ):
-                if await self._claim(lane, waiter, only_adapter=bool(lane.adapter) and has_model):
+                if await self._claim(lane, pull, only_adapter=bool(lane.adapter) and has_model):
                     self._unplaced.pop(lane, None)
                 return
         self._declined[lane] = asyncio.get_running_loop().time()
 
-    async def _offer_each(self, lanes: Sequence[LaneKey], waiter: PendingPull) -> None:
+    async def _offer_each(self, lanes: Sequence[LaneKey], pull: PendingPull) -> None:
         """Offer the lanes in turn while the pull is free."""
         for lane in lanes:
-            if not waiter.is_free:
+            if not pull.is_free:
                 return
             await self._offer(lane)
 
     def _with_model(self, lane: LaneKey) -> list[PendingPull]:
         """Return free pulls of workers that hold the model and lack only the lane's adapter."""
-        return self.waiters.holders(_model_lane(lane)) if lane.adapter else []
+        return self.pending_pulls.holders(_model_lane(lane)) if lane.adapter else []
 
     def abandon(self, lane: LaneKey, worker_id: str) -> None:
         """End the claim of a worker that will not load the lane's model or adapter, so that another
@@ -243,27 +244,27 @@ class Wakeups:
             near[worker.worker_id] for worker in self._view.snapshot.in_pool(lane.pool)
         )
         loaders = [
-            waiter
-            for waiter in self.waiters.loaders(lane.pool)
-            if near.get(waiter.worker_id, 0) or not is_on_disk
+            pull
+            for pull in self.pending_pulls.loaders(lane.pool)
+            if near.get(pull.worker_id, 0) or not is_on_disk
         ]
-        return sorted(loaders, key=lambda waiter: -near.get(waiter.worker_id, 0))
+        return sorted(loaders, key=lambda pull: -near.get(pull.worker_id, 0))
 
-    async def _claim(self, lane: LaneKey, waiter: PendingPull, *, only_adapter: bool) -> bool:
+    async def _claim(self, lane: LaneKey, pull: PendingPull, *, only_adapter: bool) -> bool:
         claim = lane if only_adapter else _model_lane(lane)
-        waiter.is_reserved = True
+        pull.is_reserved = True
         try:
             claimed = await self._fleet.claim(
-                claim, waiter.worker_id, ADAPTER_CLAIM_MS if only_adapter else CLAIM_MS
+                claim, pull.worker_id, ADAPTER_CLAIM_MS if only_adapter else CLAIM_MS
             )
         finally:
-            waiter.is_reserved = False
-            waiter.event.set()  # notifications during the claim skipped this pull
-        if claimed and not self.waiters.is_waiting(waiter):
-            await self._fleet.release_claim(claim, waiter.worker_id)
+            pull.is_reserved = False
+            pull.event.set()  # notifications during the claim skipped this pull
+        if claimed and not self.pending_pulls.is_waiting(pull):
+            await self._fleet.release_claim(claim, pull.worker_id)
             return False
         if claimed:
-            waiter.load_lane = lane
+            pull.load_lane = lane
         return claimed
 
     async def _release(self, lane: LaneKey, worker_id: str) -> None:
