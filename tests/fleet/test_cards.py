@@ -1,5 +1,5 @@
-"""One card of a model, whoever tells it: what workers measure is merged, and what a worker repeats
-changes nothing.
+"""Merging the cards of a model: workers' measurements are merged, and a repeated card changes
+nothing.
 """
 
 from __future__ import annotations

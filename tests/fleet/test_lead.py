@@ -1,5 +1,5 @@
-"""Who leads, whose orders count, and that an order and a claim never load a model twice: through a
-real Redis.
+"""Leadership, fencing of orders, and that an order and a claim never load a model twice, on a real
+Redis.
 """
 
 from __future__ import annotations

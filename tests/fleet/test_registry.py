@@ -93,9 +93,7 @@ async def test_heartbeat_is_seen_here_at_once_and_elsewhere_after_a_refresh(
 async def test_what_is_told_while_the_registry_is_read_stays_known(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a refresh has read may be older: a router must not forget for a second what it was just
-    told.
-    """
+    """A refresh may read older data: a router must not forget a new heartbeat even for a second."""
     card = models_pb2.ModelCard(model="org/model", dimensions=384)
     await fleet.report(heartbeat("stays"))
     await fleet.report(heartbeat("leaves"))

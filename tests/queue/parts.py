@@ -1,4 +1,4 @@
-"""What the tests of the queue share: jobs, a clock moved by hand, and a look inside a lane."""
+"""Shared by the tests of the queue: jobs, a clock moved by hand, and access to a lane's keys."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Inside:
 
 
 def raw(reply: object) -> bytes:
-    """What a connection that decodes nothing gets, which redis types as text too."""
+    """Type the reply of a connection that decodes nothing, which redis types as text too."""
     assert isinstance(reply, bytes)
     return reply
 
@@ -140,4 +140,4 @@ async def look_inside(redis: Redis) -> Inside:
 
 
 NOTHING = Inside([], set(), {}, {}, set(), set(), set(), 0, {}, {})
-"""What an idle lane looks like."""
+"""Assert that the lane is idle."""

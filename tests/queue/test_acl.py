@@ -33,7 +33,7 @@ BROKEN = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="broken")
 
 @pytest.fixture
 def own_server() -> Iterator[RedisServer]:
-    """Whose statistics are the test's alone."""
+    """A server with statistics of only this test."""
     with RedisServer() as running:
         yield running
 
@@ -65,8 +65,8 @@ async def connected(own_server: RedisServer) -> AsyncIterator[As]:
 
 
 async def used(admin: Redis) -> set[str]:
-    """Commands since the last CONFIG RESETSTAT, those in scripts too; what the test itself says is
-    left out.
+    """Return the commands since the last CONFIG RESETSTAT, including those in scripts, without the
+    test's own.
     """
     found = {
         name.removeprefix("cmdstat_").partition("|")[0] for name in await admin.info("commandstats")
@@ -75,8 +75,8 @@ async def used(admin: Redis) -> set[str]:
 
 
 async def script_calls(admin: Redis) -> int:
-    """How often SCRIPT was called since the last CONFIG RESETSTAT; Redis 7 counts its subcommands
-    apart.
+    """Return how often SCRIPT was called since the last CONFIG RESETSTAT; Redis 7 counts its
+    subcommands separately.
     """
     stats = await admin.info("commandstats")
     return sum(

@@ -106,8 +106,8 @@ async def connections(redis: Redis) -> int:
 
 
 async def test_all_connections_can_be_opened_at_once(frail: RedisServer) -> None:
-    """As many as there would be after a moment in which that many commands wait, and no more
-    then.
+    """The pool opens as many connections as that number of concurrent commands would, and no more
+    later.
     """
     redis = connect(frail.url, max_connections=7)
     assert await connections(redis) == 1
@@ -141,7 +141,7 @@ async def test_connections_that_cannot_be_opened_are_no_capacity_and_are_opened_
 
 
 async def test_opening_that_is_cut_off_keeps_no_connection_in_use() -> None:
-    """By a server that takes connections and says nothing, not even to a password."""
+    """The server accepts connections and answers nothing, not even a password."""
 
     async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -193,7 +193,7 @@ async def test_ring_is_heard_by_all_routers(lanes: Lanes, other: Lanes) -> None:
     assert [await anext(wakeups) for wakeups in heard] == [None, None]
     await lanes.enqueue(LANE, [[job("a"), job("b")]], max_tokens=100, notify=True)
     assert [await anext(wakeups) for wakeups in heard] == [LANE, LANE]
-    # A pull rings for what it leaves, and a release for what it brings back.
+    # A pull notifies of the jobs it leaves, and a release of those it returns.
     pulled = await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1, notify=True)
     assert [await anext(wakeups) for wakeups in heard] == [WakeupLeft(LANE), WakeupLeft(LANE)]
     await lanes.complete(LANE, "w", getattr(pulled, "batch_id", ""), [], release=True)

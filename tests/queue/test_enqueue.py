@@ -77,7 +77,7 @@ async def test_ten_thousand_jobs_enter_as_one_request(lanes: Lanes) -> None:
     assert (await lanes.lane_gauges()) == []
     assert await add(lanes, *jobs, max_tokens=30_000)
     assert (await gauges(lanes)).queued_jobs == 10_000
-    # A retry finds the lane full of its own jobs.
+    # A retry finds the lane full of the jobs of its first try.
     assert await add(lanes, *jobs, max_tokens=30_000)
     now = await gauges(lanes)
     assert (now.queued_tokens, now.enqueued_tokens) == (30_000, 30_000)

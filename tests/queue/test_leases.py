@@ -186,7 +186,7 @@ async def test_what_was_given_back_cannot_be_answered(lanes: Lanes) -> None:
 
 
 async def test_leases_that_older_routers_gave_go_on(lanes: Lanes, redis: Redis) -> None:
-    """They noted the worker alone, or nobody."""
+    """Older routers recorded only the worker, or none."""
     await add(lanes, job("a"), job("b"))
     pulled = await lease(lanes)
     holders = Keys(1).lane_keys(LANE)[13]
@@ -253,7 +253,7 @@ async def test_pull_whose_answer_was_lost_is_answered_again(
 async def test_batch_that_its_worker_named_is_found_and_given_again(
     lanes: Lanes, other: Lanes, clock: Clock
 ) -> None:
-    """By another router, with what is left of it, and its lease lasts anew."""
+    """Another router returns the rest of the batch, and its lease is extended."""
     elsewhere = LaneKey(LANE.pool, "org/elsewhere")
     await add(lanes, *(job(name) for name in "abc"))
     first = await lanes.pull(LANE, worker_id="w", batch_id="w1-7", budget_tokens=100, budget_jobs=2)
@@ -309,8 +309,8 @@ async def test_cancellation_rings_for_each_worker_that_holds_a_job(
         WorkerWakeup("v"),
         WorkerWakeup("odd | name"),
     }
-    # Nobody holds these: one waits, one is unknown, one was cancelled before. Then one that has had
-    # two workers.
+    # No worker holds these: one waits, one is unknown, one was cancelled before. Then one that has
+    # had two workers.
     await add(lanes, job("h"))
     await lanes.cancel(LANE, [job(name) for name in "hxa"])
     clock.ms += LEASE_MS

@@ -163,7 +163,7 @@ class LaneMachine(RuleBasedStateMachine):
     def complete(
         self, router: str, which: int, answered: int, release: bool, is_own: bool = True
     ) -> None:
-        """Of one of the last batches, whether its lease still holds or not, by its worker or by
+        """Answer jobs of one of the last batches, with or without a valid lease, by its worker or
         another one.
         """
         if which >= len(self.batches):
@@ -194,7 +194,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.collect()
 
     def was_given(self, job_id: str, worker: str, batch_id: str, held: bool) -> bool:
-        """Nobody is noted for a job that was queued anew since: its old lease counts while it
+        """A job that was queued again has no recorded holder: its old lease counts while it
         lasts.
         """
         noted = self.givers.get(job_id) if job_id in self.alive else None
@@ -241,7 +241,7 @@ class LaneMachine(RuleBasedStateMachine):
         assert renewed.lost or renewed.gone == over
 
     def is_unfinished(self, leased: QueuedJob) -> bool:
-        """Whether the job has not ended since, though it may have come back with another
+        """Return whether the job has not ended since; it may have been queued again with another
         deadline.
         """
         now = self.alive.get(leased.job_id)
@@ -261,9 +261,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.run(self.redis.script_flush())
 
     def collect(self) -> None:
-        """Takes replies, and finds out which jobs have ended by themselves: those expired, and
-        those whose workers died.
-        """
+        """Take replies, and find the jobs that have expired or lost their workers."""
         payloads = self.run(look_inside(self.redis)).payloads
         ended = {job_id: one for job_id, one in self.alive.items() if job_id not in payloads}
         for router, lanes in self.lanes.items():
@@ -303,8 +301,8 @@ class LaneMachine(RuleBasedStateMachine):
         ]
         leased = [member.decode().split(":", 3)[3] for batch in batches for member in batch[1::2]]
         places = Counter(job_id for job_id in [*inside.waiting, *leased] if job_id in self.alive)
-        # A job that came back after it had ended may still be named by a lease from before; it then
-        # has a second place.
+        # A job that was queued again after it had ended may still be named by an earlier lease; it
+        # then has a second position.
         assert set(places) == set(self.alive)
         assert set(inside.waiting) <= set(self.alive)
         assert len(set(inside.waiting)) == len(inside.waiting)

@@ -1,4 +1,4 @@
-"""Whose turn it is: tenants by weight, interactive before bulk, bulk never below a tenth."""
+"""Order of jobs: tenants by weight, interactive before bulk, bulk never below a tenth."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_bulk_saves_no_more_than_a_batch_or_its_next_job(lanes: Lanes) -> 
     await lanes.cancel(LANE, [huge])
     leased = [job_id for _ in range(20) for job_id in ids(await lease(lanes, 100))]
     assert len(leased) == 200
-    # What was saved for the huge job (1,667 tokens) is cut to one batch, which comes on top of the
+    # The credit saved for the huge job (1,667 tokens) is cut to one batch, in addition to the
     # tenth.
     assert 20 <= sum(job_id[0] == "b" for job_id in leased) <= 20 + 2 * 10
 

@@ -1,4 +1,6 @@
-"""How a lane stands for a tenant's next job: against the order in which jobs really come out."""
+"""The queue position of a tenant's next job, compared with the order in which jobs are really
+leased.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Redis behind Sentinels: real ones over a real master and its replicas, and a fake one that names
-what a test wants.
+any master.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ async def eventually(attempt: Callable[[], Awaitable[T]]) -> T:
 async def test_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(
     connected: Connect,
 ) -> None:
-    """With the users that docs/kubernetes.md has, and Sentinels with a password of their own, of
-    whom one is killed, too.
+    """The users are those of docs/kubernetes.md, the Sentinels have a separate password, and one of
+    them is killed, too.
     """
     users = "".join(
         f"{line.strip()}\n".replace(">…", ">s3cret")
@@ -91,7 +91,7 @@ async def test_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(
             await anext(wakeups)
         await asyncio.to_thread(sentinels.wait_for_another, before)
 
-        # What was replicated is there; scripts are loaded anew.
+        # The replicated data is present; scripts are loaded again.
         assert ids(await eventually(lambda: lease(lanes))) == ["a"]
         assert lanes.server != server
         wakeups = lanes.wakeups()
@@ -105,8 +105,8 @@ async def test_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(
 
 
 async def test_failover_by_order_is_nothing_but_a_short_absence(connected: Connect) -> None:
-    """While one call waits for answers and another one for bells: a master that becomes a replica
-    tells both of it.
+    """One call waits for answers and another one for notifications: a master that becomes a replica
+    fails both.
     """
     with SentinelSet() as sentinels:
         lanes = Lanes(connected(sentinels.url), router_id="a", dead_result=b"")
@@ -129,7 +129,7 @@ async def test_failover_by_order_is_nothing_but_a_short_absence(connected: Conne
         loops = [asyncio.create_task(one()) for one in (take, hear, ask)]
         before = sentinels.master()
         await asyncio.to_thread(sentinels.fail_over)
-        # Until the old master is told, whoever has a connection to it goes on there.
+        # Until the old master is demoted, open connections to it continue.
         await asyncio.to_thread(
             wait_until,
             lambda: lanes.server == ("127.0.0.1", sentinels.master()),
@@ -166,9 +166,7 @@ async def test_replica_is_not_talked_to_even_if_sentinels_name_it_and_it_takes_w
 async def test_master_that_became_a_replica_is_left(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
-    """By a call that it refuses, with a connection that it has not ended: the same call goes to the
-    new master.
-    """
+    """A call that the demoted master refuses is repeated at the new master."""
     old, new = masters
     with FakeSentinel(old.address) as sentinel:
         redis = connected(sentinel.url(), max_connections=1)
@@ -218,7 +216,9 @@ async def test_sentinels_are_asked_once_by_all_that_connect_at_once(
 async def test_sentinel_that_knows_the_master_of_before_is_not_believed(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
-    """It and that master have just started, as after a node's restart: both say what was true."""
+    """The Sentinel and that master have just restarted, as after a node's restart, and report the
+    old state.
+    """
     old, new = masters
     with FakeSentinel(old.address, epoch=3) as stale, FakeSentinel(new.address, epoch=4) as current:
         for first, second in ((stale, current), (current, stale)):
@@ -326,7 +326,7 @@ async def test_redis_that_is_a_replica_by_now_or_has_too_few_is_no_capacity(
 async def test_script_that_is_forgotten_as_soon_as_it_is_loaded_is_no_capacity(
     lanes: Lanes, redis: Redis
 ) -> None:
-    """As when another master takes over between the two."""
+    """Simulate another master taking over between the two calls."""
 
     class FakeForgetful(Redis):
         async def script_load(self, script: str) -> str:  # type: ignore[override]
@@ -342,7 +342,7 @@ async def test_script_that_is_forgotten_as_soon_as_it_is_loaded_is_no_capacity(
 async def test_next_redis_is_looked_at_as_the_first_one_was(
     masters: tuple[TcpServer, TcpServer], connected: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It gets the layout if it is empty. One that may evict is told of and used; one of another
+    """An empty server receives the layout. One that may evict is logged and used; one with another
     layout is refused.
     """
     one, other = masters

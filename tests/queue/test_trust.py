@@ -44,7 +44,7 @@ class ProxiedRedis:
 
 
 def has_tls() -> bool:
-    """Whether the redis-server that tests use was built with TLS."""
+    """Return whether the redis-server of the tests was built with TLS."""
     told = subprocess.run(
         [find_redis_server(), "--tls-port", "0", "--port", "-1"],
         capture_output=True,
@@ -130,7 +130,7 @@ async def test_redis_that_cannot_be_trusted_gets_nothing(
             "localhost",
         ),  # the system's authorities
         (RedisTrust(ca=other.ca, certificate=trust.certificate, key=trust.key), "localhost"),
-        (RedisTrust(ca=tls.ca), "localhost"),  # no certificate of our own
+        (RedisTrust(ca=tls.ca), "localhost"),  # without a client certificate
         (RedisTrust(ca=tls.ca, certificate=ended.certificate, key=ended.key), "localhost"),
         (trust, NAMELESS),  # a name that is not in its certificate
     ):

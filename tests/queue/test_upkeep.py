@@ -1,4 +1,4 @@
-"""What happens beside the way of a job: counters, repair, and leaving nothing behind."""
+"""Operations off the path of a job: counters, repair, and cleanup."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ URLS = some.one_of(
 
 
 def tried(url: str) -> list[str]:
-    """All that is told of a URL; empty text for what takes it and tells nothing."""
+    """Return every text that mentions the URL; empty for one that is accepted silently."""
     told = []
     for read in (RouterSettings.from_env, SchedulerSettings.from_env):
         try:
@@ -167,7 +167,7 @@ def test_url_is_taken_or_refused_and_its_password_is_not_told(url: str) -> None:
         logging.getLogger().removeHandler(handler)
     place = url.rpartition("@")[2]
     if SECRET in place and "password=" not in place:
-        return  # there it is a host, a path or a database, as far as anybody can tell
+        return  # there it is parsed as a host, a path or a database
     assert not [text for text in (*told, *seen) if SECRET in text]
 
 

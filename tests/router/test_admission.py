@@ -16,7 +16,7 @@ from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneKey, Priority
 from libs.queue.queue_position import QueuePosition
 from services.router.admission.control import (
-    IN_TIME,
+    PLANNED_TIME_SHARE,
     MAX_JOBS,
     MAX_UNKNOWN,
     MAX_UNKNOWN_OF_TENANT,
@@ -31,7 +31,7 @@ from services.router.admission.control import (
     refuse_unknown,
     request_digest,
     split,
-    why_late,
+    deadline_message,
 )
 from services.router.admission.routing.routes import why_broken
 from services.router.admission.validation.requests import Sizes, check_extract
@@ -197,7 +197,7 @@ def test_request_that_would_be_late_is_refused_with_the_time_until_the_lane_is_h
     assert refusal.retry_after == pytest.approx(60.0)  # 100 - 48 / 2, and never more than a minute
     refusal = late(2.0, Throughput(100.0), ahead(200))
     assert refusal is not None
-    assert refusal.retry_after == pytest.approx(2.0 - 2.0 * IN_TIME / 2)
+    assert refusal.retry_after == pytest.approx(2.0 - 2.0 * PLANNED_TIME_SHARE / 2)
     assert late(126.0, Throughput(100.0), ahead(10_000)) is None
 
 
@@ -311,21 +311,25 @@ def test_job_ids_tell_requests_apart_and_retries_together() -> None:
 
 
 def test_missed_deadline_is_explained() -> None:
-    assert "no worker" in why_late(LANE, fleet())
-    assert "being loaded" in why_late(
+    assert "no worker" in deadline_message(LANE, fleet())
+    assert "being loaded" in deadline_message(
         LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_LOADING))
     )
-    assert "downloaded" in why_late(
+    assert "downloaded" in deadline_message(
         LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_DOWNLOADING))
     )
-    assert "could load" in why_late(LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_COLD)))
-    assert "answered" in why_late(LANE, fleet(worker("w1")))
-    assert f"loaded {ADAPTER} into {MODEL}" in why_late(TUNED, fleet(tuned("w1", "o/other")))
-    assert "answered" in why_late(TUNED, fleet(tuned("w1", ADAPTER)))
+    assert "could load" in deadline_message(
+        LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_COLD))
+    )
+    assert "answered" in deadline_message(LANE, fleet(worker("w1")))
+    assert f"loaded {ADAPTER} into {MODEL}" in deadline_message(
+        TUNED, fleet(tuned("w1", "o/other"))
+    )
+    assert "answered" in deadline_message(TUNED, fleet(tuned("w1", ADAPTER)))
 
 
 def test_labels_are_priced_with_every_text_where_they_stand_before_it() -> None:
-    """Models without labels of their own read the request's with each text; others never read
+    """Models without fixed labels read the request's labels with each text; others never read
     them.
     """
     items = [pb.Item(text="abc"), pb.Item(text="abcdef")]

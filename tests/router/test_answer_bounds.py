@@ -19,7 +19,7 @@ from services.router.admission.validation.requests import check_extract
 from tests.router.parts import MODEL, FakeWorker, card, encode_request, refused, router
 
 ANY = answer_bytes_of("-1")
-"""What a client without a limit reads in one message."""
+"""Maximum bytes that a client without a limit reads in one message."""
 
 
 def test_every_kind_of_answer_has_a_bound_that_is_in_the_table() -> None:

@@ -87,7 +87,7 @@ async def test_work_of_a_dead_worker_comes_back_while_all_others_only_wait(redis
 async def test_what_a_router_was_about_to_give_when_it_died_is_given_by_another(
     redis_url: str,
 ) -> None:
-    """At once, not when the lease has run out."""
+    """The batch is given at once, not after the lease has expired."""
     async with router(redis_url, router_id="r1", lease_ms=600_000) as client:
         waiting = asyncio.create_task(client.encode("kept", timeout=30))
         named = asking()

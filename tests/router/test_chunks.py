@@ -1,6 +1,4 @@
-"""Chunks in the router: what is refused before any work, what it is priced as, and how answers are
-joined and streamed.
-"""
+"""Chunks in the router: refusal before any work, price, and joining and streaming of answers."""
 
 from __future__ import annotations
 
@@ -139,7 +137,7 @@ def test_vectors_of_estimated_chunks_count() -> None:
 
 
 def answer(*counts: int, first: int = 0) -> pb.EncodeResponse:
-    """Of items with so many chunks, whose vectors are numbered."""
+    """Return an answer with the given number of chunks for each item and numbered vectors."""
     rows = sum(counts)
     values = np.arange(first, first + rows, dtype="<f4")[:, None].repeat(4, axis=1)
     places = list(range(rows))

@@ -157,8 +157,8 @@ async def test_single_request_costs_three_scripts(redis_url: str) -> None:
         before = await scripts_run(redis_url)
         for number in range(100):
             await client.encode(f"text {number}")
-        # Enqueue, pull, complete; besides them only what happens once or twice a second: heartbeats
-        # and looking around.
+        # Enqueue, pull, complete. In addition only heartbeats and refreshes, once or twice a
+        # second.
         assert await scripts_run(redis_url) - before < 400
 
 

@@ -1,6 +1,4 @@
-"""Sizes of pictures from their headers, what they cost, and what is refused by them, without
-decoding.
-"""
+"""Sizes of images from their headers, their price, and refusals by size, without decoding."""
 
 from __future__ import annotations
 
@@ -109,8 +107,8 @@ def test_tokens_by_the_size() -> None:
 
 
 def test_tokens_of_several_maps() -> None:
-    """Of Grounding DINO: the short side 800, the long one at most 1,333, and maps of 8, 16, 32 and
-    64 pixels a place.
+    """Grounding DINO has a short side of 800, a long one of at most 1,333, and maps of 8, 16, 32
+    and 64 pixels a position.
     """
     maps = models_pb2.ImageInput(short_side=800, long_side=1333, patch=8, maps=4, max_tokens=22_000)
     assert image_price.image_tokens(Size(400, 400), maps) == 100 * 100 + 50 * 50 + 25 * 25 + 13 * 13
@@ -120,7 +118,7 @@ def test_tokens_of_several_maps() -> None:
 
 
 def test_texts_that_are_filled_up_cost_what_they_are_filled_to() -> None:
-    """SigLIP's: as items, as a query, and as labels; a picture is no text."""
+    """SigLIP reads images and texts as items, as a query, and as labels; an image is not a text."""
     known = begin_pull()
     known.max_tokens = 64
     known.representations.append(pb.REPRESENTATION_DENSE)

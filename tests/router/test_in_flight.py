@@ -38,7 +38,7 @@ EMPTY = MIN_BYTES
 
 
 class FakeRpc:
-    """A call that ends when it is told to."""
+    """A call that ends when the test ends it."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[Rpc], None]] = []
@@ -134,7 +134,7 @@ ANSWER_BYTES = 24 << 20
 
 
 def large_answer(job: worker_pb2.Job) -> worker_pb2.JobResult:
-    """For the slow tenant."""
+    """The card of the slow tenant's model."""
     size = ANSWER_BYTES if job.tenant == "slow" else 16
     dense = tensor_pb2.Tensor(
         data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[1, size // 4], data=bytes(size)
@@ -185,7 +185,7 @@ async def test_answers_that_a_frozen_client_does_not_read_count_until_it_does(
 
 
 def ask_for(client: Client, model: str, tenant: str) -> asyncio.Task[Refusal]:
-    """Of a model that nobody has."""
+    """Send a request for a model that no worker has."""
 
     async def ask() -> Refusal:
         request = encode_request("text", model=model)

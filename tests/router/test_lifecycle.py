@@ -1,6 +1,4 @@
-"""Redis that goes and comes, routers that drain, health, reflection, and the services for
-operators.
-"""
+"""Outages of Redis, routers that drain, health, reflection, and the services for operators."""
 
 from __future__ import annotations
 

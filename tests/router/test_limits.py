@@ -1,4 +1,4 @@
-"""What requests may bring is what the protos and docs/security.md say, and what it costs a router
+"""Limits of requests agree with the protos and docs/security.md, and a request's cost for a router
 is bounded.
 """
 
@@ -45,7 +45,7 @@ def test_table_of_the_security_page_is_what_validation_refuses_by() -> None:
 
 
 def comments() -> dict[str, str]:
-    """What stands above each field and each message of the protos, by `Message.field` and
+    """Return the comment of each field and message of the protos, by `Message.field` and
     `Message`.
     """
     found: dict[str, str] = {}
@@ -226,7 +226,7 @@ def test_jobs_are_small_in_bytes_too_as_far_as_their_number_allows(
 
 
 def payloads(request: pb.EncodeRequest) -> list[bytes]:
-    """As the router makes them."""
+    """Make the jobs as the router does."""
     sizes = check_encode(request, None)
     costs, repeated = admission.price(sizes, None, pb.TRUNCATION_END)
     shared = codec.without_items(request).ByteSize()
@@ -318,7 +318,7 @@ def test_what_a_hostile_request_costs_a_router_is_a_few_times_its_size(tmp_path:
         ):
             for verb, request in requests.items():
                 request.model = (
-                    f"tests/{verb}"  # a lane of its own: what is given up leaves one a little later
+                    f"tests/{verb}"  # a separate lane: abandoned jobs leave a lane a little later
                 )
                 with pytest.raises(grpc.RpcError) as error:
                     getattr(stub, verb)(request, timeout=2.0)
@@ -331,8 +331,8 @@ def test_what_a_hostile_request_costs_a_router_is_a_few_times_its_size(tmp_path:
 
 
 def test_requests_in_flight_take_no_more_than_they_are_counted_as(tmp_path: Path) -> None:
-    """Of the smallest items and of the longest query: the router's peak when it has let in what it
-    may.
+    """Measure the router's peak memory at its limit, with the smallest items and with the longest
+    query.
     """
     limit = 96 << 20
     few: list[codec.Request] = [encode_request(*["a"] * 10_000) for _ in range(120)]

@@ -1,5 +1,5 @@
-"""Many calls of one client on one stream: each is what a call of its own would be, and a router of
-before is called as it knows.
+"""Many calls of one client on one stream: each behaves like a separate call, and an older router is
+called without a stream.
 """
 
 from __future__ import annotations
@@ -364,7 +364,7 @@ async def test_what_answers_hold_is_given_back(redis_url: str) -> None:
         )
 
 
-# What the Python client makes of it.
+# The Python client's behaviour.
 
 
 def streams_of(client: AsyncClient) -> int:

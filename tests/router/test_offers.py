@@ -1,5 +1,5 @@
-"""To whom a lane is offered that nobody who waits can serve: models and adapters, with and without
-a scheduler that leads.
+"""Which worker is offered a lane that no waiting pull can serve: models and adapters, with and
+without a leading scheduler.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def test_adapter_is_offered_to_who_has_the_model_even_without_room(
     holder = fleet(worker("w", RESIDENT), leader=leader)
     assert offered(holder, TUNED, has_model=True, can_load=False)
     assert not offered(holder, TUNED, tokens=0, has_model=True)
-    # Its heartbeat may come after its pull.
+    # Its heartbeat may arrive after its pull.
     assert offered(
         fleet(worker("w", LOADING), leader=leader), TUNED, has_model=True, can_load=False
     )
@@ -266,7 +266,7 @@ async def test_adapter_is_loaded_by_the_worker_that_has_the_model(redis_url: str
         assert (await client.encode("tuned", adapter=ADAPTER)).dense.data == vector("tuned")
         assert (full.claims, roomy.claims) == ([(MODEL, ADAPTER)], [])
         assert [job.encode.adapter for job in full.jobs] == [ADAPTER]
-        # From now on its pull wants the lane, and nobody is asked again.
+        # From now on its pull lists the lane, and no worker is offered it again.
         assert (await client.encode("more", adapter=ADAPTER)).dense.data == vector("more")
         assert len(full.claims) == 1
 
@@ -304,6 +304,6 @@ async def test_adapter_that_cannot_be_loaded_fails_its_lane_only(
             refusal = await refused(client.encode("a", adapter=ADAPTER))
             assert (refusal.code.name, refusal.reason, refusal.message) == (code, reason, "why")
             assert (await client.encode("b")).dense.data == vector("b")
-            # It is known now, and told at once.
+            # The failure is known now, and returned at once.
             assert (await refused(client.encode("a", adapter=ADAPTER))).reason == reason
             assert len(fake.claims) == 1

@@ -1,4 +1,4 @@
-"""A worker id is of the credential that its heartbeats come with, at every router."""
+"""A worker id belongs to the credential of its heartbeats, at every router."""
 
 from __future__ import annotations
 
@@ -136,12 +136,12 @@ async def test_worker_id_is_of_one_credential_at_every_router(
         await until(knows)
         assert await codes(elsewhere, "w1") == {DENIED}
         assert await others.code(HEARTBEAT, beat("w1", leaving=True)) == DENIED
-        # Who shares the credential is one of the pool, and what a worker says of its subject counts
-        # for nothing.
+        # A worker with the same credential belongs to the pool; the subject that it reports is
+        # ignored.
         assert await codes(callers["b", POOL_A], "w1") == {OK}
         assert await others.code(HEARTBEAT, beat("w2", subject="pool-a")) == OK
         assert await codes(mine, "w2") == {DENIED}
         assert await codes(others, "w2") == {OK}
-        # Whose heartbeats have ended has no name any more.
+        # A name is free once its heartbeats have ended.
         assert await mine.code(HEARTBEAT, beat("w1", leaving=True)) == OK
         assert await codes(others, "w1") == {OK}

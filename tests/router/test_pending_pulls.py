@@ -1,4 +1,4 @@
-"""Which pull a bell wakes, and what is known of lanes."""
+"""Which pull a notification wakes, and which lanes are known to be empty."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def test_ring_for_a_worker_waits_for_its_next_pull() -> None:
     pending_pulls.add(first)
     pending_pulls.add(second)
     assert (first.must_send_heartbeat, second.must_send_heartbeat) == (True, False)
-    # ... unless a heartbeat comes before, or would have come.
+    # ... unless a heartbeat arrives before, or should have arrived.
     for forget in (
         lambda: pending_pulls.heartbeat_received("v"),
         lambda: pending_pulls.forget_lanes(set()),

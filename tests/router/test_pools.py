@@ -1,6 +1,4 @@
-"""Pools through a router and workers of two of them: preference, overflow, failures, names; and
-what operators are told.
-"""
+"""Two pools behind a router: preference, overflow, failures, names, and reports to operators."""
 
 from __future__ import annotations
 

@@ -59,9 +59,7 @@ async def test_worker_that_leaves_its_stream_in_order_is_left_alone(redis_url: s
 async def watched(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Presence, Fleet, Lanes, Background]]:
-    """What a router knows workers by, with a short grace; a lease of `w`'s epoch `e` holds one
-    job.
-    """
+    """Start a presence with a short grace; a lease of `w`'s epoch `e` holds one job."""
     monkeypatch.setattr(presence, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr(presence, "NEXT_SECONDS", 0.2)
     lanes = Lanes(redis, router_id="a", dead_result=DEAD, lease_ms=LEASE_MS)

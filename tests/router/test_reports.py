@@ -92,7 +92,7 @@ def test_words_of_a_failure_are_cut_to_what_travels() -> None:
 
 
 def whole_heartbeat() -> worker_pb2.HeartbeatRequest:
-    """With a value in each text that there is."""
+    """Return a heartbeat with a value in each text field."""
     failure = worker_pb2.Failure(reason="R", message="m", field="f")
     known = models_pb2.ModelCard(
         model=MODEL,
@@ -155,7 +155,7 @@ def test_no_text_of_a_heartbeat_brings_control_characters_into_the_mesh(number: 
 
 
 async def test_worker_that_talks_nonsense_harms_no_other(redis: Redis, redis_url: str) -> None:
-    """Its heartbeats never reach the registry, its answers end no job but those whose names it
+    """Its heartbeats never reach the registry, and its answers end only jobs with ids that it
     knows.
     """
     async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():

@@ -1,4 +1,4 @@
-"""Who is told to come back when: of what a lane can do, so much and no more."""
+"""Retry times: a lane receives no more retries than it can serve."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_who_cannot_come_in_time_books_nothing() -> None:
 @pytest.mark.parametrize("deadline", [2.0, 10.0, 60.0])
 @pytest.mark.parametrize("routers", [1, 2])
 def test_in_a_long_overload_few_come_back(deadline: float, routers: int) -> None:
-    """Clients without any budget of their own, which come back when they are told if they still
-    have time, forever.
+    """Clients without a retry budget: they retry at the given time while their deadline allows,
+    forever.
     """
     generator, given, numbers = random.Random(1), [RetrySlots() for _ in range(routers)], count()
     capacity, seconds, waiting, last, asked, new, done = 100.0, 60.0, 0.0, 0.0, 0, 0, 0

@@ -96,7 +96,7 @@ def test_first_pool_serves_while_it_is_in_time() -> None:
     assert chosen(both) == "l4-spot"
     assert chosen(both, {("l4-spot", MODEL): 3000}) == "l4-spot"
     assert chosen(both, {("l4-spot", MODEL): 3001}) == "a100"
-    # ... as measured by what the request has left.
+    # ... as measured by the request's remaining time.
     assert chosen(both, {("l4-spot", MODEL): 3001}, seconds=70.0) == "l4-spot"
     # When all are late, the least late.
     assert chosen(both, {("l4-spot", MODEL): 4000, ("a100", MODEL): 5000}) == "l4-spot"
@@ -110,11 +110,11 @@ def test_pool_that_must_load_the_model_first_is_chosen_by_the_patient_only_while
     assert chosen(fleet(cold, A100), seconds=60.0) == "l4-spot"
     assert chosen(fleet(cold, A100), seconds=10.0) == "a100"
     assert chosen(fleet(replace(L4, models={}), A100), seconds=10.0) == "a100"
-    # Nobody has it: the first pool, if that is in time.
+    # No pool has it: the first pool, if that is in time.
     assert chosen(fleet(cold, worker("a", "a100", COLD)), seconds=10.0) == "l4-spot"
     # The one that has it is late.
     assert chosen(fleet(cold, A100), {("a100", MODEL): 10_000}, seconds=10.0) == "l4-spot"
-    # What is on its way is as far as a load takes.
+    # A copy that is being loaded is as far away as a load takes.
     loading = worker("l", "l4-spot", LOADING)
     assert [chosen(fleet(loading, A100), seconds=left) for left in (10.0, 60.0)] == [
         "a100",
@@ -127,7 +127,7 @@ def test_pool_without_workers_must_be_started_first() -> None:
     assert chosen(fleet(A100), {("a100", MODEL): 10_000}) == "l4-spot"
     assert chosen(fleet(A100), seconds=1000.0) == "l4-spot"
     assert chosen(fleet()) == "l4-spot"
-    # Without a file nobody is known to start one.
+    # Without a file no pool is known to start a worker.
     by_card = Routes(Pools(), card("l4-spot", "a100"))
     assert chosen(fleet(A100), {("a100", MODEL): 10**9}, routes=by_card, seconds=1000.0) == "a100"
     assert chosen(fleet(), routes=by_card) == "l4-spot"

@@ -110,7 +110,7 @@ def without_timings(answer: pb.EncodeResponse) -> pb.EncodeResponse:
 
 @asynccontextmanager
 async def plain_stub(address: str) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
-    """Of a client that sets no options."""
+    """Open a client that sets no options."""
     async with grpc.aio.insecure_channel(address) as channel:
         yield cast(
             "inference_pb2_grpc.InferenceServiceAsyncStub",
@@ -150,7 +150,7 @@ async def read_all(call: Call) -> list[pb.EncodeResponse]:
 
 @pytest.fixture
 def flights(monkeypatch: pytest.MonkeyPatch) -> list[InFlightMemory]:
-    """Those of the routers that the test starts."""
+    """Return the routers that the test starts."""
     made: list[InFlightMemory] = []
 
     def make(*, limit_bytes: int) -> InFlightMemory:
@@ -162,7 +162,7 @@ def flights(monkeypatch: pytest.MonkeyPatch) -> list[InFlightMemory]:
 
 
 def held_after(worker: FakeWorker, jobs: int) -> None:
-    """The worker answers so many jobs, and holds the next one."""
+    """The worker answers this number of jobs, and holds the next one."""
     answered = 0
 
     def answer(job: worker_pb2.Job) -> worker_pb2.JobResult:
@@ -366,7 +366,9 @@ async def test_slow_reader_holds_what_it_has_not_read_and_nothing_else(
 async def test_who_leaves_while_it_is_written_to_is_no_failure_of_ours(
     redis_url: str, flights: list[InFlightMemory], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By a cancellation or a deadline; some have read nothing, some a little."""
+    """A cancellation or a deadline ends the stream; some clients have read nothing, some a
+    little.
+    """
     async with meshed(redis_url) as (client, worker), plain_stub(client.address) as stub:
         worker.answer = lambda job: worker_pb2.JobResult(encode=wide_answer(job.encode, 30_000))
         for number in range(12):

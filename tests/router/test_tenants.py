@@ -1,4 +1,4 @@
-"""What the file of tenants says, and what a router then does."""
+"""The file of tenants, and its effect on a router."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_changed_file_is_read_again_and_a_broken_one_leaves_what_was_known
 
 
 def replace(path: Path, text: str) -> None:
-    """As Kubernetes does it: another file takes the place."""
+    """Replace the file as Kubernetes does: another file takes its place."""
     other = path.with_suffix(".new")
     other.write_text(text)
     os.replace(other, path)
@@ -229,7 +229,7 @@ async def test_what_a_model_cuts_off_counts_for_quotas(redis_url: str, tmp_path:
 async def test_rate_that_texts_of_others_moved_changes_little(
     redis_url: str, tmp_path: Path, measured: float
 ) -> None:
-    """Six texts of 1 MB, or thousands of a letter, once moved the price of everybody's texts
+    """Six texts of 1 MB, or thousands of a letter, once changed the price of all tenants' texts
     without bound.
     """
     file = written(tmp_path, "tenants: {crawler: {tokens_per_second: 1, burst_seconds: 3600}}\n")

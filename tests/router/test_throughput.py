@@ -37,7 +37,7 @@ def worker(
     adapters: tuple[str, ...] = (),
     draining: bool = False,
 ) -> WorkerRecord:
-    """With these models resident."""
+    """Return a worker with these models resident."""
     models = {
         model: WorkerModelRecord(
             model, models_pb2.MODEL_STATE_RESIDENT, 1, load_seconds=1.0, tokens_per_second=rate, idle_seconds=0.0, pinned=False,
@@ -115,8 +115,8 @@ def test_what_left_the_lane_counts_where_it_is_slower_but_not_without_limit() ->
 
 
 def test_nothing_is_known_before_a_worker_has_reported_a_speed() -> None:
-    """Found by the chaos driver: a model's only holder had died, and its successor was taken to be
-    as slow as nobody.
+    """Found by the chaos driver: a model's only holder had died, and the drain of the lane without
+    workers was applied to its successor.
     """
     assert not lane_throughput(LANE, fleet(worker("w1", {"a/b": 0})), {}, drain=0.1).is_known
     assert not lane_throughput(LANE, fleet(), {}, drain=70.0).is_known, (

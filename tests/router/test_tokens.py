@@ -1,5 +1,5 @@
-"""Tokenize and Detokenize through a router: splitting, merging, limits, and what a worker's failure
-names.
+"""Tokenize and Detokenize through a router: splitting, merging, limits, and the fields that a
+worker's failure names.
 """
 
 from __future__ import annotations

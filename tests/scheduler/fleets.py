@@ -88,7 +88,7 @@ def state(
     sent: tuple[SentOrder, ...] = (),
     draw: int = 1,
 ) -> PlanInput:
-    """Of one pool, `cpu`. queued and rates: by model."""
+    """Return the gauges of one pool, `cpu`. queued and rates: by model."""
     cards = {
         model: models_pb2.ModelCard(model=model, bytes=size)
         for model, size in (sizes or {}).items()
@@ -114,7 +114,7 @@ def gauge(model: str, tokens: int, adapter: str = "") -> LaneGauges:
 
 
 def loads(made: Plan) -> dict[str, list[str]]:
-    """By model, the workers that shall load it."""
+    """Return by model the workers ordered to load it."""
     found: dict[str, list[str]] = {}
     for order in made.orders:
         if order.kind == "load":

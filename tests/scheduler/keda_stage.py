@@ -27,7 +27,7 @@ SPEC: Final = PoolSpec(POOL, max_workers=20, cold_start_seconds=60, drain_second
 
 
 class Scheduler:
-    """What of a scheduler KEDA talks to. A new one remembers nothing."""
+    """The part of a scheduler that KEDA calls. A new one remembers nothing."""
 
     def __init__(self, clock: FakeClock, spec: PoolSpec) -> None:
         self.view = View()
@@ -92,7 +92,7 @@ class Stage:
         await self.clock.run(seconds)
 
     async def run_until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
-        """Until the condition holds; fails after so many seconds of the clock."""
+        """Run until the condition holds; fail after this number of seconds of the clock."""
         end = self.clock.now() + seconds
         while not condition():
             assert self.clock.now() < end, f"{what}: not within {seconds:g} s; {self.story()}"
@@ -109,7 +109,7 @@ class Stage:
         return [change for change in self.keda.changes if change.at >= at]
 
     async def play(self) -> None:
-        """What happens in each second."""
+        """Run the events of each second."""
         while True:
             await self.clock.sleep(self._snapshot_seconds)
             self.workers.advance(self._snapshot_seconds)
@@ -166,5 +166,5 @@ async def staged(
 
 
 def turns(changes: list[Change]) -> int:
-    """How often the replicas went the other way than before."""
+    """Count how often the replicas changed direction."""
     return sum((a.after > a.before) != (b.after > b.before) for a, b in pairwise(changes))

@@ -50,7 +50,7 @@ class Mesh:
         memory_bytes: int = 1 << 30,
         epoch: str = "1",
     ) -> None:
-        """A worker whose last heartbeat came `silent_seconds` before every look."""
+        """Add a worker with its last heartbeat `silent_seconds` before every snapshot."""
         self.workers[name] = WorkerRecord(
             worker_id=name,
             epoch=epoch,
@@ -75,8 +75,8 @@ class Mesh:
         pool: str = "cpu",
         used_at: float | None = None,
     ) -> None:
-        """Sets the lane's tokens; `enqueued` grows by what was queued unless it is given.
-        `used_at`: as Redis knows it.
+        """Set the lane's tokens; `enqueued` grows by the queued tokens unless it is given.
+        `used_at`: the time in Redis.
         """
         lane = LaneKey(pool, model)
         before = self.gauges.get(lane)
@@ -95,8 +95,8 @@ class Mesh:
     def snapshot(
         self, seconds: float = 0.0, *, leader: Demand | None = None, leads: bool = False
     ) -> MeshSnapshot:
-        """A look `seconds` after the last one, which sees what the `leader` told last; by the one
-        that `leads`.
+        """Return a snapshot `seconds` after the last one, with the numbers last published by
+        `leader`, for the scheduler that `leads`.
         """
         self.at += seconds
         now_ms = EPOCH_MS + round(self.at * 1000)

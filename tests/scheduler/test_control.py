@@ -34,7 +34,7 @@ BROKEN = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="no such tensor"
 
 
 class Mesh:
-    """What routers and workers would do."""
+    """Acts like routers and workers."""
 
     def __init__(self, redis: Redis) -> None:
         self.redis = redis
@@ -219,7 +219,7 @@ async def test_next_leader_takes_over_with_higher_numbers_and_orders_nothing_twi
     assert made is not None
     assert (
         len(made.orders) == 1
-    )  # it does not know of the order, but the lane is claimed: only the same worker can be told again
+    )  # it does not know of the order, but the lane is claimed: only the same worker can be ordered again
     assert (await mesh.orders("v") == []) != (await mesh.orders("w") == [])
     assert await first.tick() is None
     await mesh.report("v", worker_pb2.WorkerModel(model="org/a", state=LOADING))

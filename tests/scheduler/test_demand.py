@@ -50,7 +50,7 @@ def pool(
     usable_bytes: int = 0,
     last_arrival: float | None = 0.0,
 ) -> PoolInput:
-    """A pool at time 0, whose last arrival was just now."""
+    """Return a pool at time 0 with an arrival just now."""
     return PoolInput(
         pool="cpu",
         at=0.0,
@@ -83,7 +83,7 @@ def one(demand: Demand) -> PoolDemand:
 
 def test_arrivals_need_workers_at_the_target_utilization() -> None:
     # 300 tokens/s at 100 tokens/s a worker are 3 busy workers, 4 at 75 %. ready = 4: no backlog is
-    # left when a fifth would come.
+    # left when a fifth would arrive.
     need = need_of(pool(work(fast=300.0, slow=300.0), ready=4), GOALS)
     assert need.workers == pytest.approx(4.0)
     assert need.reason == "steady"
@@ -95,8 +95,8 @@ def test_burst_counts_once_it_is_twice_the_usual(fast: float, offered: float) ->
 
 
 def test_backlog_is_worked_off_in_the_drain_time() -> None:
-    # W = (6000 + 600 / 2) / 100 = 63 s; nothing arrives and nobody works on it meanwhile: 63 / 30
-    # workers.
+    # W = (6000 + 600 / 2) / 100 = 63 s; nothing arrives and no worker reduces it until then: 63 /
+    # 30 workers.
     need = need_of(pool(work(queued=6000, leased=600)), GOALS)
     assert need.workers == pytest.approx(63 / 30)
     assert need.reason == "drain"
@@ -124,7 +124,7 @@ def test_no_worker_is_started_for_what_is_done_before_it_comes() -> None:
     assert need_of(
         pool(work(queued=6001), ready=1, first_ready=0.0), goals
     ).workers == pytest.approx(60.01)
-    # Those that are on their way already are left to come.
+    # Workers that are starting already are kept.
     assert (
         need_of(pool(work(queued=5900), ready=1, starting=2, first_ready=0.0), goals).workers == 3.0
     )
@@ -249,7 +249,7 @@ def test_averages_of_arrivals() -> None:
     arrivals.update(mesh.snapshot().gauges, mesh.at)
     assert (
         arrivals.rate(lane) == Rate()
-    )  # what was counted before this process began came at no known time
+    )  # the arrival times before this process started are unknown
     for _ in range(1200):
         mesh.lane(0, enqueued=mesh.gauges[lane].enqueued_tokens + 50)
         arrivals.update(mesh.snapshot(0.5).gauges, mesh.at)
@@ -274,7 +274,7 @@ def test_counter_that_begins_again_is_no_negative_arrival() -> None:
     mesh.gauges.clear()
     arrivals.update(mesh.snapshot(1.0).gauges, mesh.at)
     assert 0 < arrivals.rate(lane).fast < first.fast
-    mesh.lane(0, enqueued=600)  # Redis lost its data: what is counted now was enqueued since
+    mesh.lane(0, enqueued=600)  # Redis lost its data: the counter restarted at 0
     arrivals.update(mesh.snapshot(1.0).gauges, mesh.at)
     assert arrivals.rate(lane).fast > first.fast
 
@@ -394,7 +394,7 @@ def test_fewer_workers_only_after_the_hold() -> None:
     demand.update(mesh.snapshot(1.0))
     assert (
         one(demand).desired == 8
-    )  # 300 s of work, 60 of them done before another worker could come; in 30 s
+    )  # 300 s of work, 60 of them done before another worker could arrive; in 30 s
     mesh.lane(0, enqueued=0)
     for name in "bcdefgh":
         mesh.worker(name, holding(speed=100.0))
@@ -422,9 +422,7 @@ def test_hold_is_five_cold_starts_where_that_is_longer() -> None:
 
 
 def started(mesh: Mesh) -> Demand:
-    """A demand that has looked for so long that it does not matter any more what it found, and
-    knows the model's speed.
-    """
+    """Return a demand past its start-up hold that knows the model's speed."""
     demand = Demand(pools(max_workers=3))
     demand._speeds.measured("cpu", MODEL, 100.0, is_loaded=True, seconds=0.0)
     demand.update(mesh.snapshot())
@@ -433,7 +431,7 @@ def started(mesh: Mesh) -> Demand:
 
 
 def idle_after_a_burst(demand: Demand, mesh: Mesh) -> None:
-    """Three workers were wanted, came after 2.5 s and are done; a minute later the pool is not
+    """Three workers were wanted, arrived after 2.5 s and are done; a minute later the pool is not
     active any more.
     """
     mesh.lane(9_000)
@@ -635,7 +633,7 @@ def test_scheduler_that_starts_beside_one_that_leads_answers_as_it_does() -> Non
         second.update(mesh.snapshot(leader=leader))
         assert len({*both(leader, second)}) == 1
     assert both(leader, second) == ((0, False), (0, False))
-    mesh.lane(6_000)  # what is needed now is answered before the leader has told it
+    mesh.lane(6_000)  # the current need is answered before the leader has published it
     second.update(mesh.snapshot(0.1, leader=leader))
     assert (one(second).desired, one(second).active) == (3, True)
 
@@ -721,7 +719,7 @@ def test_over_time_answers_keep_within_bounds_and_fall_late(
         demand.update(mesh.snapshot(seconds))
         decision = one(demand)
         needs.append((mesh.at, math.ceil(decision.need.workers - 1e-9)))
-        if not decision.active:  # what is not there is not kept
+        if not decision.active:  # a missing worker is not kept
             needs = [(at, min(whole, workers)) for at, whole in needs]
         hold = max(300.0, 5 * decision.input.cold_start_seconds)
         assert 0 <= decision.desired <= 20

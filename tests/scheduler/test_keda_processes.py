@@ -49,12 +49,13 @@ full = pytest.mark.skipif(
 
 
 def slowed(snapshot: MeshSnapshot, factor: float, at: float) -> MeshSnapshot:
-    """The look as the scheduler would have it at `at` if real time were `factor` times as long.
+    """Return the snapshot as the scheduler would have it at `at` if real time were `factor` times
+    as long.
 
-    KEDA's clock is `factor` times as fast as the workers, so by that clock they are as much slower:
-    what is done in a second is divided, what something takes is multiplied. Bytes are multiplied
-    too, because the speed of a model that was not measured yet is guessed from them. Ages of
-    heartbeats stay: workers beat by the real clock.
+    KEDA's clock is `factor` times as fast as the workers, so by that clock they are slower by that
+    factor: rates are divided, durations are multiplied. Bytes are multiplied too, because the speed
+    of an unmeasured model is estimated from them. Ages of heartbeats stay: workers send them by the
+    real clock.
     """
 
     def model_slowed(model: WorkerModelRecord) -> WorkerModelRecord:
@@ -122,9 +123,7 @@ class Traffic:
         self.answered += dense is not None and dense.shape == (REQUEST_TEXTS, 384)
 
     async def keep_asking(self, concurrent: int, is_over: Callable[[], bool]) -> None:
-        """So many requests are always in flight, until it is over; returns when all are
-        answered.
-        """
+        """Keep this number of requests in flight until the end; return when all are answered."""
 
         async def one_after_another() -> None:
             while not is_over():
@@ -214,7 +213,7 @@ class Mesh:
             await asyncio.sleep(0.05)
 
     async def requests_a_second(self) -> float:
-        """How many requests one worker does, from what it measured while it was kept busy."""
+        """Return one worker's requests per second, from its measurements under load."""
         await self.traffic.keep_asking(
             24, lambda: bool(self.serving_workers()) and self.traffic.answered > 100
         )
@@ -360,8 +359,8 @@ async def test_sine_is_followed_by_real_workers_without_flapping(tmp_path: Path)
 
 @full
 async def test_spot_machines_may_go_with_and_without_notice(tmp_path: Path) -> None:
-    """Under load for 1.2 workers: one machine goes 15 s after its notice, one at once with what it
-    holds.
+    """Under load for 1.2 workers: one machine is lost 15 s after its notice, one at once with the
+    requests it holds.
     """
     notices = {
         f"worker-{number}": {"SHOAL_SPOT": f"file:{tmp_path}/worker-{number}.spot"}

@@ -63,7 +63,7 @@ async def test_scrape_says_what_keda_is_answered() -> None:
         told = scaler.demand_for("cpu", Options())
         assert (
             told.desired == 4
-        )  # 121 s of work, 60 done before another worker comes, in 30 s; and one for the one that goes
+        )  # 121 s of work, 60 done before another worker arrives, in 30 s; and one for the lost one
         assert seen["shoal_desired_workers", "cpu"] == told.desired
         assert seen["shoal_needed_workers", "cpu"] == pytest.approx(told.need.workers)
         assert seen["shoal_backlog_seconds", "cpu"] == pytest.approx(121.0)

@@ -1,4 +1,4 @@
-"""What a plan decides, case by case."""
+"""Decisions of a plan, case by case."""
 
 from __future__ import annotations
 

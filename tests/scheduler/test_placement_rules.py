@@ -1,4 +1,4 @@
-"""What holds of every plan, whatever the fleet looks like, and that plans come to rest."""
+"""Rules of every plan, for any fleet, and that plans converge."""
 
 from __future__ import annotations
 
@@ -109,7 +109,9 @@ def test_every_plan_keeps_the_rules(asked: PlanInput) -> None:
 
 
 def check_memory(loads: list[Order], asked: PlanInput) -> None:
-    """What is promised to a worker fits beside what is pinned there and what is on its way."""
+    """Assert that the models ordered on a worker fit next to its pinned models and loads in
+    progress.
+    """
     promised: Counter[str] = Counter()
     for order in loads:
         promised[order.worker_id] += SIZES[order.model]
@@ -144,7 +146,9 @@ def check_places(loads: list[Order], asked: PlanInput) -> None:
 
 
 def may_have(one: WorkerRecord, model: str, asked: PlanInput) -> bool:
-    """Whether the worker can come by the model's files, or nobody who has them can load it."""
+    """Return whether the worker can get the model's files, or no worker that has them can load
+    it.
+    """
     failed = asked.fleet.failures.get(model, {})
     able = [
         other
@@ -159,7 +163,7 @@ def may_have(one: WorkerRecord, model: str, asked: PlanInput) -> bool:
 
 
 def check_eviction(order: Order, asked: PlanInput) -> None:
-    """Only idle copies that are too many and were not loaded lately."""
+    """Assert that only surplus idle copies without a recent load are evicted."""
     one = asked.fleet.workers[order.worker_id]
     held = one.models[order.model]
     assert held.state == RESIDENT
@@ -188,7 +192,9 @@ def test_same_input_gives_the_same_plan_in_whatever_order_it_comes(asked: PlanIn
 @many
 @given(inputs)
 def test_cold_model_with_work_is_placed_if_a_worker_could_hold_it(asked: PlanInput) -> None:
-    """One model at a time: of several, those for whom more waits come first."""
+    """Assert that of several models without a copy, those with more waiting work are loaded
+    first.
+    """
     staying = [one for one in asked.fleet.workers.values() if not one.is_going]
     for model in SIZES:
         lane = LaneKey("cpu", model)
@@ -216,8 +222,8 @@ def loading(one: WorkerRecord) -> int:
 
 
 def room_bytes(one: WorkerRecord) -> int:
-    """With everything gone that is not pinned: no work waits but for the model in question, so
-    everything yields to it.
+    """Return whether the model fits if every unpinned model is evicted: only this model has waiting
+    work.
     """
     models = one.models.values()
     unseen = sum(
@@ -236,7 +242,9 @@ def may_leave(held: WorkerModelRecord) -> bool:
 
 
 def some_world(seed: int) -> World:
-    """With enough memory and time for all models; one of them may need more than one copy."""
+    """Draw a fleet with enough memory and time for all models; one of them may need more than one
+    copy.
+    """
     chance = random.Random(seed)
     count = chance.randrange(2, 6)
     models = {}

@@ -49,7 +49,7 @@ class DrivenClock:
         await woken
 
     def advance(self, seconds: float) -> bool:
-        """Whether anything was woken."""
+        """Advance the clock; return whether any sleeper was woken."""
         self.at += seconds
         due = [woken for at, woken in self._sleepers if at <= self.at and not woken.done()]
         self._sleepers = [
@@ -150,7 +150,7 @@ class Stream:
             return await self.call.code()
 
     async def results(self) -> list[bool]:
-        """Of the stream, once it has ended in order."""
+        """Return the messages of the stream, once it has ended in order."""
         assert await self.ended() == grpc.StatusCode.OK
         await self.reader
         return [message.result for message in self.messages]
@@ -221,7 +221,7 @@ async def test_each_caller_has_its_own_options() -> None:
         scene.snapshot()
         scene.mesh.lane(12_000, enqueued=0)
         scene.snapshot(0.5)
-        # 120 s of work, 60 of them done before another worker comes.
+        # 120 s of work, 60 of them done before another worker arrives.
         assert await scene.told(pool="cpu", scalerAddress="elsewhere:50053") == (2, True)
         assert await scene.told(pool="cpu", drainSeconds="10") == (6, True)
         assert await scene.told(poolFromEnv="cpu", minWarmFromEnv="4") == (4, True)

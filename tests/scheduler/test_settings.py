@@ -1,4 +1,4 @@
-"""What the environment tells a scheduler."""
+"""A scheduler's settings in the environment."""
 
 from __future__ import annotations
 

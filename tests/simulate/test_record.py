@@ -1,4 +1,4 @@
-"""A mesh is recorded through its WatchMesh, and what was recorded can be replayed."""
+"""A mesh is recorded through its WatchMesh, and the recording can be replayed."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_short_text_never_brings_back_what_a_burst_needed() -> None:
 def test_one_visit_holds_a_machine_for_its_start_keep_warm_and_cooldown() -> None:
     outcome = simulate(pool(100.0, 400.0), [Visit(1000.0, (200,))])
     assert (outcome.answered, outcome.starts) == (1, 1)
-    # Keep-warm counts from the last arrival; a poll comes every 5 s.
+    # Keep-warm counts from the last arrival; polls are 5 s apart.
     held = outcome.held_share * (1000.0 + 3600.0)
     assert 100.0 + 400.0 <= held <= 100.0 + 400.0 + 10.0
     assert outcome.wait_p50 == pytest.approx(100.0 + 5.0 + 200 / 5_000)

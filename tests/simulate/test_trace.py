@@ -1,6 +1,4 @@
-"""Traces in files: what is written is read again, and what is wrong is told with its file and
-line.
-"""
+"""Traces in files: written traces can be read, and errors name file and line."""
 
 from __future__ import annotations
 
