@@ -79,7 +79,7 @@ async def test_order_of_a_former_leader_is_refused(fleet: Fleet, other: Fleet) -
     )  # an operator needs no lead
 
 
-async def test_nobody_leads_without_the_lock(fleet: Fleet) -> None:
+async def test_no_scheduler_leads_without_the_lock(fleet: Fleet) -> None:
     with pytest.raises(LostLeadership):
         await fleet.order("w", "1", LOAD, fence=1)
 
@@ -108,7 +108,7 @@ async def test_further_copy_is_ordered_in_spite_of_a_claim_that_the_plan_knew_of
     assert not await other.claim(LANE, "x", 10_000)
 
 
-async def test_order_rings_for_its_worker(fleet: Fleet, redis: Redis) -> None:
+async def test_order_notifies_its_worker(fleet: Fleet, redis: Redis) -> None:
     wakeups = Lanes(redis, router_id="r", dead_result=b"").wakeups()
     assert await anext(wakeups) is None
     await fleet.order("w", "1", worker_pb2.Directive(evict_model="org/model"))
@@ -116,7 +116,7 @@ async def test_order_rings_for_its_worker(fleet: Fleet, redis: Redis) -> None:
     await wakeups.aclose()
 
 
-async def test_notes_and_the_plan_are_told(fleet: Fleet, other: Fleet) -> None:
+async def test_notes_and_plan_are_published(fleet: Fleet, other: Fleet) -> None:
     fence = await lead(fleet)
     plan = (fence << 32) + 7
     await fleet.note_plan(fence, plan, {"a": "loads on w", "b": "held back"}, replace_all=True)

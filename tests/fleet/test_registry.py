@@ -90,7 +90,7 @@ async def test_heartbeat_is_seen_here_at_once_and_elsewhere_after_a_refresh(
     assert snapshot.pools() == {"cpu"}
 
 
-async def test_what_is_told_while_the_registry_is_read_stays_known(
+async def test_heartbeats_during_refresh_are_kept(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refresh may read older data: a router must not forget a new heartbeat even for a second."""
@@ -140,9 +140,7 @@ async def test_failed_load_is_known_to_all(fleet: Fleet, other: Fleet) -> None:
     assert (await other.refresh()).failures == {"org/model": {"w": BROKEN}}
 
 
-async def test_failure_is_noted_when_it_happens_and_not_again_at_every_heartbeat(
-    fleet: Fleet, redis: Redis
-) -> None:
+async def test_failure_is_recorded_once(fleet: Fleet, redis: Redis) -> None:
     await fleet.report(heartbeat("w", failed(BROKEN)))
     await redis.delete("v1:{fleet}:failures")  # as if its 15 minutes were over
     await fleet.refresh()
@@ -202,7 +200,7 @@ async def test_one_worker_claims_a_lane(fleet: Fleet, other: Fleet, redis: Redis
     assert not await fleet.renew_claim(LANE, "w", 10_000)
 
 
-async def test_orders_come_in_order_and_once_seen_not_again(fleet: Fleet, other: Fleet) -> None:
+async def test_orders_are_delivered_once_in_order(fleet: Fleet, other: Fleet) -> None:
     orders = [
         worker_pb2.Directive(load_model="a"),
         worker_pb2.Directive(evict_model="a"),
@@ -221,7 +219,7 @@ async def test_orders_come_in_order_and_once_seen_not_again(fleet: Fleet, other:
     assert await other.orders("w", "2", 0) == []
 
 
-async def test_dead_router_is_told_of_once(redis: Redis) -> None:
+async def test_dead_router_is_reported_once(redis: Redis) -> None:
     fleet = Fleet(redis, ttl_ms=1)
     assert await fleet.router_heartbeat("a") == []
     while not (silent := await fleet.router_heartbeat("b")):

@@ -176,7 +176,7 @@ async def test_nobody_answers_renews_or_takes_back_what_another_worker_was_given
     ).accepted == 2
 
 
-async def test_what_was_given_back_cannot_be_answered(lanes: Lanes) -> None:
+async def test_released_jobs_cannot_be_answered(lanes: Lanes) -> None:
     await add(lanes, job("a"))
     pulled = await lease(lanes)
     await lanes.complete(LANE, "w", pulled.batch_id, [], release=True)

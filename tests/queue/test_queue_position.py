@@ -24,7 +24,7 @@ async def test_nothing_stands_in_an_unused_lane(redis: Redis) -> None:
 @pytest.mark.parametrize(
     ("tenant", "weight"), [("heavy", 1.0), ("light", 1.0), ("new", 1.0), ("heavy", 8.0)]
 )
-async def test_what_is_ahead_of_a_tenants_next_job_comes_out_before_it(
+async def test_jobs_ahead_of_next_job_are_leased_before_it(
     lanes: Lanes, redis: Redis, tenant: str, weight: float
 ) -> None:
     for number in range(30):

@@ -142,7 +142,7 @@ async def test_failover_by_order_is_nothing_but_a_short_absence(connected: Conne
         await end_tasks(loops)
 
 
-async def test_replica_is_not_talked_to_even_if_sentinels_name_it_and_it_takes_writes(
+async def test_replica_is_not_used_even_if_sentinels_name_it(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
     master, replica = masters
@@ -178,7 +178,7 @@ async def test_master_that_became_a_replica_is_left(
         assert ids(await lease(lanes)) == ["b"]
 
 
-async def test_everything_that_is_connected_to_the_old_master_ends_when_another_is_found(
+async def test_connections_to_old_master_close_after_failover(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
     """Also what waits there for a bell, of a master that lives on, cut off from its Sentinels."""
@@ -200,7 +200,7 @@ async def test_everything_that_is_connected_to_the_old_master_ends_when_another_
         await wakeups.aclose()
 
 
-async def test_sentinels_are_asked_once_by_all_that_connect_at_once(
+async def test_concurrent_connects_share_one_discovery(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
     """One of them is gone by now, and none is forgotten (redis-py's own calls lose one)."""
@@ -213,7 +213,7 @@ async def test_sentinels_are_asked_once_by_all_that_connect_at_once(
         assert len(set(pool.sentinel_manager.sentinels)) == 2
 
 
-async def test_sentinel_that_knows_the_master_of_before_is_not_believed(
+async def test_outdated_sentinel_is_ignored(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
     """The Sentinel and that master have just restarted, as after a node's restart, and report the
@@ -250,7 +250,7 @@ async def test_in_plain_text_nothing_goes_to_a_master_on_another_machine(
         (b"*0\r\n", "knows of a master"),
     ],
 )
-async def test_what_sentinels_answer_is_told_in_words(
+async def test_sentinel_failures_have_clear_messages(
     connected: Connect, says: bytes, words: str
 ) -> None:
     with (
@@ -323,9 +323,7 @@ async def test_redis_that_is_a_replica_by_now_or_has_too_few_is_no_capacity(
         await add(lanes, job("b"))
 
 
-async def test_script_that_is_forgotten_as_soon_as_it_is_loaded_is_no_capacity(
-    lanes: Lanes, redis: Redis
-) -> None:
+async def test_script_lost_after_load_is_no_capacity(lanes: Lanes, redis: Redis) -> None:
     """Simulate another master taking over between the two calls."""
 
     class FakeForgetful(Redis):
@@ -339,7 +337,7 @@ async def test_script_that_is_forgotten_as_soon_as_it_is_loaded_is_no_capacity(
         )
 
 
-async def test_next_redis_is_looked_at_as_the_first_one_was(
+async def test_replacement_redis_is_checked_again(
     masters: tuple[TcpServer, TcpServer], connected: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An empty server receives the layout. One that may evict is logged and used; one with another

@@ -119,7 +119,7 @@ async def test_queue_works_with_a_redis_that_has_tls_itself(
             await make_lanes(connected(port, RedisTrust(ca=tls.ca)), Clock(), "a").lane_gauges()
 
 
-async def test_redis_that_cannot_be_trusted_gets_nothing(
+async def test_untrusted_redis_receives_nothing(
     proxied: ProxiedRedis, tls: Certificates, trust: RedisTrust, connected: Connect, tmp_path: Path
 ) -> None:
     other = Certificates(tmp_path)
@@ -228,7 +228,7 @@ async def test_password_is_what_the_file_has_when_a_connection_is_made(
         ("redis+sentinel://h/m", {"SHOAL_REDIS_SENTINEL_PASSWORD_FILE": "text"}, "plain text"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(
+def test_invalid_settings_are_refused(
     tls: Certificates, tmp_path: Path, url: str, variables: dict[str, str], words: str
 ) -> None:
     (tmp_path / "text").write_text("text")

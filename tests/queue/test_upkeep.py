@@ -100,7 +100,7 @@ async def test_sweep_drops_expired_jobs_anywhere(lanes: Lanes, clock: Clock, red
     assert await look_inside(redis) == NOTHING
 
 
-async def test_sweep_takes_back_leases_though_nobody_pulls(redis: Redis, clock: Clock) -> None:
+async def test_sweep_revokes_expired_leases_without_pulls(redis: Redis, clock: Clock) -> None:
     lanes = Lanes(
         redis, router_id="a", dead_result=DEAD, lease_ms=LEASE_MS, max_attempts=1, clock=clock
     )
@@ -161,7 +161,7 @@ async def test_sweep_leaves_a_healthy_lane_alone(lanes: Lanes, redis: Redis) -> 
     assert (await look_inside(redis), await gauges(lanes)) == (before, counted)
 
 
-async def test_fail_all_answers_what_waits(lanes: Lanes, other: Lanes, redis: Redis) -> None:
+async def test_fail_all_answers_queued_jobs(lanes: Lanes, other: Lanes, redis: Redis) -> None:
     await add(lanes, *(job(f"{number}") for number in range(1100)), job("bulk", priority="bulk"))
     await add(other, job("theirs"))
     leased = await lease(lanes, 20)
@@ -175,7 +175,7 @@ async def test_fail_all_answers_what_waits(lanes: Lanes, other: Lanes, redis: Re
     assert (await look_inside(redis)).payloads == set(ids(leased))
 
 
-async def test_missing_names_what_redis_does_not_have(lanes: Lanes, redis: Redis) -> None:
+async def test_missing_returns_jobs_that_redis_lost(lanes: Lanes, redis: Redis) -> None:
     await add(lanes, job("a"), job("b"), job("c"))
     await lease(lanes, 10)
     assert await lanes.missing(LANE, ["a", "b", "c", "x"]) == ["x"]

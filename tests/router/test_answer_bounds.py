@@ -67,7 +67,7 @@ def test_items_share_what_an_answer_may_have_and_as_many_bytes_as_the_request_ha
 
 
 @pytest.mark.parametrize(("max_tokens", "allowed"), [(0, 4096), (4096, 256)])
-def test_more_tokens_than_an_answer_holds_are_not_written(max_tokens: int, allowed: int) -> None:
+def test_more_tokens_than_answer_holds_are_refused(max_tokens: int, allowed: int) -> None:
     writes = card(tasks=[models_pb2.TASK_TEXT])
     request = pb.ExtractRequest(
         model=MODEL,
@@ -81,7 +81,7 @@ def test_more_tokens_than_an_answer_holds_are_not_written(max_tokens: int, allow
     check_extract(request, writes)
 
 
-def test_pages_are_texts_to_be_written_unless_their_layers_alone_are_asked_for() -> None:
+def test_pages_count_as_generated_texts_unless_only_text_layers_are_read() -> None:
     reads = card(tasks=[models_pb2.TASK_TEXT])
     reads.inputs.extend([models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT])
     document = pb.Document(file=0, last_page=64)
@@ -136,7 +136,7 @@ def test_dense_vectors_beyond_one_answer_are_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize(("dimensions", "allowed"), [(384, 2_730), (4096, 255)])
-def test_client_that_says_nothing_is_refused_what_its_grpc_would_not_read(
+def test_default_client_is_refused_answers_above_its_grpc_limit(
     dimensions: int, allowed: int
 ) -> None:
     request = pb.EncodeRequest(items=[pb.Item(text="a")] * allowed, dimensions=dimensions)
@@ -159,19 +159,19 @@ def test_client_that_says_nothing_is_refused_what_its_grpc_would_not_read(
     )
 
 
-def test_what_is_found_fits_what_the_client_reads() -> None:
+def test_variable_results_fit_client_limit() -> None:
     request = pb.ExtractRequest(items=[pb.Item(text="a")] * 200)
     share = answer_bounds.item_share(request, 359_000, DEFAULT_ANSWER_BYTES)
     assert DEFAULT_ANSWER_BYTES - 2_000 < share * 200 < DEFAULT_ANSWER_BYTES
 
 
 @pytest.mark.parametrize("value", ["-2", "4 MiB", "1e6", "9" * 19, "\u0663"])
-def test_limit_that_is_no_number_is_refused(value: str) -> None:
+def test_answer_limit_that_is_not_a_number_is_refused(value: str) -> None:
     with pytest.raises(InvalidInput, match="x-shoal-max-answer-bytes must be a number of bytes"):
         answer_bytes_of(value)
 
 
-async def test_router_refuses_before_any_work_what_a_default_client_could_not_read(
+async def test_router_refuses_unreadable_answers_before_any_work(
     redis_url: str, redis: Redis
 ) -> None:
     """Through gRPC with its default limit, and with the metadata that says another one."""

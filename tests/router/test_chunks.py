@@ -62,7 +62,7 @@ def spanned(*spans: tuple[int, int], text: str = "abcdefgh", context: str = "") 
         ),
     ],
 )
-def test_what_cannot_be_divided_is_refused(asked: pb.EncodeRequest, field: str) -> None:
+def test_invalid_chunking_is_refused(asked: pb.EncodeRequest, field: str) -> None:
     if not field:
         assert check_encode(asked, card()).chunks == [1]
         return
@@ -178,7 +178,7 @@ def test_stream_has_whole_items(most: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["starts", "ends", "tokens", "offsets"])
-def test_chunks_that_do_not_fit_their_vectors_are_no_answer(name: str) -> None:
+def test_chunks_that_do_not_match_vectors_are_refused(name: str) -> None:
     wrong = answer(2, 1)
     del getattr(wrong.chunks, name)[-1]
     with pytest.raises(InternalError):

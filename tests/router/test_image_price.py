@@ -85,7 +85,7 @@ def test_size_of_variants(kind: str, mode: str, options: dict[str, object]) -> N
     st.sampled_from([file_of(5, 6, kind) for kind in FORMATS]),
     st.integers(0, 80),
 )
-def test_whatever_the_bytes_are(noise: bytes, file: bytes, kept: int) -> None:
+def test_random_bytes_never_raise(noise: bytes, file: bytes, kept: int) -> None:
     """Neither raised nor taken long for."""
     for data in (noise, file[:kept], file[:kept] + noise):
         size = size_of(data)
@@ -117,7 +117,7 @@ def test_tokens_of_several_maps() -> None:
     assert image_price.image_tokens(None, maps) == 22_000
 
 
-def test_texts_that_are_filled_up_cost_what_they_are_filled_to() -> None:
+def test_padded_texts_cost_their_padded_length() -> None:
     """SigLIP reads images and texts as items, as a query, and as labels; an image is not a text."""
     known = begin_pull()
     known.max_tokens = 64
@@ -143,7 +143,7 @@ def test_texts_that_are_filled_up_cost_what_they_are_filled_to() -> None:
     assert control.price(labels, known, pb.TRUNCATION_END) == ([196 + 2], 3 * 64)
 
 
-def test_admission_prices_texts_and_pictures_apart() -> None:
+def test_admission_prices_texts_and_images_separately() -> None:
     request = pb.EncodeRequest(
         model=MODEL, items=[pb.Item(text="x" * 98), picture(file_of(9, 9, "PNG"))]
     )
@@ -203,7 +203,7 @@ def test_item_of_parts_costs_what_they_cost() -> None:
     ] == [132]
 
 
-def test_bomb_is_refused_by_its_header() -> None:
+def test_decompression_bomb_is_refused_by_header() -> None:
     item = pb.Item(
         parts=[pb.Part(text="a"), pb.Part(image=pb.Image(data=png_header(50_000, 50_000)))]
     )
@@ -230,7 +230,7 @@ def test_bomb_is_refused_by_its_header() -> None:
         (pb.Item(parts=[pb.Part(text="a")], entities=[pb.Entity(end=1)]), "items[0].entities"),
     ],
 )
-def test_parts_that_cannot_be(item: pb.Item, field: str) -> None:
+def test_invalid_parts_are_refused(item: pb.Item, field: str) -> None:
     request = pb.ExtractRequest(
         model=MODEL, items=[item], relations=pb.RelationsTask(labels=["a"], entity_labels=["b"])
     )
@@ -239,7 +239,7 @@ def test_parts_that_cannot_be(item: pb.Item, field: str) -> None:
     assert caught.value.field == field
 
 
-def test_what_a_model_reads() -> None:
+def test_unsupported_inputs_are_refused() -> None:
     shown, text = picture(file_of(9, 9, "PNG")), pb.Item(text="a")
     only_pictures = begin_pull(inputs=(models_pb2.INPUT_KIND_IMAGE,))
     check_encode(pb.EncodeRequest(model=MODEL, items=[shown]), only_pictures)

@@ -56,7 +56,7 @@ def reserve(in_flight: InFlightMemory, size: int, tenant: str = "t") -> tuple[Fa
     return rpc, in_flight.reserve(size, tenant, cast(Rpc, rpc))
 
 
-def test_what_is_held_is_what_requests_take_and_ends_with_them() -> None:
+def test_reserved_memory_is_released_with_requests() -> None:
     in_flight, rpc = InFlightMemory(limit_bytes=10**9), FakeRpc()
     reservation = in_flight.reserve(1000, "t", cast(Rpc, rpc))
     assert in_flight.held_bytes == COPIES * 1000 + EMPTY
@@ -71,7 +71,7 @@ def test_what_is_held_is_what_requests_take_and_ends_with_them() -> None:
     assert in_flight.held_bytes == 0, "an answer that came too late is not kept"
 
 
-def test_what_is_in_many_parts_takes_more() -> None:
+def test_items_increase_reserved_memory() -> None:
     in_flight = InFlightMemory(limit_bytes=10**9)
     in_flight.reserve(1000, "t", cast(Rpc, FakeRpc()), 100)
     assert in_flight.held_bytes == COPIES * 1000 + PART_BYTES * 100 + EMPTY
@@ -82,7 +82,7 @@ def test_what_is_in_many_parts_takes_more() -> None:
     assert count_parts(request) == 8
 
 
-def test_beyond_the_limit_nothing_enters_but_what_comes_alone() -> None:
+def test_only_a_sole_request_may_exceed_memory_limit() -> None:
     in_flight = InFlightMemory(limit_bytes=100_000)
     large, _ = reserve(in_flight, 10**6)
     with pytest.raises(QueueFull) as refusal:
@@ -106,7 +106,7 @@ def working(client: Client) -> AbstractAsyncContextManager[FakeWorker]:
     return FakeWorker(client.address, models=[card()]).working()
 
 
-async def test_router_with_full_hands_says_when_to_come_again_and_recovers(redis_url: str) -> None:
+async def test_full_router_refuses_with_retry_time_and_recovers(redis_url: str) -> None:
     text = "word " * 20_000
     async with router(redis_url, in_flight_bytes=1 << 21) as client, working(client) as worker:
         worker.hold()
@@ -210,9 +210,7 @@ async def refusals_of(calls: Sequence[asyncio.Task[Refusal]], waiting: int) -> l
     return ended
 
 
-async def test_made_up_models_open_few_lanes_and_leave_none_behind(
-    redis_url: str, redis: Redis
-) -> None:
+async def test_invented_models_open_few_lanes_and_leave_none(redis_url: str, redis: Redis) -> None:
     async with router(redis_url) as client, working(client):
         await client.sees("w1")
         for again in "ab":
@@ -232,14 +230,14 @@ async def test_made_up_models_open_few_lanes_and_leave_none_behind(
         await until(is_tidy, "idle lanes to be forgotten", 20.0)
 
 
-async def test_one_tenant_opens_only_so_many(redis_url: str) -> None:
+async def test_tenant_opens_bounded_number_of_unknown_lanes(redis_url: str) -> None:
     async with router(redis_url) as client:
         calls = [ask_for(client, f"made/up-{number}", "t") for number in range(100)]
         refusals = await refusals_of(calls, MAX_UNKNOWN_OF_TENANT)
         assert {refusal.reason for refusal in refusals} == {"QUEUE_FULL"}
 
 
-async def test_only_so_many_watch_a_router(redis_url: str) -> None:
+async def test_number_of_mesh_watchers_is_bounded(redis_url: str) -> None:
     async with router(redis_url) as client:
         streams = [
             client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=60))

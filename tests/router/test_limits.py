@@ -37,7 +37,7 @@ CLASSIFIES = card(tasks=[models_pb2.TASK_ENCODE, models_pb2.TASK_CLASSIFY])
 LISTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
-def test_table_of_the_security_page_is_what_validation_refuses_by() -> None:
+def test_security_page_table_matches_limits() -> None:
     page = (ROOT / "docs" / "security.md").read_text()
     assert limits.table() in page, (
         "print it by python -m services.router.admission.validation.limits"
@@ -64,7 +64,7 @@ def comments() -> dict[str, str]:
     return found
 
 
-def test_protos_say_the_same() -> None:
+def test_proto_comments_match_limits() -> None:
     said = comments()
     for limit in limits.ALL:
         for field in limit.fields:
@@ -93,7 +93,7 @@ def test_every_field_of_a_clients_request_that_may_be_long_has_a_limit() -> None
                 assert set(lists_of(method.input_type, set())) <= limited
 
 
-def test_what_is_refused_says_how_many_items_may_come() -> None:
+def test_refusal_names_allowed_number_of_items() -> None:
     request = pb.ScoreRequest(
         model="a/b", query=pb.Item(text="q" * 131_072), documents=[pb.Item(text="d" * 1000)] * 4000
     )
@@ -164,7 +164,7 @@ def test_labels_count_as_often_as_they_are_read() -> None:
     assert check_extract(request, infers).times == 1, "its own classes need one forward"
 
 
-def test_what_stands_before_each_text_counts_for_each() -> None:
+def test_text_before_each_item_counts_for_each() -> None:
     turns = [
         pb.Turn(role=pb.Turn.ROLE_USER, text="東京"),
         pb.Turn(role=pb.Turn.ROLE_ASSISTANT, text="a" * 994),
@@ -181,7 +181,7 @@ def test_what_stands_before_each_text_counts_for_each() -> None:
         check_extract(request, None)
 
 
-def test_price_of_an_item_grows_with_what_is_cut_off_and_with_its_sequences() -> None:
+def test_truncated_bytes_and_sequences_raise_price() -> None:
     known = models_pb2.ModelCard(tokens_per_byte=0.25, max_tokens=512)
     (short, long, longest), _ = admission.price(
         Sizes([2000, 10_000, 4 << 20]), known, pb.TRUNCATION_END
@@ -194,9 +194,7 @@ def test_price_of_an_item_grows_with_what_is_cut_off_and_with_its_sequences() ->
 @pytest.mark.parametrize(
     ("measured", "counted"), [(0.0, 0.3), (0.0046, 1 / 16), (0.5, 0.5), (40.0, 1.0)]
 )
-def test_no_measurement_moves_prices_beyond_what_texts_have(
-    measured: float, counted: float
-) -> None:
+def test_measured_rates_are_clamped(measured: float, counted: float) -> None:
     known = models_pb2.ModelCard(tokens_per_byte=measured)
     assert admission.price(Sizes([1600]), known, pb.TRUNCATION_END)[0] == [
         int(counted * 1600) + admission.SPECIAL_TOKENS
@@ -268,7 +266,7 @@ async def test_long_instruction_is_not_copied_into_hundreds_of_jobs(
         assert len(worker.jobs) > 1, "others may come in between"
 
 
-async def test_name_that_is_asked_about_is_not_repeated_whatever_its_length(redis_url: str) -> None:
+async def test_requested_name_is_not_repeated_in_errors(redis_url: str) -> None:
     long = "a/" + "b" * 300
     async with router(redis_url) as client:
         calls = (
@@ -287,7 +285,7 @@ def hypothesis_of(size: int, labels: int) -> pb.ExtractRequest:
     return pb.ExtractRequest(model=MODEL, items=[pb.Item(text="a text")], classify=task)
 
 
-def test_what_a_hostile_request_costs_a_router_is_a_few_times_its_size(tmp_path: Path) -> None:
+def test_hostile_request_costs_few_times_its_size(tmp_path: Path) -> None:
     """Peaks of the process: with requests beyond limits (a hypothesis of 4 MB for 256 labels took
     4.2 GB), then with about the most that is let in."""
     beyond: dict[str, codec.Request] = {

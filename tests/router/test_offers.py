@@ -96,7 +96,7 @@ def test_second_copy_is_left_to_the_scheduler_that_leads() -> None:
 
 
 @pytest.mark.parametrize("leader", [None, LEADER])
-def test_adapter_is_offered_to_who_has_the_model_even_without_room(
+def test_adapter_is_offered_to_holders_without_free_memory(
     leader: LeaderRecord | None,
 ) -> None:
     holder = fleet(worker("w", RESIDENT), leader=leader)
@@ -182,7 +182,7 @@ async def test_cold_model_is_left_to_the_leader_for_half_a_second(redis_url: str
         )
 
 
-async def test_claim_ends_soon_after_the_worker_has_told_of_the_model(redis_url: str) -> None:
+async def test_claim_ends_soon_after_heartbeat_shows_load(redis_url: str) -> None:
     """Else a model that is evicted again could not be loaded elsewhere for as long as a claim
     lasts.
     """
@@ -211,7 +211,7 @@ async def test_order_reaches_a_worker_whose_pull_waits(redis_url: str) -> None:
         assert [directive.load_model for directive in fake.directives] == [MODEL]
 
 
-async def test_ring_for_a_worker_is_kept_until_its_next_pull(redis_url: str) -> None:
+async def test_notification_for_a_worker_is_kept_until_its_next_pull(redis_url: str) -> None:
     async with (
         router(redis_url) as client,
         FakeWorker(client.address, "w1", models=[card()]).working() as fake,
@@ -227,7 +227,7 @@ async def test_ring_for_a_worker_is_kept_until_its_next_pull(redis_url: str) -> 
         assert fake.directives[0].evict_model == MODEL
 
 
-async def test_heartbeat_is_told_what_waits_for_the_workers_models(redis_url: str) -> None:
+async def test_heartbeat_response_has_waiting_tokens(redis_url: str) -> None:
     async with (
         router(redis_url) as client,
         FakeWorker(

@@ -63,7 +63,7 @@ async def codes(caller: Caller, worker_id: str) -> set[grpc.StatusCode]:
     return {await caller.code(method, request) for method, request in said_of(worker_id).items()}
 
 
-async def test_what_another_worker_was_given_is_neither_answered_nor_taken_back(
+async def test_other_workers_batches_cannot_be_answered_or_released(
     redis_url: str,
 ) -> None:
     async with (
@@ -104,7 +104,7 @@ async def test_what_another_worker_was_given_is_neither_answered_nor_taken_back(
         assert len(worker.jobs) == 1, "nobody took it back"
 
 
-async def test_worker_id_is_of_one_credential_at_every_router(
+async def test_worker_id_belongs_to_one_credential_at_every_router(
     tokens: Path, server: RedisServer, redis: Redis
 ) -> None:
     async with AsyncExitStack() as stack:

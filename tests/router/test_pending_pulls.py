@@ -12,7 +12,7 @@ def pull(*lanes: LaneKey, can_load: bool = False) -> PendingPull:
     return PendingPull("w", "cpu", lanes, can_load)
 
 
-async def test_bell_wakes_the_pull_that_wants_the_lane_most() -> None:
+async def test_notification_wakes_pull_that_ranks_lane_highest() -> None:
     pending_pulls = PendingPulls()
     second, first = pull(B, A), pull(A, B)
     pending_pulls.add(second)
@@ -33,7 +33,7 @@ async def test_jobs_are_shared_among_the_pulls_that_wait() -> None:
     assert pending_pulls.notify(A, 8) == 0
 
 
-async def test_pull_that_leaves_passes_its_bell_on() -> None:
+async def test_ended_pull_passes_its_notification_on() -> None:
     pending_pulls = PendingPulls()
     first, second = pull(A), pull(A)
     pending_pulls.add(first)
@@ -43,7 +43,7 @@ async def test_pull_that_leaves_passes_its_bell_on() -> None:
     assert second.notified == {A: 0}
 
 
-async def test_lane_is_known_to_be_empty_until_it_rings() -> None:
+async def test_lane_is_known_to_be_empty_until_notified() -> None:
     pending_pulls = PendingPulls()
     pull = pull(A, B)
     assert pending_pulls.next_lane(pull) == A
@@ -58,7 +58,7 @@ async def test_lane_is_known_to_be_empty_until_it_rings() -> None:
     assert pending_pulls.next_lane(pull) == B
 
 
-async def test_after_a_gap_nothing_is_known() -> None:
+async def test_missed_notifications_reset_empty_lanes() -> None:
     pending_pulls = PendingPulls()
     pull = pull(A)
     pending_pulls.add(pull)
@@ -78,7 +78,7 @@ async def test_only_free_pulls_with_room_are_offered_a_model() -> None:
     assert pending_pulls.loaders("l4") == []
 
 
-async def test_lanes_that_nobody_uses_are_forgotten() -> None:
+async def test_unused_lanes_are_forgotten() -> None:
     pending_pulls = PendingPulls()
     pending_pulls.notify(A)
     pending_pulls.found_empty(B, 0)
@@ -116,13 +116,13 @@ async def test_pull_that_looked_too_early_is_woken_again() -> None:
     assert early.event.is_set()
 
 
-async def test_nobody_is_woken_early_where_nobody_waits() -> None:
+async def test_early_wake_without_waiting_pull_does_nothing() -> None:
     pending_pulls = PendingPulls()
     assert pending_pulls.wake_early(A, 1, "job") is None
     assert pending_pulls.notify(A, 1, None) == 0
 
 
-async def test_ring_for_a_worker_ends_its_pulls_and_gives_them_no_more_work() -> None:
+async def test_notification_for_a_worker_ends_its_pulls() -> None:
     pending_pulls = PendingPulls()
     own, other = PendingPull("w", "cpu", (A,), True), PendingPull("v", "cpu", (A,), True)
     pending_pulls.add(own)
@@ -133,7 +133,7 @@ async def test_ring_for_a_worker_ends_its_pulls_and_gives_them_no_more_work() ->
     assert pending_pulls.loaders("cpu") == pending_pulls.holders(A) == [other]
 
 
-async def test_ring_for_a_worker_waits_for_its_next_pull() -> None:
+async def test_notification_for_a_worker_waits_for_its_next_pull() -> None:
     pending_pulls = PendingPulls()
     first, second = pull(A), pull(A)
     pending_pulls.notify_worker("w")
@@ -152,7 +152,7 @@ async def test_ring_for_a_worker_waits_for_its_next_pull() -> None:
         assert not late.must_send_heartbeat
 
 
-async def test_choosy_pull_looks_once_and_then_at_bells_that_find_nobody_else() -> None:
+async def test_excluding_pull_reads_once_then_only_without_other_pulls() -> None:
     pending_pulls = PendingPulls()
     choosy, common = PendingPull("w", "cpu", [A, B], False, exclude_tenants=True), pull(A)
     pending_pulls.add(choosy)
@@ -187,7 +187,7 @@ async def test_choosy_pull_looks_once_and_then_at_bells_that_find_nobody_else() 
     assert pending_pulls.notify(A) == 0
 
 
-async def test_choosy_pull_looks_once_at_what_other_pulls_leave() -> None:
+async def test_excluding_pull_reads_remaining_jobs_once() -> None:
     pending_pulls = PendingPulls()
     choosy, common = PendingPull("w", "cpu", [A], False, exclude_tenants=True), pull(A)
 
@@ -214,7 +214,7 @@ async def test_choosy_pull_looks_once_at_what_other_pulls_leave() -> None:
     assert choosy.notified == {A: 0}, "new jobs came while it looked"
 
 
-async def test_choosy_pull_that_was_not_rung_for_looks_at_what_is_left() -> None:
+async def test_unnotified_excluding_pull_reads_remaining_jobs() -> None:
     pending_pulls = PendingPulls()
     choosy, common = PendingPull("w", "cpu", [A], False, exclude_tenants=True), pull(A)
     pending_pulls.add(choosy)

@@ -26,7 +26,7 @@ from tests.router.parts import FakeWorker, card, router, until, vector
 LEASE_MS = 600_000
 
 
-async def test_what_a_dead_worker_held_is_served_by_another_at_once(redis_url: str) -> None:
+async def test_dead_workers_jobs_are_served_by_another_at_once(redis_url: str) -> None:
     """Its lease would last for ten minutes; the client waits for ten seconds."""
     async with router(redis_url, lease_ms=LEASE_MS) as client:
         dying = FakeWorker(client.address, "dying", models=[card()], connects=True)
@@ -130,7 +130,7 @@ async def test_worker_that_connects_again_keeps_its_leases(
         await again
 
 
-async def test_process_that_took_over_the_name_does_not_keep_the_leases_of_the_one_before(
+async def test_new_process_with_same_name_does_not_keep_old_leases(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watched(redis, monkeypatch) as (watching, fleet, lanes, background):
@@ -141,7 +141,7 @@ async def test_process_that_took_over_the_name_does_not_keep_the_leases_of_the_o
         assert fleet.snapshot.workers["w"].epoch == "next"
 
 
-async def test_router_that_closes_takes_nobody_for_dead(
+async def test_closing_router_declares_no_worker_dead(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watched(redis, monkeypatch) as (watching, fleet, lanes, background):

@@ -14,7 +14,7 @@ from services.router.admission.retry_slots import MAX_SECONDS, RESERVED_FACTOR, 
 LANE, OTHER = LaneKey("cpu", "a/b"), LaneKey("cpu", "c/d")
 
 
-def test_one_after_another_and_lanes_apart() -> None:
+def test_retry_times_are_spread_per_lane() -> None:
     given = RetrySlots()
     first, second, third = (
         given.reserve(LANE, soonest=1.0, remaining=60.0, cost=0.5, now=10.0) for _ in range(3)
@@ -24,7 +24,7 @@ def test_one_after_another_and_lanes_apart() -> None:
     assert given.reserve(LANE, soonest=1.0, remaining=60.0, cost=0.5, now=100.0) == 1.0
 
 
-def test_who_cannot_come_in_time_books_nothing() -> None:
+def test_request_that_is_too_late_reserves_nothing() -> None:
     given = RetrySlots()
     for _ in range(100):
         assert given.reserve(LANE, soonest=3.0, remaining=2.0, cost=0.5, now=10.0) == 3.0
@@ -33,7 +33,7 @@ def test_who_cannot_come_in_time_books_nothing() -> None:
 
 @pytest.mark.parametrize("deadline", [2.0, 10.0, 60.0])
 @pytest.mark.parametrize("routers", [1, 2])
-def test_in_a_long_overload_few_come_back(deadline: float, routers: int) -> None:
+def test_long_overload_causes_few_retries(deadline: float, routers: int) -> None:
     """Clients without a retry budget: they retry at the given time while their deadline allows,
     forever.
     """

@@ -103,9 +103,7 @@ def test_first_pool_serves_while_it_is_in_time() -> None:
     assert chosen(both, {("l4-spot", MODEL): 5000, ("a100", MODEL): 4000}) == "a100"
 
 
-def test_pool_that_must_load_the_model_first_is_chosen_by_the_patient_only_while_another_has_it() -> (
-    None
-):
+def test_cold_pool_gets_only_requests_with_time_left_while_another_is_resident() -> None:
     cold = worker("l", "l4-spot", COLD, load_seconds=2.0)
     assert chosen(fleet(cold, A100), seconds=60.0) == "l4-spot"
     assert chosen(fleet(cold, A100), seconds=10.0) == "a100"
@@ -165,7 +163,7 @@ def test_pool_that_has_the_adapter_is_nearer() -> None:
     assert chosen(fleet(*two, A100), target=target, routes=NO_FILE) == "cpu"
 
 
-def test_worker_tells_a_models_pools_where_the_catalog_does_not() -> None:
+def test_reported_card_names_pools_without_catalog() -> None:
     told = {MODEL: models_pb2.ModelCard(model=MODEL, pools=["a100", "gone"])}
     assert chosen(replace(fleet(L4), cards=told), routes=Routes(POOLS, Catalog())) == "a100"
     assert chosen(replace(fleet(L4), cards=told), routes=Routes(POOLS, card("h100"))) == "h100"
@@ -182,7 +180,7 @@ def test_without_a_card_it_is_the_default_pool_or_without_a_file_the_one_that_ha
     assert chosen(fleet(), routes=NO_FILE) == "cpu"
 
 
-def test_named_pool_is_taken_if_there_is_such_a_pool() -> None:
+def test_named_pool_is_used_if_it_exists() -> None:
     assert chosen(fleet(L4), target=Target(MODEL, pool="h100")) == "h100"
     refuse_pool("", FILE, fleet())
     refuse_pool("h100", FILE, fleet())
@@ -233,7 +231,7 @@ TOKENS = st.dictionaries(st.tuples(st.sampled_from(NAMES), st.just(MODEL)), st.i
     st.sampled_from(["", ADAPTER]),
     st.booleans(),
 )
-def test_never_a_pool_that_was_not_allowed_and_always_the_same(
+def test_chosen_pool_is_allowed_and_deterministic(
     workers: list[WorkerRecord],
     order: list[str],
     backlog: dict[tuple[str, str], int],

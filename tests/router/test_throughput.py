@@ -108,7 +108,7 @@ def test_other_models_on_the_same_workers_take_their_share_as_long_as_they_have_
     )
 
 
-def test_what_left_the_lane_counts_where_it_is_slower_but_not_without_limit() -> None:
+def test_slower_drain_counts_down_to_a_limit() -> None:
     assert Throughput(100.0, drain=50.0).seconds(100) == pytest.approx(2.0)
     assert Throughput(100.0, drain=500.0).seconds(100) == pytest.approx(1.0)
     assert Throughput(100.0, drain=0.001).seconds(100) == pytest.approx(1.0 / SLOWEST)
@@ -124,7 +124,7 @@ def test_nothing_is_known_before_a_worker_has_reported_a_speed() -> None:
     )
 
 
-def test_who_waits_for_what() -> None:
+def test_wait_by_priority() -> None:
     throughput = Throughput(100.0)
     lane = QueuePosition(
         leased=100, interactive=400, bulk=900, interactive_ahead=200, bulk_ahead=300
@@ -177,13 +177,13 @@ def backlogged(queued: int, enqueued: int, leased: int = 0) -> LaneGauges:
     return replace(EMPTY, queued_tokens=queued, leased_tokens=leased, enqueued_tokens=enqueued)
 
 
-def test_drain_is_what_left_a_second_while_there_was_enough() -> None:
+def test_drain_is_tokens_per_second_while_backlogged() -> None:
     drains = Drains()
     begin_pull(drains, *(backlogged(1000, 1000 + second * 50, leased=100) for second in range(6)))
     assert drains.of(LANE) == pytest.approx(50.0)
 
 
-def test_short_backlog_and_one_that_runs_dry_tell_nothing() -> None:
+def test_short_or_interrupted_backlog_gives_no_drain() -> None:
     short, dry = Drains(), Drains()
     begin_pull(short, backlogged(1000, 1000), backlogged(950, 1000))
     begin_pull(dry, *(backlogged(10, 1000 + second * 50) for second in range(6)))
@@ -197,7 +197,7 @@ def test_second_without_a_batch_is_part_of_the_average() -> None:
     assert drains.of(LANE) == pytest.approx(100.0, rel=0.3)
 
 
-def test_lane_that_is_gone_is_forgotten() -> None:
+def test_removed_lane_is_forgotten() -> None:
     drains = Drains()
     begin_pull(drains, *(backlogged(1000, 1000 + second * 50) for second in range(6)))
     drains.look({}, 106.0)

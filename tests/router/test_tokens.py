@@ -53,7 +53,7 @@ async def test_large_request_is_split_and_its_answers_are_joined_in_order(redis_
         assert list(back.texts) == texts[:150]
 
 
-async def test_refused_text_is_named_by_its_place_in_the_request(redis_url: str) -> None:
+async def test_refused_text_is_named_by_its_index(redis_url: str) -> None:
     texts = ["x" * 1000] * 3000
 
     def refuse(job: worker_pb2.Job) -> worker_pb2.JobResult:

@@ -135,7 +135,7 @@ async def test_cold_model_with_work_is_ordered_once(redis: Redis, mesh: Mesh) ->
     }
 
 
-async def test_note_says_that_its_order_was_obeyed_and_when(redis: Redis, mesh: Mesh) -> None:
+async def test_note_reports_completed_order_with_time(redis: Redis, mesh: Mesh) -> None:
     scheduler = control(redis)
     await mesh.report("w", cold("org/a"))
     await mesh.ask("org/a")
@@ -157,9 +157,7 @@ async def test_note_says_that_its_order_was_obeyed_and_when(redis: Redis, mesh: 
 @pytest.mark.parametrize(
     ("how", "end"), [("failed", "failed at"), ("gone", "the worker was gone at")]
 )
-async def test_note_says_why_its_order_was_not_obeyed(
-    redis: Redis, mesh: Mesh, how: str, end: str
-) -> None:
+async def test_note_reports_why_order_failed(redis: Redis, mesh: Mesh, how: str, end: str) -> None:
     scheduler = control(redis)
     await mesh.report("w", cold("org/a"))
     await mesh.ask("org/a")
@@ -173,7 +171,7 @@ async def test_note_says_why_its_order_was_not_obeyed(
     assert f"; {end} " in (await mesh.fleet.plan_notes())["org/a"]
 
 
-async def test_notes_of_what_is_held_back_go_when_it_is_not(redis: Redis, mesh: Mesh) -> None:
+async def test_held_back_notes_are_removed(redis: Redis, mesh: Mesh) -> None:
     scheduler = control(redis)
     await mesh.ask("org/a")
     await scheduler.tick()
@@ -185,7 +183,7 @@ async def test_notes_of_what_is_held_back_go_when_it_is_not(redis: Redis, mesh: 
     assert await mesh.fleet.plan_notes("org/a") == {}
 
 
-async def test_plan_tells_how_many_workers_pools_should_have(redis: Redis, mesh: Mesh) -> None:
+async def test_plan_publishes_desired_workers(redis: Redis, mesh: Mesh) -> None:
     lanes, demand = Lanes(redis, router_id="s0", dead_result=b""), Demand(Pools())
     scheduler = Control(
         lanes,
@@ -255,7 +253,7 @@ async def test_leader_that_lost_its_lead_while_it_planned_orders_nothing(
     assert await scheduler.tick() is None
 
 
-async def test_bell_is_answered_without_waiting_for_the_next_look(
+async def test_notification_triggers_plan_before_next_tick(
     redis: Redis, mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TICK_SECONDS", 1000.0)
@@ -305,7 +303,7 @@ async def test_plan_that_fails_is_logged_and_the_next_one_made(
     assert "the plan failed" in caplog.messages
 
 
-async def test_redis_may_go_and_come_back_without_its_data(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_scheduler_survives_redis_data_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
     with RedisServer() as server:
         redis = connect(server.url)

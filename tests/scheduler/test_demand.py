@@ -102,7 +102,7 @@ def test_backlog_is_worked_off_in_the_drain_time() -> None:
     assert need.reason == "drain"
 
 
-def test_backlog_counts_that_is_left_when_new_workers_come() -> None:
+def test_backlog_left_at_new_workers_start_counts() -> None:
     # offered 3, ready 1, the first new worker in 20 s: 100 + 2 × 20 = 140 s of work by then; 3 +
     # 140 / 30.
     need = need_of(pool(work(queued=10_000, fast=300, slow=300), ready=1, first_ready=20.0), GOALS)
@@ -115,7 +115,7 @@ def test_backlog_counts_that_is_left_when_new_workers_come() -> None:
     assert need.workers == pytest.approx(3 + 60 / 30)
 
 
-def test_no_worker_is_started_for_what_is_done_before_it_comes() -> None:
+def test_no_worker_is_started_for_work_done_before_its_start() -> None:
     # 59 s of work, 1 worker, and another one would take 60 s: it would find nothing to do. One
     # token more, and it would.
     goals = Goals(max_workers=1000, drain_seconds=1.0)
@@ -169,7 +169,9 @@ def test_pool_that_lies_idle_needs_nothing_though_averages_never_end() -> None:
         (pool(ready=3, last_arrival=None), GOALS, False),
     ],
 )
-def test_what_keeps_a_pool_from_zero(seen: PoolInput, goals: Goals, active: bool) -> None:
+def test_active_conditions_keep_pool_above_zero(
+    seen: PoolInput, goals: Goals, active: bool
+) -> None:
     assert is_active(seen, goals) is active
 
 
@@ -317,7 +319,7 @@ def test_cold_starts_are_measured_from_wanting_to_the_first_heartbeat() -> None:
     assert starts.seconds(500.0) == 50.0
 
 
-def test_worker_that_does_not_come_is_not_counted_on() -> None:
+def test_overdue_worker_is_not_counted() -> None:
     starts = ColdStarts()
     starts.want(1, 0.0)
     starts.want(2, 100.0)
@@ -362,7 +364,7 @@ def test_starts_that_take_longer_than_configured_are_learnt() -> None:
     assert unknown.seconds(0.0) == 40.0
 
 
-def test_workers_that_never_come_are_not_taken_for_those_that_do() -> None:
+def test_overdue_workers_are_not_matched_with_new_ones() -> None:
     starts = ColdStarts()
     starts.want(5, 0.0)  # a quota allows none of them
     for number in range(3):
@@ -444,7 +446,7 @@ def idle_after_a_burst(demand: Demand, mesh: Mesh) -> None:
     assert (one(demand).desired, one(demand).active) == (3, False)
 
 
-def test_what_keda_took_to_zero_is_not_wanted_back() -> None:
+def test_workers_removed_by_keda_are_not_requested_again() -> None:
     mesh = Mesh()
     demand = started(mesh)
     idle_after_a_burst(demand, mesh)
@@ -496,7 +498,7 @@ def test_scheduler_that_starts_keeps_the_workers_it_finds() -> None:
 
 
 @pytest.mark.parametrize("failed_on", [["a"], ["x", "y", "z"]])
-def test_work_that_nobody_can_do_keeps_no_worker(failed_on: list[str]) -> None:
+def test_unservable_work_keeps_no_worker(failed_on: list[str]) -> None:
     mesh, demand = Mesh(), Demand(pools())
     demand.update(mesh.snapshot())
     mesh.worker("a")
@@ -545,7 +547,7 @@ def test_spot_notices_and_missed_heartbeats_are_compensated() -> None:
     assert (one(demand).desired, one(demand).input.ready, one(demand).live) == (4, 0, 2)
 
 
-def test_worker_that_was_told_to_stop_is_not_there() -> None:
+def test_stopping_worker_does_not_count() -> None:
     mesh, demand = Mesh(), Demand(pools())
     mesh.worker("a", draining=True)
     demand.update(mesh.snapshot())
@@ -593,7 +595,7 @@ def test_callers_may_ask_for_their_own_answer() -> None:
     assert demand.demand_for("gpu") is None
 
 
-def test_fallback_pool_replaces_spot_workers_that_do_not_come() -> None:
+def test_fallback_pool_replaces_missing_spot_workers() -> None:
     spot = PoolSpec("spot", cold_start_seconds=60.0, spot=True, min_workers=3)
     demand = Demand(
         Pools(
@@ -638,7 +640,7 @@ def test_scheduler_that_starts_beside_one_that_leads_answers_as_it_does() -> Non
     assert (one(second).desired, one(second).active) == (3, True)
 
 
-def test_who_takes_the_lead_goes_on_with_what_was_told() -> None:
+def test_new_leader_continues_published_numbers() -> None:
     mesh = Mesh()
     leader = started(mesh)
     idle_after_a_burst(leader, mesh)

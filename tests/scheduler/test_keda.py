@@ -152,7 +152,7 @@ async def test_lost_spot_machine_is_replaced_from_its_notice_on_and_nothing_is_l
     assert stage.workers.longest_wait < 50 + SPEC.drain_seconds
 
 
-async def test_model_that_loads_long_keeps_its_worker_though_nobody_waits_any_more() -> None:
+async def test_long_load_keeps_its_worker_without_waiting_requests() -> None:
     workers = steady(0.2, until=70, load_seconds=1_000)
     async with staged(workers) as stage:
         await stage.run_until(lambda: workers.is_loading, 120, "the load to begin")
@@ -186,7 +186,7 @@ async def test_while_the_scaler_is_down_the_replicas_stay() -> None:
         await stage.run_until(lambda: stage.workers.replicas == 0, 300 + COOLDOWN + 20, "zero")
 
 
-async def test_new_scheduler_keeps_what_the_last_one_asked_for() -> None:
+async def test_new_scheduler_keeps_requested_workers() -> None:
     """It is started between bursts, four minutes apart, and knows nothing of them."""
     bursts = FakeWorkers(lambda at: SPEED * 12 if at % 240 < 30 else 0.0, tokens_per_second=SPEED)
     async with staged(bursts, snapshot_seconds=2) as stage:

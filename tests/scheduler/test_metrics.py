@@ -37,7 +37,7 @@ async def scrape(address: str) -> Numbers:
     return {(sample.name, sample.labels.get("pool", "")): sample.value for sample in samples}
 
 
-async def test_scrape_says_what_keda_is_answered() -> None:
+async def test_metrics_match_keda_answers() -> None:
     mesh, view, demand = Mesh(), View(), Demand(POOLS)
     now = [mesh.at]
     scaler = Scaler(demand, view, clock=lambda: now[0])
@@ -85,7 +85,7 @@ async def test_scrape_says_what_keda_is_answered() -> None:
         assert (await scrape(address))["shoal_pool_active", "gpu"] == 1
 
 
-async def test_port_is_free_again_and_a_taken_one_is_told() -> None:
+async def test_port_is_released_and_taken_port_is_reported() -> None:
     scaler = Scaler(Demand(POOLS), View())
     metrics = PoolMetrics(scaler, View(), scheduler_id="me").read
     async with serving_metrics("127.0.0.1:0", metrics) as address:

@@ -268,7 +268,7 @@ few = settings(max_examples=30, deadline=None)
 
 @few
 @given(worlds)
-def test_under_a_constant_load_plans_come_to_rest(world: World) -> None:
+def test_plans_converge_under_constant_load(world: World) -> None:
     for _ in range(120):
         world.step()
     assert [made.orders for made in world.plans[-60:] if made.orders] == []
@@ -279,7 +279,7 @@ def test_under_a_constant_load_plans_come_to_rest(world: World) -> None:
 
 @few
 @given(worlds, st.integers(0, 4))
-def test_after_the_loss_of_a_worker_they_come_to_rest_again(world: World, lost: int) -> None:
+def test_plans_converge_after_worker_loss(world: World, lost: int) -> None:
     for model in world.models.values():
         model.rate /= 4
     for _ in range(30):

@@ -246,7 +246,7 @@ async def test_each_caller_has_its_own_options() -> None:
         ({"pool": "cpu", "targetUtilization": "75"}, "targetUtilization"),
     ],
 )
-async def test_what_is_wrong_in_the_trigger_is_named(
+async def test_invalid_trigger_metadata_is_named(
     name: str, metadata: dict[str, str], key: str
 ) -> None:
     async with serving_scaler() as scene:
@@ -336,7 +336,7 @@ async def test_first_push_waits_for_nothing(workers: str) -> None:
             assert await stream.results() == [False, True]
 
 
-async def test_nothing_is_pushed_for_want_of_news() -> None:
+async def test_nothing_is_pushed_without_change() -> None:
     async with serving_scaler() as scene:
         scene.snapshot()
         async with scene.stream("StreamIsActive", pool="cpu") as stream:

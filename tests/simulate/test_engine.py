@@ -121,7 +121,7 @@ def test_loads_beyond_the_limit_wait_for_their_turn() -> None:
     )  # two forward passes before it
 
 
-def test_evicted_model_comes_back_from_host_memory_while_that_has_room() -> None:
+def test_evicted_model_is_reloaded_from_host_memory() -> None:
     """When c leaves for a, the host has no memory for a, b and c: b is dropped, the oldest without
     waiting requests.
     """
@@ -149,7 +149,7 @@ def test_requests_of_one_model_share_its_load_and_its_batch() -> None:
     assert replayed(trace, replace(FLEET, batch_tokens=200))[0].wait_p99 == pytest.approx(2.1)
 
 
-def test_closed_loop_of_one_client_asks_when_it_has_its_answer() -> None:
+def test_closed_loop_client_waits_for_its_answer() -> None:
     trace = trace_of([cost("a"), cost("b")], (0, "a", 10), (0, "b", 10), (5, "a", 10))
     outcome, events = replayed(trace, replace(FLEET, clients=1))
     assert [event for event in events if event[1] == "load"] == [
@@ -160,7 +160,7 @@ def test_closed_loop_of_one_client_asks_when_it_has_its_answer() -> None:
     assert outcome.wait_p99 == pytest.approx(1.0)
 
 
-def test_workers_may_hear_late_that_work_waits_no_more() -> None:
+def test_workers_may_learn_late_that_queue_is_empty() -> None:
     """Model b's request is counted while b loads, at 20, and again only at 40: until then b counts
     as backlogged, and a leaves for c.
     """

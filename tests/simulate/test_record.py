@@ -52,7 +52,7 @@ def test_growth_of_a_lanes_counters_becomes_requests_spread_over_the_time() -> N
     assert not left_out
 
 
-def test_lanes_that_appear_or_begin_anew_count_from_nothing() -> None:
+def test_new_or_reset_lanes_count_from_zero() -> None:
     recorder = Recorder()
     known = (held("org/a", (100, 2.0, 500.0)),)
     recorder.see(mesh(models=known), 0.0)
@@ -134,9 +134,7 @@ def router(fake: FakeMesh) -> Iterator[str]:
     server.stop(None).wait()
 
 
-def test_what_was_recorded_before_the_router_went_is_kept_and_can_be_replayed(
-    router: str, tmp_path: Path
-) -> None:
+def test_recording_survives_router_stop_and_can_be_replayed(router: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     ran = CliRunner().invoke(app, ["record", router, "-o", str(path)])
     assert ran.exit_code == 1
