@@ -512,7 +512,7 @@ def _decide(fleet: FleetSnapshot) -> None:
         if failure is not None:
             codec.failed(codec.from_failure(failure))
         admission.job_target(10_000, lane, fleet)
-        sizes = requests.Sizes([100, 1 << 26], each=10, once=10)
+        sizes = requests.Sizes([100, 1 << 26], per_sequence_bytes=10, per_job_bytes=10)
         admission.price(sizes, fleet.card(lane.model), pb.TRUNCATION_UNSPECIFIED)
         for worker_id, worker in fleet.workers.items():
             score(worker, lane.model, busy[worker_id])

@@ -123,7 +123,7 @@ async def as_a_router(redis: Redis) -> None:
         await lease(lanes, 10)
         clock.ms += 10_000
     await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
-    await QueuePositions(redis).of(LANE, ["t"])
+    await QueuePositions(redis).read(LANE, ["t"])
     await Rates(redis).take("t", Rate(1.0, 1.0), 5)
     await lanes.fail_all(LANE, b"x")
     await lanes.drop_replies("a")

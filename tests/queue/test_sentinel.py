@@ -309,7 +309,7 @@ async def test_redis_that_is_a_replica_by_now_or_has_too_few_is_no_capacity(
     lanes = make_lanes(redis, Clock(), "a")
     await add(lanes, job("a"))
     await admin.execute_command("CONFIG", "SET", "min-replicas-to-write", 1)
-    with pytest.raises(NoCapacity, match="takes no writes"):
+    with pytest.raises(NoCapacity, match="accepts no writes"):
         await add(lanes, job("b"))
     await admin.execute_command("CONFIG", "SET", "min-replicas-to-write", 0)
     waiting = asyncio.create_task(lanes.take_replies(2))
@@ -347,17 +347,17 @@ async def test_replacement_redis_is_checked_again(
     with FakeSentinel(one.address) as sentinel:
         redis = connected(sentinel.url())
         lanes = make_lanes(redis, Clock(), "a")
-        fitness = RedisCheck(lanes)
-        await fitness.look()
+        redis_check = RedisCheck(lanes)
+        await redis_check.run_if_due()
         at_other = connected(other.url)
         await at_other.config_set("maxmemory-policy", "allkeys-lru")
         sentinel.master = other.address
         await open_all(redis)
-        await fitness.look()
+        await redis_check.run_if_due()
         assert await at_other.get(LAYOUT) is not None
         assert "redis is not fit" in caplog.text
         await at_other.set(LAYOUT, 99)
-        await fitness.look()
-        fitness.away()
+        await redis_check.run_if_due()
+        redis_check.mark_away()
         with pytest.raises(UnsuitableRedis, match="layout 99"):
-            await fitness.look()
+            await redis_check.run_if_due()

@@ -230,7 +230,7 @@ def test_tokens_admitted_since_position_was_read_count() -> None:
 def test_maximum_wait_applies_and_bulk_may_wait_ten_times_longer() -> None:
     refusal = late(1e6, Throughput(100.0), ahead(7000), most=60.0)
     assert refusal is not None
-    assert "no more than 60 s" in refusal.message
+    assert "at most 60 s are allowed" in refusal.message
     bulk = QueuePosition(bulk=7000, bulk_ahead=7000)
     assert late(1e6, Throughput(100.0), bulk, "bulk", most=60.0) is None
     assert (

@@ -140,7 +140,7 @@ def test_hypothesis_has_few_places_for_the_label_and_each_counts() -> None:
         task = pb.ClassifyTask(labels=["x" * 1000], hypothesis="{} " * places)
         return pb.ExtractRequest(model=MODEL, items=[pb.Item(text="a")], classify=task)
 
-    assert check_extract(asked(8), CLASSIFIES).once == 8 * 1000 + 24
+    assert check_extract(asked(8), CLASSIFIES).per_job_bytes == 8 * 1000 + 24
     with pytest.raises(InvalidInput, match="9 places; at most 8"):
         check_extract(asked(9), CLASSIFIES)
 
@@ -157,11 +157,11 @@ def test_labels_count_as_often_as_they_are_read() -> None:
     read_once, before_each, in_pairs = (
         check_extract(request, one) for one in (embeds, zero_shot, infers)
     )
-    assert (read_once.once, read_once.each, read_once.times) == (names, 0, 1)
-    assert (before_each.once, before_each.each, before_each.times) == (0, names, 1)
-    assert (in_pairs.once, in_pairs.each, in_pairs.times) == (0, (names + 1) // 2, 2)
+    assert (read_once.per_job_bytes, read_once.per_sequence_bytes, read_once.sequences_per_item) == (names, 0, 1)
+    assert (before_each.per_job_bytes, before_each.per_sequence_bytes, before_each.sequences_per_item) == (0, names, 1)
+    assert (in_pairs.per_job_bytes, in_pairs.per_sequence_bytes, in_pairs.sequences_per_item) == (0, (names + 1) // 2, 2)
     request.classify.ClearField("labels")
-    assert check_extract(request, infers).times == 1, "its own classes need one forward"
+    assert check_extract(request, infers).sequences_per_item == 1, "its own classes need one forward"
 
 
 def test_text_before_each_item_counts_for_each() -> None:
@@ -172,7 +172,7 @@ def test_text_before_each_item_counts_for_each() -> None:
     task = pb.TextTask(instruction="b" * 1000, turns=turns, json_schema="{}")
     request = pb.ExtractRequest(model=MODEL, items=[pb.Item(text="abc")] * 3, text=task)
     sizes = check_extract(request, card(tasks=[models_pb2.TASK_TEXT]))
-    assert (sizes.each, sizes.once, sizes.read) == (2000, 2, [5 + 2000] * 3)
+    assert (sizes.per_sequence_bytes, sizes.per_job_bytes, sizes.read) == (2000, 2, [5 + 2000] * 3)
     known = models_pb2.ModelCard(tokens_per_byte=0.25)
     assert admission.price(sizes, known, pb.TRUNCATION_END) == ([503] * 3, 0)
     task.turns[1].text = "a" * 65_000
@@ -188,7 +188,7 @@ def test_truncated_bytes_and_sequences_raise_price() -> None:
     )
     assert (short, long) == (502, 519)
     assert 4000 < longest < 5000
-    assert admission.price(Sizes([2000], times=3), known, pb.TRUNCATION_END)[0] == [3 * 502]
+    assert admission.price(Sizes([2000], sequences_per_item=3), known, pb.TRUNCATION_END)[0] == [3 * 502]
 
 
 @pytest.mark.parametrize(

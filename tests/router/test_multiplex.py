@@ -244,7 +244,7 @@ async def test_call_that_is_cancelled_before_it_begins_leaves_nothing(redis_url:
 async def test_more_calls_than_may_be_in_progress_wait_for_room(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multiplex, "_MOST_CALLS", 2)
+    monkeypatch.setattr(multiplex, "_MAX_CALLS", 2)
     async with serving(redis_url) as (client, _):
         stream = Stream(client)
         await stream.send(*(call(number, f"text {number}") for number in range(20)))

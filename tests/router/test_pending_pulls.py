@@ -8,13 +8,13 @@ from services.router.lanes.pending_pulls import PendingPull, PendingPulls
 A, B = LaneKey("cpu", "a/a"), LaneKey("cpu", "b/b")
 
 
-def pull(*lanes: LaneKey, can_load: bool = False) -> PendingPull:
+def make_pull(*lanes: LaneKey, can_load: bool = False) -> PendingPull:
     return PendingPull("w", "cpu", lanes, can_load)
 
 
 async def test_notification_wakes_pull_that_ranks_lane_highest() -> None:
     pending_pulls = PendingPulls()
-    second, first = pull(B, A), pull(A, B)
+    second, first = make_pull(B, A), make_pull(A, B)
     pending_pulls.add(second)
     pending_pulls.add(first)
     assert pending_pulls.notify(A) == 1
@@ -25,7 +25,7 @@ async def test_notification_wakes_pull_that_ranks_lane_highest() -> None:
 
 async def test_jobs_are_shared_among_the_pulls_that_wait() -> None:
     pending_pulls = PendingPulls()
-    pulls = [pull(A) for _ in range(3)]
+    pulls = [make_pull(A) for _ in range(3)]
     for pull in pulls:
         pending_pulls.add(pull)
     assert pending_pulls.notify(A, 8) == 3
@@ -35,7 +35,7 @@ async def test_jobs_are_shared_among_the_pulls_that_wait() -> None:
 
 async def test_ended_pull_passes_its_notification_on() -> None:
     pending_pulls = PendingPulls()
-    first, second = pull(A), pull(A)
+    first, second = make_pull(A), make_pull(A)
     pending_pulls.add(first)
     pending_pulls.add(second)
     pending_pulls.notify(A)
@@ -45,7 +45,7 @@ async def test_ended_pull_passes_its_notification_on() -> None:
 
 async def test_lane_is_known_to_be_empty_until_notified() -> None:
     pending_pulls = PendingPulls()
-    pull = pull(A, B)
+    pull = make_pull(A, B)
     assert pending_pulls.next_lane(pull) == A
     pending_pulls.found_empty(A, pending_pulls.notifications(A))
     assert pending_pulls.next_lane(pull) == B
@@ -60,7 +60,7 @@ async def test_lane_is_known_to_be_empty_until_notified() -> None:
 
 async def test_missed_notifications_reset_empty_lanes() -> None:
     pending_pulls = PendingPulls()
-    pull = pull(A)
+    pull = make_pull(A)
     pending_pulls.add(pull)
     pending_pulls.found_empty(A, 0)
     pending_pulls.wake_all()
@@ -70,7 +70,7 @@ async def test_missed_notifications_reset_empty_lanes() -> None:
 
 async def test_only_free_pulls_with_room_are_offered_a_model() -> None:
     pending_pulls = PendingPulls()
-    full, roomy, looking = pull(A), pull(A, can_load=True), pull(A, can_load=True)
+    full, roomy, looking = make_pull(A), make_pull(A, can_load=True), make_pull(A, can_load=True)
     looking.pulling_from = A
     for pull in (full, roomy, looking):
         pending_pulls.add(pull)
@@ -84,7 +84,7 @@ async def test_unused_lanes_are_forgotten() -> None:
     pending_pulls.found_empty(B, 0)
     pending_pulls.forget_lanes({A})
     assert pending_pulls.notifications(A) == 1
-    assert pending_pulls.next_lane(pull(B)) == B
+    assert pending_pulls.next_lane(make_pull(B)) == B
 
 
 async def test_pull_that_was_woken_early_counts_as_woken() -> None:
@@ -92,7 +92,7 @@ async def test_pull_that_was_woken_early_counts_as_woken() -> None:
     nothing.
     """
     pending_pulls = PendingPulls()
-    first, second = pull(A), pull(A)
+    first, second = make_pull(A), make_pull(A)
     pending_pulls.add(first)
     pending_pulls.add(second)
     assert pending_pulls.wake_early(A, 1, "job") is first
@@ -107,7 +107,7 @@ async def test_pull_that_was_woken_early_counts_as_woken() -> None:
 
 async def test_pull_that_looked_too_early_is_woken_again() -> None:
     pending_pulls = PendingPulls()
-    early = pull(A)
+    early = make_pull(A)
     pending_pulls.add(early)
     pending_pulls.wake_early(A, 1, "job")
     early.notified.clear()
@@ -135,7 +135,7 @@ async def test_notification_for_a_worker_ends_its_pulls() -> None:
 
 async def test_notification_for_a_worker_waits_for_its_next_pull() -> None:
     pending_pulls = PendingPulls()
-    first, second = pull(A), pull(A)
+    first, second = make_pull(A), make_pull(A)
     pending_pulls.notify_worker("w")
     pending_pulls.add(first)
     pending_pulls.add(second)
@@ -154,7 +154,7 @@ async def test_notification_for_a_worker_waits_for_its_next_pull() -> None:
 
 async def test_excluding_pull_reads_once_then_only_without_other_pulls() -> None:
     pending_pulls = PendingPulls()
-    choosy, common = PendingPull("w", "cpu", [A, B], False, exclude_tenants=True), pull(A)
+    choosy, common = PendingPull("w", "cpu", [A, B], False, exclude_tenants=True), make_pull(A)
     pending_pulls.add(choosy)
     assert [pending_pulls.next_lane(choosy), choosy.notified.pop(A)] == [A, 0]
     assert [pending_pulls.next_lane(choosy), choosy.notified.pop(B)] == [B, 0]
@@ -189,7 +189,7 @@ async def test_excluding_pull_reads_once_then_only_without_other_pulls() -> None
 
 async def test_excluding_pull_reads_remaining_jobs_once() -> None:
     pending_pulls = PendingPulls()
-    choosy, common = PendingPull("w", "cpu", [A], False, exclude_tenants=True), pull(A)
+    choosy, common = PendingPull("w", "cpu", [A], False, exclude_tenants=True), make_pull(A)
 
     def look() -> None:
         choosy.notified.clear()
@@ -216,7 +216,7 @@ async def test_excluding_pull_reads_remaining_jobs_once() -> None:
 
 async def test_unnotified_excluding_pull_reads_remaining_jobs() -> None:
     pending_pulls = PendingPulls()
-    choosy, common = PendingPull("w", "cpu", [A], False, exclude_tenants=True), pull(A)
+    choosy, common = PendingPull("w", "cpu", [A], False, exclude_tenants=True), make_pull(A)
     pending_pulls.add(choosy)
     choosy.notified.clear()
     pending_pulls.begin_pull(choosy, A)

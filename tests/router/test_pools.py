@@ -110,7 +110,7 @@ async def test_request_may_name_its_pool(redis_url: str) -> None:
             "INVALID_INPUT",
             "pool",
         )
-        assert refusal.message == "there is no pool 'v100'; there are cpu, l4, a100"
+        assert refusal.message == "pool 'v100' does not exist; pools: cpu, l4, a100"
 
 
 @pytest.mark.parametrize("named", ["", "a100"])

@@ -185,7 +185,7 @@ def test_named_pool_is_used_if_it_exists() -> None:
     refuse_pool("", FILE, fleet())
     refuse_pool("h100", FILE, fleet())
     with pytest.raises(
-        InvalidInput, match="there is no pool 'v100'; there are cpu, l4-spot, a100, h100"
+        InvalidInput, match="pool 'v100' does not exist; pools: cpu, l4-spot, a100, h100"
     ) as unknown:
         refuse_pool("v100", FILE, fleet(worker("v", "v100")))
     with pytest.raises(
@@ -195,7 +195,7 @@ def test_named_pool_is_used_if_it_exists() -> None:
     assert unknown.value.field == malformed.value.field == "pool"
     refuse_pool("l4-spot", NO_FILE, fleet(L4))
     refuse_pool("cpu", NO_FILE, fleet(L4))
-    with pytest.raises(NoCapacity, match="no worker in pool a100; pools with workers: l4-spot"):
+    with pytest.raises(NoCapacity, match="pool a100 has no worker; pools with workers: l4-spot"):
         refuse_pool("a100", NO_FILE, fleet(L4))
 
 

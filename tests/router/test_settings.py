@@ -23,7 +23,7 @@ def test_file_of_tenants_is_read_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "tenants.yaml").write_text("tenants: {a: {weight: 2}}\n")
     assert (
         Settings.from_env({"SHOAL_TENANTS": str(tmp_path / "tenants.yaml")})
-        .tenants.content.of("a")
+        .tenants.content.tenant("a")
         .weight
         == 2
     )

@@ -519,7 +519,7 @@ def test_answer_without_rows_or_with_forms_that_differ_is_a_workers_fault() -> N
 
 def test_inconsistent_answers_end_stream_with_error() -> None:
     parts = Parts()
-    list(parts.of(wide_answer(encode_request("1"), 6)))
-    list(parts.of(wide_answer(encode_request("1", "2"), 6)))
+    list(parts.messages(wide_answer(encode_request("1"), 6)))
+    list(parts.messages(wide_answer(encode_request("1", "2"), 6)))
     with pytest.raises(InternalError, match="different"):
-        parts.of(wide_answer(encode_request("1"), 7))
+        parts.messages(wide_answer(encode_request("1"), 7))

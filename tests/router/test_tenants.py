@@ -27,11 +27,11 @@ tenants:
 
 def test_named_tenants_override_defaults() -> None:
     tenants = parse_tenants(FILE, "t.yaml")
-    assert tenants.of("anybody") == Tenant(rate=Rate(100.0, 0.0, 2.0))
-    assert tenants.of("search") == Tenant(4.0, Rate(0.0, 0.0, 2.0), 5000)
-    assert tenants.of("crawler") == Tenant(1.0, Rate(100.0, 1.5, 2.0))
-    assert Tenants().of("anybody") == Tenant()
-    assert not Tenants().of("anybody").rate.is_limited
+    assert tenants.tenant("anybody") == Tenant(rate=Rate(100.0, 0.0, 2.0))
+    assert tenants.tenant("search") == Tenant(4.0, Rate(0.0, 0.0, 2.0), 5000)
+    assert tenants.tenant("crawler") == Tenant(1.0, Rate(100.0, 1.5, 2.0))
+    assert Tenants().tenant("anybody") == Tenant()
+    assert not Tenants().tenant("anybody").rate.is_limited
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ async def test_changed_file_is_reloaded_and_broken_one_is_ignored(
     ):
         replace(path, text)
         known.look()
-        assert known.content.of("a").weight == weight
+        assert known.content.tenant("a").weight == weight
     path.unlink()
     known.look()
-    assert known.content.of("a").weight == 7.0
+    assert known.content.tenant("a").weight == 7.0
 
 
 def replace(path: Path, text: str) -> None:

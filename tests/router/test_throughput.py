@@ -14,7 +14,7 @@ from libs.queue import LaneGauges, LaneKey
 from libs.queue.queue_position import QueuePosition
 from services.router.state.throughput import (
     BULK_SHARE,
-    SLOWEST,
+    MIN_DRAIN_SHARE,
     Drains,
     Neighbour,
     Throughput,
@@ -111,7 +111,7 @@ def test_other_models_on_the_same_workers_take_their_share_as_long_as_they_have_
 def test_slower_drain_counts_down_to_a_limit() -> None:
     assert Throughput(100.0, drain=50.0).seconds(100) == pytest.approx(2.0)
     assert Throughput(100.0, drain=500.0).seconds(100) == pytest.approx(1.0)
-    assert Throughput(100.0, drain=0.001).seconds(100) == pytest.approx(1.0 / SLOWEST)
+    assert Throughput(100.0, drain=0.001).seconds(100) == pytest.approx(1.0 / MIN_DRAIN_SHARE)
 
 
 def test_nothing_is_known_before_a_worker_has_reported_a_speed() -> None:
@@ -170,7 +170,7 @@ def test_more_work_never_takes_less_time(
 def begin_pull(drains: Drains, *gauges: LaneGauges) -> None:
     """A look a second."""
     for second, gauge in enumerate(gauges, 100):
-        drains.look({LANE: gauge}, float(second))
+        drains.record({LANE: gauge}, float(second))
 
 
 def backlogged(queued: int, enqueued: int, leased: int = 0) -> LaneGauges:
@@ -180,29 +180,29 @@ def backlogged(queued: int, enqueued: int, leased: int = 0) -> LaneGauges:
 def test_drain_is_tokens_per_second_while_backlogged() -> None:
     drains = Drains()
     begin_pull(drains, *(backlogged(1000, 1000 + second * 50, leased=100) for second in range(6)))
-    assert drains.of(LANE) == pytest.approx(50.0)
+    assert drains.rate(LANE) == pytest.approx(50.0)
 
 
 def test_short_or_interrupted_backlog_gives_no_drain() -> None:
     short, dry = Drains(), Drains()
     begin_pull(short, backlogged(1000, 1000), backlogged(950, 1000))
     begin_pull(dry, *(backlogged(10, 1000 + second * 50) for second in range(6)))
-    assert short.of(LANE) == dry.of(LANE) == 0
+    assert short.rate(LANE) == dry.rate(LANE) == 0
 
 
 def test_second_without_a_batch_is_part_of_the_average() -> None:
     drains = Drains()
     steps = [0, 0, 200, 200, 400, 400, 600, 600, 800, 800]
     begin_pull(drains, *(backlogged(1000, 1000 + enqueued) for enqueued in steps))
-    assert drains.of(LANE) == pytest.approx(100.0, rel=0.3)
+    assert drains.rate(LANE) == pytest.approx(100.0, rel=0.3)
 
 
 def test_removed_lane_is_forgotten() -> None:
     drains = Drains()
     begin_pull(drains, *(backlogged(1000, 1000 + second * 50) for second in range(6)))
-    drains.look({}, 106.0)
-    drains.look({LANE: backlogged(1000, 1000)}, 107.0)
-    assert drains.of(LANE) == 0
+    drains.record({}, 106.0)
+    drains.record({LANE: backlogged(1000, 1000)}, 107.0)
+    assert drains.rate(LANE) == 0
 
 
 def test_speed_measured_on_small_batches_refuses_nothing_that_full_ones_could_do() -> None:

@@ -54,7 +54,7 @@ class Mesh:
         job = QueuedJob(
             f"job-{self.jobs}", "tenant", 1.0, tokens, deadline, "interactive", b"payload"
         )
-        await self.lanes.enqueue(LaneKey("cpu", model), [[job]], max_tokens=10**9, ring=True)
+        await self.lanes.enqueue(LaneKey("cpu", model), [[job]], max_tokens=10**9, notify=True)
 
     async def orders(self, name: str) -> list[tuple[str, str]]:
         """Kinds and models."""

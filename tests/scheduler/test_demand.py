@@ -294,16 +294,16 @@ def test_scheduler_that_starts_knows_a_rate_as_soon_as_others() -> None:
 
 def test_speeds_are_guessed_then_measured_and_small_batches_are_not_believed() -> None:
     speeds = Speeds()
-    assert speeds.of("gpu", MODEL, "cuda", 0) > speeds.of("cpu", MODEL, "cpu", 0) > 0
-    assert speeds.of("cpu", MODEL, "cpu", 10**8) > speeds.of("cpu", MODEL, "cpu", 10**9)
+    assert speeds.estimate("gpu", MODEL, "cuda", 0) > speeds.estimate("cpu", MODEL, "cpu", 0) > 0
+    assert speeds.estimate("cpu", MODEL, "cpu", 10**8) > speeds.estimate("cpu", MODEL, "cpu", 10**9)
     speeds.measured("cpu", MODEL, 1000.0, is_loaded=True, seconds=0.0)
-    assert speeds.of("cpu", MODEL, "cpu", 0) == 1000.0
+    assert speeds.estimate("cpu", MODEL, "cpu", 0) == 1000.0
     speeds.measured("cpu", MODEL, 100.0, is_loaded=False, seconds=6.0)
-    assert speeds.of("cpu", MODEL, "cpu", 0) == pytest.approx(100 + 900 * math.exp(-0.01))
+    assert speeds.estimate("cpu", MODEL, "cpu", 0) == pytest.approx(100 + 900 * math.exp(-0.01))
     speeds.measured("cpu", MODEL, 100.0, is_loaded=True, seconds=60.0)
-    assert speeds.of("cpu", MODEL, "cpu", 0) < 105
+    assert speeds.estimate("cpu", MODEL, "cpu", 0) < 105
     speeds.measured("cpu", MODEL, 2000.0, is_loaded=False, seconds=0.5)
-    assert speeds.of("cpu", MODEL, "cpu", 0) == 2000.0
+    assert speeds.estimate("cpu", MODEL, "cpu", 0) == 2000.0
 
 
 def test_cold_starts_are_measured_from_wanting_to_the_first_heartbeat() -> None:

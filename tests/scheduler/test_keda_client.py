@@ -52,7 +52,7 @@ class FakeScaler:
     def counted(self) -> Counter[str]:
         return Counter(method for method, _ in self.calls)
 
-    async def answer(
+    async def respond(
         self, method: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> Any:
         self.calls.append((method, request))
@@ -91,12 +91,12 @@ class FakeScaler:
 
     def handlers(self) -> grpc.GenericRpcHandler:
         def unary(method: str) -> grpc.RpcMethodHandler[Any, Any]:
-            async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-                return await self.answer(method, request, context)
+            async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+                return await self.respond(method, request, context)
 
             asked, answered, _ = METHODS[method]
             return grpc.unary_unary_rpc_method_handler(
-                decision, CLASSES[asked].FromString, CLASSES[answered].SerializeToString
+                handle, CLASSES[asked].FromString, CLASSES[answered].SerializeToString
             )
 
         methods = {method: unary(method) for method in ("IsActive", "GetMetricSpec", "GetMetrics")}

@@ -81,7 +81,7 @@ async def test_from_a_job_to_a_push_and_the_same_number_everywhere() -> None:
                 QueuedJob(f"job-{number}", "tenant", 1.0, 1 << 30, deadline_ms, "bulk", b"x")
                 for number in range(2)
             ]
-            assert await lanes.enqueue(LANE, [jobs], max_tokens=1 << 40, ring=True) == [True]
+            assert await lanes.enqueue(LANE, [jobs], max_tokens=1 << 40, notify=True) == [True]
             assert (await asyncio.wait_for(stream.read(), 10)).result
             # In one step, to as many as there may be.
             assert await value(channel) == 7

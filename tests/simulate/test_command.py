@@ -90,7 +90,7 @@ def test_saved_trace_is_replayed_with_its_models_file(tmp_path: Path) -> None:
     )
     without = run(trace)
     assert without.code == 2
-    assert f"error: {trace}:2: bytes: nothing says what model-" in without.err
+    assert f"error: {trace}:2: bytes: the costs of model-" in without.err
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
@@ -118,18 +118,18 @@ def test_without_matplotlib_a_plot_is_refused_with_advice(
     ("arguments", "told"),
     [
         ((), "give either a trace or one of --zipf SKEW, --bursty and --uniform"),
-        (("--zipf", "1", "--uniform"), "--zipf and --uniform do not go together"),
+        (("--zipf", "1", "--uniform"), "--zipf and --uniform exclude each other"),
         (
             (*SMALL, "--policy", "mru"),
             "policy must be one of cost, lru, gdsf, clairvoyant, not 'mru'",
         ),
-        ((*SMALL, "--memory", "much"), "'much' is no size"),
+        ((*SMALL, "--memory", "much"), "'much' is not a size"),
         ((*SMALL, "--memory", "0"), "memory_bytes must be at least 1"),
         (
             (*SMALL, "--plot", "stalls.txt"),
             "a plot's file must end in .svg, .png, .pdf, not 'stalls.txt'",
         ),
-        (("record", "127.0.0.1:1", "-o", "/nowhere/trace.csv"), "there is no directory /nowhere"),
+        (("record", "127.0.0.1:1", "-o", "/nowhere/trace.csv"), "the directory /nowhere does not exist"),
     ],
 )
 def test_wrong_arguments_are_reported_without_traceback(

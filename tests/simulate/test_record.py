@@ -163,5 +163,5 @@ def test_recording_ends_after_its_time(router: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     ran = CliRunner().invoke(app, ["record", router, "-o", str(path), "--seconds", "0"])
     assert ran.exit_code == 0
-    assert "nothing was asked for" in ran.stderr
+    assert "no requests arrived" in ran.stderr
     assert not path.exists()

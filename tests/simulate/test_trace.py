@@ -108,12 +108,12 @@ def test_invalid_trace_is_reported_with_line(tmp_path: Path, text: str, told: st
 
 
 def test_invalid_models_file_is_reported_with_line(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"models.csv:4: model: org/a was there before"):
+    with pytest.raises(InvalidInput, match=r"models.csv:4: model: org/a is listed twice"):
         read_models(file(tmp_path, COSTS + "org/a,1,1\n", "models.csv"))
     with pytest.raises(
         InvalidInput, match=r"models.csv:2: bytes: must be a whole number of at least 1, not '1.5'"
     ):
         read_models(file(tmp_path, "model,bytes,load_seconds\norg/a,1.5,1\n", "models.csv"))
     (tmp_path / "binary.csv").write_bytes(b"time_seconds,model,tokens\n\xff\xfe,1,1\n")
-    with pytest.raises(InvalidInput, match=r"binary.csv:\d: is no CSV"):
+    with pytest.raises(InvalidInput, match=r"binary.csv:\d: is not CSV"):
         read_trace(tmp_path / "binary.csv")
