@@ -86,8 +86,9 @@ class WorkerWakeup:
 
     @property
     def message(self) -> str:
-        """Return the message published on BELL; no lane's name begins with `!`. `parse_wakeup` is the
-        inverse.
+        """Return the message published on WAKEUP_CHANNEL; no lane's name begins with `!`.
+
+        `parse_wakeup` is the inverse.
         """
         return f"!{self.worker_id}"
 

@@ -96,7 +96,7 @@ class Control:
         self._recent_orders = RecentOrders()
 
     async def run(self, on_snapshot: Callable[[], Awaitable[None]]) -> None:
-        """Run until cancelled, and await `on_snapshot` after every snapshot. Raises UnsuitableRedis."""
+        """Run until cancelled; await `on_snapshot` after every snapshot. Raises UnsuitableRedis."""
         was_away = False
         while True:
             wait = TICK_SECONDS

@@ -253,12 +253,12 @@ async def test_scheduler_runs_no_lua_but_the_scripts_that_routers_loaded(
 ) -> None:
     router, scheduler = connected(ROUTER), connected(SCHEDULER)
     fleet = Fleet(scheduler)
-    with pytest.raises(NoCapacity, match="a router loads them"):
+    with pytest.raises(NoCapacity, match="start a router"):
         await fleet.lead("s")
     await Fleet(router).router_heartbeat("a")  # its script is missing, so it loads all
     assert await fleet.lead("s")
     await admin.script_flush()
-    with pytest.raises(NoCapacity, match="a router loads them"):
+    with pytest.raises(NoCapacity, match="start a router"):
         await fleet.lead("s")
     await Fleet(router).router_heartbeat("a")
     assert not await fleet.lead("t")

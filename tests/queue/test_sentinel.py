@@ -241,13 +241,13 @@ async def test_in_plain_text_nothing_goes_to_a_master_on_another_machine(
 @pytest.mark.parametrize(
     ("says", "words"),
     [
-        (b"-NOAUTH Authentication required.\r\n", "do not take our user name and password"),
+        (b"-NOAUTH Authentication required.\r\n", "refuse our user name and password"),
         (
             b"-NOPERM this user has no permissions to run the 'sentinel' command\r\n",
             "SENTINEL MASTERS",
         ),
-        (b"-ERR unknown command 'SENTINEL'\r\n", "of no Sentinel"),
-        (b"*0\r\n", "knows of a master"),
+        (b"-ERR unknown command 'SENTINEL'\r\n", "not a Sentinel"),
+        (b"*0\r\n", "knows a master"),
     ],
 )
 async def test_sentinel_failures_have_clear_messages(

@@ -87,7 +87,7 @@ def test_pages_count_as_generated_texts_unless_only_text_layers_are_read() -> No
     document = pb.Document(file=0, last_page=64)
     request = pb.ExtractRequest(model=MODEL, text=pb.TextTask(max_tokens=4096), files=[b"%PDF-1.7"])
     request.items.extend([pb.Item(parts=[pb.Part(document=document)])] * 5)
-    with pytest.raises(InvalidInput, match="320 texts to be written"):
+    with pytest.raises(InvalidInput, match="320 texts to generate"):
         check_extract(request, reads)
     request.text.text_layer = pb.TextTask.TEXT_LAYER_ONLY
     check_extract(request, reads)
@@ -145,7 +145,7 @@ def test_default_client_is_refused_answers_above_its_grpc_limit(
     )
     request.items.add(text="a")
     with pytest.raises(
-        InvalidInput, match=r"call EncodeStream.*x-shoal-max-answer-bytes \(-1: any\)"
+        InvalidInput, match=r"call EncodeStream.*x-shoal-max-answer-bytes \(-1: unlimited\)"
     ):
         answer_bounds.check_encoded(
             request,

@@ -157,11 +157,25 @@ def test_labels_count_as_often_as_they_are_read() -> None:
     read_once, before_each, in_pairs = (
         check_extract(request, one) for one in (embeds, zero_shot, infers)
     )
-    assert (read_once.per_job_bytes, read_once.per_sequence_bytes, read_once.sequences_per_item) == (names, 0, 1)
-    assert (before_each.per_job_bytes, before_each.per_sequence_bytes, before_each.sequences_per_item) == (0, names, 1)
-    assert (in_pairs.per_job_bytes, in_pairs.per_sequence_bytes, in_pairs.sequences_per_item) == (0, (names + 1) // 2, 2)
+    assert (
+        read_once.per_job_bytes,
+        read_once.per_sequence_bytes,
+        read_once.sequences_per_item,
+    ) == (names, 0, 1)
+    assert (
+        before_each.per_job_bytes,
+        before_each.per_sequence_bytes,
+        before_each.sequences_per_item,
+    ) == (0, names, 1)
+    assert (in_pairs.per_job_bytes, in_pairs.per_sequence_bytes, in_pairs.sequences_per_item) == (
+        0,
+        (names + 1) // 2,
+        2,
+    )
     request.classify.ClearField("labels")
-    assert check_extract(request, infers).sequences_per_item == 1, "its own classes need one forward"
+    assert check_extract(request, infers).sequences_per_item == 1, (
+        "its own classes need one forward"
+    )
 
 
 def test_text_before_each_item_counts_for_each() -> None:
@@ -188,7 +202,9 @@ def test_truncated_bytes_and_sequences_raise_price() -> None:
     )
     assert (short, long) == (502, 519)
     assert 4000 < longest < 5000
-    assert admission.price(Sizes([2000], sequences_per_item=3), known, pb.TRUNCATION_END)[0] == [3 * 502]
+    assert admission.price(Sizes([2000], sequences_per_item=3), known, pb.TRUNCATION_END)[0] == [
+        3 * 502
+    ]
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_answers_that_do_not_fit_together_are_the_workers_fault(name: str) -> No
 
 
 def test_malformed_answers_are_internal_errors() -> None:
-    with pytest.raises(InternalError, match="no JobResult"):
+    with pytest.raises(InternalError, match="not a JobResult"):
         codec.job_result(b"\xff\xff")
 
 

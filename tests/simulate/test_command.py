@@ -129,7 +129,10 @@ def test_without_matplotlib_a_plot_is_refused_with_advice(
             (*SMALL, "--plot", "stalls.txt"),
             "a plot's file must end in .svg, .png, .pdf, not 'stalls.txt'",
         ),
-        (("record", "127.0.0.1:1", "-o", "/nowhere/trace.csv"), "the directory /nowhere does not exist"),
+        (
+            ("record", "127.0.0.1:1", "-o", "/nowhere/trace.csv"),
+            "the directory /nowhere does not exist",
+        ),
     ],
 )
 def test_wrong_arguments_are_reported_without_traceback(

@@ -221,7 +221,7 @@ def translate(error: RedisError) -> Exception:
     unchanged.
     """
     if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
-        return NoCapacity("the queue (Redis) refuses our user name or password")
+        return NoCapacity("the queue (Redis) refuses our user name and password")
     if isinstance(error, NoPermissionError) or (
         isinstance(error, ResponseError) and any(word in str(error) for word in _NOT_ALLOWED)
     ):

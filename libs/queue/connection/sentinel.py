@@ -99,7 +99,7 @@ def _why(errors: Sequence[BaseException]) -> str:
         isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError)
         for error in errors
     ):
-        return "Sentinels refuse our user name or password"
+        return "Sentinels refuse our user name and password"
     if any("certificate" in str(error).lower() for error in errors):
         return "the certificate of Sentinels or ours is not trusted"
     if any(isinstance(error, ResponseError) for error in errors):

@@ -628,7 +628,8 @@ class _Planner:
         if pool_workers.is_closed:
             self._is_waiting = True
             self._notes[model] = (
-                f"held back: every worker of pool {pool} has {MAX_CONCURRENT_LOADS} loads in progress"
+                f"held back: every worker of pool {pool} has"
+                f" {MAX_CONCURRENT_LOADS} loads in progress"
             )
             return
         size = self._estimate_of(at).size
