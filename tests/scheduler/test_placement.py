@@ -43,7 +43,7 @@ def test_cold_model_with_work_is_loaded() -> None:
 
 
 @pytest.mark.parametrize(
-    "coming", [holds("a", LOADING, 0), holds("a", DOWNLOADING, 0)], ids=["loading", "downloading"]
+    "incoming", [holds("a", LOADING, 0), holds("a", DOWNLOADING, 0)], ids=["loading", "downloading"]
 )
 def test_model_on_its_way_is_not_loaded_again(incoming: object) -> None:
     assert plan(state(worker("w", incoming), worker("v"), queued={"a": 10**6})).orders == ()  # type: ignore[arg-type]
