@@ -262,7 +262,7 @@ def test_model_in_use_yields_only_to_much_more_work() -> None:
     assert little.orders == ()
     assert (
         little.notes["a"]
-        == "held back: loads are under way, or what is resident has more work waiting"
+        == "held back: loads are in progress, or the resident models have more work waiting"
     )
     assert loads(plan(state(busy, queued={"a": 2100, "b": 1000}, sizes={"a": 50}))) == {"a": ["w"]}
 

@@ -72,7 +72,7 @@ def test_written_trace_is_read_back(tmp_path: Path) -> None:
         ("", "trace.csv:1: has no column 'time_seconds'"),
         ("time_seconds,model\n", "trace.csv:1: has no column 'tokens'"),
         ("time_seconds,model,tokens,colour\n", "trace.csv:1: has a column 'colour'"),
-        ("time_seconds,model,tokens\n", "trace.csv: there are no requests in it"),
+        ("time_seconds,model,tokens\n", "trace.csv: the file has no requests"),
         (
             "time_seconds,model,tokens\n0,org/a,1\n1,org/a,many\n",
             "trace.csv:3: tokens: must be a whole number of at least 1, not 'many'",
@@ -97,7 +97,7 @@ def test_written_trace_is_read_back(tmp_path: Path) -> None:
         ),
         (
             "time_seconds,model,tokens\n0,org/x,1\n",
-            "trace.csv:2: bytes: nothing says what org/x costs",
+            "trace.csv:2: bytes: the costs of org/x are missing",
         ),
     ],
 )
