@@ -20,7 +20,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 MODULES: Final = (
     "libs.queue.operations",
     "libs.queue.rates",
-    "libs.queue.standing",
+    "libs.queue.queue_position",
     "libs.queue.upkeep",
     "libs.fleet.scripts",
 )

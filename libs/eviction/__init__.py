@@ -1,5 +1,5 @@
-"""Which models to evict from a device when another one needs room: eviction policies and the rules
-above them. Pure.
+"""Choose the models to evict from a device when another one needs memory: eviction policies and the
+rules above them. Pure.
 """
 
 from libs.eviction.choose import Challenger, choose_victims, may_yield

@@ -1,4 +1,4 @@
-"""Chooses the models to evict for another one: the hard rules of eviction, above every policy."""
+"""Choose the models to evict for another one: the hard rules of eviction, above every policy."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from libs.eviction.policies import Candidate, Policy
 
 MIN_RESIDENT_SECONDS: Final = 10.0
 LOADS_RESIDENT: Final = 3.0
-"""Against thrashing, a model stays resident for so many times its load time, and
-MIN_RESIDENT_SECONDS, at least, unless much more work waits for another."""
+"""Against thrashing, a model stays resident for at least this multiple of its load time, and
+MIN_RESIDENT_SECONDS, unless much more work waits for another.
+"""
 YIELD_FACTOR: Final = 2.0
-"""The challenger's waiting work must exceed so many times the candidate's, to evict a candidate
+"""The challenger's waiting work must exceed this multiple of the candidate's, to evict a candidate
 that is in use or young.
 """
 LAST_COPY_FACTOR: Final = 2.0
@@ -21,21 +22,23 @@ LAST_COPY_FACTOR: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Challenger:
-    """The model that needs room.
-
-    `waiting_seconds`: how long its waiting work would keep the device busy, or for how long
-    requests have waited for it, whichever is more; 0 if nothing waits.
-    """
+    """The model that needs memory."""
 
     name: str
     bytes: int
     waiting_seconds: float = 0.0
+    """How long its waiting work would keep the device busy or, if more, how long requests have
+    waited for it; 0 if nothing waits.
+    """
 
 
 def may_yield(candidate: Candidate, challenger: Challenger) -> bool:
-    """Whether the rules allow evicting the candidate for the challenger. Never if it is pinned,
-    leaving already, or the challenger itself; if it is busy, young or has waiting work, only for a
-    challenger with much more waiting work."""
+    """Return whether the rules allow evicting the candidate for the challenger.
+
+    1. Never if it is pinned, leaving already, or the challenger itself.
+    2. If it is busy, young or has waiting work, only for a challenger with much more waiting work.
+    3. Otherwise always.
+    """
     if candidate.pinned or candidate.leaving or candidate.name == challenger.name:
         return False
     is_young = candidate.resident_seconds < max(
@@ -49,8 +52,10 @@ def may_yield(candidate: Candidate, challenger: Challenger) -> bool:
 def choose_victims(
     candidates: Collection[Candidate], needed_bytes: int, policy: Policy, challenger: Challenger
 ) -> list[Candidate] | None:
-    """The candidates to evict so that `needed_bytes` more are free, cheapest first; none of them
-    could be spared. None: the rules allow evicting too few now."""
+    """Choose the cheapest set of candidates to evict so that `needed_bytes` more are free.
+
+    Each is necessary. None: the rules do not allow evicting enough now.
+    """
     evictable = [one for one in candidates if may_yield(one, challenger)]
     # An idle model is evicted before one in use, whatever its value.
     ordered = sorted(
@@ -66,7 +71,7 @@ def choose_victims(
         missing -= candidate.bytes
     if missing > 0:
         return None
-    for candidate in reversed(chosen[:]):  # spares the most valuable first
+    for candidate in reversed(chosen[:]):  # keep the most valuable that is not necessary
         if missing + candidate.bytes <= 0:
             chosen.remove(candidate)
             missing += candidate.bytes

@@ -1,8 +1,8 @@
-"""Three eviction policies of one signature: the value of keeping a resident model. The model of the
-lowest value is evicted first.
+"""Three eviction policies with one signature: the value of keeping a resident model. The model with
+the lowest value is evicted first.
 
-Used by the worker, the scheduler's plan and the simulator alike. How the policies compare on
-traces: docs/placement.md.
+Used by the worker, the scheduler's plan and the simulator. docs/placement.md compares the policies
+on traces.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 RECENT_SECONDS: Final = 5.0
-"""Added to the age of the last use, so that models used within this time are ranked by cost, not by
+"""Added to the age of the last use, so that models used within this time are ranked by cost, not
 recency.
 """
 
@@ -27,11 +27,11 @@ class Candidate:
     bytes: int
     """Freed by its eviction."""
     load_seconds: float
-    """How long loading it again would take, from the tier that it is evicted to."""
+    """Time to load it again from the tier to which it is evicted."""
     idle_seconds: float
-    """Since its last use."""
+    """Time since its last use."""
     uses: float = 1.0
-    """How often it was used since it became resident."""
+    """Number of uses since it became resident."""
     floor: float = 0.0
     """The value of the last victim when the candidate was last used: the ageing term of GDSF."""
     pinned: bool = False
@@ -39,9 +39,9 @@ class Candidate:
     is_busy: bool = False
     """Jobs of it are leased or in a forward pass."""
     waiting_seconds: float = 0.0
-    """How long its waiting work, that in flight included, would keep the device busy."""
+    """How long its work, waiting and in flight, would keep the device busy."""
     resident_seconds: float = float("inf")
-    """Since it became resident."""
+    """Time since it became resident."""
     is_last_copy: bool = True
     """No other worker has it resident."""
 
@@ -51,7 +51,7 @@ Policy = Callable[[Candidate], float]
 
 
 def lru(candidate: Candidate) -> float:
-    """Evicts the least recently used first."""
+    """Evict the least recently used first."""
     return -candidate.idle_seconds
 
 
@@ -61,12 +61,12 @@ def gdsf(candidate: Candidate) -> float:
 
 
 def cost_aware(candidate: Candidate) -> float:
-    """Seconds of loading saved per byte, times how likely the next use is: by frequency and recency
-    of use.
+    """Return the seconds of loading saved per byte, times the likelihood of the next use, by
+    frequency and recency.
 
     Uses count by their logarithm (one 1, three 2, seven 3): a popular model stays longer than one
-    that was tried once, and a single large batch does not count as popularity. Results without
-    that: docs/placement.md.
+    that was tried once, and a single large batch does not count as popularity. docs/placement.md
+    has the results without that.
     """
     saved = candidate.load_seconds / max(candidate.bytes, 1)
     return (
@@ -80,4 +80,4 @@ DEFAULT: Final = "cost"
 POLICIES: Final[Mapping[str, Policy]] = MappingProxyType(
     {"cost": cost_aware, "lru": lru, "gdsf": gdsf}
 )
-"""By the names that settings take."""
+"""Policies by their names in settings."""

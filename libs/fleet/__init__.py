@@ -4,10 +4,16 @@ workers.
 
 from libs.fleet.claims import may_claim
 from libs.fleet.registry import TTL_MS, Fleet, LostLeadership
-from libs.fleet.snapshot import COMING, FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
+from libs.fleet.snapshot import (
+    LOADING_STATES,
+    FleetSnapshot,
+    LeaderRecord,
+    WorkerModelRecord,
+    WorkerRecord,
+)
 
 __all__ = [
-    "COMING",
+    "LOADING_STATES",
     "TTL_MS",
     "Fleet",
     "FleetSnapshot",

@@ -1,4 +1,4 @@
-"""How well a worker suits a model: the score by which the plan places models and ExplainPlacement
+"""Score how well a worker suits a model. The plan places models by it, and ExplainPlacement
 explains them. Pure.
 
 The rule (docs/design/memory.md): the nearer the model is to the worker's device the better, less
@@ -27,15 +27,15 @@ AFFINITY: Final[Mapping[models_pb2.ModelState, float]] = MappingProxyType(
         models_pb2.MODEL_STATE_COLD: 0.3,
     }
 )
-"""By the model's state on the worker; 0 for one that is not there."""
+"""Affinity by the model's state on the worker; 0 if it is absent."""
 NO_ADAPTER: Final = 0.1
-"""Subtracted where the model is resident without the lane's adapter."""
+"""Subtracted if the model is resident without the lane's adapter."""
 HORIZON_SECONDS: Final = 10.0
-"""A worker with work for so long counts as fully busy."""
+"""A worker with this much work counts as fully busy."""
 
 
 def affinity(worker: WorkerRecord, model: str, adapter: str = "") -> float:
-    """How near the model (with its adapter) is to being served there, 0..1."""
+    """Return how near the model (with its adapter) is to being served there, 0..1."""
     record = worker.models.get(model)
     if record is None:
         return 0.0
@@ -53,9 +53,14 @@ def busy_seconds(
     gauges: Iterable[LaneGauges],
     rates: Mapping[LaneKey, float] = MappingProxyType({}),
 ) -> dict[str, float]:
-    """Seconds of work of each worker: the backlog of its models' lanes, divided evenly among their
-    copies, and the arrivals expected at `rates` (tokens a second by lane; missing: 0) within 10 s.
-    Models of unknown speed count nothing."""
+    """Return the seconds of work of each worker: the backlog of its models' lanes, divided evenly
+    among their copies, and the arrivals expected within 10 s.
+
+    Models of unknown speed count nothing.
+
+    Args:
+        rates: Arrivals in tokens per second by lane; missing: 0.
+    """
     copies: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
     for worker in snapshot.workers.values():
         for record in worker.held:
@@ -76,7 +81,7 @@ def busy_seconds(
 
 
 def busy_shares(snapshot: FleetSnapshot, gauges: Iterable[LaneGauges]) -> dict[str, float]:
-    """The share of its next 10 s for which each worker has work, 0..1."""
+    """Return the share of its next 10 s for which each worker has work, 0..1."""
     return {
         worker_id: min(1.0, busy / HORIZON_SECONDS)
         for worker_id, busy in busy_seconds(snapshot, gauges).items()
@@ -84,7 +89,5 @@ def busy_shares(snapshot: FleetSnapshot, gauges: Iterable[LaneGauges]) -> dict[s
 
 
 def score(worker: WorkerRecord, model: str, busy_share: float, adapter: str = "") -> float:
-    """Affinity less the share of the worker's time that is taken, -1..1; comparable between workers
-    of one pool.
-    """
+    """Return the affinity less the busy share, -1..1; comparable between workers of one pool."""
     return affinity(worker, model, adapter) - busy_share

@@ -1,9 +1,10 @@
-"""Merges the cards that several workers report of a model into one. Pure.
+"""Merge the cards that several workers report of a model into one. Pure.
 
-A card has two parts. The part from the model's files and the catalog is the same on every worker,
-unless some have other files: then the last card that was new for its worker wins, and a worker that
-repeats its card changes nothing. What workers measure (bytes, data type, tokens per byte) differs
-between workers, stays in each one's record, and is merged here.
+1. The part from the model's files and the catalog is the same on every worker, unless some have
+  other files. Then the last card that was new for its worker wins; a worker that repeats its card
+  changes nothing.
+2. Measurements (bytes, data type, tokens per byte) differ between workers, stay in each one's
+  record, and are merged here.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from shoal.v1 import models_pb2
 from libs.fleet.snapshot import WorkerModelRecord
 
 SAME_RATE: Final = 0.05
-"""Tokens per byte that differ by at most this share count as equal: estimates move with every text,
-and each change is written.
+"""Tokens per byte that differ by at most this share count as equal: estimates change with every
+text, and each change is written to Redis.
 """
 
 
 def without_measures(card: models_pb2.ModelCard) -> models_pb2.ModelCard:
-    """The part of the card that comes from files and catalog."""
+    """Return the part of the card that is from files and catalog."""
     plain = models_pb2.ModelCard()
     plain.CopyFrom(card)
     for field in ("bytes", "data_type", "tokens_per_byte"):
@@ -32,7 +33,7 @@ def without_measures(card: models_pb2.ModelCard) -> models_pb2.ModelCard:
 
 
 def digest_of(card: models_pb2.ModelCard) -> int:
-    """A digest of the part from files and catalog, to compare cards within this process'
+    """Return a digest of the part from files and catalog, to compare cards within this process'
     lifetime.
     """
     return hash(without_measures(card).SerializeToString(deterministic=True))
@@ -41,11 +42,11 @@ def digest_of(card: models_pb2.ModelCard) -> int:
 def merged(
     plain: models_pb2.ModelCard, known: models_pb2.ModelCard, copies: Sequence[WorkerModelRecord]
 ) -> models_pb2.ModelCard:
-    """`plain` with the measurements of the workers' `copies`; what none of them has measured stays
-    as in `known`.
+    """Return `plain` with the measurements of the workers' `copies`; values that none has measured
+    stay as in `known`.
 
-    Bytes and data type are those of the largest copy, tokens per byte are the median of those who
-    measured them.
+    Bytes and data type are those of the largest copy, tokens per byte are the median of the
+    measurements.
     """
     card = models_pb2.ModelCard()
     card.CopyFrom(plain)

@@ -1,4 +1,4 @@
-"""Decides whether a worker may load a lane's model now. Pure; the router then makes the claim
+"""Decide whether a worker may load a lane's model now. Pure; the router then makes the claim
 atomically in Redis.
 
 The rule (docs/design/memory.md): a model without a copy is loaded once it has work; a model with
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from shoal.v1 import models_pb2
 
-from libs.fleet.snapshot import COMING, FleetSnapshot, WorkerModelRecord
+from libs.fleet.snapshot import LOADING_STATES, FleetSnapshot, WorkerModelRecord
 from libs.queue.jobs import LaneGauges
 
 UNKNOWN_LOAD_SECONDS = 5.0
@@ -19,12 +19,12 @@ BYTES_PER_SECOND = 1.5e9
 START_SECONDS before that.
 """
 
-_SERVED = (*COMING, models_pb2.MODEL_STATE_RESIDENT)
+_SERVED = (*LOADING_STATES, models_pb2.MODEL_STATE_RESIDENT)
 
 
 def may_claim(gauges: LaneGauges, snapshot: FleetSnapshot, worker_id: str) -> bool:
-    """Whether the worker should load the model for the lane's work, given the copies that are
-    resident or about to be.
+    """Return whether the worker should load the model for the lane's work, given its resident
+    copies and those being loaded.
     """
     lane = gauges.lane
     worker = snapshot.workers.get(worker_id)
@@ -42,8 +42,8 @@ def may_claim(gauges: LaneGauges, snapshot: FleetSnapshot, worker_id: str) -> bo
 
 
 def wait_seconds(gauges: LaneGauges, snapshot: FleetSnapshot) -> float | None:
-    """How long the lane's work keeps its copies busy, loading ones included. None: no copy, or no
-    speed measured yet.
+    """Return how long the lane's work keeps its copies busy, loading ones included. None without a
+    copy or a measured speed.
     """
     copies = _copies(gauges, snapshot)
     speeds = [copy.tokens_per_second for copy in copies if copy.tokens_per_second > 0]
@@ -54,8 +54,8 @@ def wait_seconds(gauges: LaneGauges, snapshot: FleetSnapshot) -> float | None:
 
 
 def load_seconds(model: str, snapshot: FleetSnapshot) -> float:
-    """How long a load takes: the longest that a live worker measured, else estimated from the
-    model's size.
+    """Return how long a load takes: the longest that a live worker measured, else estimated from
+    the model's size.
     """
     measured = [
         worker.models[model].load_seconds

@@ -23,7 +23,7 @@ from libs.fleet import scripts
 from libs.fleet.cards import digest_of, merged, without_measures
 from libs.fleet.snapshot import FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
 from libs.queue.connection.client import translated
-from libs.queue.keys import BELL, LaneKey, WorkerWakeup
+from libs.queue.keys import WAKEUP_CHANNEL, LaneKey, WorkerWakeup
 
 FAILURE_MS = 15 * 60_000
 PASSING_MS = 60_000
@@ -31,16 +31,17 @@ PASSING_MS = 60_000
 or reach the model.
 """
 FAILURE_DOUBLINGS = 5
-"""FAILURE_MS doubles with each further failure, at most so many times: up to 8 hours."""
+"""FAILURE_MS doubles with each further failure, at most this often: up to 8 hours."""
 TTL_MS = 10_000
-"""A worker without a heartbeat for so long, or for as long as its leases last, is dead: others may
+"""A worker without a heartbeat for this time, or for the length of its leases, is dead: others may
 load the models it held.
 """
 LEAD_MS = 3_000
-"""The leader's lease: a scheduler that does not renew it for so long has lost the leadership."""
+"""The leader's lease: a scheduler that does not renew it in this time has lost the leadership."""
 ORDER_CLAIM_MS = 10_000
-"""How long a load order claims the model, as routers' claims do: until the worker's heartbeat says
-LOADING, which then prevents further loads."""
+"""Duration of a load order's claim on the model, as of routers' claims: until the worker's
+heartbeat reports LOADING, which then prevents further loads.
+"""
 
 _PASSING = (ModelNotFound.reason, ModelUnreachable.reason, NoCapacity.reason)
 
@@ -59,8 +60,8 @@ class LostLeadership(Exception):
 
 
 class Fleet:
-    """This process' view of the workers, and its updates to routers and workers. NoCapacity while
-    Redis is away.
+    """This process' view of the workers, and its updates to routers and workers. Raises NoCapacity
+    while Redis is away.
     """
 
     def __init__(self, redis: Redis, *, ttl_ms: int = TTL_MS) -> None:
@@ -73,13 +74,14 @@ class Fleet:
         self._cards: dict[bytes, models_pb2.ModelCard] = {}
         # The digests of the cards that each worker reported last, by model.
         self._reported_cards: dict[str, dict[str, int]] = {}
-        # Own updates since the last refresh began: the data that it reads may be older.
+        # Own updates since the last refresh began, because the data that it reads may be older.
         self._own_changes: list[_Change] = []
 
     async def report(self, heartbeat: worker_pb2.HeartbeatRequest) -> None:
-        """Stores a heartbeat for all routers, and applies it to `snapshot` at once. A model that
-        has just failed is recorded by `record_failure`. Failures are forgotten of a model that is
-        resident now, and of all models of a restarted worker.
+        """Store a heartbeat for all routers, and apply it to `snapshot` at once.
+
+        A model that has just failed is recorded by `record_failure`. Failures are forgotten for
+        models that are resident now, and for all models of a restarted worker.
         """
         previous = self.snapshot.workers.get(heartbeat.worker_id)
         kept = _without_cards(heartbeat)
@@ -100,7 +102,7 @@ class Fleet:
             ],
         )
         self._reported_cards[heartbeat.worker_id] = digests
-        record = WorkerRecord.of(kept, now_ms)
+        record = WorkerRecord.from_heartbeat(kept, now_ms)
 
         def change(snapshot: FleetSnapshot) -> FleetSnapshot:
             workers = {
@@ -126,7 +128,9 @@ class Fleet:
         kept: worker_pb2.HeartbeatRequest,
         digests: Mapping[str, int],
     ) -> dict[str, models_pb2.ModelCard]:
-        """The merged cards that change by the cards in this heartbeat (`libs/fleet/cards.py`)."""
+        """Return the merged cards that change by the cards in this heartbeat
+        (`libs/fleet/cards.py`).
+        """
         before = self._reported_cards.get(heartbeat.worker_id, {})
         others = [
             worker.models
@@ -141,7 +145,9 @@ class Fleet:
                 plain = without_measures(known if known is not None and repeats else model.card)
                 copies = [models[name] for models in others if name in models]
                 card = merged(
-                    plain, known or models_pb2.ModelCard(), [*copies, WorkerModelRecord.of(own)]
+                    plain,
+                    known or models_pb2.ModelCard(),
+                    [*copies, WorkerModelRecord.from_proto(own)],
                 )
                 if card != known:
                     changed[name] = card
@@ -192,8 +198,9 @@ class Fleet:
         self._apply(change)
 
     async def record_failure(self, model: str, worker_id: str, failure: worker_pb2.Failure) -> None:
-        """Records that the worker cannot load the model: for 15 minutes, doubled with each further
-        failure, or for one minute if it could not find or reach the model."""
+        """Record that the worker cannot load the model: for 15 minutes, doubled with each further
+        failure, or for one minute if it could not find or reach the model.
+        """
         is_passing = failure.reason in _PASSING
         await scripts.record_failure(
             self._redis,
@@ -213,9 +220,11 @@ class Fleet:
         self._apply(change)
 
     async def forgive(self, models: Collection[str]) -> int:
-        """Halves the backoff after failed loads of these models, because they have work: workers
-        for which half of it is over may try again. Returns how many; `snapshot` shows it after the
-        next `refresh`."""
+        """Halve the backoff after failed loads of these models, because they have work: workers
+        after half of it may try again.
+
+        Returns the number of failures forgotten; `snapshot` shows it after the next `refresh`.
+        """
         known = {model: self.snapshot.failures.get(model, {}) for model in models}
         fields = [
             f"{model} {worker_id}"
@@ -234,8 +243,8 @@ class Fleet:
         )
 
     async def refresh(self) -> FleetSnapshot:
-        """Reads the registry in one round trip into `snapshot`, and deletes expired entries.
-        Updates made meanwhile are kept.
+        """Read the registry in one round trip into `snapshot`, and delete expired entries. Updates
+        made during the read are kept.
         """
         self._own_changes.clear()
         with translated():
@@ -270,7 +279,7 @@ class Fleet:
             if int(time_ms) > now_ms - self._ttl_ms:
                 before, record = self._heartbeats.get(worker_id, (b"", None))
                 if record is None or before != value:
-                    record = WorkerRecord.of(
+                    record = WorkerRecord.from_heartbeat(
                         worker_pb2.HeartbeatRequest.FromString(heartbeat), int(time_ms)
                     )
                     self._heartbeats[worker_id] = value, record
@@ -317,8 +326,8 @@ class Fleet:
         return dict(live)
 
     async def last_heartbeat(self, worker_id: str) -> tuple[str, int] | None:
-        """The epoch of the worker's last heartbeat, and when that came (Unix ms by Redis' clock);
-        None if it is not registered.
+        """Return the epoch and arrival time (Unix ms by Redis' clock) of the worker's last
+        heartbeat; None if it is not registered.
         """
         with translated():
             value = cast("bytes | None", await self._redis.hget(_WORKERS, worker_id))
@@ -328,7 +337,7 @@ class Fleet:
         return worker_pb2.HeartbeatRequest.FromString(heartbeat).epoch, int(time_ms)
 
     async def forget(self, worker_id: str, heard_ms: int) -> bool:
-        """Removes a dead worker; False if it sent a heartbeat since `heard_ms`, or was removed
+        """Remove a dead worker; False if it sent a heartbeat since `heard_ms`, or was removed
         already.
         """
         if not await scripts.forget(
@@ -346,17 +355,17 @@ class Fleet:
         return True
 
     async def claim(self, lane: LaneKey, worker_id: str, ttl_ms: int) -> bool:
-        """Gives this worker the exclusive right to load the lane's model, for `ttl_ms` or until it
-        is released; False if another has it."""
+        """Give this worker the exclusive right to load the lane's model, for `ttl_ms` or until it
+        is released; False if another has it.
+        """
         with translated():
             if await self._redis.set(_claim(lane), worker_id, nx=True, px=ttl_ms):
                 return True
-        return await self.renew_claim(
-            lane, worker_id, ttl_ms
-        )  # the worker may reload a model that it evicted meanwhile
+        # The worker may have evicted the model since, and reload it.
+        return await self.renew_claim(lane, worker_id, ttl_ms)
 
     async def renew_claim(self, lane: LaneKey, worker_id: str, ttl_ms: int) -> bool:
-        """Extends the worker's claim to `ttl_ms` from now; False if it has none."""
+        """Extend the worker's claim to `ttl_ms` from now; False if it has none."""
         return bool(
             await scripts.renew_claim(
                 self._redis, (_claim(lane),), worker_id=worker_id, last_ms=ttl_ms
@@ -364,7 +373,7 @@ class Fleet:
         )
 
     async def release_claim(self, lane: LaneKey, worker_id: str) -> bool:
-        """Ends the worker's claim; False if it has none."""
+        """End the worker's claim; False if it has none."""
         return bool(await scripts.release_claim(self._redis, (_claim(lane),), worker_id=worker_id))
 
     async def order(
@@ -377,12 +386,15 @@ class Fleet:
         lane: LaneKey | None = None,
         known: Collection[str] = (),
     ) -> int:
-        """Queues an order that the worker's heartbeats fetch, for a day, and notifies the worker.
-        Returns its sequence number, above all earlier ones.
+        """Queue an order that the worker's heartbeats fetch, for a day, and notify the worker.
 
-        A scheduler passes its `fence`: LostLeadership if another leads. For a load it passes the
-        `lane` to claim for the worker; returns 0, and orders nothing, if another worker has the
-        claim and the plan did not know of it (`known`: the workers that hold the model or will).
+        Returns its sequence number, above all earlier ones; 0, without an order, if another worker
+        has the claim and is not in `known`. Raises LostLeadership if another scheduler leads.
+
+        Args:
+            fence: The fencing number of the scheduler that gives the order; 0: an operator.
+            lane: For a load by a scheduler: the lane to claim for the worker.
+            known: The workers that hold the model, or will by the plan.
         """
         number = await scripts.order(
             self._redis,
@@ -392,8 +404,8 @@ class Fleet:
                 _claim(lane) if lane else "v1:{fleet}:claim:",
             ),
             directive=directive.SerializeToString(),
-            bell=BELL,
-            ring=WorkerWakeup(worker_id).message,
+            channel=WAKEUP_CHANNEL,
+            wakeup=WorkerWakeup(worker_id).message,
             worker_id=worker_id,
             fence=fence,
             claim_ms=ORDER_CLAIM_MS if lane else 0,
@@ -406,7 +418,7 @@ class Fleet:
     async def orders(
         self, worker_id: str, epoch: str, after_seq: int
     ) -> list[worker_pb2.Directive]:
-        """The orders with numbers above `after_seq`, in order."""
+        """Return the orders with numbers above `after_seq`, in order."""
         with translated():
             found = await self._redis.zrangebyscore(
                 f"v1:{{fleet}}:orders:{worker_id}:{epoch}", f"({after_seq}", "+inf"
@@ -420,16 +432,18 @@ class Fleet:
     async def lead(
         self, scheduler_id: str, fence: int = 0, *, last_ms: int = LEAD_MS
     ) -> int | None:
-        """Makes this scheduler the leader for `last_ms` if none leads, or renews its lease if it
-        leads by `fence`. Returns its fencing number, which is above those of all earlier leaders;
-        None while another leads."""
+        """Make this scheduler the leader for `last_ms` if none leads, or renew its lease if it
+        leads by `fence`.
+
+        Returns its fencing number, above those of all earlier leaders; None while another leads.
+        """
         found = await scripts.lead(
             self._redis, (_LEADER, _FENCES), scheduler_id=scheduler_id, fence=fence, last_ms=last_ms
         )
         return cast(int, found) or None
 
     async def resign(self, fence: int) -> bool:
-        """Gives up the leadership, so that another scheduler may take it at once; False if it was
+        """Give up the leadership, so that another scheduler may take it at once; False if it was
         lost already.
         """
         return bool(await scripts.resign(self._redis, (_LEADER,), fence=fence))
@@ -442,11 +456,17 @@ class Fleet:
         *,
         desired: Mapping[str, float] = _NOTHING,
         cold_starts: Mapping[str, float] = _NOTHING,
-        anew: bool = False,
+        replace_all: bool = False,
     ) -> None:
-        """Publishes the leader's last plan: its number, the changed notes by model (empty: removed;
-        `anew`: they replace all notes), how many workers each pool should have, and how long one
-        takes to start. LostLeadership if another leads."""
+        """Publish the leader's last plan. Raises LostLeadership if another leads.
+
+        Args:
+            plan: Its number.
+            changed: The changed notes by model; empty: removed.
+            desired: Number of workers that each pool should have.
+            cold_starts: Seconds that a new worker of each pool takes to start.
+            replace_all: The changed notes replace all notes.
+        """
         parts = [part for note in changed.items() for part in note]
         desired_json, starts = json.dumps(dict(desired)), json.dumps(dict(cold_starts))
         keys = (_LEADER, _NOTES)
@@ -457,14 +477,14 @@ class Fleet:
             plan=str(plan),
             desired=desired_json,
             cold_starts=starts,
-            anew=anew,
+            replace=replace_all,
             changed=parts,
         ):
             raise LostLeadership
 
     async def plan_notes(self, *models: str) -> dict[str, str]:
-        """The notes of the leader's last plans on these models, or on all if none is named; no
-        entry for models without one.
+        """Return the notes of the leader's last plans on these models, or on all if none is named;
+        models without a note have no entry.
         """
         with translated():
             if not models:
@@ -479,11 +499,11 @@ class Fleet:
             if note is not None
         }
 
-    async def beat(self, router_id: str) -> list[str]:
-        """Records that this router is alive. Returns routers that were silent for three times
-        `ttl_ms`, each once in the mesh.
+    async def router_heartbeat(self, router_id: str) -> list[str]:
+        """Record that this router is alive. Returns routers that were silent for three times
+        `ttl_ms`, each to only one caller in the mesh.
         """
-        silent = await scripts.beat(
+        silent = await scripts.router_heartbeat(
             self._redis, (_ROUTERS,), router_id=router_id, last_ms=3 * self._ttl_ms
         )
         return [name.decode() for name in silent]
@@ -503,8 +523,8 @@ def _leader(values: list[bytes | None]) -> LeaderRecord | None:
 
 
 def _until(failure: worker_pb2.Failure, left_ms: int) -> worker_pb2.Failure:
-    """The failure; with a retry time if the model could not be reached: the worker itself tries
-    again in `left_ms`.
+    """Copy the failure; if memory was short, with a retry time: the worker tries again in
+    `left_ms`.
     """
     copy = worker_pb2.Failure()
     copy.CopyFrom(failure)
@@ -518,8 +538,8 @@ def _claim(lane: LaneKey) -> str:
 
 
 def _without_cards(heartbeat: worker_pb2.HeartbeatRequest) -> worker_pb2.HeartbeatRequest:
-    """The heartbeat as it is stored: without batches, and of cards only the worker's own
-    measurements.
+    """Return the heartbeat as it is stored: without batches, and with only the worker's
+    measurements of cards.
     """
     kept = worker_pb2.HeartbeatRequest()
     kept.CopyFrom(heartbeat)

@@ -35,8 +35,8 @@ async def release_claim(*, worker_id: str) -> Reply: ...
 async def order(
     *,
     directive: bytes,
-    bell: str,
-    ring: str,
+    channel: str,
+    wakeup: str,
     worker_id: str,
     fence: int,
     claim_ms: int,
@@ -54,9 +54,9 @@ async def resign(*, fence: int) -> Reply: ...
 
 @script("leader", "notes", prologue="fleet")
 async def note_plan(
-    *, fence: int, plan: str, desired: str, cold_starts: str, anew: bool, changed: Rest
+    *, fence: int, plan: str, desired: str, cold_starts: str, replace: bool, changed: Rest
 ) -> Reply: ...
 
 
 @script("routers", prologue="fleet")
-async def beat(*, router_id: str, last_ms: int) -> Reply: ...
+async def router_heartbeat(*, router_id: str, last_ms: int) -> Reply: ...

@@ -9,15 +9,15 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import ModelNotFound, ModelUnreachable
 
-COMING = (models_pb2.MODEL_STATE_DOWNLOADING, models_pb2.MODEL_STATE_LOADING)
+LOADING_STATES = (models_pb2.MODEL_STATE_DOWNLOADING, models_pb2.MODEL_STATE_LOADING)
 """The states of a model that a worker is fetching or loading."""
 
 ABSENT = (ModelNotFound.reason, ModelUnreachable.reason)
-"""Reasons of a worker that has no copy of the model: no store has it either, or a store could not
-be asked.
+"""Failures of a worker that has no copy of the model: no store has it either, or no store could be
+reached.
 """
 
-HELD = (*COMING, models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_RESIDENT)
+HELD = (*LOADING_STATES, models_pb2.MODEL_STATE_WARM, models_pb2.MODEL_STATE_RESIDENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class WorkerModelRecord:
     tokens_per_byte: float = 0.0
 
     @staticmethod
-    def of(model: worker_pb2.WorkerModel) -> WorkerModelRecord:
-        """The record of a heartbeat's entry."""
+    def from_proto(model: worker_pb2.WorkerModel) -> WorkerModelRecord:
+        """Build the record of a heartbeat's entry."""
         return WorkerModelRecord(
             model.model,
             model.state,
@@ -72,8 +72,7 @@ class WorkerModelRecord:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """A worker's last heartbeat; `heartbeat_ms` is when it came, Unix time by Redis' clock. `held`:
-    its models that are warm or resident, or about to be."""
+    """A worker's last heartbeat."""
 
     worker_id: str
     epoch: str
@@ -84,6 +83,7 @@ class WorkerRecord:
     batch_tokens: int
     draining: bool
     heartbeat_ms: int
+    """When it arrived, Unix time by Redis' clock."""
     models: Mapping[str, WorkerModelRecord]
     host_memory_bytes: int = 0
     host_used_bytes: int = 0
@@ -93,23 +93,24 @@ class WorkerRecord:
     device_seconds: float = 0.0
     wasted_seconds: float = 0.0
     subject: str = ""
-    """The subject of the credential that the heartbeat came with; empty where none is used."""
+    """The subject of the heartbeat's credential; empty without one."""
     kernels: str = ""
-    """The native kernels that a CPU worker uses, or "none: " and why."""
+    """The native kernels that a CPU worker uses, or "none: " and the reason."""
     local_models_only: bool = False
     """It has no store: it can load only models that it has on disk."""
     held: tuple[WorkerModelRecord, ...] = field(init=False, compare=False, repr=False)
+    """Its models that are warm, resident or being loaded."""
 
     def __post_init__(self) -> None:
-        # Computed once per heartbeat and not at each access: a worker may list a thousand models on
+        # Computed once per heartbeat, not at each access: a worker may list a thousand models on
         # disk, and hold ten.
         object.__setattr__(
             self, "held", tuple(record for record in self.models.values() if record.state in HELD)
         )
 
     @staticmethod
-    def of(heartbeat: worker_pb2.HeartbeatRequest, heartbeat_ms: int) -> WorkerRecord:
-        """The record of a heartbeat that came at `heartbeat_ms`."""
+    def from_heartbeat(heartbeat: worker_pb2.HeartbeatRequest, heartbeat_ms: int) -> WorkerRecord:
+        """Build the record of a heartbeat that arrived at `heartbeat_ms`."""
         return WorkerRecord(
             worker_id=heartbeat.worker_id,
             epoch=heartbeat.epoch,
@@ -120,7 +121,7 @@ class WorkerRecord:
             batch_tokens=heartbeat.batch_tokens,
             draining=heartbeat.draining,
             heartbeat_ms=heartbeat_ms,
-            models={model.model: WorkerModelRecord.of(model) for model in heartbeat.models},
+            models={model.model: WorkerModelRecord.from_proto(model) for model in heartbeat.models},
             host_memory_bytes=heartbeat.host_memory_bytes,
             host_used_bytes=heartbeat.host_used_bytes,
             preempted_in_seconds=heartbeat.preempted_in_seconds
@@ -137,57 +138,60 @@ class WorkerRecord:
 
     @property
     def free_bytes(self) -> int:
-        """Free bytes of its device, after weights and the activations of the largest batch of any
-        held model; may be below 0.
+        """Return the free bytes of its device, after weights and the activations of the largest
+        batch of any held model; may be below 0.
         """
         activations = max((record.activation_bytes_per_token for record in self.held), default=0.0)
         return self.memory_bytes - self.used_bytes - int(activations * self.batch_tokens)
 
     @property
     def is_going(self) -> bool:
-        """Whether the worker drains, or its machine will be preempted."""
+        """Return whether the worker drains, or its machine will be preempted."""
         return self.draining or self.preempted_in_seconds is not None
 
     def state(self, model: str) -> models_pb2.ModelState:
-        """The model's state on this worker; ABSENT if the worker does not list it."""
+        """Return the model's state on this worker; ABSENT if the worker does not list it."""
         record = self.models.get(model)
         return record.state if record else models_pb2.MODEL_STATE_ABSENT
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderRecord:
-    """The leading scheduler: its fencing number, the number of its last plan (fence × 2³² + a
-    counter), when it made that plan (Unix time by Redis' clock), how many workers each pool should
-    have by it, and in how many seconds it expects a new one to start."""
+    """The leading scheduler."""
 
     scheduler_id: str
     fence: int
+    """Its fencing number."""
     plan: int
+    """Number of its last plan: fence * 2**32 + a counter."""
     plan_ms: int
+    """When it made that plan, Unix time by Redis' clock."""
     desired: Mapping[str, int] = field(default_factory=dict)
+    """Number of workers that each pool should have."""
     cold_starts: Mapping[str, float] = field(default_factory=dict)
+    """Seconds in which a new worker of each pool is expected to start."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """Live workers by id, cards by model, failures to load by model and worker, at `now_ms` (Unix
-    time by Redis' clock).
-
-    `leader`: the scheduler that decides where models go; None while none lives.
-    """
+    """The fleet at `now_ms` (Unix time by Redis' clock)."""
 
     workers: Mapping[str, WorkerRecord]
+    """Live workers by id."""
     cards: Mapping[str, models_pb2.ModelCard]
+    """Cards by model."""
     failures: Mapping[str, Mapping[str, worker_pb2.Failure]]
+    """Failures to load by model and worker."""
     now_ms: int
     leader: LeaderRecord | None = None
+    """The scheduler that decides where models go; None while none is alive."""
 
     def pools(self) -> set[str]:
-        """Pools with a live worker that does not drain."""
+        """Return the pools with a live worker that does not drain."""
         return {worker.pool for worker in self.workers.values() if not worker.draining}
 
     def in_pool(self, pool: str) -> list[WorkerRecord]:
-        """The pool's live workers that do not drain."""
+        """Return the pool's live workers that do not drain."""
         return [
             worker
             for worker in self.workers.values()
@@ -195,7 +199,7 @@ class FleetSnapshot:
         ]
 
     def resident_on(self, model: str) -> list[WorkerRecord]:
-        """Live workers with the model on their device, of any pool."""
+        """Return live workers of any pool with the model on their device."""
         return [
             worker
             for worker in self.workers.values()
@@ -203,15 +207,15 @@ class FleetSnapshot:
         ]
 
     def card(self, model: str) -> models_pb2.ModelCard | None:
-        """The model's card; None until a worker has read its files."""
+        """Return the model's card; None until a worker has read its files."""
         return self.cards.get(model)
 
     def verdict(self, model: str, pool: str) -> worker_pb2.Failure | None:
-        """Why the pool cannot serve the model: 3 of its workers, or all if fewer, failed, and no
-        other holds it. Else None.
+        """Return why the pool cannot serve the model, or None while it may.
 
-        A model that workers did not find, also because no store could be asked, is not given up
-        while another worker has it on disk, because disks differ.
+        1. 3 of its workers, or all if fewer, must have failed, and no other may hold it.
+        2. A model that workers did not find, or for which no store could be reached, is not given
+          up while another worker has it on disk, because disks differ.
         """
         workers = self.in_pool(pool)
         failed = self.failures.get(model, {})

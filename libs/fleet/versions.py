@@ -1,4 +1,4 @@
-"""Which versions are compatible, during a rolling upgrade and otherwise.
+"""Decide which versions are compatible, in a rolling upgrade and otherwise.
 
 Most changes of the wire protocol only add fields, and protobuf skips unknown ones: versions mix in
 both directions. A breaking change raises OLDEST_WIRE_VERSION, and routers refuse workers below it
@@ -15,11 +15,11 @@ __all__ = ["LAYOUT_VERSION", "OLDEST_WIRE_VERSION", "WIRE_VERSION", "check_worke
 
 
 def check_worker(wire_version: int, worker_id: str, *, oldest: int = OLDEST_WIRE_VERSION) -> None:
-    """Raises Outdated, with what to upgrade, for a worker too old for this router. A worker newer
-    than the router is accepted.
+    """Raise Outdated, with the fix, for a worker too old for this router. A worker newer than the
+    router is accepted.
     """
     if wire_version < oldest:
         raise Outdated(
-            f"worker {worker_id} speaks wire version {wire_version}, and this router (wire version {WIRE_VERSION}) needs {oldest} "
-            "or newer: upgrade the worker"
+            f"worker {worker_id} speaks wire version {wire_version}, but this router (wire version"
+            f" {WIRE_VERSION}) needs {oldest} or newer: upgrade the worker"
         )

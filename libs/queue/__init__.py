@@ -1,11 +1,10 @@
-"""The lanes: the job queues in Redis. `services/router/lanes/dispatch.py` enqueues,
+"""The lanes: job queues in Redis. `services/router/lanes/dispatch.py` enqueues,
 `services/router/lanes/pull.py` dequeues.
 """
 
 from libs.queue.connection.client import connect, open_all
 from libs.queue.connection.requirements import UnsuitableRedis
 from libs.queue.connection.trust import RedisTrust
-from libs.queue.fitness import RedisCheck
 from libs.queue.jobs import (
     Completed,
     Idle,
@@ -18,6 +17,7 @@ from libs.queue.jobs import (
 )
 from libs.queue.keys import LaneKey, WakeupLeft, WorkerWakeup
 from libs.queue.lanes import Lanes
+from libs.queue.redis_check import RedisCheck
 
 __all__ = [
     "Completed",

@@ -1,5 +1,5 @@
-"""Bounds script calls: splits the jobs of requests into calls that occupy Redis for 1 or 2
-milliseconds only. Pure.
+"""Split the jobs of requests into script calls that occupy Redis for only 1 or 2 milliseconds.
+Pure.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from libs.queue.jobs import QueuedJob
 
 CALL_JOBS: Final = 256
 CALL_BYTES: Final = 4 << 20
-"""The most jobs and bytes of one script call."""
+"""Maximum jobs and bytes of one script call."""
 
 
 def is_large(group: Sequence[QueuedJob]) -> bool:
-    """Whether the jobs do not fit into one call."""
+    """Return whether the jobs do not fit into one call."""
     return len(group) > CALL_JOBS or sum(len(job.payload) for job in group) > CALL_BYTES
 
 
 def batched(groups: Sequence[Sequence[QueuedJob]]) -> list[list[int]]:
-    """The indexes of all groups that are not large, batched in order into calls within the
-    limits.
+    """Batch the groups that are not large, in order, into calls within the limits. Returns their
+    indices.
     """
     calls: list[list[int]] = []
     jobs, size = CALL_JOBS + 1, 0
@@ -38,8 +38,8 @@ def batched(groups: Sequence[Sequence[QueuedJob]]) -> list[list[int]]:
 
 
 def chunks_of(jobs: Sequence[QueuedJob]) -> list[Sequence[QueuedJob]]:
-    """The jobs in order, split into chunks within the limits of one call. A single job above them
-    is a chunk by itself.
+    """Split the jobs, in order, into chunks within the limits of one call. A single job above them
+    is a separate chunk.
     """
     chunks: list[Sequence[QueuedJob]] = []
     start, size = 0, 0

@@ -1,5 +1,5 @@
-"""Redis' clock, by which all processes of a mesh judge deadlines and leases, so that their own
-clocks need not agree.
+"""Redis' clock, by which all processes of a mesh judge deadlines and leases, so that their clocks
+need not agree.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class RedisClock:
     def __init__(self, redis: Redis, fixed: Callable[[], int] | None = None) -> None:
         self._redis = redis
         self._fixed = fixed
-        # The state: the offset of Redis' clock from our monotonic one. Until it is measured, that
-        # of this machine's clock.
+        # The state: the offset of Redis' clock from our monotonic clock; until measured, that of
+        # this machine's wall clock.
         self._ahead_ms = (time.time() - time.monotonic()) * 1000
 
     async def measure(self) -> int:
-        """Measures the offset in one round trip, and returns the time. Raises NoCapacity while
-        Redis is away.
+        """Measure the offset in one round trip, and return the time. Raises NoCapacity while Redis
+        is away.
         """
         if self._fixed is None:
             begin = time.monotonic()
@@ -36,9 +36,9 @@ class RedisClock:
         return self.now_ms()
 
     def now_ms(self) -> int:
-        """The time, by the offset last measured."""
+        """Return the time by the last measured offset."""
         return self._fixed() if self._fixed else round(time.monotonic() * 1000 + self._ahead_ms)
 
     def argument(self) -> int:
-        """The time to pass to scripts. Below 0: they read Redis' clock themselves."""
+        """Return the time to pass to scripts. Below 0: they read Redis' clock."""
         return self._fixed() if self._fixed else -1

@@ -1,7 +1,7 @@
 """The names of lanes and of every Redis key of a lane.
 
 All keys of a lane and the reply lists of its slot share one hash tag, so that the scripts also run
-on a sharded Redis. A process of another layout (LAYOUT_VERSION) must not read these keys.
+on a sharded Redis. A process with another layout (LAYOUT_VERSION) must not read these keys.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 LAYOUT = "v1:layout"
-"""STRING: the LAYOUT_VERSION of the first writer. `v1` in names is no longer a version: it only
-sets our keys apart.
+"""STRING: the LAYOUT_VERSION of the first writer. `v1` in names is no longer a version; it only
+separates our keys from others.
 """
-BELL = "v1:bell"
-WRITTEN = "v1:written"
-"""Channels that begin with it and a colon, one for each router, carry what models write for its
-clients that read along.
+WAKEUP_CHANNEL = "v1:bell"
+STREAMED_CHANNEL = "v1:written"
+"""Prefix of the channels, one for each router, that carry generated text for its streaming
+clients.
 """
 KEYS = (
     "interactive",  # ZSET: waiting members by start tag
     "bulk",  # ZSET
-    "payload",  # HASH: job id -> job; a job is unfinished as long as it has an entry here
+    "payload",  # HASH: job id -> job; a job is unfinished while it has an entry here
     "owner",  # HASH: job id -> <router that waits for the answer> NUL <member>
     "attempts",  # HASH: job id -> expired leases
     "tags_i",  # HASH: tenant -> finish tag of its last interactive job
@@ -36,7 +36,7 @@ KEYS = (
     "index",  # ZSET: lane names by last use
     "dead",  # STREAM: dead letters
     "replies",  # prefix of the reply lists
-    # HASH: job id -> {worker TAB lease LF} of every lease of it that was not released, newest
+    # HASH: job id -> {worker TAB lease LF} of each of its leases that was not released, newest
     # first; padded
     "holders",
     # HASH: job id -> tenant, of interactive jobs; a hint that lets a pull pick jobs by tenant
@@ -44,7 +44,7 @@ KEYS = (
 )
 """The keys of one lane, by their names in its scripts (`lua/`), with their types."""
 _MAX_LANES = 8192
-"""How many lanes' names and keys are cached, about 12 MB: bounded because clients can make up any
+"""Number of lanes with cached names and keys, about 12 MB: bounded because clients can invent any
 number of models.
 """
 
@@ -60,15 +60,15 @@ class LaneKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """One string, safe as part of a key: colons, braces and bars within the parts are escaped.
-        `parse` is the inverse.
+        """Return one string that is safe as part of a key: colons, braces and bars within the parts
+        are escaped. `parse` is the inverse.
         """
         return _name(self)
 
     @staticmethod
     @lru_cache(maxsize=_MAX_LANES)
     def parse(name: str) -> LaneKey:
-        """The lane of that name. ValueError if the name is invalid."""
+        """Return the lane of that name. ValueError if the name is invalid."""
         pool, model, adapter = name.split("|")
         return LaneKey(unquote(pool), unquote(model), unquote(adapter))
 
@@ -86,29 +86,30 @@ class WorkerWakeup:
 
     @property
     def message(self) -> str:
-        """The message published on BELL; no lane's name begins with `!`. `parse_bell` is the
-        inverse.
+        """Return the message published on WAKEUP_CHANNEL; no lane's name begins with `!`.
+
+        `parse_wakeup` is the inverse.
         """
         return f"!{self.worker_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class WakeupLeft:
-    """A notification that a pull has left jobs in a lane. None of them is new: each was notified of
-    when it came.
+    """A notification that a pull has left jobs in a lane. None is new: each had a notification when
+    it arrived.
     """
 
     lane: LaneKey
 
 
 _LEFT: Final = "!\t"
-"""What such a message (pull.lua) begins with. A router of before 2026-11-24 takes it for one to a
-worker that it does not have.
+"""Prefix of such a message (pull.lua). Routers from before 2026-11-24 read it as one for an unknown
+worker.
 """
 
 
-def parse_bell(message: str) -> LaneKey | WakeupLeft | WorkerWakeup:
-    """The lane or the worker that a message on BELL is for. ValueError if it is neither."""
+def parse_wakeup(message: str) -> LaneKey | WakeupLeft | WorkerWakeup:
+    """Parse a message on BELL into its lane or worker. ValueError if it is neither."""
     if message.startswith(_LEFT):
         return WakeupLeft(LaneKey.parse(message.removeprefix(_LEFT)))
     return WorkerWakeup(message[1:]) if message.startswith("!") else LaneKey.parse(message)
@@ -121,8 +122,8 @@ class Keys:
         self._slots = slots
         self._lanes: dict[LaneKey, tuple[str, ...]] = {}
 
-    def of(self, lane: LaneKey) -> tuple[str, ...]:
-        """A lane's keys in the order of `KEYS`."""
+    def lane_keys(self, lane: LaneKey) -> tuple[str, ...]:
+        """Return a lane's keys in the order of `KEYS`."""
         keys = self._lanes.get(lane)
         if keys is None:
             if len(self._lanes) == _MAX_LANES:
@@ -143,9 +144,9 @@ class Keys:
         )
 
     def indexes(self) -> Iterator[str]:
-        """One ZSET per slot: lane names by the time of last use."""
+        """Return one ZSET per slot: lane names by the time of last use."""
         return (f"v1:{{{slot}}}:lanes" for slot in range(self._slots))
 
     def replies(self, router_id: str) -> list[str]:
-        """One LIST per slot: answers to be delivered to that router."""
+        """Return one LIST per slot: answers to be delivered to that router."""
         return [f"v1:{{{slot}}}:replies:{router_id}" for slot in range(self._slots)]

@@ -1,8 +1,8 @@
 """The lanes of one process: every operation on waiting, leased and answered jobs.
 
 On the request path twice: `dispatch.py` enqueues, cancels and takes replies; `pull.py` pulls,
-completes and renews for workers. All state is in Redis, every operation is one script and so is
-atomic, and any router may run any of them.
+completes and renews for workers. All state is in Redis. Every operation is one script, and so
+atomic; any router may run any of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ from libs.queue.clock import RedisClock
 from libs.queue.connection.client import Subscriber, translated
 from libs.queue.connection.requirements import check_redis
 from libs.queue.jobs import Completed, Idle, LaneGauges, Pulled, PulledJob, QueuedJob, RenewedBatch
-from libs.queue.keys import BELL, KEYS, WRITTEN, Keys, LaneKey, WakeupLeft, WorkerWakeup, parse_bell
+from libs.queue.keys import (
+    KEYS,
+    STREAMED_CHANNEL,
+    WAKEUP_CHANNEL,
+    Keys,
+    LaneKey,
+    WakeupLeft,
+    WorkerWakeup,
+    parse_wakeup,
+)
 from libs.queue.scripts import load_scripts
 
 MAX_WAIT_SECONDS = 2.0
@@ -44,20 +53,18 @@ _COUNTERS = (
 
 
 class _Attempts(TypedDict):
-    """When a job whose leases expire is given up, and how: its answer, and the length of the
-    dead-letter stream. Arguments of several scripts."""
+    """Rules for giving up a job with expiring leases. Arguments of several scripts."""
 
     max_attempts: int
     dead_letter_limit: int
+    """Maximum length of the dead-letter stream."""
     dead_result: bytes
+    """The answer to such a job."""
 
 
 class Lanes:
-    """The queue, as the router `router_id` uses it.
-
-    Every method raises NoCapacity while Redis is away. `slots` must be the same in all processes.
-    `dead_result` is the answer (a serialised `JobResult`) to a job whose workers died
-    `max_attempts` times. `clock` replaces Redis' clock in tests.
+    """The queue, as the router `router_id` uses it. Every method raises NoCapacity while Redis is
+    away.
     """
 
     def __init__(
@@ -72,6 +79,13 @@ class Lanes:
         dead_letter_limit: int = 10_000,
         clock: Callable[[], int] | None = None,
     ) -> None:
+        """
+        Args:
+            dead_result: The answer (a serialised `JobResult`) to a job after workers died with it
+                `max_attempts` times.
+            slots: Must be the same in all processes.
+            clock: Replaces Redis' clock in tests.
+        """
         self.lease_ms = lease_ms
         self._redis = redis
         self._router_id = router_id
@@ -81,7 +95,7 @@ class Lanes:
         self._keys = Keys(slots)
         self._reply_lists = self._keys.replies(router_id)
         self.clock = RedisClock(redis, clock)
-        # Batch ids are never reused, not even after Redis lost its data: a late answer must not end
+        # Batch ids are never reused, even after Redis lost its data: a late answer must not end
         # another batch's lease.
         self._batch_prefix = secrets.token_hex(6)
         # The state: the number of the next batch.
@@ -89,65 +103,67 @@ class Lanes:
 
     @property
     def server(self) -> object:
-        """Changes when Sentinels name another master."""
+        """Identify the current server; changes when Sentinels name another master."""
         return getattr(self._redis.connection_pool, "master_address", None)
 
     async def check(self, *, again: bool = False) -> None:
-        """Raises UnsuitableRedis unless the server can hold the queue (`requirements.py`). Also
+        """Raise UnsuitableRedis unless the server can hold the queue (`requirements.py`). Also
         measures its clock.
         """
         await check_redis(self._redis, again=again)
         await self.now_ms()
 
     async def load_scripts(self) -> None:
-        """Load all scripts of this version, which schedulers may run and not load. Raises
+        """Load all scripts of this version: schedulers may run but not load them. Raises
         NoCapacity.
         """
         await load_scripts(self._redis)
 
     async def now_ms(self) -> int:
-        """Redis' clock, Unix milliseconds; measures it for `clock_ms`."""
+        """Measure and return Redis' clock in Unix milliseconds."""
         return await self.clock.measure()
 
     def clock_ms(self) -> int:
-        """Redis' clock as estimated since the last `now_ms` (which `lane_gauges` also calls); needs
-        no round trip.
+        """Estimate Redis' clock since the last `now_ms` (which `lane_gauges` also calls), without a
+        round trip.
         """
         return self.clock.now_ms()
 
     async def enqueue(
-        self, lane: LaneKey, groups: Sequence[Sequence[QueuedJob]], *, max_tokens: int, ring: bool
+        self, lane: LaneKey, groups: Sequence[Sequence[QueuedJob]], *, max_tokens: int, notify: bool
     ) -> list[bool]:
-        """Enqueues each group (the jobs of one request) whole, or not at all if the lane would then
+        """Enqueue each group (the jobs of one request) whole, or not at all if the lane would then
         hold more than `max_tokens`.
 
         Returns True for each group that was enqueued. A job that the lane already has is not
-        enqueued twice; its answer will come to this router. `ring` wakes other routers' waiting
-        pulls. A group above 256 jobs or 4 MiB takes several calls, and the first decides for the
-        whole. After an error some jobs may be queued: it is safe to enqueue them again, and to
-        cancel them.
+        enqueued twice; its answer will be sent to this router. A group above 256 jobs or 4 MiB
+        takes several calls, and the first decides for the whole. After an error some jobs may be
+        queued: it is safe to enqueue them again, and to cancel them.
+
+        Args:
+            ring: Wake other routers' waiting pulls.
         """
         admitted = [False] * len(groups)
         for call in batched(groups):
             answers = await self._enqueue(
-                lane, [(groups[index], 0) for index in call], max_tokens, ring
+                lane, [(groups[index], 0) for index in call], max_tokens, notify
             )
             for index, answer in zip(call, answers, strict=True):
                 admitted[index] = answer
         for index, group in enumerate(groups):
             if is_large(group):
-                admitted[index] = await self._enqueue_large(lane, group, max_tokens, ring)
+                admitted[index] = await self._enqueue_large(lane, group, max_tokens, notify)
         return admitted
 
     async def _enqueue_large(
-        self, lane: LaneKey, group: Sequence[QueuedJob], max_tokens: int, ring: bool
+        self, lane: LaneKey, group: Sequence[QueuedJob], max_tokens: int, notify: bool
     ) -> bool:
         first, *others = chunks_of(group)
         later_tokens = sum(job.tokens for chunk in others for job in chunk)
-        if not (await self._enqueue(lane, [(first, later_tokens)], max_tokens, ring))[0]:
+        if not (await self._enqueue(lane, [(first, later_tokens)], max_tokens, notify))[0]:
             return False
         for chunk in others:
-            await self._enqueue(lane, [(chunk, 0)], -1, ring)
+            await self._enqueue(lane, [(chunk, 0)], -1, notify)
         return True
 
     async def _enqueue(
@@ -155,7 +171,7 @@ class Lanes:
         lane: LaneKey,
         groups: Sequence[tuple[Sequence[QueuedJob], int]],
         max_tokens: int,
-        ring: bool,
+        notify: bool,
     ) -> list[bool]:
         arguments: list[str | bytes | int | float] = []
         for jobs, later_tokens in groups:
@@ -172,10 +188,10 @@ class Lanes:
                 )
         admitted = await operations.enqueue(
             self._redis,
-            self._keys.of(lane),
+            self._keys.lane_keys(lane),
             lane=lane.name,
-            bell=BELL,
-            ring=ring,
+            channel=WAKEUP_CHANNEL,
+            notify=notify,
             router_id=self._router_id,
             now_ms=self.clock.argument(),
             max_tokens=max_tokens,
@@ -191,28 +207,32 @@ class Lanes:
         budget_jobs: int,
         worker_id: str,
         batch_id: str = "",
-        ring: bool = False,
-        others_than: Sequence[str] = (),
+        notify: bool = False,
+        exclude_tenants: Sequence[str] = (),
     ) -> Pulled | Idle:
-        """Leases the next jobs by fair queueing: at most `budget_jobs` and `budget_tokens`; a first
-        job may exceed the latter.
+        """Lease the next jobs by fair queueing.
 
         Expired leases are revoked first. A job of such a lease is leased alone from then on; after
         the last attempt it is answered with `dead_result` and added to the dead-letter stream.
-        `worker_id`: the worker that may answer and renew, and that `cancel` notifies. `batch_id`
-        names the lease (empty: a new name); if the lane has already leased a batch of that name to
-        this worker, that batch is returned again. `ring` wakes other routers' waiting pulls if jobs
-        are left. `others_than`: only interactive jobs of tenants other than these, among the first
-        128; Idle does not mean then that the lane is empty.
+
+        Args:
+            budget_tokens: Maximum tokens; a first job may exceed it.
+            budget_jobs: Maximum jobs.
+            worker_id: The worker that may answer and renew, and that `cancel` notifies.
+            batch_id: Names the lease; empty: a new name. If the lane has already leased a batch of
+                that name to this worker, that batch is returned again.
+            ring: Wake other routers' waiting pulls if jobs are left.
+            others_than: Lease only interactive jobs of other tenants, among the first 128. Idle
+                does not mean then that the lane is empty.
         """
         batch_id = batch_id or f"{self._batch_prefix}-{next(self._batch_numbers)}"
         while True:
             reply = await operations.pull(
                 self._redis,
-                self._keys.of(lane),
+                self._keys.lane_keys(lane),
                 lane=lane.name,
-                bell=BELL,
-                ring=ring,
+                channel=WAKEUP_CHANNEL,
+                notify=notify,
                 batch_id=batch_id,
                 worker_id=worker_id,
                 now_ms=self.clock.argument(),
@@ -220,17 +240,17 @@ class Lanes:
                 budget_tokens=budget_tokens,
                 budget_jobs=max(1, budget_jobs),
                 **self._attempts,
-                others_than=others_than,
+                exclude_tenants=exclude_tenants,
             )
             if (found := _pulled(batch_id, reply)) is not None:
                 return found
 
     async def leasing(self, lanes: Sequence[LaneKey], batch_id: str) -> LaneKey | None:
-        """Which of the lanes has leased a batch of that name, if any."""
+        """Return the lane that has leased a batch of that name, if any."""
         with translated():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for lane in lanes:
-                    pipeline.zscore(self._keys.of(lane)[_LEASES], batch_id)
+                    pipeline.zscore(self._keys.lane_keys(lane)[_LEASES], batch_id)
                 scores = await pipeline.execute()
         return next(
             (lane for lane, score in zip(lanes, scores, strict=True) if score is not None), None
@@ -245,19 +265,22 @@ class Lanes:
         *,
         release: bool,
     ) -> Completed:
-        """Answers jobs that were leased to this worker by this lease, even if it has expired: the
+        """Answer jobs that were leased to this worker by this lease, even if it has expired: the
         first answer to a job wins.
 
-        Answers to other jobs are dropped, and another worker's lease is not touched. A worker
-        cannot answer jobs that it released. `release` ends the lease: its unanswered jobs return to
-        their places in the lane, and no attempt is counted. Without it the lease stays, even when
-        all its jobs are answered, so the last call for a batch must release it.
+        Answers to other jobs are dropped, and other workers' leases are not changed. A worker
+        cannot answer jobs that it released.
+
+        Args:
+            release: End the lease: unanswered jobs return to their positions in the lane, and no
+                attempt is counted. Otherwise the lease stays, even when all its jobs are answered,
+                so the last call for a batch must release it.
         """
         accepted, *own = await operations.complete(
             self._redis,
-            self._keys.of(lane),
+            self._keys.lane_keys(lane),
             lane=lane.name,
-            bell=BELL,
+            channel=WAKEUP_CHANNEL,
             router_id=self._router_id,
             worker_id=worker_id,
             batch_id=batch_id,
@@ -269,11 +292,12 @@ class Lanes:
     async def renew(
         self, lane: LaneKey, worker_id: str, batch_ids: Sequence[str]
     ) -> list[RenewedBatch]:
-        """Extends leases of this worker to `lease_ms` from now; results in the given order. Leases
-        of other workers count as lost."""
+        """Extend leases of this worker to `lease_ms` from now; results in the given order. Leases
+        of other workers count as lost.
+        """
         replies = await operations.renew(
             self._redis,
-            self._keys.of(lane),
+            self._keys.lane_keys(lane),
             worker_id=worker_id,
             now_ms=self.clock.argument(),
             lease_ms=self.lease_ms,
@@ -289,36 +313,38 @@ class Lanes:
         ]
 
     async def cancel(self, lane: LaneKey, jobs: Sequence[QueuedJob]) -> int:
-        """Cancels jobs, queued or leased, except those that another router waits for by now.
-        Returns how many it cancelled.
+        """Cancel jobs, queued or leased, except those for which another router waits now. Returns
+        the number cancelled.
 
-        Notifies the workers that hold some of them; their next heartbeats learn which (`renew`).
+        Notifies the workers that hold some of them; the replies to their next heartbeats name the
+        jobs (`renew`).
         """
         cancelled = 0
         for chunk in chunks_of(jobs):
             ids = [job.job_id for job in chunk]
-            keys = self._keys.of(lane)
+            keys = self._keys.lane_keys(lane)
             cancelled += await operations.cancel(
-                self._redis, keys, bell=BELL, router_id=self._router_id, job_ids=ids
+                self._redis, keys, channel=WAKEUP_CHANNEL, router_id=self._router_id, job_ids=ids
             )
         return cancelled
 
     async def fail_all(self, lane: LaneKey, result: bytes) -> int:
-        """Answers every queued job of the lane with `result`, because its model cannot be served,
-        and returns their number. Leased jobs stay."""
+        """Answer every queued job of the lane with `result`, because its model cannot be served,
+        and return their number. Leased jobs stay.
+        """
         total, more = 0, True
         while more:
             answered, more = await upkeep.fail(
-                self._redis, self._keys.of(lane), result=result, limit=CALL_JOBS
+                self._redis, self._keys.lane_keys(lane), result=result, limit=CALL_JOBS
             )
             total += answered
         return total
 
     async def missing(self, lane: LaneKey, job_ids: Sequence[str]) -> list[str]:
-        """Those of `job_ids` that the lane does not hold. Take all replies first: answered jobs are
-        not in the lane either.
+        """Return the `job_ids` that the lane does not hold. Take all replies first: answered jobs
+        are not in the lane either.
         """
-        owners = self._keys.of(lane)[_OWNER]
+        owners = self._keys.lane_keys(lane)[_OWNER]
         absent: list[str] = []
         for start in range(0, len(job_ids), CALL_JOBS):
             chunk = list(job_ids[start : start + CALL_JOBS])
@@ -330,11 +356,11 @@ class Lanes:
         return absent
 
     async def take_replies(self, wait_seconds: float) -> list[tuple[str, bytes]]:
-        """Takes the answers (job id, result) that other routers delivered for this router; waits
-        for one, at most 2 s, if none is there.
+        """Take the answers (job id, result) that other routers delivered for this router; wait at
+        most 2 s for the first.
 
-        Answers in Redis when its data is lost are lost with it; `missing` then shows their jobs.
-        After that, a result may come twice.
+        If Redis loses its data, it loses these answers too; `missing` then reports their jobs, and
+        a result may arrive twice.
         """
         with translated():
             taken = await self._take_ready()
@@ -359,39 +385,39 @@ class Lanes:
             return [answer for answers in await pipeline.execute() for answer in answers or []]
 
     async def drop_replies(self, router_id: str) -> None:
-        """Deletes the answers to a dead router. They would expire two minutes after the last one
-        anyway.
+        """Delete the answers to a dead router. They would otherwise expire two minutes after the
+        last one.
         """
         with translated():
             await self._redis.delete(*self._keys.replies(router_id))
 
-    async def bells(self) -> AsyncGenerator[LaneKey | WakeupLeft | WorkerWakeup | None, None]:
-        """Yields lanes that have work for waiting pulls, and workers that have orders waiting.
+    async def wakeups(self) -> AsyncGenerator[LaneKey | WakeupLeft | WorkerWakeup | None, None]:
+        """Yield lanes that have work for waiting pulls, and workers that have orders waiting.
 
-        None comes first: notifications may have been missed. Ends only by NoCapacity, when the
-        connection is lost; call again.
+        The first value is None: notifications may have been missed. Ends only by NoCapacity, when
+        the connection is lost; call again.
         """
-        async for message in self._messages(BELL):
-            yield None if message is None else parse_bell(message.decode())
+        async for message in self._messages(WAKEUP_CHANNEL):
+            yield None if message is None else parse_wakeup(message.decode())
 
     @property
     def router_id(self) -> str:
-        """Of the router that this is for."""
+        """Return the id of the router that uses this object."""
         return self._router_id
 
-    async def tell_written(self, router_id: str, parts: bytes) -> None:
-        """Sends what models have written to another router. Lost if that does not listen."""
+    async def publish_streamed(self, router_id: str, parts: bytes) -> None:
+        """Send generated text to another router. It is lost if that router does not listen."""
         with translated():
-            await self._redis.publish(f"{WRITTEN}:{router_id}", parts)
+            await self._redis.publish(f"{STREAMED_CHANNEL}:{router_id}", parts)
 
-    async def written(self) -> AsyncGenerator[bytes, None]:
-        """Yields what other routers tell this one. Ends only by NoCapacity, as `bells`."""
-        async for message in self._messages(f"{WRITTEN}:{self._router_id}"):
+    async def streamed_texts(self) -> AsyncGenerator[bytes, None]:
+        """Yield generated text from other routers. Ends only by NoCapacity, as `wakeups` does."""
+        async for message in self._messages(f"{STREAMED_CHANNEL}:{self._router_id}"):
             if message is not None:
                 yield message
 
     async def _messages(self, channel: str) -> AsyncGenerator[bytes | None, None]:
-        """Those of a channel; None comes first."""
+        """Yield the messages of a channel, after None."""
         async with Subscriber(self._redis.connection_pool) as subscriber:
             silent = False
             with translated():
@@ -400,7 +426,7 @@ class Lanes:
                     message = await subscriber.get_message(timeout=MAX_WAIT_SECONDS)
                     if message is None:
                         if silent:
-                            raise NoCapacity("the queue (Redis) has fallen silent")
+                            raise NoCapacity("the queue (Redis) does not answer any more")
                         await subscriber.ping()
                     elif message["type"] == "subscribe":
                         yield None
@@ -409,7 +435,7 @@ class Lanes:
                     silent = message is None
 
     async def lane_gauges(self) -> list[LaneGauges]:
-        """The counters of every lane that was used in the last day."""
+        """Return the counters of every lane that was used in the last day."""
         now_ms = await self.now_ms()
         indexes = list(self._keys.indexes())
         with translated():
@@ -421,7 +447,7 @@ class Lanes:
             lanes = [LaneKey.parse(name.decode()) for name, _ in used]
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for lane in lanes:
-                    keys = self._keys.of(lane)
+                    keys = self._keys.lane_keys(lane)
                     pipeline.zcard(keys[0])
                     pipeline.zcard(keys[1])
                     pipeline.hmget(keys[9], *_COUNTERS)
@@ -436,15 +462,15 @@ class Lanes:
         ]
 
     async def sweep(self, lane: LaneKey) -> None:
-        """Repairs a lane: drops expired jobs at any position, revokes expired leases, recounts the
+        """Repair a lane: drop expired jobs at any position, revoke expired leases, recount the
         gauges.
 
-        Meant for every lane once a minute, by any router. Of a lane above 4,000 jobs only the head
-        is swept, because a script blocks Redis: 4,000 jobs take 5 to 10 ms.
+        Run for every lane once a minute, by any router. Of a lane above 4,000 jobs only the head is
+        swept, because a script blocks Redis: 4,000 jobs take 5 to 10 ms.
         """
         await upkeep.sweep(
             self._redis,
-            self._keys.of(lane),
+            self._keys.lane_keys(lane),
             lane=lane.name,
             now_ms=self.clock.argument(),
             limit=SWEPT_JOBS,
@@ -452,13 +478,14 @@ class Lanes:
         )
 
     async def end_leases(self, lane: LaneKey, worker_id: str, epoch: str) -> int:
-        """Ends the leases of a dead worker process, as if they had expired. Wakes waiting pulls for
-        the jobs that went back to the lane, and returns how many they are."""
+        """End the leases of a dead worker process, as if they had expired. Wakes waiting pulls for
+        the jobs that returned to the lane, and returns their number.
+        """
         back = await upkeep.end_leases(
             self._redis,
-            self._keys.of(lane),
+            self._keys.lane_keys(lane),
             lane=lane.name,
-            bell=BELL,
+            channel=WAKEUP_CHANNEL,
             worker_id=worker_id,
             prefix=f"{epoch}-",
             **self._attempts,
@@ -467,8 +494,9 @@ class Lanes:
 
 
 def _pulled(batch_id: str, reply: Sequence[Any]) -> Pulled | Idle | None:
-    """The result of the script `pull`; None if it dropped a thousand expired jobs and stopped
-    early, so that another call is needed."""
+    """Decode the reply of the script `pull`; None if it dropped a thousand expired jobs and stopped
+    early, so another call is needed.
+    """
     if reply[0] == 1:
         ids, tokens, attempts, payloads = reply[3::4], reply[4::4], reply[5::4], reply[6::4]
         jobs = [

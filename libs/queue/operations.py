@@ -2,9 +2,9 @@
 and decodes their replies.
 
 Waiting jobs are ordered by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996), separately
-for each priority: a job's start tag is the larger of the lane's virtual time and its tenant's last
-finish tag; its finish tag is tokens / weight after that; virtual time is the start tag of the job
-last leased. Backlogged tenants thus get tokens by weight, whatever their backlog.
+for each priority. A job's start tag is the larger of the lane's virtual time and its tenant's last
+finish tag; its finish tag is tokens / weight after that; virtual time is the start tag of the last
+leased job. Backlogged tenants thus get tokens by weight, whatever their backlog.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ lane_script = script(*KEYS, prologue="lane")
 
 @lane_script
 async def enqueue(
-    *, lane: str, bell: str, ring: bool, router_id: str, now_ms: int, max_tokens: int, groups: Rest
+    *,
+    lane: str,
+    channel: str,
+    notify: bool,
+    router_id: str,
+    now_ms: int,
+    max_tokens: int,
+    groups: Rest,
 ) -> Reply: ...
 
 
@@ -25,8 +32,8 @@ async def enqueue(
 async def pull(
     *,
     lane: str,
-    bell: str,
-    ring: bool,
+    channel: str,
+    notify: bool,
     batch_id: str,
     worker_id: str,
     now_ms: int,
@@ -36,7 +43,7 @@ async def pull(
     max_attempts: int,
     dead_letter_limit: int,
     dead_result: bytes,
-    others_than: Rest,
+    exclude_tenants: Rest,
 ) -> Reply: ...
 
 
@@ -44,7 +51,7 @@ async def pull(
 async def complete(
     *,
     lane: str,
-    bell: str,
+    channel: str,
     router_id: str,
     worker_id: str,
     batch_id: str,
@@ -58,4 +65,4 @@ async def renew(*, worker_id: str, now_ms: int, lease_ms: int, batch_ids: Rest) 
 
 
 @lane_script
-async def cancel(*, bell: str, router_id: str, job_ids: Rest) -> Reply: ...
+async def cancel(*, channel: str, router_id: str, job_ids: Rest) -> Reply: ...

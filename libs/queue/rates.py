@@ -1,8 +1,8 @@
-"""Rate limits of tenants over all routers, in requests and tokens a second, by the generic cell
+"""Rate limits of tenants over all routers, in requests and tokens per second, by the generic cell
 rate algorithm (GCRA, ITU-T I.371; the virtual scheduling form).
 
-For each rate Redis keeps one number: the time at which the tenant's debt is paid, if no more
-requests come. A request moves that time ahead by its cost / rate, and conforms if it is then at
+For each rate Redis keeps one number: the time at which the tenant's debt is paid if no more
+requests arrive. A request moves that time ahead by its cost / rate, and conforms if it is then at
 most one burst ahead of now. A request that costs more than a whole burst conforms once no debt is
 left, and is paid for afterwards.
 """
@@ -20,18 +20,18 @@ from libs.queue.scripts import Reply, script
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A tenant's rate limits, in requests and tokens a second (0: unlimited). `burst_seconds`: the
-    burst, as so many seconds of the rate."""
+    """A tenant's rate limits; 0: unlimited."""
 
     requests_per_second: float = 0.0
     tokens_per_second: float = 0.0
     burst_seconds: float = 5.0
+    """The burst, in seconds of the rate."""
 
     def __str__(self) -> str:
         limits = (("requests", self.requests_per_second), ("tokens", self.tokens_per_second))
         return (
             " and ".join(f"{most:g} {what} a second" for what, most in limits if most > 0)
-            or "as much as it likes"
+            or "an unlimited rate"
         )
 
     @property
@@ -49,15 +49,15 @@ class Rates:
         self._clock = clock
 
     async def take(self, tenant: str, rate: Rate, tokens: int) -> float:
-        """Charges one request of so many tokens and returns 0.0; or charges nothing, and returns
-        the seconds until it would conform.
+        """Charge one request and return 0.0, or charge nothing and return the seconds until it
+        would conform.
 
-        One round trip. Not to be called for a tenant without limits.
+        One round trip. Do not call it for a tenant without limits.
         """
         return await self._charge(tenant, rate, 1, tokens)
 
     async def give_back(self, tenant: str, rate: Rate, tokens: int) -> None:
-        """Refunds `take` for a request that was refused for another reason."""
+        """Refund `take` for a request that was refused for another reason."""
         await self._charge(tenant, rate, -1, -tokens)
 
     async def _charge(self, tenant: str, rate: Rate, requests: int, tokens: int) -> float:
@@ -75,8 +75,8 @@ class Rates:
 
 
 def key_of(tenant: str) -> str:
-    """HASH: `requests` and `tokens`, when their debts will be paid (Unix seconds); expires when
-    both are paid.
+    """Return the name of a HASH: `requests` and `tokens`, the times at which their debts will be
+    paid (Unix seconds). It expires when both are paid.
     """
     return f"v1:rates:{quote(tenant, safe='')}"
 

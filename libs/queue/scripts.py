@@ -1,10 +1,10 @@
-"""A Redis script as one typed function: its signature declares the arguments, `lua/<its name>.lua`
-is the body that Redis runs.
+"""A Redis script as one typed function: its signature declares the arguments, and `lua/<its
+name>.lua` is the body that Redis runs.
 
 Parameters become Lua locals: int and float as numbers, bool as a boolean, str and bytes as strings;
 a last parameter of type `Rest` becomes the index in ARGV of its first value. A restart empties
 Redis' script cache, so every call can load the scripts again. A user that may not load scripts (the
-scheduler's, `connection/acl.py`) can run those alone that a router has loaded.
+scheduler's, `connection/acl.py`) can run only those that a router has loaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from libs.queue.connection.client import translate, translated
 P = ParamSpec("P")
 Rest = Sequence[str | bytes | int | float]
 Reply = Any
-"""The untyped reply of Redis: the caller of a script decodes it at once."""
+"""The untyped reply of Redis, which the caller of a script decodes."""
 
 _NUMBER, _TEXT = "tonumber(ARGV[{}])", "ARGV[{}]"
 _LUA = {"int": _NUMBER, "float": _NUMBER, "bool": "ARGV[{}] == '1'", "str": _TEXT, "bytes": _TEXT}
@@ -36,12 +36,12 @@ _LUA = {"int": _NUMBER, "float": _NUMBER, "bool": "ARGV[{}] == '1'", "str": _TEX
 _SCRIPTS: list[str] = []
 """The texts of all scripts, in the order of their definitions."""
 _LOADING: dict[Redis, asyncio.Task[None]] = {}
-"""What loads them now, by client."""
+"""The running load task of each client."""
 
 
 class Script(Generic[P]):
-    """One Lua script. Calling it takes the client, the keys' names and the function's arguments,
-    all by keyword.
+    """One Lua script. A call takes the client, the keys' names, and the function's arguments by
+    keyword.
     """
 
     def __init__(
@@ -75,8 +75,7 @@ class Script(Generic[P]):
     ) -> Reply:
         """Run the script in one round trip; all scripts are loaded first if Redis has lost it.
 
-        Raises NoCapacity when Redis is away, and when it lacks the script and the user may not load
-        scripts.
+        Raises NoCapacity when Redis is away, or lacks the script and the user may not load scripts.
         """
         arguments = [
             int(values[name]) if name in self._flags else values[name]  # type: ignore[call-overload]
@@ -103,7 +102,7 @@ async def load_scripts(redis: Redis) -> None:
 
 
 async def _load(redis: Redis) -> None:
-    """Once for all calls of a client that find that Redis has lost them."""
+    """Load the scripts; concurrent calls of a client share one load."""
     task = _LOADING.get(redis)
     if task is None:
         task = _LOADING[redis] = asyncio.create_task(_load_all(redis))
@@ -114,24 +113,24 @@ async def _load(redis: Redis) -> None:
 def _loaded(redis: Redis, task: asyncio.Task[None]) -> None:
     del _LOADING[redis]
     if not task.cancelled():
-        task.exception()  # raised in the calls that wait, if there is one left
+        task.exception()  # retrieved, because no call may be left that waits for it
 
 
 async def _load_all(redis: Redis) -> None:
     try:
-        for text in (
-            _SCRIPTS
-        ):  # one by one over the shared connection: a pipeline would need another one of the pool
+        # One by one over the shared connection: a pipeline would need another pool connection.
+        for text in _SCRIPTS:
             await redis.script_load(text)
     except NoPermissionError:
         raise NoCapacity(
-            "Redis has not all scripts of this version, and our user may not load them: a router loads them"
+            "Redis lacks scripts of this version, and our user may not load them: start a router,"
+            " which loads them"
         ) from None
 
 
 def _needed(body: str, prologue: str) -> list[str]:
-    """The prologue's paragraphs that the body needs, in order: Lua would create each function in
-    every call, at half a microsecond.
+    """Return the prologue's paragraphs that the body needs, in order: Lua would create each
+    function in every call, at half a microsecond.
 
     A paragraph defines one local function, which later ones may call; the first may define anything
     and is always included.
@@ -148,7 +147,7 @@ def _needed(body: str, prologue: str) -> list[str]:
 
 
 def script(*keys: str, prologue: str = "") -> Callable[[Callable[P, Awaitable[Reply]]], Script[P]]:
-    """Makes a `Script` of a function. `keys` names KEYS in Lua; `lua/_<prologue>.lua` has functions
-    that several scripts share.
+    """Turn a function into a `Script`. `keys` names KEYS in Lua; `lua/_<prologue>.lua` has
+    functions that several scripts share.
     """
     return lambda function: Script(function, keys, prologue)

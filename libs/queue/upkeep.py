@@ -16,7 +16,7 @@ async def fail(*, result: bytes, limit: int) -> Reply: ...
 async def end_leases(
     *,
     lane: str,
-    bell: str,
+    channel: str,
     worker_id: str,
     prefix: str,
     max_attempts: int,

@@ -1,3 +1,1 @@
-"""The router: takes requests from clients, queues them as jobs, hands jobs to workers and results
-back.
-"""
+"""The router queues clients' requests as jobs, hands jobs to workers, and returns the results."""

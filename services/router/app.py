@@ -19,24 +19,24 @@ from shoal.v1 import (
 from libs.errors import NoCapacity, WorkerLost
 from libs.fleet import TTL_MS, Fleet
 from libs.queue import Lanes, connect, open_all
+from libs.queue.queue_position import QueuePositions
 from libs.queue.rates import Rates
-from libs.queue.standing import QueuePositions
 from libs.serving import Service, serving
 from libs.serving.calls.decode import SMALL_REQUEST_BYTES
 from libs.telemetry.exposition import serving_metrics
 from services.router.admission.controller import AdmissionController
-from services.router.admission.standings import QueuePositionReader
+from services.router.admission.queue_positions import QueuePositionReader
 from services.router.admission.tenants import TenantLimits
 from services.router.admission.validation import report_limits
-from services.router.flight import InFlightMemory
+from services.router.in_flight import InFlightMemory
 from services.router.inbox import Inbox
-from services.router.lanes.bells import Wakeups
-from services.router.lanes.broken import BrokenLanes
+from services.router.lanes.broken_lanes import BrokenLanes
 from services.router.lanes.codec import failed
 from services.router.lanes.dispatch import Dispatcher
+from services.router.lanes.pending_pulls import PendingPulls
 from services.router.lanes.presence import Presence
 from services.router.lanes.pull import WorkerService
-from services.router.lanes.waiters import PendingPulls
+from services.router.lanes.wakeups import Wakeups
 from services.router.metrics import RouterMetrics
 from services.router.operators.callers import CallerService
 from services.router.operators.mesh import MeshService
@@ -52,16 +52,14 @@ from services.router.upkeep import AWAY_TICK_SECONDS, Upkeep
 log = logging.getLogger(__name__)
 
 START_SECONDS = 5.0
-"""How long the first look at Redis may take before the router begins to serve without it, as
-NOT_SERVING.
-"""
+"""Maximum wait for Redis at the start. After it the router serves anyway, as NOT_SERVING."""
 STOP_SECONDS = 0.5
-LOST = WorkerLost("workers died with this job as often as is allowed; it may be what kills them")
+LOST = WorkerLost("workers died with this job as often as allowed; the job may be the cause")
 
 
 class Router:
-    """The objects of one router, each built from those before it. Building them does not call Redis
-    yet.
+    """The objects of one router, each built from those before it. The constructor does not call
+    Redis.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -79,35 +77,35 @@ class Router:
             max_attempts=settings.max_attempts,
         )
         self.fleet = Fleet(redis, ttl_ms=min(TTL_MS, settings.lease_ms))
-        standings = QueuePositions(redis)
-        # What this router knows of the mesh, and what it owes.
+        positions = QueuePositions(redis)
+        # This router's view of the mesh, and its obligations.
         self.view = View(self.fleet)
         outstanding, background = Outstanding(), Background()
-        self.flight = InFlightMemory(limit_bytes=settings.in_flight_bytes)
+        self.in_flight = InFlightMemory(limit_bytes=settings.in_flight_bytes)
         # Jobs, and the pulls that wait for them.
-        self.waiters = PendingPulls()
-        bells = Wakeups(
-            self.waiters, self.fleet, self.view, background, settings.claim_after_seconds
+        self.pending_pulls = PendingPulls()
+        wakeups = Wakeups(
+            self.pending_pulls, self.fleet, self.view, background, settings.claim_after_seconds
         )
         self.dispatcher = Dispatcher(
             self.lanes,
-            bells,
+            wakeups,
             self.view,
             background,
             outstanding,
             max_queued_tokens=settings.max_queued_tokens,
         )
-        self.presence = Presence(self.lanes, self.fleet, bells, background)
+        self.presence = Presence(self.lanes, self.fleet, wakeups, background)
         broken = BrokenLanes(self.lanes, self.view)
         # The services for clients and workers; `_services` adds those for operators.
         limits = TenantLimits(settings.tenants, Rates(redis))
         admission = self._admission(
-            settings, outstanding, QueuePositionReader(standings, background), limits
+            settings, outstanding, QueuePositionReader(positions, background), limits
         )
         self.inference = InferenceService(
             admission,
             self.dispatcher,
-            self.flight,
+            self.in_flight,
             router_id=settings.router_id,
             default_deadline_seconds=settings.default_deadline_seconds,
         )
@@ -115,31 +113,31 @@ class Router:
             self.lanes,
             self.fleet,
             self.view,
-            bells,
+            wakeups,
             self.dispatcher,
             background,
             self.presence,
             broken,
         )
-        # The loops beside the calls.
-        self.inbox = Inbox(self.lanes, bells, self.dispatcher)
+        # Loops that run while calls are served.
+        self.inbox = Inbox(self.lanes, wakeups, self.dispatcher)
         membership = Membership(self.fleet, self.lanes, settings.router_id)
         files = (settings.tenants, settings.routes, settings.processes)
         self.upkeep = Upkeep(
-            self.lanes, self.view, membership, bells, self.dispatcher, broken, standings, files
+            self.lanes, self.view, membership, wakeups, self.dispatcher, broken, positions, files
         )
 
     def _admission(
         self,
         settings: Settings,
         outstanding: Outstanding,
-        standings: QueuePositionReader,
+        positions: QueuePositionReader,
         limits: TenantLimits,
     ) -> AdmissionController:
         return AdmissionController(
             self.view,
             outstanding,
-            standings,
+            positions,
             limits,
             self.lanes.clock,
             routes=settings.routes,
@@ -149,24 +147,27 @@ class Router:
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[str]:
-    """A router that serves at the yielded address. Leaving the context drains it (graceful
-    shutdown). Raises UnsuitableRedis, or NoCapacity if the address is taken; Redis may come and
-    go."""
+    """Run a router that serves at the yielded address. Leaving the context drains it (graceful
+    shutdown).
+
+    Raises UnsuitableRedis, or NoCapacity if the address is taken. The router survives outages of
+    Redis.
+    """
     router = Router(settings)
     upkeep, metrics = (
         router.upkeep,
-        RouterMetrics(router.view, router.upkeep, router.flight, router.waiters),
+        RouterMetrics(router.view, router.upkeep, router.in_flight, router.pending_pulls),
     )
     try:
         async with router.dispatcher:
-            is_ready = await _first_look(upkeep, partial(open_all, router.redis))
+            is_ready = await _first_refresh(upkeep, partial(open_all, router.redis))
             # The loops begin before the server and end after its drain: calls in flight need them.
             async with (
                 serving_metrics(settings.metrics_address, metrics.read),
                 _looping(
                     router.inbox.take_replies(),
-                    router.inbox.receive_bells(),
-                    router.inbox.receive_written(),
+                    router.inbox.receive_wakeups(),
+                    router.inbox.receive_streamed(),
                     upkeep.sweep(),
                 ) as loops,
                 serving(
@@ -179,24 +180,24 @@ async def running(settings: Settings) -> AsyncIterator[str]:
                 ) as server,
             ):
                 await server.set_health(is_ready)
-                loops.append(upkeep.look_around(server.set_health))
+                loops.append(upkeep.run(server.set_health))
                 try:
                     yield server.address
                 finally:
                     router.presence.close()
-                    # workers look for another router while calls in flight end here
-                    router.waiters.close()
+                    # Workers connect to another router while calls in flight finish here.
+                    router.pending_pulls.close()
     finally:
         await router.redis.aclose()
 
 
-async def _first_look(upkeep: Upkeep, open_connections: Callable[[], Awaitable[None]]) -> bool:
-    """Whether Redis answered in time, so that the first health check tells the truth."""
+async def _first_refresh(upkeep: Upkeep, open_connections: Callable[[], Awaitable[None]]) -> bool:
+    """Return whether Redis answered in time; the first health check reports it."""
     try:
         async with asyncio.timeout(START_SECONDS):
             while True:
                 try:
-                    await upkeep.look()
+                    await upkeep.refresh()
                     await open_connections()
                 except NoCapacity:
                     await asyncio.sleep(AWAY_TICK_SECONDS)
@@ -218,8 +219,8 @@ class _Loops:
         self._tasks.append(self._group.create_task(loop))
 
     async def stop(self) -> None:
-        # Cancelled again until they end: redis-py may swallow a cancellation that comes together
-        # with an answer.
+        # Cancelled repeatedly until they end: redis-py may swallow a cancellation that arrives with
+        # an answer.
         while unfinished := [task for task in self._tasks if not task.done()]:
             for task in unfinished:
                 task.cancel()

@@ -1,5 +1,6 @@
-"""What other routers send this one through Redis: answers to its jobs, what is written of them
-meanwhile, and bells for its waiting pulls."""
+"""Receive from other routers through Redis: answers to this router's jobs, generated text before
+the answers, and notifications for its waiting pulls.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import NoCapacity
 from libs.queue import Lanes, WakeupLeft, WorkerWakeup
-from services.router.lanes.bells import Wakeups
 from services.router.lanes.dispatch import Dispatcher
+from services.router.lanes.wakeups import Wakeups
 
 REPLY_WAIT_SECONDS: Final = 2.0
 RECONNECT_SECONDS: Final = 0.2
@@ -19,17 +20,17 @@ LISTEN_SECONDS: Final = 1.0
 
 
 class Inbox:
-    """Three loops that end only when they are cancelled. Redis may come and go; any other error is
-    a bug and stops the router.
+    """Three loops that end only when they are cancelled. They survive outages of Redis; any other
+    error is a bug and stops the router.
     """
 
-    def __init__(self, lanes: Lanes, bells: Wakeups, dispatcher: Dispatcher) -> None:
+    def __init__(self, lanes: Lanes, wakeups: Wakeups, dispatcher: Dispatcher) -> None:
         self._lanes = lanes
-        self._bells = bells
+        self._wakeups = wakeups
         self._dispatcher = dispatcher
 
     async def take_replies(self) -> None:
-        """Delivers answers to this router's jobs that workers returned through other routers."""
+        """Deliver answers to this router's jobs that workers returned through other routers."""
         while True:
             try:
                 for job_id, result in await self._lanes.take_replies(REPLY_WAIT_SECONDS):
@@ -37,30 +38,32 @@ class Inbox:
             except NoCapacity:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def receive_written(self) -> None:
-        """Delivers what models have written of this router's jobs on workers of other routers. A
-        user of Redis whose rights are of before 2026-11-24 may not listen: then texts come with the
-        answers alone."""
+    async def receive_streamed(self) -> None:
+        """Deliver generated text of this router's jobs from workers at other routers.
+
+        A Redis user with ACL rules from before 2026-11-24 may not listen: then texts arrive only
+        with the answers.
+        """
         while True:
             try:
-                async for parts in self._lanes.written():
+                async for parts in self._lanes.streamed_texts():
                     for part in worker_pb2.WrittenRequest.FromString(parts).texts:
-                        self._dispatcher.written(part)
+                        self._dispatcher.streamed(part)
             except NoCapacity:
                 await asyncio.sleep(LISTEN_SECONDS)
 
-    async def receive_bells(self) -> None:
-        """Receives the bells that other routers ring."""
+    async def receive_wakeups(self) -> None:
+        """Receive notifications from other routers."""
         while True:
             try:
-                async for bell in self._lanes.bells():
-                    if bell is None:
-                        self._bells.ring_all()
-                    elif isinstance(bell, WorkerWakeup):
-                        self._bells.waiters.ring_worker(bell.worker_id)
-                    elif isinstance(bell, WakeupLeft):
-                        self._bells.ring(bell.lane, is_new=False)
+                async for wakeup in self._lanes.wakeups():
+                    if wakeup is None:
+                        self._wakeups.wake_all()
+                    elif isinstance(wakeup, WorkerWakeup):
+                        self._wakeups.pending_pulls.notify_worker(wakeup.worker_id)
+                    elif isinstance(wakeup, WakeupLeft):
+                        self._wakeups.notify(wakeup.lane, is_new=False)
                     else:
-                        self._bells.ring(bell)
+                        self._wakeups.notify(wakeup)
             except NoCapacity:
                 await asyncio.sleep(RECONNECT_SECONDS)

@@ -1,5 +1,5 @@
-"""A router's Prometheus metrics of the mesh and of itself, read at each scrape from values replaced
-whole (`libs/telemetry`).
+"""A router's Prometheus metrics of the mesh and of itself, read at each scrape from values that are
+replaced whole (`libs/telemetry`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from prometheus_client.core import Metric
 from libs.queue import LaneGauges, LaneKey
 from libs.telemetry import metrics
 from libs.telemetry.metrics import Series
-from services.router.flight import InFlightMemory
-from services.router.lanes.waiters import PendingPulls
+from services.router.in_flight import InFlightMemory
+from services.router.lanes.pending_pulls import PendingPulls
 from services.router.state.view import View, known_names
 from services.router.upkeep import Upkeep
 
@@ -32,15 +32,15 @@ _OF_LANES: Final[tuple[tuple[Series, str], ...]] = (
 
 
 class RouterMetrics:
-    """`read` is called on the thread of a scrape."""
+    """Collects the metrics. `read` is called on the thread of a scrape."""
 
     def __init__(
-        self, view: View, upkeep: Upkeep, flight: InFlightMemory, waiters: PendingPulls
+        self, view: View, upkeep: Upkeep, in_flight: InFlightMemory, pending_pulls: PendingPulls
     ) -> None:
         self._view = view
         self._upkeep = upkeep
-        self._flight = flight
-        self._waiters = waiters
+        self._in_flight = in_flight
+        self._pending_pulls = pending_pulls
 
     def read(self) -> Iterator[Metric]:
         known = known_names(self._view.snapshot)
@@ -52,9 +52,9 @@ class RouterMetrics:
             labels = _labels(lane, known)
             oldest[labels] = max(oldest.get(labels, 0.0), seconds)
         yield metrics.LANE_OLDEST_SECONDS.family(oldest)
-        yield metrics.HELD_BYTES.family({(): self._flight.held_bytes})
-        yield metrics.WAITING_PULLS.family({(): len(self._waiters)})
-        yield metrics.REDIS_UP.family({(): self._upkeep.sees_redis})
+        yield metrics.HELD_BYTES.family({(): self._in_flight.held_bytes})
+        yield metrics.WAITING_PULLS.family({(): len(self._pending_pulls)})
+        yield metrics.REDIS_UP.family({(): self._upkeep.is_redis_up})
 
 
 def _summed(gauges: list[LaneGauges], known: set[str], name: str) -> dict[tuple[str, ...], float]:
@@ -66,8 +66,8 @@ def _summed(gauges: list[LaneGauges], known: set[str], name: str) -> dict[tuple[
 
 
 def _labels(lane: LaneKey, known: set[str]) -> tuple[str, ...]:
-    """Lanes of models that no worker has share one set of labels: clients can make up any number of
-    them.
+    """Return a lane's labels. Lanes of models that no worker has share one set: clients can invent
+    any number of names.
     """
     if lane.model not in known:
         return (lane.pool, metrics.OTHER, "")

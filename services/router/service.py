@@ -1,5 +1,5 @@
-"""InferenceService: the request path through the router, read top to bottom. Decode, decide, act,
-encode; nothing else.
+"""InferenceService: the request path through the router, read top to bottom: decode, decide, act,
+encode.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from libs.serving import Call, Deadline, current_call
 from libs.telemetry import traces
 from services.router.admission import control
 from services.router.admission.controller import AdmissionContext, AdmissionController
-from services.router.admission.routing.routes import Wanted, refuse_pool
-from services.router.admission.validation import answers
+from services.router.admission.routing.routes import Target, refuse_pool
+from services.router.admission.validation import answer_bounds
 from services.router.admission.validation.requests import (
     Sizes,
     check_encode,
@@ -30,21 +30,21 @@ from services.router.admission.validation.requests import (
     check_score,
 )
 from services.router.admission.validation.tokens import check_detokenize, check_tokenize
-from services.router.flight import Held, InFlightMemory, Rpc
+from services.router.in_flight import InFlightMemory, Reservation, Rpc
 from services.router.lanes import codec
 from services.router.lanes.chunks import Parts
 from services.router.lanes.codec import JobHeader, Request, Response
 from services.router.lanes.dispatch import Dispatcher, PendingRequest, Plan
-from services.router.lanes.written import StreamedTexts
+from services.router.lanes.streamed import StreamedTexts
 
 LARGE_BYTES: Final = 256 * 1024
-"""From this size on a request is split, and its answer merged, in a thread, so that the event loop
-goes on serving others.
+"""Requests of at least this size are split, and their answers merged, in a thread, so that the
+event loop goes on serving others.
 """
 MAX_DEADLINE_SECONDS: Final = 86_400.0
 ANSWER_SECONDS: Final = 0.05
-"""Subtracted from a client's deadline, so that the error that says why it was missed still reaches
-the client.
+"""Subtracted from a client's deadline, so that the error for a missed deadline still reaches the
+client.
 """
 
 _Request = TypeVar(
@@ -61,13 +61,14 @@ _Check: TypeAlias = Callable[[_Request, models_pb2.ModelCard | None], Sizes]
 
 @dataclass(frozen=True, slots=True)
 class _Price:
-    """Estimated tokens of a request: of each item, and of what every job repeats. `read`: bytes to
-    be read for each item.
-    """
+    """Estimated tokens of a request."""
 
     costs: Sequence[int]
+    """Tokens of each item."""
     repeated: int
+    """Tokens of the fields that every job repeats."""
     read: Sequence[int]
+    """Bytes that a worker reads for each item."""
 
     @property
     def tokens(self) -> int:
@@ -75,13 +76,13 @@ class _Price:
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """The three verbs, and what a model's tokenizer answers."""
+    """The three verbs, and the calls that a model's tokenizer answers."""
 
     def __init__(
         self,
         admission: AdmissionController,
         dispatcher: Dispatcher,
-        flight: InFlightMemory,
+        in_flight: InFlightMemory,
         *,
         router_id: str,
         default_deadline_seconds: float,
@@ -89,7 +90,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._router_id = router_id
         self._admission = admission
         self._dispatcher = dispatcher
-        self._flight = flight
+        self._in_flight = in_flight
         self._default_deadline_seconds = default_deadline_seconds
 
     async def Encode(
@@ -98,13 +99,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse],
     ) -> pb.EncodeResponse:
         begin = time.perf_counter()
-        held = self._hold(request, context)
-        parts = await self._run(request, check_encode, context.time_remaining(), held)
+        reservation = self._hold(request, context)
+        parts = await self._run(request, check_encode, context.time_remaining(), reservation)
         response = await _maybe_in_thread(_size(parts), partial(codec.merge_encode, parts))
         if response.HasField("chunks"):
-            answers.check_divided(response.ByteSize(), current_call().answer_bytes)
+            answer_bounds.check_divided(response.ByteSize(), current_call().answer_bytes)
         response.timings.total_seconds = time.perf_counter() - begin
-        held.sending(response.ByteSize())
+        reservation.hold_response(response.ByteSize())
         return response
 
     async def EncodeStream(
@@ -113,25 +114,25 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse],
     ) -> AsyncIterator[pb.EncodeResponse]:
         begin = time.perf_counter()
-        held = self._hold(request, context)
+        reservation = self._hold(request, context)
         parts = Parts()
         with await self._begin(
-            request, check_encode, context.time_remaining(), held, whole=False
-        ) as running:
-            for index in range(running.jobs):
-                answer = await running.answer(index)
+            request, check_encode, context.time_remaining(), reservation, whole=False
+        ) as pending:
+            for index in range(pending.jobs):
+                answer = await pending.take_answer(index)
                 total_seconds = time.perf_counter() - begin if answer.is_last else None
-                messages = parts.of(
+                messages = parts.messages(
                     codec.encode_answer(answer.response), total_seconds=total_seconds
                 )
                 size = answer.size
-                del answer  # Neither it nor its messages are kept while the next one is waited for.
+                del answer  # Free it and its messages while waiting for the next one.
                 while (
                     message := await _maybe_in_thread(size, partial(next, messages, None))
                 ) is not None:
                     yield message
                 del messages
-                held.sent(size)
+                reservation.release_streamed(size)
 
     async def Score(
         self,
@@ -139,11 +140,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: grpc.aio.ServicerContext[pb.ScoreRequest, pb.ScoreResponse],
     ) -> pb.ScoreResponse:
         begin = time.perf_counter()
-        held = self._hold(request, context)
-        answers = await self._run(request, check_score, context.time_remaining(), held)
+        reservation = self._hold(request, context)
+        answers = await self._run(request, check_score, context.time_remaining(), reservation)
         response = codec.merge_score(answers, request.top_n)
         response.timings.total_seconds = time.perf_counter() - begin
-        held.sending(response.ByteSize())
+        reservation.hold_response(response.ByteSize())
         return response
 
     async def Extract(
@@ -152,11 +153,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: grpc.aio.ServicerContext[pb.ExtractRequest, pb.ExtractResponse],
     ) -> pb.ExtractResponse:
         begin = time.perf_counter()
-        held = self._hold(request, context)
-        answers = await self._run(request, check_extract, context.time_remaining(), held)
+        reservation = self._hold(request, context)
+        answers = await self._run(request, check_extract, context.time_remaining(), reservation)
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_extract, answers))
         response.timings.total_seconds = time.perf_counter() - begin
-        held.sending(response.ByteSize())
+        reservation.hold_response(response.ByteSize())
         return response
 
     async def ExtractStream(
@@ -165,14 +166,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: grpc.aio.ServicerContext[pb.ExtractRequest, pb.ExtractStreamResponse],
     ) -> AsyncIterator[pb.ExtractStreamResponse]:
         begin = time.perf_counter()
-        held = self._hold(request, context)
-        written = StreamedTexts()
+        reservation = self._hold(request, context)
+        streamed = StreamedTexts()
         answering = asyncio.create_task(
-            self._run(request, check_extract, context.time_remaining(), held, written)
+            self._run(request, check_extract, context.time_remaining(), reservation, streamed)
         )
-        answering.add_done_callback(lambda _: written.end())
+        answering.add_done_callback(lambda _: streamed.end())
         try:
-            async for deltas in written.deltas():
+            async for deltas in streamed.deltas():
                 yield pb.ExtractStreamResponse(deltas=deltas)
             answers = await answering
         finally:
@@ -180,9 +181,9 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_extract, answers))
         del answers
         response.timings.total_seconds = time.perf_counter() - begin
-        last = pb.ExtractStreamResponse(deltas=written.rest(response), response=response)
+        last = pb.ExtractStreamResponse(deltas=streamed.rest(response), response=response)
         del response
-        held.sending(last.ByteSize())
+        reservation.hold_response(last.ByteSize())
         yield last
 
     async def Tokenize(
@@ -191,11 +192,11 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse],
     ) -> pb.TokenizeResponse:
         begin = time.perf_counter()
-        held = self._hold(request, context)
-        answers = await self._run(request, check_tokenize, context.time_remaining(), held)
+        reservation = self._hold(request, context)
+        answers = await self._run(request, check_tokenize, context.time_remaining(), reservation)
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_tokenize, answers))
         response.timings.total_seconds = time.perf_counter() - begin
-        held.sending(response.ByteSize())
+        reservation.hold_response(response.ByteSize())
         return response
 
     async def Detokenize(
@@ -204,76 +205,77 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse],
     ) -> pb.DetokenizeResponse:
         begin = time.perf_counter()
-        held = self._hold(request, context)
-        answers = await self._run(request, check_detokenize, context.time_remaining(), held)
+        reservation = self._hold(request, context)
+        answers = await self._run(request, check_detokenize, context.time_remaining(), reservation)
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_detokenize, answers))
         response.timings.total_seconds = time.perf_counter() - begin
-        held.sending(response.ByteSize())
+        reservation.hold_response(response.ByteSize())
         return response
 
     def Multiplex(
         self, request_iterator: AsyncIterator[multiplex_pb2.MultiplexRequest], context: Rpc
     ) -> AsyncIterator[multiplex_pb2.MultiplexResponse]:
-        """Never called: the interceptor takes the stream's calls apart, and answers each as a call
-        of its own.
-        """
+        """Never called: the interceptor unpacks the stream and answers each call separately."""
         raise NotImplementedError("libs/serving/calls/multiplex.py serves it")
 
-    def _hold(self, request: Request, rpc: Rpc) -> Held:
+    def _hold(self, request: Request, rpc: Rpc) -> Reservation:
         call = current_call()
-        return self._flight.enter(len(call.body), call.tenant, rpc, codec.count_parts(request))
+        return self._in_flight.reserve(len(call.body), call.tenant, rpc, codec.count_parts(request))
 
     async def _run(
         self,
         request: _Request,
         check: _Check[_Request],
         client_seconds: float | None,
-        held: Held,
-        written: StreamedTexts | None = None,
+        reservation: Reservation,
+        streamed: StreamedTexts | None = None,
     ) -> list[Response]:
-        """The answers to all jobs of a request, in order. `written` gets what is written before
-        they come.
+        """Return the answers to all jobs of a request, in order. `streamed` receives generated text
+        before they arrive.
         """
         with await self._begin(
-            request, check, client_seconds, held, whole=True, written=written
-        ) as running:
-            return [(await running.answer(index)).response for index in range(running.jobs)]
+            request, check, client_seconds, reservation, whole=True, streamed=streamed
+        ) as pending:
+            return [(await pending.take_answer(index)).response for index in range(pending.jobs)]
 
     async def _begin(
         self,
         request: _Request,
         check: _Check[_Request],
         client_seconds: float | None,
-        held: Held,
+        reservation: Reservation,
         *,
         whole: bool,
-        written: StreamedTexts | None = None,
+        streamed: StreamedTexts | None = None,
     ) -> PendingRequest:
-        """Admits and enqueues a request, and returns when all its jobs are answered; if not
-        `whole`, when the first one is. Until then it fails over to another of its model's pools."""
+        """Admit and enqueue a request, and return when all its jobs are answered, or the first one
+        if not `whole`.
+
+        Until then a failed request is retried in another of its model's pools.
+        """
         call, loop = current_call(), asyncio.get_running_loop()
         deadline = Deadline.after(
             _deadline_seconds(client_seconds, self._default_deadline_seconds), loop.time()
         )
-        wanted = Wanted(request.model, _adapter(request), request.pool)
+        target = Target(request.model, _adapter(request), request.pool)
         failed: list[str] = []
         while True:
             remaining = deadline.remaining(loop.time())
-            moment = await self._admission.look(
-                wanted, control.priority_name(request.priority), call.tenant, remaining, failed
+            context = await self._admission.gather(
+                target, control.priority_name(request.priority), call.tenant, remaining, failed
             )
             price = await _maybe_in_thread(
-                len(call.body), partial(_price, request, check, moment, call, whole=whole)
+                len(call.body), partial(_price, request, check, context, call, whole=whole)
             )
-            self._admission.refuse(moment, price.tokens)
-            refund = None if failed else await self._admission.charge(moment, price.tokens)
+            self._admission.refuse(context, price.tokens)
+            refund = None if failed else await self._admission.charge(context, price.tokens)
             try:
                 return await self._send(
-                    request, call, moment, price, deadline, held, whole, written
+                    request, call, context, price, deadline, reservation, whole, streamed
                 )
             except (ModelBroken, ModelNotFound, ModelUnreachable):
-                failed.append(moment.lane.pool)
-                if not self._admission.has_other_pool(wanted, failed):
+                failed.append(context.lane.pool)
+                if not self._admission.has_other_pool(target, failed):
                     raise
             except QueueFull:
                 if refund is not None:
@@ -284,50 +286,61 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self,
         request: _Request,
         call: Call,
-        moment: AdmissionContext,
+        context: AdmissionContext,
         price: _Price,
         deadline: Deadline,
-        held: Held,
+        reservation: Reservation,
         whole: bool,
-        written: StreamedTexts | None,
+        streamed: StreamedTexts | None,
     ) -> PendingRequest:
-        lane = moment.lane
+        lane = context.lane
         with traces.sending(traces.lane_name(lane.pool, lane.model, lane.adapter)) as span:
             traceparent, written_to = (
                 traces.traceparent_of(span),
-                "" if written is None else self._router_id,
+                "" if streamed is None else self._router_id,
             )
             plan = await _maybe_in_thread(
                 len(call.body),
-                partial(_plan, request, call, moment, price, traceparent, written_to),
+                partial(_plan, request, call, context, price, traceparent, written_to),
             )
             span.set_attribute("messaging.batch.message_count", len(plan.jobs))
-            on_answer, wanted = (held.answered, len(plan.jobs)) if whole else (held.kept, 1)
-            if written is not None:
-                written.firsts = plan.firsts
+            on_answer, awaited = (
+                (reservation.hold_answer, len(plan.jobs))
+                if whole
+                else (reservation.hold_streamed, 1)
+            )
+            if streamed is not None:
+                streamed.first_items = plan.first_items
             return await self._dispatcher.begin(
-                plan, deadline, on_answer, wanted=wanted, written=written
+                plan, deadline, on_answer, awaited=awaited, streamed=streamed
             )
 
 
 def _price(
-    request: _Request, check: _Check[_Request], moment: AdmissionContext, call: Call, *, whole: bool
+    request: _Request,
+    check: _Check[_Request],
+    context: AdmissionContext,
+    call: Call,
+    *,
+    whole: bool,
 ) -> _Price:
-    """Refuses an invalid request, or one that its pool cannot serve; prices any other. Pure.
-    `whole`: one message answers it.
+    """Price a request. Refuses one that is invalid or that its pool cannot serve. Pure.
+
+    Args:
+        whole: One message answers it.
     """
-    snapshot = moment.snapshot
+    snapshot = context.snapshot
     card = snapshot.card(request.model)
     sizes = check(request, card)
-    refuse_pool(request.pool, moment.routes, snapshot)
-    control.refuse_broken(moment.lane, snapshot)
+    refuse_pool(request.pool, context.routes, snapshot)
+    control.refuse_broken(context.lane, snapshot)
     if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest):
-        answers.check_tokens(request, card, readable=call.answer_bytes)
+        answer_bounds.check_tokens(request, card, readable=call.answer_bytes)
         return _Price(control.price_reading(sizes), 0, sizes.read)
     costs, repeated = control.price(sizes, card, request.truncation)
     if isinstance(request, pb.EncodeRequest):
         chunks = sum(sizes.chunks)
-        answers.check_encoded(
+        answer_bounds.check_encoded(
             request, card, costs, is_streamed=not whole, readable=call.answer_bytes, chunks=chunks
         )
     return _Price(costs, repeated, sizes.read)
@@ -336,28 +349,28 @@ def _price(
 def _plan(
     request: _Request,
     call: Call,
-    moment: AdmissionContext,
+    context: AdmissionContext,
     price: _Price,
     traceparent: str,
     written_to: str,
 ) -> Plan:
-    """The jobs of an admitted request. Pure."""
-    lane = moment.lane
-    target = control.job_target(price.tokens, lane, moment.snapshot)
+    """Split an admitted request into jobs. Pure."""
+    lane = context.lane
+    target = control.job_target(price.tokens, lane, context.snapshot)
     parts, shared = control.parts(price.costs, price.read, target, price.repeated), None
     if len(parts) > 1:
         shared = codec.without_items(request)
-        most = control.most_jobs(len(call.body), shared.ByteSize())
+        most = control.max_jobs(len(call.body), shared.ByteSize())
         if len(parts) > most:
             parts = control.parts(price.costs, price.read, target, price.repeated, most)
     digest = control.request_digest(call.tenant, call.request_id, call.method, call.body)
     ids = [control.job_id(digest, part) for part in parts]
-    weight, deadline_ms = moment.tenant.weight, moment.now_ms + int(moment.seconds * 1000)
-    share = answers.item_share(request, len(call.body), call.answer_bytes)
+    weight, deadline_ms = context.tenant.weight, context.now_ms + int(context.seconds * 1000)
+    share = answer_bounds.item_share(request, len(call.body), call.answer_bytes)
     stamp = JobHeader(
         call.request_id,
         deadline_ms,
-        moment.now_ms,
+        context.now_ms,
         call.tenant,
         weight,
         traceparent,
@@ -367,20 +380,24 @@ def _plan(
     payloads = codec.job_payloads(request, parts, ids, stamp, shared)
     jobs = [
         QueuedJob(
-            job_id, call.tenant, weight, part.tokens, stamp.deadline_ms, moment.priority, payload
+            job_id, call.tenant, weight, part.tokens, stamp.deadline_ms, context.priority, payload
         )
         for job_id, part, payload in zip(ids, parts, payloads, strict=True)
     ]
-    return Plan(lane, jobs, moment.pace, moment.unknown is not None, [part.first for part in parts])
+    return Plan(
+        lane, jobs, context.throughput, context.unknown is not None, [part.first for part in parts]
+    )
 
 
 def _adapter(request: Request) -> str:
-    """The LoRA adapter that a request names. Adapters have no tokenizers of their own."""
+    """Return the LoRA adapter that a request names. Adapters have no tokenizers, so token requests
+    name none.
+    """
     return "" if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest) else request.adapter
 
 
 def _deadline_seconds(client_seconds: float | None, default_seconds: float) -> float:
-    """Seconds until the deadline that the router keeps: the client's, less ANSWER_SECONDS, or the
+    """Return the seconds until the router's deadline: the client's less ANSWER_SECONDS, or the
     default.
     """
     if client_seconds is None:
@@ -389,7 +406,7 @@ def _deadline_seconds(client_seconds: float | None, default_seconds: float) -> f
 
 
 def _size(answers: list[Response]) -> int:
-    # One answer is passed on as it is.
+    # A single answer is passed on unmerged.
     return sum(answer.ByteSize() for answer in answers) if len(answers) > 1 else 0
 
 

@@ -17,61 +17,65 @@ from libs.serving import Security
 from libs.serving.watched import Watched
 from services.router.admission.routing.routes import Routes
 from services.router.admission.routing.routes_files import watch_routes
-from services.router.admission.tenants import NOBODY, Tenants, watch_tenants
+from services.router.admission.tenants import DEFAULT_TENANTS, Tenants, watch_tenants
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Configuration of one router process. Times in seconds unless named otherwise."""
+    """Configuration of one router process. Times are in seconds unless their name has a unit."""
 
     router_id: str
     """Unique in the mesh; names the list in which Redis keeps this router's answers."""
     address: str = "127.0.0.1:50051"
     security: Security = field(default_factory=Security)
-    """TLS, authentication and authorisation. Without credentials everybody may call, on loopback
+    """TLS, authentication and authorisation. Without credentials any caller is allowed, on loopback
     only.
     """
     connection_seconds: float = 300.0
-    """Connections are closed after about so long, so that clients find new routers; calls in flight
-    go on. 0: never.
+    """Connections are closed after about this time, so that clients find new routers; calls in
+    flight finish. 0: never.
     """
     metrics_address: str = ""
-    """Where Prometheus scrapes: host:port, plain HTTP without credentials. Empty: nowhere."""
+    """Address that Prometheus scrapes: host:port, plain HTTP without credentials. Empty: none."""
     redis_url: str = field(default="redis://127.0.0.1:6379/0", repr=False)
     redis_trust: RedisTrust = field(default_factory=RedisTrust)
     routes: Watched[Routes] = field(default_factory=lambda: Watched.fixed(Routes()))
-    """From SHOAL_POOLS (without it every pool that a worker names exists), SHOAL_CATALOG (the same
-    as the workers': it gives the pools of models before a worker reports them), and
-    SHOAL_DEFAULT_POOL, where work for a model that is resident nowhere is queued (with SHOAL_POOLS,
-    that file's default counts instead)."""
-    tenants: Watched[Tenants] = field(default_factory=lambda: Watched.fixed(NOBODY))
-    """The file of shares, rates and quotas (`tenants.py`), read again when it changes. Without one
-    all tenants are equal.
+    """Routing, from these settings:
+
+    - SHOAL_POOLS: the pools file; without it every pool that a worker names exists.
+    - SHOAL_CATALOG: the same as the workers'; gives the pools of models before a worker reports
+      them.
+    - SHOAL_DEFAULT_POOL: queues work for models that are resident nowhere. The pools file's default
+      replaces it.
+    """
+    tenants: Watched[Tenants] = field(default_factory=lambda: Watched.fixed(DEFAULT_TENANTS))
+    """The file of shares, rates and quotas (`tenants.py`), read again when it changes. Without a
+    file all tenants are equal.
     """
     processes: Watched[tuple[Process, ...]] = field(default_factory=lambda: Watched.fixed(()))
-    """From the file SHOAL_PROCESSES, in which `shoal up` writes the status of its processes;
-    MeshService shows them.
+    """From the file SHOAL_PROCESSES, to which `shoal up` writes the status of its processes for
+    MeshService.
     """
     max_queued_tokens: int = 20_000_000
-    """Cap of a lane, in estimated tokens: requests beyond it are refused with QueueFull."""
+    """Maximum estimated tokens in a lane; requests beyond it are refused with QueueFull."""
     max_queued_seconds: float = 60.0
-    """The longest that a request may wait in a lane by its workers' speed, whatever its deadline;
-    ten times that for bulk.
+    """Maximum estimated wait of a request in a lane, whatever its deadline; ten times that for
+    bulk.
     """
     in_flight_bytes: int = 1 << 30
-    """Memory of this process that requests in flight may take; beyond it, new ones are refused with
+    """Maximum memory of this process for requests in flight; new ones beyond it are refused with
     QueueFull.
     """
     default_deadline_seconds: float = 60.0
-    """For calls that set none."""
+    """Deadline of calls that set none."""
     grace_seconds: float = 25.0
-    """How long calls in flight may take after SIGTERM."""
+    """Time for calls in flight to finish after SIGTERM."""
     lease_ms: int = 15_000
     max_attempts: int = 3
-    """Workers that may die with a job before it is given up."""
+    """A job is given up after this number of workers died with it."""
     claim_after_seconds: float = 0.5
-    """How long a model that no worker has is left to the leading scheduler before a waiting worker
-    may claim it.
+    """A model that no worker has is left to the leading scheduler for this time before a waiting
+    worker may claim it.
     """
     log_level: LogLevel = "INFO"
 
@@ -99,7 +103,9 @@ class Settings:
 
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> Settings:
-        """Reads SHOAL_* variables; raises InvalidInput naming the variable and what it may be."""
+        """Read SHOAL_* variables. Raises InvalidInput naming the variable and its allowed
+        values.
+        """
         return Settings(
             router_id=environ.get("SHOAL_ROUTER_ID") or random_id("router"),
             address=environ.get("SHOAL_ADDRESS") or "127.0.0.1:50051",
@@ -123,7 +129,9 @@ class Settings:
         )
 
     def describe(self) -> dict[str, str | float]:
-        """For the one log line at the start; the password of the Redis URL is left out."""
+        """Return the settings for the log line at the start, without the password of the Redis
+        URL.
+        """
         return {
             "router_id": self.router_id,
             "address": self.address,
@@ -154,7 +162,7 @@ def _processes(environ: Mapping[str, str]) -> Watched[tuple[Process, ...]]:
 
 def _tenants(environ: Mapping[str, str]) -> Watched[Tenants]:
     path = environ.get("SHOAL_TENANTS", "")
-    return watch_tenants(Path(path)) if path else Watched.fixed(NOBODY)
+    return watch_tenants(Path(path)) if path else Watched.fixed(DEFAULT_TENANTS)
 
 
 def _routes(environ: Mapping[str, str]) -> Watched[Routes]:

@@ -1,8 +1,8 @@
-"""A router's background loops: refresh the view once a second and correct what depends on it; sweep
+"""A router's background loops: refresh the view once a second and update its dependents; sweep
 lanes.
 
-Redis may come and go. Each loop ends only when it is cancelled; any error but Redis being away is a
-bug and stops the router.
+The loops survive outages of Redis. Each ends only when it is cancelled; any other error is a bug
+and stops the router.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from libs.errors import NoCapacity
 from libs.queue import LaneKey, Lanes, RedisCheck
-from libs.queue.standing import QueuePositions
+from libs.queue.queue_position import QueuePositions
 from libs.serving.watched import Watched
 from libs.telemetry.logs import fields
-from services.router.lanes.bells import Wakeups
-from services.router.lanes.broken import BrokenLanes
+from services.router.lanes.broken_lanes import BrokenLanes
 from services.router.lanes.dispatch import Dispatcher
+from services.router.lanes.wakeups import Wakeups
 from services.router.state.membership import Membership
 from services.router.state.view import View
 
@@ -27,12 +27,13 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 1.0
 AWAY_TICK_SECONDS: Final = 0.2
-"""The interval of looks, and that while Redis is away."""
+"""Interval of refreshes while Redis is away."""
 SWEEP_SECONDS: Final = 30.0
 KEPT_UNKNOWN: Final = 256
-FORGOTTEN_AT_ONCE: Final = 1000
-"""Idle lanes of models or adapters that no worker has: KEPT_UNKNOWN are left to expire; of the
-others so many are dropped in each look, which takes 0.2 ms each."""
+MAX_FORGOTTEN: Final = 1000
+"""Idle lanes of models or adapters that no worker has: KEPT_UNKNOWN are left to expire, and each
+refresh drops at most MAX_FORGOTTEN of the others (0.2 ms each).
+"""
 
 SetHealth = Callable[[bool], Awaitable[None]]
 
@@ -45,79 +46,77 @@ class Upkeep:
         lanes: Lanes,
         view: View,
         membership: Membership,
-        bells: Wakeups,
+        wakeups: Wakeups,
         dispatcher: Dispatcher,
         broken: BrokenLanes,
-        standings: QueuePositions,
+        positions: QueuePositions,
         files: Sequence[Watched[Any]],
     ) -> None:
         self._lanes = lanes
         self._view = view
         self._membership = membership
-        self._bells = bells
+        self._wakeups = wakeups
         self._dispatcher = dispatcher
         self._broken = broken
-        self._standings = standings
+        self._positions = positions
         self._files = files
-        self._fitness = RedisCheck(lanes)
-        # The state: whether schedulers can run this version's scripts. A Redis that lost them gets
-        # them again by the next call.
+        self._redis_check = RedisCheck(lanes)
+        # The state: whether schedulers can run this version's scripts. A Redis that lost them
+        # receives them again with the next call.
         self._has_loaded = False
-        self.sees_redis = False
-        """Whether Redis answered in the last look."""
+        self.is_redis_up = False
+        """True if Redis answered the last refresh."""
         self.oldest: Mapping[LaneKey, float] = {}
-        """By lane, how many seconds the oldest of this router's jobs had waited at the last look;
+        """Age in seconds of the oldest of this router's jobs in each lane, at the last refresh;
         replaced whole.
         """
 
-    async def look_around(self, set_health: SetHealth) -> None:
-        """Looks once a second, more often while Redis is away. `set_health` is told after each look
-        whether Redis answers.
+    async def run(self, set_health: SetHealth) -> None:
+        """Refresh once a second, more often while Redis is away. Calls `set_health` after each
+        refresh.
         """
         was_away = False
         while True:
             try:
-                await self.look()
+                await self.refresh()
             except NoCapacity as error:
                 if not was_away:
                     log.warning("redis is away", extra=fields({"error": error.message}))
                 was_away = True
-                self._fitness.away()
+                self._redis_check.mark_away()
             else:
                 if was_away:
                     log.info("redis is back")
                 was_away = False
-            self.sees_redis = not was_away
+            self.is_redis_up = not was_away
             self.oldest = self._dispatcher.oldest_seconds()
             await set_health(not was_away)
             await asyncio.sleep(AWAY_TICK_SECONDS if was_away else TICK_SECONDS)
 
-    async def look(self) -> None:
-        """Refreshes the view and updates what depends on it. Raises NoCapacity while Redis is away,
-        and UnsuitableRedis.
+    async def refresh(self) -> None:
+        """Refresh the view and update its dependents. Raises NoCapacity while Redis is away, and
+        UnsuitableRedis.
         """
         for file in self._files:
-            await asyncio.to_thread(file.refresh)
-        await self._fitness.look()
+            await asyncio.to_thread(file.look)
+        await self._redis_check.run_if_due()
         if not self._has_loaded:
             await self._lanes.load_scripts()
             self._has_loaded = True
         await self._view.refresh(self._lanes)
-        await self._membership.beat()
-        self._bells.remind(self._view.gauges.values(), self._lanes.clock_ms())
+        await self._membership.send_heartbeat()
+        self._wakeups.remind(self._view.gauges.values(), self._lanes.clock_ms())
         await self._broken.fail_all()
         await self._dispatcher.reconcile()
-        for lane in self._view.idle_unknown()[KEPT_UNKNOWN : KEPT_UNKNOWN + FORGOTTEN_AT_ONCE]:
-            await self._standings.forget(lane)
+        for lane in self._view.idle_unknown()[KEPT_UNKNOWN : KEPT_UNKNOWN + MAX_FORGOTTEN]:
+            await self._positions.forget(lane)
 
     async def sweep(self) -> None:
-        """Corrects gauges that a crash left wrong, and drops expired jobs of lanes that no worker
-        pulls from.
-        """
+        """Correct gauges that a crash left wrong, and drop expired jobs of lanes without pulls."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 for lane in list(self._view.gauges):
                     await self._lanes.sweep(lane)
             except NoCapacity:
-                continue  # the next round comes soon enough
+                continue  # the next round starts soon enough

@@ -1,5 +1,5 @@
-"""`python -m services.scheduler`: one scheduler, until SIGTERM or Ctrl-C; then it drains and ends
-with status 0.
+"""`python -m services.scheduler` runs one scheduler until SIGTERM or Ctrl-C, then drains it and
+exits with status 0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from services.scheduler.settings import Settings
 
 
 def main() -> int:
-    """Exit status: 0 after a drain, 2 for what the operator must change."""
+    """Return the exit status: 0 after a drain, 2 for an error that the operator must fix."""
     return run("scheduler", Settings.from_env, running, UnsuitableRedis)
 
 

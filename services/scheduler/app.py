@@ -1,4 +1,4 @@
-"""Assembles one scheduler: the whole object graph, read top to bottom."""
+"""The composition of a scheduler: its whole object graph, read top to bottom."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ log = logging.getLogger(__name__)
 
 READINESS: Final = "readiness"
 """Health name for readiness probes: serving once the scheduler has read the mesh. It stays so while
-Redis is away, because the scaler then answers from the last look."""
+Redis is away, because the scaler then answers from the last snapshot.
+"""
 STOP_SECONDS: Final = 0.5
 RESIGN_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a scheduler listens, with the ports that were really bound. `metrics` is empty if
-    nowhere.
-    """
+    """A scheduler's addresses, with the ports that were really bound."""
 
     grpc: str
     metrics: str
+    """Empty if metrics are not served."""
 
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Addresses]:
-    """A scheduler that serves at the yielded addresses. Leaving the context gives up the leadership
-    and drains it.
+    """Run a scheduler that serves at the yielded addresses. Leaving the context gives up the
+    leadership and drains it.
 
-    Raises UnsuitableRedis, NoCapacity if an address is taken, InvalidInput for an invalid one;
-    outages of Redis raise nothing.
+    Raises UnsuitableRedis, NoCapacity if an address is taken, InvalidInput for an invalid one. It
+    survives outages of Redis.
     """
     redis = connect(
         settings.redis_url, settings.redis_trust, allow_insecure=settings.security.allow_insecure
     )
-    # It only subscribes to bells and reads gauges: it enqueues no jobs and gets no answers.
+    # The scheduler only subscribes to notifications and reads gauges: it enqueues no jobs.
     lanes = Lanes(redis, router_id=settings.scheduler_id, dead_result=b"")
     view = View()
     demand = Demand(settings.pools.content)
@@ -93,7 +93,7 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
                     await server.set_health(True)
 
             stack.push_async_callback(_resign, control)
-            await stack.enter_async_context(_looping(control.run(seen), control.receive_bells()))
+            await stack.enter_async_context(_looping(control.run(seen), control.receive_wakeups()))
             try:
                 yield Addresses(server.address, metrics)
             finally:
@@ -104,7 +104,7 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
 
 
 async def _resign(control: Control) -> None:
-    """Gives up the leadership, once the loop has ended and cannot take it again. If that fails, its
+    """Give up the leadership, once the loop has ended and cannot take it again. If that fails, the
     lease expires.
     """
     try:
@@ -116,14 +116,14 @@ async def _resign(control: Control) -> None:
 
 @asynccontextmanager
 async def _looping(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Supervised loops: if one of them fails, the whole scheduler ends with its error."""
+    """Run supervised loops: if one of them fails, the whole scheduler ends with its error."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(loop) for loop in loops]
         try:
             yield
         finally:
-            # Cancelled again until they end: redis-py may swallow a cancellation that comes
-            # together with a reply.
+            # Cancelled repeatedly until they end: redis-py may swallow a cancellation that arrives
+            # with a reply.
             while unfinished := [task for task in tasks if not task.done()]:
                 for task in unfinished:
                     task.cancel()

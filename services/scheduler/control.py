@@ -1,8 +1,7 @@
-"""The scheduler's control loop: reads the state of the mesh every second, and at once when work
-arrives for a model without a copy; the leading scheduler then plans (`placement.py`) and sends the
-plan's orders.
+"""The scheduler's control loop: reads the mesh every second, and at once when work arrives for a
+model without a copy. The leading scheduler then plans (`placement.py`) and sends the plan's orders.
 
-Nothing depends on it: while no scheduler leads, workers claim cold models by themselves. The loop
+Nothing depends on it: while no scheduler leads, workers claim cold models themselves. The loop
 survives outages of Redis.
 """
 
@@ -19,7 +18,7 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import NoCapacity
 from libs.eviction import Policy
-from libs.fleet import COMING, Fleet, FleetSnapshot, LostLeadership, WorkerRecord
+from libs.fleet import LOADING_STATES, Fleet, FleetSnapshot, LostLeadership, WorkerRecord
 from libs.queue import LaneGauges, LaneKey, Lanes, RedisCheck, UnsuitableRedis
 from libs.telemetry.logs import fields
 from services.scheduler.demand import PoolDemand
@@ -28,13 +27,13 @@ from services.scheduler.planning.placement import (
     Order,
     Plan,
     PlanInput,
+    PoolModel,
     SentOrder,
-    Site,
     plan,
 )
 from services.scheduler.planning.recent_orders import RecentOrders
 from services.scheduler.rates import Arrivals
-from services.scheduler.view import Look, View
+from services.scheduler.view import MeshSnapshot, View
 
 log = logging.getLogger(__name__)
 
@@ -42,23 +41,21 @@ TICK_SECONDS: Final = 1.0
 BUSY_TICK_SECONDS: Final = 0.2
 """The period while models wait for loads in progress to finish."""
 DEBOUNCE_SECONDS: Final = 0.02
-"""The delay after a bell, so that work for several models that arrives at once goes into one
+"""The delay after a notification, so that work for several models that arrives together is in one
 plan.
 """
 RECONNECT_SECONDS: Final = 0.2
 SENT_MS: Final = 60_000
 """How long a sent order is remembered."""
 FENCE_BITS: Final = 32
-"""A plan's number has the leader's fencing number in its high bits, and the count of its plans in
-so many low bits.
+"""The low bits of a plan's number count the leader's plans; the high bits are its fencing
+number.
 """
 _AT_ONCE: Final = 8
 
 
 class Control:
-    """`run` looks, leads and plans; `receive_bells` wakes it. `seen` is called with every look
-    before `view` is updated. `demands` returns each pool's demand, to be published with the
-    plan."""
+    """Reads the mesh, leads and plans."""
 
     def __init__(
         self,
@@ -68,10 +65,15 @@ class Control:
         *,
         scheduler_id: str,
         policy: Policy,
-        seen: Callable[[Look], object],
+        seen: Callable[[MeshSnapshot], object],
         demands: Callable[[], Mapping[str, PoolDemand]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """
+        Args:
+            seen: Called with every snapshot before `view` is updated.
+            demands: Returns each pool's demand, to be published with the plan.
+        """
         self._lanes = lanes
         self._fleet = fleet
         self._view = view
@@ -80,27 +82,27 @@ class Control:
         self._seen = seen
         self._demands = demands
         self._clock = clock
-        self._rung = asyncio.Event()
-        self._fitness = RedisCheck(lanes)
+        self._woken = asyncio.Event()
+        self._redis_check = RedisCheck(lanes)
         # The state: arrival rates; since when work waits for models without a copy; our fencing
         # number (0: another leads) and the number of plans under it; orders that heartbeats may not
         # show yet; the published notes on models, and their last orders.
         self._arrivals = Arrivals()
-        self._waiting_since_ms: dict[Site, int] = {}
+        self._waiting_since_ms: dict[PoolModel, int] = {}
         self._fence = 0
         self._plans = 0
         self._sent: list[SentOrder] = []
         self._published: dict[str, str] = {}
         self._recent_orders = RecentOrders()
 
-    async def run(self, on_look: Callable[[], Awaitable[None]]) -> None:
-        """Until cancelled; `on_look` is awaited after every look. Raises UnsuitableRedis."""
+    async def run(self, on_snapshot: Callable[[], Awaitable[None]]) -> None:
+        """Run until cancelled; await `on_snapshot` after every snapshot. Raises UnsuitableRedis."""
         was_away = False
         while True:
             wait = TICK_SECONDS
             try:
                 made = await self.tick()
-                await on_look()
+                await on_snapshot()
                 if was_away:
                     log.info("redis is back")
                 was_away = False
@@ -109,77 +111,78 @@ class Control:
                 if not was_away:
                     log.warning("redis is away", extra=fields({"error": error.message}))
                 was_away, wait = True, RECONNECT_SECONDS
-                self._fitness.away()
+                self._redis_check.mark_away()
             except UnsuitableRedis:
                 raise
             except Exception:
-                log.exception(
-                    "the plan failed"
-                )  # the mesh serves without it, and the next look may differ
+                # The mesh serves without it, and the next snapshot may differ.
+                log.exception("the plan failed")
             await self._pause(wait)
 
-    async def receive_bells(self) -> None:
-        """Until cancelled: wakes `run` when work arrives for a model without a copy that the last
-        look did not show.
+    async def receive_wakeups(self) -> None:
+        """Wake `run` when work arrives for a model without a copy that the last snapshot does not
+        show. Runs until cancelled.
         """
         while True:
             try:
-                async for bell in self._lanes.bells():
-                    if bell is None or (isinstance(bell, LaneKey) and self._is_unseen(bell)):
-                        self._rung.set()
+                async for wakeup in self._lanes.wakeups():
+                    if wakeup is None or (isinstance(wakeup, LaneKey) and self._is_unseen(wakeup)):
+                        self._woken.set()
             except NoCapacity:
                 await asyncio.sleep(RECONNECT_SECONDS)
 
     async def tick(self) -> Plan | None:
-        """One look and, if this scheduler leads, one plan. NoCapacity while Redis is away."""
-        await self._fitness.look()
+        """Read the mesh and, if this scheduler leads, make one plan. NoCapacity while Redis is
+        away.
+        """
+        await self._redis_check.run_if_due()
         await self._lead()
-        look = await self._look()
+        snapshot = await self._read_mesh()
         if not self._fence:
             return None
         try:
-            return await self._plan(look)
+            return await self._plan(snapshot)
         except LostLeadership:
             self._lost()
             return None
 
     async def resign(self) -> None:
-        """Gives up the leadership, so that another scheduler may take it at once."""
+        """Give up the leadership, so that another scheduler may take it at once."""
         if self._fence and await self._fleet.resign(self._fence):
             log.info("lead given up", extra=fields({"fence": self._fence}))
         self._fence = 0
 
-    # Looking
+    # Reading the mesh
 
     async def _pause(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await self._rung.wait()
+                await self._woken.wait()
         except TimeoutError:
             return
         await asyncio.sleep(DEBOUNCE_SECONDS)
-        self._rung.clear()
+        self._woken.clear()
 
     def _is_unseen(self, lane: LaneKey) -> bool:
-        look, at = self._view.look, (lane.pool, lane.model)
-        return look is None or (
-            at not in self._waiting_since_ms and at not in _served(look.fleet, [at])
+        snapshot, at = self._view.snapshot, (lane.pool, lane.model)
+        return snapshot is None or (
+            at not in self._waiting_since_ms and at not in _served(snapshot.fleet, [at])
         )
 
-    async def _look(self) -> Look:
-        self._rung.clear()
+    async def _read_mesh(self) -> MeshSnapshot:
+        self._woken.clear()
         fleet = await self._fleet.refresh()
         gauges = {gauge.lane: gauge for gauge in await self._lanes.lane_gauges()}
-        look = Look(fleet, gauges, self._clock(), leads=bool(self._fence))
-        self._arrivals.update(gauges, look.at)
+        snapshot = MeshSnapshot(fleet, gauges, self._clock(), leads=bool(self._fence))
+        self._arrivals.update(gauges, snapshot.at)
         wanted = [(lane.pool, lane.model) for lane, gauge in gauges.items() if gauge.queued_tokens]
         waiting = set(wanted) - _served(fleet, wanted)
         self._waiting_since_ms = {
             at: self._waiting_since_ms.get(at, fleet.now_ms) for at in waiting
         }
-        self._seen(look)
-        self._view.update(look)
-        return look
+        self._seen(snapshot)
+        self._view.update(snapshot)
+        return snapshot
 
     # Leading
 
@@ -202,41 +205,47 @@ class Control:
         log.warning("lead lost", extra=fields({"fence": self._fence}))
         self._fence = 0
 
-    async def _plan(self, look: Look) -> Plan:
-        rates = self._rates(look.gauges)
-        await self._forgive(look, rates)
+    async def _plan(self, snapshot: MeshSnapshot) -> Plan:
+        rates = self._rates(snapshot.gauges)
+        await self._forgive(snapshot, rates)
         is_first, self._plans = self._plans == 0, self._plans + 1
         number = (self._fence << FENCE_BITS) + self._plans
-        self._sent = [sent for sent in self._sent if look.fleet.now_ms - sent.sent_ms < SENT_MS]
+        self._sent = [sent for sent in self._sent if snapshot.fleet.now_ms - sent.sent_ms < SENT_MS]
         waiting = dict(self._waiting_since_ms)
         state = PlanInput(
-            look.fleet, look.gauges, rates, waiting, tuple(self._sent), self._plans, self._policy
+            snapshot.fleet,
+            snapshot.gauges,
+            rates,
+            waiting,
+            tuple(self._sent),
+            self._plans,
+            self._policy,
         )
         # In a thread: a plan for thousands of models takes longer than KEDA's calls may wait.
         made = await asyncio.to_thread(plan, state)
-        await self._send(made.orders, number, look.fleet.now_ms)
-        await self._publish(made, look, number, anew=is_first)
+        await self._send(made.orders, number, snapshot.fleet.now_ms)
+        await self._publish(made, snapshot, number, replace_all=is_first)
         return made
 
     def _rates(self, gauges: Mapping[LaneKey, LaneGauges]) -> dict[LaneKey, float]:
-        """Arrivals in tokens a second, of lanes that have any: the fast or the slow average,
-        whichever is more.
+        """Return arrivals in tokens per second, of lanes that have any: the higher of the fast and
+        the slow average.
         """
         rates = ((lane, self._arrivals.rate(lane)) for lane in gauges)
         return {lane: max(rate.fast, rate.slow) for lane, rate in rates if rate.slow > 0}
 
-    async def _forgive(self, look: Look, rates: Mapping[LaneKey, float]) -> None:
-        failed = look.fleet.failures
+    async def _forgive(self, snapshot: MeshSnapshot, rates: Mapping[LaneKey, float]) -> None:
+        failed = snapshot.fleet.failures
         wanted = {
             lane.model
-            for lane, gauge in look.gauges.items()
+            for lane, gauge in snapshot.gauges.items()
             if lane.model in failed and (gauge.queued_tokens or rates.get(lane))
         }
         if wanted and (forgiven := await self._fleet.forgive(wanted)):
             log.info("failures forgiven", extra=fields({"failures": forgiven}))
 
     async def _send(self, orders: Iterable[Order], number: int, now_ms: int) -> None:
-        """Sends orders to several workers concurrently, but to each worker in order."""
+        """Send orders to several workers concurrently, but to each worker in order."""
         by_worker: dict[str, list[Order]] = defaultdict(list)
         for order in orders:
             by_worker[order.worker_id].append(order)
@@ -297,14 +306,16 @@ class Control:
             known=known,
         )
 
-    async def _publish(self, made: Plan, look: Look, number: int, *, anew: bool) -> None:
-        """Publishes the plan's notes: models that are held back now, and the orders of the last
+    async def _publish(
+        self, made: Plan, snapshot: MeshSnapshot, number: int, *, replace_all: bool
+    ) -> None:
+        """Publish the plan's notes: models that are held back now, and the orders of the last
         minutes with their outcomes.
         """
         now, ordered = self._clock(), {order.model for order in made.orders}
         self._recent_orders.ordered(made.orders, made.notes, now)
         held_back = {model: note for model, note in made.notes.items() if model not in ordered}
-        notes = self._recent_orders.notes(look.fleet, now) | held_back
+        notes = self._recent_orders.notes(snapshot.fleet, now) | held_back
         changed = {
             model: note for model, note in notes.items() if self._published.get(model) != note
         }
@@ -316,13 +327,13 @@ class Control:
             changed,
             desired={name: demand.desired for name, demand in demands.items()},
             cold_starts={name: demand.input.cold_start_seconds for name, demand in demands.items()},
-            anew=anew,
+            replace_all=replace_all,
         )
         self._published = notes
 
 
-def _served(fleet: FleetSnapshot, sites: Iterable[Site]) -> set[Site]:
-    """The sites with a worker that has the model resident, or is about to, and will stay."""
+def _served(fleet: FleetSnapshot, sites: Iterable[PoolModel]) -> set[PoolModel]:
+    """Return the sites with a worker that stays and has the model resident, or will soon."""
     wanted = set(sites)
     if not wanted:
         return wanted
@@ -340,5 +351,5 @@ def _serves(worker: WorkerRecord) -> list[str]:
     return [
         record.model
         for record in worker.held
-        if record.state in (*COMING, RESIDENT) and not record.leaving
+        if record.state in (*LOADING_STATES, RESIDENT) and not record.leaving
     ]

@@ -1,10 +1,12 @@
-"""Autoscaling: how many workers a pool should have, by the formula of docs/scaling.md with
+"""Autoscaling: compute how many workers a pool should have, by the formula of docs/scaling.md with
 hysteresis. Pure.
 
-`need_of` computes the need at one moment, `Track` turns a series of needs into a number that rises
-at once and falls late, and `Demand` keeps one for every pool, fed by `control.py` with every look.
+1. `need_of` computes the need at one moment.
+2. `Track` turns a series of needs into a number that rises at once and falls late.
+3. `Demand` keeps one for every pool, updated by `control.py` with every snapshot of the mesh.
+
 Every scheduler does this, leader or not, and all give the same answers: from the data in Redis, and
-where history is needed, from what the leader published last.
+for history from the numbers that the leader published last.
 """
 
 from __future__ import annotations
@@ -16,69 +18,72 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from libs.catalog.pools import Pools, PoolSpec
-from libs.fleet import COMING, FleetSnapshot, LeaderRecord, WorkerRecord
+from libs.fleet import LOADING_STATES, FleetSnapshot, LeaderRecord, WorkerRecord
 from libs.fleet.snapshot import HELD
 from libs.queue import LaneGauges, LaneKey
 from services.scheduler.rates import Arrivals, ColdStarts, Rate, Speeds
-from services.scheduler.view import Look
+from services.scheduler.view import MeshSnapshot
 
 PANIC_RATIO: Final = 2.0
-"""The fast average of arrivals counts if it is at least so many times the slow one (Knative's panic
-ratio).
+"""The fast average of arrivals counts if it is at least this multiple of the slow one (Knative's
+panic ratio).
 """
 LEASED_SHARE: Final = 0.5
 """Leased work is half done, on average."""
 SLACK: Final = 0.1
 HOLD_SECONDS: Final = 300.0
 HOLD_STARTS: Final = 5.0
-"""Scale-down only after so long, and so many cold starts, without a need for more."""
+"""Scale-down needs this time, and this number of cold starts, without a need for more."""
 FIND_SECONDS: Final = 10.0
-"""Within so long after a scheduler's start it has seen every worker that was there."""
-MISSED_BEATS_MS: Final = 6_000
-"""A worker that has been silent for so long (three heartbeats) counts as lost, before the registry
-forgets it.
+"""By this time after its start a scheduler has seen every worker that was present."""
+MISSED_HEARTBEATS_MS: Final = 6_000
+"""A worker that has been silent for this time (three heartbeats) counts as lost, before the
+registry forgets it.
 """
 LOAD_FAILURES: Final = 3
-"""A model that so many workers failed to load, and none holds, causes no demand for workers."""
+"""A model that this number of workers failed to load, and none holds, causes no demand for
+workers.
+"""
 HOT_SECONDS: Final = 10.0
 HOT_LOADS: Final = 10.0
-"""A model belongs to the working set if it was used within HOT_SECONDS, or within so many times its
-load time.
+"""A model belongs to the working set if it was used within HOT_SECONDS, or within this multiple of
+its load time.
 """
 FORGET_SECONDS: Final = 3600.0
-"""How long pools that nothing names any more, and callers' own options, are remembered."""
+"""How long unused pools and callers' options are remembered."""
 MAX_OPTIONS: Final = 256
 _EPSILON: Final = 1e-9
 
 Reason = Literal[
     "idle", "steady", "drain", "enough", "minimum", "pinned", "memory", "fallback", "maximum"
 ]
-"""Which term decided the need, in order: none, arrivals, backlog, backlog that present workers
+"""The term that decided the need, in order: none, arrivals, backlog, backlog that present workers
 finish before new ones could help, a minimum (`min_workers` or a caller's minWarm), a pinned model,
-the memory of the working set, another pool's shortage, `max_workers`."""
+the memory of the working set, another pool's shortage, `max_workers`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """One model's work in one pool: its lanes' tokens, arrivals in tokens a second, and one
-    worker's throughput.
-    """
+    """One model's work in one pool."""
 
     model: str
     queued_tokens: int
     leased_tokens: int
     rate: Rate
+    """Arrivals in tokens per second."""
     tokens_per_second: float
+    """One worker's throughput."""
 
     @property
     def offered_load(self) -> float:
-        """Workers that the arrivals keep busy."""
+        """Return the number of workers that the arrivals keep busy."""
         is_panic = self.rate.fast >= PANIC_RATIO * self.rate.slow
         return max(self.rate.slow, self.rate.fast if is_panic else 0.0) / self.tokens_per_second
 
     @property
     def backlog_seconds(self) -> float:
-        """Seconds that one worker would need for the backlog."""
+        """Return the seconds that one worker would need for the backlog."""
         return (self.queued_tokens + LEASED_SHARE * self.leased_tokens) / self.tokens_per_second
 
 
@@ -89,9 +94,9 @@ class PoolInput:
     pool: str
     at: float
     cold_start_seconds: float
-    """From wanting another worker to its first heartbeat."""
+    """From the request for another worker to its first heartbeat."""
     first_ready_seconds: float
-    """Until the first starting worker should be there; a whole cold start if none is starting."""
+    """Until the first starting worker should be present; a whole cold start if none is starting."""
     models: tuple[ModelWork, ...] = ()
     ready: int = 0
     starting: int = 0
@@ -102,12 +107,12 @@ class PoolInput:
     hot_bytes: int = 0
     """The working set: one copy of each model in use."""
     usable_bytes: int = 0
-    """Memory of one worker's device that models may take; 0: unknown."""
+    """Memory for models on one worker's device; 0: unknown."""
     last_arrival: float | None = None
 
     @property
     def live(self) -> int:
-        """Present workers, those about to be lost included."""
+        """Return the present workers, including those about to be lost."""
         return self.ready + self.preempting + self.unhealthy
 
     @property
@@ -129,9 +134,7 @@ class PoolInput:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Settings that a caller of the scaler may override for itself; None: as the pool is
-    configured.
-    """
+    """Settings that a caller of the scaler may override; None: the pool's setting."""
 
     min_warm: int | None = None
     drain_seconds: float | None = None
@@ -149,8 +152,8 @@ class Goals:
     keep_warm_seconds: float | None = None
 
     @staticmethod
-    def of(spec: PoolSpec, options: Options) -> Goals:
-        """The pool's own goals, with the caller's overrides."""
+    def combine(spec: PoolSpec, options: Options) -> Goals:
+        """Combine the pool's goals with the caller's overrides."""
         return Goals(
             spec.min_workers if options.min_warm is None else options.min_warm,
             spec.max_workers,
@@ -162,24 +165,24 @@ class Goals:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Workers needed at one moment, possibly a fraction, and why. `lost` of them replace workers
-    that count as lost.
-    """
+    """Workers needed at one moment, and why."""
 
     workers: float
+    """May be a fraction."""
     reason: Reason
     lost: int = 0
+    """The part of `workers` that replaces workers that count as lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolDemand:
-    """The scaler's answer for a pool, and the numbers that it is computed from."""
+    """The scaler's answer for a pool, and its inputs."""
 
     pool: str
     desired: int
     """The number of workers the pool should have."""
     active: bool
-    """False: nothing needs the pool, and it may be scaled to zero."""
+    """False: the pool is unneeded, and may be scaled to zero."""
     need: Need
     input: PoolInput
 
@@ -189,16 +192,18 @@ class PoolDemand:
 
     @property
     def waits_for_first(self) -> bool:
-        """Whether work waits and there is no worker at all."""
+        """Return whether work waits and the pool has no worker at all."""
         return self.input.live == 0 and self.input.queued_tokens > 0
 
 
 def need_of(pool: PoolInput, goals: Goals, wanted_elsewhere: float = 0.0) -> Need:
-    """The formula of docs/scaling.md for one moment. `wanted_elsewhere`: the shortage of the pool
-    that this one is a fallback for.
+    """Compute the formula of docs/scaling.md for one moment.
 
     A pool that was idle for longer than it is kept warm needs nothing, though the averages of its
     arrivals never quite reach 0.
+
+    Args:
+        wanted_elsewhere: The shortage of the pool for which this one is a fallback.
     """
     need = _work_need(pool, goals) if is_active(pool, goals) else Need(0.0, "idle")
     floors: tuple[tuple[float, Reason], ...] = (
@@ -237,7 +242,7 @@ def _memory_workers(pool: PoolInput) -> int:
 
 
 def is_active(pool: PoolInput, goals: Goals) -> bool:
-    """Whether the pool may not be scaled to zero."""
+    """Return whether the pool may not be scaled to zero."""
     if (
         pool.queued_tokens
         or pool.leased_tokens
@@ -269,7 +274,7 @@ class Track:
         return made
 
     def decide(self, need: float, at: float, hold_seconds: float) -> int:
-        """The workers to ask for at `at`, given the need now."""
+        """Return the workers to request at `at`, given the current need."""
         whole = math.ceil(need - _EPSILON)
         while self._highest and self._highest[-1][1] <= whole:
             self._highest.pop()
@@ -283,15 +288,15 @@ class Track:
         return self._current
 
     def follow(self, need: float, published: int, at: float, hold_seconds: float) -> int:
-        """As `decide`, for a scheduler that does not lead: the leader's number `published`, or its
-        own need if that is higher.
+        """Decide for a scheduler that does not lead: the leader's number `published`, or its own
+        need if that is higher.
         """
         self.decide(max(need, published), at, hold_seconds)
         self._current = max(math.ceil(need - _EPSILON), published)
         return self._current
 
     def forget_above(self, workers: int) -> int:
-        """Caps the remembered answers and needs at `workers`; returns the new answer."""
+        """Cap the remembered answers and needs at `workers`, and return the new answer."""
         if self._highest and self._highest[0][1] > workers:
             self._highest = deque((at, min(whole, workers)) for at, whole in self._highest)
         self._current = min(self._current, workers)
@@ -307,7 +312,7 @@ class _Pool:
     requested_at: dict[Options, float] = field(default_factory=dict)
     starts: ColdStarts = field(default_factory=ColdStarts)
     held: int = 0
-    """Workers that a scheduler found when it started."""
+    """Workers that the scheduler found when it started."""
     was_published: bool = False
     """Another, leading scheduler has published the number before."""
     published_start: float = 0.0
@@ -318,43 +323,44 @@ class _Pool:
 
 
 class Demand:
-    """The demand of every pool as of the last look. `at`: the time of that look; None before the
-    first. `demands`: by pool.
-    """
+    """The demand of every pool as of the last snapshot."""
 
     def __init__(self, pools: Pools) -> None:
         self.specs = pools
-        """May be replaced; takes effect at the next look."""
-        # The state: the times of the first and last look; the state of each pool; arrivals and
-        # speeds of all; the answers, and those to callers without options of their own, replaced as
-        # a whole because another thread reads them.
+        """May be replaced; takes effect at the next snapshot."""
+        # The state: the times of the first and last snapshot; the state of each pool; arrivals and
+        # speeds of all; the answers, and those to callers without options, replaced as a whole
+        # because another thread reads them.
         self.at: float | None = None
+        """The time of the last snapshot; None before the first."""
         self.demands: Mapping[str, PoolDemand] = {}
+        """By pool."""
         self._began = 0.0
         self._pools: dict[str, _Pool] = {}
         self._arrivals = Arrivals()
         self._speeds = Speeds()
         self._answers: dict[tuple[str, Options], PoolDemand] = {}
-        self._leader: LeaderRecord | None = None  # of another scheduler, which leads
+        self._leader: LeaderRecord | None = None  # another scheduler that leads
 
     def knows(self, pool: str) -> bool:
-        """Whether the pool is configured; without a configuration, whether a worker or a lane named
-        it in the last hour (assumed of any pool before the first look)."""
+        """Return whether the pool is configured; without a configuration, whether a worker or a
+        lane named it in the last hour (assumed of any pool before the first snapshot).
+        """
         if self.specs.is_configured or self.at is None:
             return pool in self.specs.by_name or not self.specs.is_configured
         return pool in self._pools
 
-    def update(self, look: Look) -> Mapping[str, PoolDemand]:
-        """Recomputes all answers. A look that is not newer than the last one changes nothing."""
-        if self.at is not None and look.at <= self.at:
+    def update(self, snapshot: MeshSnapshot) -> Mapping[str, PoolDemand]:
+        """Recompute all answers. A snapshot that is not newer than the last one changes nothing."""
+        if self.at is not None and snapshot.at <= self.at:
             return self.demands
-        elapsed = look.at - self.at if self.at is not None else 0.0
-        self._began = self._began if self.at is not None else look.at
-        self.at = look.at
-        self._leader = None if look.leads else look.fleet.leader
-        self._arrivals.update(look.gauges, look.at)
-        reading = _Reading(look.fleet, look.gauges)
-        for name in self._names(reading, look.at):
+        elapsed = snapshot.at - self.at if self.at is not None else 0.0
+        self._began = self._began if self.at is not None else snapshot.at
+        self.at = snapshot.at
+        self._leader = None if snapshot.leads else snapshot.fleet.leader
+        self._arrivals.update(snapshot.gauges, snapshot.at)
+        reading = _Reading(snapshot.fleet, snapshot.gauges)
+        for name in self._names(reading, snapshot.at):
             self._pools[name].input = self._input(name, reading, elapsed)
         self._answers = {}
         # Fallback pools last: their need depends on the shortage of the others.
@@ -364,13 +370,13 @@ class Demand:
             pool.wanted_elsewhere = self._wanted_elsewhere(name)
             for options in self._options(pool):
                 self._answers[name, options] = self._decide(name, options)
-            pool.starts.want(self._answers[name, Options()].desired - pool.input.live, look.at)
+            pool.starts.want(self._answers[name, Options()].desired - pool.input.live, snapshot.at)
         self.demands = {name: self._answers[name, Options()] for name in sorted(self._pools)}
         return self.demands
 
-    def answer(self, pool: str, options: Options = Options()) -> PoolDemand | None:
-        """The pool's answer to a caller with these options; None for a pool that is not known, and
-        before the first look.
+    def demand_for(self, pool: str, options: Options = Options()) -> PoolDemand | None:
+        """Return the pool's answer to a caller with these options; None for an unknown pool, and
+        before the first snapshot.
         """
         remembered = self._pools.get(pool)
         if remembered is None or self.at is None:
@@ -421,11 +427,11 @@ class Demand:
 
     def _decide(self, name: str, options: Options) -> PoolDemand:
         pool, spec = self._pools[name], self.specs.of(name)
-        seen, goals = pool.input, Goals.of(spec, options)
+        seen, goals = pool.input, Goals.combine(spec, options)
         hold_seconds = max(HOLD_SECONDS, HOLD_STARTS * seen.cold_start_seconds)
         need = need_of(seen, goals, pool.wanted_elsewhere)
-        # A scheduler that has just started does not know the earlier answers: it keeps the workers
-        # that it finds (later ones it has asked for itself), unless a leader has published its
+        # A scheduler that has just started does not know the earlier answers. It keeps the workers
+        # that it finds (later ones it has requested itself), unless a leader has published its
         # number.
         published = self._leader.desired.get(name) if self._leader is not None else None
         age = seen.at - self._began
@@ -442,8 +448,8 @@ class Demand:
             kept = track.follow(need.workers, published, seen.at, hold_seconds)
         desired = max(kept, pool.held, int(active))
         if not active:
-            # An unneeded pool may keep workers, but starts none: when they are removed (KEDA does
-            # that, all at once), none counts as missing, and the pool starts over with the next
+            # An unneeded pool may keep workers, but starts none. When they are removed (KEDA
+            # removes all at once), none counts as missing, and the pool starts over with the next
             # work.
             desired = track.forget_above(seen.live)
         return PoolDemand(name, min(desired, spec.max_workers), active, need, seen)
@@ -453,7 +459,7 @@ class Demand:
         seen = reading.seen[name]
         workers = seen.workers
         configured = spec.cold_start_seconds + spec.node_seconds
-        pool.starts.came(
+        pool.starts.record_workers(
             [f"{worker.worker_id} {worker.epoch}" for worker in workers], at, configured
         )
         published_start = (
@@ -502,12 +508,14 @@ class Demand:
         if measured > 0:
             self._speeds.measured(spec.name, model, measured, is_loaded=queued > 0, seconds=elapsed)
         rate = sum((self._arrivals.rate(lane.lane) for lane in lanes), Rate())
-        speed = self._speeds.of(spec.name, model, reading.device(spec), reading.bytes_of(model))
+        speed = self._speeds.estimate(
+            spec.name, model, reading.device(spec), reading.bytes_of(model)
+        )
         return ModelWork(model, queued, sum(lane.leased_tokens for lane in lanes), rate, speed)
 
     def _last_arrival(self, lanes: list[LaneGauges], now_ms: int) -> float | None:
-        """The last arrival by Redis, the same for every scheduler; where unknown there, as this
-        scheduler has seen it.
+        """Return the last arrival by Redis, the same for every scheduler; if unknown there, the
+        last that this scheduler saw.
         """
         at = self.at or 0.0
         moments = [
@@ -525,14 +533,14 @@ class Demand:
         return last_arrival is not None and (self.at or 0.0) - last_arrival < keep_seconds
 
     def _wanted_elsewhere(self, name: str) -> float:
-        """The shortage of the pool that this one is a fallback for: workers that it needs and will
-        not have soon.
+        """Return the shortage of the pool for which this one is a fallback: workers that it needs
+        and will not have soon.
         """
         primary = self.specs.of(name).fallback_for
         pool = self._pools.get(primary)
         if pool is None:
             return 0.0
-        need = need_of(pool.input, Goals.of(self.specs.of(primary), Options()))
+        need = need_of(pool.input, Goals.combine(self.specs.of(primary), Options()))
         return max(
             0.0, need.workers - need.lost - pool.input.ready - pool.starts.young(pool.input.at)
         )
@@ -550,7 +558,7 @@ class _Seen:
 
 
 class _Reading:
-    """A look, indexed by pool and model in one pass over its workers and one over its lanes."""
+    """A snapshot, indexed by pool and model in one pass over its workers and one over its lanes."""
 
     def __init__(self, fleet: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]) -> None:
         self.fleet = fleet
@@ -569,7 +577,7 @@ class _Reading:
         for name, model in worker.models.items():  # of thousands of workers
             if model.state in HELD:
                 seen.held.add(name)
-                seen.is_loading = seen.is_loading or model.state in COMING
+                seen.is_loading = seen.is_loading or model.state in LOADING_STATES
                 seen.is_pinned = seen.is_pinned or model.pinned
             if model.tokens_per_second > 0:
                 seen.speeds[name].append(model.tokens_per_second)
@@ -580,12 +588,12 @@ class _Reading:
 
     @property
     def pools(self) -> set[str]:
-        """The pools that a worker or a lane names."""
+        """Return the pools that a worker or a lane names."""
         return {*self.seen, *self._lanes}
 
     def lanes_of(self, pool: str) -> list[tuple[str, list[LaneGauges]]]:
-        """The pool's lanes by model, without models that it cannot serve: more workers would not
-        help them.
+        """Return the pool's lanes by model, without models that it cannot serve: more workers would
+        not help them.
         """
         found = self._lanes.get(pool, {})
         return [
@@ -602,19 +610,21 @@ class _Reading:
         return is_given_up or self.fleet.verdict(model, pool) is not None
 
     def speed(self, pool: str, model: str) -> float:
-        """The average speed that the pool's workers report, in tokens a second; 0: none
+        """Return the average speed that the pool's workers report, in tokens per second; 0: none
         reported.
         """
         speeds = self.seen[pool].speeds.get(model, [])
         return sum(speeds) / len(speeds) if speeds else 0.0
 
     def bytes_of(self, model: str) -> int:
-        """The model's bytes on a device, by the largest copy, else by its card; 0: unknown."""
+        """Return the model's bytes on a device, by the largest copy, else by its card; 0:
+        unknown.
+        """
         card = self.fleet.card(model)
         return self._bytes.get(model) or (card.bytes if card is not None else 0)
 
     def device(self, spec: PoolSpec) -> str:
-        """`cpu` or `cuda`, as the pool's workers report, else as configured."""
+        """Return `cpu` or `cuda`, as the pool's workers report, else as configured."""
         workers = self.seen[spec.name].workers
         if workers:
             return "cpu" if workers[0].device == "cpu" else "cuda"
@@ -624,7 +634,7 @@ class _Reading:
 def _health(worker: WorkerRecord, now_ms: int) -> Literal["ready", "preempting", "unhealthy"]:
     if worker.preempted_in_seconds is not None:
         return "preempting"
-    return "unhealthy" if now_ms - worker.heartbeat_ms > MISSED_BEATS_MS else "ready"
+    return "unhealthy" if now_ms - worker.heartbeat_ms > MISSED_HEARTBEATS_MS else "ready"
 
 
 def _mean(numbers: list[int]) -> int:

@@ -33,7 +33,7 @@ _OF_POOLS: Final[tuple[tuple[Series, Callable[[PoolDemand], float]], ...]] = (
 
 
 class PoolMetrics:
-    """`read` is called on the thread of a scrape."""
+    """Collects the metrics. `read` is called on the thread of a scrape."""
 
     def __init__(self, scaler: Scaler, view: View, *, scheduler_id: str) -> None:
         self._scaler = scaler
@@ -41,11 +41,11 @@ class PoolMetrics:
         self._scheduler_id = scheduler_id
 
     def read(self) -> Iterator[Metric]:
-        answers = self._scaler.answers()
+        answers = self._scaler.all_demands()
         for series, number in _OF_POOLS:
-            yield series.family({(answer.pool,): float(number(answer)) for answer in answers})
-        look = self._view.look
-        leader = look.fleet.leader if look is not None else None
+            yield series.family({(decision.pool,): float(number(decision)) for decision in answers})
+        snapshot = self._view.snapshot
+        leader = snapshot.fleet.leader if snapshot is not None else None
         is_leader = leader is not None and leader.scheduler_id == self._scheduler_id
         yield metrics.PLAN_NUMBER.family({(): leader.plan if leader is not None else 0})
         yield metrics.SCHEDULER_LEADER.family({(): is_leader})

@@ -1,7 +1,7 @@
 """Estimators for autoscaling: arrival rates, speeds of models, and cold start times of workers.
 
-Each of the three is a small state that `demand.py` updates with every look. Pure: the clock is the
-look's `at`, in seconds.
+Each of the three is a small state that `demand.py` updates with every snapshot. Pure: the clock is
+the snapshot's `at`, in seconds.
 """
 
 from __future__ import annotations
@@ -20,37 +20,39 @@ FAST_SECONDS: Final = 10.0
 SLOW_SECONDS: Final = 90.0
 """Time constants of the two exponential averages of arrivals."""
 _MIN_SECONDS: Final = 10.0
-"""The least observation time assumed for rates, because the first moments after a scheduler's start
-say little about them.
+"""Minimum observation time assumed for rates: the first moments after a scheduler's start say
+little about them.
 """
 _NOTHING: Final = 1e-6
 
 SEED_BYTES_PER_SECOND: Final[Mapping[str, float]] = MappingProxyType({"cpu": 5e11, "cuda": 5e13})
-"""An assumed worker speed as tokens a second times bytes of weights, until a worker of the pool has
-measured the model: MiniLM reaches 6,000 tokens/s on one core of a CPU (docs/benchmarks.md); an L4
-has a hundred times its arithmetic throughput."""
+"""An assumed worker speed as tokens per second times bytes of weights, until a worker of the pool
+has measured the model. MiniLM reaches 6,000 tokens/s on one core of a CPU (docs/benchmarks.md); an
+L4 has a hundred times its arithmetic throughput.
+"""
 _SEED_BYTES: Final = 400_000_000
 _MIN_BYTES: Final = 50_000_000
 LOADED_SECONDS: Final = 10.0
 LIGHT_SECONDS: Final = 600.0
-"""Time constants for adopting a lower measured speed: of a model with waiting work, whose batches
-are full, and of one without, whose small batches are slower than the worker could be."""
+"""Time constants for adopting a lower measured speed: of a model with waiting work and full
+batches, and of one without, because its small batches are slower than the worker could be.
+"""
 
 _KEPT_STARTS: Final = 9
 _ENOUGH_STARTS: Final = 3
 OVERDUE_FACTOR: Final = 3.0
-"""A worker that has not started after so many cold starts is no longer counted on; if it does
-start, this is what is recorded.
+"""A worker that has not started after this multiple of a cold start no longer counts; if it does
+start, this multiple is recorded.
 """
 _MIN_OVERDUE_SECONDS: Final = 30.0
-"""The minimum, so that starts can be measured where they are configured to take no time."""
+"""The minimum, so that starts can be measured if they are configured to take no time."""
 YOUNG_SECONDS: Final = 120.0
-"""How long a missing spot worker is waited for before its fallback pool replaces it."""
+"""Time to wait for a missing spot worker before its fallback pool replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The arrival rate of a lane in tokens a second: averaged over the last seconds, and over the
+    """The arrival rate of a lane in tokens per second: averaged over the last seconds, and over the
     last minute or two.
     """
 
@@ -63,8 +65,8 @@ class Rate:
 
 @dataclass(slots=True)
 class _Lane:
-    """One lane's averages, before bias correction for the time before the first look, and its
-    counter at the last look.
+    """One lane's averages, before bias correction for the time before the first snapshot, and its
+    counter at the last snapshot.
     """
 
     counted_tokens: int
@@ -78,13 +80,13 @@ class Arrivals:
 
     def __init__(self) -> None:
         # The state: lanes with averages above 0 or a counter to compare with; the times of the
-        # first and the last look.
+        # first and the last snapshot.
         self._lanes: dict[LaneKey, _Lane] = {}
         self._began: float | None = None
         self._at = 0.0
 
     def update(self, gauges: Mapping[LaneKey, LaneGauges], at: float) -> None:
-        """Adds a new look. One that is not newer than the last is ignored."""
+        """Add a new snapshot. One that is not newer than the last is ignored."""
         if self._began is None:
             self._began = self._at = at
             self._lanes = {lane: _Lane(gauge.enqueued_tokens) for lane, gauge in gauges.items()}
@@ -107,11 +109,11 @@ class Arrivals:
                 del self._lanes[lane]
 
     def rate(self, lane: LaneKey) -> Rate:
-        """The lane's averages over the time that this process has been looking."""
+        """Return the lane's averages over the observation time of this process."""
         state = self._lanes.get(lane)
         if state is None or self._began is None:
             return Rate()
-        # Bias correction: arrivals before the first look are unknown, not 0.
+        # Bias correction: arrivals before the first snapshot are unknown, not 0.
         age = max(self._at - self._began, _MIN_SECONDS)
         return Rate(
             state.fast / -math.expm1(-age / FAST_SECONDS),
@@ -119,14 +121,14 @@ class Arrivals:
         )
 
     def last_at(self, lane: LaneKey) -> float | None:
-        """When the last arrival was seen; None if there was none since this process started."""
+        """Return when the last arrival was seen; None if none was since this process started."""
         state = self._lanes.get(lane)
         return state.last_at if state is not None else None
 
 
 def _growth(state: _Lane, tokens: int) -> int:
-    """Tokens that arrived since the last look; a counter that fell was lost by Redis and restarted
-    at 0.
+    """Return the tokens that arrived since the last snapshot. A counter that fell was lost by Redis
+    and restarted at 0.
     """
     grown = tokens - state.counted_tokens if tokens >= state.counted_tokens else tokens
     state.counted_tokens = tokens
@@ -134,7 +136,7 @@ def _growth(state: _Lane, tokens: int) -> int:
 
 
 class Speeds:
-    """The speed of one worker of a pool with full batches of a model, in tokens a second."""
+    """The speed of one worker of a pool with full batches of a model, in tokens per second."""
 
     def __init__(self) -> None:
         # The state: by pool and model, kept when the pool has no worker any more.
@@ -143,7 +145,7 @@ class Speeds:
     def measured(
         self, pool: str, model: str, tokens_per_second: float, *, is_loaded: bool, seconds: float
     ) -> None:
-        """Adds the average that the pool's workers report, `seconds` after the last one.
+        """Add the average that the pool's workers report, `seconds` after the last one.
         `is_loaded`: work waits for the model.
         """
         known = self._known.get((pool, model))
@@ -152,8 +154,8 @@ class Speeds:
             tokens_per_second += (known - tokens_per_second) * kept
         self._known[pool, model] = tokens_per_second
 
-    def of(self, pool: str, model: str, device: str, weight_bytes: int) -> float:
-        """The speed, above 0: measured, else estimated from the device and the size (0:
+    def estimate(self, pool: str, model: str, device: str, weight_bytes: int) -> float:
+        """Return the speed, above 0: measured, else estimated from the device and the size (0:
         unknown).
         """
         return self._known.get((pool, model)) or SEED_BYTES_PER_SECOND[device] / max(
@@ -162,8 +164,8 @@ class Speeds:
 
 
 class ColdStarts:
-    """The time of one pool from wanting another worker until that worker's first heartbeat, and the
-    workers still starting.
+    """The time of one pool from the request for another worker until that worker's first heartbeat,
+    and the workers still starting.
 
     The estimate feeds back, because workers are kept for as long as a start takes. So no single
     start may move it far: it is the median of the last starts, and each counts as at most
@@ -172,15 +174,17 @@ class ColdStarts:
 
     def __init__(self) -> None:
         # The state: since when each missing worker is wanted, oldest first; the last starts;
-        # workers seen at the last look.
+        # workers in the last snapshot.
         self._wanted: deque[float] = deque()
         self._starts: deque[float] = deque(maxlen=_KEPT_STARTS)
         self._workers: frozenset[str] = frozenset()
 
-    def came(self, workers: Collection[str], at: float, configured: float) -> None:
-        """Takes the pool's live workers at a new look, each named by its process. Each new one is
-        matched with the oldest wanted worker still counted on: overdue ones may never start,
-        because of a quota for instance."""
+    def record_workers(self, workers: Collection[str], at: float, configured: float) -> None:
+        """Record the pool's live workers in a new snapshot, each named by its process.
+
+        Each new one is matched with the oldest wanted worker that is not overdue: overdue ones may
+        never start, for instance because of a quota.
+        """
         for _ in set(workers) - self._workers:
             if self._wanted:
                 self._measure(at, self.seconds(configured))
@@ -195,7 +199,7 @@ class ColdStarts:
             self._starts.append(min(seconds, _overdue_seconds(cold_start_seconds)))
 
     def want(self, missing: int, at: float) -> None:
-        """Sets how many workers are wanted and missing, since now at the latest. 0 cancels all
+        """Set how many workers are wanted and missing, since now at the latest. 0 cancels all
         starts in progress.
         """
         while len(self._wanted) > max(missing, 0):
@@ -203,22 +207,22 @@ class ColdStarts:
         self._wanted.extend(at for _ in range(missing - len(self._wanted)))
 
     def seconds(self, configured: float) -> float:
-        """The median of the last starts; until three were measured, the configured time."""
+        """Return the median of the last starts; until three were measured, the configured time."""
         if len(self._starts) < _ENOUGH_STARTS:
             return configured
         return sorted(self._starts)[len(self._starts) // 2]
 
     def starting(self, at: float, cold_start_seconds: float) -> int:
-        """The number of starting workers to count on: those that are not overdue."""
+        """Return the number of starting workers that are not overdue."""
         return self._younger(at, _overdue_seconds(cold_start_seconds))
 
     def young(self, at: float) -> int:
-        """Workers wanted for less than YOUNG_SECONDS."""
+        """Return the number of workers wanted for less than YOUNG_SECONDS."""
         return self._younger(at, YOUNG_SECONDS)
 
     def first_ready_seconds(self, at: float, cold_start_seconds: float) -> float:
-        """Until the first starting worker to count on should be there; a whole cold start if there
-        is none.
+        """Return the time until the first starting worker should be present; a whole cold start
+        without one.
         """
         overdue = len(self._wanted) - self.starting(at, cold_start_seconds)
         wanted = next(islice(self._wanted, overdue, None), at)

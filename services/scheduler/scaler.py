@@ -1,10 +1,10 @@
-"""KEDA's external scaler, which answers from memory how many workers a pool should have
-(`demand.py`). Reasons: docs/scaling.md.
+"""KEDA's external scaler: answers from memory how many workers a pool should have (`demand.py`).
+Reasons: docs/scaling.md.
 
-No call waits for anything, and none fails because Redis is away: the last answer holds for a
-minute, and after that it is at least the number of workers that were there. Streams end by
-returning, when the process stops and every five minutes, because KEDA reconnects slowly after any
-other end.
+1. No call waits, and none fails because Redis is away: the last answer holds for a minute, and
+  after that it is at least the number of workers that were present.
+2. Streams end by returning, when the process stops and every five minutes, because KEDA reconnects
+  slowly after any other end.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from services.scheduler.view import View
 
 METRIC: Final = "desired-workers"
 STALE_SECONDS: Final = 60.0
-"""The oldest look whose answers may also scale down."""
+"""Answers from an older snapshot do not scale down."""
 REPEAT_SECONDS: Final = 10.0
-"""How often the push for a pool's first worker is repeated, because KEDA may lose it."""
+"""Interval for repeating the push for a pool's first worker, because KEDA may lose it."""
 STREAM_SECONDS: Final = 300.0
 STREAM_JITTER: Final = 0.1
 _EPSILON_SECONDS: Final = 1e-3
@@ -48,8 +48,7 @@ _Metrics: TypeAlias = grpc.aio.ServicerContext[pb.GetMetricsRequest, pb.GetMetri
 
 
 class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
-    """KEDA's external scaler. `clock` is the one of `Look.at`, in seconds; `sleep` waits by it;
-    `chance` (0..1) spreads the ends of streams."""
+    """KEDA's external scaler."""
 
     def __init__(
         self,
@@ -60,6 +59,12 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
+        """
+        Args:
+            clock: The clock of `MeshSnapshot.at`, in seconds.
+            sleep: Waits by that clock.
+            chance: Draws from 0..1 to spread the ends of streams.
+        """
         self._demand = demand
         self._view = view
         self._clock = clock
@@ -69,8 +74,9 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         self._closing = asyncio.Event()
 
     def service(self) -> Service:
-        """The service for `serving`. Internal: it answers until the process ends, and its many
-        calls are not worth a log line each."""
+        """Return the service for `serving`. Internal: it answers until the process ends, and its
+        many calls are not logged one by one.
+        """
         add_to = partial(externalscaler_pb2_grpc.add_ExternalScalerServicer_to_server, self)
         return Service(
             "externalscaler.ExternalScaler",
@@ -80,31 +86,31 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         )
 
     def close(self) -> None:
-        """Ends all streams gracefully; call it before the server stops."""
+        """End all streams gracefully; call it before the server stops."""
         self._closing.set()
 
     @property
     def age_seconds(self) -> float:
-        """The age of the look that the answers come from; infinite before the first look."""
+        """Return the age of the snapshot behind the answers; infinite before the first one."""
         return math.inf if self._demand.at is None else self._clock() - self._demand.at
 
-    def answer(self, pool: str, options: Options) -> PoolDemand:
-        """The current answer. Raises InvalidInput for an unknown pool, NotReady before the first
-        look.
+    def demand_for(self, pool: str, options: Options) -> PoolDemand:
+        """Return the current answer. Raises InvalidInput for an unknown pool, NotReady before the
+        first snapshot.
         """
-        answer = self._known(pool, options)
-        if answer is None:
+        decision = self._known(pool, options)
+        if decision is None:
             raise NotReady("the scheduler has not seen the mesh yet")
-        return self._held(answer)
+        return self._held(decision)
 
-    def answers(self) -> list[PoolDemand]:
-        """The current answers for every pool to callers without options; empty before the first
-        look.
+    def all_demands(self) -> list[PoolDemand]:
+        """Return the current answers for every pool to callers without options; empty before the
+        first snapshot.
         """
         return [self._held(demand) for demand in self._demand.demands.values()]
 
     async def IsActive(self, request: pb.ScaledObjectRef, context: _Active) -> pb.IsActiveResponse:
-        return pb.IsActiveResponse(result=self.answer(*_asked(request)).active)
+        return pb.IsActiveResponse(result=self.demand_for(*_asked(request)).active)
 
     async def GetMetricSpec(
         self, request: pb.ScaledObjectRef, context: _Spec
@@ -119,8 +125,8 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
             raise InvalidInput(
                 f"metricName must be {METRIC}, not {request.metricName!r}", field="metricName"
             )
-        desired = self.answer(*_asked(request.scaledObjectRef)).desired
-        # KEDA adds several values up, and old ones read the whole number only.
+        desired = self.demand_for(*_asked(request.scaledObjectRef)).desired
+        # KEDA sums several values, and old versions read only the integer.
         value = pb.MetricValue(
             metricName=METRIC, metricValue=desired, metricValueFloat=float(desired)
         )
@@ -129,11 +135,11 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def StreamIsActive(
         self, request: pb.ScaledObjectRef, context: _Active
     ) -> AsyncIterator[pb.IsActiveResponse]:
-        """Sends the current state; then true when the pool becomes active, and again while it has
+        """Send the current state; then true when the pool becomes active, and again while it has
         work and no worker.
 
-        False is not sent: KEDA ignores it and polls. Nor is the true of a stale answer: it is no
-        news.
+        False is not sent: KEDA ignores it and polls. Nor is the true of a stale answer, which is
+        not new.
         """
         pool, options = _asked(request)
         ends_at = self._end_of_stream()
@@ -146,8 +152,8 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         while await self._next(
             min(ends_at, repeat_at) if demand.waits_for_first else ends_at, ends_at
         ):
-            demand = self._demand.answer(pool, options) or demand
-            is_due = demand.waits_for_first and self._has_come(repeat_at)
+            demand = self._demand.demand_for(pool, options) or demand
+            is_due = demand.waits_for_first and self._is_reached(repeat_at)
             if demand.active and (is_due or not was_active):
                 yield pb.IsActiveResponse(result=True)
                 repeat_at = self._clock() + REPEAT_SECONDS
@@ -156,7 +162,7 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
     async def StreamMetricSpec(
         self, request: pb.ScaledObjectRef, context: _Spec
     ) -> AsyncIterator[pb.GetMetricSpecResponse]:
-        """Sends the specification, which never changes, and then nothing until the stream's end."""
+        """Send the specification, which never changes, and then nothing until the stream's end."""
         self._known(*_asked(request))
         yield _SPEC
         ends_at = self._end_of_stream()
@@ -164,27 +170,27 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
             pass
 
     def _known(self, pool: str, options: Options) -> PoolDemand | None:
-        """The last look's answer; None before the first. Raises InvalidInput for an unknown
-        pool.
+        """Return the last snapshot's answer; None before the first. Raises InvalidInput for an
+        unknown pool.
         """
         if not self._demand.knows(pool):
             _refuse("pool", f"names no pool of this mesh: {pool[:100]!r}")
-        return self._demand.answer(pool, options)
+        return self._demand.demand_for(pool, options)
 
-    def _held(self, answer: PoolDemand) -> PoolDemand:
-        """The answer; if it is too old, without scale-down."""
+    def _held(self, decision: PoolDemand) -> PoolDemand:
+        """Return the answer; if it is too old, without scale-down."""
         if self.age_seconds < STALE_SECONDS:
-            return answer
-        return replace(answer, desired=max(answer.desired, answer.live), active=True)
+            return decision
+        return replace(decision, desired=max(decision.desired, decision.live), active=True)
 
     def _end_of_stream(self) -> float:
         return self._clock() + STREAM_SECONDS * (1 + STREAM_JITTER * (2 * self._chance() - 1))
 
-    def _has_come(self, moment: float) -> bool:
+    def _is_reached(self, moment: float) -> bool:
         return self._clock() >= moment - _EPSILON_SECONDS
 
     async def _next(self, until: float, ends_at: float) -> bool:
-        """Returns at the next look or at `until`. False: the stream is to end."""
+        """Return at the next snapshot or at `until`. False: the stream must end."""
         waits = [
             asyncio.ensure_future(wait)
             for wait in (
@@ -198,7 +204,7 @@ class Scaler(externalscaler_pb2_grpc.ExternalScalerServicer):
         finally:
             for wait in waits:
                 wait.cancel()
-        return not (self._closing.is_set() or self._has_come(ends_at))
+        return not (self._closing.is_set() or self._is_reached(ends_at))
 
 
 _SPEC: Final = pb.GetMetricSpecResponse(
@@ -207,7 +213,9 @@ _SPEC: Final = pb.GetMetricSpecResponse(
 
 
 def _asked(reference: pb.ScaledObjectRef) -> tuple[str, Options]:
-    """The pool and the options of a trigger's metadata. Raises InvalidInput naming the key."""
+    """Parse the pool and the options of a trigger's metadata. Raises InvalidInput naming the
+    key.
+    """
     given = {
         key.removesuffix(_FROM_ENV): value
         for key, value in sorted(reference.scalerMetadata.items(), reverse=True)
@@ -218,7 +226,7 @@ def _asked(reference: pb.ScaledObjectRef) -> tuple[str, Options]:
                 _refuse(key, f"is not a key; {known} is")
     pool = given.get("pool", "")
     if not pool:
-        _refuse("pool", "is required: the pool that is to be scaled")
+        _refuse("pool", "is required: the pool to scale")
     return pool, Options(
         min_warm=_whole(given, "minWarm"),
         drain_seconds=_number(given, "drainSeconds", 1.0, 86_400.0),

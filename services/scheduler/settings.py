@@ -25,7 +25,7 @@ class Settings:
     address: str = "127.0.0.1:50053"
     """The address that KEDA calls."""
     security: Security = field(default_factory=Security)
-    """TLS and authentication. Without it everybody may call, on loopback only."""
+    """TLS and authentication. Without it any caller is allowed, on loopback only."""
     metrics_address: str = ""
     """The address that Prometheus scrapes, host:port, plain HTTP without credentials. Empty:
     none.
@@ -35,13 +35,15 @@ class Settings:
     pools: Watched[Pools] = field(default_factory=lambda: Watched.fixed(Pools()))
     """The pools of SHOAL_POOLS; without it, every pool that a worker names."""
     eviction: str = DEFAULT
-    """The eviction policy by which the workers' victims are predicted; as their SHOAL_EVICTION."""
+    """The eviction policy by which the workers' victims are predicted; same as their
+    SHOAL_EVICTION.
+    """
     lease_ms: int = 15_000
-    """The models of a worker that was silent for so long are placed anew; as SHOAL_LEASE_MS of the
-    routers.
+    """The models of a worker that was silent for this time are placed again; same as SHOAL_LEASE_MS
+    of the routers.
     """
     grace_seconds: float = 10.0
-    """How long calls in flight may take after SIGTERM."""
+    """Time for calls in flight to finish after SIGTERM."""
     log_level: LogLevel = "INFO"
 
     def __post_init__(self) -> None:
@@ -58,8 +60,8 @@ class Settings:
 
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> Settings:
-        """Reads SHOAL_* variables; raises InvalidInput naming the variable and what it may be, or
-        the file, line and key.
+        """Read SHOAL_* variables. Raises InvalidInput naming the variable and its allowed values,
+        or the file, line and key.
         """
         pools = environ.get("SHOAL_POOLS", "")
         return Settings(
@@ -79,7 +81,9 @@ class Settings:
         )
 
     def describe(self) -> dict[str, str | float]:
-        """For the one log line at the start; the password of the Redis URL is left out."""
+        """Return the settings for the log line at the start, without the password of the Redis
+        URL.
+        """
         return {
             "scheduler_id": self.scheduler_id,
             "address": self.address,

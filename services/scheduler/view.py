@@ -1,4 +1,4 @@
-"""This scheduler's last look at the mesh: written by `control.py`, read by the scaler and the
+"""This scheduler's latest snapshot of the mesh: written by `control.py`, read by the scaler and the
 metrics.
 """
 
@@ -13,38 +13,37 @@ from libs.queue import LaneGauges, LaneKey
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """The workers and the lanes as Redis had them at one moment.
-
-    `at`: this process' monotonic clock, seconds, for the age of the look; `fleet.now_ms` is Redis'
-    clock. `leads`: whether this scheduler is `fleet.leader`.
-    """
+class MeshSnapshot:
+    """The workers and the lanes as Redis had them at one moment."""
 
     fleet: FleetSnapshot
     gauges: Mapping[LaneKey, LaneGauges]
     at: float
+    """This process' monotonic clock, seconds, for the snapshot's age; `fleet.now_ms` is Redis'
+    clock.
+    """
     leads: bool = False
+    """This scheduler is `fleet.leader`."""
 
 
 class View:
-    """The latest look, and an event for tasks that wait for the next one. `look` is None until
-    Redis answered for the first time."""
+    """The latest snapshot (None before Redis first answered), and an event for the next one."""
 
     def __init__(self) -> None:
-        # The state: the last look, and the event that the next look sets.
-        self._look: Look | None = None
+        # The state: the last snapshot, and the event that the next one sets.
+        self._snapshot: MeshSnapshot | None = None
         self._changed = asyncio.Event()
 
     @property
-    def look(self) -> Look | None:
-        return self._look
+    def snapshot(self) -> MeshSnapshot | None:
+        return self._snapshot
 
-    def update(self, look: Look) -> None:
-        """Sets a new look; wakes all tasks that wait for it."""
-        self._look = look
+    def update(self, snapshot: MeshSnapshot) -> None:
+        """Set a new snapshot, and wake all tasks that wait for it."""
+        self._snapshot = snapshot
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def changed(self) -> None:
-        """Returns at the next look."""
+        """Return at the next snapshot."""
         await self._changed.wait()

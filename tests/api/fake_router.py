@@ -42,7 +42,7 @@ MODEL = "org/small"
 LEADER = mesh_pb2.SchedulerStatus(scheduler_id="s1", plan=7, age_seconds=0.5)
 LONGEST = 50
 """Characters that the model takes of a text that may not be truncated."""
-COMING = "org/coming"
+LOADING_STATES = "org/coming"
 """A model that one worker has downloaded 43 % of, and another nothing yet."""
 
 
@@ -524,7 +524,7 @@ def _coming() -> models_pb2.Model:
         )
         for number, done in enumerate((43 << 20, 0))
     ]
-    return models_pb2.Model(model=COMING, state=models_pb2.MODEL_STATE_DOWNLOADING, places=places)
+    return models_pb2.Model(model=LOADING_STATES, state=models_pb2.MODEL_STATE_DOWNLOADING, places=places)
 
 
 class _Models(models_pb2_grpc.ModelServiceServicer):
@@ -546,7 +546,7 @@ class _Models(models_pb2_grpc.ModelServiceServicer):
         self, request: models_pb2.GetModelRequest, context: Any
     ) -> models_pb2.GetModelResponse:
         self._router.answer("GetModel", request, context)
-        if request.model == COMING:
+        if request.model == LOADING_STATES:
             return models_pb2.GetModelResponse(model=_coming())
         if request.model != MODEL:
             refuse(

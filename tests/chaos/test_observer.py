@@ -14,7 +14,7 @@ from tests.chaos.observer import LaneSnapshot, Observer, unfairness
 
 LANE = LaneKey("cpu", "org/model")
 HOUR_MS = 3_600_000
-KEY_OF = dict(zip(KEYS, Keys(1).of(LANE), strict=True))
+KEY_OF = dict(zip(KEYS, Keys(1).lane_keys(LANE), strict=True))
 
 
 async def filled(redis: Redis) -> tuple[Lanes, Observer]:
@@ -25,7 +25,7 @@ async def filled(redis: Redis) -> tuple[Lanes, Observer]:
         QueuedJob(f"job-{number}", "acme", 1.0, 10, deadline_ms, "interactive", b"job")
         for number in range(6)
     ]
-    await lanes.enqueue(LANE, [[job] for job in jobs], max_tokens=1000, ring=False)
+    await lanes.enqueue(LANE, [[job] for job in jobs], max_tokens=1000, notify=False)
     first = await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
     assert hasattr(first, "batch_id")
     await lanes.complete(LANE, "w", first.batch_id, [("job-0", b"answer")], release=True)

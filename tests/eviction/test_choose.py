@@ -53,7 +53,7 @@ def breaks_a_rule(one: Candidate, challenger: Challenger) -> bool:
 
 
 @given(candidates, needs, policies, challengers)
-def test_enough_is_freed_and_no_victim_could_be_spared(
+def test_victims_free_enough_and_each_is_necessary(
     candidates: list[Candidate], needed: int, policy: Policy, challenger: Challenger
 ) -> None:
     victims = choose_victims(candidates, needed, policy, challenger)
@@ -85,7 +85,7 @@ def test_order_in_which_models_are_named_does_not_matter(
 
 @given(st.lists(candidate, min_size=1, max_size=9, unique_by=lambda one: one.name), policies)
 @example([Candidate("a", 10, 1, 1), Candidate("b", 10, 1, 2)], lru)
-def test_of_idle_models_alike_in_size_the_least_worth_leaves(
+def test_cheapest_of_equal_size_idle_models_is_evicted(
     candidates: list[Candidate], policy: Policy
 ) -> None:
     alike = [
@@ -116,7 +116,7 @@ def chosen(
     return None if victims is None else [one.name for one in victims]
 
 
-def test_nobody_leaves_where_there_is_room() -> None:
+def test_nothing_is_evicted_with_free_memory() -> None:
     assert chosen([idle("a")], 0) == []
     assert chosen([], -5) == []
     assert chosen([], 1) is None
@@ -143,16 +143,14 @@ def test_busy_model_yields_only_to_more_than_twice_its_waiting_work() -> None:
     assert not may_yield(backlogged, Challenger("new", 10, waiting_seconds=8.0))
 
 
-def test_idle_model_goes_before_a_busy_one_of_less_worth() -> None:
+def test_idle_model_is_evicted_before_cheaper_busy_one() -> None:
     busy = idle("busy", age=100, is_busy=True, waiting_seconds=0.1)
     assert chosen([busy, idle("idle", age=0)], 10) == ["idle"]
     assert chosen([busy, idle("idle", 5, age=0)], 10) == ["busy"]
 
 
 @pytest.mark.parametrize(("load_seconds", "grown_up"), [(0.5, 10.0), (20.0, 60.0)])
-def test_young_model_stays_unless_somebody_waits_for_another(
-    load_seconds: float, grown_up: float
-) -> None:
+def test_young_model_stays_without_waiting_challenger(load_seconds: float, grown_up: float) -> None:
     young = idle("a", load_seconds=load_seconds, resident_seconds=grown_up - 0.01)
     assert not may_yield(young, Challenger("new", 10))
     assert may_yield(young, Challenger("new", 10, waiting_seconds=0.01))

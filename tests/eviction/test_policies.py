@@ -51,7 +51,7 @@ def test_cost_weighs_what_a_byte_saves_by_how_long_ago_it_was_used() -> None:
     ]
 
 
-def test_cost_keeps_what_is_dear_to_load_though_it_is_older_where_lru_does_not() -> None:
+def test_cost_policy_keeps_expensive_older_model() -> None:
     dear, cheap = (
         model("dear", load_seconds=15, idle_seconds=20),
         model("cheap", load_seconds=2, idle_seconds=10),
@@ -85,7 +85,7 @@ def test_gdsf_is_floor_and_uses_by_cost_over_size() -> None:
     assert leaving_order(gdsf, [often, once]) == ["once", "often"]
 
 
-def test_gdsfs_floor_makes_old_fame_fade() -> None:
+def test_gdsf_floor_ages_old_uses() -> None:
     """The famous one has not been used since the floor was 0; it leaves once victims of its worth
     have raised the floor above.
     """

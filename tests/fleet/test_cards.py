@@ -1,5 +1,5 @@
-"""One card of a model, whoever tells it: what workers measure is merged, and what a worker repeats
-changes nothing.
+"""Merging the cards of a model: workers' measurements are merged, and a repeated card changes
+nothing.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ def resident(size: int, data_type: str, rate: float) -> worker_pb2.WorkerModel:
     )
 
 
-async def written(redis: Redis) -> bytes | None:
+async def streamed_texts(redis: Redis) -> bytes | None:
     return cast("bytes | None", await redis.hget("v1:{fleet}:cards", MODEL))
 
 
-async def test_cold_worker_does_not_take_away_what_a_holder_measured(
+async def test_cold_worker_keeps_holders_measurements(
     fleet: Fleet, other: Fleet, redis: Redis
 ) -> None:
     await fleet.report(heartbeat("holder", resident(90, "bfloat16", 0.25)))
-    before = await written(redis)
+    before = await streamed_texts(redis)
     for _ in range(2):
         await fleet.report(heartbeat("cold", holds(COLD, bytes=180, card=card())))
         await fleet.report(heartbeat("warm", holds(WARM, card=card(tokens_per_byte=0.25))))
         await fleet.report(heartbeat("holder", resident(90, "bfloat16", 0.25)))
-    assert await written(redis) == before
+    assert await streamed_texts(redis) == before
     expected = card(bytes=90, data_type="bfloat16", tokens_per_byte=0.25)
     assert fleet.snapshot.card(MODEL) == (await other.refresh()).card(MODEL) == expected
 
@@ -63,22 +63,22 @@ async def test_holders_that_differ_agree_on_one_card_whoever_speaks_last(
     assert router.snapshot.workers["gpu"].models[MODEL].data_type == "bfloat16"
 
 
-async def test_what_was_measured_stays_when_nobody_holds_the_model_any_more(fleet: Fleet) -> None:
+async def test_measurements_stay_without_holders(fleet: Fleet) -> None:
     await fleet.report(heartbeat("w", resident(90, "bfloat16", 0.25)))
     await fleet.report(heartbeat("w", holds(COLD, bytes=90, card=card())))
     assert fleet.snapshot.card(MODEL) == card(bytes=90, data_type="bfloat16", tokens_per_byte=0.25)
 
 
-async def test_estimate_that_hardly_moves_is_not_written(fleet: Fleet, redis: Redis) -> None:
+async def test_small_changes_of_estimate_are_not_written(fleet: Fleet, redis: Redis) -> None:
     await fleet.report(heartbeat("w", resident(90, "bfloat16", 0.25)))
-    before = await written(redis)
+    before = await streamed_texts(redis)
     await fleet.report(heartbeat("w", resident(90, "bfloat16", 0.26)))
-    assert await written(redis) == before
+    assert await streamed_texts(redis) == before
     await fleet.report(heartbeat("w", resident(90, "bfloat16", 0.3)))
-    assert await written(redis) != before
+    assert await streamed_texts(redis) != before
 
 
-async def test_of_two_that_read_other_files_the_one_that_says_something_new_counts(
+async def test_last_new_card_wins_among_differing_files(
     fleet: Fleet,
 ) -> None:
     old, new = (

@@ -85,7 +85,7 @@ def test_work_for_a_model_that_no_one_serves_is_claimed(
         ),
     ],
 )
-def test_no_claim(gauges: LaneGauges, snapshot: FleetSnapshot) -> None:
+def test_ineligible_workers_do_not_claim(gauges: LaneGauges, snapshot: FleetSnapshot) -> None:
     assert not may_claim(gauges, snapshot, "w")
 
 
@@ -151,7 +151,7 @@ def test_failures_of_other_pools_and_of_the_dead_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("state", [DOWNLOADING, LOADING, WARM, RESIDENT])
-def test_model_that_someone_holds_is_not_given_up(state: models_pb2.ModelState) -> None:
+def test_held_model_is_not_given_up(state: models_pb2.ModelState) -> None:
     failures = {"a": BROKEN, "b": BROKEN, "c": BROKEN}
     assert (
         fleet(
@@ -161,7 +161,7 @@ def test_model_that_someone_holds_is_not_given_up(state: models_pb2.ModelState) 
     )
 
 
-def test_model_on_someones_disk_is_not_unknown() -> None:
+def test_model_on_disk_is_not_given_up_as_not_found() -> None:
     workers = [*(worker(name) for name in "abc"), worker("d", COLD)]
     assert fleet(*workers, failures=dict.fromkeys("abc", NOT_FOUND)).verdict(MODEL, "cpu") is None
     assert fleet(*workers, failures=dict.fromkeys("abc", BROKEN)).verdict(MODEL, "cpu") == BROKEN

@@ -1,5 +1,5 @@
-"""Who leads, whose orders count, and that an order and a claim never load a model twice: through a
-real Redis.
+"""Leadership, fencing of orders, and that an order and a claim never load a model twice, on a real
+Redis.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def test_order_of_a_former_leader_is_refused(fleet: Fleet, other: Fleet) -
     )  # an operator needs no lead
 
 
-async def test_nobody_leads_without_the_lock(fleet: Fleet) -> None:
+async def test_no_scheduler_leads_without_the_lock(fleet: Fleet) -> None:
     with pytest.raises(LostLeadership):
         await fleet.order("w", "1", LOAD, fence=1)
 
@@ -108,25 +108,25 @@ async def test_further_copy_is_ordered_in_spite_of_a_claim_that_the_plan_knew_of
     assert not await other.claim(LANE, "x", 10_000)
 
 
-async def test_order_rings_for_its_worker(fleet: Fleet, redis: Redis) -> None:
-    bells = Lanes(redis, router_id="r", dead_result=b"").bells()
-    assert await anext(bells) is None
+async def test_order_notifies_its_worker(fleet: Fleet, redis: Redis) -> None:
+    wakeups = Lanes(redis, router_id="r", dead_result=b"").wakeups()
+    assert await anext(wakeups) is None
     await fleet.order("w", "1", worker_pb2.Directive(evict_model="org/model"))
-    assert await anext(bells) == WorkerWakeup("w")
-    await bells.aclose()
+    assert await anext(wakeups) == WorkerWakeup("w")
+    await wakeups.aclose()
 
 
-async def test_notes_and_the_plan_are_told(fleet: Fleet, other: Fleet) -> None:
+async def test_notes_and_plan_are_published(fleet: Fleet, other: Fleet) -> None:
     fence = await lead(fleet)
     plan = (fence << 32) + 7
-    await fleet.note_plan(fence, plan, {"a": "loads on w", "b": "held back"}, anew=True)
+    await fleet.note_plan(fence, plan, {"a": "loads on w", "b": "held back"}, replace_all=True)
     await fleet.note_plan(fence, plan, {"b": "", "c": "held back"})
     assert await other.plan_notes() == {"a": "loads on w", "c": "held back"}
     assert await other.plan_notes("c", "b") == {"c": "held back"}
     leader = (await other.refresh()).leader
     assert leader == LeaderRecord("a", fence, plan, leader.plan_ms if leader else 0)
     await fleet.note_plan(
-        fence, plan + 1, {"d": "loads on v"}, desired={"cpu": 2, "l4-spot": 0}, anew=True
+        fence, plan + 1, {"d": "loads on v"}, desired={"cpu": 2, "l4-spot": 0}, replace_all=True
     )
     assert await other.plan_notes() == {"d": "loads on v"}
     leader = (await other.refresh()).leader

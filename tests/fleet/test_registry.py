@@ -90,12 +90,10 @@ async def test_heartbeat_is_seen_here_at_once_and_elsewhere_after_a_refresh(
     assert snapshot.pools() == {"cpu"}
 
 
-async def test_what_is_told_while_the_registry_is_read_stays_known(
+async def test_heartbeats_during_refresh_are_kept(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a refresh has read may be older: a router must not forget for a second what it was just
-    told.
-    """
+    """A refresh may read older data: a router must not forget a new heartbeat even for a second."""
     card = models_pb2.ModelCard(model="org/model", dimensions=384)
     await fleet.report(heartbeat("stays"))
     await fleet.report(heartbeat("leaves"))
@@ -142,9 +140,7 @@ async def test_failed_load_is_known_to_all(fleet: Fleet, other: Fleet) -> None:
     assert (await other.refresh()).failures == {"org/model": {"w": BROKEN}}
 
 
-async def test_failure_is_noted_when_it_happens_and_not_again_at_every_heartbeat(
-    fleet: Fleet, redis: Redis
-) -> None:
+async def test_failure_is_recorded_once(fleet: Fleet, redis: Redis) -> None:
     await fleet.report(heartbeat("w", failed(BROKEN)))
     await redis.delete("v1:{fleet}:failures")  # as if its 15 minutes were over
     await fleet.refresh()
@@ -204,7 +200,7 @@ async def test_one_worker_claims_a_lane(fleet: Fleet, other: Fleet, redis: Redis
     assert not await fleet.renew_claim(LANE, "w", 10_000)
 
 
-async def test_orders_come_in_order_and_once_seen_not_again(fleet: Fleet, other: Fleet) -> None:
+async def test_orders_are_delivered_once_in_order(fleet: Fleet, other: Fleet) -> None:
     orders = [
         worker_pb2.Directive(load_model="a"),
         worker_pb2.Directive(evict_model="a"),
@@ -223,15 +219,15 @@ async def test_orders_come_in_order_and_once_seen_not_again(fleet: Fleet, other:
     assert await other.orders("w", "2", 0) == []
 
 
-async def test_dead_router_is_told_of_once(redis: Redis) -> None:
+async def test_dead_router_is_reported_once(redis: Redis) -> None:
     fleet = Fleet(redis, ttl_ms=1)
-    assert await fleet.beat("a") == []
-    while not (silent := await fleet.beat("b")):
+    assert await fleet.router_heartbeat("a") == []
+    while not (silent := await fleet.router_heartbeat("b")):
         pass
     assert silent == ["a"]
     patient = Fleet(redis)
-    assert await patient.beat("b") == []
-    assert await patient.beat("b") == []
+    assert await patient.router_heartbeat("b") == []
+    assert await patient.router_heartbeat("b") == []
 
 
 async def test_everything_in_the_registry_expires(fleet: Fleet, redis: Redis) -> None:
@@ -244,7 +240,7 @@ async def test_everything_in_the_registry_expires(fleet: Fleet, redis: Redis) ->
     )
     await fleet.claim(LANE, "w", 10_000)
     await fleet.order("w", "1", worker_pb2.Directive(drain=True))
-    await fleet.beat("a")
+    await fleet.router_heartbeat("a")
     fence = await fleet.lead("s")
     assert fence is not None
     await fleet.note_plan(fence, fence << 32, {"org/model": "it waits"})
@@ -269,7 +265,7 @@ async def test_redis_that_is_away_is_no_capacity() -> None:
         lambda: fleet.resign(1),
         lambda: fleet.note_plan(1, 1, {}),
         fleet.plan_notes,
-        lambda: fleet.beat("a"),
+        lambda: fleet.router_heartbeat("a"),
     ):
         with pytest.raises(NoCapacity):
             await attempt()

@@ -33,16 +33,16 @@ from libs.queue import LaneGauges, LaneKey
 from libs.serving.calls import decode
 from libs.serving.security.tokens import read_tokens
 from services.router.admission import control as admission
-from services.router.admission.routing.routes import Routes, Wanted, choose_lane, why_broken
+from services.router.admission.routing.routes import Routes, Target, choose_lane, why_broken
 from services.router.admission.tenants import parse_tenants
-from services.router.admission.validation import answers, reports, requests, tokens
+from services.router.admission.validation import answer_bounds, reports, requests, tokens
 from services.router.lanes import codec
 from services.router.lanes.codec import JobHeader
 from services.router.state.view import known_models
 from services.scheduler.demand import Demand
 from services.scheduler.planning import placement
 from services.scheduler.simulate.trace import read_trace
-from services.scheduler.view import Look
+from services.scheduler.view import MeshSnapshot
 from services.worker.mesh import codec as worker_codec
 from tests.fuzz import messages, mutate
 from tests.fuzz.target import Broken, Random, Target, Try, plain
@@ -143,7 +143,7 @@ def _try_request(data: bytes) -> None:
 def _check_jobs(request: Request, sizes: requests.Sizes, card: models_pb2.ModelCard | None) -> None:
     if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest):
         with suppress(InvalidInput):
-            answers.check_tokens(request, card, readable=4 << 20)
+            answer_bounds.check_tokens(request, card, readable=4 << 20)
         costs, repeated = admission.price_reading(sizes), 0
     else:
         costs, repeated = admission.price(sizes, card, request.truncation)
@@ -492,7 +492,7 @@ def _try_heartbeats(data: bytes) -> None:
         except InvalidInput as refused:
             _check_sayable(refused)
             continue
-        workers[heartbeat.worker_id] = WorkerRecord.of(heartbeat, 100_000)
+        workers[heartbeat.worker_id] = WorkerRecord.from_heartbeat(heartbeat, 100_000)
         for model in heartbeat.models:
             if model.HasField("card"):
                 cards[model.model] = model.card
@@ -506,13 +506,13 @@ def _decide(fleet: FleetSnapshot) -> None:
     busy = busy_shares(fleet, _GAUGES.values())
     for lane in _GAUGES:
         choose_lane(
-            Wanted(lane.model, lane.adapter), Routes(), fleet, {("cpu", lane.model): 5000}, 10.0
+            Target(lane.model, lane.adapter), Routes(), fleet, {("cpu", lane.model): 5000}, 10.0
         )
         failure = why_broken(lane, fleet)
         if failure is not None:
             codec.failed(codec.from_failure(failure))
         admission.job_target(10_000, lane, fleet)
-        sizes = requests.Sizes([100, 1 << 26], each=10, once=10)
+        sizes = requests.Sizes([100, 1 << 26], per_sequence_bytes=10, per_job_bytes=10)
         admission.price(sizes, fleet.card(lane.model), pb.TRUNCATION_UNSPECIFIED)
         for worker_id, worker in fleet.workers.items():
             score(worker, lane.model, busy[worker_id])
@@ -521,7 +521,7 @@ def _decide(fleet: FleetSnapshot) -> None:
     for request in GOOD.values():
         _check_against(request, fleet.card("org/name"))
     placement.plan(placement.PlanInput(fleet, _GAUGES, rates=dict.fromkeys(_GAUGES, 10.0)))
-    Demand(Pools()).update(Look(fleet, _GAUGES, 1.0))
+    Demand(Pools()).update(MeshSnapshot(fleet, _GAUGES, 1.0))
 
 
 def _check_against(request: Message, card: models_pb2.ModelCard | None) -> None:

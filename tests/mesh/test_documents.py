@@ -147,7 +147,7 @@ def test_invalid_documents_are_refused(client: shoal.Client, mesh: Cluster, name
         with pytest.raises(grpc.RpcError) as caught:
             stub.Encode(pb.EncodeRequest(model=MODEL, items=items))
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        with pytest.raises(grpc.RpcError, match="is of no item"):
+        with pytest.raises(grpc.RpcError, match="is not used by any item"):
             stub.Encode(pb.EncodeRequest(model=MODEL, items=items[:1], files=[THREE]))
         models = models_pb2_grpc.ModelServiceStub(channel)
         asked = models_pb2.GetModelRequest(model=MODEL)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import shoal
 
-from libs.queue.keys import BELL
+from libs.queue.keys import WAKEUP_CHANNEL
 from tests.mesh.test_rolling import MODEL, load
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.cluster import Cluster
@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 def listeners(sentinels: SentinelSet, port: int) -> int:
     """Return the number of processes subscribed to wakeups at a server."""
     with sentinels.client(port) as client:
-        return int(client.pubsub_numsub(BELL)[0][1])
+        return int(client.pubsub_numsub(WAKEUP_CHANNEL)[0][1])
 
 
 async def ask_once(address: str) -> str:

@@ -82,7 +82,7 @@ def test_model_is_loaded_in_its_first_pool_or_the_named_one(pooled: Cluster) -> 
             "cpu-b": True,
         }
         with pytest.raises(
-            shoal.ShoalError, match="there is no pool 'v100'; there are cpu-a, cpu-b"
+            shoal.ShoalError, match="pool 'v100' does not exist; pools: cpu-a, cpu-b"
         ) as caught:
             client.encode(FIRST, ["text"], pool="v100")
         assert (caught.value.reason, caught.value.field) == ("INVALID_INPUT", "pool")

@@ -14,7 +14,7 @@ from libs.models import PackedModel, load_model
 from libs.models.precision.samples import works
 from libs.models.results import ExtractResult
 from libs.models.work import Part, RegionsWork
-from services.router.admission.validation import pictures as image_prices
+from services.router.admission.validation import image_price as image_prices
 from services.worker.mesh.codec import to_card
 from tests.parity.detection_models import LABELS, MODELS, write_checkpoint
 from tests.parity.image_models import pictures
@@ -91,11 +91,11 @@ def test_routers_price_images_by_their_size(model: PackedModel) -> None:
     """
     told = to_card(model.card).images
     for index, sequence in enumerate(model.prepare(job()).sequences):
-        price = image_prices.tokens_of(size_of(pictures()[index]), told)
+        price = image_prices.image_tokens(size_of(pictures()[index]), told)
         assert abs(price - sequence.tokens) <= 0.05 * sequence.tokens
     if model.card.family == "grounding-dino":
         thin, square = (
-            image_prices.tokens_of(Size(*size), told) for size in ((30, 300), (300, 300))
+            image_prices.image_tokens(Size(*size), told) for size in ((30, 300), (300, 300))
         )
         assert thin < square <= told.max_tokens
 

@@ -21,7 +21,7 @@ from libs.models.images.vlm.loading import model_types
 from libs.models.packed_model import PackedModel
 from libs.models.results import EncodeResult, ScoreResult
 from libs.models.work import EncodeWork, Part, ScoreWork
-from services.router.admission.validation import pictures
+from services.router.admission.validation import image_price
 from services.worker.mesh.codec import to_card
 from tests.parity.vlm_models import QUERIES, conversation, pages, small
 
@@ -66,7 +66,7 @@ def test_prices_are_near_the_truth(tmp_path: Path, kind: str) -> None:
     for data in pages():
         work = EncodeWork([""], parts={0: (Part(data, "items[0].image"),)})
         (sequence,) = model.prepare(work).sequences
-        price = pictures.tokens_of(size_of(data), sizes)
+        price = image_price.image_tokens(size_of(data), sizes)
         assert sequence.tokens / 2 <= price <= 3 * sequence.tokens + 16
 
 

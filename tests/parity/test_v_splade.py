@@ -23,7 +23,7 @@ from libs.models.images.vlm.loading import load_vision_language
 from libs.models.packed_model import PackedModel
 from libs.models.results import EncodeResult, ScoreResult, SparseRows
 from libs.models.work import ClassifyWork, EncodeWork, Part, ScoreWork, Work
-from services.router.admission.validation import pictures
+from services.router.admission.validation import image_price
 from services.worker.mesh.codec import to_card
 from tests.parity.v_splade_models import Layout, VSplade, v_splade
 from tests.parity.vlm_models import QUERIES, opened, pages
@@ -213,7 +213,7 @@ def test_card_sets_the_price_of_a_page(model: PackedModel, theirs: VSplade) -> N
         (sequence,) = model.prepare(
             EncodeWork([""], parts={0: (Part(data, "items[0].image"),)})
         ).sequences
-        price = pictures.tokens_of(size_of(data), sizes)
+        price = image_price.image_tokens(size_of(data), sizes)
         assert sequence.tokens / 2 <= price <= 3 * sequence.tokens + 16
 
 

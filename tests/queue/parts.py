@@ -1,4 +1,4 @@
-"""What the tests of the queue share: jobs, a clock moved by hand, and a look inside a lane."""
+"""Shared by the tests of the queue: jobs, a clock moved by hand, and access to a lane's keys."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_lanes(redis: Redis, clock: Clock, router_id: str) -> Lanes:
 
 async def add(lanes: Lanes, *jobs: QueuedJob, max_tokens: int = 10**9) -> bool:
     """Enqueues the jobs as one request."""
-    (admitted,) = await lanes.enqueue(LANE, [jobs], max_tokens=max_tokens, ring=False)
+    (admitted,) = await lanes.enqueue(LANE, [jobs], max_tokens=max_tokens, notify=False)
     return admitted
 
 
@@ -88,7 +88,7 @@ class Inside:
 
 
 def raw(reply: object) -> bytes:
-    """What a connection that decodes nothing gets, which redis types as text too."""
+    """Type the reply of a connection that decodes nothing, which redis types as text too."""
     assert isinstance(reply, bytes)
     return reply
 
@@ -107,7 +107,7 @@ async def look_inside(redis: Redis) -> Inside:
         *_,
         holders,
         whose,
-    ) = Keys(1).of(LANE)
+    ) = Keys(1).lane_keys(LANE)
     members = [
         raw(member) for lane in (interactive, bulk) for member in await redis.zrange(lane, 0, -1)
     ]
@@ -140,4 +140,4 @@ async def look_inside(redis: Redis) -> Inside:
 
 
 NOTHING = Inside([], set(), {}, {}, set(), set(), set(), 0, {}, {})
-"""What an idle lane looks like."""
+"""Assert that the lane is idle."""

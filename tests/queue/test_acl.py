@@ -18,8 +18,8 @@ from libs.errors import NoCapacity
 from libs.fleet import Fleet
 from libs.queue import LaneKey, Lanes, UnsuitableRedis, connect
 from libs.queue.connection.acl import ROUTER, SCHEDULER, User, acl_file
+from libs.queue.queue_position import QueuePositions
 from libs.queue.rates import Rate, Rates
-from libs.queue.standing import QueuePositions
 from tests.queue.parts import DEAD, LANE, Clock, add, job, lease, make_lanes
 from tests.support.acl import PASSWORD, add_user, connect_as, refusals
 from tests.support.redis import RedisServer
@@ -33,7 +33,7 @@ BROKEN = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="broken")
 
 @pytest.fixture
 def own_server() -> Iterator[RedisServer]:
-    """Whose statistics are the test's alone."""
+    """A server with statistics of only this test."""
     with RedisServer() as running:
         yield running
 
@@ -65,8 +65,8 @@ async def connected(own_server: RedisServer) -> AsyncIterator[As]:
 
 
 async def used(admin: Redis) -> set[str]:
-    """Commands since the last CONFIG RESETSTAT, those in scripts too; what the test itself says is
-    left out.
+    """Return the commands since the last CONFIG RESETSTAT, including those in scripts, without the
+    test's own.
     """
     found = {
         name.removeprefix("cmdstat_").partition("|")[0] for name in await admin.info("commandstats")
@@ -75,8 +75,8 @@ async def used(admin: Redis) -> set[str]:
 
 
 async def script_calls(admin: Redis) -> int:
-    """How often SCRIPT was called since the last CONFIG RESETSTAT; Redis 7 counts its subcommands
-    apart.
+    """Return how often SCRIPT was called since the last CONFIG RESETSTAT; Redis 7 counts its
+    subcommands separately.
     """
     stats = await admin.info("commandstats")
     return sum(
@@ -96,24 +96,24 @@ async def as_a_router(redis: Redis) -> None:
     clock = Clock()
     lanes, fleet = make_lanes(redis, clock, "a"), Fleet(redis)
     await Lanes(redis, router_id="a", dead_result=DEAD).check()
-    bells = lanes.bells()
-    await anext(bells)
-    await lanes.enqueue(LANE, [[job(name)] for name in "abcd"], max_tokens=1000, ring=True)
-    await anext(bells)
-    await bells.aclose()
+    wakeups = lanes.wakeups()
+    await anext(wakeups)
+    await lanes.enqueue(LANE, [[job(name)] for name in "abcd"], max_tokens=1000, notify=True)
+    await anext(wakeups)
+    await wakeups.aclose()
     await make_lanes(redis, clock, "b").complete(
         LANE, "w", (await lease(lanes, 20)).batch_id, [("a", b"x")], release=True
     )
     assert await lanes.take_replies(1.0) == [("a", b"x")]
     assert await lanes.take_replies(0.01) == []
-    written = make_lanes(redis, clock, "a").written()
-    told = asyncio.create_task(anext(written))
+    streamed_texts = make_lanes(redis, clock, "a").streamed_texts()
+    told = asyncio.create_task(anext(streamed_texts))
     for _ in range(50):  # until it listens
-        await make_lanes(redis, clock, "b").tell_written("a", b"more")
+        await make_lanes(redis, clock, "b").publish_streamed("a", b"more")
         if (await asyncio.wait([told], timeout=0.1))[0]:
             break
     assert await told == b"more"
-    await written.aclose()
+    await streamed_texts.aclose()
     held = await lease(lanes, 10)
     await lanes.renew(LANE, "w", [held.batch_id])
     await lanes.missing(LANE, ["b"])
@@ -123,7 +123,7 @@ async def as_a_router(redis: Redis) -> None:
         await lease(lanes, 10)
         clock.ms += 10_000
     await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
-    await QueuePositions(redis).of(LANE, ["t"])
+    await QueuePositions(redis).read(LANE, ["t"])
     await Rates(redis).take("t", Rate(1.0, 1.0), 5)
     await lanes.fail_all(LANE, b"x")
     await lanes.drop_replies("a")
@@ -143,7 +143,7 @@ async def as_a_router(redis: Redis) -> None:
     await fleet.order("w", "f", worker_pb2.Directive())
     await fleet.orders("w", "f", 0)
     await fleet.plan_notes("org/model")
-    await fleet.beat("a")
+    await fleet.router_heartbeat("a")
 
 
 async def as_a_scheduler(redis: Redis) -> None:
@@ -151,17 +151,17 @@ async def as_a_scheduler(redis: Redis) -> None:
     await redis.ping()
     lanes, fleet = Lanes(redis, router_id="s", dead_result=b""), Fleet(redis, ttl_ms=1)
     await lanes.check()
-    bells = lanes.bells()
-    await anext(bells)
+    wakeups = lanes.wakeups()
+    await anext(wakeups)
     fence = await fleet.lead("s")
     assert fence is not None
     await fleet.refresh()
     await lanes.lane_gauges()
     await fleet.forgive(["org/model"])
     await fleet.order("w", "e", worker_pb2.Directive(), fence=fence, lane=LANE)
-    await anext(bells)
-    await bells.aclose()
-    await fleet.note_plan(fence, 1, {"org/model": "wanted", "org/other": ""}, anew=True)
+    await anext(wakeups)
+    await wakeups.aclose()
+    await fleet.note_plan(fence, 1, {"org/model": "wanted", "org/other": ""}, replace_all=True)
     await fleet.resign(fence)
 
 
@@ -179,7 +179,7 @@ async def test_scheduler_may_do_what_it_does_and_no_more(connected: As, admin: R
     scheduler = connected(SCHEDULER)
     fleet = Fleet(admin)
     await Lanes(admin, router_id="a", dead_result=DEAD).enqueue(
-        LANE, [[job("a")]], max_tokens=100, ring=False
+        LANE, [[job("a")]], max_tokens=100, notify=False
     )
     await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu"))
     await fleet.record_failure("org/model", "w", BROKEN)
@@ -197,7 +197,7 @@ async def test_scheduler_may_do_what_it_does_and_no_more(connected: As, admin: R
 @pytest.mark.parametrize("user", [ROUTER, SCHEDULER], ids=lambda user: user.name)
 async def test_everything_else_is_refused(connected: As, admin: Redis, user: User) -> None:
     redis = connected(user)
-    keys = make_lanes(admin, Clock(), "a")._keys.of(LANE)
+    keys = make_lanes(admin, Clock(), "a")._keys.lane_keys(LANE)
     outside: list[tuple[str | int, ...]] = [
         ("CONFIG", "GET", "requirepass"),
         ("CONFIG", "SET", "maxmemory-policy", "allkeys-lru"),
@@ -253,14 +253,14 @@ async def test_scheduler_runs_no_lua_but_the_scripts_that_routers_loaded(
 ) -> None:
     router, scheduler = connected(ROUTER), connected(SCHEDULER)
     fleet = Fleet(scheduler)
-    with pytest.raises(NoCapacity, match="a router loads them"):
+    with pytest.raises(NoCapacity, match="start a router"):
         await fleet.lead("s")
-    await Fleet(router).beat("a")  # its script is missing, so it loads all
+    await Fleet(router).router_heartbeat("a")  # its script is missing, so it loads all
     assert await fleet.lead("s")
     await admin.script_flush()
-    with pytest.raises(NoCapacity, match="a router loads them"):
+    with pytest.raises(NoCapacity, match="start a router"):
         await fleet.lead("s")
-    await Fleet(router).beat("a")
+    await Fleet(router).router_heartbeat("a")
     assert not await fleet.lead("t")
     # A script of routers runs with the scheduler's rights: payloads are not among its keys.
     lanes = Lanes(router, router_id="a", dead_result=DEAD)

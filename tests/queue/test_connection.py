@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
 from libs.queue import LaneKey, Lanes, UnsuitableRedis, WakeupLeft, WorkerWakeup, connect, open_all
-from libs.queue.keys import BELL, LAYOUT
+from libs.queue.keys import LAYOUT, WAKEUP_CHANNEL
 from libs.versions import LAYOUT_VERSION
 from tests.queue.parts import DEAD, LANE, Clock, add, ids, job, lease, make_lanes
 from tests.support.redis import RedisServer
@@ -29,7 +29,7 @@ async def test_good_redis_passes_and_sets_the_clock(redis: Redis) -> None:
     seconds, _ = await redis.time()
     assert abs(lanes.clock_ms() - seconds * 1000) < 60_000
     await lanes.enqueue(
-        LANE, [[job("a", deadline_ms=await lanes.now_ms() + 60_000)]], max_tokens=10, ring=False
+        LANE, [[job("a", deadline_ms=await lanes.now_ms() + 60_000)]], max_tokens=10, notify=False
     )
     assert ids(await lease(lanes)) == ["a"]
 
@@ -106,8 +106,8 @@ async def connections(redis: Redis) -> int:
 
 
 async def test_all_connections_can_be_opened_at_once(frail: RedisServer) -> None:
-    """As many as there would be after a moment in which that many commands wait, and no more
-    then.
+    """The pool opens as many connections as that number of concurrent commands would, and no more
+    later.
     """
     redis = connect(frail.url, max_connections=7)
     assert await connections(redis) == 1
@@ -141,7 +141,7 @@ async def test_connections_that_cannot_be_opened_are_no_capacity_and_are_opened_
 
 
 async def test_opening_that_is_cut_off_keeps_no_connection_in_use() -> None:
-    """By a server that takes connections and says nothing, not even to a password."""
+    """The server accepts connections and answers nothing, not even a password."""
 
     async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -189,39 +189,39 @@ async def test_taking_replies_ends_when_there_are_none(lanes: Lanes) -> None:
 
 
 async def test_ring_is_heard_by_all_routers(lanes: Lanes, other: Lanes) -> None:
-    heard = [lanes.bells(), other.bells()]
-    assert [await anext(bells) for bells in heard] == [None, None]
-    await lanes.enqueue(LANE, [[job("a"), job("b")]], max_tokens=100, ring=True)
-    assert [await anext(bells) for bells in heard] == [LANE, LANE]
-    # A pull rings for what it leaves, and a release for what it brings back.
-    pulled = await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1, ring=True)
-    assert [await anext(bells) for bells in heard] == [WakeupLeft(LANE), WakeupLeft(LANE)]
+    heard = [lanes.wakeups(), other.wakeups()]
+    assert [await anext(wakeups) for wakeups in heard] == [None, None]
+    await lanes.enqueue(LANE, [[job("a"), job("b")]], max_tokens=100, notify=True)
+    assert [await anext(wakeups) for wakeups in heard] == [LANE, LANE]
+    # A pull notifies of the jobs it leaves, and a release of those it returns.
+    pulled = await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1, notify=True)
+    assert [await anext(wakeups) for wakeups in heard] == [WakeupLeft(LANE), WakeupLeft(LANE)]
     await lanes.complete(LANE, "w", getattr(pulled, "batch_id", ""), [], release=True)
-    assert [await anext(bells) for bells in heard] == [LANE, LANE]
-    for bells in heard:
-        await bells.aclose()
+    assert [await anext(wakeups) for wakeups in heard] == [LANE, LANE]
+    for wakeups in heard:
+        await wakeups.aclose()
 
 
 async def test_ring_for_a_worker_is_told_from_those_for_lanes(lanes: Lanes, redis: Redis) -> None:
     workers = [WorkerWakeup("gpu-1"), WorkerWakeup("!odd | name")]
-    bells = lanes.bells()
-    await anext(bells)
-    await redis.publish(BELL, workers[0].message)
+    wakeups = lanes.wakeups()
+    await anext(wakeups)
+    await redis.publish(WAKEUP_CHANNEL, workers[0].message)
     odd = LaneKey("!pool", "!org/model", "!org/adapter")
-    await lanes.enqueue(odd, [[job("a")]], max_tokens=100, ring=True)
-    await redis.publish(BELL, workers[1].message)
-    assert [await anext(bells) for _ in range(3)] == [workers[0], odd, workers[1]]
-    await bells.aclose()
+    await lanes.enqueue(odd, [[job("a")]], max_tokens=100, notify=True)
+    await redis.publish(WAKEUP_CHANNEL, workers[1].message)
+    assert [await anext(wakeups) for _ in range(3)] == [workers[0], odd, workers[1]]
+    await wakeups.aclose()
 
 
 async def test_no_ring_when_none_is_asked_for(lanes: Lanes, other: Lanes) -> None:
-    bells = other.bells()
-    await anext(bells)
+    wakeups = other.wakeups()
+    await anext(wakeups)
     await add(lanes, job("a"), job("b"))
     await lanes.pull(LANE, worker_id="w", budget_tokens=10, budget_jobs=1)
-    await lanes.enqueue(LANE, [[job("c")]], max_tokens=100, ring=True)
-    assert await anext(bells) == LANE
-    waiting = asyncio.ensure_future(anext(bells))
+    await lanes.enqueue(LANE, [[job("c")]], max_tokens=100, notify=True)
+    assert await anext(wakeups) == LANE
+    waiting = asyncio.ensure_future(anext(wakeups))
     assert (await asyncio.wait([waiting], timeout=0.05))[1]
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -231,22 +231,22 @@ async def test_no_ring_when_none_is_asked_for(lanes: Lanes, other: Lanes) -> Non
 async def test_bells_say_when_rings_may_have_been_missed(frail: RedisServer, clock: Clock) -> None:
     redis = connect(frail.url)
     lanes = make_lanes(redis, clock, "a")
-    bells = lanes.bells()
-    assert await anext(bells) is None
+    wakeups = lanes.wakeups()
+    assert await anext(wakeups) is None
     frail.kill()
     with pytest.raises(NoCapacity):
-        await anext(bells)
+        await anext(wakeups)
     frail.start()
-    bells = lanes.bells()
-    assert await anext(bells) is None
+    wakeups = lanes.wakeups()
+    assert await anext(wakeups) is None
     await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
     with pytest.raises(NoCapacity):
-        await anext(bells)
-    bells = lanes.bells()
-    assert await anext(bells) is None
-    await lanes.enqueue(LANE, [[job("a")]], max_tokens=100, ring=True)
-    assert await anext(bells) == LANE
-    await bells.aclose()
+        await anext(wakeups)
+    wakeups = lanes.wakeups()
+    assert await anext(wakeups) is None
+    await lanes.enqueue(LANE, [[job("a")]], max_tokens=100, notify=True)
+    assert await anext(wakeups) == LANE
+    await wakeups.aclose()
     await redis.aclose()
 
 
@@ -267,6 +267,6 @@ async def test_bells_of_a_redis_that_resets_every_subscription_end_in_words() ->
         client = connect(f"redis://127.0.0.1:{port}")
         for _ in range(3):
             with pytest.raises(NoCapacity, match="cannot be reached"):
-                await anext(make_lanes(client, Clock(), "a").bells())
+                await anext(make_lanes(client, Clock(), "a").wakeups())
         await client.aclose()
         assert 3 <= connections <= 12

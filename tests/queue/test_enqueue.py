@@ -19,7 +19,7 @@ async def test_job_comes_out_as_it_went_in(lanes: Lanes) -> None:
 
 async def test_each_request_enters_whole_or_not_at_all(lanes: Lanes) -> None:
     groups = [[job("a", 40), job("b", 40)], [job("c", 10), job("d", 20)], [job("e", 20)]]
-    assert await lanes.enqueue(LANE, groups, max_tokens=100, ring=False) == [True, False, True]
+    assert await lanes.enqueue(LANE, groups, max_tokens=100, notify=False) == [True, False, True]
     now = await gauges(lanes)
     assert (now.queued_jobs, now.queued_tokens, now.enqueued, now.enqueued_tokens) == (
         3,
@@ -59,7 +59,7 @@ async def test_known_job_is_queued_once_and_its_answer_goes_to_the_last_who_aske
 
 async def test_job_twice_in_one_call_is_queued_once(lanes: Lanes) -> None:
     groups = [[job("a"), job("a")], [job("a"), job("b")]]
-    assert await lanes.enqueue(LANE, groups, max_tokens=20, ring=False) == [True, True]
+    assert await lanes.enqueue(LANE, groups, max_tokens=20, notify=False) == [True, True]
     assert ids(await lease(lanes)) == ["a", "b"]
 
 
@@ -77,7 +77,7 @@ async def test_ten_thousand_jobs_enter_as_one_request(lanes: Lanes) -> None:
     assert (await lanes.lane_gauges()) == []
     assert await add(lanes, *jobs, max_tokens=30_000)
     assert (await gauges(lanes)).queued_jobs == 10_000
-    # A retry finds the lane full of its own jobs.
+    # A retry finds the lane full of the jobs of its first try.
     assert await add(lanes, *jobs, max_tokens=30_000)
     now = await gauges(lanes)
     assert (now.queued_tokens, now.enqueued_tokens) == (30_000, 30_000)
@@ -97,7 +97,7 @@ async def test_small_and_large_requests_in_one_call_keep_their_answers_apart(lan
     too_large = [job(f"too large {number}") for number in range(700)]
     small = [[job(f"small {number} {part}") for part in range(100)] for number in range(12)]
     admitted = await lanes.enqueue(
-        LANE, [small[0], too_large, *small[1:], large], max_tokens=18_000, ring=False
+        LANE, [small[0], too_large, *small[1:], large], max_tokens=18_000, notify=False
     )
     assert admitted == [True, False, *[True] * 11, True]
 
@@ -107,5 +107,8 @@ async def test_large_payloads_are_spread_over_calls(lanes: Lanes) -> None:
         QueuedJob(f"{number}", "t", 1.0, 1, 1_800_000_000_000, "bulk", bytes(3 << 20))
         for number in range(4)
     ]
-    assert await lanes.enqueue(LANE, [jobs[:3], jobs[3:]], max_tokens=4, ring=False) == [True, True]
+    assert await lanes.enqueue(LANE, [jobs[:3], jobs[3:]], max_tokens=4, notify=False) == [
+        True,
+        True,
+    ]
     assert [len(one.payload) for one in (await lease(lanes)).jobs] == [3 << 20] * 4

@@ -94,7 +94,7 @@ async def test_job_that_kills_workers_is_given_up_and_answered(
         clock.ms += LEASE_MS
     assert await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1) == Idle(None)
     assert await other.take_replies(0) == [("poison", DEAD)]
-    dead_letters = Keys(1).of(LANE)[11]
+    dead_letters = Keys(1).lane_keys(LANE)[11]
     letters = await redis.xrange(dead_letters)
     assert letters is not None
     ((_, letter),) = letters
@@ -119,7 +119,7 @@ async def test_dead_letters_are_bounded(redis: Redis, clock: Clock) -> None:
         clock.ms += LEASE_MS
     await lanes.pull(LANE, worker_id="w", budget_tokens=1, budget_jobs=1)
     assert (await gauges(lanes)).dead == 1000
-    assert await redis.xlen(Keys(1).of(LANE)[11]) <= 200
+    assert await redis.xlen(Keys(1).lane_keys(LANE)[11]) <= 200
 
 
 async def test_late_answer_is_as_good_as_any(
@@ -176,7 +176,7 @@ async def test_nobody_answers_renews_or_takes_back_what_another_worker_was_given
     ).accepted == 2
 
 
-async def test_what_was_given_back_cannot_be_answered(lanes: Lanes) -> None:
+async def test_released_jobs_cannot_be_answered(lanes: Lanes) -> None:
     await add(lanes, job("a"))
     pulled = await lease(lanes)
     await lanes.complete(LANE, "w", pulled.batch_id, [], release=True)
@@ -186,10 +186,10 @@ async def test_what_was_given_back_cannot_be_answered(lanes: Lanes) -> None:
 
 
 async def test_leases_that_older_routers_gave_go_on(lanes: Lanes, redis: Redis) -> None:
-    """They noted the worker alone, or nobody."""
+    """Older routers recorded only the worker, or none."""
     await add(lanes, job("a"), job("b"))
     pulled = await lease(lanes)
-    holders = Keys(1).of(LANE)[13]
+    holders = Keys(1).lane_keys(LANE)[13]
     await redis.hset(holders, "a", "w".ljust(65))
     await redis.hdel(holders, "b")
     assert (
@@ -253,7 +253,7 @@ async def test_pull_whose_answer_was_lost_is_answered_again(
 async def test_batch_that_its_worker_named_is_found_and_given_again(
     lanes: Lanes, other: Lanes, clock: Clock
 ) -> None:
-    """By another router, with what is left of it, and its lease lasts anew."""
+    """Another router returns the rest of the batch, and its lease is extended."""
     elsewhere = LaneKey(LANE.pool, "org/elsewhere")
     await add(lanes, *(job(name) for name in "abc"))
     first = await lanes.pull(LANE, worker_id="w", batch_id="w1-7", budget_tokens=100, budget_jobs=2)
@@ -295,43 +295,43 @@ async def test_cancelled_job_is_gone(lanes: Lanes, redis: Redis, leased: bool) -
 async def test_cancellation_rings_for_each_worker_that_holds_a_job(
     lanes: Lanes, other: Lanes, clock: Clock
 ) -> None:
-    bells = other.bells()
-    await anext(bells)
+    wakeups = other.wakeups()
+    await anext(wakeups)
     await add(lanes, *(job(name) for name in "abcdefg"))
     await lease(lanes, 20, worker="v")
     await lease(other, 20, worker="odd | name")
     await lease(lanes, 10, worker="u")
     released = await lease(lanes, 10, worker="t")
     await lanes.complete(LANE, "t", released.batch_id, [], release=True)
-    assert await anext(bells) == LANE
+    assert await anext(wakeups) == LANE
     await lanes.cancel(LANE, [job(name) for name in "abcfg"])
-    assert {await anext(bells), await anext(bells)} == {
+    assert {await anext(wakeups), await anext(wakeups)} == {
         WorkerWakeup("v"),
         WorkerWakeup("odd | name"),
     }
-    # Nobody holds these: one waits, one is unknown, one was cancelled before. Then one that has had
-    # two workers.
+    # No worker holds these: one waits, one is unknown, one was cancelled before. Then one that has
+    # had two workers.
     await add(lanes, job("h"))
     await lanes.cancel(LANE, [job(name) for name in "hxa"])
     clock.ms += LEASE_MS
     assert ids(await lease(lanes, worker="s")) == ["d"]
     await lanes.cancel(LANE, [job("d")])
-    assert await anext(bells) == WorkerWakeup("s")
-    await bells.aclose()
+    assert await anext(wakeups) == WorkerWakeup("s")
+    await wakeups.aclose()
 
 
 async def test_jobs_that_another_router_waits_for_are_not_rung_for(
     lanes: Lanes, other: Lanes
 ) -> None:
-    bells = other.bells()
-    await anext(bells)
+    wakeups = other.wakeups()
+    await anext(wakeups)
     await add(lanes, job("a"), job("b"))
     await lease(lanes, 10, worker="v")
     await lease(lanes, 10, worker="w")
     await add(other, job("a"))
     assert await lanes.cancel(LANE, [job("a"), job("b")]) == 1
-    assert await anext(bells) == WorkerWakeup("w")
-    await bells.aclose()
+    assert await anext(wakeups) == WorkerWakeup("w")
+    await wakeups.aclose()
 
 
 async def test_cancelling_everything_leaves_nothing(lanes: Lanes, redis: Redis) -> None:

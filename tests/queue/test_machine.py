@@ -98,7 +98,7 @@ class LaneMachine(RuleBasedStateMachine):
         new = {one.job_id: one for one in group if one.job_id not in self.alive}
         queued = self.run(look_inside(self.redis)).queued_tokens
         (admitted,) = self.run(
-            self.lanes[router].enqueue(LANE, [group], max_tokens=max_tokens, ring=False)
+            self.lanes[router].enqueue(LANE, [group], max_tokens=max_tokens, notify=False)
         )
         assert admitted == (not new or queued + tokens * len(new) <= max_tokens)
         if admitted:
@@ -114,7 +114,7 @@ class LaneMachine(RuleBasedStateMachine):
         worker=st.sampled_from(["v", "w"]),
         budget_tokens=st.integers(1, 100),
         budget_jobs=st.integers(1, 8),
-        others_than=st.one_of(st.just(set()), st.sets(st.sampled_from("xyz"))),
+        exclude_tenants=st.one_of(st.just(set()), st.sets(st.sampled_from("xyz"))),
     )
     def pull(
         self,
@@ -122,7 +122,7 @@ class LaneMachine(RuleBasedStateMachine):
         worker: str,
         budget_tokens: int,
         budget_jobs: int,
-        others_than: AbstractSet[str] = frozenset(),
+        exclude_tenants: AbstractSet[str] = frozenset(),
     ) -> None:
         pulled = self.run(
             self.lanes[router].pull(
@@ -130,14 +130,14 @@ class LaneMachine(RuleBasedStateMachine):
                 worker_id=worker,
                 budget_tokens=budget_tokens,
                 budget_jobs=budget_jobs,
-                others_than=sorted(others_than),
+                exclude_tenants=sorted(exclude_tenants),
             )
         )
         self.collect()
         if isinstance(pulled, Pulled):
             jobs = [self.alive[one.job_id] for one in pulled.jobs]
-            assert not others_than or all(
-                one.priority == "interactive" and one.tenant not in others_than for one in jobs
+            assert not exclude_tenants or all(
+                one.priority == "interactive" and one.tenant not in exclude_tenants for one in jobs
             )
             assert all(self.alive[one.job_id].payload == one.payload for one in pulled.jobs)
             assert pulled.tokens == sum(one.tokens for one in pulled.jobs)
@@ -163,7 +163,7 @@ class LaneMachine(RuleBasedStateMachine):
     def complete(
         self, router: str, which: int, answered: int, release: bool, is_own: bool = True
     ) -> None:
-        """Of one of the last batches, whether its lease still holds or not, by its worker or by
+        """Answer jobs of one of the last batches, with or without a valid lease, by its worker or
         another one.
         """
         if which >= len(self.batches):
@@ -194,7 +194,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.collect()
 
     def was_given(self, job_id: str, worker: str, batch_id: str, held: bool) -> bool:
-        """Nobody is noted for a job that was queued anew since: its old lease counts while it
+        """A job that was queued again has no recorded holder: its old lease counts while it
         lasts.
         """
         noted = self.givers.get(job_id) if job_id in self.alive else None
@@ -241,7 +241,7 @@ class LaneMachine(RuleBasedStateMachine):
         assert renewed.lost or renewed.gone == over
 
     def is_unfinished(self, leased: QueuedJob) -> bool:
-        """Whether the job has not ended since, though it may have come back with another
+        """Return whether the job has not ended since; it may have been queued again with another
         deadline.
         """
         now = self.alive.get(leased.job_id)
@@ -261,9 +261,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.run(self.redis.script_flush())
 
     def collect(self) -> None:
-        """Takes replies, and finds out which jobs have ended by themselves: those expired, and
-        those whose workers died.
-        """
+        """Take replies, and find the jobs that have expired or lost their workers."""
         payloads = self.run(look_inside(self.redis)).payloads
         ended = {job_id: one for job_id, one in self.alive.items() if job_id not in payloads}
         for router, lanes in self.lanes.items():
@@ -298,13 +296,13 @@ class LaneMachine(RuleBasedStateMachine):
             one.job_id: one.tenant for one in self.alive.values() if one.priority == "interactive"
         }
         batches = [
-            self.run(self.redis.eval(UNPACK, 1, Keys(1).of(LANE)[8], batch))
+            self.run(self.redis.eval(UNPACK, 1, Keys(1).lane_keys(LANE)[8], batch))
             for batch in inside.batches
         ]
         leased = [member.decode().split(":", 3)[3] for batch in batches for member in batch[1::2]]
         places = Counter(job_id for job_id in [*inside.waiting, *leased] if job_id in self.alive)
-        # A job that came back after it had ended may still be named by a lease from before; it then
-        # has a second place.
+        # A job that was queued again after it had ended may still be named by an earlier lease; it
+        # then has a second position.
         assert set(places) == set(self.alive)
         assert set(inside.waiting) <= set(self.alive)
         assert len(set(inside.waiting)) == len(inside.waiting)
@@ -370,5 +368,5 @@ def test_lane_names_can_be_read_back(lane: LaneKey) -> None:
 
 def test_all_keys_of_a_lane_are_on_one_slot() -> None:
     for number in range(100):
-        tags = {key.split("}")[0] for key in Keys(16).of(LaneKey("cpu", f"org/{number}"))}
+        tags = {key.split("}")[0] for key in Keys(16).lane_keys(LaneKey("cpu", f"org/{number}"))}
         assert len(tags) == 1

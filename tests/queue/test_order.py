@@ -1,4 +1,4 @@
-"""Whose turn it is: tenants by weight, interactive before bulk, bulk never below a tenth."""
+"""Order of jobs: tenants by weight, interactive before bulk, bulk never below a tenth."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ async def test_tenant_that_was_away_gets_no_credit_for_it(lanes: Lanes) -> None:
     assert abs(served["a"] - served["b"]) <= 1
 
 
-async def others_than(lanes: Lanes, *tenants: str, tokens: int = 100) -> list[str]:
+async def exclude_tenants(lanes: Lanes, *tenants: str, tokens: int = 100) -> list[str]:
     found = await lanes.pull(
-        LANE, worker_id="w", budget_tokens=tokens, budget_jobs=256, others_than=tenants
+        LANE, worker_id="w", budget_tokens=tokens, budget_jobs=256, exclude_tenants=tenants
     )
     return ids(found) if isinstance(found, Pulled) else []
 
@@ -59,27 +59,27 @@ async def test_jobs_of_some_tenants_can_be_left(lanes: Lanes) -> None:
         *(job(f"a{number}", 30, tenant="a") for number in range(10)),
         job("bulk", tenant="b", priority="bulk"),
     )
-    assert await others_than(lanes, "a") == []
+    assert await exclude_tenants(lanes, "a") == []
     await add(
         lanes, *(job(f"b{number}", 30, tenant="b") for number in range(4)), job("c", 30, tenant="c")
     )
-    assert set(await others_than(lanes, "a", tokens=60)) == {"b0", "c"}, (
+    assert set(await exclude_tenants(lanes, "a", tokens=60)) == {"b0", "c"}, (
         "in their order, within the budget"
     )
-    assert await others_than(lanes, "a", "b") == []
-    assert await others_than(lanes, "a") == ["b1", "b2", "b3"]
+    assert await exclude_tenants(lanes, "a", "b") == []
+    assert await exclude_tenants(lanes, "a") == ["b1", "b2", "b3"]
     assert (await lease(lanes, 30)).more
     await add(lanes, job("b4", 10, tenant="b"))
     assert "b4" not in ids(await lease(lanes, 100)), "what it was given counts"
     await lanes.cancel(LANE, [job("b4")])
-    assert await others_than(lanes, "a") == []
+    assert await exclude_tenants(lanes, "a") == []
 
 
 async def test_others_are_looked_for_among_the_first(lanes: Lanes) -> None:
     await add(lanes, *(job(f"a{number}", 1, tenant="a") for number in range(300)))
     await add(lanes, job("first", 200, tenant="b"), job("second", 200, tenant="b"))
-    assert await others_than(lanes, "a") == ["first"]
-    assert await others_than(lanes, "a") == [], "it has 200 of the others before it"
+    assert await exclude_tenants(lanes, "a") == ["first"]
+    assert await exclude_tenants(lanes, "a") == [], "it has 200 of the others before it"
 
 
 async def test_interactive_goes_first_and_bulk_fills_up(lanes: Lanes) -> None:
@@ -116,7 +116,7 @@ async def test_bulk_saves_no_more_than_a_batch_or_its_next_job(lanes: Lanes) -> 
     await lanes.cancel(LANE, [huge])
     leased = [job_id for _ in range(20) for job_id in ids(await lease(lanes, 100))]
     assert len(leased) == 200
-    # What was saved for the huge job (1,667 tokens) is cut to one batch, which comes on top of the
+    # The credit saved for the huge job (1,667 tokens) is cut to one batch, in addition to the
     # tenth.
     assert 20 <= sum(job_id[0] == "b" for job_id in leased) <= 20 + 2 * 10
 

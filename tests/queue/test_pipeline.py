@@ -1,5 +1,5 @@
-"""Scripts share one connection: their replies are told apart, and a connection that ends or says
-nothing is left.
+"""Scripts share one connection: each reply reaches its command, and a connection that ends or falls
+silent is replaced.
 """
 
 from __future__ import annotations

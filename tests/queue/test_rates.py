@@ -59,9 +59,7 @@ async def test_tokens_count_and_a_request_above_the_burst_passes_once_nothing_is
     assert await rates.take("t", rate, 500) == 0
 
 
-async def test_who_waits_as_long_as_told_passes_and_who_comes_earlier_does_not(
-    rates: Rates, now: Now
-) -> None:
+async def test_request_passes_after_reported_wait_but_not_earlier(rates: Rates, now: Now) -> None:
     rate = Rate(requests_per_second=3.0, tokens_per_second=70.0, burst_seconds=0.1)
     await rates.take("t", rate, 33)
     wait = await rates.take("t", rate, 5)
@@ -72,7 +70,7 @@ async def test_who_waits_as_long_as_told_passes_and_who_comes_earlier_does_not(
     assert await rates.take("t", rate, 5) == 0
 
 
-async def test_what_is_refused_for_one_rate_is_not_charged_for_the_other(rates: Rates) -> None:
+async def test_refusal_by_one_rate_does_not_charge_the_other(rates: Rates) -> None:
     rate = Rate(requests_per_second=1.0, tokens_per_second=100.0, burst_seconds=1.0)
     assert await rates.take("t", rate, 60) == 0
     assert await rates.take("t", rate, 60) > 0
@@ -80,7 +78,7 @@ async def test_what_is_refused_for_one_rate_is_not_charged_for_the_other(rates: 
     assert await rates.take("t", only_tokens, 40) == 0
 
 
-async def test_what_is_given_back_may_be_taken_again(rates: Rates) -> None:
+async def test_refunded_cost_can_be_charged_again(rates: Rates) -> None:
     rate = Rate(requests_per_second=1.0, tokens_per_second=100.0, burst_seconds=1.0)
     for _ in range(3):
         assert await rates.take("t", rate, 100) == 0
@@ -96,7 +94,7 @@ async def test_tenants_do_not_share_and_routers_do(rates: Rates, redis: Redis, n
     assert await other.take("a", rate, 1) == 0
 
 
-async def test_nothing_is_kept_of_who_owes_nothing(rates: Rates, redis: Redis) -> None:
+async def test_paid_debts_are_removed(rates: Rates, redis: Redis) -> None:
     await rates.take("t", Rate(requests_per_second=0.5, burst_seconds=1.0), 1)
     assert 2000 < await redis.pttl(key_of("t")) <= 3000
 

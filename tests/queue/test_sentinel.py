@@ -1,5 +1,5 @@
 """Redis behind Sentinels: real ones over a real master and its replicas, and a fake one that names
-what a test wants.
+any master.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from libs.errors import NoCapacity
 from libs.queue import LaneKey, Lanes, RedisCheck, RedisTrust, UnsuitableRedis, connect, open_all
 from libs.queue.connection.acl import ROUTER
-from libs.queue.keys import BELL, LAYOUT
+from libs.queue.keys import LAYOUT, WAKEUP_CHANNEL
 from services.local.settings import free_port
 from tests.queue.parts import LANE, Clock, add, ids, job, lease, make_lanes
 from tests.support.acl import PASSWORD, add_user, refusals
@@ -62,8 +62,8 @@ async def eventually(attempt: Callable[[], Awaitable[T]]) -> T:
 async def test_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(
     connected: Connect,
 ) -> None:
-    """With the users that docs/kubernetes.md has, and Sentinels with a password of their own, of
-    whom one is killed, too.
+    """The users are those of docs/kubernetes.md, the Sentinels have a separate password, and one of
+    them is killed, too.
     """
     users = "".join(
         f"{line.strip()}\n".replace(">…", ">s3cret")
@@ -82,29 +82,31 @@ async def test_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(
         await asyncio.to_thread(
             wait_until, lambda: sentinels.replicated() == 2, 20, "the replicas to have the job"
         )
-        bells = lanes.bells()
-        assert await anext(bells) is None
+        wakeups = lanes.wakeups()
+        assert await anext(wakeups) is None
         sentinels.kill(sentinels.sentinels[0])
         sentinels.sentinels = sentinels.sentinels[1:]
         sentinels.kill(before)
         with pytest.raises(NoCapacity):
-            await anext(bells)
+            await anext(wakeups)
         await asyncio.to_thread(sentinels.wait_for_another, before)
 
-        # What was replicated is there; scripts are loaded anew.
+        # The replicated data is present; scripts are loaded again.
         assert ids(await eventually(lambda: lease(lanes))) == ["a"]
         assert lanes.server != server
-        bells = lanes.bells()
-        assert await eventually(lambda: anext(bells)) is None
-        await lanes.enqueue(LANE, [[job("b", deadline_ms=deadline_ms)]], max_tokens=100, ring=True)
-        assert await anext(bells) == LANE
-        await bells.aclose()
+        wakeups = lanes.wakeups()
+        assert await eventually(lambda: anext(wakeups)) is None
+        await lanes.enqueue(
+            LANE, [[job("b", deadline_ms=deadline_ms)]], max_tokens=100, notify=True
+        )
+        assert await anext(wakeups) == LANE
+        await wakeups.aclose()
         assert sentinels.refusals() == []
 
 
 async def test_failover_by_order_is_nothing_but_a_short_absence(connected: Connect) -> None:
-    """While one call waits for answers and another one for bells: a master that becomes a replica
-    tells both of it.
+    """One call waits for answers and another one for notifications: a master that becomes a replica
+    fails both.
     """
     with SentinelSet() as sentinels:
         lanes = Lanes(connected(sentinels.url), router_id="a", dead_result=b"")
@@ -117,7 +119,7 @@ async def test_failover_by_order_is_nothing_but_a_short_absence(connected: Conne
         async def hear() -> None:
             while True:
                 with suppress(NoCapacity):
-                    async for _ in lanes.bells():
+                    async for _ in lanes.wakeups():
                         pass
 
         async def ask() -> None:
@@ -127,7 +129,7 @@ async def test_failover_by_order_is_nothing_but_a_short_absence(connected: Conne
         loops = [asyncio.create_task(one()) for one in (take, hear, ask)]
         before = sentinels.master()
         await asyncio.to_thread(sentinels.fail_over)
-        # Until the old master is told, whoever has a connection to it goes on there.
+        # Until the old master is demoted, open connections to it continue.
         await asyncio.to_thread(
             wait_until,
             lambda: lanes.server == ("127.0.0.1", sentinels.master()),
@@ -140,7 +142,7 @@ async def test_failover_by_order_is_nothing_but_a_short_absence(connected: Conne
         await end_tasks(loops)
 
 
-async def test_replica_is_not_talked_to_even_if_sentinels_name_it_and_it_takes_writes(
+async def test_replica_is_not_used_even_if_sentinels_name_it(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
     master, replica = masters
@@ -152,7 +154,7 @@ async def test_replica_is_not_talked_to_even_if_sentinels_name_it_and_it_takes_w
         for attempt in (
             lambda: add(lanes, job("a")),
             lanes.lane_gauges,
-            lambda: anext(lanes.bells()),
+            lambda: anext(lanes.wakeups()),
         ):
             with pytest.raises(NoCapacity):
                 await attempt()
@@ -164,9 +166,7 @@ async def test_replica_is_not_talked_to_even_if_sentinels_name_it_and_it_takes_w
 async def test_master_that_became_a_replica_is_left(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
-    """By a call that it refuses, with a connection that it has not ended: the same call goes to the
-    new master.
-    """
+    """A call that the demoted master refuses is repeated at the new master."""
     old, new = masters
     with FakeSentinel(old.address) as sentinel:
         redis = connected(sentinel.url(), max_connections=1)
@@ -178,7 +178,7 @@ async def test_master_that_became_a_replica_is_left(
         assert ids(await lease(lanes)) == ["b"]
 
 
-async def test_everything_that_is_connected_to_the_old_master_ends_when_another_is_found(
+async def test_connections_to_old_master_close_after_failover(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
     """Also what waits there for a bell, of a master that lives on, cut off from its Sentinels."""
@@ -186,21 +186,21 @@ async def test_everything_that_is_connected_to_the_old_master_ends_when_another_
     with FakeSentinel(old.address) as sentinel:
         redis = connected(sentinel.url())
         lanes = make_lanes(redis, Clock(), "a")
-        bells = lanes.bells()
-        assert await anext(bells) is None
-        waiting = asyncio.ensure_future(anext(bells))
+        wakeups = lanes.wakeups()
+        assert await anext(wakeups) is None
+        waiting = asyncio.ensure_future(anext(wakeups))
         sentinel.master = new.address
         await open_all(redis)
         with pytest.raises(NoCapacity):
             await waiting
-        bells = lanes.bells()
-        assert await anext(bells) is None
-        await connected(new.url).publish(BELL, LaneKey("cpu", "m").name)
-        assert await anext(bells) == LaneKey("cpu", "m")
-        await bells.aclose()
+        wakeups = lanes.wakeups()
+        assert await anext(wakeups) is None
+        await connected(new.url).publish(WAKEUP_CHANNEL, LaneKey("cpu", "m").name)
+        assert await anext(wakeups) == LaneKey("cpu", "m")
+        await wakeups.aclose()
 
 
-async def test_sentinels_are_asked_once_by_all_that_connect_at_once(
+async def test_concurrent_connects_share_one_discovery(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
     """One of them is gone by now, and none is forgotten (redis-py's own calls lose one)."""
@@ -213,10 +213,12 @@ async def test_sentinels_are_asked_once_by_all_that_connect_at_once(
         assert len(set(pool.sentinel_manager.sentinels)) == 2
 
 
-async def test_sentinel_that_knows_the_master_of_before_is_not_believed(
+async def test_outdated_sentinel_is_ignored(
     masters: tuple[TcpServer, TcpServer], connected: Connect
 ) -> None:
-    """It and that master have just started, as after a node's restart: both say what was true."""
+    """The Sentinel and that master have just restarted, as after a node's restart, and report the
+    old state.
+    """
     old, new = masters
     with FakeSentinel(old.address, epoch=3) as stale, FakeSentinel(new.address, epoch=4) as current:
         for first, second in ((stale, current), (current, stale)):
@@ -239,16 +241,16 @@ async def test_in_plain_text_nothing_goes_to_a_master_on_another_machine(
 @pytest.mark.parametrize(
     ("says", "words"),
     [
-        (b"-NOAUTH Authentication required.\r\n", "do not take our user name and password"),
+        (b"-NOAUTH Authentication required.\r\n", "refuse our user name and password"),
         (
             b"-NOPERM this user has no permissions to run the 'sentinel' command\r\n",
             "SENTINEL MASTERS",
         ),
-        (b"-ERR unknown command 'SENTINEL'\r\n", "of no Sentinel"),
-        (b"*0\r\n", "knows of a master"),
+        (b"-ERR unknown command 'SENTINEL'\r\n", "not a Sentinel"),
+        (b"*0\r\n", "knows a master"),
     ],
 )
-async def test_what_sentinels_answer_is_told_in_words(
+async def test_sentinel_failures_have_clear_messages(
     connected: Connect, says: bytes, words: str
 ) -> None:
     with (
@@ -307,7 +309,7 @@ async def test_redis_that_is_a_replica_by_now_or_has_too_few_is_no_capacity(
     lanes = make_lanes(redis, Clock(), "a")
     await add(lanes, job("a"))
     await admin.execute_command("CONFIG", "SET", "min-replicas-to-write", 1)
-    with pytest.raises(NoCapacity, match="takes no writes"):
+    with pytest.raises(NoCapacity, match="accepts no writes"):
         await add(lanes, job("b"))
     await admin.execute_command("CONFIG", "SET", "min-replicas-to-write", 0)
     waiting = asyncio.create_task(lanes.take_replies(2))
@@ -321,10 +323,8 @@ async def test_redis_that_is_a_replica_by_now_or_has_too_few_is_no_capacity(
         await add(lanes, job("b"))
 
 
-async def test_script_that_is_forgotten_as_soon_as_it_is_loaded_is_no_capacity(
-    lanes: Lanes, redis: Redis
-) -> None:
-    """As when another master takes over between the two."""
+async def test_script_lost_after_load_is_no_capacity(lanes: Lanes, redis: Redis) -> None:
+    """Simulate another master taking over between the two calls."""
 
     class FakeForgetful(Redis):
         async def script_load(self, script: str) -> str:  # type: ignore[override]
@@ -337,27 +337,27 @@ async def test_script_that_is_forgotten_as_soon_as_it_is_loaded_is_no_capacity(
         )
 
 
-async def test_next_redis_is_looked_at_as_the_first_one_was(
+async def test_replacement_redis_is_checked_again(
     masters: tuple[TcpServer, TcpServer], connected: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It gets the layout if it is empty. One that may evict is told of and used; one of another
+    """An empty server receives the layout. One that may evict is logged and used; one with another
     layout is refused.
     """
     one, other = masters
     with FakeSentinel(one.address) as sentinel:
         redis = connected(sentinel.url())
         lanes = make_lanes(redis, Clock(), "a")
-        fitness = RedisCheck(lanes)
-        await fitness.look()
+        redis_check = RedisCheck(lanes)
+        await redis_check.run_if_due()
         at_other = connected(other.url)
         await at_other.config_set("maxmemory-policy", "allkeys-lru")
         sentinel.master = other.address
         await open_all(redis)
-        await fitness.look()
+        await redis_check.run_if_due()
         assert await at_other.get(LAYOUT) is not None
         assert "redis is not fit" in caplog.text
         await at_other.set(LAYOUT, 99)
-        await fitness.look()
-        fitness.away()
+        await redis_check.run_if_due()
+        redis_check.mark_away()
         with pytest.raises(UnsuitableRedis, match="layout 99"):
-            await fitness.look()
+            await redis_check.run_if_due()

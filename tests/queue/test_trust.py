@@ -44,7 +44,7 @@ class ProxiedRedis:
 
 
 def has_tls() -> bool:
-    """Whether the redis-server that tests use was built with TLS."""
+    """Return whether the redis-server of the tests was built with TLS."""
     told = subprocess.run(
         [find_redis_server(), "--tls-port", "0", "--port", "-1"],
         capture_output=True,
@@ -119,7 +119,7 @@ async def test_queue_works_with_a_redis_that_has_tls_itself(
             await make_lanes(connected(port, RedisTrust(ca=tls.ca)), Clock(), "a").lane_gauges()
 
 
-async def test_redis_that_cannot_be_trusted_gets_nothing(
+async def test_untrusted_redis_receives_nothing(
     proxied: ProxiedRedis, tls: Certificates, trust: RedisTrust, connected: Connect, tmp_path: Path
 ) -> None:
     other = Certificates(tmp_path)
@@ -130,7 +130,7 @@ async def test_redis_that_cannot_be_trusted_gets_nothing(
             "localhost",
         ),  # the system's authorities
         (RedisTrust(ca=other.ca, certificate=trust.certificate, key=trust.key), "localhost"),
-        (RedisTrust(ca=tls.ca), "localhost"),  # no certificate of our own
+        (RedisTrust(ca=tls.ca), "localhost"),  # without a client certificate
         (RedisTrust(ca=tls.ca, certificate=ended.certificate, key=ended.key), "localhost"),
         (trust, NAMELESS),  # a name that is not in its certificate
     ):
@@ -228,7 +228,7 @@ async def test_password_is_what_the_file_has_when_a_connection_is_made(
         ("redis+sentinel://h/m", {"SHOAL_REDIS_SENTINEL_PASSWORD_FILE": "text"}, "plain text"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(
+def test_invalid_settings_are_refused(
     tls: Certificates, tmp_path: Path, url: str, variables: dict[str, str], words: str
 ) -> None:
     (tmp_path / "text").write_text("text")

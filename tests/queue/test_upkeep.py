@@ -1,4 +1,4 @@
-"""What happens beside the way of a job: counters, repair, and leaving nothing behind."""
+"""Operations off the path of a job: counters, repair, and cleanup."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_gauges_name_every_lane(lanes: Lanes) -> None:
         LANE,
     ]
     for lane in others:
-        await lanes.enqueue(lane, [[job("a")]], max_tokens=10, ring=False)
+        await lanes.enqueue(lane, [[job("a")]], max_tokens=10, notify=False)
     assert {one.lane for one in await lanes.lane_gauges()} == set(others)
 
 
@@ -100,7 +100,7 @@ async def test_sweep_drops_expired_jobs_anywhere(lanes: Lanes, clock: Clock, red
     assert await look_inside(redis) == NOTHING
 
 
-async def test_sweep_takes_back_leases_though_nobody_pulls(redis: Redis, clock: Clock) -> None:
+async def test_sweep_revokes_expired_leases_without_pulls(redis: Redis, clock: Clock) -> None:
     lanes = Lanes(
         redis, router_id="a", dead_result=DEAD, lease_ms=LEASE_MS, max_attempts=1, clock=clock
     )
@@ -115,7 +115,7 @@ async def test_sweep_takes_back_leases_though_nobody_pulls(redis: Redis, clock: 
 async def test_sweep_recounts_gauges_and_frees_stranded_jobs(lanes: Lanes, redis: Redis) -> None:
     await add(lanes, *(job(name) for name in "abcd"))
     pulled = await lease(lanes, 20)
-    keys = Keys(1).of(LANE)
+    keys = Keys(1).lane_keys(LANE)
     await redis.hset(keys[9], mapping={"queued": 7777, "leased": -5})
     await redis.hdel(keys[8], pulled.batch_id)  # as if Redis had lost part of its data
     await lanes.sweep(LANE)
@@ -131,7 +131,7 @@ async def test_sweep_drops_holders_that_an_older_router_left(lanes: Lanes, redis
     await lanes.sweep(LANE)
     assert set((await look_inside(redis)).holders) == {"a", "b"}
     await redis.hset(
-        Keys(1).of(LANE)[KEYS.index("holders")],
+        Keys(1).lane_keys(LANE)[KEYS.index("holders")],
         mapping={f"{number}": "gone" for number in range(10)},
     )
     await lanes.sweep(LANE)
@@ -161,7 +161,7 @@ async def test_sweep_leaves_a_healthy_lane_alone(lanes: Lanes, redis: Redis) -> 
     assert (await look_inside(redis), await gauges(lanes)) == (before, counted)
 
 
-async def test_fail_all_answers_what_waits(lanes: Lanes, other: Lanes, redis: Redis) -> None:
+async def test_fail_all_answers_queued_jobs(lanes: Lanes, other: Lanes, redis: Redis) -> None:
     await add(lanes, *(job(f"{number}") for number in range(1100)), job("bulk", priority="bulk"))
     await add(other, job("theirs"))
     leased = await lease(lanes, 20)
@@ -175,7 +175,7 @@ async def test_fail_all_answers_what_waits(lanes: Lanes, other: Lanes, redis: Re
     assert (await look_inside(redis)).payloads == set(ids(leased))
 
 
-async def test_missing_names_what_redis_does_not_have(lanes: Lanes, redis: Redis) -> None:
+async def test_missing_returns_jobs_that_redis_lost(lanes: Lanes, redis: Redis) -> None:
     await add(lanes, job("a"), job("b"), job("c"))
     await lease(lanes, 10)
     assert await lanes.missing(LANE, ["a", "b", "c", "x"]) == ["x"]
@@ -210,7 +210,7 @@ async def test_slots_keep_lanes_apart_and_replies_come_from_all(redis: Redis, cl
     a, b = (Lanes(redis, router_id=name, dead_result=DEAD, slots=4, clock=clock) for name in "ab")
     many = [LaneKey("cpu", f"org/model-{number}") for number in range(12)]
     for lane in many:
-        await a.enqueue(lane, [[job(lane.model)]], max_tokens=10, ring=False)
+        await a.enqueue(lane, [[job(lane.model)]], max_tokens=10, notify=False)
         pulled = await b.pull(lane, worker_id="w", budget_tokens=10, budget_jobs=1)
         assert not isinstance(pulled, Idle)
         await b.complete(lane, "w", pulled.batch_id, [(lane.model, b"x")], release=True)

@@ -116,7 +116,7 @@ URLS = some.one_of(
 
 
 def tried(url: str) -> list[str]:
-    """All that is told of a URL; empty text for what takes it and tells nothing."""
+    """Return every text that mentions the URL; empty for one that is accepted silently."""
     told = []
     for read in (RouterSettings.from_env, SchedulerSettings.from_env):
         try:
@@ -156,7 +156,7 @@ def tried(url: str) -> list[str]:
 @example(f"rediss+sentinel://:{SECRET}@h:x/mymaster/0")
 @example(f"redis+sentinel://h:1,u:{SECRET}@h:2/mymaster/0")
 @example(f"redis+sentinel://h/mymaster?password={SECRET}&sentinel_username={SECRET}")
-def test_url_is_taken_or_refused_and_its_password_is_not_told(url: str) -> None:
+def test_url_is_accepted_or_refused_without_leaking_password(url: str) -> None:
     seen: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: seen.append(record.getMessage() + str(record.__dict__))  # type: ignore[method-assign]
@@ -167,7 +167,7 @@ def test_url_is_taken_or_refused_and_its_password_is_not_told(url: str) -> None:
         logging.getLogger().removeHandler(handler)
     place = url.rpartition("@")[2]
     if SECRET in place and "password=" not in place:
-        return  # there it is a host, a path or a database, as far as anybody can tell
+        return  # there it is parsed as a host, a path or a database
     assert not [text for text in (*told, *seen) if SECRET in text]
 
 
@@ -197,7 +197,7 @@ def test_password_that_is_escaped_is_the_password(password: str) -> None:
         ("redis+sentinel://h/m?password=p", "redis+sentinel://h:26379/m"),
     ],
 )
-def test_what_a_log_says_of_a_url(url: str, told: str) -> None:
+def test_logged_url_has_no_password(url: str, told: str) -> None:
     assert without_password(url) == told
 
 
@@ -220,7 +220,7 @@ def test_what_a_log_says_of_a_url(url: str, told: str) -> None:
         "redis+sentinel:localhost/mymaster",
     ],
 )
-def test_url_of_sentinels_that_is_none_is_refused_in_words(url: str) -> None:
+def test_invalid_sentinel_url_is_refused_with_message(url: str) -> None:
     with pytest.raises(InvalidInput, match=r"SHOAL_REDIS_URL must be redis.*\+sentinel://"):
         RouterSettings.from_env({"SHOAL_REDIS_URL": url})
 
@@ -233,7 +233,7 @@ def test_url_of_sentinels_that_is_none_is_refused_in_words(url: str) -> None:
         "redis+sentinel://u@h,localhost/m/1",
     ],
 )
-def test_sentinels_elsewhere_need_tls_or_to_be_told(url: str) -> None:
+def test_remote_sentinels_require_tls_or_explicit_permission(url: str) -> None:
     for read in (RouterSettings.from_env, SchedulerSettings.from_env):
         with pytest.raises(
             InvalidInput, match=r"SHOAL_REDIS_URL must be rediss:// .* SHOAL_ALLOW_INSECURE=1"

@@ -33,7 +33,7 @@ from libs.catalog.overrides import Catalog
 from libs.catalog.pools import Pools
 from libs.serving.watched import Watched
 from services.router.admission.routing.routes import Routes
-from services.router.admission.tenants import NOBODY, watch_tenants
+from services.router.admission.tenants import DEFAULT_TENANTS, watch_tenants
 from services.router.app import running
 from services.router.settings import Settings
 
@@ -46,7 +46,7 @@ Contents = TypeVar("Contents", bound=Message)
 def card(
     model: str = MODEL, *, labels: Sequence[str] = (), tasks: Sequence[models_pb2.Task] = EMBEDS
 ) -> models_pb2.ModelCard:
-    """Of an embedding model with 4 dimensions."""
+    """Return the card of an embedding model with 4 dimensions."""
     return models_pb2.ModelCard(
         model=model,
         revision="r1",
@@ -60,7 +60,9 @@ def card(
 
 
 def vector(text: str) -> bytes:
-    """What the fake worker answers for a text: its length, its first and last character, and 1."""
+    """Return the fake worker's vector of a text: its length, its first and last character, and
+    1.
+    """
     return struct.pack("<4f", len(text), ord(text[0]), ord(text[-1]), 1.0)
 
 
@@ -110,7 +112,7 @@ def tokenize_answer(request: pb.TokenizeRequest) -> pb.TokenizeResponse:
 
 
 def detokenize_answer(request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
-    """As tokenize_answer, the other way."""
+    """Answer a detokenize job, as tokenize_answer does the inverse."""
     texts = ["".join(map(chr, one.ids)) for one in request.sequences]
     return pb.DetokenizeResponse(
         texts=texts, model_revision="r1", usage=pb.Usage(input_tokens=len(texts))
@@ -187,9 +189,7 @@ class FakeWorker:
         self._go.set()
 
     def hold_beats(self) -> None:
-        """No heartbeats by itself from now on, only when it is asked to or has something to
-        tell.
-        """
+        """Stop regular heartbeats; send one only when asked or when something has changed."""
         self._beats_held = True
 
     @asynccontextmanager
@@ -459,7 +459,7 @@ async def router(
         max_attempts=max_attempts,
         grace_seconds=grace_seconds,
         routes=routes or Watched.fixed(Routes(pools or Pools(), catalog or Catalog())),
-        tenants=Watched.fixed(NOBODY) if tenants is None else watch_tenants(tenants),
+        tenants=Watched.fixed(DEFAULT_TENANTS) if tenants is None else watch_tenants(tenants),
         in_flight_bytes=in_flight_bytes,
     )
     async with running(settings) as address:
@@ -471,7 +471,7 @@ async def router(
 
 
 class Refusal:
-    """What an error's status says."""
+    """Return the details of an error's status."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         self.code = error.code()

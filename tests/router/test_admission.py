@@ -14,16 +14,16 @@ from shoal.v1 import models_pb2, worker_pb2
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity, QueueFull
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneKey, Priority
-from libs.queue.standing import QueuePosition
+from libs.queue.queue_position import QueuePosition
 from services.router.admission.control import (
-    IN_TIME,
+    PLANNED_TIME_SHARE,
     MAX_JOBS,
     MAX_UNKNOWN,
     MAX_UNKNOWN_OF_TENANT,
     Part,
-    is_near,
     job_id,
     job_target,
+    may_be_late,
     price,
     refuse_broken,
     refuse_late,
@@ -31,11 +31,11 @@ from services.router.admission.control import (
     refuse_unknown,
     request_digest,
     split,
-    why_late,
+    deadline_message,
 )
 from services.router.admission.routing.routes import why_broken
 from services.router.admission.validation.requests import Sizes, check_extract
-from services.router.state.pace import Neighbour, Throughput
+from services.router.state.throughput import Neighbour, Throughput
 
 MODEL = "a/b"
 LANE = LaneKey("cpu", MODEL)
@@ -118,7 +118,9 @@ def test_jobs_of_a_slow_model_are_small() -> None:
 
 def test_price_follows_bytes_and_stops_at_the_models_longest_sequence() -> None:
     card = models_pb2.ModelCard(model=MODEL, tokens_per_byte=0.5, max_tokens=50)
-    assert price(Sizes([10, 1000], each=10, once=20), card, pb.TRUNCATION_END) == ([12, 50], 10)
+    assert price(
+        Sizes([10, 1000], per_sequence_bytes=10, per_job_bytes=20), card, pb.TRUNCATION_END
+    ) == ([12, 50], 10)
     assert price(Sizes([1000]), card, pb.TRUNCATION_NONE) == ([502], 0)
     assert price(Sizes([10]), None, pb.TRUNCATION_END) == ([5], 0)
 
@@ -126,7 +128,7 @@ def test_price_follows_bytes_and_stops_at_the_models_longest_sequence() -> None:
 @pytest.mark.parametrize(
     ("reason", "error"), [("MODEL_NOT_FOUND", ModelNotFound), ("MODEL_LOAD_FAILED", ModelBroken)]
 )
-def test_standing_verdict_refuses(reason: str, error: type[Exception]) -> None:
+def test_current_verdict_refuses_request(reason: str, error: type[Exception]) -> None:
     failed = {MODEL: {"w1": worker_pb2.Failure(reason=reason, message="why")}}
     with pytest.raises(error, match="why"):
         refuse_broken(
@@ -149,7 +151,7 @@ def tuned(worker_id: str, *adapters: str, reason: str = "", rate: float = 0.0) -
     )
 
 
-def test_first_worker_that_cannot_load_an_adapter_decides() -> None:
+def test_one_failed_adapter_load_breaks_lane() -> None:
     failed = fleet(tuned("w1"), tuned("w2", reason="MODEL_NOT_FOUND"))
     with pytest.raises(ModelNotFound, match="why"):
         refuse_broken(TUNED, failed)
@@ -167,7 +169,7 @@ def test_first_worker_that_cannot_load_an_adapter_decides() -> None:
 
 def late(
     seconds: float,
-    pace: Throughput,
+    throughput: Throughput,
     standing: QueuePosition,
     priority: Priority = "interactive",
     *,
@@ -177,7 +179,7 @@ def late(
 ) -> QueueFull | None:
     """The refusal, or None: the request is let in."""
     try:
-        refuse_late(seconds, most, pace, standing, priority, own_tokens=own, since=since)
+        refuse_late(seconds, most, throughput, standing, priority, own_tokens=own, since=since)
     except QueueFull as refusal:
         return refusal
     return None
@@ -187,31 +189,29 @@ def ahead(tokens: int) -> QueuePosition:
     return QueuePosition(interactive=tokens, interactive_ahead=tokens)
 
 
-def test_request_that_would_be_late_is_refused_with_the_time_until_the_lane_is_half_as_full_as_it_may_be() -> (
-    None
-):
+def test_late_request_is_refused_with_retry_time_of_half_full_lane() -> None:
     refusal = late(60.0, Throughput(100.0), ahead(10_000))
     assert refusal is not None
     assert refusal.retry_after == pytest.approx(60.0)  # 100 - 48 / 2, and never more than a minute
     refusal = late(2.0, Throughput(100.0), ahead(200))
     assert refusal is not None
-    assert refusal.retry_after == pytest.approx(2.0 - 2.0 * IN_TIME / 2)
+    assert refusal.retry_after == pytest.approx(2.0 - 2.0 * PLANNED_TIME_SHARE / 2)
     assert late(126.0, Throughput(100.0), ahead(10_000)) is None
 
 
-def test_nothing_is_refused_while_no_speed_is_known_or_nothing_is_ahead() -> None:
+def test_unknown_speed_or_empty_lane_admits() -> None:
     assert late(1.0, Throughput(), ahead(10_000)) is None
     assert late(1.0, Throughput(100.0, batch_seconds=1e6), QueuePosition(), own=10**9) is None
 
 
-def test_batch_that_it_will_be_part_of_must_be_in_time_too() -> None:
+def test_batch_time_counts_against_deadline() -> None:
     slow = Throughput(100.0, batch_seconds=1.5)
     assert late(2.0, Throughput(100.0), ahead(100)) is None
     assert late(2.0, slow, ahead(100)) is not None
     assert late(2.0, slow, ahead(10)) is None, "its batch is no larger than what there is"
 
 
-def test_all_of_its_own_work_counts_in_a_lane_whose_batches_were_full() -> None:
+def test_own_work_counts_in_full_in_backlogged_lane() -> None:
     assert late(10.0, Throughput(100.0, batch_seconds=1.0), ahead(100), own=5000) is None
     assert (
         late(10.0, Throughput(100.0, drain=100.0, batch_seconds=1.0), ahead(100), own=5000)
@@ -222,15 +222,15 @@ def test_all_of_its_own_work_counts_in_a_lane_whose_batches_were_full() -> None:
     )
 
 
-def test_what_was_let_in_since_counts() -> None:
+def test_tokens_admitted_since_position_was_read_count() -> None:
     assert late(2.0, Throughput(100.0), ahead(100), since=0) is None
     assert late(2.0, Throughput(100.0), ahead(100), since=100) is not None
 
 
-def test_nothing_waits_longer_than_any_may_and_bulk_ten_times_as_long() -> None:
+def test_maximum_wait_applies_and_bulk_may_wait_ten_times_longer() -> None:
     refusal = late(1e6, Throughput(100.0), ahead(7000), most=60.0)
     assert refusal is not None
-    assert "no more than 60 s" in refusal.message
+    assert "at most 60 s are allowed" in refusal.message
     bulk = QueuePosition(bulk=7000, bulk_ahead=7000)
     assert late(1e6, Throughput(100.0), bulk, "bulk", most=60.0) is None
     assert (
@@ -245,19 +245,19 @@ def test_nothing_waits_longer_than_any_may_and_bulk_ten_times_as_long() -> None:
     st.integers(0, 10**6),
     st.sampled_from(["interactive", "bulk"]),
 )
-def test_more_time_and_less_work_never_turn_a_yes_into_a_no(
+def test_more_time_or_less_work_never_refuses_admitted_request(
     seconds: float, tokens: int, more: int, priority: Priority
 ) -> None:
-    pace = Throughput(1000.0, batch_seconds=0.5)
+    throughput = Throughput(1000.0, batch_seconds=0.5)
     fewer, longer = ahead(tokens), ahead(tokens + more)
-    if late(seconds, pace, longer, priority) is None:
-        assert late(seconds, pace, fewer, priority) is None
-    if late(seconds, pace, fewer, priority) is None:
-        assert late(seconds * 1.5, pace, fewer, priority) is None
+    if late(seconds, throughput, longer, priority) is None:
+        assert late(seconds, throughput, fewer, priority) is None
+    if late(seconds, throughput, fewer, priority) is None:
+        assert late(seconds * 1.5, throughput, fewer, priority) is None
 
 
 @given(st.floats(0.01, 1e5), st.integers(0, 10**9), st.integers(0, 10**9))
-def test_refusal_says_when_to_come_again(seconds: float, leased: int, waiting: int) -> None:
+def test_refusal_has_retry_time(seconds: float, leased: int, waiting: int) -> None:
     refusal = late(
         seconds,
         Throughput(1000.0, 700.0, 0.5, (Neighbour(3.0, 0.5),)),
@@ -275,7 +275,7 @@ def test_tenant_keeps_to_its_quota_at_a_router() -> None:
     assert refusal.value.retry_after == pytest.approx(3.0)
 
 
-def test_models_that_nobody_knows_open_a_bounded_number_of_lanes() -> None:
+def test_unknown_models_open_bounded_number_of_lanes() -> None:
     def lanes(count: int, tenant: str) -> dict[LaneKey, list[str]]:
         return {LaneKey("cpu", f"made/up-{tenant}-{number}"): [tenant] for number in range(count)}
 
@@ -294,7 +294,7 @@ def test_models_that_nobody_knows_open_a_bounded_number_of_lanes() -> None:
         refuse_unknown(LANE, "a", many)
 
 
-def test_job_ids_tell_requests_apart_and_retries_together() -> None:
+def test_job_ids_differ_by_request_and_match_for_retries() -> None:
     same = request_digest("t", "r", "/Encode", b"body")
     assert same == request_digest("t", "r", "/Encode", b"body")
     others = [
@@ -309,21 +309,25 @@ def test_job_ids_tell_requests_apart_and_retries_together() -> None:
 
 
 def test_missed_deadline_is_explained() -> None:
-    assert "no worker" in why_late(LANE, fleet())
-    assert "being loaded" in why_late(
+    assert "no worker" in deadline_message(LANE, fleet())
+    assert "being loaded" in deadline_message(
         LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_LOADING))
     )
-    assert "downloaded" in why_late(
+    assert "downloaded" in deadline_message(
         LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_DOWNLOADING))
     )
-    assert "could load" in why_late(LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_COLD)))
-    assert "answered" in why_late(LANE, fleet(worker("w1")))
-    assert f"loaded {ADAPTER} into {MODEL}" in why_late(TUNED, fleet(tuned("w1", "o/other")))
-    assert "answered" in why_late(TUNED, fleet(tuned("w1", ADAPTER)))
+    assert "could load" in deadline_message(
+        LANE, fleet(worker("w1", state=models_pb2.MODEL_STATE_COLD))
+    )
+    assert "answered" in deadline_message(LANE, fleet(worker("w1")))
+    assert f"loaded {ADAPTER} into {MODEL}" in deadline_message(
+        TUNED, fleet(tuned("w1", "o/other"))
+    )
+    assert "answered" in deadline_message(TUNED, fleet(tuned("w1", ADAPTER)))
 
 
-def test_labels_are_priced_with_every_text_where_they_stand_before_it() -> None:
-    """Models without labels of their own read the request's with each text; others never read
+def test_labels_read_with_each_text_are_priced_for_each() -> None:
+    """Models without fixed labels read the request's labels with each text; others never read
     them.
     """
     items = [pb.Item(text="abc"), pb.Item(text="abcdef")]
@@ -344,15 +348,22 @@ def test_labels_are_priced_with_every_text_where_they_stand_before_it() -> None:
     relations.items[1].entities.add(start=0, end=3, label="a kind of entity")
     assert check_extract(relations, None) == plain
     relations.items[1].ClearField("entities")
-    assert (sizes.each, sizes.once) == (5, 0)
-    assert check_extract(relations, zero_shot).each == check_extract(relations, None).each == 6
-    assert (check_extract(entities, fixed).each, check_extract(entities, fixed).once) == (0, 5)
+    assert (sizes.per_sequence_bytes, sizes.per_job_bytes) == (5, 0)
+    assert (
+        check_extract(relations, zero_shot).per_sequence_bytes
+        == check_extract(relations, None).per_sequence_bytes
+        == 6
+    )
+    assert (
+        check_extract(entities, fixed).per_sequence_bytes,
+        check_extract(entities, fixed).per_job_bytes,
+    ) == (0, 5)
 
 
-def test_lane_is_near_when_it_holds_more_than_a_batch_or_was_backlogged() -> None:
+def test_queue_position_is_read_for_more_than_a_batch_or_after_backlog() -> None:
     slow = Throughput(1.0, batch_tokens=2048)
-    assert not is_near(60.0, slow, 2048), "its speed may have been measured in a bad moment"
-    assert is_near(60.0, slow, 2049)
-    assert is_near(60.0, replace(slow, drain=1.0), 2048)
-    assert not is_near(60.0, replace(slow, rate=1e6), 2049)
-    assert not is_near(60.0, Throughput(), 10**9), "nothing was measured"
+    assert not may_be_late(60.0, slow, 2048), "its speed may have been measured in a bad moment"
+    assert may_be_late(60.0, slow, 2049)
+    assert may_be_late(60.0, replace(slow, drain=1.0), 2048)
+    assert not may_be_late(60.0, replace(slow, rate=1e6), 2049)
+    assert not may_be_late(60.0, Throughput(), 10**9), "nothing was measured"

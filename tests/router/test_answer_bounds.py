@@ -14,12 +14,12 @@ from shoal.v1 import inference_pb2_grpc, models_pb2, tensor_pb2
 
 from libs.errors import InvalidInput
 from libs.serving.calls.call import DEFAULT_ANSWER_BYTES, answer_bytes_of
-from services.router.admission.validation import answers, limits
+from services.router.admission.validation import answer_bounds, limits
 from services.router.admission.validation.requests import check_extract
 from tests.router.parts import MODEL, FakeWorker, card, encode_request, refused, router
 
 ANY = answer_bytes_of("-1")
-"""What a client without a limit reads in one message."""
+"""Maximum bytes that a client without a limit reads in one message."""
 
 
 def test_every_kind_of_answer_has_a_bound_that_is_in_the_table() -> None:
@@ -40,9 +40,11 @@ def test_every_kind_of_answer_has_a_bound_that_is_in_the_table() -> None:
         "tokenize",
         "detokenize",
     }
-    assert set(answers.BOUNDS) == kinds
-    assert {limit for bounds in answers.BOUNDS.values() for limit in bounds} <= set(limits.ALL)
-    assert all(answers.BOUNDS.values())
+    assert set(answer_bounds.BOUNDS) == kinds
+    assert {limit for bounds in answer_bounds.BOUNDS.values() for limit in bounds} <= set(
+        limits.ALL
+    )
+    assert all(answer_bounds.BOUNDS.values())
 
 
 def test_every_field_of_an_encode_answer_is_of_a_kind_with_a_bound() -> None:
@@ -51,20 +53,21 @@ def test_every_field_of_an_encode_answer_is_of_a_kind_with_a_bound() -> None:
         "usage",
         "timings",
     }
-    assert {f"encode.{form}" for form in forms} <= set(answers.BOUNDS)
+    assert {f"encode.{form}" for form in forms} <= set(answer_bounds.BOUNDS)
 
 
 def test_items_share_what_an_answer_may_have_and_as_many_bytes_as_the_request_has() -> None:
     request = pb.ExtractRequest(items=[pb.Item(text="a")] * 200)
-    assert answers.item_share(request, 359_000, ANY) == (limits.SHARED.most + 359_000) // 200
+    assert answer_bounds.item_share(request, 359_000, ANY) == (limits.SHARED.most + 359_000) // 200
     assert (
-        answers.item_share(pb.EncodeRequest(items=[pb.Item(text="a")] * 10_000), 100, ANY) // 8
+        answer_bounds.item_share(pb.EncodeRequest(items=[pb.Item(text="a")] * 10_000), 100, ANY)
+        // 8
         == 419
     )
 
 
 @pytest.mark.parametrize(("max_tokens", "allowed"), [(0, 4096), (4096, 256)])
-def test_more_tokens_than_an_answer_holds_are_not_written(max_tokens: int, allowed: int) -> None:
+def test_more_tokens_than_answer_holds_are_refused(max_tokens: int, allowed: int) -> None:
     writes = card(tasks=[models_pb2.TASK_TEXT])
     request = pb.ExtractRequest(
         model=MODEL,
@@ -78,13 +81,13 @@ def test_more_tokens_than_an_answer_holds_are_not_written(max_tokens: int, allow
     check_extract(request, writes)
 
 
-def test_pages_are_texts_to_be_written_unless_their_layers_alone_are_asked_for() -> None:
+def test_pages_count_as_generated_texts_unless_only_text_layers_are_read() -> None:
     reads = card(tasks=[models_pb2.TASK_TEXT])
     reads.inputs.extend([models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT])
     document = pb.Document(file=0, last_page=64)
     request = pb.ExtractRequest(model=MODEL, text=pb.TextTask(max_tokens=4096), files=[b"%PDF-1.7"])
     request.items.extend([pb.Item(parts=[pb.Part(document=document)])] * 5)
-    with pytest.raises(InvalidInput, match="320 texts to be written"):
+    with pytest.raises(InvalidInput, match="320 texts to generate"):
         check_extract(request, reads)
     request.text.text_layer = pb.TextTask.TEXT_LAYER_ONLY
     check_extract(request, reads)
@@ -120,53 +123,55 @@ def test_dense_vectors_beyond_one_answer_are_refused_with_what_to_do(
         items=[pb.Item(text="a")] * (allowed + 1), data_type=data_type, dimensions=dimensions
     )
     with pytest.raises(InvalidInput, match="call EncodeStream") as caught:
-        answers.check_encoded(
+        answer_bounds.check_encoded(
             request, vectors_card(), [1] * (allowed + 1), is_streamed=False, readable=ANY
         )
     found = re.search(r"send about ([\d,]+) items", caught.value.message)
     assert found is not None
     assert int(found[1].replace(",", "")) == allowed
     del request.items[allowed:]
-    answers.check_encoded(request, vectors_card(), [1] * allowed, is_streamed=False, readable=ANY)
+    answer_bounds.check_encoded(
+        request, vectors_card(), [1] * allowed, is_streamed=False, readable=ANY
+    )
 
 
 @pytest.mark.parametrize(("dimensions", "allowed"), [(384, 2_730), (4096, 255)])
-def test_client_that_says_nothing_is_refused_what_its_grpc_would_not_read(
+def test_default_client_is_refused_answers_above_its_grpc_limit(
     dimensions: int, allowed: int
 ) -> None:
     request = pb.EncodeRequest(items=[pb.Item(text="a")] * allowed, dimensions=dimensions)
-    answers.check_encoded(
+    answer_bounds.check_encoded(
         request, vectors_card(), [1] * allowed, is_streamed=False, readable=DEFAULT_ANSWER_BYTES
     )
     request.items.add(text="a")
     with pytest.raises(
-        InvalidInput, match=r"call EncodeStream.*x-shoal-max-answer-bytes \(-1: any\)"
+        InvalidInput, match=r"call EncodeStream.*x-shoal-max-answer-bytes \(-1: unlimited\)"
     ):
-        answers.check_encoded(
+        answer_bounds.check_encoded(
             request,
             vectors_card(),
             [1] * (allowed + 1),
             is_streamed=False,
             readable=DEFAULT_ANSWER_BYTES,
         )
-    answers.check_encoded(
+    answer_bounds.check_encoded(
         request, vectors_card(), [1] * (allowed + 1), is_streamed=False, readable=8 << 20
     )
 
 
-def test_what_is_found_fits_what_the_client_reads() -> None:
+def test_variable_results_fit_client_limit() -> None:
     request = pb.ExtractRequest(items=[pb.Item(text="a")] * 200)
-    share = answers.item_share(request, 359_000, DEFAULT_ANSWER_BYTES)
+    share = answer_bounds.item_share(request, 359_000, DEFAULT_ANSWER_BYTES)
     assert DEFAULT_ANSWER_BYTES - 2_000 < share * 200 < DEFAULT_ANSWER_BYTES
 
 
 @pytest.mark.parametrize("value", ["-2", "4 MiB", "1e6", "9" * 19, "\u0663"])
-def test_limit_that_is_no_number_is_refused(value: str) -> None:
+def test_answer_limit_that_is_not_a_number_is_refused(value: str) -> None:
     with pytest.raises(InvalidInput, match="x-shoal-max-answer-bytes must be a number of bytes"):
         answer_bytes_of(value)
 
 
-async def test_router_refuses_before_any_work_what_a_default_client_could_not_read(
+async def test_router_refuses_unreadable_answers_before_any_work(
     redis_url: str, redis: Redis
 ) -> None:
     """Through gRPC with its default limit, and with the metadata that says another one."""
@@ -198,20 +203,24 @@ def test_multi_vectors_beyond_one_answer_are_refused_unless_they_are_pooled() ->
         items=[pb.Item(text="a")] * 20, representations=[pb.REPRESENTATION_MULTI_VECTOR]
     )
     with pytest.raises(InvalidInput, match="call EncodeStream"):
-        answers.check_encoded(request, vectors_card(), [400] * 20, is_streamed=False, readable=ANY)
+        answer_bounds.check_encoded(
+            request, vectors_card(), [400] * 20, is_streamed=False, readable=ANY
+        )
     request.pooling_factor = 4
-    answers.check_encoded(request, vectors_card(), [400] * 20, is_streamed=False, readable=ANY)
+    answer_bounds.check_encoded(
+        request, vectors_card(), [400] * 20, is_streamed=False, readable=ANY
+    )
 
 
 def test_stream_of_more_vectors_than_its_bound_is_refused() -> None:
     request = pb.EncodeRequest(
         items=[pb.Item(text="a")] * 600, representations=[pb.REPRESENTATION_MULTI_VECTOR]
     )
-    answers.check_encoded(
+    answer_bounds.check_encoded(
         request, vectors_card(), [400] * 600, is_streamed=True, readable=DEFAULT_ANSWER_BYTES
     )
     with pytest.raises(InvalidInput, match=r"send about 5[0-9][0-9] items") as caught:
-        answers.check_encoded(
+        answer_bounds.check_encoded(
             request, vectors_card(), [500] * 600, is_streamed=True, readable=DEFAULT_ANSWER_BYTES
         )
     assert "EncodeStream" not in caught.value.message

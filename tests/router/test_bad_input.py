@@ -526,7 +526,7 @@ TASKS = {
 }
 
 
-async def test_model_is_only_asked_for_what_its_card_names(redis_url: str) -> None:
+async def test_requests_beyond_model_card_are_refused(redis_url: str) -> None:
     labels = card("tests/labels", labels=["yes", "no"], tasks=[models_pb2.TASK_CLASSIFY])
     async with (
         router(redis_url) as client,
@@ -595,7 +595,7 @@ async def test_entities_are_for_models_that_are_given_them(redis_url: str) -> No
         await still_answers(client)
 
 
-async def test_request_of_100_megabytes_is_refused_in_words(redis_url: str) -> None:
+async def test_request_of_100_megabytes_is_refused_with_message(redis_url: str) -> None:
     async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():
         refusal = await refused(client.inference.Encode(encode_request("x" * 100_000_000)))
         assert (refusal.code, refusal.reason) == (INVALID, "INVALID_INPUT")
@@ -617,7 +617,7 @@ async def test_request_of_100_megabytes_is_refused_in_words(redis_url: str) -> N
         (b"\x12\x7f\x0a", ""),
     ],
 )
-async def test_bytes_that_are_no_request_name_the_bad_text(
+async def test_malformed_bytes_are_refused_naming_text(
     redis_url: str, body: bytes, field: str
 ) -> None:
     async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():
@@ -631,7 +631,7 @@ async def test_bytes_that_are_no_request_name_the_bad_text(
         await still_answers(client)
 
 
-async def test_metadata_is_checked_and_the_request_id_comes_back(redis_url: str) -> None:
+async def test_metadata_is_checked_and_request_id_is_returned(redis_url: str) -> None:
     async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():
         refusal = await refused(
             client.inference.Encode(encode_request("a"), metadata=(("x-request-id", "x" * 200),))
@@ -687,7 +687,7 @@ async def test_model_that_cannot_be_loaded_fails_its_requests_everywhere(redis_u
         assert "pooler.bias" in listed.last_error
 
 
-async def test_full_lane_says_when_to_come_back(redis_url: str) -> None:
+async def test_full_lane_refuses_with_retry_time(redis_url: str) -> None:
     async with router(redis_url, max_queued_tokens=100) as client:
         refusal = await refused(client.encode("x" * 1000))
         assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
@@ -695,7 +695,7 @@ async def test_full_lane_says_when_to_come_back(redis_url: str) -> None:
         assert (await client.lane()).enqueued_jobs == 0
 
 
-async def test_large_request_is_taken_whole_or_not_at_all(redis_url: str) -> None:
+async def test_large_request_is_enqueued_whole_or_refused(redis_url: str) -> None:
     async with router(redis_url, max_queued_tokens=10_000) as client:
         refusal = await refused(client.encode(*["x" * 3000] * 40))
         assert refusal.reason == "QUEUE_FULL"

@@ -45,7 +45,7 @@ def beating(
 
 
 @pytest.mark.parametrize("routers", [1, 2])
-async def test_worker_hears_of_a_cancellation_without_a_heartbeat_of_its_own(
+async def test_cancellation_reaches_worker_before_its_next_heartbeat(
     redis_url: str, routers: int
 ) -> None:
     """Also if its pull waits at another router than the client's."""
@@ -70,7 +70,7 @@ async def test_worker_hears_of_a_cancellation_without_a_heartbeat_of_its_own(
         worker.resume()
 
 
-async def test_work_of_a_dead_worker_comes_back_while_all_others_only_wait(redis_url: str) -> None:
+async def test_dead_workers_jobs_are_recovered_while_others_wait(redis_url: str) -> None:
     """I6: nothing else wakes them, no heartbeat and no new work."""
     async with router(redis_url, lease_ms=1000) as client:
         stub = worker_stub(client.channel)
@@ -84,10 +84,10 @@ async def test_work_of_a_dead_worker_comes_back_while_all_others_only_wait(redis
         asking_again.cancel()
 
 
-async def test_what_a_router_was_about_to_give_when_it_died_is_given_by_another(
+async def test_batch_of_dead_router_is_given_again_by_another(
     redis_url: str,
 ) -> None:
-    """At once, not when the lease has run out."""
+    """The batch is given at once, not after the lease has expired."""
     async with router(redis_url, router_id="r1", lease_ms=600_000) as client:
         waiting = asyncio.create_task(client.encode("kept", timeout=30))
         named = asking()
@@ -117,7 +117,7 @@ async def test_what_a_router_was_about_to_give_when_it_died_is_given_by_another(
         assert not (await stub.Pull(named)).batch_id, "it is over"
 
 
-async def test_pulls_bring_the_time(redis_url: str) -> None:
+async def test_pull_response_has_redis_time(redis_url: str) -> None:
     async with router(redis_url) as client:
         answer = await worker_stub(client.channel).Pull(asking(wait_seconds=0.0))
         assert abs(answer.now_unix_ms / 1000 - time.time()) < 60
@@ -206,7 +206,7 @@ async def test_long_polls_end_when_a_router_drains_though_calls_are_in_flight(
         await client.close()
 
 
-async def test_workers_that_are_too_old_are_told_what_to_upgrade(
+async def test_outdated_workers_are_refused_with_upgrade_advice(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "check_worker", partial(check_worker, oldest=WIRE_VERSION + 3))

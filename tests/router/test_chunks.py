@@ -1,6 +1,4 @@
-"""Chunks in the router: what is refused before any work, what it is priced as, and how answers are
-joined and streamed.
-"""
+"""Chunks in the router: refusal before any work, price, and joining and streaming of answers."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
 
 from libs.errors import InternalError, InvalidInput, TaskNotSupported
 from services.router.admission import control
-from services.router.admission.validation import answers
+from services.router.admission.validation import answer_bounds
 from services.router.admission.validation.requests import (
     Sizes,
     check_encode,
@@ -64,7 +62,7 @@ def spanned(*spans: tuple[int, int], text: str = "abcdefgh", context: str = "") 
         ),
     ],
 )
-def test_what_cannot_be_divided_is_refused(asked: pb.EncodeRequest, field: str) -> None:
+def test_invalid_chunking_is_refused(asked: pb.EncodeRequest, field: str) -> None:
     if not field:
         assert check_encode(asked, card()).chunks == [1]
         return
@@ -124,20 +122,22 @@ def test_vectors_of_estimated_chunks_count() -> None:
     known.dimensions = 1024
     asked = request(*[pb.Item(text="x" * 40_000)] * 20, max_tokens=50)
     sizes = check_encode(asked, known)
-    answers.check_encoded(
+    answer_bounds.check_encoded(
         asked, known, [1] * 20, is_streamed=True, readable=1 << 40, chunks=sum(sizes.chunks)
     )
-    answers.check_encoded(asked, known, [1] * 20, is_streamed=False, readable=1 << 40, chunks=4096)
+    answer_bounds.check_encoded(
+        asked, known, [1] * 20, is_streamed=False, readable=1 << 40, chunks=4096
+    )
     with pytest.raises(InvalidInput, match="call EncodeStream"):
-        answers.check_encoded(
+        answer_bounds.check_encoded(
             asked, known, [1] * 20, is_streamed=False, readable=1 << 40, chunks=4097
         )
     with pytest.raises(InvalidInput, match="call EncodeStream"):
-        answers.check_divided(4 << 20, (4 << 20) - 1)
+        answer_bounds.check_divided(4 << 20, (4 << 20) - 1)
 
 
 def answer(*counts: int, first: int = 0) -> pb.EncodeResponse:
-    """Of items with so many chunks, whose vectors are numbered."""
+    """Return an answer with the given number of chunks for each item and numbered vectors."""
     rows = sum(counts)
     values = np.arange(first, first + rows, dtype="<f4")[:, None].repeat(4, axis=1)
     places = list(range(rows))
@@ -178,7 +178,7 @@ def test_stream_has_whole_items(most: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["starts", "ends", "tokens", "offsets"])
-def test_chunks_that_do_not_fit_their_vectors_are_no_answer(name: str) -> None:
+def test_chunks_that_do_not_match_vectors_are_refused(name: str) -> None:
     wrong = answer(2, 1)
     del getattr(wrong.chunks, name)[-1]
     with pytest.raises(InternalError):

@@ -163,7 +163,7 @@ def test_ranking_is_the_best_in_document_order(scores: list[float], top_n: int) 
     assert ranking(np.array(scores, np.float32), top_n) == (expected[:top_n] if top_n else expected)
 
 
-def test_numbers_that_are_none_come_last() -> None:
+def test_nan_scores_rank_last() -> None:
     assert ranking(np.array([np.nan, 0.5, -np.inf], np.float32), 0) == [1, 2, 0]
 
 

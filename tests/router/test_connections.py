@@ -1,4 +1,4 @@
-"""Connections that a router ends because they are old: nobody who calls in them notices."""
+"""A router ends old connections without any caller noticing."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ async def is_queued(client: Client, jobs: int) -> bool:
     return (await client.lane()).queued_jobs == jobs
 
 
-async def test_many_requests_at_once_are_coalesced_and_all_answered(redis_url: str) -> None:
+async def test_concurrent_requests_are_coalesced_and_all_answered(redis_url: str) -> None:
     async with (
         router(redis_url) as client,
         FakeWorker(client.address, models=[card()]).working() as worker,
@@ -157,8 +157,8 @@ async def test_single_request_costs_three_scripts(redis_url: str) -> None:
         before = await scripts_run(redis_url)
         for number in range(100):
             await client.encode(f"text {number}")
-        # Enqueue, pull, complete; besides them only what happens once or twice a second: heartbeats
-        # and looking around.
+        # Enqueue, pull, complete. In addition only heartbeats and refreshes, once or twice a
+        # second.
         assert await scripts_run(redis_url) - before < 400
 
 
@@ -171,7 +171,7 @@ async def scripts_run(redis_url: str) -> int:
     )
 
 
-async def test_request_id_asked_again_finds_its_job(redis_url: str) -> None:
+async def test_retry_with_same_request_id_finds_its_job(redis_url: str) -> None:
     async with (
         router(redis_url) as client,
         FakeWorker(client.address, models=[card()]).working() as worker,
@@ -230,7 +230,7 @@ async def test_one_failing_job_fails_the_request_and_cancels_the_others(redis_ur
             assert lane.cancelled_jobs > 0
 
 
-async def test_client_that_leaves_cancels_its_jobs(redis_url: str) -> None:
+async def test_client_disconnect_cancels_its_jobs(redis_url: str) -> None:
     async with (
         router(redis_url) as client,
         FakeWorker(client.address, models=[card()], budget_tokens=1).working() as worker,
@@ -268,7 +268,7 @@ async def test_deadline_that_passes_says_so_and_cancels(redis_url: str) -> None:
         assert (await settled(client)).cancelled_jobs == 1
 
 
-async def test_deadline_that_passes_without_a_worker_says_that_there_was_none(
+async def test_deadline_without_worker_names_missing_worker(
     redis_url: str,
 ) -> None:
     async with router(redis_url, default_deadline_seconds=0.5) as client:
@@ -281,7 +281,7 @@ async def test_deadline_that_passes_without_a_worker_says_that_there_was_none(
         assert (await settled(client)).cancelled_jobs == 1
 
 
-async def test_worker_that_dies_gives_its_jobs_back_after_the_lease(redis_url: str) -> None:
+async def test_expired_lease_of_dead_worker_requeues_jobs(redis_url: str) -> None:
     async with router(redis_url, lease_ms=1000) as client:
         dying = FakeWorker(client.address, "w1", models=[card()])
         dying.hold()
@@ -306,7 +306,7 @@ async def test_job_that_kills_its_workers_is_given_up(redis_url: str) -> None:
 
 
 @pytest.mark.parametrize("routers", [1, 2])
-async def test_pull_that_leaves_a_tenant_out_waits_for_others(redis_url: str, routers: int) -> None:
+async def test_pull_excluding_a_tenant_waits_for_others(redis_url: str, routers: int) -> None:
     """Whatever that tenant has in the lane, and also if the other one asks another router. A newer
     pull takes its place.
     """

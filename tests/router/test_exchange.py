@@ -118,9 +118,7 @@ async def test_stream_that_the_worker_closes_ends_when_its_calls_are_answered(
 
 
 @pytest.mark.parametrize("how", ["cancelled", "cut"])
-async def test_what_a_call_without_a_caller_would_get_goes_to_another(
-    redis_url: str, how: str
-) -> None:
+async def test_batch_of_abandoned_pull_goes_to_another_worker(redis_url: str, how: str) -> None:
     async with streaming(redis_url) as (client, stream):
         await stream.send(pull(1, wait_seconds=10))
         await stream.send(pull(2, wait_seconds=0.0))
@@ -147,7 +145,7 @@ async def test_call_that_is_cancelled_before_it_begins_leaves_nothing(redis_url:
         assert await stream.end() is grpc.StatusCode.OK
 
 
-async def test_call_that_is_wrong_is_refused_and_no_other(redis_url: str) -> None:
+async def test_invalid_call_is_refused_and_others_continue(redis_url: str) -> None:
     async with streaming(redis_url) as (_, stream):
         wrong = pull(1)
         wrong.pull.budget_jobs = 0
@@ -166,7 +164,7 @@ async def test_call_that_is_wrong_is_refused_and_no_other(redis_url: str) -> Non
         stream.cut()
 
 
-async def test_message_that_is_wrong_ends_the_stream(redis_url: str) -> None:
+async def test_invalid_message_ends_stream(redis_url: str) -> None:
     async with streaming(redis_url) as (_, stream):
         await stream.send(worker_pb2.WorkerCall(number=1, traceparent="x" * 257, pull=asking()))
         assert await stream.end() is grpc.StatusCode.INVALID_ARGUMENT

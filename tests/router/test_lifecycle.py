@@ -1,6 +1,4 @@
-"""Redis that goes and comes, routers that drain, health, reflection, and the services for
-operators.
-"""
+"""Outages of Redis, routers that drain, health, reflection, and the services for operators."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ async def is_serving(client: Client) -> bool:
 
 
 @pytest.mark.parametrize("durable", [True, False])
-async def test_redis_may_be_killed_and_come_back(durable: bool) -> None:
+async def test_router_survives_redis_restart(durable: bool) -> None:
     with RedisServer(durable=durable) as server:
         async with router(server.url) as client:
             waiting = asyncio.create_task(client.encode("before", timeout=30))
@@ -70,7 +68,7 @@ async def not_serving(client: Client) -> bool:
     return not await is_serving(client)
 
 
-async def test_health_is_told_for_each_service(redis_url: str) -> None:
+async def test_health_is_reported_for_each_service(redis_url: str) -> None:
     async with router(redis_url) as client:
         for service in ["", *SERVICES]:
             assert await health(client.channel, service) == "SERVING"
@@ -94,7 +92,7 @@ async def test_reflection_lists_the_services(redis_url: str) -> None:
         assert set(SERVICES) | {"grpc.health.v1.Health"} <= set(listed)
 
 
-async def test_drain_finishes_what_is_in_flight_and_refuses_the_rest(redis_url: str) -> None:
+async def test_drain_finishes_calls_in_flight_and_refuses_new_ones(redis_url: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     environment = {
         **os.environ,
@@ -192,7 +190,7 @@ async def test_models_are_loaded_pinned_and_evicted_on_order(redis_url: str) -> 
         await until(is_cold, "the model to be cold")
 
 
-async def test_operators_hear_what_is_wrong(redis_url: str) -> None:
+async def test_operators_receive_load_errors(redis_url: str) -> None:
     failure = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="no safetensors")
     async with router(redis_url) as client:
         refusal = await refused(client.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL)))
@@ -244,9 +242,7 @@ async def test_mesh_is_shown_and_explained(redis_url: str) -> None:
         assert refusal.field == "interval_seconds"
 
 
-async def test_mesh_tells_what_waits_longest_and_what_the_leader_wants(
-    redis: Redis, redis_url: str
-) -> None:
+async def test_mesh_shows_oldest_job_and_desired_workers(redis: Redis, redis_url: str) -> None:
     scheduler = Fleet(redis)
     fence = await scheduler.lead("s1", last_ms=60_000)
     assert fence is not None
@@ -308,7 +304,7 @@ async def test_worker_that_can_never_have_a_model_is_explained(redis_url: str) -
         assert reasons == {"has": (True, False), "lacks": (False, True)}
 
 
-async def test_worker_that_asks_wrongly_is_told(redis_url: str) -> None:
+async def test_invalid_worker_calls_are_refused(redis_url: str) -> None:
     async with router(redis_url) as client:
         stub = worker_stub(client.channel)
         good = worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=1, budget_jobs=1)

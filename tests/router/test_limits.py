@@ -1,4 +1,4 @@
-"""What requests may bring is what the protos and docs/security.md say, and what it costs a router
+"""Limits of requests agree with the protos and docs/security.md, and a request's cost for a router
 is bounded.
 """
 
@@ -37,7 +37,7 @@ CLASSIFIES = card(tasks=[models_pb2.TASK_ENCODE, models_pb2.TASK_CLASSIFY])
 LISTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
-def test_table_of_the_security_page_is_what_validation_refuses_by() -> None:
+def test_security_page_table_matches_limits() -> None:
     page = (ROOT / "docs" / "security.md").read_text()
     assert limits.table() in page, (
         "print it by python -m services.router.admission.validation.limits"
@@ -45,7 +45,7 @@ def test_table_of_the_security_page_is_what_validation_refuses_by() -> None:
 
 
 def comments() -> dict[str, str]:
-    """What stands above each field and each message of the protos, by `Message.field` and
+    """Return the comment of each field and message of the protos, by `Message.field` and
     `Message`.
     """
     found: dict[str, str] = {}
@@ -64,7 +64,7 @@ def comments() -> dict[str, str]:
     return found
 
 
-def test_protos_say_the_same() -> None:
+def test_proto_comments_match_limits() -> None:
     said = comments()
     for limit in limits.ALL:
         for field in limit.fields:
@@ -93,7 +93,7 @@ def test_every_field_of_a_clients_request_that_may_be_long_has_a_limit() -> None
                 assert set(lists_of(method.input_type, set())) <= limited
 
 
-def test_what_is_refused_says_how_many_items_may_come() -> None:
+def test_refusal_names_allowed_number_of_items() -> None:
     request = pb.ScoreRequest(
         model="a/b", query=pb.Item(text="q" * 131_072), documents=[pb.Item(text="d" * 1000)] * 4000
     )
@@ -140,7 +140,7 @@ def test_hypothesis_has_few_places_for_the_label_and_each_counts() -> None:
         task = pb.ClassifyTask(labels=["x" * 1000], hypothesis="{} " * places)
         return pb.ExtractRequest(model=MODEL, items=[pb.Item(text="a")], classify=task)
 
-    assert check_extract(asked(8), CLASSIFIES).once == 8 * 1000 + 24
+    assert check_extract(asked(8), CLASSIFIES).per_job_bytes == 8 * 1000 + 24
     with pytest.raises(InvalidInput, match="9 places; at most 8"):
         check_extract(asked(9), CLASSIFIES)
 
@@ -157,14 +157,28 @@ def test_labels_count_as_often_as_they_are_read() -> None:
     read_once, before_each, in_pairs = (
         check_extract(request, one) for one in (embeds, zero_shot, infers)
     )
-    assert (read_once.once, read_once.each, read_once.times) == (names, 0, 1)
-    assert (before_each.once, before_each.each, before_each.times) == (0, names, 1)
-    assert (in_pairs.once, in_pairs.each, in_pairs.times) == (0, (names + 1) // 2, 2)
+    assert (
+        read_once.per_job_bytes,
+        read_once.per_sequence_bytes,
+        read_once.sequences_per_item,
+    ) == (names, 0, 1)
+    assert (
+        before_each.per_job_bytes,
+        before_each.per_sequence_bytes,
+        before_each.sequences_per_item,
+    ) == (0, names, 1)
+    assert (in_pairs.per_job_bytes, in_pairs.per_sequence_bytes, in_pairs.sequences_per_item) == (
+        0,
+        (names + 1) // 2,
+        2,
+    )
     request.classify.ClearField("labels")
-    assert check_extract(request, infers).times == 1, "its own classes need one forward"
+    assert check_extract(request, infers).sequences_per_item == 1, (
+        "its own classes need one forward"
+    )
 
 
-def test_what_stands_before_each_text_counts_for_each() -> None:
+def test_text_before_each_item_counts_for_each() -> None:
     turns = [
         pb.Turn(role=pb.Turn.ROLE_USER, text="東京"),
         pb.Turn(role=pb.Turn.ROLE_ASSISTANT, text="a" * 994),
@@ -172,7 +186,7 @@ def test_what_stands_before_each_text_counts_for_each() -> None:
     task = pb.TextTask(instruction="b" * 1000, turns=turns, json_schema="{}")
     request = pb.ExtractRequest(model=MODEL, items=[pb.Item(text="abc")] * 3, text=task)
     sizes = check_extract(request, card(tasks=[models_pb2.TASK_TEXT]))
-    assert (sizes.each, sizes.once, sizes.read) == (2000, 2, [5 + 2000] * 3)
+    assert (sizes.per_sequence_bytes, sizes.per_job_bytes, sizes.read) == (2000, 2, [5 + 2000] * 3)
     known = models_pb2.ModelCard(tokens_per_byte=0.25)
     assert admission.price(sizes, known, pb.TRUNCATION_END) == ([503] * 3, 0)
     task.turns[1].text = "a" * 65_000
@@ -181,22 +195,22 @@ def test_what_stands_before_each_text_counts_for_each() -> None:
         check_extract(request, None)
 
 
-def test_price_of_an_item_grows_with_what_is_cut_off_and_with_its_sequences() -> None:
+def test_truncated_bytes_and_sequences_raise_price() -> None:
     known = models_pb2.ModelCard(tokens_per_byte=0.25, max_tokens=512)
     (short, long, longest), _ = admission.price(
         Sizes([2000, 10_000, 4 << 20]), known, pb.TRUNCATION_END
     )
     assert (short, long) == (502, 519)
     assert 4000 < longest < 5000
-    assert admission.price(Sizes([2000], times=3), known, pb.TRUNCATION_END)[0] == [3 * 502]
+    assert admission.price(Sizes([2000], sequences_per_item=3), known, pb.TRUNCATION_END)[0] == [
+        3 * 502
+    ]
 
 
 @pytest.mark.parametrize(
     ("measured", "counted"), [(0.0, 0.3), (0.0046, 1 / 16), (0.5, 0.5), (40.0, 1.0)]
 )
-def test_no_measurement_moves_prices_beyond_what_texts_have(
-    measured: float, counted: float
-) -> None:
+def test_measured_rates_are_clamped(measured: float, counted: float) -> None:
     known = models_pb2.ModelCard(tokens_per_byte=measured)
     assert admission.price(Sizes([1600]), known, pb.TRUNCATION_END)[0] == [
         int(counted * 1600) + admission.SPECIAL_TOKENS
@@ -226,11 +240,11 @@ def test_jobs_are_small_in_bytes_too_as_far_as_their_number_allows(
 
 
 def payloads(request: pb.EncodeRequest) -> list[bytes]:
-    """As the router makes them."""
+    """Make the jobs as the router does."""
     sizes = check_encode(request, None)
     costs, repeated = admission.price(sizes, None, pb.TRUNCATION_END)
     shared = codec.without_items(request).ByteSize()
-    most = admission.most_jobs(request.ByteSize(), shared)
+    most = admission.max_jobs(request.ByteSize(), shared)
     parts = admission.parts(costs, sizes.read, 1024, repeated, most)
     stamp = JobHeader("r" * 36, 2**41, 2**41, "tenant", 1.0, "t" * 55)
     return codec.job_payloads(
@@ -268,7 +282,7 @@ async def test_long_instruction_is_not_copied_into_hundreds_of_jobs(
         assert len(worker.jobs) > 1, "others may come in between"
 
 
-async def test_name_that_is_asked_about_is_not_repeated_whatever_its_length(redis_url: str) -> None:
+async def test_requested_name_is_not_repeated_in_errors(redis_url: str) -> None:
     long = "a/" + "b" * 300
     async with router(redis_url) as client:
         calls = (
@@ -287,7 +301,7 @@ def hypothesis_of(size: int, labels: int) -> pb.ExtractRequest:
     return pb.ExtractRequest(model=MODEL, items=[pb.Item(text="a text")], classify=task)
 
 
-def test_what_a_hostile_request_costs_a_router_is_a_few_times_its_size(tmp_path: Path) -> None:
+def test_hostile_request_costs_few_times_its_size(tmp_path: Path) -> None:
     """Peaks of the process: with requests beyond limits (a hypothesis of 4 MB for 256 labels took
     4.2 GB), then with about the most that is let in."""
     beyond: dict[str, codec.Request] = {
@@ -318,7 +332,7 @@ def test_what_a_hostile_request_costs_a_router_is_a_few_times_its_size(tmp_path:
         ):
             for verb, request in requests.items():
                 request.model = (
-                    f"tests/{verb}"  # a lane of its own: what is given up leaves one a little later
+                    f"tests/{verb}"  # a separate lane: abandoned jobs leave a lane a little later
                 )
                 with pytest.raises(grpc.RpcError) as error:
                     getattr(stub, verb)(request, timeout=2.0)
@@ -331,8 +345,8 @@ def test_what_a_hostile_request_costs_a_router_is_a_few_times_its_size(tmp_path:
 
 
 def test_requests_in_flight_take_no_more_than_they_are_counted_as(tmp_path: Path) -> None:
-    """Of the smallest items and of the longest query: the router's peak when it has let in what it
-    may.
+    """Measure the router's peak memory at its limit, with the smallest items and with the longest
+    query.
     """
     limit = 96 << 20
     few: list[codec.Request] = [encode_request(*["a"] * 10_000) for _ in range(120)]

@@ -1,5 +1,5 @@
-"""Many calls of one client on one stream: each is what a call of its own would be, and a router of
-before is called as it knows.
+"""Many calls of one client on one stream: each behaves like a separate call, and an older router is
+called without a stream.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ async def serving(redis_url: str, **options: Any) -> AsyncIterator[tuple[Client,
         yield client, worker
 
 
-async def test_calls_of_all_kinds_are_answered_as_calls_of_their_own(
+async def test_multiplexed_calls_are_answered_like_separate_calls(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(redis_url) as (client, worker):
@@ -156,7 +156,7 @@ async def test_calls_of_all_kinds_are_answered_as_calls_of_their_own(
         assert await stream.end() is grpc.StatusCode.OK
 
 
-async def test_failure_is_that_of_a_call_of_its_own(redis_url: str) -> None:
+async def test_multiplexed_failure_equals_failure_of_separate_call(redis_url: str) -> None:
     async with serving(redis_url) as (client, _):
         wrong = encode_request("a", "")
         wrong.items[1].Clear()
@@ -202,9 +202,7 @@ async def test_same_request_on_a_stream_and_alone_is_one_job(redis_url: str) -> 
 
 
 @pytest.mark.parametrize("how", ["cancelled", "cut"])
-async def test_call_that_nobody_waits_for_is_cancelled_at_the_worker(
-    redis_url: str, how: str
-) -> None:
+async def test_abandoned_call_is_cancelled_at_worker(redis_url: str, how: str) -> None:
     async with serving(redis_url) as (client, worker):
         worker.hold()
         stream = Stream(client)
@@ -246,7 +244,7 @@ async def test_call_that_is_cancelled_before_it_begins_leaves_nothing(redis_url:
 async def test_more_calls_than_may_be_in_progress_wait_for_room(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multiplex, "_MOST_CALLS", 2)
+    monkeypatch.setattr(multiplex, "_MAX_CALLS", 2)
     async with serving(redis_url) as (client, _):
         stream = Stream(client)
         await stream.send(*(call(number, f"text {number}") for number in range(20)))
@@ -257,7 +255,7 @@ async def test_more_calls_than_may_be_in_progress_wait_for_room(
 
 
 @pytest.mark.parametrize("wrong", ["number", "kind", "traceparent"])
-async def test_message_that_is_wrong_ends_the_stream(redis_url: str, wrong: str) -> None:
+async def test_invalid_message_ends_stream(redis_url: str, wrong: str) -> None:
     async with router(redis_url) as client:
         stream = Stream(client)
         calls = {
@@ -346,7 +344,7 @@ async def test_token_that_is_revoked_ends_the_stream(server: RedisServer, tmp_pa
         await client.close()
 
 
-async def test_what_answers_hold_is_given_back(redis_url: str) -> None:
+async def test_memory_of_answers_is_released(redis_url: str) -> None:
     """Also where the client has left."""
     async with serving(redis_url, in_flight_bytes=1 << 20) as (client, worker):
         for _ in range(5):  # each would take a third of it
@@ -364,7 +362,7 @@ async def test_what_answers_hold_is_given_back(redis_url: str) -> None:
         )
 
 
-# What the Python client makes of it.
+# The Python client's behaviour.
 
 
 def streams_of(client: AsyncClient) -> int:
@@ -376,7 +374,7 @@ def streams_of(client: AsyncClient) -> int:
     )
 
 
-async def test_calls_at_once_share_a_stream(
+async def test_concurrent_calls_share_a_stream(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(redis_url) as (client, worker):
@@ -420,7 +418,7 @@ async def test_call_that_is_cancelled_is_cancelled_at_the_router(redis_url: str)
             worker.resume()
 
 
-async def test_calls_of_a_router_that_is_gone_are_answered_by_another(redis_url: str) -> None:
+async def test_calls_of_stopped_router_fail_over(redis_url: str) -> None:
     async with (
         router(redis_url, "stays") as stays,
         FakeWorker(stays.address, models=[card()]).working() as worker,
@@ -440,7 +438,7 @@ async def test_calls_of_a_router_that_is_gone_are_answered_by_another(redis_url:
         await asking.close()
 
 
-async def test_router_of_before_is_called_without_a_stream(
+async def test_older_router_is_called_without_a_stream(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     intercept = Interceptor.intercept_service

@@ -1,5 +1,5 @@
-"""To whom a lane is offered that nobody who waits can serve: models and adapters, with and without
-a scheduler that leads.
+"""Which worker is offered a lane that no waiting pull can serve: models and adapters, with and
+without a leading scheduler.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
 
 from libs.fleet import Fleet, FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey, connect
-from services.router.lanes.bells import CLAIM_MS
 from services.router.lanes.offers import LED_MS, is_led, may_offer
 from services.router.lanes.pull import SEEN_MS
+from services.router.lanes.wakeups import CLAIM_MS
 from services.router.settings import Settings
 from tests.router.parts import MODEL, Client, FakeWorker, card, refused, router, until, vector
 from tests.support.waiting import end_tasks
@@ -96,13 +96,13 @@ def test_second_copy_is_left_to_the_scheduler_that_leads() -> None:
 
 
 @pytest.mark.parametrize("leader", [None, LEADER])
-def test_adapter_is_offered_to_who_has_the_model_even_without_room(
+def test_adapter_is_offered_to_holders_without_free_memory(
     leader: LeaderRecord | None,
 ) -> None:
     holder = fleet(worker("w", RESIDENT), leader=leader)
     assert offered(holder, TUNED, has_model=True, can_load=False)
     assert not offered(holder, TUNED, tokens=0, has_model=True)
-    # Its heartbeat may come after its pull.
+    # Its heartbeat may arrive after its pull.
     assert offered(
         fleet(worker("w", LOADING), leader=leader), TUNED, has_model=True, can_load=False
     )
@@ -182,7 +182,7 @@ async def test_cold_model_is_left_to_the_leader_for_half_a_second(redis_url: str
         )
 
 
-async def test_claim_ends_soon_after_the_worker_has_told_of_the_model(redis_url: str) -> None:
+async def test_claim_ends_soon_after_heartbeat_shows_load(redis_url: str) -> None:
     """Else a model that is evicted again could not be loaded elsewhere for as long as a claim
     lasts.
     """
@@ -211,7 +211,7 @@ async def test_order_reaches_a_worker_whose_pull_waits(redis_url: str) -> None:
         assert [directive.load_model for directive in fake.directives] == [MODEL]
 
 
-async def test_ring_for_a_worker_is_kept_until_its_next_pull(redis_url: str) -> None:
+async def test_notification_for_a_worker_is_kept_until_its_next_pull(redis_url: str) -> None:
     async with (
         router(redis_url) as client,
         FakeWorker(client.address, "w1", models=[card()]).working() as fake,
@@ -227,7 +227,7 @@ async def test_ring_for_a_worker_is_kept_until_its_next_pull(redis_url: str) -> 
         assert fake.directives[0].evict_model == MODEL
 
 
-async def test_heartbeat_is_told_what_waits_for_the_workers_models(redis_url: str) -> None:
+async def test_heartbeat_response_has_waiting_tokens(redis_url: str) -> None:
     async with (
         router(redis_url) as client,
         FakeWorker(
@@ -266,7 +266,7 @@ async def test_adapter_is_loaded_by_the_worker_that_has_the_model(redis_url: str
         assert (await client.encode("tuned", adapter=ADAPTER)).dense.data == vector("tuned")
         assert (full.claims, roomy.claims) == ([(MODEL, ADAPTER)], [])
         assert [job.encode.adapter for job in full.jobs] == [ADAPTER]
-        # From now on its pull wants the lane, and nobody is asked again.
+        # From now on its pull lists the lane, and no worker is offered it again.
         assert (await client.encode("more", adapter=ADAPTER)).dense.data == vector("more")
         assert len(full.claims) == 1
 
@@ -304,6 +304,6 @@ async def test_adapter_that_cannot_be_loaded_fails_its_lane_only(
             refusal = await refused(client.encode("a", adapter=ADAPTER))
             assert (refusal.code.name, refusal.reason, refusal.message) == (code, reason, "why")
             assert (await client.encode("b")).dense.data == vector("b")
-            # It is known now, and told at once.
+            # The failure is known now, and returned at once.
             assert (await refused(client.encode("a", adapter=ADAPTER))).reason == reason
             assert len(fake.claims) == 1

@@ -1,4 +1,4 @@
-"""A worker id is of the credential that its heartbeats come with, at every router."""
+"""A worker id belongs to the credential of its heartbeats, at every router."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def codes(caller: Caller, worker_id: str) -> set[grpc.StatusCode]:
     return {await caller.code(method, request) for method, request in said_of(worker_id).items()}
 
 
-async def test_what_another_worker_was_given_is_neither_answered_nor_taken_back(
+async def test_other_workers_batches_cannot_be_answered_or_released(
     redis_url: str,
 ) -> None:
     async with (
@@ -104,7 +104,7 @@ async def test_what_another_worker_was_given_is_neither_answered_nor_taken_back(
         assert len(worker.jobs) == 1, "nobody took it back"
 
 
-async def test_worker_id_is_of_one_credential_at_every_router(
+async def test_worker_id_belongs_to_one_credential_at_every_router(
     tokens: Path, server: RedisServer, redis: Redis
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -136,12 +136,12 @@ async def test_worker_id_is_of_one_credential_at_every_router(
         await until(knows)
         assert await codes(elsewhere, "w1") == {DENIED}
         assert await others.code(HEARTBEAT, beat("w1", leaving=True)) == DENIED
-        # Who shares the credential is one of the pool, and what a worker says of its subject counts
-        # for nothing.
+        # A worker with the same credential belongs to the pool; the subject that it reports is
+        # ignored.
         assert await codes(callers["b", POOL_A], "w1") == {OK}
         assert await others.code(HEARTBEAT, beat("w2", subject="pool-a")) == OK
         assert await codes(mine, "w2") == {DENIED}
         assert await codes(others, "w2") == {OK}
-        # Whose heartbeats have ended has no name any more.
+        # A name is free once its heartbeats have ended.
         assert await mine.code(HEARTBEAT, beat("w1", leaving=True)) == OK
         assert await codes(others, "w1") == {OK}

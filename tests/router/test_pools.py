@@ -1,6 +1,4 @@
-"""Pools through a router and workers of two of them: preference, overflow, failures, names; and
-what operators are told.
-"""
+"""Two pools behind a router: preference, overflow, failures, names, and reports to operators."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ async def test_model_is_loaded_in_its_first_pool(redis_url: str) -> None:
             assert (len(first.jobs), len(second.jobs)) == (1, 0)
 
 
-async def test_next_pool_takes_what_the_first_cannot_serve(redis_url: str) -> None:
+async def test_next_pool_serves_models_that_first_cannot(redis_url: str) -> None:
     broken = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="it can never fit")
     async with (
         mesh(redis_url) as client,
@@ -76,7 +74,7 @@ async def _queued(client: Client, pool: str) -> bool:
     return (await client.lane(pool=pool)).queued_jobs > 0
 
 
-async def test_what_the_first_pool_would_answer_too_late_overflows(redis_url: str) -> None:
+async def test_late_requests_overflow_to_next_pool(redis_url: str) -> None:
     async with (
         mesh(redis_url) as client,
         in_pool(client, "l4", models=[card()], tokens_per_second=10.0).working() as first,
@@ -112,7 +110,7 @@ async def test_request_may_name_its_pool(redis_url: str) -> None:
             "INVALID_INPUT",
             "pool",
         )
-        assert refusal.message == "there is no pool 'v100'; there are cpu, l4, a100"
+        assert refusal.message == "pool 'v100' does not exist; pools: cpu, l4, a100"
 
 
 @pytest.mark.parametrize("named", ["", "a100"])

@@ -15,9 +15,9 @@ from shoal.v1 import worker_pb2
 from libs.fleet import Fleet
 from libs.queue import Idle, Lanes
 from services.router.lanes import presence
-from services.router.lanes.bells import Wakeups
+from services.router.lanes.pending_pulls import PendingPulls
 from services.router.lanes.presence import Presence
-from services.router.lanes.waiters import PendingPulls
+from services.router.lanes.wakeups import Wakeups
 from services.router.state.background import Background
 from services.router.state.view import View
 from tests.queue.parts import DEAD, LANE, ids, job
@@ -26,7 +26,7 @@ from tests.router.parts import FakeWorker, card, router, until, vector
 LEASE_MS = 600_000
 
 
-async def test_what_a_dead_worker_held_is_served_by_another_at_once(redis_url: str) -> None:
+async def test_dead_workers_jobs_are_served_by_another_at_once(redis_url: str) -> None:
     """Its lease would last for ten minutes; the client waits for ten seconds."""
     async with router(redis_url, lease_ms=LEASE_MS) as client:
         dying = FakeWorker(client.address, "dying", models=[card()], connects=True)
@@ -59,19 +59,17 @@ async def test_worker_that_leaves_its_stream_in_order_is_left_alone(redis_url: s
 async def watched(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[Presence, Fleet, Lanes, Background]]:
-    """What a router knows workers by, with a short grace; a lease of `w`'s epoch `e` holds one
-    job.
-    """
+    """Start a presence with a short grace; a lease of `w`'s epoch `e` holds one job."""
     monkeypatch.setattr(presence, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr(presence, "NEXT_SECONDS", 0.2)
     lanes = Lanes(redis, router_id="a", dead_result=DEAD, lease_ms=LEASE_MS)
     await lanes.now_ms()
     fleet, background = Fleet(redis), Background()
     await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu"))
-    await lanes.enqueue(LANE, [[job("held", deadline_ms=2**52)]], max_tokens=-1, ring=False)
+    await lanes.enqueue(LANE, [[job("held", deadline_ms=2**52)]], max_tokens=-1, notify=False)
     await lanes.pull(LANE, worker_id="w", batch_id="e-1", budget_tokens=1, budget_jobs=1)
-    bells = Wakeups(PendingPulls(), fleet, View(fleet), background, claim_after_seconds=0.5)
-    yield Presence(lanes, fleet, bells, background), fleet, lanes, background
+    wakeups = Wakeups(PendingPulls(), fleet, View(fleet), background, claim_after_seconds=0.5)
+    yield Presence(lanes, fleet, wakeups, background), fleet, lanes, background
     await background.finished()
 
 
@@ -132,7 +130,7 @@ async def test_worker_that_connects_again_keeps_its_leases(
         await again
 
 
-async def test_process_that_took_over_the_name_does_not_keep_the_leases_of_the_one_before(
+async def test_new_process_with_same_name_does_not_keep_old_leases(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watched(redis, monkeypatch) as (watching, fleet, lanes, background):
@@ -143,7 +141,7 @@ async def test_process_that_took_over_the_name_does_not_keep_the_leases_of_the_o
         assert fleet.snapshot.workers["w"].epoch == "next"
 
 
-async def test_router_that_closes_takes_nobody_for_dead(
+async def test_closing_router_declares_no_worker_dead(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watched(redis, monkeypatch) as (watching, fleet, lanes, background):

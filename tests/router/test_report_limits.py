@@ -25,14 +25,14 @@ BOUNDED_ELSEWHERE = {"CompletedJob.result", "HeartbeatRequest.subject"}
 """By the whole call, and set by the router."""
 
 
-def test_table_of_the_security_page_is_what_reports_are_refused_by() -> None:
+def test_security_page_table_matches_report_limits() -> None:
     page = (ROOT / "docs" / "security.md").read_text()
     assert limits.table(report_limits.ALL) in page, (
         "print it by python -m services.router.admission.validation.report_limits"
     )
 
 
-def test_protos_say_the_same() -> None:
+def test_proto_comments_match_limits() -> None:
     said = comments()
     for limit in report_limits.ALL:
         for field in limit.fields:
@@ -138,7 +138,7 @@ BEYOND: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-async def test_what_is_beyond_a_limit_is_refused_with_its_place_and_nobody_hears_of_it(
+async def test_report_beyond_limit_is_refused_and_not_published(
     redis: Redis, redis_url: str
 ) -> None:
     async with router(redis_url) as client:

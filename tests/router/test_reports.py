@@ -67,14 +67,14 @@ CASES: dict[str, tuple[Callable[..., None], Message, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_garbage_is_refused_with_its_place(name: str) -> None:
+def test_invalid_reports_are_refused_naming_field(name: str) -> None:
     check, request, field = CASES[name]
     with pytest.raises(InvalidInput) as caught:
         check(request)
     assert caught.value.field == field
 
 
-def test_words_of_a_failure_are_cut_to_what_travels() -> None:
+def test_failure_texts_are_cut_to_status_size() -> None:
     failure = worker_pb2.Failure(
         reason="R" * 1000, message="m" * 100_000, field="f" * 1000, retry_after_seconds=math.inf
     )
@@ -92,7 +92,7 @@ def test_words_of_a_failure_are_cut_to_what_travels() -> None:
 
 
 def whole_heartbeat() -> worker_pb2.HeartbeatRequest:
-    """With a value in each text that there is."""
+    """Return a heartbeat with a value in each text field."""
     failure = worker_pb2.Failure(reason="R", message="m", field="f")
     known = models_pb2.ModelCard(
         model=MODEL,
@@ -154,8 +154,8 @@ def test_no_text_of_a_heartbeat_brings_control_characters_into_the_mesh(number: 
     assert "]0;owned" in told
 
 
-async def test_worker_that_talks_nonsense_harms_no_other(redis: Redis, redis_url: str) -> None:
-    """Its heartbeats never reach the registry, its answers end no job but those whose names it
+async def test_faulty_worker_does_not_harm_others(redis: Redis, redis_url: str) -> None:
+    """Its heartbeats never reach the registry, and its answers end only jobs with ids that it
     knows.
     """
     async with router(redis_url) as client, FakeWorker(client.address, models=[card()]).working():
@@ -219,8 +219,8 @@ def test_answers_that_do_not_fit_together_are_the_workers_fault(name: str) -> No
         codec.job_result(BROKEN[name].SerializeToString())
 
 
-def test_what_is_no_answer_at_all_is_the_workers_fault() -> None:
-    with pytest.raises(InternalError, match="no JobResult"):
+def test_malformed_answers_are_internal_errors() -> None:
+    with pytest.raises(InternalError, match="not a JobResult"):
         codec.job_result(b"\xff\xff")
 
 

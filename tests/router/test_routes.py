@@ -17,14 +17,14 @@ from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from services.router.admission.routing.routes import (
     Backlog,
     Routes,
-    Wanted,
+    Target,
     choose_lane,
     has_other_pool,
     refuse_pool,
 )
 
 MODEL = "a/b"
-ANY = Wanted(MODEL)
+ANY = Target(MODEL)
 ADAPTER = "o/adapter"
 RESIDENT, LOADING, COLD = (
     models_pb2.MODEL_STATE_RESIDENT,
@@ -79,12 +79,12 @@ def chosen(
     backlog: Backlog | None = None,
     *,
     routes: Routes = FILE,
-    wanted: Wanted = ANY,
+    target: Target = ANY,
     seconds: float = 60.0,
     without: Sequence[str] = (),
 ) -> str:
-    lane = choose_lane(wanted, routes, snapshot, backlog or {}, seconds, without)
-    assert (lane.model, lane.adapter) == (wanted.model, wanted.adapter)
+    lane = choose_lane(target, routes, snapshot, backlog or {}, seconds, without)
+    assert (lane.model, lane.adapter) == (target.model, target.adapter)
     return lane.pool
 
 
@@ -96,25 +96,23 @@ def test_first_pool_serves_while_it_is_in_time() -> None:
     assert chosen(both) == "l4-spot"
     assert chosen(both, {("l4-spot", MODEL): 3000}) == "l4-spot"
     assert chosen(both, {("l4-spot", MODEL): 3001}) == "a100"
-    # ... as measured by what the request has left.
+    # ... as measured by the request's remaining time.
     assert chosen(both, {("l4-spot", MODEL): 3001}, seconds=70.0) == "l4-spot"
     # When all are late, the least late.
     assert chosen(both, {("l4-spot", MODEL): 4000, ("a100", MODEL): 5000}) == "l4-spot"
     assert chosen(both, {("l4-spot", MODEL): 5000, ("a100", MODEL): 4000}) == "a100"
 
 
-def test_pool_that_must_load_the_model_first_is_chosen_by_the_patient_only_while_another_has_it() -> (
-    None
-):
+def test_cold_pool_gets_only_requests_with_time_left_while_another_is_resident() -> None:
     cold = worker("l", "l4-spot", COLD, load_seconds=2.0)
     assert chosen(fleet(cold, A100), seconds=60.0) == "l4-spot"
     assert chosen(fleet(cold, A100), seconds=10.0) == "a100"
     assert chosen(fleet(replace(L4, models={}), A100), seconds=10.0) == "a100"
-    # Nobody has it: the first pool, if that is in time.
+    # No pool has it: the first pool, if that is in time.
     assert chosen(fleet(cold, worker("a", "a100", COLD)), seconds=10.0) == "l4-spot"
     # The one that has it is late.
     assert chosen(fleet(cold, A100), {("a100", MODEL): 10_000}, seconds=10.0) == "l4-spot"
-    # What is on its way is as far as a load takes.
+    # A copy that is being loaded is as far away as a load takes.
     loading = worker("l", "l4-spot", LOADING)
     assert [chosen(fleet(loading, A100), seconds=left) for left in (10.0, 60.0)] == [
         "a100",
@@ -127,7 +125,7 @@ def test_pool_without_workers_must_be_started_first() -> None:
     assert chosen(fleet(A100), {("a100", MODEL): 10_000}) == "l4-spot"
     assert chosen(fleet(A100), seconds=1000.0) == "l4-spot"
     assert chosen(fleet()) == "l4-spot"
-    # Without a file nobody is known to start one.
+    # Without a file no pool is known to start a worker.
     by_card = Routes(Pools(), card("l4-spot", "a100"))
     assert chosen(fleet(A100), {("a100", MODEL): 10**9}, routes=by_card, seconds=1000.0) == "a100"
     assert chosen(fleet(), routes=by_card) == "l4-spot"
@@ -146,26 +144,26 @@ def test_pool_that_cannot_serve_the_model_is_passed_over() -> None:
     assert chosen(fleet(L4, A100), without=["l4-spot"]) == "a100"
     # With none left the first is answered, to be refused.
     assert chosen(fleet(L4, A100), without=["l4-spot", "a100"]) == "l4-spot"
-    assert has_other_pool(Wanted(MODEL), FILE, fleet(L4, A100), ["l4-spot"])
-    assert has_other_pool(Wanted(MODEL), FILE, fleet(L4), ["l4-spot"])
-    assert not has_other_pool(Wanted(MODEL), FILE, broken, ["a100"])
-    assert not has_other_pool(Wanted(MODEL, pool="l4-spot"), FILE, fleet(L4, A100), ["l4-spot"])
+    assert has_other_pool(Target(MODEL), FILE, fleet(L4, A100), ["l4-spot"])
+    assert has_other_pool(Target(MODEL), FILE, fleet(L4), ["l4-spot"])
+    assert not has_other_pool(Target(MODEL), FILE, broken, ["a100"])
+    assert not has_other_pool(Target(MODEL, pool="l4-spot"), FILE, fleet(L4, A100), ["l4-spot"])
     assert not has_other_pool(
-        Wanted(MODEL), Routes(Pools(), card("l4-spot", "a100")), fleet(L4), ["l4-spot"]
+        Target(MODEL), Routes(Pools(), card("l4-spot", "a100")), fleet(L4), ["l4-spot"]
     )
 
 
 def test_pool_that_has_the_adapter_is_nearer() -> None:
-    wanted = Wanted(MODEL, ADAPTER)
+    target = Target(MODEL, ADAPTER)
     tuned = worker("a", "a100", adapters=[ADAPTER])
-    assert chosen(fleet(L4, tuned), wanted=wanted, seconds=60.0) == "l4-spot"
-    assert chosen(fleet(L4, tuned), wanted=wanted, seconds=0.9) == "a100"
+    assert chosen(fleet(L4, tuned), target=target, seconds=60.0) == "l4-spot"
+    assert chosen(fleet(L4, tuned), target=target, seconds=0.9) == "a100"
     two = (worker("x", "cpu"), worker("y", "cpu"))
-    assert chosen(fleet(*two, tuned), wanted=wanted, routes=NO_FILE) == "a100"
-    assert chosen(fleet(*two, A100), wanted=wanted, routes=NO_FILE) == "cpu"
+    assert chosen(fleet(*two, tuned), target=target, routes=NO_FILE) == "a100"
+    assert chosen(fleet(*two, A100), target=target, routes=NO_FILE) == "cpu"
 
 
-def test_worker_tells_a_models_pools_where_the_catalog_does_not() -> None:
+def test_reported_card_names_pools_without_catalog() -> None:
     told = {MODEL: models_pb2.ModelCard(model=MODEL, pools=["a100", "gone"])}
     assert chosen(replace(fleet(L4), cards=told), routes=Routes(POOLS, Catalog())) == "a100"
     assert chosen(replace(fleet(L4), cards=told), routes=Routes(POOLS, card("h100"))) == "h100"
@@ -177,17 +175,17 @@ def test_without_a_card_it_is_the_default_pool_or_without_a_file_the_one_that_ha
     assert chosen(fleet(L4), routes=Routes(POOLS, Catalog())) == "cpu"
     cold = worker("c", "cpu", COLD)
     assert chosen(fleet(L4, cold), routes=NO_FILE) == "l4-spot"
-    assert chosen(fleet(L4, cold), routes=NO_FILE, wanted=Wanted("other/one")) == "cpu"
-    assert chosen(fleet(L4), routes=NO_FILE, wanted=Wanted("other/one")) == "l4-spot"
+    assert chosen(fleet(L4, cold), routes=NO_FILE, target=Target("other/one")) == "cpu"
+    assert chosen(fleet(L4), routes=NO_FILE, target=Target("other/one")) == "l4-spot"
     assert chosen(fleet(), routes=NO_FILE) == "cpu"
 
 
-def test_named_pool_is_taken_if_there_is_such_a_pool() -> None:
-    assert chosen(fleet(L4), wanted=Wanted(MODEL, pool="h100")) == "h100"
+def test_named_pool_is_used_if_it_exists() -> None:
+    assert chosen(fleet(L4), target=Target(MODEL, pool="h100")) == "h100"
     refuse_pool("", FILE, fleet())
     refuse_pool("h100", FILE, fleet())
     with pytest.raises(
-        InvalidInput, match="there is no pool 'v100'; there are cpu, l4-spot, a100, h100"
+        InvalidInput, match="pool 'v100' does not exist; pools: cpu, l4-spot, a100, h100"
     ) as unknown:
         refuse_pool("v100", FILE, fleet(worker("v", "v100")))
     with pytest.raises(
@@ -197,7 +195,7 @@ def test_named_pool_is_taken_if_there_is_such_a_pool() -> None:
     assert unknown.value.field == malformed.value.field == "pool"
     refuse_pool("l4-spot", NO_FILE, fleet(L4))
     refuse_pool("cpu", NO_FILE, fleet(L4))
-    with pytest.raises(NoCapacity, match="no worker in pool a100; pools with workers: l4-spot"):
+    with pytest.raises(NoCapacity, match="pool a100 has no worker; pools with workers: l4-spot"):
         refuse_pool("a100", NO_FILE, fleet(L4))
 
 
@@ -233,7 +231,7 @@ TOKENS = st.dictionaries(st.tuples(st.sampled_from(NAMES), st.just(MODEL)), st.i
     st.sampled_from(["", ADAPTER]),
     st.booleans(),
 )
-def test_never_a_pool_that_was_not_allowed_and_always_the_same(
+def test_chosen_pool_is_allowed_and_deterministic(
     workers: list[WorkerRecord],
     order: list[str],
     backlog: dict[tuple[str, str], int],
@@ -242,8 +240,8 @@ def test_never_a_pool_that_was_not_allowed_and_always_the_same(
     file: bool,
 ) -> None:
     routes = Routes(POOLS if file else Pools(), card(*order))
-    wanted = Wanted(MODEL, adapter)
-    found = chosen(fleet(*workers), backlog, routes=routes, wanted=wanted, seconds=seconds)
+    target = Target(MODEL, adapter)
+    found = chosen(fleet(*workers), backlog, routes=routes, target=target, seconds=seconds)
     assert found in (order or (["cpu"] if file else NAMES))
     # The order in which workers are known, and tokens of others, make no difference.
     again = fleet(*reversed({one.worker_id: one for one in workers}.values()))
@@ -252,7 +250,7 @@ def test_never_a_pool_that_was_not_allowed_and_always_the_same(
             again,
             {**backlog, ("cpu", "other/one"): 10**9},
             routes=routes,
-            wanted=wanted,
+            target=target,
             seconds=seconds,
         )
         == found

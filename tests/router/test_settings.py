@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from libs.errors import InvalidInput
-from services.router.admission.tenants import NOBODY
+from services.router.admission.tenants import DEFAULT_TENANTS
 from services.router.settings import Settings
 
 
@@ -23,21 +23,21 @@ def test_file_of_tenants_is_read_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "tenants.yaml").write_text("tenants: {a: {weight: 2}}\n")
     assert (
         Settings.from_env({"SHOAL_TENANTS": str(tmp_path / "tenants.yaml")})
-        .tenants.content.of("a")
+        .tenants.content.tenant("a")
         .weight
         == 2
     )
-    assert Settings.from_env({}).tenants.content == NOBODY
+    assert Settings.from_env({}).tenants.content == DEFAULT_TENANTS
 
 
-def test_password_of_redis_is_not_told() -> None:
+def test_redis_password_is_not_logged() -> None:
     settings = Settings.from_env({"SHOAL_REDIS_URL": "rediss://user:hunter2@redis.example:6379/1"})
     assert "hunter2" not in str(settings.describe())
     assert "redis.example" in str(settings.describe())
 
 
 @pytest.mark.parametrize("url", ["redis://redis.example:6379/0", "redis:///0?host=10.0.0.7"])
-def test_redis_elsewhere_needs_tls_or_to_be_told(url: str) -> None:
+def test_remote_redis_requires_tls_or_explicit_permission(url: str) -> None:
     with pytest.raises(
         InvalidInput, match=r"SHOAL_REDIS_URL must be rediss:// .* SHOAL_ALLOW_INSECURE=1"
     ):
@@ -55,7 +55,7 @@ def test_redis_elsewhere_needs_tls_or_to_be_told(url: str) -> None:
         "rediss://redis.example",
     ],
 )
-def test_redis_here_needs_none(url: str) -> None:
+def test_local_redis_needs_no_tls(url: str) -> None:
     assert Settings.from_env({"SHOAL_REDIS_URL": url}).redis_url == url
 
 
@@ -106,7 +106,7 @@ def test_card_with_an_unknown_pool_keeps_a_router_from_starting(tmp_path: Path) 
         ("SHOAL_CATALOG", "/nowhere"),
     ],
 )
-def test_what_cannot_be_names_its_variable(name: str, value: str) -> None:
+def test_invalid_setting_names_its_variable(name: str, value: str) -> None:
     with pytest.raises(InvalidInput) as refusal:
         Settings.from_env({name: value})
     assert refusal.value.field == name

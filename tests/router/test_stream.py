@@ -20,7 +20,7 @@ from shoal.v1 import inference_pb2_grpc, tensor_pb2, worker_pb2
 
 from libs.errors import InternalError
 from services.router import app
-from services.router.flight import COPIES, MIN_BYTES, PART_BYTES, STREAMED_COPIES, InFlightMemory
+from services.router.in_flight import COPIES, MIN_BYTES, PART_BYTES, STREAMED_COPIES, InFlightMemory
 from services.router.lanes import codec
 from services.router.lanes.chunks import CHUNK_BYTES, Parts, split
 from tests.router.parts import (
@@ -110,7 +110,7 @@ def without_timings(answer: pb.EncodeResponse) -> pb.EncodeResponse:
 
 @asynccontextmanager
 async def plain_stub(address: str) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
-    """Of a client that sets no options."""
+    """Open a client that sets no options."""
     async with grpc.aio.insecure_channel(address) as channel:
         yield cast(
             "inference_pb2_grpc.InferenceServiceAsyncStub",
@@ -150,7 +150,7 @@ async def read_all(call: Call) -> list[pb.EncodeResponse]:
 
 @pytest.fixture
 def flights(monkeypatch: pytest.MonkeyPatch) -> list[InFlightMemory]:
-    """Those of the routers that the test starts."""
+    """Return the routers that the test starts."""
     made: list[InFlightMemory] = []
 
     def make(*, limit_bytes: int) -> InFlightMemory:
@@ -162,7 +162,7 @@ def flights(monkeypatch: pytest.MonkeyPatch) -> list[InFlightMemory]:
 
 
 def held_after(worker: FakeWorker, jobs: int) -> None:
-    """The worker answers so many jobs, and holds the next one."""
+    """The worker answers this number of jobs, and holds the next one."""
     answered = 0
 
     def answer(job: worker_pb2.Job) -> worker_pb2.JobResult:
@@ -185,7 +185,7 @@ async def lane_is_settled(client: Client) -> None:
     await until(is_settled, "all jobs to be done or cancelled")
 
 
-async def test_client_with_the_default_limit_gets_what_encode_cannot_give_it(
+async def test_default_client_streams_answers_too_large_for_encode(
     redis_url: str,
 ) -> None:
     request = numbered(3000)
@@ -218,7 +218,7 @@ async def test_every_form_is_that_of_encode(redis_url: str) -> None:
     assert without_timings(codec.merge_encode(list(chunks))) == without_timings(whole)
 
 
-async def test_first_rows_come_before_the_others_are_made(redis_url: str) -> None:
+async def test_first_rows_are_streamed_before_others_are_computed(redis_url: str) -> None:
     request = numbered(100, letters=5000)
     async with meshed(redis_url) as (client, worker), plain_stub(client.address) as stub:
         held_after(worker, 1)
@@ -234,7 +234,7 @@ async def test_first_rows_come_before_the_others_are_made(redis_url: str) -> Non
     assert codec.merge_encode(list(chunks)).dense == wide_answer(request).dense
 
 
-async def test_answers_that_come_in_another_order_are_sent_in_that_of_the_items(
+async def test_out_of_order_answers_are_sent_in_item_order(
     redis_url: str,
 ) -> None:
     request = numbered(40, letters=5000)
@@ -257,7 +257,7 @@ async def test_answers_that_come_in_another_order_are_sent_in_that_of_the_items(
     assert codec.merge_encode(list(chunks)).dense == wide_answer(request).dense
 
 
-async def test_what_is_refused_is_refused_as_by_encode(redis_url: str) -> None:
+async def test_stream_refuses_like_encode(redis_url: str) -> None:
     async with meshed(redis_url, max_queued_tokens=10_000) as (client, _):
         inference = client.inference
         for request in (
@@ -310,7 +310,7 @@ async def test_error_after_messages_is_that_of_encode(
         await lane_is_settled(client)
 
 
-async def test_who_leaves_in_the_middle_leaves_nothing_behind(
+async def test_cancelled_stream_leaves_nothing_behind(
     redis_url: str, flights: list[InFlightMemory], caplog: pytest.LogCaptureFixture
 ) -> None:
     request = numbered(100, letters=5000)
@@ -335,7 +335,7 @@ async def test_who_leaves_in_the_middle_leaves_nothing_behind(
     assert not [record for record in caplog.records if record.message == "call failed"]
 
 
-async def test_slow_reader_holds_what_it_has_not_read_and_nothing_else(
+async def test_slow_reader_holds_only_unread_messages(
     redis_url: str, flights: list[InFlightMemory]
 ) -> None:
     """It can be large: 48 MB, of which gRPC's windows take a few."""
@@ -363,10 +363,12 @@ async def test_slow_reader_holds_what_it_has_not_read_and_nothing_else(
     assert len(set(seen)) > 4, "it is given back as it is read"
 
 
-async def test_who_leaves_while_it_is_written_to_is_no_failure_of_ours(
+async def test_disconnect_during_write_is_not_our_error(
     redis_url: str, flights: list[InFlightMemory], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By a cancellation or a deadline; some have read nothing, some a little."""
+    """A cancellation or a deadline ends the stream; some clients have read nothing, some a
+    little.
+    """
     async with meshed(redis_url) as (client, worker), plain_stub(client.address) as stub:
         worker.answer = lambda job: worker_pb2.JobResult(encode=wide_answer(job.encode, 30_000))
         for number in range(12):
@@ -423,7 +425,7 @@ async def test_drain_waits_for_the_end_of_an_answer(redis_url: str) -> None:
     assert codec.merge_encode([first, *rest]).dense == wide_answer(request).dense
 
 
-async def test_deadline_that_passes_in_the_middle_says_so(redis_url: str) -> None:
+async def test_deadline_within_stream_is_reported(redis_url: str) -> None:
     async with meshed(redis_url, default_deadline_seconds=1) as (client, worker):
         held_after(worker, 1)
         call = client.inference.EncodeStream(numbered(100, letters=5000))
@@ -515,9 +517,9 @@ def test_answer_without_rows_or_with_forms_that_differ_is_a_workers_fault() -> N
             list(split(wrong))
 
 
-def test_answers_that_do_not_fit_together_are_no_stream() -> None:
+def test_inconsistent_answers_end_stream_with_error() -> None:
     parts = Parts()
-    list(parts.of(wide_answer(encode_request("1"), 6)))
-    list(parts.of(wide_answer(encode_request("1", "2"), 6)))
+    list(parts.messages(wide_answer(encode_request("1"), 6)))
+    list(parts.messages(wide_answer(encode_request("1", "2"), 6)))
     with pytest.raises(InternalError, match="different"):
-        parts.of(wide_answer(encode_request("1"), 7))
+        parts.messages(wide_answer(encode_request("1"), 7))

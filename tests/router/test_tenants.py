@@ -1,4 +1,4 @@
-"""What the file of tenants says, and what a router then does."""
+"""The file of tenants, and its effect on a router."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ tenants:
 """
 
 
-def test_named_tenants_have_what_they_say_and_else_the_default() -> None:
+def test_named_tenants_override_defaults() -> None:
     tenants = parse_tenants(FILE, "t.yaml")
-    assert tenants.of("anybody") == Tenant(rate=Rate(100.0, 0.0, 2.0))
-    assert tenants.of("search") == Tenant(4.0, Rate(0.0, 0.0, 2.0), 5000)
-    assert tenants.of("crawler") == Tenant(1.0, Rate(100.0, 1.5, 2.0))
-    assert Tenants().of("anybody") == Tenant()
-    assert not Tenants().of("anybody").rate.is_limited
+    assert tenants.tenant("anybody") == Tenant(rate=Rate(100.0, 0.0, 2.0))
+    assert tenants.tenant("search") == Tenant(4.0, Rate(0.0, 0.0, 2.0), 5000)
+    assert tenants.tenant("crawler") == Tenant(1.0, Rate(100.0, 1.5, 2.0))
+    assert Tenants().tenant("anybody") == Tenant()
+    assert not Tenants().tenant("anybody").rate.is_limited
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_named_tenants_have_what_they_say_and_else_the_default() -> None:
         ("tenants: {a: {weight: 1}", "t.yaml:1: is not YAML"),
     ],
 )
-def test_what_cannot_be_names_file_and_line(text: str, words: str) -> None:
+def test_invalid_tenants_file_names_file_and_line(text: str, words: str) -> None:
     with pytest.raises(InvalidInput) as refusal:
         parse_tenants(text, "t.yaml")
     assert refusal.value.message.startswith(words)
 
 
-async def test_changed_file_is_read_again_and_a_broken_one_leaves_what_was_known(
+async def test_changed_file_is_reloaded_and_broken_one_is_ignored(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "tenants.yaml"
@@ -93,15 +93,15 @@ async def test_changed_file_is_read_again_and_a_broken_one_leaves_what_was_known
         ("default: {weight: 7}\n", 7.0),
     ):
         replace(path, text)
-        known.refresh()
-        assert known.content.of("a").weight == weight
+        known.look()
+        assert known.content.tenant("a").weight == weight
     path.unlink()
-    known.refresh()
-    assert known.content.of("a").weight == 7.0
+    known.look()
+    assert known.content.tenant("a").weight == 7.0
 
 
 def replace(path: Path, text: str) -> None:
-    """As Kubernetes does it: another file takes the place."""
+    """Replace the file as Kubernetes does: another file takes its place."""
     other = path.with_suffix(".new")
     other.write_text(text)
     os.replace(other, path)
@@ -149,7 +149,7 @@ async def test_over_the_rate_both_routers_refuse_with_the_time_to_wait(
         assert await ask(one, "somebody") is None
 
 
-async def test_job_says_whose_it_is_and_what_that_weighs(redis_url: str, tmp_path: Path) -> None:
+async def test_job_has_tenant_and_weight(redis_url: str, tmp_path: Path) -> None:
     file = written(tmp_path, "tenants: {search: {weight: 4}}\n")
     async with (
         router(redis_url, tenants=file) as client,
@@ -195,7 +195,7 @@ LONG = "word " * 200_000
 """1 MB, of which the model takes 512 tokens."""
 
 
-async def test_what_a_model_cuts_off_counts_for_rates(redis_url: str, tmp_path: Path) -> None:
+async def test_truncated_text_counts_for_rates(redis_url: str, tmp_path: Path) -> None:
     file = written(tmp_path, "tenants: {crawler: {tokens_per_second: 10, burst_seconds: 200}}\n")
     async with (
         router(redis_url, tenants=file) as client,
@@ -208,7 +208,7 @@ async def test_what_a_model_cuts_off_counts_for_rates(redis_url: str, tmp_path: 
         assert refusal.reason == "RATE_LIMITED"
 
 
-async def test_what_a_model_cuts_off_counts_for_quotas(redis_url: str, tmp_path: Path) -> None:
+async def test_truncated_text_counts_for_quotas(redis_url: str, tmp_path: Path) -> None:
     file = written(tmp_path, "tenants: {crawler: {queued_tokens: 2000}}\n")
     async with (
         router(redis_url, tenants=file) as client,
@@ -226,10 +226,10 @@ async def test_what_a_model_cuts_off_counts_for_quotas(redis_url: str, tmp_path:
 
 
 @pytest.mark.parametrize("measured", [0.0046, 60.0])
-async def test_rate_that_texts_of_others_moved_changes_little(
+async def test_other_tenants_texts_change_prices_little(
     redis_url: str, tmp_path: Path, measured: float
 ) -> None:
-    """Six texts of 1 MB, or thousands of a letter, once moved the price of everybody's texts
+    """Six texts of 1 MB, or thousands of a letter, once changed the price of all tenants' texts
     without bound.
     """
     file = written(tmp_path, "tenants: {crawler: {tokens_per_second: 1, burst_seconds: 3600}}\n")

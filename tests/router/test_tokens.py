@@ -1,5 +1,5 @@
-"""Tokenize and Detokenize through a router: splitting, merging, limits, and what a worker's failure
-names.
+"""Tokenize and Detokenize through a router: splitting, merging, limits, and the fields that a
+worker's failure names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from libs import tokens
 from libs.errors import InvalidInput, TaskNotSupported
 from services.router.admission import control
 from services.router.admission.validation import limits
-from services.router.admission.validation.answers import check_tokens
+from services.router.admission.validation.answer_bounds import check_tokens
 from services.router.admission.validation.tokens import check_detokenize, check_tokenize
 from tests.router.parts import MODEL, FakeWorker, card, refused, router
 
@@ -53,7 +53,7 @@ async def test_large_request_is_split_and_its_answers_are_joined_in_order(redis_
         assert list(back.texts) == texts[:150]
 
 
-async def test_refused_text_is_named_by_its_place_in_the_request(redis_url: str) -> None:
+async def test_refused_text_is_named_by_its_index(redis_url: str) -> None:
     texts = ["x" * 1000] * 3000
 
     def refuse(job: worker_pb2.Job) -> worker_pb2.JobResult:

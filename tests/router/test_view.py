@@ -1,4 +1,4 @@
-"""What a router knows of lanes: which idle ones are forgotten."""
+"""A router's view of lanes: which idle ones are forgotten."""
 
 from __future__ import annotations
 

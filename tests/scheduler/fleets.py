@@ -10,7 +10,7 @@ from shoal.v1 import models_pb2, worker_pb2
 from libs.eviction import Candidate, Challenger, choose_victims, cost_aware
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey
-from services.scheduler.planning.placement import Plan, PlanInput, SentOrder, Site, plan
+from services.scheduler.planning.placement import Plan, PlanInput, PoolModel, SentOrder, plan
 
 COLD, LOADING, DOWNLOADING, WARM, RESIDENT = (
     models_pb2.MODEL_STATE_COLD,
@@ -88,7 +88,7 @@ def state(
     sent: tuple[SentOrder, ...] = (),
     draw: int = 1,
 ) -> PlanInput:
-    """Of one pool, `cpu`. queued and rates: by model."""
+    """Return the gauges of one pool, `cpu`. queued and rates: by model."""
     cards = {
         model: models_pb2.ModelCard(model=model, bytes=size)
         for model, size in (sizes or {}).items()
@@ -114,7 +114,7 @@ def gauge(model: str, tokens: int, adapter: str = "") -> LaneGauges:
 
 
 def loads(made: Plan) -> dict[str, list[str]]:
-    """By model, the workers that shall load it."""
+    """Return by model the workers ordered to load it."""
     found: dict[str, list[str]] = {}
     for order in made.orders:
         if order.kind == "load":
@@ -164,7 +164,7 @@ class World:
     held: dict[str, dict[str, Held]] = field(default_factory=dict)
     sent: list[SentOrder] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
-    waiting_since_ms: dict[Site, int] = field(default_factory=dict)
+    waiting_since_ms: dict[PoolModel, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.held = {name: {} for name in self.memory}

@@ -27,7 +27,7 @@ SPEC: Final = PoolSpec(POOL, max_workers=20, cold_start_seconds=60, drain_second
 
 
 class Scheduler:
-    """What of a scheduler KEDA talks to. A new one remembers nothing."""
+    """The part of a scheduler that KEDA calls. A new one remembers nothing."""
 
     def __init__(self, clock: FakeClock, spec: PoolSpec) -> None:
         self.view = View()
@@ -37,9 +37,9 @@ class Scheduler:
         )
 
     def see(self, workers: FakeWorkers) -> None:
-        look = workers.look()
-        self.demand.update(look)
-        self.view.update(look)
+        snapshot = workers.snapshot()
+        self.demand.update(snapshot)
+        self.view.update(snapshot)
 
 
 class Stage:
@@ -50,13 +50,13 @@ class Stage:
         workers: FakeWorkers,
         scaled: ScaledObject = SCALED,
         spec: PoolSpec = SPEC,
-        look_seconds: float = 1.0,
+        snapshot_seconds: float = 1.0,
     ) -> None:
         self.clock = FakeClock(settle=self._settle)
         self.workers = workers
         self.spec = spec
         self.blind = False
-        self._look_seconds = look_seconds
+        self._snapshot_seconds = snapshot_seconds
         self.scheduler = Scheduler(self.clock, spec)
         self.keda = FakeKeda("", scaled, workers, self.clock, about_to=self._check)
         self.wrong: list[str] = []
@@ -92,11 +92,11 @@ class Stage:
         await self.clock.run(seconds)
 
     async def run_until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
-        """Until the condition holds; fails after so many seconds of the clock."""
+        """Run until the condition holds; fail after this number of seconds of the clock."""
         end = self.clock.now() + seconds
         while not condition():
             assert self.clock.now() < end, f"{what}: not within {seconds:g} s; {self.story()}"
-            await self.run(self._look_seconds)
+            await self.run(self._snapshot_seconds)
 
     def story(self) -> str:
         """All changes, in one line."""
@@ -109,14 +109,14 @@ class Stage:
         return [change for change in self.keda.changes if change.at >= at]
 
     async def play(self) -> None:
-        """What happens in each second."""
+        """Run the events of each second."""
         while True:
-            await self.clock.sleep(self._look_seconds)
-            self.workers.advance(self._look_seconds)
+            await self.clock.sleep(self._snapshot_seconds)
+            self.workers.advance(self._snapshot_seconds)
             if not self.blind:
                 self.scheduler.see(self.workers)
-            answer = self.scheduler.demand.demands[POOL]
-            self.desired.append((self.clock.now(), answer.desired))
+            decision = self.scheduler.demand.demands[POOL]
+            self.desired.append((self.clock.now(), decision.desired))
             self.most = max(self.most, self.workers.replicas)
 
     def connect(self) -> FakeKeda:
@@ -134,10 +134,10 @@ class Stage:
 
     async def _settle(self) -> None:
         """Real time for a push to arrive, when one is on its way."""
-        answer = self.scheduler.demand.demands.get(POOL)
+        decision = self.scheduler.demand.demands.get(POOL)
         if (
-            answer is not None
-            and answer.active
+            decision is not None
+            and decision.active
             and self.keda.is_listening
             and self.workers.replicas == 0
         ):
@@ -149,10 +149,10 @@ async def staged(
     workers: FakeWorkers,
     scaled: ScaledObject = SCALED,
     spec: PoolSpec = SPEC,
-    look_seconds: float = 1.0,
+    snapshot_seconds: float = 1.0,
 ) -> AsyncIterator[Stage]:
     """A stage with a scheduler that serves and a KEDA that scales."""
-    stage = Stage(workers, scaled, spec, look_seconds)
+    stage = Stage(workers, scaled, spec, snapshot_seconds)
     await stage.serve()
     try:
         async with stage.connect():
@@ -166,5 +166,5 @@ async def staged(
 
 
 def turns(changes: list[Change]) -> int:
-    """How often the replicas went the other way than before."""
+    """Count how often the replicas changed direction."""
     return sum((a.after > a.before) != (b.after > b.before) for a, b in pairwise(changes))

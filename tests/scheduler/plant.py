@@ -2,8 +2,7 @@
 
 Stands for machines, pods and their start, which take minutes; test_keda.py has real worker
 processes too, for less time. Requests arrive at random (Poisson, seeded), wait in one lane in
-order, and are done by pods at a known speed. What the scheduler sees of it is a `Look`, as Redis
-would have it.
+order, and are done by pods at a known speed. The scheduler's view is a `MeshSnapshot`, as Redis would have it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from shoal.v1 import models_pb2
 
 from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey
-from services.scheduler.view import Look
+from services.scheduler.view import MeshSnapshot
 
 MODEL: Final = "org/model"
 BYTES: Final = 100_000_000
@@ -33,7 +32,7 @@ _CARD: Final = models_pb2.ModelCard(bytes=BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Arrived at `at`; costs so many tokens."""
+    """A request: its arrival time and tokens."""
 
     at: float
     tokens: int
@@ -41,8 +40,8 @@ class Request:
 
 @dataclass(slots=True)
 class Pod:
-    """One worker. `joins`: its first heartbeat. `stopped`: told to end. `lost`: its machine went
-    away.
+    """One worker. `joins`: its first heartbeat. `stopped`: it was ordered to end. `lost`: its machine
+    is gone.
     """
 
     name: str
@@ -93,7 +92,7 @@ class FakeWorkers:
         self.asked = self.answered = self.cancelled = self.asked_tokens = 0
         self.longest_wait = 0.0
         self.pod_seconds = 0.0
-        """Of all pods that ran, to tell what a way of scaling costs."""
+        """Return the pod seconds used so far, the cost of a way of scaling."""
 
     # As a Deployment.
 
@@ -119,7 +118,9 @@ class FakeWorkers:
         self._named(name).noticed = self._now
 
     def lose(self, name: str) -> None:
-        """The pod's machine goes away now, with what the pod held. A new pod takes its place."""
+        """Remove the pod's machine now, with the requests that the pod held. A new pod takes its
+        place.
+        """
         pod = self._named(name)
         pod.lost = self._now
         self._orphans += [(self._now + LEASE_SECONDS, request) for request in pod.held]
@@ -127,7 +128,7 @@ class FakeWorkers:
         self._reconcile()
 
     def leave(self) -> None:
-        """Everybody who waits goes away."""
+        """Drop all waiting requests."""
         self.cancelled += len(self._waiting)
         self._waiting.clear()
 
@@ -145,7 +146,7 @@ class FakeWorkers:
     # Time.
 
     def advance(self, seconds: float) -> None:
-        """What happens in the next `seconds`; best a second or less."""
+        """Advance by `seconds`; best a second or less."""
         self._now += seconds
         self._arrive(seconds)
         self._take_back()
@@ -207,7 +208,7 @@ class FakeWorkers:
             pod.held.clear()
         return not pod.held
 
-    # What the scheduler sees.
+    # The scheduler's view.
 
     @property
     def waiting_tokens(self) -> int:
@@ -225,7 +226,7 @@ class FakeWorkers:
             for pod in self.pods
         )
 
-    def look(self) -> Look:
+    def snapshot(self) -> MeshSnapshot:
         """The mesh now, by the clock that `advance` is called by."""
         now_ms = _START_MS + round(self._now * 1000)
         workers = {
@@ -238,7 +239,7 @@ class FakeWorkers:
             gauges[self._lane] = LaneGauges(
                 self._lane, len(self._waiting), *tokens, *jobs, enqueued_tokens=self.asked_tokens
             )
-        return Look(
+        return MeshSnapshot(
             FleetSnapshot(workers, {MODEL: _CARD}, {}, now_ms), MappingProxyType(gauges), self._now
         )
 
@@ -267,7 +268,7 @@ class FakeWorkers:
         elif pod.loading_since is not None:
             state = models_pb2.MODEL_STATE_LOADING
         is_resident = pod.resident_since is not None
-        # What a worker measures wavers, and is less while its batches are small.
+        # A worker's measurements vary, and are lower while its batches are small.
         measured = (
             self.tokens_per_second
             * float(self._random.normal(1.0, 0.05))

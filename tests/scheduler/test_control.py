@@ -21,7 +21,7 @@ from services.scheduler import control as module
 from services.scheduler.control import Control
 from services.scheduler.demand import Demand
 from services.scheduler.planning.placement import Plan, PlanInput, plan
-from services.scheduler.view import Look, View
+from services.scheduler.view import MeshSnapshot, View
 from tests.support.redis import RedisServer
 from tests.support.waiting import end_tasks
 
@@ -34,7 +34,7 @@ BROKEN = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="no such tensor"
 
 
 class Mesh:
-    """What routers and workers would do."""
+    """Acts like routers and workers."""
 
     def __init__(self, redis: Redis) -> None:
         self.redis = redis
@@ -54,7 +54,7 @@ class Mesh:
         job = QueuedJob(
             f"job-{self.jobs}", "tenant", 1.0, tokens, deadline, "interactive", b"payload"
         )
-        await self.lanes.enqueue(LaneKey("cpu", model), [[job]], max_tokens=10**9, ring=True)
+        await self.lanes.enqueue(LaneKey("cpu", model), [[job]], max_tokens=10**9, notify=True)
 
     async def orders(self, name: str) -> list[tuple[str, str]]:
         """Kinds and models."""
@@ -71,7 +71,10 @@ def mesh(redis: Redis) -> Mesh:
 
 
 def control(
-    redis: Redis, name: str = "s0", view: View | None = None, looks: list[Look] | None = None
+    redis: Redis,
+    name: str = "s0",
+    view: View | None = None,
+    snapshots: list[MeshSnapshot] | None = None,
 ) -> Control:
     return Control(
         Lanes(redis, router_id=name, dead_result=b""),
@@ -79,7 +82,7 @@ def control(
         view or View(),
         scheduler_id=name,
         policy=cost_aware,
-        seen=(looks if looks is not None else []).append,
+        seen=(snapshots if snapshots is not None else []).append,
     )
 
 
@@ -93,7 +96,7 @@ async def no_more() -> None:
 
 @asynccontextmanager
 async def running(one: Control) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(one.run(no_more)), asyncio.create_task(one.receive_bells())]
+    tasks = [asyncio.create_task(one.run(no_more)), asyncio.create_task(one.receive_wakeups())]
     try:
         yield
     finally:
@@ -110,8 +113,8 @@ async def until(mesh: Mesh, name: str, wanted: list[tuple[str, str]]) -> None:
 
 
 async def test_cold_model_with_work_is_ordered_once(redis: Redis, mesh: Mesh) -> None:
-    view, looks = View(), list[Look]()
-    scheduler = control(redis, view=view, looks=looks)
+    view, snapshots = View(), list[MeshSnapshot]()
+    scheduler = control(redis, view=view, snapshots=snapshots)
     await mesh.report("v")
     await mesh.report("w", cold("org/a"))
     assert await scheduler.tick() is not None
@@ -119,9 +122,9 @@ async def test_cold_model_with_work_is_ordered_once(redis: Redis, mesh: Mesh) ->
     for _ in range(3):
         await scheduler.tick()
     assert (await mesh.orders("v"), await mesh.orders("w")) == ([], [("load_model", "org/a")])
-    assert view.look is looks[-1]
-    assert view.look is not None
-    assert view.look.gauges[LaneKey("cpu", "org/a")].queued_tokens == 100
+    assert view.snapshot is snapshots[-1]
+    assert view.snapshot is not None
+    assert view.snapshot.gauges[LaneKey("cpu", "org/a")].queued_tokens == 100
     leader = (await mesh.fleet.refresh()).leader
     assert leader is not None
     (order,) = await mesh.fleet.orders("w", "1", 0)
@@ -132,7 +135,7 @@ async def test_cold_model_with_work_is_ordered_once(redis: Redis, mesh: Mesh) ->
     }
 
 
-async def test_note_says_that_its_order_was_obeyed_and_when(redis: Redis, mesh: Mesh) -> None:
+async def test_note_reports_completed_order_with_time(redis: Redis, mesh: Mesh) -> None:
     scheduler = control(redis)
     await mesh.report("w", cold("org/a"))
     await mesh.ask("org/a")
@@ -154,9 +157,7 @@ async def test_note_says_that_its_order_was_obeyed_and_when(redis: Redis, mesh: 
 @pytest.mark.parametrize(
     ("how", "end"), [("failed", "failed at"), ("gone", "the worker was gone at")]
 )
-async def test_note_says_why_its_order_was_not_obeyed(
-    redis: Redis, mesh: Mesh, how: str, end: str
-) -> None:
+async def test_note_reports_why_order_failed(redis: Redis, mesh: Mesh, how: str, end: str) -> None:
     scheduler = control(redis)
     await mesh.report("w", cold("org/a"))
     await mesh.ask("org/a")
@@ -170,7 +171,7 @@ async def test_note_says_why_its_order_was_not_obeyed(
     assert f"; {end} " in (await mesh.fleet.plan_notes())["org/a"]
 
 
-async def test_notes_of_what_is_held_back_go_when_it_is_not(redis: Redis, mesh: Mesh) -> None:
+async def test_held_back_notes_are_removed(redis: Redis, mesh: Mesh) -> None:
     scheduler = control(redis)
     await mesh.ask("org/a")
     await scheduler.tick()
@@ -182,7 +183,7 @@ async def test_notes_of_what_is_held_back_go_when_it_is_not(redis: Redis, mesh: 
     assert await mesh.fleet.plan_notes("org/a") == {}
 
 
-async def test_plan_tells_how_many_workers_pools_should_have(redis: Redis, mesh: Mesh) -> None:
+async def test_plan_publishes_desired_workers(redis: Redis, mesh: Mesh) -> None:
     lanes, demand = Lanes(redis, router_id="s0", dead_result=b""), Demand(Pools())
     scheduler = Control(
         lanes,
@@ -216,7 +217,7 @@ async def test_next_leader_takes_over_with_higher_numbers_and_orders_nothing_twi
     assert made is not None
     assert (
         len(made.orders) == 1
-    )  # it does not know of the order, but the lane is claimed: only the same worker can be told again
+    )  # it does not know of the order, but the lane is claimed: only the same worker can be ordered again
     assert (await mesh.orders("v") == []) != (await mesh.orders("w") == [])
     assert await first.tick() is None
     await mesh.report("v", worker_pb2.WorkerModel(model="org/a", state=LOADING))
@@ -252,7 +253,7 @@ async def test_leader_that_lost_its_lead_while_it_planned_orders_nothing(
     assert await scheduler.tick() is None
 
 
-async def test_bell_is_answered_without_waiting_for_the_next_look(
+async def test_notification_triggers_plan_before_next_tick(
     redis: Redis, mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TICK_SECONDS", 1000.0)
@@ -302,7 +303,7 @@ async def test_plan_that_fails_is_logged_and_the_next_one_made(
     assert "the plan failed" in caplog.messages
 
 
-async def test_redis_may_go_and_come_back_without_its_data(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_scheduler_survives_redis_data_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
     with RedisServer() as server:
         redis = connect(server.url)

@@ -25,7 +25,7 @@ from services.scheduler.demand import (
     need_of,
 )
 from services.scheduler.rates import Arrivals, ColdStarts, Rate, Speeds
-from tests.scheduler.looks import MODEL, Mesh, holding
+from tests.scheduler.snapshots import MODEL, Mesh, holding
 
 GOALS = Goals(max_workers=1000, drain_seconds=30.0, target_utilization=0.75)
 
@@ -50,7 +50,7 @@ def pool(
     usable_bytes: int = 0,
     last_arrival: float | None = 0.0,
 ) -> PoolInput:
-    """A pool at time 0, whose last arrival was just now."""
+    """Return a pool at time 0 with an arrival just now."""
     return PoolInput(
         pool="cpu",
         at=0.0,
@@ -83,7 +83,7 @@ def one(demand: Demand) -> PoolDemand:
 
 def test_arrivals_need_workers_at_the_target_utilization() -> None:
     # 300 tokens/s at 100 tokens/s a worker are 3 busy workers, 4 at 75 %. ready = 4: no backlog is
-    # left when a fifth would come.
+    # left when a fifth would arrive.
     need = need_of(pool(work(fast=300.0, slow=300.0), ready=4), GOALS)
     assert need.workers == pytest.approx(4.0)
     assert need.reason == "steady"
@@ -95,14 +95,14 @@ def test_burst_counts_once_it_is_twice_the_usual(fast: float, offered: float) ->
 
 
 def test_backlog_is_worked_off_in_the_drain_time() -> None:
-    # W = (6000 + 600 / 2) / 100 = 63 s; nothing arrives and nobody works on it meanwhile: 63 / 30
-    # workers.
+    # W = (6000 + 600 / 2) / 100 = 63 s; nothing arrives and no worker reduces it until then: 63 /
+    # 30 workers.
     need = need_of(pool(work(queued=6000, leased=600)), GOALS)
     assert need.workers == pytest.approx(63 / 30)
     assert need.reason == "drain"
 
 
-def test_backlog_counts_that_is_left_when_new_workers_come() -> None:
+def test_backlog_left_at_new_workers_start_counts() -> None:
     # offered 3, ready 1, the first new worker in 20 s: 100 + 2 × 20 = 140 s of work by then; 3 +
     # 140 / 30.
     need = need_of(pool(work(queued=10_000, fast=300, slow=300), ready=1, first_ready=20.0), GOALS)
@@ -115,7 +115,7 @@ def test_backlog_counts_that_is_left_when_new_workers_come() -> None:
     assert need.workers == pytest.approx(3 + 60 / 30)
 
 
-def test_no_worker_is_started_for_what_is_done_before_it_comes() -> None:
+def test_no_worker_is_started_for_work_done_before_its_start() -> None:
     # 59 s of work, 1 worker, and another one would take 60 s: it would find nothing to do. One
     # token more, and it would.
     goals = Goals(max_workers=1000, drain_seconds=1.0)
@@ -124,7 +124,7 @@ def test_no_worker_is_started_for_what_is_done_before_it_comes() -> None:
     assert need_of(
         pool(work(queued=6001), ready=1, first_ready=0.0), goals
     ).workers == pytest.approx(60.01)
-    # Those that are on their way already are left to come.
+    # Workers that are starting already are kept.
     assert (
         need_of(pool(work(queued=5900), ready=1, starting=2, first_ready=0.0), goals).workers == 3.0
     )
@@ -169,7 +169,9 @@ def test_pool_that_lies_idle_needs_nothing_though_averages_never_end() -> None:
         (pool(ready=3, last_arrival=None), GOALS, False),
     ],
 )
-def test_what_keeps_a_pool_from_zero(seen: PoolInput, goals: Goals, active: bool) -> None:
+def test_active_conditions_keep_pool_above_zero(
+    seen: PoolInput, goals: Goals, active: bool
+) -> None:
     assert is_active(seen, goals) is active
 
 
@@ -246,17 +248,17 @@ def test_averages_of_arrivals() -> None:
     mesh, arrivals = Mesh(), Arrivals()
     mesh.lane(0, enqueued=5_000_000)
     (lane,) = mesh.gauges
-    arrivals.update(mesh.look().gauges, mesh.at)
+    arrivals.update(mesh.snapshot().gauges, mesh.at)
     assert (
         arrivals.rate(lane) == Rate()
-    )  # what was counted before this process began came at no known time
+    )  # the arrival times before this process started are unknown
     for _ in range(1200):
         mesh.lane(0, enqueued=mesh.gauges[lane].enqueued_tokens + 50)
-        arrivals.update(mesh.look(0.5).gauges, mesh.at)
+        arrivals.update(mesh.snapshot(0.5).gauges, mesh.at)
     steady = arrivals.rate(lane)
     assert steady.fast == pytest.approx(100.0, rel=1e-6)
     assert steady.slow == pytest.approx(100.0, rel=2e-3)
-    arrivals.update(mesh.look(10.0).gauges, mesh.at)
+    arrivals.update(mesh.snapshot(10.0).gauges, mesh.at)
     quiet = arrivals.rate(lane)
     assert quiet.fast == pytest.approx(100 / math.e, rel=1e-6)
     assert quiet.slow == pytest.approx(100 * math.exp(-10 / 90), rel=2e-3)
@@ -266,16 +268,16 @@ def test_counter_that_begins_again_is_no_negative_arrival() -> None:
     mesh, arrivals = Mesh(), Arrivals()
     mesh.lane(0, enqueued=1000)
     (lane,) = mesh.gauges
-    arrivals.update(mesh.look().gauges, mesh.at)
+    arrivals.update(mesh.snapshot().gauges, mesh.at)
     mesh.lane(0, enqueued=600)
-    arrivals.update(mesh.look(1.0).gauges, mesh.at)
+    arrivals.update(mesh.snapshot(1.0).gauges, mesh.at)
     first = arrivals.rate(lane)
     assert first.fast > 0
     mesh.gauges.clear()
-    arrivals.update(mesh.look(1.0).gauges, mesh.at)
+    arrivals.update(mesh.snapshot(1.0).gauges, mesh.at)
     assert 0 < arrivals.rate(lane).fast < first.fast
-    mesh.lane(0, enqueued=600)  # Redis lost its data: what is counted now was enqueued since
-    arrivals.update(mesh.look(1.0).gauges, mesh.at)
+    mesh.lane(0, enqueued=600)  # Redis lost its data: the counter restarted at 0
+    arrivals.update(mesh.snapshot(1.0).gauges, mesh.at)
     assert arrivals.rate(lane).fast > first.fast
 
 
@@ -283,41 +285,41 @@ def test_scheduler_that_starts_knows_a_rate_as_soon_as_others() -> None:
     mesh, young = Mesh(), Arrivals()
     mesh.lane(0, enqueued=10**6)
     (lane,) = mesh.gauges
-    young.update(mesh.look().gauges, mesh.at)
+    young.update(mesh.snapshot().gauges, mesh.at)
     for _ in range(40):
         mesh.lane(0, enqueued=mesh.gauges[lane].enqueued_tokens + 50)
-        young.update(mesh.look(0.5).gauges, mesh.at)
+        young.update(mesh.snapshot(0.5).gauges, mesh.at)
     assert young.rate(lane).slow == pytest.approx(100.0, rel=0.02)
 
 
 def test_speeds_are_guessed_then_measured_and_small_batches_are_not_believed() -> None:
     speeds = Speeds()
-    assert speeds.of("gpu", MODEL, "cuda", 0) > speeds.of("cpu", MODEL, "cpu", 0) > 0
-    assert speeds.of("cpu", MODEL, "cpu", 10**8) > speeds.of("cpu", MODEL, "cpu", 10**9)
+    assert speeds.estimate("gpu", MODEL, "cuda", 0) > speeds.estimate("cpu", MODEL, "cpu", 0) > 0
+    assert speeds.estimate("cpu", MODEL, "cpu", 10**8) > speeds.estimate("cpu", MODEL, "cpu", 10**9)
     speeds.measured("cpu", MODEL, 1000.0, is_loaded=True, seconds=0.0)
-    assert speeds.of("cpu", MODEL, "cpu", 0) == 1000.0
+    assert speeds.estimate("cpu", MODEL, "cpu", 0) == 1000.0
     speeds.measured("cpu", MODEL, 100.0, is_loaded=False, seconds=6.0)
-    assert speeds.of("cpu", MODEL, "cpu", 0) == pytest.approx(100 + 900 * math.exp(-0.01))
+    assert speeds.estimate("cpu", MODEL, "cpu", 0) == pytest.approx(100 + 900 * math.exp(-0.01))
     speeds.measured("cpu", MODEL, 100.0, is_loaded=True, seconds=60.0)
-    assert speeds.of("cpu", MODEL, "cpu", 0) < 105
+    assert speeds.estimate("cpu", MODEL, "cpu", 0) < 105
     speeds.measured("cpu", MODEL, 2000.0, is_loaded=False, seconds=0.5)
-    assert speeds.of("cpu", MODEL, "cpu", 0) == 2000.0
+    assert speeds.estimate("cpu", MODEL, "cpu", 0) == 2000.0
 
 
 def test_cold_starts_are_measured_from_wanting_to_the_first_heartbeat() -> None:
     starts = ColdStarts()
-    starts.came(["old"], 0.0, 500.0)
+    starts.record_workers(["old"], 0.0, 500.0)
     starts.want(3, 10.0)
     assert (starts.starting(10.0, 60.0), starts.first_ready_seconds(30.0, 60.0)) == (3, 40.0)
-    starts.came(["old", "a"], 50.0, 500.0)
-    starts.came(["old", "a", "b", "c"], 60.0, 500.0)
+    starts.record_workers(["old", "a"], 50.0, 500.0)
+    starts.record_workers(["old", "a", "b", "c"], 60.0, 500.0)
     assert starts.seconds(500.0) == 50.0  # 40, 50, 50
     assert starts.starting(60.0, 60.0) == 0
-    starts.came(["old", "a", "b", "c", "nobody-asked"], 70.0, 500.0)
+    starts.record_workers(["old", "a", "b", "c", "nobody-asked"], 70.0, 500.0)
     assert starts.seconds(500.0) == 50.0
 
 
-def test_worker_that_does_not_come_is_not_counted_on() -> None:
+def test_overdue_worker_is_not_counted() -> None:
     starts = ColdStarts()
     starts.want(1, 0.0)
     starts.want(2, 100.0)
@@ -331,130 +333,128 @@ def test_worker_that_does_not_come_is_not_counted_on() -> None:
     assert starts.starting(150.0, 60.0) == 1  # the one asked for last is taken back
 
 
-def came(starts: ColdStarts, name: str, wanted_at: float, seconds: float) -> None:
+def record_workers(starts: ColdStarts, name: str, wanted_at: float, seconds: float) -> None:
     """A worker is wanted, and there `seconds` later; it takes 60 until more was measured."""
     starts.want(1, wanted_at)
-    starts.came([name], wanted_at + seconds, 60.0)
+    starts.record_workers([name], wanted_at + seconds, 60.0)
 
 
 def test_one_start_moves_what_a_start_takes_by_little() -> None:
     starts = ColdStarts()
     for number in range(4):
-        came(starts, f"usual-{number}", number * 10_000.0, 50.0)
-    came(starts, "slow", 50_000.0, 3_000.0)
+        record_workers(starts, f"usual-{number}", number * 10_000.0, 50.0)
+    record_workers(starts, "slow", 50_000.0, 3_000.0)
     assert starts.seconds(60.0) == 50.0
     for number in range(
         5
     ):  # five in a row are no exception: but each counts as three usual ones at most
-        came(starts, f"slow-{number}", 60_000.0 + number * 10_000.0, 3_000.0)
+        record_workers(starts, f"slow-{number}", 60_000.0 + number * 10_000.0, 3_000.0)
     assert starts.seconds(60.0) == 150.0
 
 
 def test_starts_that_take_longer_than_configured_are_learnt() -> None:
     starts = ColdStarts()
     for number in range(12):
-        came(starts, f"worker-{number}", number * 10_000.0, 400.0)
+        record_workers(starts, f"worker-{number}", number * 10_000.0, 400.0)
     assert starts.seconds(60.0) == 400.0
     unknown = ColdStarts()
     for number in range(12):
         unknown.want(1, number * 10_000.0)
-        unknown.came([f"worker-{number}"], number * 10_000.0 + 40.0, 0.0)
+        unknown.record_workers([f"worker-{number}"], number * 10_000.0 + 40.0, 0.0)
     assert unknown.seconds(0.0) == 40.0
 
 
-def test_workers_that_never_come_are_not_taken_for_those_that_do() -> None:
+def test_overdue_workers_are_not_matched_with_new_ones() -> None:
     starts = ColdStarts()
     starts.want(5, 0.0)  # a quota allows none of them
     for number in range(3):
         wanted = 1000.0 * (number + 1)
         starts.want(6, wanted)
-        starts.came([f"replacement-{number}"], wanted + 50.0, 60.0)
+        starts.record_workers([f"replacement-{number}"], wanted + 50.0, 60.0)
         starts.want(5, wanted + 50.0)
     assert starts.seconds(60.0) == 50.0
 
 
 def test_from_zero_to_many_in_one_step() -> None:
     mesh, demand = Mesh(), Demand(pools())
-    demand.update(mesh.look())
+    demand.update(mesh.snapshot())
     assert (one(demand).desired, one(demand).active) == (0, False)
     demand._speeds.measured("cpu", MODEL, 100.0, is_loaded=True, seconds=0.0)
     mesh.lane(18_000)
-    demand.update(mesh.look(0.5))
+    demand.update(mesh.snapshot(0.5))
     assert (one(demand).desired, one(demand).active) == (20, True)
 
 
 def test_fewer_workers_only_after_the_hold() -> None:
     mesh, demand = Mesh(), Demand(pools())
-    demand.update(mesh.look())
+    demand.update(mesh.snapshot())
     demand.update(
-        mesh.look(301.0)
+        mesh.snapshot(301.0)
     )  # so that it no longer matters what this process found when it started
     mesh.worker("a", holding(speed=100.0))
     mesh.lane(30_000, enqueued=0)
-    demand.update(mesh.look(1.0))
+    demand.update(mesh.snapshot(1.0))
     assert (
         one(demand).desired == 8
-    )  # 300 s of work, 60 of them done before another worker could come; in 30 s
+    )  # 300 s of work, 60 of them done before another worker could arrive; in 30 s
     mesh.lane(0, enqueued=0)
     for name in "bcdefgh":
         mesh.worker(name, holding(speed=100.0))
     for _ in range(300):
-        demand.update(mesh.look(1.0))
+        demand.update(mesh.snapshot(1.0))
         assert one(demand).desired == 8
         assert one(demand).active is False
-    demand.update(mesh.look(1.0))
+    demand.update(mesh.snapshot(1.0))
     assert one(demand).desired == 0
 
 
 def test_hold_is_five_cold_starts_where_that_is_longer() -> None:
     mesh, demand = Mesh(), Demand(pools(cold_start_seconds=100.0, node_seconds=100.0))
-    demand.update(mesh.look())
-    demand.update(mesh.look(11.0))
+    demand.update(mesh.snapshot())
+    demand.update(mesh.snapshot(11.0))
     for number in range(20):
         mesh.worker(f"worker-{number}")
     mesh.lane(10**9, enqueued=0)
-    demand.update(mesh.look(1.0))
+    demand.update(mesh.snapshot(1.0))
     mesh.lane(0, enqueued=0)
-    demand.update(mesh.look(1000.0))
+    demand.update(mesh.snapshot(1000.0))
     assert one(demand).desired == 20
-    demand.update(mesh.look(1.0))
+    demand.update(mesh.snapshot(1.0))
     assert one(demand).desired == 0
 
 
 def started(mesh: Mesh) -> Demand:
-    """A demand that has looked for so long that it does not matter any more what it found, and
-    knows the model's speed.
-    """
+    """Return a demand past its start-up hold that knows the model's speed."""
     demand = Demand(pools(max_workers=3))
     demand._speeds.measured("cpu", MODEL, 100.0, is_loaded=True, seconds=0.0)
-    demand.update(mesh.look())
-    demand.update(mesh.look(301.0))
+    demand.update(mesh.snapshot())
+    demand.update(mesh.snapshot(301.0))
     return demand
 
 
 def idle_after_a_burst(demand: Demand, mesh: Mesh) -> None:
-    """Three workers were wanted, came after 2.5 s and are done; a minute later the pool is not
+    """Three workers were wanted, arrived after 2.5 s and are done; a minute later the pool is not
     active any more.
     """
     mesh.lane(9_000)
-    demand.update(mesh.look(1.0))
+    demand.update(mesh.snapshot(1.0))
     for name in ("a", "b", "c"):
         mesh.worker(name, holding(speed=100.0), epoch=f"{mesh.at}")
-    demand.update(mesh.look(2.5))
+    demand.update(mesh.snapshot(2.5))
     mesh.lane(0)
-    demand.update(mesh.look(61.0))
+    demand.update(mesh.snapshot(61.0))
     assert (one(demand).desired, one(demand).active) == (3, False)
 
 
-def test_what_keda_took_to_zero_is_not_wanted_back() -> None:
+def test_workers_removed_by_keda_are_not_requested_again() -> None:
     mesh = Mesh()
     demand = started(mesh)
     idle_after_a_burst(demand, mesh)
     mesh.workers.clear()
-    demand.update(mesh.look(1.0))
+    demand.update(mesh.snapshot(1.0))
     assert (one(demand).desired, one(demand).active, one(demand).input.starting) == (0, False, 0)
     mesh.lane(10)
-    demand.update(mesh.look(1.0))
+    demand.update(mesh.snapshot(1.0))
     assert (one(demand).desired, one(demand).active) == (
         1,
         True,
@@ -466,10 +466,10 @@ def test_worker_that_is_gone_while_nothing_needs_the_pool_is_not_replaced() -> N
     demand = started(mesh)
     idle_after_a_burst(demand, mesh)
     del mesh.workers["a"]
-    demand.update(mesh.look(1.0))
+    demand.update(mesh.snapshot(1.0))
     assert one(demand).desired == 2
     mesh.lane(10)
-    demand.update(mesh.look(1.0))
+    demand.update(mesh.snapshot(1.0))
     assert one(demand).desired == 2
 
 
@@ -479,35 +479,35 @@ def test_cold_start_begins_when_the_pool_is_needed() -> None:
     for _ in range(3):
         idle_after_a_burst(demand, mesh)
         mesh.workers.clear()  # KEDA's cooldown was shorter than the hold
-        demand.update(mesh.look(1.0))
-        demand.update(mesh.look(150.0))
+        demand.update(mesh.snapshot(1.0))
+        demand.update(mesh.snapshot(150.0))
     assert one(demand).input.cold_start_seconds == pytest.approx(2.5)
 
 
 def test_scheduler_that_starts_keeps_the_workers_it_finds() -> None:
     mesh, demand = Mesh(), Demand(pools())
-    demand.update(mesh.look())  # Redis was emptied too: workers report again one by one
+    demand.update(mesh.snapshot())  # Redis was emptied too: workers report again one by one
     for name in "abc":
         mesh.worker(name)
-        demand.update(mesh.look(1.0))
+        demand.update(mesh.snapshot(1.0))
     assert (one(demand).desired, one(demand).active) == (3, True)
-    demand.update(mesh.look(296.0))
+    demand.update(mesh.snapshot(296.0))
     assert (one(demand).desired, one(demand).active) == (3, True)
-    demand.update(mesh.look(2.0))
+    demand.update(mesh.snapshot(2.0))
     assert (one(demand).desired, one(demand).active) == (0, False)
 
 
 @pytest.mark.parametrize("failed_on", [["a"], ["x", "y", "z"]])
-def test_work_that_nobody_can_do_keeps_no_worker(failed_on: list[str]) -> None:
+def test_unservable_work_keeps_no_worker(failed_on: list[str]) -> None:
     mesh, demand = Mesh(), Demand(pools())
-    demand.update(mesh.look())
+    demand.update(mesh.snapshot())
     mesh.worker("a")
     mesh.lane(10**6)
     mesh.fail(MODEL, *failed_on)
-    demand.update(mesh.look(301.0))
+    demand.update(mesh.snapshot(301.0))
     assert (one(demand).desired, one(demand).active, one(demand).need.workers) == (0, False, 0)
     mesh.worker("b", holding())  # it can, after all
-    demand.update(mesh.look(1.0))
+    demand.update(mesh.snapshot(1.0))
     assert (one(demand).desired, one(demand).active) == (20, True)
 
 
@@ -515,21 +515,21 @@ def test_three_dead_workers_failures_count_though_no_worker_is_left() -> None:
     mesh, demand = Mesh(), Demand(pools())
     mesh.lane(10**6)
     mesh.fail(MODEL, "gone-1", "gone-2")
-    demand.update(mesh.look())
+    demand.update(mesh.snapshot())
     assert one(demand).active
     mesh.fail(MODEL, "gone-1", "gone-2", "gone-3")
-    demand.update(mesh.look(1.0))
+    demand.update(mesh.snapshot(1.0))
     assert not one(demand).active
 
 
 def test_loading_model_is_activity() -> None:
     mesh, demand = Mesh(), Demand(pools())
-    demand.update(mesh.look())
+    demand.update(mesh.snapshot())
     mesh.worker("a", holding(state=models_pb2.MODEL_STATE_LOADING, speed=0.0))
-    demand.update(mesh.look(400.0))
+    demand.update(mesh.snapshot(400.0))
     assert (one(demand).active, one(demand).desired) == (True, 1)
     mesh.worker("a", holding())
-    demand.update(mesh.look(1.0))
+    demand.update(mesh.snapshot(1.0))
     assert not one(demand).active
 
 
@@ -537,46 +537,46 @@ def test_spot_notices_and_missed_heartbeats_are_compensated() -> None:
     mesh, demand = Mesh(), Demand(pools(min_workers=2))
     for name in "ab":
         mesh.worker(name)
-    demand.update(mesh.look())
+    demand.update(mesh.snapshot())
     assert (one(demand).desired, one(demand).input.ready) == (2, 2)
     mesh.worker("a", preempted_in_seconds=25.0, draining=True)
-    demand.update(mesh.look(1.0))
+    demand.update(mesh.snapshot(1.0))
     assert (one(demand).desired, one(demand).input.ready, one(demand).live) == (3, 1, 2)
     mesh.worker("b", silent_seconds=7.0)
-    demand.update(mesh.look(1.0))
+    demand.update(mesh.snapshot(1.0))
     assert (one(demand).desired, one(demand).input.ready, one(demand).live) == (4, 0, 2)
 
 
-def test_worker_that_was_told_to_stop_is_not_there() -> None:
+def test_stopping_worker_does_not_count() -> None:
     mesh, demand = Mesh(), Demand(pools())
     mesh.worker("a", draining=True)
-    demand.update(mesh.look())
+    demand.update(mesh.snapshot())
     assert (one(demand).live, one(demand).desired) == (0, 0)
 
 
 def test_models_in_use_need_memory() -> None:
     mesh, demand = Mesh(), Demand(pools(memory_bytes=4 << 20))
     mesh.worker("a", *(holding(f"org/{name}", speed=1e6, size=1 << 20) for name in "abcdefghi"))
-    demand.update(mesh.look())
+    demand.update(mesh.snapshot())
     for name in "abcdefghi":
         mesh.lane(0, enqueued=10, model=f"org/{name}")
     mesh.worker("b", holding("org/larger-than-these", size=5 << 20), pool="gpu")
     mesh.lane(1, model="org/larger-than-these")
-    demand.update(mesh.look(0.5))
+    demand.update(mesh.snapshot(0.5))
     assert (one(demand).desired, one(demand).need.reason) == (3, "memory")
 
 
 def test_callers_may_ask_for_their_own_answer() -> None:
     mesh, demand = Mesh(), Demand(pools())
     mesh.worker("a", holding(speed=100.0))
-    demand.update(mesh.look())
+    demand.update(mesh.snapshot())
     mesh.lane(6_000, enqueued=0)
-    demand.update(mesh.look(0.5))
+    demand.update(mesh.snapshot(0.5))
 
     def desired(**options: float) -> int:
-        answer = demand.answer("cpu", Options(**options))  # type: ignore[arg-type]
-        assert answer is not None
-        return answer.desired
+        decision = demand.demand_for("cpu", Options(**options))  # type: ignore[arg-type]
+        assert decision is not None
+        return decision.desired
 
     assert (
         desired(),
@@ -585,17 +585,17 @@ def test_callers_may_ask_for_their_own_answer() -> None:
         desired(drain_seconds=1.0),
     ) == (1, 5, 1, 1)
     mesh.lane(12_000, enqueued=0)
-    demand.update(mesh.look(0.5))
+    demand.update(mesh.snapshot(0.5))
     assert (
         desired(),
         desired(min_warm=5),
         desired(drain_seconds=600.0),
         desired(drain_seconds=1.0),
     ) == (2, 5, 1, 20)
-    assert demand.answer("gpu") is None
+    assert demand.demand_for("gpu") is None
 
 
-def test_fallback_pool_replaces_spot_workers_that_do_not_come() -> None:
+def test_fallback_pool_replaces_missing_spot_workers() -> None:
     spot = PoolSpec("spot", cold_start_seconds=60.0, spot=True, min_workers=3)
     demand = Demand(
         Pools(
@@ -604,15 +604,15 @@ def test_fallback_pool_replaces_spot_workers_that_do_not_come() -> None:
     )
     mesh = Mesh()
     mesh.worker("a", pool="spot")
-    demand.update(mesh.look())
-    demand.update(mesh.look(119.0))
+    demand.update(mesh.snapshot())
+    demand.update(mesh.snapshot(119.0))
     assert (demand.demands["safe"].desired, demand.demands["safe"].active) == (0, False)
-    demand.update(mesh.look(2.0))
+    demand.update(mesh.snapshot(2.0))
     assert (demand.demands["safe"].desired, demand.demands["safe"].active) == (2, True)
     mesh.worker("b", pool="spot")
     mesh.worker("c", pool="spot")
-    demand.update(mesh.look(1.0))
-    demand.update(mesh.look(301.0))
+    demand.update(mesh.snapshot(1.0))
+    demand.update(mesh.snapshot(301.0))
     assert (demand.demands["safe"].desired, demand.demands["safe"].active) == (0, False)
 
 
@@ -625,28 +625,28 @@ def test_scheduler_that_starts_beside_one_that_leads_answers_as_it_does() -> Non
     leader = started(mesh)
     idle_after_a_burst(leader, mesh)
     second = Demand(leader.specs)
-    second.update(mesh.look(1.0, leader=leader))
-    leader.update(mesh.look(leader=leader, leads=True))
+    second.update(mesh.snapshot(1.0, leader=leader))
+    leader.update(mesh.snapshot(leader=leader, leads=True))
     assert both(leader, second) == ((3, False), (3, False))
     assert one(second).input.cold_start_seconds == one(leader).input.cold_start_seconds == 2.5
     del mesh.workers["a"]
     for _ in range(301):
-        leader.update(mesh.look(1.0, leader=leader, leads=True))
-        second.update(mesh.look(leader=leader))
+        leader.update(mesh.snapshot(1.0, leader=leader, leads=True))
+        second.update(mesh.snapshot(leader=leader))
         assert len({*both(leader, second)}) == 1
     assert both(leader, second) == ((0, False), (0, False))
-    mesh.lane(6_000)  # what is needed now is answered before the leader has told it
-    second.update(mesh.look(0.1, leader=leader))
+    mesh.lane(6_000)  # the current need is answered before the leader has published it
+    second.update(mesh.snapshot(0.1, leader=leader))
     assert (one(second).desired, one(second).active) == (3, True)
 
 
-def test_who_takes_the_lead_goes_on_with_what_was_told() -> None:
+def test_new_leader_continues_published_numbers() -> None:
     mesh = Mesh()
     leader = started(mesh)
     idle_after_a_burst(leader, mesh)
     second = Demand(leader.specs)
-    second.update(mesh.look(1.0, leader=leader))
-    second.update(mesh.look(1.0, leads=True))
+    second.update(mesh.snapshot(1.0, leader=leader))
+    second.update(mesh.snapshot(1.0, leads=True))
     assert (one(second).desired, one(second).active) == (3, False)
     assert one(second).input.cold_start_seconds == 2.5
 
@@ -657,23 +657,23 @@ def test_schedulers_agree_when_redis_came_back_without_its_data() -> None:
     """
     mesh, first, second = Mesh(), Demand(pools()), Demand(pools())
     for demand in (first, second):
-        demand.update(mesh.look())
+        demand.update(mesh.snapshot())
         mesh.at -= 1.0
     mesh.at += 400.0
     mesh.lane(0, enqueued=100, used_at=mesh.at)
     for demand in (first, second):
-        demand.update(mesh.look())
+        demand.update(mesh.snapshot())
     mesh.gauges.clear()
     mesh.worker("a", holding())
-    first.update(mesh.look(300.0))
+    first.update(mesh.snapshot(300.0))
     mesh.lane(0, enqueued=100, used_at=mesh.at)
     for demand in (first, second):
-        demand.update(mesh.look(1.0))
+        demand.update(mesh.snapshot(1.0))
         mesh.at -= 1.0
     assert both(first, second) == ((1, True), (1, True))
     mesh.at += 61.0
     for demand in (first, second):
-        demand.update(mesh.look())
+        demand.update(mesh.snapshot())
     assert not one(first).active
     assert not one(second).active
 
@@ -682,12 +682,12 @@ def test_without_a_file_pools_are_those_that_are_seen() -> None:
     mesh, demand = Mesh(), Demand(Pools())
     assert demand.knows("any")
     mesh.worker("a", pool="gpu")
-    demand.update(mesh.look())
+    demand.update(mesh.snapshot())
     assert [demand.knows(name) for name in ("cpu", "gpu", "any")] == [True, True, False]
     mesh.workers.clear()  # Redis may be emptied: nothing is forgotten at once
-    demand.update(mesh.look(1.0))
+    demand.update(mesh.snapshot(1.0))
     assert (demand.demands["gpu"].desired, demand.demands["gpu"].active) == (1, True)
-    demand.update(mesh.look(3700.0))
+    demand.update(mesh.snapshot(3700.0))
     assert not demand.knows("gpu")
     assert not Demand(pools()).knows("gpu")
 
@@ -695,9 +695,9 @@ def test_without_a_file_pools_are_those_that_are_seen() -> None:
 def test_same_look_twice_changes_nothing() -> None:
     mesh, demand = Mesh(), Demand(pools())
     mesh.lane(1000)
-    look = mesh.look()
-    first = dict(demand.update(look))
-    assert demand.update(look) == first
+    snapshot = mesh.snapshot()
+    first = dict(demand.update(snapshot))
+    assert demand.update(snapshot) == first
 
 
 @settings(max_examples=30, deadline=None)
@@ -718,12 +718,12 @@ def test_over_time_answers_keep_within_bounds_and_fall_late(
         mesh.workers.clear()
         for number in range(workers):
             mesh.worker(f"worker-{number}", holding(speed=100.0))
-        demand.update(mesh.look(seconds))
-        answer = one(demand)
-        needs.append((mesh.at, math.ceil(answer.need.workers - 1e-9)))
-        if not answer.active:  # what is not there is not kept
+        demand.update(mesh.snapshot(seconds))
+        decision = one(demand)
+        needs.append((mesh.at, math.ceil(decision.need.workers - 1e-9)))
+        if not decision.active:  # a missing worker is not kept
             needs = [(at, min(whole, workers)) for at, whole in needs]
-        hold = max(300.0, 5 * answer.input.cold_start_seconds)
-        assert 0 <= answer.desired <= 20
-        assert answer.desired >= max(whole for at, whole in needs if at >= mesh.at - hold)
-        assert answer.active or not queued
+        hold = max(300.0, 5 * decision.input.cold_start_seconds)
+        assert 0 <= decision.desired <= 20
+        assert decision.desired >= max(whole for at, whole in needs if at >= mesh.at - hold)
+        assert decision.active or not queued

@@ -21,7 +21,7 @@ MINUTE, HOUR = 60.0, 3_600.0
 
 
 def step(start: float, end: float, workers: float) -> FakeWorkers:
-    """Load for so many workers from `start` to `end`."""
+    """Return a load for this number of workers from `start` to `end`."""
     return FakeWorkers(
         lambda at: SPEED * workers if start <= at < end else 0.0, tokens_per_second=SPEED
     )
@@ -76,8 +76,8 @@ async def test_spike_brings_many_workers_in_two_syncs_and_none_stays() -> None:
         await stage.run_until(
             lambda: stage.workers.answered == stage.workers.asked, 90, "all to be answered"
         )
-        # The scheduler has just been started, but does not keep what it asked for itself as if it
-        # had found it.
+        # The scheduler has just been started, but does not keep workers that it requested itself as
+        # if it had found them.
         await stage.run_until(lambda: stage.workers.replicas == 0, 60 + COOLDOWN + 10, "zero again")
         assert turns(stage.keda.changes) == 1
     assert stage.workers.longest_wait < 50 + SPEC.drain_seconds
@@ -92,7 +92,7 @@ async def test_sine_is_followed_without_flapping() -> None:
     workers = FakeWorkers(load, tokens_per_second=SPEED, request_tokens=8_000)
     # Polls and looks are rarer than they would be, because each takes the test its time; between 1
     # and N workers neither matters.
-    async with staged(workers, replace(SCALED, polling_interval=15), look_seconds=2) as stage:
+    async with staged(workers, replace(SCALED, polling_interval=15), snapshot_seconds=2) as stage:
         await stage.run(15 * MINUTE)  # until the workers of the first minute's backlog are gone
         settled = stage.clock.now()
         await stage.run(hours * HOUR)
@@ -129,7 +129,7 @@ async def settled(stage: Stage) -> int:
 
 async def test_lost_spot_machine_is_replaced_from_its_notice_on_and_nothing_is_lost() -> None:
     spec = replace(SPEC, spot=True)
-    async with staged(steady(2.1), spec=spec, look_seconds=2) as stage:
+    async with staged(steady(2.1), spec=spec, snapshot_seconds=2) as stage:
         before = await settled(stage)
         noticed = stage.clock.now()
         victim = stage.workers.running()[0].name
@@ -144,13 +144,15 @@ async def test_lost_spot_machine_is_replaced_from_its_notice_on_and_nothing_is_l
         # Up for the replacement, down when it is there: no more than that.
         assert turns(stage.changes_since(noticed)) <= 1, stage.story()
         asked = stage.workers.asked
-        stage.workers.lose(stage.workers.running()[0].name)  # without a notice, with what it held
+        stage.workers.lose(
+            stage.workers.running()[0].name
+        )  # without a notice, with the requests it held
         await stage.run(5 * MINUTE)
     assert stage.workers.answered >= asked
     assert stage.workers.longest_wait < 50 + SPEC.drain_seconds
 
 
-async def test_model_that_loads_long_keeps_its_worker_though_nobody_waits_any_more() -> None:
+async def test_long_load_keeps_its_worker_without_waiting_requests() -> None:
     workers = steady(0.2, until=70, load_seconds=1_000)
     async with staged(workers) as stage:
         await stage.run_until(lambda: workers.is_loading, 120, "the load to begin")
@@ -180,14 +182,14 @@ async def test_while_the_scaler_is_down_the_replicas_stay() -> None:
         assert max(stage.keda.backoffs) == 60
         await stage.serve()
         await stage.keda.connected()
-        # A scheduler that has just started keeps what it finds for five minutes.
+        # A scheduler that has just started keeps the workers it finds for five minutes.
         await stage.run_until(lambda: stage.workers.replicas == 0, 300 + COOLDOWN + 20, "zero")
 
 
-async def test_new_scheduler_keeps_what_the_last_one_asked_for() -> None:
+async def test_new_scheduler_keeps_requested_workers() -> None:
     """It is started between bursts, four minutes apart, and knows nothing of them."""
     bursts = FakeWorkers(lambda at: SPEED * 12 if at % 240 < 30 else 0.0, tokens_per_second=SPEED)
-    async with staged(bursts, look_seconds=2) as stage:
+    async with staged(bursts, snapshot_seconds=2) as stage:
         await stage.run(4 * 240 + 60)
         before, restarted = stage.workers.replicas, stage.clock.now()
         await stage.restart()
@@ -203,8 +205,8 @@ async def test_new_scheduler_keeps_what_the_last_one_asked_for() -> None:
 
 
 async def test_while_the_scheduler_is_blind_nothing_shrinks() -> None:
-    """Redis goes away when the load has ended and the pool is idle: for 15 minutes nobody knows, so
-    every worker stays.
+    """Redis is lost when the load has ended and the pool is idle: for 15 minutes the state is
+    unknown, so every worker stays.
     """
     end = 11 * MINUTE
     async with staged(steady(2.1, until=end)) as stage:

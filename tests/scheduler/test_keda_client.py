@@ -34,9 +34,11 @@ METRICS = {"GetMetricSpec": 1, "GetMetrics": 1, "IsActive": 1}
 
 @dataclass
 class FakeScaler:
-    """Answers what it is told to. `failing`: how many of the next calls of a method fail.
-    `streams`: what each opened stream sends before it is ended by returning; an error ends it by
-    that; beyond them streams stay open."""
+    """Gives prepared answers.
+
+    `failing`: how many of the next calls of a method fail. `streams`: messages of each opened
+    stream before it ends by returning; an error ends it with that error; later streams stay open.
+    """
 
     specs: list[tuple[str, int, float]] = field(default_factory=lambda: [("wanted", 1, 1.0)])
     values: list[tuple[str, int, float]] = field(default_factory=lambda: [("wanted", 0, 0.0)])
@@ -50,7 +52,7 @@ class FakeScaler:
     def counted(self) -> Counter[str]:
         return Counter(method for method, _ in self.calls)
 
-    async def answer(
+    async def respond(
         self, method: str, request: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> Any:
         self.calls.append((method, request))
@@ -89,12 +91,12 @@ class FakeScaler:
 
     def handlers(self) -> grpc.GenericRpcHandler:
         def unary(method: str) -> grpc.RpcMethodHandler[Any, Any]:
-            async def answer(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-                return await self.answer(method, request, context)
+            async def handle(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+                return await self.respond(method, request, context)
 
             asked, answered, _ = METHODS[method]
             return grpc.unary_unary_rpc_method_handler(
-                answer, CLASSES[asked].FromString, CLASSES[answered].SerializeToString
+                handle, CLASSES[asked].FromString, CLASSES[answered].SerializeToString
             )
 
         methods = {method: unary(method) for method in ("IsActive", "GetMetricSpec", "GetMetrics")}
@@ -115,7 +117,7 @@ class Pods:
 
 @dataclass
 class Stage:
-    """What a test plays on: nothing happens but what it calls, unless the clock runs a `running`
+    """The objects of a test: nothing happens without its calls, unless the clock runs a `running`
     KEDA.
     """
 
@@ -232,7 +234,7 @@ async def test_failed_call_is_tried_once_more_at_once_and_then_the_cache_is_drop
         stage.scaler.calls.clear()
         await keda.poll()
         assert (keda.rebuilds, keda.dropped_caches, keda.failed_polls) == (1, 0, 0)
-        # Both calls again, because the scaler was built anew.
+        # Both calls again, because the scaler was built again.
         assert stage.scaler.counted() == {"GetMetricSpec": 1, "GetMetrics": 2, "IsActive": 2}
         stage.scaler.failing["GetMetricSpec"] = 2
         await keda.poll()

@@ -24,14 +24,14 @@ from shoal.v1 import models_pb2
 
 from libs.catalog.pools import Pools, PoolSpec
 from libs.eviction import DEFAULT, POLICIES
-from libs.fleet import COMING, Fleet, WorkerModelRecord, WorkerRecord
+from libs.fleet import LOADING_STATES, Fleet, WorkerModelRecord, WorkerRecord
 from libs.queue import Lanes, connect
 from libs.serving import serving
 from services.local.settings import MINILM, packaged_minilm
 from services.scheduler.control import Control
 from services.scheduler.demand import Demand
 from services.scheduler.scaler import Scaler
-from services.scheduler.view import Look, View
+from services.scheduler.view import MeshSnapshot, View
 from tests.scheduler.keda_stage import turns
 from tests.support.clock import FastClock
 from tests.support.cluster import Cluster
@@ -48,13 +48,14 @@ full = pytest.mark.skipif(
 )
 
 
-def slowed(look: Look, factor: float, at: float) -> Look:
-    """The look as the scheduler would have it at `at` if real time were `factor` times as long.
+def slowed(snapshot: MeshSnapshot, factor: float, at: float) -> MeshSnapshot:
+    """Return the snapshot as the scheduler would have it at `at` if real time were `factor` times
+    as long.
 
-    KEDA's clock is `factor` times as fast as the workers, so by that clock they are as much slower:
-    what is done in a second is divided, what something takes is multiplied. Bytes are multiplied
-    too, because the speed of a model that was not measured yet is guessed from them. Ages of
-    heartbeats stay: workers beat by the real clock.
+    KEDA's clock is `factor` times as fast as the workers, so by that clock they are slower by that
+    factor: rates are divided, durations are multiplied. Bytes are multiplied too, because the speed
+    of an unmeasured model is estimated from them. Ages of heartbeats stay: workers send them by the
+    real clock.
     """
 
     def model_slowed(model: WorkerModelRecord) -> WorkerModelRecord:
@@ -84,16 +85,16 @@ def slowed(look: Look, factor: float, at: float) -> Look:
         return made
 
     fleet = replace(
-        look.fleet,
-        workers={name: worker_slowed(worker) for name, worker in look.fleet.workers.items()},
-        cards={name: card_slowed(card) for name, card in look.fleet.cards.items()},
+        snapshot.fleet,
+        workers={name: worker_slowed(worker) for name, worker in snapshot.fleet.workers.items()},
+        cards={name: card_slowed(card) for name, card in snapshot.fleet.cards.items()},
     )
-    now_ms = look.fleet.now_ms
+    now_ms = snapshot.fleet.now_ms
     gauges = {
         lane: replace(gauge, used_ms=now_ms - round((now_ms - gauge.used_ms) * factor))
-        for lane, gauge in look.gauges.items()
+        for lane, gauge in snapshot.gauges.items()
     }
-    return replace(look, fleet=fleet, gauges=gauges, at=at)
+    return replace(snapshot, fleet=fleet, gauges=gauges, at=at)
 
 
 @dataclass
@@ -122,9 +123,7 @@ class Traffic:
         self.answered += dense is not None and dense.shape == (REQUEST_TEXTS, 384)
 
     async def keep_asking(self, concurrent: int, is_over: Callable[[], bool]) -> None:
-        """So many requests are always in flight, until it is over; returns when all are
-        answered.
-        """
+        """Keep this number of requests in flight until the end; return when all are answered."""
 
         async def one_after_another() -> None:
             while not is_over():
@@ -171,22 +170,22 @@ class Mesh:
         """Changes to zero while there was something to do."""
         self.desired: list[int] = []
 
-    def seen(self, look: Look) -> None:
+    def seen(self, snapshot: MeshSnapshot) -> None:
         """A look of the scheduler's own, on KEDA's clock."""
-        answers = self.demand.update(slowed(look, self.clock.factor, self.clock.now()))
+        answers = self.demand.update(slowed(snapshot, self.clock.factor, self.clock.now()))
         if POOL in answers:
             self.desired.append(answers[POOL].desired)
 
     def about_to(self, change: Change) -> None:
-        look = self.view.look
-        if change.after or look is None:
+        snapshot = self.view.snapshot
+        if change.after or snapshot is None:
             return
-        waiting = sum(lane.queued_tokens + lane.leased_tokens for lane in look.gauges.values())
+        waiting = sum(lane.queued_tokens + lane.leased_tokens for lane in snapshot.gauges.values())
         loading = [
             model.model
-            for worker in look.fleet.workers.values()
+            for worker in snapshot.fleet.workers.values()
             for model in worker.models.values()
-            if model.state in COMING
+            if model.state in LOADING_STATES
         ]
         if waiting or loading or self.traffic.in_flight:
             self.wrong.append(
@@ -195,10 +194,14 @@ class Mesh:
 
     def serving_workers(self) -> list[str]:
         """Workers with the model resident that are not about to stop."""
-        look = self.view.look
+        snapshot = self.view.snapshot
         return (
-            [worker.worker_id for worker in look.fleet.resident_on(MINILM) if not worker.is_going]
-            if look is not None
+            [
+                worker.worker_id
+                for worker in snapshot.fleet.resident_on(MINILM)
+                if not worker.is_going
+            ]
+            if snapshot is not None
             else []
         )
 
@@ -210,18 +213,18 @@ class Mesh:
             await asyncio.sleep(0.05)
 
     async def requests_a_second(self) -> float:
-        """How many requests one worker does, from what it measured while it was kept busy."""
+        """Return one worker's requests per second, from its measurements under load."""
         await self.traffic.keep_asking(
             24, lambda: bool(self.serving_workers()) and self.traffic.answered > 100
         )
-        look = self.view.look
-        assert look is not None
+        snapshot = self.view.snapshot
+        assert snapshot is not None
         speeds = [
             model.tokens_per_second
-            for worker in look.fleet.workers.values()
+            for worker in snapshot.fleet.workers.values()
             for model in worker.models.values()
         ]
-        (lane,) = look.gauges.values()
+        (lane,) = snapshot.gauges.values()
         return max(speeds) / (lane.enqueued_tokens / self.traffic.asked)
 
     def story(self) -> str:
@@ -262,7 +265,7 @@ async def running(
             )
             loops = [
                 asyncio.create_task(control.run(nothing)),
-                asyncio.create_task(control.receive_bells()),
+                asyncio.create_task(control.receive_wakeups()),
             ]
             try:
                 async with serving(
@@ -294,7 +297,7 @@ async def test_step_takes_real_workers_from_none_to_three_and_back(tmp_path: Pat
     )
     spec = PoolSpec(POOL, max_workers=3, cold_start_seconds=120, keep_warm_seconds=60)
     async with running(tmp_path, factor=20, scaled=scaled, spec=spec) as mesh:
-        await mesh.until(lambda: mesh.view.look is not None, "the first look")
+        await mesh.until(lambda: mesh.view.snapshot is not None, "the first look")
         assert mesh.deployment.replicas == 0
         await mesh.traffic.keep_asking(24, lambda: len(mesh.serving_workers()) == 3)
         ended = mesh.clock.now()
@@ -318,7 +321,7 @@ async def test_spike_is_answered_and_its_workers_go_again(tmp_path: Path) -> Non
     )
     spec = PoolSpec(POOL, max_workers=4, cold_start_seconds=120, keep_warm_seconds=60)
     async with running(tmp_path, factor=20, scaled=scaled, spec=spec) as mesh:
-        await mesh.until(lambda: mesh.view.look is not None, "the first look")
+        await mesh.until(lambda: mesh.view.snapshot is not None, "the first look")
         async with asyncio.TaskGroup() as group:
             for _ in range(200):
                 group.create_task(mesh.traffic.ask())
@@ -356,8 +359,8 @@ async def test_sine_is_followed_by_real_workers_without_flapping(tmp_path: Path)
 
 @full
 async def test_spot_machines_may_go_with_and_without_notice(tmp_path: Path) -> None:
-    """Under load for 1.2 workers: one machine goes 15 s after its notice, one at once with what it
-    holds.
+    """Under load for 1.2 workers: one machine is lost 15 s after its notice, one at once with the
+    requests it holds.
     """
     notices = {
         f"worker-{number}": {"SHOAL_SPOT": f"file:{tmp_path}/worker-{number}.spot"}

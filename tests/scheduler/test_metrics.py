@@ -17,15 +17,15 @@ from services.scheduler.demand import Demand, Options
 from services.scheduler.metrics import PoolMetrics
 from services.scheduler.scaler import Scaler
 from services.scheduler.view import View
-from tests.scheduler.looks import Mesh, holding
+from tests.scheduler.snapshots import Mesh, holding
 from tests.scheduler.test_scaler import POOLS
 
 Numbers = dict[tuple[str, str], float]
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return answer.read().decode()
+    with urllib.request.urlopen(url, timeout=10) as decision:
+        return decision.read().decode()
 
 
 async def scrape(address: str) -> Numbers:
@@ -37,7 +37,7 @@ async def scrape(address: str) -> Numbers:
     return {(sample.name, sample.labels.get("pool", "")): sample.value for sample in samples}
 
 
-async def test_scrape_says_what_keda_is_answered() -> None:
+async def test_metrics_match_keda_answers() -> None:
     mesh, view, demand = Mesh(), View(), Demand(POOLS)
     now = [mesh.at]
     scaler = Scaler(demand, view, clock=lambda: now[0])
@@ -50,20 +50,20 @@ async def test_scrape_says_what_keda_is_answered() -> None:
 
         mesh.worker("a", holding(speed=100.0))
         mesh.worker("b", preempted_in_seconds=20.0)
-        demand.update(mesh.look())
+        demand.update(mesh.snapshot())
         mesh.lane(12_000, 200, enqueued=0)
-        look = mesh.look(0.5)
-        look = replace(
-            look, fleet=replace(look.fleet, leader=LeaderRecord("me", 3, (3 << 32) + 7, 0))
+        snapshot = mesh.snapshot(0.5)
+        snapshot = replace(
+            snapshot, fleet=replace(snapshot.fleet, leader=LeaderRecord("me", 3, (3 << 32) + 7, 0))
         )
-        demand.update(look)
-        view.update(look)
+        demand.update(snapshot)
+        view.update(snapshot)
         now[0] = mesh.at + 2.0
         seen = await scrape(address)
-        told = scaler.answer("cpu", Options())
+        told = scaler.demand_for("cpu", Options())
         assert (
             told.desired == 4
-        )  # 121 s of work, 60 done before another worker comes, in 30 s; and one for the one that goes
+        )  # 121 s of work, 60 done before another worker arrives, in 30 s; and one for the lost one
         assert seen["shoal_desired_workers", "cpu"] == told.desired
         assert seen["shoal_needed_workers", "cpu"] == pytest.approx(told.need.workers)
         assert seen["shoal_backlog_seconds", "cpu"] == pytest.approx(121.0)
@@ -85,7 +85,7 @@ async def test_scrape_says_what_keda_is_answered() -> None:
         assert (await scrape(address))["shoal_pool_active", "gpu"] == 1
 
 
-async def test_port_is_free_again_and_a_taken_one_is_told() -> None:
+async def test_port_is_released_and_taken_port_is_reported() -> None:
     scaler = Scaler(Demand(POOLS), View())
     metrics = PoolMetrics(scaler, View(), scheduler_id="me").read
     async with serving_metrics("127.0.0.1:0", metrics) as address:

@@ -1,4 +1,4 @@
-"""What a plan decides, case by case."""
+"""Decisions of a plan, case by case."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from libs.fleet import WorkerRecord
 from services.scheduler.planning.placement import HEARTBEATS_MS, Order, PlanInput, SentOrder, plan
-from services.scheduler.planning.room import LOADS_AT_ONCE
+from services.scheduler.planning.pool_workers import MAX_CONCURRENT_LOADS
 from tests.scheduler.fleets import (
     BROKEN,
     COLD,
@@ -30,7 +30,7 @@ def sent(kind: str, model: str, worker_id: str, *, ago_ms: int = 100, plan: int 
     return SentOrder(Order(kind, model, "cpu", worker_id, "1"), plan, NOW_MS - ago_ms)  # type: ignore[arg-type]
 
 
-def test_nothing_to_do() -> None:
+def test_idle_fleet_gets_no_orders() -> None:
     made = plan(state(worker("w", holds("a"), holds("b", COLD)), queued={"a": 100}))
     assert (made.orders, dict(made.notes), made.is_waiting) == ((), {}, False)
     assert plan(state()).orders == ()
@@ -43,10 +43,10 @@ def test_cold_model_with_work_is_loaded() -> None:
 
 
 @pytest.mark.parametrize(
-    "coming", [holds("a", LOADING, 0), holds("a", DOWNLOADING, 0)], ids=["loading", "downloading"]
+    "incoming", [holds("a", LOADING, 0), holds("a", DOWNLOADING, 0)], ids=["loading", "downloading"]
 )
-def test_model_on_its_way_is_not_loaded_again(coming: object) -> None:
-    assert plan(state(worker("w", coming), worker("v"), queued={"a": 10**6})).orders == ()  # type: ignore[arg-type]
+def test_model_on_its_way_is_not_loaded_again(incoming: object) -> None:
+    assert plan(state(worker("w", incoming), worker("v"), queued={"a": 10**6})).orders == ()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_model_on_its_way_is_not_loaded_again(coming: object) -> None:
         ),
     ],
 )
-def test_where(best: WorkerRecord, others: list[WorkerRecord]) -> None:
+def test_load_goes_to_best_worker(best: WorkerRecord, others: list[WorkerRecord]) -> None:
     queued = {"a": 10} | ({"b": 50} if "b" in others[0].models else {})
     for draw in range(4):
         assert loads(plan(state(best, *others, queued=queued, sizes={"a": 50}, draw=draw)))[
@@ -145,7 +145,7 @@ def test_workers_that_cannot_fetch_get_only_what_they_have_on_disk() -> None:
         assert loads(plan(state(here, busy, lacks, queued=queued, draw=draw)))["a"] == ["here"]
 
 
-def test_where_nobody_can_load_a_model_workers_without_it_are_asked_for_the_reason() -> None:
+def test_workers_without_files_are_tried_if_no_holder_can_load() -> None:
     assert loads(plan(state(worker("lacks", local=True), queued={"a": 10}))) == {"a": ["lacks"]}
     broken = worker("broken", holds("a", COLD), local=True)
     failures = {"a": {"broken": BROKEN}}
@@ -163,7 +163,7 @@ def test_where_nobody_can_load_a_model_workers_without_it_are_asked_for_the_reas
         worker("x", pool="gpu"),
         worker("x", memory=49),
         worker("x", holds("c", size=60, pinned=True)),
-        worker("x", *(holds(f"l{number}", LOADING, 0) for number in range(LOADS_AT_ONCE))),
+        worker("x", *(holds(f"l{number}", LOADING, 0) for number in range(MAX_CONCURRENT_LOADS))),
     ],
     ids=[
         "draining",
@@ -175,7 +175,7 @@ def test_where_nobody_can_load_a_model_workers_without_it_are_asked_for_the_reas
         "loading enough",
     ],
 )
-def test_never_there(excluded: WorkerRecord) -> None:
+def test_ineligible_workers_get_no_loads(excluded: WorkerRecord) -> None:
     made = plan(state(excluded, queued={"a": 10}, sizes={"a": 50}))
     assert made.orders == ()
     assert made.notes["a"].startswith("held back: ")
@@ -195,7 +195,7 @@ def test_workers_that_failed_are_excluded_and_after_three_the_model_is_given_up(
     assert made.notes["a"] == "given up in pool cpu: no such tensor"
 
 
-def test_for_whom_more_waits_comes_first() -> None:
+def test_model_with_most_waiting_work_is_loaded_first() -> None:
     made = plan(
         state(
             worker("w", memory=60),
@@ -210,7 +210,7 @@ def test_for_whom_more_waits_comes_first() -> None:
     }
 
 
-def test_who_waited_long_comes_before_who_has_more_work() -> None:
+def test_long_waiting_model_precedes_larger_backlog() -> None:
     asked = state(
         worker("w", memory=60), queued={"a": 100, "b": 10_000}, sizes=dict.fromkeys("ab", 50)
     )
@@ -262,7 +262,7 @@ def test_model_in_use_yields_only_to_much_more_work() -> None:
     assert little.orders == ()
     assert (
         little.notes["a"]
-        == "held back: loads are under way, or what is resident has more work waiting"
+        == "held back: loads are in progress, or the resident models have more work waiting"
     )
     assert loads(plan(state(busy, queued={"a": 2100, "b": 1000}, sizes={"a": 50}))) == {"a": ["w"]}
 
@@ -328,7 +328,7 @@ def test_surplus_copies_leave_where_their_memory_is_needed() -> None:
     ],
     ids=["pinned", "in use", "used lately", "loaded lately", "loaded lately for its load time"],
 )
-def test_surplus_copy_is_not_told_to_leave(kept: object) -> None:
+def test_surplus_copy_is_not_evicted_without_need(kept: object) -> None:
     workers = [worker("w", kept), worker("v", holds("b", size=10, held_jobs=1), memory=20)]  # type: ignore[arg-type]
     assert evictions(plan(state(*workers, queued={"a": 10**6}, sizes={"a": 60}))) == set()
 
@@ -360,7 +360,7 @@ def test_models_of_workers_that_leave_are_placed_elsewhere_first() -> None:
     assert loads(plan(safe)) == {"b": ["w"]}
 
 
-def test_models_used_lately_follow_a_worker_that_is_taken_away_into_free_memory_only() -> None:
+def test_recently_used_models_move_from_preempted_worker_into_free_memory() -> None:
     going = worker(
         "u", holds("a", size=50, idle=60.0), holds("old", size=10, idle=5000.0), preempted_in=90.0
     )
@@ -380,7 +380,7 @@ def test_lanes_with_adapters_need_their_model() -> None:
     assert plan(replace(resident, gauges={lane.lane: lane})).orders == ()
 
 
-def test_pool_without_workers_is_told() -> None:
+def test_pool_without_workers_is_noted() -> None:
     assert (
         plan(state(queued={"a": 1})).notes["a"]
         == "held back: pool cpu has no worker that takes models"

@@ -1,4 +1,4 @@
-"""What holds of every plan, whatever the fleet looks like, and that plans come to rest."""
+"""Rules of every plan, for any fleet, and that plans converge."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.scheduler.planning.placement import (
     SentOrder,
     plan,
 )
-from services.scheduler.planning.room import LOADS_AT_ONCE
+from services.scheduler.planning.pool_workers import MAX_CONCURRENT_LOADS
 from tests.scheduler.fleets import (
     BROKEN,
     COLD,
@@ -35,7 +35,7 @@ from tests.scheduler.fleets import (
 )
 
 SIZES = dict(zip("abcdefgh", (5, 10, 15, 20, 30, 40, 60, 80), strict=True))
-COMING = (LOADING, DOWNLOADING)
+LOADING_STATES = (LOADING, DOWNLOADING)
 TOKENS = (0, 0, 1, 50, 2000, 10**6)
 
 
@@ -109,17 +109,19 @@ def test_every_plan_keeps_the_rules(asked: PlanInput) -> None:
 
 
 def check_memory(loads: list[Order], asked: PlanInput) -> None:
-    """What is promised to a worker fits beside what is pinned there and what is on its way."""
+    """Assert that the models ordered on a worker fit next to its pinned models and loads in
+    progress.
+    """
     promised: Counter[str] = Counter()
     for order in loads:
         promised[order.worker_id] += SIZES[order.model]
     for name, size in promised.items():
         models = asked.fleet.workers[name].models.values()
-        coming = sum(SIZES[one.model] for one in models if one.state in COMING)
+        incoming = sum(SIZES[one.model] for one in models if one.state in LOADING_STATES)
         pinned = sum(
             one.bytes for one in models if one.state == RESIDENT and one.pinned and not one.leaving
         )
-        assert size <= asked.fleet.workers[name].memory_bytes - coming - pinned
+        assert size <= asked.fleet.workers[name].memory_bytes - incoming - pinned
 
 
 def check_places(loads: list[Order], asked: PlanInput) -> None:
@@ -134,12 +136,19 @@ def check_places(loads: list[Order], asked: PlanInput) -> None:
         assert one.preempted_in_seconds is None
         assert one.worker_id not in asked.fleet.failures.get(order.model, {})
         assert may_have(one, order.model, asked)
-        assert one.state(order.model) not in (*COMING, RESIDENT) or one.models[order.model].leaving
-    assert max(Counter(order.worker_id for order in loads).values(), default=0) <= LOADS_AT_ONCE
+        assert (
+            one.state(order.model) not in (*LOADING_STATES, RESIDENT)
+            or one.models[order.model].leaving
+        )
+    assert (
+        max(Counter(order.worker_id for order in loads).values(), default=0) <= MAX_CONCURRENT_LOADS
+    )
 
 
 def may_have(one: WorkerRecord, model: str, asked: PlanInput) -> bool:
-    """Whether the worker can come by the model's files, or nobody who has them can load it."""
+    """Return whether the worker can get the model's files, or no worker that has them can load
+    it.
+    """
     failed = asked.fleet.failures.get(model, {})
     able = [
         other
@@ -154,7 +163,7 @@ def may_have(one: WorkerRecord, model: str, asked: PlanInput) -> bool:
 
 
 def check_eviction(order: Order, asked: PlanInput) -> None:
-    """Only idle copies that are too many and were not loaded lately."""
+    """Assert that only surplus idle copies without a recent load are evicted."""
     one = asked.fleet.workers[order.worker_id]
     held = one.models[order.model]
     assert held.state == RESIDENT
@@ -183,7 +192,9 @@ def test_same_input_gives_the_same_plan_in_whatever_order_it_comes(asked: PlanIn
 @many
 @given(inputs)
 def test_cold_model_with_work_is_placed_if_a_worker_could_hold_it(asked: PlanInput) -> None:
-    """One model at a time: of several, those for whom more waits come first."""
+    """Assert that of several models without a copy, those with more waiting work are loaded
+    first.
+    """
     staying = [one for one in asked.fleet.workers.values() if not one.is_going]
     for model in SIZES:
         lane = LaneKey("cpu", model)
@@ -194,7 +205,7 @@ def test_cold_model_with_work_is_placed_if_a_worker_could_hold_it(asked: PlanInp
         able = [
             one for one in staying if one.worker_id not in failed and may_have(one, model, asked)
         ]
-        rooms = [room_bytes(one) for one in able if loading(one) < LOADS_AT_ONCE]
+        rooms = [room_bytes(one) for one in able if loading(one) < MAX_CONCURRENT_LOADS]
         if asked.fleet.verdict(model, "cpu") is not None or max(rooms, default=-1) < SIZES[model]:
             assert model not in {order.model for order in made.orders}
             assert made.notes[model].startswith(("held back", "given up"))
@@ -203,19 +214,21 @@ def test_cold_model_with_work_is_placed_if_a_worker_could_hold_it(asked: PlanInp
 
 
 def is_served(one: WorkerRecord, model: str) -> bool:
-    return one.state(model) in (*COMING, RESIDENT) and not one.models[model].leaving
+    return one.state(model) in (*LOADING_STATES, RESIDENT) and not one.models[model].leaving
 
 
 def loading(one: WorkerRecord) -> int:
-    return sum(held.state in COMING for held in one.models.values())
+    return sum(held.state in LOADING_STATES for held in one.models.values())
 
 
 def room_bytes(one: WorkerRecord) -> int:
-    """With everything gone that is not pinned: no work waits but for the model in question, so
-    everything yields to it.
+    """Return whether the model fits if every unpinned model is evicted: only this model has waiting
+    work.
     """
     models = one.models.values()
-    unseen = sum(SIZES[held.model] for held in models if held.state in COMING and not held.bytes)
+    unseen = sum(
+        SIZES[held.model] for held in models if held.state in LOADING_STATES and not held.bytes
+    )
     return (
         one.memory_bytes
         - one.used_bytes
@@ -229,7 +242,9 @@ def may_leave(held: WorkerModelRecord) -> bool:
 
 
 def some_world(seed: int) -> World:
-    """With enough memory and time for all models; one of them may need more than one copy."""
+    """Draw a fleet with enough memory and time for all models; one of them may need more than one
+    copy.
+    """
     chance = random.Random(seed)
     count = chance.randrange(2, 6)
     models = {}
@@ -253,7 +268,7 @@ few = settings(max_examples=30, deadline=None)
 
 @few
 @given(worlds)
-def test_under_a_constant_load_plans_come_to_rest(world: World) -> None:
+def test_plans_converge_under_constant_load(world: World) -> None:
     for _ in range(120):
         world.step()
     assert [made.orders for made in world.plans[-60:] if made.orders] == []
@@ -264,7 +279,7 @@ def test_under_a_constant_load_plans_come_to_rest(world: World) -> None:
 
 @few
 @given(worlds, st.integers(0, 4))
-def test_after_the_loss_of_a_worker_they_come_to_rest_again(world: World, lost: int) -> None:
+def test_plans_converge_after_worker_loss(world: World, lost: int) -> None:
     for model in world.models.values():
         model.rate /= 4
     for _ in range(30):

@@ -20,7 +20,7 @@ from libs.serving import serving
 from services.scheduler.demand import Demand
 from services.scheduler.scaler import Scaler
 from services.scheduler.view import View
-from tests.scheduler.looks import MODEL, Mesh, holding
+from tests.scheduler.snapshots import MODEL, Mesh, holding
 from tests.support.keda_wire import SERVICE, method, metrics_request, reference
 
 POOLS = Pools(
@@ -49,7 +49,7 @@ class DrivenClock:
         await woken
 
     def advance(self, seconds: float) -> bool:
-        """Whether anything was woken."""
+        """Advance the clock; return whether any sleeper was woken."""
         self.at += seconds
         due = [woken for at, woken in self._sleepers if at <= self.at and not woken.done()]
         self._sleepers = [
@@ -73,13 +73,13 @@ class Scene:
         )
         self.channel: grpc.aio.Channel
 
-    def look(self, seconds: float = 0.0) -> None:
+    def snapshot(self, seconds: float = 0.0) -> None:
         """The scheduler looks at the mesh `seconds` later."""
         self.clock.advance(seconds)
         self.mesh.at = self.clock.at
-        look = self.mesh.look()
-        self.demand.update(look)
-        self.view.update(look)
+        snapshot = self.mesh.snapshot()
+        self.demand.update(snapshot)
+        self.view.update(snapshot)
 
     async def call(self, name: str, metric: str = "desired-workers", /, **metadata: str) -> Any:
         """The answer, of a stream the first one."""
@@ -129,9 +129,9 @@ class Stream:
             while self.scene.clock.waits == before and not self.reader.done():  # noqa: ASYNC110 - gRPC has no event for it
                 await asyncio.sleep(0)
 
-    async def look(self, seconds: float = 0.5) -> None:
+    async def snapshot(self, seconds: float = 0.5) -> None:
         before = self.scene.clock.waits
-        self.scene.look(seconds)
+        self.scene.snapshot(seconds)
         await self.settled(before)
 
     async def advance(self, seconds: float) -> None:
@@ -150,7 +150,7 @@ class Stream:
             return await self.call.code()
 
     async def results(self) -> list[bool]:
-        """Of the stream, once it has ended in order."""
+        """Return the messages of the stream, once it has ended in order."""
         assert await self.ended() == grpc.StatusCode.OK
         await self.reader
         return [message.result for message in self.messages]
@@ -183,7 +183,7 @@ def violation(error: grpc.aio.AioRpcError) -> str:
 
 async def test_one_metric_and_its_target() -> None:
     async with serving_scaler() as scene:
-        scene.look()
+        scene.snapshot()
         (spec,) = (await scene.call("GetMetricSpec", pool="cpu")).metricSpecs
         assert (spec.metricName, spec.targetSize, spec.targetSizeFloat) == (
             "desired-workers",
@@ -198,9 +198,9 @@ async def test_one_metric_and_its_target() -> None:
 async def test_exactly_one_value_under_every_name_that_keda_uses(metric: str) -> None:
     async with serving_scaler() as scene:
         scene.mesh.worker("a", holding(speed=100.0))
-        scene.look()
+        scene.snapshot()
         scene.mesh.lane(12_000, enqueued=0)
-        scene.look(0.5)
+        scene.snapshot(0.5)
         (value,) = (await scene.call("GetMetrics", metric, pool="cpu")).metricValues
         assert (value.metricName, value.metricValue, value.metricValueFloat) == (
             "desired-workers",
@@ -211,17 +211,17 @@ async def test_exactly_one_value_under_every_name_that_keda_uses(metric: str) ->
 
 async def test_zero_is_zero_in_both_fields() -> None:
     async with serving_scaler() as scene:
-        scene.look()
+        scene.snapshot()
         assert await scene.told(pool="cpu") == (0, False)
 
 
 async def test_each_caller_has_its_own_options() -> None:
     async with serving_scaler() as scene:
         scene.mesh.worker("a", holding(speed=100.0))
-        scene.look()
+        scene.snapshot()
         scene.mesh.lane(12_000, enqueued=0)
-        scene.look(0.5)
-        # 120 s of work, 60 of them done before another worker comes.
+        scene.snapshot(0.5)
+        # 120 s of work, 60 of them done before another worker arrives.
         assert await scene.told(pool="cpu", scalerAddress="elsewhere:50053") == (2, True)
         assert await scene.told(pool="cpu", drainSeconds="10") == (6, True)
         assert await scene.told(poolFromEnv="cpu", minWarmFromEnv="4") == (4, True)
@@ -246,11 +246,11 @@ async def test_each_caller_has_its_own_options() -> None:
         ({"pool": "cpu", "targetUtilization": "75"}, "targetUtilization"),
     ],
 )
-async def test_what_is_wrong_in_the_trigger_is_named(
+async def test_invalid_trigger_metadata_is_named(
     name: str, metadata: dict[str, str], key: str
 ) -> None:
     async with serving_scaler() as scene:
-        scene.look()
+        scene.snapshot()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await scene.call(name, "desired-workers", **metadata)
         assert violation(caught.value) == f"scalerMetadata.{key}"
@@ -259,7 +259,7 @@ async def test_what_is_wrong_in_the_trigger_is_named(
 
 async def test_metric_that_was_never_offered() -> None:
     async with serving_scaler() as scene:
-        scene.look()
+        scene.snapshot()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await scene.call("GetMetrics", "queue-length", pool="cpu")
         assert violation(caught.value) == "metricName"
@@ -267,11 +267,11 @@ async def test_metric_that_was_never_offered() -> None:
 
 async def test_old_answers_hold_for_a_minute_and_then_let_nothing_shrink() -> None:
     async with serving_scaler() as scene:
-        scene.look()
-        scene.look(301.0)
+        scene.snapshot()
+        scene.snapshot(301.0)
         for worker in "abc":
             scene.mesh.worker(worker)
-        scene.look(1.0)
+        scene.snapshot(1.0)
         assert await scene.told(pool="cpu") == (0, False)
         scene.clock.advance(59.0)
         assert await scene.told(pool="cpu") == (0, False)
@@ -280,7 +280,7 @@ async def test_old_answers_hold_for_a_minute_and_then_let_nothing_shrink() -> No
         scene.clock.advance(100_000.0)
         assert await scene.told(pool="cpu") == (3, True)
         assert await scene.told(pool="cpu", minWarm="5") == (5, True)
-        scene.look()
+        scene.snapshot()
         assert await scene.told(pool="cpu") == (0, False)
 
 
@@ -294,29 +294,29 @@ async def test_before_the_first_look_only_the_specification_is_known() -> None:
             assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
         async with scene.stream("StreamIsActive", pool="cpu") as stream:
             assert stream.messages == []
-            await stream.look()
+            await stream.snapshot()
             scene.scaler.close()
             assert await stream.results() == [False]
 
 
 async def test_push_when_a_pool_wakes_and_again_while_it_has_no_worker() -> None:
     async with serving_scaler() as scene:
-        scene.look()
+        scene.snapshot()
         async with scene.stream("StreamIsActive", pool="cpu") as stream:
-            await stream.look()
+            await stream.snapshot()
             await stream.advance(9.0)  # nothing
             scene.mesh.lane(500, enqueued=0)
-            await stream.look()  # true
-            await stream.look()
+            await stream.snapshot()  # true
+            await stream.snapshot()
             await stream.advance(9.0)
             await stream.advance(1.0)  # true
-            await stream.look(10.0)  # true
+            await stream.snapshot(10.0)  # true
             scene.mesh.worker("a", holding(speed=100.0))
-            await stream.look(0.5)  # a worker is there: nothing more, for however long
-            await stream.look(30.0)
+            await stream.snapshot(0.5)  # a worker is there: nothing more, for however long
+            await stream.snapshot(30.0)
             await stream.advance(30.0)
             scene.mesh.lane(0, enqueued=0)
-            await stream.look()
+            await stream.snapshot()
             scene.scaler.close()
             assert await stream.results() == [False, True, True, True]
 
@@ -324,25 +324,25 @@ async def test_push_when_a_pool_wakes_and_again_while_it_has_no_worker() -> None
 @pytest.mark.parametrize("workers", ["", "a"])
 async def test_first_push_waits_for_nothing(workers: str) -> None:
     async with serving_scaler() as scene:
-        scene.look()
-        scene.look(301.0)
+        scene.snapshot()
+        scene.snapshot(301.0)
         for worker in workers:
             scene.mesh.worker(worker, holding(speed=100.0))
-        scene.look(0.5)
+        scene.snapshot(0.5)
         async with scene.stream("StreamIsActive", pool="cpu") as stream:
             scene.mesh.lane(500, enqueued=0)
-            await stream.look()
+            await stream.snapshot()
             scene.scaler.close()
             assert await stream.results() == [False, True]
 
 
-async def test_nothing_is_pushed_for_want_of_news() -> None:
+async def test_nothing_is_pushed_without_change() -> None:
     async with serving_scaler() as scene:
-        scene.look()
+        scene.snapshot()
         async with scene.stream("StreamIsActive", pool="cpu") as stream:
             await stream.advance(120.0)
             assert await scene.told(pool="cpu") == (0, True)
-            await stream.look()
+            await stream.snapshot()
             scene.scaler.close()
             assert await stream.results() == [False]
 
@@ -350,7 +350,7 @@ async def test_nothing_is_pushed_for_want_of_news() -> None:
 async def test_stream_that_opens_in_the_middle_of_work_says_so() -> None:
     async with serving_scaler() as scene:
         scene.mesh.lane(500)
-        scene.look()
+        scene.snapshot()
         async with scene.stream("StreamIsActive", pool="cpu") as stream:
             scene.scaler.close()
             assert await stream.results() == [True]
@@ -359,9 +359,9 @@ async def test_stream_that_opens_in_the_middle_of_work_says_so() -> None:
 @pytest.mark.parametrize("name", STREAMS)
 async def test_streams_end_in_order_after_about_five_minutes(name: str) -> None:
     async with serving_scaler() as scene:
-        scene.look()
+        scene.snapshot()
         async with scene.stream(name, pool="cpu") as stream:
-            await stream.look(299.0)
+            await stream.snapshot(299.0)
             assert not stream.reader.done()
             await stream.advance(1.0)
             assert await stream.ended() == grpc.StatusCode.OK
@@ -385,10 +385,10 @@ async def test_ends_of_streams_are_spread() -> None:
 
 async def test_specification_is_streamed_once_and_the_stream_kept() -> None:
     async with serving_scaler() as scene:
-        scene.look()
+        scene.snapshot()
         async with scene.stream("StreamMetricSpec", pool="cpu") as stream:
-            await stream.look()
-            await stream.look(60.0)
+            await stream.snapshot()
+            await stream.snapshot(60.0)
             await stream.received(1)
             assert not stream.reader.done()
             scene.scaler.close()
@@ -404,7 +404,7 @@ async def test_server_that_stops_ends_streams_in_order_and_answers_until_then() 
     server = await serves.__aenter__()
     async with grpc.aio.insecure_channel(server.address) as channel:
         scene.channel = channel
-        scene.look()
+        scene.snapshot()
         async with (
             scene.stream("StreamIsActive", pool="cpu") as active,
             scene.stream("StreamMetricSpec", pool="cpu") as specs,
@@ -418,12 +418,12 @@ async def test_server_that_stops_ends_streams_in_order_and_answers_until_then() 
 
 async def test_pool_that_is_seen_later() -> None:
     async with serving_scaler(Pools()) as scene:
-        scene.look()
+        scene.snapshot()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await scene.told(pool="gpu")
         assert violation(caught.value) == "scalerMetadata.pool"
         scene.mesh.lane(10, pool="gpu", model=MODEL)
-        scene.look(1.0)
+        scene.snapshot(1.0)
         assert await scene.told(pool="gpu") == (1, True)
 
 
@@ -434,6 +434,6 @@ async def test_reflection_lists_the_service() -> None:
             reflection_pb2.ServerReflectionRequest(list_services=""),
             reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
         ]
-        listed, described = [answer async for answer in stub.ServerReflectionInfo(iter(asked))]
+        listed, described = [decision async for decision in stub.ServerReflectionInfo(iter(asked))]
         assert SERVICE in {service.name for service in listed.list_services_response.service}
         assert described.file_descriptor_response.file_descriptor_proto

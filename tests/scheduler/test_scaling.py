@@ -1,5 +1,5 @@
-"""A whole scheduler beside a real Redis: work that comes for a pool without workers reaches KEDA
-and Prometheus, alike.
+"""A whole scheduler with a real Redis: work that arrives for a pool without workers reaches KEDA
+and Prometheus.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def test_from_a_job_to_a_push_and_the_same_number_everywhere() -> None:
                 QueuedJob(f"job-{number}", "tenant", 1.0, 1 << 30, deadline_ms, "bulk", b"x")
                 for number in range(2)
             ]
-            assert await lanes.enqueue(LANE, [jobs], max_tokens=1 << 40, ring=True) == [True]
+            assert await lanes.enqueue(LANE, [jobs], max_tokens=1 << 40, notify=True) == [True]
             assert (await asyncio.wait_for(stream.read(), 10)).result
             # In one step, to as many as there may be.
             assert await value(channel) == 7
@@ -95,7 +95,7 @@ async def test_from_a_job_to_a_push_and_the_same_number_everywhere() -> None:
             async with asyncio.timeout(10):
                 while (await scrape(addresses.metrics))["shoal_live_workers", "l4-spot"] != 1:
                     pass
-            server.kill()  # what was known is told on
+            server.kill()  # the last answers stay available
             assert await value(channel) == 7
             assert (await method(channel, "IsActive")(REFERENCE)).result
             stream.cancel()

@@ -1,4 +1,4 @@
-"""What the environment tells a scheduler."""
+"""A scheduler's settings in the environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_defaults() -> None:
     assert settings.scheduler_id != Settings.from_env({}).scheduler_id
 
 
-def test_everything_can_be_told(tmp_path: Path) -> None:
+def test_all_settings_are_read_from_environment(tmp_path: Path) -> None:
     pools = tmp_path / "pools.yaml"
     pools.write_text("pools: {a100: {device: cuda}}")
     settings = Settings.from_env(
@@ -59,7 +59,7 @@ def test_everything_can_be_told(tmp_path: Path) -> None:
         ("SHOAL_LOG_LEVEL", "LOUD"),
     ],
 )
-def test_what_is_wrong_is_named(name: str, value: str) -> None:
+def test_invalid_setting_is_named(name: str, value: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         Settings.from_env({name: value})
     assert raised.value.field == name

@@ -77,7 +77,7 @@ def test_json_has_every_run_of_the_cross_product() -> None:
     assert run(*SMALL, "--memory", "16GiB", "--json", "--policy", "lru").out != ran.out
 
 
-def test_saved_trace_is_replayed_with_the_models_beside_it(tmp_path: Path) -> None:
+def test_saved_trace_is_replayed_with_its_models_file(tmp_path: Path) -> None:
     trace = tmp_path / "made.csv"
     made = run("replay", *SMALL, "--seeds", "1", "--save", trace, "--memory", "16GiB", "--json")
     again = run(trace, "--memory", "16GiB", "--json")
@@ -90,7 +90,7 @@ def test_saved_trace_is_replayed_with_the_models_beside_it(tmp_path: Path) -> No
     )
     without = run(trace)
     assert without.code == 2
-    assert f"error: {trace}:2: bytes: nothing says what model-" in without.err
+    assert f"error: {trace}:2: bytes: the costs of model-" in without.err
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
@@ -118,21 +118,24 @@ def test_without_matplotlib_a_plot_is_refused_with_advice(
     ("arguments", "told"),
     [
         ((), "give either a trace or one of --zipf SKEW, --bursty and --uniform"),
-        (("--zipf", "1", "--uniform"), "--zipf and --uniform do not go together"),
+        (("--zipf", "1", "--uniform"), "--zipf and --uniform exclude each other"),
         (
             (*SMALL, "--policy", "mru"),
             "policy must be one of cost, lru, gdsf, clairvoyant, not 'mru'",
         ),
-        ((*SMALL, "--memory", "much"), "'much' is no size"),
+        ((*SMALL, "--memory", "much"), "'much' is not a size"),
         ((*SMALL, "--memory", "0"), "memory_bytes must be at least 1"),
         (
             (*SMALL, "--plot", "stalls.txt"),
             "a plot's file must end in .svg, .png, .pdf, not 'stalls.txt'",
         ),
-        (("record", "127.0.0.1:1", "-o", "/nowhere/trace.csv"), "there is no directory /nowhere"),
+        (
+            ("record", "127.0.0.1:1", "-o", "/nowhere/trace.csv"),
+            "the directory /nowhere does not exist",
+        ),
     ],
 )
-def test_wrong_arguments_are_told_without_a_trace_of_the_code(
+def test_wrong_arguments_are_reported_without_traceback(
     arguments: tuple[str, ...], told: str
 ) -> None:
     ran = run(*arguments)
@@ -140,7 +143,7 @@ def test_wrong_arguments_are_told_without_a_trace_of_the_code(
     assert told in ran.err
 
 
-def test_file_that_is_not_there_is_told() -> None:
+def test_missing_file_is_reported() -> None:
     ran = run("nowhere.csv")
     assert (ran.code, "nowhere.csv" in ran.err) == (1, True)
 
@@ -166,7 +169,7 @@ def test_sizes_as_people_write_them() -> None:
         parse_size("GiB")
 
 
-def test_scaling_to_zero_is_told_for_each_pool() -> None:
+def test_scaling_to_zero_is_reported_for_each_pool() -> None:
     few = ("scaling", "--visits", "3", "--seeds", "1")
     ran = run(*few, "--start", "60", "--start", "120")
     assert ran.code == 0

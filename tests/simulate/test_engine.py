@@ -40,8 +40,8 @@ def replayed(
 
 
 def test_two_models_that_take_turns_where_one_has_room() -> None:
-    """a waits 1 s for its load, then 0; b waits 2 s; a comes back in 1 s. Each computes for 0.1
-    s.
+    """Model a waits 1 s for its load, then 0; b waits 2 s; a is loaded again in 1 s. Each computes
+    for 0.1 s.
     """
     trace = trace_of(
         [cost("a"), cost("b", load=2.0)], (0, "a", 10), (5, "a", 10), (20, "b", 10), (40, "a", 10)
@@ -63,8 +63,8 @@ def test_two_models_that_take_turns_where_one_has_room() -> None:
 
 
 def test_lru_evicts_what_is_old_and_cost_aware_what_is_cheap() -> None:
-    """a costs 10 s and is the oldest when c needs room. LRU evicts it and pays again; the others
-    evict b, which nobody misses.
+    """Model a costs 10 s and is the oldest when c needs memory. LRU evicts it and pays again; the
+    others evict b, which is not used again.
     """
     models = [cost("a", 60, load=10.0), cost("b", 40), cost("c", 40)]
     trace = trace_of(models, (0, "a", 10), (20, "b", 10), (40, "c", 10), (60, "a", 10))
@@ -82,8 +82,8 @@ def test_clairvoyant_evicts_what_is_used_last() -> None:
 
 
 def test_busy_model_is_not_evicted_for_little_work() -> None:
-    """a computes from 1 to 11; b, with 0.1 s of work, comes at 2 and may not push it out before it
-    is done.
+    """Model a computes from 1 to 11; b, with 0.1 s of work, arrives at 2 and may not evict it
+    before it is done.
     """
     trace = trace_of([cost("a"), cost("b", load=2.0)], (0, "a", 1000), (2, "b", 10))
     outcome, events = replayed(trace)
@@ -97,10 +97,10 @@ def test_busy_model_is_not_evicted_for_little_work() -> None:
 
 
 def test_busy_model_leaves_in_two_phases_for_much_more_work() -> None:
-    """b brings 30 s of work at 2, more than twice a's 10: a takes no more work, but finishes what
-    is in flight at 11.
+    """Model b has 30 s of work at 2, more than twice a's 10: a takes no more work, but finishes its
+    batch at 11.
 
-    a's second request, at 3, waits for a to come back, until b has idled at 43.
+    a's second request, at 3, waits for a to be loaded again, until b has idled at 43.
     """
     trace = trace_of([cost("a"), cost("b", load=2.0)], (0, "a", 1000), (2, "b", 3000), (3, "a", 10))
     outcome, events = replayed(trace)
@@ -121,9 +121,9 @@ def test_loads_beyond_the_limit_wait_for_their_turn() -> None:
     )  # two forward passes before it
 
 
-def test_evicted_model_comes_back_from_host_memory_while_that_has_room() -> None:
-    """When c leaves for a, the host has no room for a, b and c: b goes, the oldest that nobody
-    waits for.
+def test_evicted_model_is_reloaded_from_host_memory() -> None:
+    """When c leaves for a, the host has no memory for a, b and c: b is dropped, the oldest without
+    waiting requests.
     """
     models = [cost("a", warm=0.2), cost("b", warm=0.2), cost("c", warm=0.2)]
     asked = [(20.0 * number, name, 1) for number, name in enumerate("abacab")]
@@ -149,7 +149,7 @@ def test_requests_of_one_model_share_its_load_and_its_batch() -> None:
     assert replayed(trace, replace(FLEET, batch_tokens=200))[0].wait_p99 == pytest.approx(2.1)
 
 
-def test_closed_loop_of_one_client_asks_when_it_has_its_answer() -> None:
+def test_closed_loop_client_waits_for_its_answer() -> None:
     trace = trace_of([cost("a"), cost("b")], (0, "a", 10), (0, "b", 10), (5, "a", 10))
     outcome, events = replayed(trace, replace(FLEET, clients=1))
     assert [event for event in events if event[1] == "load"] == [
@@ -160,9 +160,9 @@ def test_closed_loop_of_one_client_asks_when_it_has_its_answer() -> None:
     assert outcome.wait_p99 == pytest.approx(1.0)
 
 
-def test_workers_may_hear_late_that_work_waits_no_more() -> None:
-    """b's request is counted while b loads, at 20, and again only at 40: until then b passes for
-    backlogged, and a leaves for c.
+def test_workers_may_learn_late_that_queue_is_empty() -> None:
+    """Model b's request is counted while b loads, at 20, and again only at 40: until then b counts
+    as backlogged, and a leaves for c.
     """
     trace = trace_of(
         [cost("a", 50), cost("b", 50, load=0.2), cost("c", 50)],
@@ -182,13 +182,13 @@ def test_model_that_fits_nowhere_is_refused_and_the_rest_goes_on() -> None:
 
 
 def test_two_workers_share_the_models_and_a_hot_one_gets_a_second_copy() -> None:
-    """Six requests of 10 s each come at once: 60 s of work against a load of 1 s."""
+    """Six requests of 10 s each arrive at once: 60 s of work against a load of 1 s."""
     asked = [(0.0, "b", 1), *[(5.0, "a", 1000) for _ in range(6)]]
     outcome, events = replayed(
         trace_of([cost("a"), cost("b")], *asked), replace(FLEET, workers=2, batch_tokens=1000)
     )
     assert Counter(model for _, what, model in events if what == "load") == {"b": 1, "a": 2}
-    assert outcome.stall_seconds == pytest.approx(2.0)  # the second copy of a stalls nobody
+    assert outcome.stall_seconds == pytest.approx(2.0)  # the second copy of a stalls no request
     one = replayed(trace_of([cost("a"), cost("b")], *asked), replace(FLEET, batch_tokens=1000))[0]
     assert outcome.seconds < 0.6 * one.seconds
 

@@ -1,4 +1,4 @@
-"""A mesh is recorded through its WatchMesh, and what was recorded can be replayed."""
+"""A mesh is recorded through its WatchMesh, and the recording can be replayed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_growth_of_a_lanes_counters_becomes_requests_spread_over_the_time() -> N
     assert not left_out
 
 
-def test_lanes_that_appear_or_begin_anew_count_from_nothing() -> None:
+def test_new_or_reset_lanes_count_from_zero() -> None:
     recorder = Recorder()
     known = (held("org/a", (100, 2.0, 500.0)),)
     recorder.see(mesh(models=known), 0.0)
@@ -82,22 +82,22 @@ def test_costs_are_those_of_loaded_copies_and_requests_without_are_left_out() ->
 
 
 class FakeMesh(mesh_pb2_grpc.MeshServiceServicer):
-    """Every look finds three more jobs of one model and one of another; after `looks` of them the
+    """Every look finds three more jobs of one model and one of another; after `snapshots` of them the
     router is gone.
     """
 
-    looks = 4
+    snapshots = 4
 
     def __init__(self) -> None:
         self.seen = 0
-        self.goes_for_good_after = self.looks
+        self.goes_for_good_after = self.snapshots
 
     def WatchMesh(
         self, request: pb.WatchMeshRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.WatchMeshResponse]:
         assert request.interval_seconds == pytest.approx(0.2)
         models = (held("org/a", (100, 0.5, 900.0)), held("org/b", (200, 0.25, 0.0)))
-        for number in range(self.seen, min(self.seen + self.looks, self.goes_for_good_after)):
+        for number in range(self.seen, min(self.seen + self.snapshots, self.goes_for_good_after)):
             self.seen = number + 1
             yield pb.WatchMeshResponse(
                 mesh=mesh(
@@ -134,9 +134,7 @@ def router(fake: FakeMesh) -> Iterator[str]:
     server.stop(None).wait()
 
 
-def test_what_was_recorded_before_the_router_went_is_kept_and_can_be_replayed(
-    router: str, tmp_path: Path
-) -> None:
+def test_recording_survives_router_stop_and_can_be_replayed(router: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     ran = CliRunner().invoke(app, ["record", router, "-o", str(path)])
     assert ran.exit_code == 1
@@ -165,5 +163,5 @@ def test_recording_ends_after_its_time(router: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     ran = CliRunner().invoke(app, ["record", router, "-o", str(path), "--seconds", "0"])
     assert ran.exit_code == 0
-    assert "nothing was asked for" in ran.stderr
+    assert "no requests arrived" in ran.stderr
     assert not path.exists()

@@ -21,7 +21,7 @@ def rare(start_seconds: float, burst_share: float = 0.0) -> Outcome:
 
 
 @pytest.mark.parametrize("start_seconds", [180.0, 360.0])
-def test_what_a_start_takes_is_believed_though_keda_scales_to_zero_meanwhile(
+def test_start_time_is_learnt_though_keda_scales_to_zero(
     start_seconds: float,
 ) -> None:
     outcome = rare(start_seconds)
@@ -31,7 +31,7 @@ def test_what_a_start_takes_is_believed_though_keda_scales_to_zero_meanwhile(
     assert outcome.held_share < 0.5
 
 
-def test_short_text_never_brings_back_what_a_burst_needed() -> None:
+def test_short_text_does_not_restore_burst_size() -> None:
     outcome = rare(180.0, burst_share=0.3)
     assert outcome.most_for_short == 1
     # The HPA's syncs are part of a start: 15 s each.
@@ -41,7 +41,7 @@ def test_short_text_never_brings_back_what_a_burst_needed() -> None:
 def test_one_visit_holds_a_machine_for_its_start_keep_warm_and_cooldown() -> None:
     outcome = simulate(pool(100.0, 400.0), [Visit(1000.0, (200,))])
     assert (outcome.answered, outcome.starts) == (1, 1)
-    # Keep-warm counts from the last arrival; a poll comes every 5 s.
+    # Keep-warm counts from the last arrival; polls are 5 s apart.
     held = outcome.held_share * (1000.0 + 3600.0)
     assert 100.0 + 400.0 <= held <= 100.0 + 400.0 + 10.0
     assert outcome.wait_p50 == pytest.approx(100.0 + 5.0 + 200 / 5_000)
@@ -60,7 +60,7 @@ def test_same_seed_is_the_same_days() -> None:
     assert visits(5, 10.0, 0.5, 1) != visits(5, 10.0, 0.5, 2)
 
 
-def test_cluster_that_cannot_be() -> None:
+def test_invalid_cluster_is_refused() -> None:
     with pytest.raises(InvalidInput, match="at least 0 s"):
         Cluster(start_seconds=-1.0)
 

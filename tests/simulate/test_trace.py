@@ -1,6 +1,4 @@
-"""Traces in files: what is written is read again, and what is wrong is told with its file and
-line.
-"""
+"""Traces in files: written traces can be read, and errors name file and line."""
 
 from __future__ import annotations
 
@@ -43,14 +41,14 @@ def test_trace_is_read_by_time_with_the_costs_of_its_models(tmp_path: Path) -> N
     assert trace.models["org/a"].tokens_per_second == TOKENS_PER_SECOND
 
 
-def test_costs_may_stand_in_the_trace_itself_on_a_models_first_line(tmp_path: Path) -> None:
+def test_costs_are_read_from_first_line_of_a_model_in_trace(tmp_path: Path) -> None:
     text = "model,tokens,time_seconds,bytes,load_seconds,warm_seconds,tokens_per_second\norg/a,3,0,100,1.5,0.25,900\norg/a,3,1,,,,\n"
     trace = read_trace(file(tmp_path, text))
     assert trace.models == {"org/a": ModelCost("org/a", 100, 1.5, 0.25, 900.0)}
     assert len(trace.requests) == 2
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_written_trace_is_read_back(tmp_path: Path) -> None:
     made = zipf(Shape(models=9, requests=50), seed=1)
     path = tmp_path / "made.csv"
     write_trace(path, made.requests)
@@ -74,7 +72,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ("", "trace.csv:1: has no column 'time_seconds'"),
         ("time_seconds,model\n", "trace.csv:1: has no column 'tokens'"),
         ("time_seconds,model,tokens,colour\n", "trace.csv:1: has a column 'colour'"),
-        ("time_seconds,model,tokens\n", "trace.csv: there are no requests in it"),
+        ("time_seconds,model,tokens\n", "trace.csv: the file has no requests"),
         (
             "time_seconds,model,tokens\n0,org/a,1\n1,org/a,many\n",
             "trace.csv:3: tokens: must be a whole number of at least 1, not 'many'",
@@ -99,25 +97,23 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ),
         (
             "time_seconds,model,tokens\n0,org/x,1\n",
-            "trace.csv:2: bytes: nothing says what org/x costs",
+            "trace.csv:2: bytes: the costs of org/x are missing",
         ),
     ],
 )
-def test_what_is_wrong_with_a_trace_is_told_with_its_line(
-    tmp_path: Path, text: str, told: str
-) -> None:
+def test_invalid_trace_is_reported_with_line(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_trace(file(tmp_path, text), file(tmp_path, COSTS, "models.csv"))
     assert caught.value.message.startswith(f"{tmp_path}/{told}")
 
 
-def test_what_is_wrong_with_a_models_file_is_told_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"models.csv:4: model: org/a was there before"):
+def test_invalid_models_file_is_reported_with_line(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"models.csv:4: model: org/a is listed twice"):
         read_models(file(tmp_path, COSTS + "org/a,1,1\n", "models.csv"))
     with pytest.raises(
         InvalidInput, match=r"models.csv:2: bytes: must be a whole number of at least 1, not '1.5'"
     ):
         read_models(file(tmp_path, "model,bytes,load_seconds\norg/a,1.5,1\n", "models.csv"))
     (tmp_path / "binary.csv").write_bytes(b"time_seconds,model,tokens\n\xff\xfe,1,1\n")
-    with pytest.raises(InvalidInput, match=r"binary.csv:\d: is no CSV"):
+    with pytest.raises(InvalidInput, match=r"binary.csv:\d: is not CSV"):
         read_trace(tmp_path / "binary.csv")

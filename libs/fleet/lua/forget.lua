@@ -1,4 +1,5 @@
--- Removes a worker that has not been heard of since `heard_ms`. Answers 1, or 0 if it has, or is not known.
+-- Removes a worker without a heartbeat since `heard_ms`. Returns 1, or 0 if it has one or is
+-- unknown.
 local value = redis.call('HGET', workers, worker_id)
 if not value or string.match(value, '^(%d+) ') ~= heard_ms then return 0 end
 return redis.call('HDEL', workers, worker_id)

@@ -1,4 +1,4 @@
--- Forgets those failures of which half the time is over. Answers how many.
+-- Forgets the failures after half of their backoff. Returns how many.
 local now, forgiven = clock(), 0
 for at = fields, #ARGV do
   local failure, count = call('HGET', failures, ARGV[at]), tonumber(call('HGET', strikes, ARGV[at]) or 1)

@@ -1,4 +1,5 @@
--- Renews the lead of who has this fencing number, or takes it if it is free. Answers the number, or 0 if another leads.
+-- Renews the lead of the holder of this fencing number, or takes a free lead. Returns the number,
+-- or 0 if another leads.
 -- Numbers are at least the time in seconds, so that they still rise after Redis lost its data.
 local held = tonumber(call('HGET', leader, 'fence'))
 if held and (held ~= fence or call('HGET', leader, 'scheduler') ~= scheduler_id) then return 0 end

@@ -1,4 +1,5 @@
--- doublings: how often the time doubles with every further failure at most; 0: it does not, and failures are not counted.
+-- doublings: maximum doublings of the time, one with every further failure; 0: never, and failures
+-- are not counted.
 if doublings > 0 then
   last_ms = last_ms * 2 ^ math.min(call('HINCRBY', strikes, field, 1) - 1, doublings)
   call('PEXPIRE', strikes, 2 * DAY)

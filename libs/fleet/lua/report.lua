@@ -1,4 +1,4 @@
--- new_cards: {model, card} * n. Answers the time.
+-- new_cards: {model, card} * n. Returns the time.
 local now = clock()
 if leaving then call('HDEL', workers, worker_id) else call('HSET', workers, worker_id, now .. ' ' .. heartbeat) end
 call('PEXPIRE', workers, DAY)

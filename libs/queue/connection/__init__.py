@@ -1,5 +1,6 @@
-"""The way to Redis: its URL, TLS and passwords, Sentinels, ACL users, timeouts, and the translation
-of its errors.
+"""The connection to Redis: its URL, TLS and passwords, Sentinels, ACL users, timeouts, and the
+translation of its errors.
 
-Here: what is needed to reach a Redis server and to know that it is suitable. Not here: what Shoal
-keeps in Redis and the scripts that change it."""
+This package reaches a Redis server and checks that it is suitable. Shoal's data in Redis and the
+scripts that change it are in `libs/queue` and `libs/fleet`.
+"""

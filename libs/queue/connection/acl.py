@@ -3,9 +3,9 @@ Redis 6.2 or newer).
 
 A script runs with the permissions of the user who calls it, so the commands within scripts are
 listed here, too. Redis cannot limit which loaded script a user runs, but only routers may load one:
-the scheduler's user runs the scripts of the mesh, and no Lua of its holder. A new command in a
-script of `libs/queue` or `libs/fleet` must be added here: `tests/queue/test_acl.py` compares this
-list with the commands really used.
+the scheduler's user can run the mesh's scripts, but no other Lua. A new command in a script of
+`libs/queue` or `libs/fleet` must be added here: `tests/queue/test_acl.py` compares this list with
+the commands in use.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from libs.queue.keys import BELL, LAYOUT, WRITTEN
+from libs.queue.keys import LAYOUT, STREAMED_CHANNEL, WAKEUP_CHANNEL
 
 _BOTH: Final = (
     *("info", "ping", "select", "time"),
@@ -34,18 +34,22 @@ _ROUTER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A Redis ACL user. `commands` in small letters, subcommands as `command|subcommand`; `keys`
-    and `channels` as patterns.
-    """
+    """A Redis ACL user."""
 
     name: str
     commands: tuple[str, ...]
+    """In lower case, subcommands as `command|subcommand`."""
     keys: tuple[str, ...]
-    channels: tuple[str, ...] = (BELL,)
+    """Key patterns."""
+    channels: tuple[str, ...] = (WAKEUP_CHANNEL,)
+    """Channel patterns."""
 
     def line(self, password: str | None) -> str:
-        """This user's line of an ACL file; without its first word, the arguments of `ACL SETUSER`.
-        It holds only the password's digest; without a password the user is disabled."""
+        """Return this user's line of an ACL file; without its first word, the arguments of `ACL
+        SETUSER`.
+
+        It holds only the password's digest; without a password the user is disabled.
+        """
         state = (
             ("off",) if password is None else ("on", f"#{sha256(password.encode()).hexdigest()}")
         )
@@ -62,10 +66,13 @@ class User:
 
 
 ROUTER: Final = User(
-    "shoal-router", tuple(sorted(_BOTH + _ROUTER)), ("v1:*",), (BELL, f"{WRITTEN}:*")
+    "shoal-router",
+    tuple(sorted(_BOTH + _ROUTER)),
+    ("v1:*",),
+    (WAKEUP_CHANNEL, f"{STREAMED_CHANNEL}:*"),
 )
-# It may read the lengths and counters of lanes, not the payloads of jobs and not which router waits
-# for their answers. No pattern only reads: Redis has those (%R) from 7 on.
+# It may read the lengths and counters of lanes, but neither the payloads of jobs nor which router
+# waits for their answers. No pattern is read-only: Redis has those (%R) from 7 on.
 SCHEDULER: Final = User(
     "shoal-scheduler",
     tuple(sorted(_BOTH)),
@@ -83,9 +90,11 @@ SCHEDULER: Final = User(
 
 
 def acl_file(*, router: str | None, scheduler: str | None, admin: str | None) -> str:
-    """The text of a file for Redis' `aclfile`, given passwords. An unauthenticated connection is
-    the user `default`, which is disabled, or (with `admin`) needs that password and may do
-    everything."""
+    """Return the text of a file for Redis' `aclfile`, given passwords.
+
+    An unauthenticated connection is the user `default`. It is disabled or, with `admin`, needs that
+    password and may run all commands.
+    """
     default = (
         "off -@all" if admin is None else f"on #{sha256(admin.encode()).hexdigest()} ~* &* +@all"
     )

@@ -1,4 +1,4 @@
-"""The client of Redis: timeouts, retries, and the translation of its errors into ours."""
+"""The client of Redis: timeouts, retries, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -33,16 +33,18 @@ from libs.queue.connection.urls import SentinelUrl, check_redis_url, is_tls, ser
 
 ANSWER_SECONDS = 5.0
 _SMALL_BYTES = 64 * 1024
-"""A command that the socket takes at once, or of which little is left to write: nobody need wait
-until it is written.
+"""A command of at most this size is written without waiting: the socket takes it at once, or little
+of it is left to write.
 """
 _REFUSALS = ("READONLY", "UNBLOCKED", "NOREPLICAS", "MISCONF", "MASTERDOWN", "BUSY")
-"""In order: a replica; a master that became one during a blocking command; a master with fewer
-replicas than `min-replicas-to-write`; a server that cannot write its disk; one that lost its
-primary; one that is busy with a script. Errors raised within a script have no class of their own,
-so their text is searched."""
+"""Refusals, in order: a replica; a master that became one during a blocking command; a master with
+fewer replicas than `min-replicas-to-write`; a server that cannot write its disk; one that lost its
+primary; one that is busy with a script.
+
+Errors raised within a script have no separate class, so their text is searched.
+"""
 _NOT_ALLOWED = ("The user executing the script can't", "ACL failure in script")
-"""What Redis before 7, and Valkey, say for NOPERM within a script."""
+"""The texts of Redis before 7, and of Valkey, for NOPERM within a script."""
 
 
 def connect(
@@ -52,14 +54,15 @@ def connect(
     max_connections: int = 16,
     allow_insecure: bool = False,
 ) -> Redis:
-    """A client for `url` (redis://, rediss://, unix://, or redis+sentinel:// and
-    rediss+sentinel://, for the master that Sentinels name). Connects on first use, and again after
-    every loss.
+    """Return a client for `url`: redis://, rediss://, unix://, or redis+sentinel:// and
+    rediss+sentinel:// for the master that Sentinels name.
 
-    A connection that does not answer within 5 s is dropped. Retrying a command is safe: all scripts
-    may run twice. `allow_insecure`: Sentinels may name a master on another machine even without
-    TLS. Raises InvalidInput for an invalid URL, ValueError for files of `trust` that cannot be
-    used.
+    It connects on first use, and again after every loss. A connection that does not answer within 5
+    s is dropped. Retrying a command is safe: all scripts may run twice. Raises InvalidInput for an
+    invalid URL, ValueError for unusable files of `trust`.
+
+    Args:
+        allow_insecure: Sentinels may name a master on another machine even without TLS.
     """
     check_redis_url(url)
     trust, sentinels = trust or RedisTrust(), SentinelUrl.parse(url)
@@ -72,26 +75,28 @@ def connect(
         "health_check_interval": 15,
         "retry": Retry(ExponentialWithJitterBackoff(base=0.01, cap=0.2), retries=2),
         "protocol": 2,
-        # else redis-py sends CLIENT SETINFO, which Redis 6.2 does not know and our ACL users may
-        # not run.
+        # Otherwise redis-py sends CLIENT SETINFO, which Redis 6.2 does not know and our ACL users
+        # may not run.
         "driver_info": None,
     }
     if sentinels is None:
-        return PipelinedRedis.of(BlockingConnectionPool(**options), answer_seconds=ANSWER_SECONDS)
+        return PipelinedRedis.create(
+            BlockingConnectionPool(**options), answer_seconds=ANSWER_SECONDS
+        )
     pool = master_pool(
         sentinels,
         options,
         password_file=trust.sentinel_password_file,
         allow_insecure=allow_insecure,
     )
-    return PipelinedRedis.of(pool, answer_seconds=ANSWER_SECONDS)
+    return PipelinedRedis.create(pool, answer_seconds=ANSWER_SECONDS)
 
 
 async def open_all(redis: Redis) -> None:
-    """Fills the connection pool of `redis` at once. Otherwise connections are opened one by one,
-    while many commands wait for them.
+    """Fill the connection pool of `redis` at once, before its first use. Otherwise connections are
+    opened one by one while many commands wait for them.
 
-    To be called at the start, before anyone uses `redis`. Raises NoCapacity if a connection fails.
+    Raises NoCapacity if a connection fails.
     """
     pool: Any = redis.connection_pool
     held = redis.held_connections if isinstance(redis, PipelinedRedis) else 0
@@ -114,8 +119,8 @@ class Subscriber(PubSub):
     subscribe again.
 
     redis-py's PubSub reconnects within the call, resubscribes while it reconnects, and reconnects
-    again if that fails: while something resets every new connection, it recurses deeper each time,
-    to a RecursionError (redis-py 8).
+    again if that fails. While every new connection is reset, it recurses deeper each time, to a
+    RecursionError (redis-py 8).
     """
 
     async def _execute(
@@ -125,8 +130,9 @@ class Subscriber(PubSub):
 
 
 class _Robust:
-    """A mixin for redis-py connections on uvloop: its transport raises RuntimeError for a write
-    after the peer has closed it, and small commands are written without a task for each."""
+    """A mixin for redis-py connections on uvloop. Its transport raises RuntimeError for a write
+    after the peer has closed it, and small commands are written without a task for each.
+    """
 
     _writer: asyncio.StreamWriter | None
     is_connected: bool
@@ -145,7 +151,7 @@ class _Robust:
             ) from error
 
     def write_now(self, packed: bytes) -> None:
-        """Writes a packed command without waiting until the socket takes it. Raises
+        """Write a packed command without waiting until the socket takes it. Raises
         RedisConnectionError.
         """
         if not self.is_connected or self._writer is None:
@@ -158,15 +164,15 @@ class _Robust:
             ) from error
 
     async def drained(self) -> None:
-        """Waits until the socket has taken most of what was written. A connection that breaks is
-        found when it is read.
+        """Wait until the socket has taken most of the written bytes. A broken connection is
+        detected when it is read.
         """
         if self._writer is not None:
             with suppress(OSError):
                 await self._writer.drain()
 
     def pack_command(self, *args: Any) -> list[bytes]:
-        """As redis-py's, which packs in Python, at five times the time."""
+        """Pack a command with hiredis. redis-py packs in Python and takes five times as long."""
         return [
             hiredis.pack_command(
                 (*args[0].encode().split(), *args[1:]) if isinstance(args[0], str) else args
@@ -174,8 +180,9 @@ class _Robust:
         ]
 
     def _free_writer(self, command: Any, check_health: bool) -> asyncio.StreamWriter | None:
-        """The writer, if the command can be written at once, as nearly all can: redis-py makes a
-        task of each write, to limit its time."""
+        """Return the writer if the command can be written at once, as nearly all can. redis-py
+        creates a task for each write to limit its time.
+        """
         writer = self._writer
         if not self.is_connected or writer is None or not isinstance(command, list):
             return None
@@ -192,8 +199,8 @@ def _robust(kind: type[Connection]) -> type[Connection]:
 
 
 def _parsed(url: str, trust: RedisTrust) -> dict[str, Any]:
-    """The arguments of a connection pool for the URL, with the TLS context and credentials of
-    `trust`.
+    """Return the arguments of a connection pool for the URL, with the TLS context and credentials
+    of `trust`.
     """
     parsed: dict[str, Any] = {**parse_url(url)} | (
         {} if url.startswith("unix:") else {"socket_keepalive": True}
@@ -207,16 +214,20 @@ def _parsed(url: str, trust: RedisTrust) -> dict[str, Any]:
 
 
 def translate(error: RedisError) -> Exception:
-    """NoCapacity while Redis is unreachable, loading, out of memory or read-only, refuses our
-    password, or has an ACL older than this version. Other errors are bugs of ours and are returned
-    unchanged."""
+    """Translate an error of Redis.
+
+    Returns NoCapacity while Redis is unreachable, loading, out of memory or read-only, refuses our
+    password, or has an ACL older than this version. Other errors are bugs and are returned
+    unchanged.
+    """
     if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
-        return NoCapacity("the queue (Redis) does not take our user name and password")
+        return NoCapacity("the queue (Redis) refuses our user name and password")
     if isinstance(error, NoPermissionError) or (
         isinstance(error, ResponseError) and any(word in str(error) for word in _NOT_ALLOWED)
     ):
         return NoCapacity(
-            "the queue (Redis) does not let our user run a command: `shoal redis-acl` prints what it needs"
+            "the queue (Redis) does not let our user run a command:"
+            " `shoal redis-acl` prints the required ACL"
         )
     if isinstance(error, RedisConnectionError) and "certificate" in str(error).lower():
         return NoCapacity(
@@ -224,9 +235,8 @@ def translate(error: RedisError) -> Exception:
         )
     if isinstance(error, NoMaster):
         return NoCapacity(f"the queue (Redis) cannot be reached: {error}")
-    if isinstance(
-        error, (RedisConnectionError, RedisTimeoutError, NoScriptError)
-    ):  # the last: Redis lost a script that was just loaded
+    # NoScriptError: Redis lost a script that was just loaded.
+    if isinstance(error, (RedisConnectionError, RedisTimeoutError, NoScriptError)):
         return NoCapacity("the queue (Redis) cannot be reached")
     if isinstance(error, OutOfMemoryError) or (
         isinstance(error, ResponseError) and "OOM" in str(error)
@@ -235,13 +245,13 @@ def translate(error: RedisError) -> Exception:
     if isinstance(error, ReadOnlyError) or (
         isinstance(error, ResponseError) and any(word in str(error) for word in _REFUSALS)
     ):
-        return NoCapacity("the queue (Redis) takes no writes now")
+        return NoCapacity("the queue (Redis) accepts no writes now")
     return error
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raises Redis errors within the context as `translate` translates them."""
+    """Raise Redis errors within the context as `translate` translates them."""
     try:
         yield
     except RedisError as error:

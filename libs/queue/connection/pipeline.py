@@ -4,7 +4,7 @@
 redis-py takes a connection out of its pool for each command and waits on it for the reply. For the
 scripts of the request path that is most of a router's CPU time: two timers, some 700 calls of
 Python functions, and a write and a read of the socket each. Here a command is packed by hiredis and
-written at once, and its reply is the next one that comes.
+written at once, and the next received reply is for the oldest waiting command.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class _Line:
         self._connection = connection
         self._answer_seconds = answer_seconds
         self._loop = asyncio.get_running_loop()
-        # The state: each waiting command's reply and since when it waits; the timer for the first
-        # one; why the connection ended; whether we end it, and have the time to see it closed.
+        # The state: each waiting command's reply and the time it was sent; the timer for the first
+        # one; why the connection ended; whether we end it, and have time to wait until it is
+        # closed.
         self._waiting: deque[tuple[asyncio.Future[Reply], float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.error: RedisError | None = None
@@ -47,14 +48,14 @@ class _Line:
         self._reading = asyncio.create_task(self._read())
 
     async def send(self, packed: bytes) -> Reply:
-        """Raises what redis-py raises."""
+        """Send a command, and return its reply. Raises the errors of redis-py."""
         if self.error is not None:
             raise self.error
         reply: asyncio.Future[Reply] = self._loop.create_future()
         self._connection.write_now(packed)
         self._waiting.append((reply, self._loop.time()))
         if self._timer is None:
-            self._timer = self._loop.call_later(self._answer_seconds, self._look)
+            self._timer = self._loop.call_later(self._answer_seconds, self._check_timeout)
         if len(packed) > _DRAINED_BYTES:
             await self._connection.drained()
         return await reply
@@ -66,14 +67,14 @@ class _Line:
         await asyncio.wait([self._reading])
 
     async def _read(self) -> None:
-        """Passes replies on until the connection ends, then gives it back to the pool."""
+        """Pass replies on until the connection ends, then return it to the pool."""
         try:
             while True:
                 try:
                     reply = await self._connection.read_response(
                         timeout=math.inf, disconnect_on_error=False
                     )
-                except ResponseError as error:  # of this command alone
+                except ResponseError as error:  # of this command only
                     reply = error
                 waiting, _ = self._waiting.popleft()
                 if waiting.done():
@@ -84,21 +85,21 @@ class _Line:
                     waiting.set_result(reply)
         except RedisError as error:
             self._end(error)
-        except (OSError, IndexError) as error:  # the latter: a reply to no command
+        except (OSError, IndexError) as error:  # IndexError: a reply without a command
             self._end(RedisConnectionError(f"Error while reading from Redis: {error}"))
         finally:
-            with suppress(RedisError):  # the other side does not answer
+            with suppress(RedisError):  # the peer does not answer
                 await self._connection.disconnect(nowait=not self._is_closing)
             await self._pool.release(self._connection)
 
-    def _look(self) -> None:
-        """Ends the connection if its first command waits for too long."""
+    def _check_timeout(self) -> None:
+        """End the connection if its first command has waited too long."""
         self._timer = None
         if not self._waiting:
             return
-        rest = self._waiting[0][1] + self._answer_seconds - self._loop.time()
-        if rest > 0:
-            self._timer = self._loop.call_later(rest, self._look)
+        remaining = self._waiting[0][1] + self._answer_seconds - self._loop.time()
+        if remaining > 0:
+            self._timer = self._loop.call_later(remaining, self._check_timeout)
         else:
             self._end(RedisTimeoutError("Timeout reading from Redis"))
             self._reading.cancel()
@@ -116,17 +117,20 @@ class _Line:
 
 
 class PipelinedRedis(Redis):
-    """redis-py's client, except that scripts (EVALSHA, SCRIPT LOAD) share one pipelined connection
-    of its pool. A command whose connection ends is sent again, up to twice: scripts may run
-    twice."""
+    """The client of redis-py with one pipelined connection for scripts (EVALSHA, SCRIPT LOAD).
+
+    A command is sent again, up to twice, if its connection ends: scripts may run twice.
+    """
 
     _answer_seconds: float
     _opening: asyncio.Lock
     _line: _Line | None
 
     @classmethod
-    def of(cls, pool: ConnectionPool, *, answer_seconds: float) -> PipelinedRedis:
-        """`answer_seconds`: how long a reply may take, before the connection is given up."""
+    def create(cls, pool: ConnectionPool, *, answer_seconds: float) -> PipelinedRedis:
+        """Return a client on `pool`. `answer_seconds`: the connection is dropped if a reply takes
+        longer.
+        """
         client = cls(connection_pool=pool)
         client.auto_close_connection_pool = True
         client._answer_seconds = answer_seconds
@@ -136,7 +140,7 @@ class PipelinedRedis(Redis):
 
     @property
     def held_connections(self) -> int:
-        """Connections of the pool that this client keeps for itself."""
+        """Return the number of pool connections that this client holds permanently."""
         return int(self._line is not None and self._line.error is None)
 
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Reply:
@@ -166,7 +170,7 @@ class PipelinedRedis(Redis):
             await asyncio.sleep(pauses.compute(failures))
 
     async def _open(self) -> _Line:
-        """The open connection, or a new one; callers at the same moment share one attempt."""
+        """Return the open connection, or a new one; concurrent callers share one attempt."""
         async with self._opening:
             if self._line is None or self._line.error is not None:
                 pool: Any = self.connection_pool

@@ -1,5 +1,5 @@
-"""What a Redis server must be to hold the queue: version 6.2 or newer, no eviction of keys, and
-data of our layout.
+"""Requirements on a Redis server that holds the queue: version 6.2 or newer, no eviction of keys,
+and data of our layout.
 """
 
 from __future__ import annotations
@@ -22,43 +22,46 @@ OLDEST = (6, 2)
 
 class UnsuitableRedis(Exception):
     """The Redis server cannot hold the queue: it is too old, may evict queued work, forbids INFO to
-    our user, or holds another layout. Says what to change."""
+    our user, or holds another layout. The message names the fix.
+    """
 
 
 async def check_redis(redis: Redis, *, again: bool = False) -> None:
-    """Raises UnsuitableRedis unless the server can hold the queue and its data has our layout.
+    """Raise UnsuitableRedis unless the server can hold the queue and its data has our layout.
 
-    `again`: the server replaced one that passed. Unsuitable settings (version, eviction of keys)
-    are only logged then: routers enqueue lost jobs again, and a mesh that stopped would answer
-    nobody.
+    Args:
+        again: The server replaced one that passed. Then unsuitable settings (version, eviction of
+            keys) are only logged: routers enqueue lost jobs again, and stopping the mesh would
+            serve no client.
     """
     try:
         await _check_server(redis)
     except UnsuitableRedis as error:
         if not again:
             raise
-        log.error("redis is not fit", extra=fields({"error": str(error)}))
+        log.error("redis is unsuitable", extra=fields({"error": str(error)}))
     with translated():
         await redis.set(LAYOUT, LAYOUT_VERSION, nx=True)
         found = cast("bytes | None", await redis.get(LAYOUT))
     layout = str(LAYOUT_VERSION) if found is None else found.decode(errors="replace")
     if layout != str(LAYOUT_VERSION):
         raise UnsuitableRedis(
-            f"Redis holds layout {layout} ({LAYOUT}), and this version of Shoal reads layout {LAYOUT_VERSION}: run the version "
-            "that wrote it, or drain that mesh first and start this one on an empty Redis"
+            f"Redis holds layout {layout} ({LAYOUT}), but this version of Shoal reads layout"
+            f" {LAYOUT_VERSION}: run the version that wrote it, or drain that mesh first and start"
+            " this one on an empty Redis"
         )
 
 
 async def _check_server(redis: Redis) -> None:
-    """UnsuitableRedis if the server is older than 6.2 or may evict keys; NoCapacity if it does not
-    answer.
+    """Raise UnsuitableRedis if the server is older than 6.2 or may evict keys, NoCapacity if it
+    does not answer.
     """
     try:
         server = await redis.info("server")
         memory = await redis.info("memory")
     except NoPermissionError as error:
         raise UnsuitableRedis(
-            f"our Redis user may not say INFO ({error}): `shoal redis-acl` prints what it needs"
+            f"our Redis user may not run INFO ({error}): `shoal redis-acl` prints the required ACL"
         ) from error
     except RedisError as error:
         raise translate(error) from error
@@ -68,6 +71,7 @@ async def _check_server(redis: Redis) -> None:
     policy = memory["maxmemory_policy"]
     if policy != "noeviction":
         raise UnsuitableRedis(
-            f"Redis may evict queued work (maxmemory-policy is {policy}): set it to noeviction, with "
-            "`redis-cli CONFIG SET maxmemory-policy noeviction` and in redis.conf or the provider's parameter group"
+            f"Redis may evict queued work (maxmemory-policy is {policy}): set it to noeviction,"
+            " with `redis-cli CONFIG SET maxmemory-policy noeviction` and in redis.conf or the"
+            " provider's parameter group"
         )

@@ -1,5 +1,5 @@
-"""Redis behind Sentinels: discovery of the master, and connections to it alone. Built on redis-py's
-own classes.
+"""Redis behind Sentinels: discovery of the master, and connections only to it. Built on redis-py's
+classes.
 
 All Sentinels are asked before each connect, and the answer with the latest failover (configuration
 epoch) counts. A server that does not report itself as a master is not used. After a failover every
@@ -42,20 +42,23 @@ _DEMOTED: Final = ("READONLY", "UNBLOCKED")
 """Errors of a master that has become a replica: for writes (also in scripts), and for commands
 blocked on a list.
 """
-_BEYOND: Final = "Sentinels name a master on another machine, where everything would go in plain text (SHOAL_ALLOW_INSECURE=1 allows it)"
+_BEYOND: Final = (
+    "Sentinels name a master on another machine, and traffic would be plain text"
+    " (SHOAL_ALLOW_INSECURE=1 allows it)"
+)
 
 
 class NoMaster(MasterNotFoundError):
-    """No Sentinel names a master that may be used. Its text says why, without an address."""
+    """No Sentinel names a usable master. The message gives the reason, without an address."""
 
 
 class _Sentinels(Sentinel):
-    """Asks all Sentinels and takes the newest answer; single-flight: connections that ask at the
-    same moment share one discovery.
+    """Asks all Sentinels and takes the newest answer. Single-flight: concurrent connections share
+    one discovery.
 
     redis-py's Sentinel takes the first answer, even of a Sentinel that has just started and names
-    the former master. Two calls at once may also lose it a Sentinel, since each moves the one that
-    answered to the front (redis-py 8.1).
+    the former master. Two concurrent calls may also lose it a Sentinel, since each moves the one
+    that answered to the front (redis-py 8.1).
     """
 
     def __init__(self, clients: list[Redis]) -> None:
@@ -64,7 +67,7 @@ class _Sentinels(Sentinel):
         self._discovery: asyncio.Task[tuple[str, int]] | None = None
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
-        """Host and port of the master. Raises NoMaster."""
+        """Return host and port of the master. Raises NoMaster."""
         if self._discovery is None or self._discovery.done():
             self._discovery = asyncio.create_task(self._discover(service_name))
         return await asyncio.shield(self._discovery)
@@ -91,21 +94,24 @@ class _Sentinels(Sentinel):
 
 
 def _why(errors: Sequence[BaseException]) -> str:
-    """The reason, for the error; without the errors' own text, which has addresses."""
+    """Return the reason for the error message, without the errors' text, which has addresses."""
     if any(
         isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError)
         for error in errors
     ):
-        return "Sentinels do not take our user name and password"
+        return "Sentinels refuse our user name and password"
     if any("certificate" in str(error).lower() for error in errors):
         return "the certificate of Sentinels or ours is not trusted"
     if any(isinstance(error, ResponseError) for error in errors):
-        return "an address is of no Sentinel, or of one that does not let our user ask SENTINEL MASTERS"
-    return "no Sentinel that can be reached knows of a master"
+        return (
+            "an address is not a Sentinel, or its Sentinel does not let our user run SENTINEL"
+            " MASTERS"
+        )
+    return "no reachable Sentinel knows a master"
 
 
 class _MasterPool(SentinelConnectionPool, BlockingConnectionPool):
-    """Connections to the master. `is_plain`: without TLS, and so to this machine only."""
+    """Connections to the master. `is_plain`: without TLS, and so only to this machine."""
 
     def __init__(
         self, service: str, sentinels: _Sentinels, *, is_plain: bool, **options: Any
@@ -133,8 +139,8 @@ class _MasterPool(SentinelConnectionPool, BlockingConnectionPool):
 
 
 class _MasterConnection(SentinelManagedConnection):
-    """A connection that closes when its server is not a master, instead of reading from a replica
-    or trying to write to it.
+    """A connection that closes when its server is not a master, so that no replica is read or
+    written.
     """
 
     async def connect_to(self, address: tuple[str, int]) -> None:
@@ -144,8 +150,9 @@ class _MasterConnection(SentinelManagedConnection):
     async def connect_check_health(
         self, check_health: bool = True, retry_socket_connect: bool = True
     ) -> None:
-        """Reconnects before a retry of a command. redis-py's own reconnects to the former server,
-        without asking a Sentinel (redis-py 8.1)."""
+        """Reconnect before a retry of a command. redis-py reconnects to the former server, without
+        asking a Sentinel (redis-py 8.1).
+        """
         await self.connect()  # type: ignore[no-untyped-call]
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
@@ -161,7 +168,7 @@ class _MasterConnection(SentinelManagedConnection):
         except ResponseError as error:
             if any(word in str(error) for word in _DEMOTED):
                 await self.disconnect()
-                raise RedisConnectionError("this Redis is not a master any more") from error
+                raise RedisConnectionError("this Redis is no longer a master") from error
             raise
 
 
@@ -172,9 +179,13 @@ def master_pool(
     password_file: Path | None,
     allow_insecure: bool,
 ) -> SentinelConnectionPool:
-    """A pool of connections to the current master. `options`: of a BlockingConnectionPool, with
-    `connection_class`; `password_file`: the Sentinels' own. Without `allow_insecure`, plain text is
-    used only with a master on this machine."""
+    """Return a pool of connections to the current master.
+
+    Args:
+        options: Of a BlockingConnectionPool, with `connection_class`.
+        password_file: The Sentinels' password.
+        allow_insecure: Otherwise plain text is used only with a master on this machine.
+    """
     kind: type[Connection] = options["connection_class"]
     own = {
         name: value

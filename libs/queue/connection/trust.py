@@ -1,8 +1,8 @@
 """Authentication between router or scheduler and Redis: TLS, and the password from a file. Files
 are read again at each connect.
 
-With `rediss://` the server's certificate and host name are always verified; nothing turns that off.
-With `rediss+sentinel://` that holds for Sentinels and for the master that they name.
+With `rediss://` the server's certificate and host name are always verified. With
+`rediss+sentinel://` that holds for Sentinels and for the master that they name.
 """
 
 from __future__ import annotations
@@ -25,28 +25,30 @@ from libs.errors import InvalidInput
 from libs.queue.connection.urls import SentinelUrl, check_redis_url, is_tls, servers
 
 _BEYOND: Final = (
-    "rediss:// or rediss+sentinel:// (TLS) for a Redis beyond this machine: requests and the password would go there in plain "
-    "text. SHOAL_ALLOW_INSECURE=1 says that something else protects the way"
+    "rediss:// or rediss+sentinel:// (TLS) for a Redis beyond this machine: requests and the"
+    " password would be sent in plain text. Set SHOAL_ALLOW_INSECURE=1 if the connection is"
+    " protected otherwise"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RedisTrust:
-    """The files with which a process authenticates Redis and itself. `ca` None: the system's
-    authorities are trusted. Certificate and key are for a Redis that asks for a client
-    certificate."""
+    """The files with which a process authenticates Redis and itself."""
 
     password_file: Path | None = None
     ca: Path | None = None
+    """None: the system's authorities are trusted."""
     certificate: Path | None = None
+    """Certificate and key are for a Redis that requires a client certificate."""
     key: Path | None = None
     sentinel_password_file: Path | None = None
-    """The password of Sentinels, which have their own. None: they are asked without one."""
+    """The password of Sentinels, which is separate. None: they are asked without one."""
 
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> RedisTrust:
-        """Reads SHOAL_REDIS_PASSWORD_FILE, SHOAL_REDIS_CA, SHOAL_REDIS_CERT, SHOAL_REDIS_KEY and
-        SHOAL_REDIS_SENTINEL_PASSWORD_FILE."""
+        """Read SHOAL_REDIS_PASSWORD_FILE, SHOAL_REDIS_CA, SHOAL_REDIS_CERT, SHOAL_REDIS_KEY and
+        SHOAL_REDIS_SENTINEL_PASSWORD_FILE.
+        """
         paths = (
             environ.get(f"SHOAL_REDIS_{part}")
             for part in ("PASSWORD_FILE", "CA", "CERT", "KEY", "SENTINEL_PASSWORD_FILE")
@@ -54,9 +56,13 @@ class RedisTrust:
         return RedisTrust(*(Path(path) if path else None for path in paths))
 
     def check(self, url: str, *, allow_insecure: bool = False) -> None:
-        """Raises InvalidInput, naming the variable, if these settings contradict `url`, a file
-        cannot be used, or requests and the password would go to another machine in plain text
-        without `allow_insecure`."""
+        """Raise InvalidInput, naming the variable, if these settings are invalid.
+
+        1. They contradict `url`.
+        2. A file cannot be used.
+        3. Requests and the password would be sent to another machine in plain text without
+          `allow_insecure`.
+        """
         check_redis_url(url)
         parts = urlsplit(servers(url)[0])
         query = parse_qs(parts.query)
@@ -74,7 +80,8 @@ class RedisTrust:
         check(
             not any(name.startswith("ssl_") for name in query),
             "SHOAL_REDIS_URL",
-            "without ssl_…: SHOAL_REDIS_CA, SHOAL_REDIS_CERT and SHOAL_REDIS_KEY say it, and certificates are always checked",
+            "without ssl_…: set SHOAL_REDIS_CA, SHOAL_REDIS_CERT and SHOAL_REDIS_KEY instead;"
+            " certificates are always checked",
         )
         has_password = parts.password is not None or "password" in query
         check(
@@ -85,9 +92,9 @@ class RedisTrust:
         self._check_sentinels(url, query)
         try:
             hosts = [parse_url(one).get("host", "localhost") for one in servers(url)]
-        except ValueError:  # its text may repeat a piece of the URL
+        except ValueError:  # its text may repeat a part of the URL
             raise InvalidInput(
-                "SHOAL_REDIS_URL is none that Redis' client takes", field="SHOAL_REDIS_URL"
+                "SHOAL_REDIS_URL is not accepted by the Redis client", field="SHOAL_REDIS_URL"
             ) from None
         is_here = parts.scheme == "unix" or all(is_loopback_host(host) for host in hosts)
         check(is_tls(url) or is_here or allow_insecure, "SHOAL_REDIS_URL", _BEYOND)
@@ -128,7 +135,7 @@ class RedisTrust:
                 ) from None
 
     def describe(self) -> str:
-        """For logs: the names of the files, nothing of their contents."""
+        """Return the names of the files, without their contents, for logs."""
         files = {
             "password": self.password_file,
             "ca": self.ca,
@@ -138,8 +145,9 @@ class RedisTrust:
         return ", ".join(f"{what} {path}" for what, path in files.items() if path is not None)
 
     def contexts(self) -> Callable[[], ssl.SSLContext]:
-        """A function that returns the TLS context for the next connection, by the files as they are
-        then. Raises ValueError if the files cannot be used now."""
+        """Return a function that returns the TLS context for the next connection, from the files at
+        that time. Raises ValueError if the files cannot be used now.
+        """
         return Watched(
             [path for path in (self.ca, self.certificate, self.key) if path is not None],
             self._context,
@@ -151,7 +159,7 @@ class RedisTrust:
 
     def _context(self) -> ssl.SSLContext:
         self._tls.read()  # its errors name the file
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and host name
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.ca is not None:
             context.load_verify_locations(self.ca)
@@ -163,8 +171,9 @@ class RedisTrust:
 
 
 class TlsConnection(SSLConnection):
-    """A connection that gets its TLS context anew each time that it connects. redis-py's own keeps
-    its first context for ever, and trusts the system's authorities in addition to the given one."""
+    """A connection that creates a new TLS context each time that it connects. redis-py keeps its
+    first context, and trusts the system's authorities in addition to the given one.
+    """
 
     def __init__(self, *, context: Callable[[], ssl.SSLContext], **options: Any) -> None:
         super().__init__(**options)
@@ -175,7 +184,7 @@ class TlsConnection(SSLConnection):
 
 
 class PasswordFile(CredentialProvider):
-    """Provides the user name, and the password that the file holds when a connection is made."""
+    """Provides the user name, and the file's password at the time of a connection."""
 
     def __init__(self, user: str, path: Path) -> None:
         self._user, self._path = user, path
@@ -184,7 +193,7 @@ class PasswordFile(CredentialProvider):
         try:
             password = _password(self._path)
         except OSError as error:
-            # Raised as a connection failure, which is retried: the file may be back by then.
+            # Raised as a connection failure, which is retried: the file may exist again by then.
             raise RedisConnectionError(
                 f"the password file {self._path} cannot be read: {error.strerror}"
             ) from error

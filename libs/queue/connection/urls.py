@@ -1,7 +1,7 @@
-"""Validation of Redis URLs, and their form without secrets for logs.
+"""Validate Redis URLs, and print them without secrets for logs.
 
 The URL of Sentinels has the usual form (Celery, LangChain, redis-sentinel-url): several addresses,
-then the name by which they know the master, then the database.
+then their name for the master, then the database.
 """
 
 from __future__ import annotations
@@ -26,31 +26,35 @@ _SENTINEL: Final = re.compile(
 )
 _MAX_SENTINELS: Final = 16
 _ESCAPES: Final = (
-    "what is none of A-Z a-z 0-9 . _ - in a password is written %XX, such as %2F for /"
+    "in a password, write characters other than A-Z a-z 0-9 . _ - as %XX, such as %2F for /"
 )
 _FORM: Final = (
-    "redis://[user:password@]host[:port][/database], rediss:// likewise, or unix://[user:password@]/path, with ?db=, host=, "
-    f"username=, password= or client_name= and nothing else; {_ESCAPES}"
+    "redis://[user:password@]host[:port][/database], rediss:// likewise, or"
+    " unix://[user:password@]/path, with ?db=, host=, username=, password= or client_name= and"
+    f" nothing else; {_ESCAPES}"
 )
 _SENTINEL_FORM: Final = (
-    "redis+sentinel://[user:password@]host[:port][,host[:port]…]/master[/database], or rediss+sentinel:// likewise, with 1 to "
-    f"{_MAX_SENTINELS} Sentinels and the name by which they know the master, and with ?db=, username=, password=, client_name= or "
-    f"sentinel_username= and nothing else; {_ESCAPES}"
+    "redis+sentinel://[user:password@]host[:port][,host[:port]…]/master[/database], or"
+    f" rediss+sentinel:// likewise, with 1 to {_MAX_SENTINELS} Sentinels and their name for the"
+    " master, and with ?db=, username=, password=, client_name= or sentinel_username= and nothing"
+    f" else; {_ESCAPES}"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SentinelUrl:
-    """The URL of Sentinels and of the master that they know as `service`. `each`: one URL per
-    Sentinel, of the form `redis://` or `rediss://`, with the master's user, password and
-    database."""
+    """The URL of Sentinels and of their master."""
 
     service: str
+    """The Sentinels' name for the master."""
     each: tuple[str, ...]
+    """One `redis://` or `rediss://` URL per Sentinel, with the master's user, password and
+    database.
+    """
 
     @staticmethod
     def parse(url: str) -> SentinelUrl | None:
-        """Splits a URL of this form, without validating each part; None for a URL of another
+        """Split a URL of this form, without validating its parts; None for a URL of another
         form.
         """
         found = _SENTINEL.fullmatch(url)
@@ -63,18 +67,18 @@ class SentinelUrl:
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Host and port of each Sentinel."""
+        """Return host and port of each Sentinel."""
         parts = [urlsplit(url) for url in self.each]
         return [(part.hostname or "", part.port or SENTINEL_PORT) for part in parts]
 
     @property
     def user(self) -> str:
-        """Our user name at the Sentinels; empty for their user `default`."""
+        """Return our user name at the Sentinels; empty for their user `default`."""
         return parse_qs(urlsplit(self.each[0]).query).get("sentinel_username", [""])[0]
 
 
 def check_redis_url(url: str) -> None:
-    """Raises InvalidInput for an invalid URL. The error repeats no part of it: a malformed password
+    """Raise InvalidInput for an invalid URL. The error repeats no part of it: a malformed password
     may be parsed as any part.
     """
     name = "SHOAL_REDIS_URL"
@@ -88,20 +92,20 @@ def check_redis_url(url: str) -> None:
 
 
 def is_tls(url: str) -> bool:
-    """Whether the URL asks for TLS, and so for verified certificates."""
+    """Return whether the URL requires TLS, and so verified certificates."""
     return url.startswith(("rediss:", "rediss+sentinel:"))
 
 
 def servers(url: str) -> tuple[str, ...]:
-    """For a URL that `check_redis_url` accepts: the URL of its server, or of each Sentinel, in a
-    form that redis-py reads.
+    """Return the URL of the server, or of each Sentinel, in a form that redis-py reads. `url` must
+    be valid (`check_redis_url`).
     """
     sentinels = SentinelUrl.parse(url)
     return (url,) if sentinels is None else sentinels.each
 
 
 def without_password(url: str) -> str:
-    """A URL that `check_redis_url` accepts, without secrets, for logs."""
+    """Return a valid URL without secrets, for logs."""
     sentinels = SentinelUrl.parse(url)
     parts = urlsplit(servers(url)[0])
     if sentinels is None:
@@ -130,9 +134,7 @@ def _are_sentinels(sentinels: SentinelUrl) -> bool:
 
 
 def _is_redis_url(url: str, more: Sequence[str] = ()) -> bool:
-    """Whether the URL of one server is valid. `more`: names of further arguments that it may
-    have.
-    """
+    """Return whether the URL of one server is valid. `more`: names of further allowed arguments."""
     if not _VISIBLE.fullmatch(url) or "#" in url:
         return False
     try:
@@ -143,7 +145,7 @@ def _is_redis_url(url: str, more: Sequence[str] = ()) -> bool:
         return False
     place = parts.netloc.rpartition("@")[2]
     if parts.scheme == "unix":
-        # An @ in the path is most likely the end of a password that follows one slash too many.
+        # An @ in the path is most likely the end of a password after one slash too many.
         is_place = not place and bool(parts.path.strip("/")) and "@" not in parts.path
     else:
         # Without a host, the server is localhost or the query's `host`.
@@ -159,6 +161,6 @@ def _is_argument(name: str, values: Sequence[str], more: Sequence[str]) -> bool:
         return False
     if name == "db":
         return bool(_DATABASE.fullmatch(f"/{values[0]}"))
-    # `ssl_…` passes here: RedisTrust.check refuses it, and says what to set instead.
+    # `ssl_…` passes here: RedisTrust.check refuses it, and names the setting to use instead.
     is_host = name == "host" and bool(_HOST.fullmatch(values[0]))
     return is_host or name in _ARGUMENTS or name in more or name.startswith("ssl_")

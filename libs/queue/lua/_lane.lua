@@ -1,6 +1,8 @@
--- What the scripts of a lane share. Each takes of these functions the ones that it calls (libs/queue/scripts.py).
--- Redis refuses writes that need memory when it is full, but lets a script go on that has already written. Scripts that take work
--- out therefore delete before they add, so that a full Redis can still be drained.
+-- Functions shared by a lane's scripts; each script includes only those that it calls
+-- (libs/queue/scripts.py).
+-- Redis refuses writes that need memory when it is full, but lets a script continue that has
+-- already written. So scripts that remove work delete before they add, and a full Redis can still
+-- be drained.
 local call = redis.call
 local DAY, REPLY_MS = 86400000, 120000
 
@@ -29,7 +31,7 @@ local function count(field, amount)
   if amount ~= 0 then call('HINCRBY', meta, field, amount) end
 end
 
-local function lookup(ids)             -- for each id its router, and its member; false where its job is finished or unknown
+local function lookup(ids)             -- each id's router and member; false if its job is finished or unknown
   local routers, members, size = {}, {}, 0
   for first = 1, #ids, 4000 do
     for _, value in ipairs(call('HMGET', owner, unpack(ids, first, math.min(first + 3999, #ids)))) do
@@ -42,12 +44,12 @@ local function lookup(ids)             -- for each id its router, and its member
   return routers, members
 end
 
-local function holds(member, id)       -- is the job unfinished, and not one of the same id that ended and came back otherwise?
+local function holds(member, id)       -- is the job unfinished, and not a later one with the same id?
   local value = call('HGET', owner, id)
   return value and string.sub(value, -#member - 1) == '\0' .. member
 end
 
-local function finish(ids)             -- ends jobs wherever they stand: for each its router ('': unknown), or false if it had ended
+local function finish(ids)             -- ends jobs anywhere: each one's router ('': unknown), or false if it had ended
   local ended, freed, routers, members = {}, 0, lookup(ids)
   for position, member in ipairs(members) do
     ended[position] = false
@@ -80,13 +82,13 @@ local function push(answers)           -- each answer: <job id> NUL <result>
   end
 end
 
-local function holding(worker_id, batch_id)   -- as it stands in `holders`
+local function holding(worker_id, batch_id)   -- an entry of `holders`
   return worker_id .. '\t' .. batch_id .. '\n'
 end
 
-local function was_given(ids, worker_id, batch_id)   -- for each id: has a lease of that name given the job to that worker?
+local function was_given(ids, worker_id, batch_id)   -- for each id: did this worker's lease of that name hold the job?
   local is, mine, members = {}, '\n' .. holding(worker_id, batch_id), nil
-  local function is_leased(id)         -- for leases without holders: routers of before 2026-11-22
+  local function is_leased(id)         -- for leases without holders: routers from before 2026-11-22
     if not members then
       members = {}
       local packed = call('HGET', batches, batch_id)
@@ -102,7 +104,7 @@ local function was_given(ids, worker_id, batch_id)   -- for each id: has a lease
         is[at] = is_leased(ids[at])
       elseif string.find(value, '\t', 1, true) then
         is[at] = string.find('\n' .. value, mine, 1, true) ~= nil
-      else                             -- routers of before 2026-11-23 note the worker alone
+      else                             -- routers from before 2026-11-23 record only the worker
         is[at] = string.match(value, '^(.-) *$') == worker_id
       end
     end
@@ -110,7 +112,7 @@ local function was_given(ids, worker_id, batch_id)   -- for each id: has a lease
   return is
 end
 
-local function is_of(jobs, worker_id, batch_id)   -- is this lease the worker's? One of which nothing is left is anybody's
+local function is_of(jobs, worker_id, batch_id)   -- is this lease the worker's? An empty one is any worker's
   for i = 2, #jobs, 2 do
     local id = parse(jobs[i])
     if holds(jobs[i], id) then return was_given({ id }, worker_id, batch_id)[1] end
@@ -118,7 +120,7 @@ local function is_of(jobs, worker_id, batch_id)   -- is this lease the worker's?
   return true
 end
 
-local function unlease(batch_id, worker_id)   -- ends a lease; its packed jobs, or nil if it had ended, or is not the given worker's
+local function unlease(batch_id, worker_id)   -- ends a lease; its jobs, or nil if it had ended or is another worker's
   local packed = call('HGET', batches, batch_id)
   local jobs = packed and cmsgpack.unpack(packed)
   if jobs and worker_id and not is_of(jobs, worker_id, batch_id) then return nil end
@@ -128,7 +130,7 @@ local function unlease(batch_id, worker_id)   -- ends a lease; its packed jobs, 
   return jobs
 end
 
-local function requeue(member, tag)    -- with its old tag it is near the head
+local function requeue(member, tag)    -- the old tag keeps it near the head
   local id, tokens = parse(member)
   if call('ZADD', queue_of(member), 'NX', tag, member) == 1 then count('queued', tokens) end
 end
@@ -140,7 +142,7 @@ local function bury(id, tries, limit, lane, answers, result)
   call('PEXPIRE', dead, 7 * DAY)
 end
 
-local function recover(ended, max_attempts, limit, lane, result)   -- of workers that are gone: jobs go back, or are given up
+local function recover(ended, max_attempts, limit, lane, result)   -- jobs of dead workers return, or are given up
   local answers, back = {}, 0
   for _, batch_id in ipairs(ended) do
     local jobs = unlease(batch_id) or {}
@@ -161,11 +163,11 @@ local function recover(ended, max_attempts, limit, lane, result)   -- of workers
   return back
 end
 
-local function reap(now, max_attempts, limit, lane, result)   -- recovers what leases that ran out held
+local function reap(now, max_attempts, limit, lane, result)   -- recovers the jobs of expired leases
   recover(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, 8), max_attempts, limit, lane, result)
 end
 
-local function settle()                -- an idle lane keeps nothing but its counters, which expire
+local function settle()                -- an idle lane keeps only its counters, which expire
   if call('EXISTS', interactive, bulk, leases) > 0 then return end
   call('DEL', payload, owner, attempts, tags_i, tags_b, batches, holders, tenant_of)
   call('HDEL', meta, 'vi', 'vb', 'credit', 'queued', 'leased')

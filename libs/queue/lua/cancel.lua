@@ -1,5 +1,6 @@
--- Answers how many jobs it ended, and rings for each worker that holds one of them (WorkerBell): its next heartbeat tells it.
--- A job whose client now waits at another router is left alone.
+-- Returns how many jobs it ended, and notifies each worker that holds one of them (WorkerWakeup):
+-- the reply to its next heartbeat names them. Jobs for which another router waits now are left
+-- alone.
 local ids, own, workers, cancelled = { unpack(ARGV, job_ids) }, {}, {}, 0
 for position, router in ipairs((lookup(ids))) do
   if router == router_id then own[#own + 1] = ids[position] end
@@ -11,5 +12,5 @@ end
 for _, router in ipairs(finish(own)) do cancelled = cancelled + (router and 1 or 0) end
 count('cancelled', cancelled)
 settle()
-for worker in pairs(workers) do call('PUBLISH', bell, '!' .. worker) end
+for worker in pairs(workers) do call('PUBLISH', channel, '!' .. worker) end
 return cancelled

@@ -1,4 +1,5 @@
--- results: {id, result} * n. Answers {accepted, position of an accepted result that router_id owns, ...}, from 0.
+-- results: {id, result} * n. Returns {accepted, position of an accepted result that router_id owns,
+-- ...}, from 0.
 local all, ids, places, answer, finished, answers = {}, {}, {}, { 0 }, {}, {}
 for at = results, #ARGV, 2 do all[#all + 1] = ARGV[at] end
 for place, is in ipairs(was_given(all, worker_id, batch_id)) do
@@ -25,5 +26,5 @@ for i = 2, #jobs, 2 do
     back = true
   end
 end
-if back then call('PUBLISH', bell, lane) else settle() end
+if back then call('PUBLISH', channel, lane) else settle() end
 return answer

@@ -1,5 +1,7 @@
--- groups: {jobs, tokens of the group in later calls, {id, tenant, weight, tokens, deadline, class, payload} * jobs} * groups
--- Answers 1 or 0 for each group: admitted or not. max_tokens < 0: no limit, for the later calls of a group.
+-- groups: {jobs, tokens of the group in later calls, {id, tenant, weight, tokens, deadline, class,
+-- payload} * jobs} * groups
+-- Returns 1 or 0 for each group: admitted or not. max_tokens < 0: no limit, for the later calls of
+-- a group.
 local state = call('HMGET', meta, 'queued', 'vi', 'vb')
 local queued, virtual = tonumber(state[1] or 0), { i = tonumber(state[2] or 0), b = tonumber(state[3] or 0) }
 local tags, members, payloads, owners, names = { i = {}, b = {} }, { i = {}, b = {} }, {}, {}, {}
@@ -30,7 +32,7 @@ local function admit(first, last, later)
       new[#new + 1], seen[id], need = at, true, need + tonumber(ARGV[at + 3])
     end
   end
-  -- a group that is all known came before (its client asks again), and is only told where to answer
+  -- A group without new jobs is a client's retry: only its answers' router changes.
   if #new > 0 and max_tokens >= 0 and queued + added_tokens + need > max_tokens then return 0 end
   for _, at in ipairs(new) do add(at) end
   write('HSET', owner, known)
@@ -55,11 +57,11 @@ end
 write('HSET', payload, payloads)
 write('HSET', owner, owners)
 write('HSET', tenant_of, names)
-if #names > 0 then call('PEXPIRE', tenant_of, DAY) end    -- routers of before 2026-11-22 do not remove it
+if #names > 0 then call('PEXPIRE', tenant_of, DAY) end    -- routers from before 2026-11-22 do not remove it
 count('queued', added_tokens)
 count('enqueued', added)
 count('enqueued_tokens', added_tokens)
 call('PEXPIRE', meta, DAY)
 call('ZADD', index, clock(now_ms), lane)
-if ring then call('PUBLISH', bell, lane) end
+if notify then call('PUBLISH', channel, lane) end
 return admitted

@@ -1,4 +1,5 @@
--- Answers `result` for at most `limit` waiting jobs of each class. Answers {jobs answered, 1 if jobs are left}.
+-- Answers at most `limit` waiting jobs of each class with `result`. Returns {jobs answered, 1 if
+-- jobs are left}.
 local answered, answers = 0, {}
 for _, queue in ipairs({ interactive, bulk }) do
   local heads, ids = call('ZRANGE', queue, 0, limit - 1), {}
@@ -9,7 +10,7 @@ for _, queue in ipairs({ interactive, bulk }) do
       collect(answers, router, ids[position], result)
     end
   end
-  write('ZREM', queue, heads)      -- those without a payload, had Redis lost part of its data
+  write('ZREM', queue, heads)      -- also those without a payload, if Redis lost part of its data
 end
 push(answers)
 count('done', answered)

@@ -1,4 +1,4 @@
--- Answers 1 if the lane was idle, and is gone now.
+-- Returns 1 if the lane was idle and is now removed.
 if call('EXISTS', interactive, bulk, leases, payload) > 0 then return 0 end
 call('DEL', owner, attempts, tags_i, tags_b, batches, holders, tenant_of, meta)
 call('ZREM', index, lane)

@@ -1,5 +1,14 @@
--- others_than: tenants whose jobs stay; if there are any, so does bulk.
--- Answers {1, more, tokens, id, tokens, attempts, payload, id, ...}, or {0, more, next lease expiry or -1}.
+-- Leases the next jobs of a lane to a worker.
+-- exclude_tenants: exclude these tenants; with any, bulk is excluded, too.
+-- Returns {1, more, tokens, id, tokens, attempts, payload, id, ...}, or {0, more, next lease expiry
+-- or -1}.
+-- Cases, in order:
+-- 1. The batch is leased already: the reply was lost, so return the batch again.
+-- 2. Expired leases are recovered; their jobs are queued again or given up.
+-- 3. Some tenants are excluded: lease other interactive jobs among the first 128.
+-- 4. Bulk has credit and interactive jobs wait: lease bulk up to the credit, then interactive jobs.
+-- 5. Otherwise lease interactive jobs, and bulk jobs once no interactive job is left.
+-- 6. Nothing was leased: return the next lease expiry.
 local now = clock(now_ms)
 local answer, jobs, held, size, sum, alone = { 1, 0, 0 }, { 0 }, {}, 0, 0, false
 local rounds, suspects, expired, removed_tokens = 16, false, 0, 0
@@ -11,7 +20,7 @@ local function include(id, tokens, tries, blob)
 end
 
 local packed = call('HGET', batches, batch_id)
-if packed then                     -- the answer to this very call was lost on its way; it is asked again
+if packed then                     -- case 1
   jobs = cmsgpack.unpack(packed)
   if not is_of(jobs, worker_id, batch_id) then return { 0, 0, -1 } end
   call('ZADD', leases, 'XX', now + lease_ms, batch_id)
@@ -26,7 +35,7 @@ end
 
 local function fits(tokens, tries, room, credit)
   if credit and tokens > room then return false end
-  if size == 0 then return true end        -- the first job goes however large
+  if size == 0 then return true end        -- the first job is leased whatever its size
   return tries == 0 and sum + tokens <= budget_tokens
 end
 
@@ -43,9 +52,10 @@ local function consider(member, tag, room, credit)   -- tokens leased (nil: the 
   if not blob then return 0, tokens end    -- Redis lost part of its data
   include(id, tokens, tries, blob)
   local at = 2 * size
-  -- What it was given to before still counts, if that lease ran out: who was only slow may answer yet.
+  -- An earlier, expired lease still counts: a slow worker may yet answer.
   local before = tries > 0 and call('HGET', holders, id) or ''
-  -- From 65 bytes on Redis keeps a hash as a table: a short one it searches.
+  -- Redis stores a hash with values of 65 bytes or more as a table; it searches shorter ones
+  -- linearly.
   jobs[at + 2], jobs[at + 3], held[at + 1] = member, tag, id
   held[at + 2] = string.format('%-65s', holder .. string.match(before, '^(.-) *$'))
   size, sum, alone = size + 1, sum + tokens, tries > 0
@@ -73,9 +83,9 @@ local function take(queue, credit)         -- leases from the head of one class;
   return taken, last
 end
 
-local function take_others()               -- of the first that wait; virtual time does not move, for others were due
+local function take_others()               -- case 3; virtual time stays, because excluded tenants were due
   local ids, left, taken, over = {}, {}, 0, {}
-  for at = others_than, #ARGV do left[ARGV[at]] = true end
+  for at = exclude_tenants, #ARGV do left[ARGV[at]] = true end
   local heads = call('ZRANGE', interactive, 0, 127, 'WITHSCORES')
   for i = 1, #heads, 2 do ids[#ids + 1] = (parse(heads[i])) end
   local names = #ids > 0 and call('HMGET', tenant_of, unpack(ids)) or {}
@@ -92,17 +102,20 @@ local function take_others()               -- of the first that wait; virtual ti
   return taken
 end
 
+-- case 2
 reap(now, max_attempts, dead_letter_limit, lane, dead_result)
 suspects = call('EXISTS', attempts) == 1
-local takes_others = others_than <= #ARGV
+local takes_others = exclude_tenants <= #ARGV
 local state = call('HMGET', meta, 'vi', 'vb', 'credit')
 local credit, bulk_taken, bulk_last, later_taken, later_last = tonumber(state[3] or 0), 0, nil, 0, nil
 local interactive_taken, interactive_last = 0, nil
 if takes_others then
-  interactive_taken = take_others()
+  interactive_taken = take_others()  -- case 3
 else
-  -- Bulk goes first with what it has saved up: a ninth of the interactive tokens leased while it waited, so a tenth of all.
+  -- case 4: credit is a ninth of the interactive tokens leased while bulk waited, so a tenth of
+  -- all.
   if credit > 0 and call('ZCARD', interactive) > 0 then bulk_taken, bulk_last = take(bulk, credit) end
+  -- case 5
   interactive_taken, interactive_last = take(interactive, nil)
   if call('ZCARD', interactive) == 0 then later_taken, later_last = take(bulk, nil) end
 end
@@ -113,7 +126,7 @@ count('queued', -removed_tokens)
 local head = call('ZRANGE', bulk, 0, 0)[1]
 local _, head_tokens = parse(head or '')
 answer[2] = (head or call('ZCARD', interactive) > 0) and 1 or 0
-if size == 0 then
+if size == 0 then                  -- case 6
   settle()
   local expiry = call('ZRANGE', leases, 0, 0, 'WITHSCORES')[2]
   return { 0, takes_others and 0 or answer[2], expiry and tonumber(expiry) or -1 }
@@ -122,16 +135,16 @@ jobs[1], answer[3] = sum, sum
 call('ZADD', leases, now + lease_ms, batch_id)
 call('HSET', batches, batch_id, cmsgpack.pack(jobs))
 write('HSET', holders, held)
-call('PEXPIRE', holders, DAY)    -- routers of before 2026-11-22 do not remove it
+call('PEXPIRE', holders, DAY)    -- routers from before 2026-11-22 do not remove it
 count('leased', sum)
--- virtual time never goes back, though jobs that were queued again bring old tags
+-- Virtual time never decreases, though requeued jobs have old tags.
 if interactive_last and tonumber(interactive_last) > tonumber(state[1] or 0) then call('HSET', meta, 'vi', interactive_last) end
 if bulk_last and tonumber(bulk_last) > tonumber(state[2] or 0) then call('HSET', meta, 'vb', bulk_last) end
-if head then                       -- saved up to one batch, or what the next job needs
+if head then                       -- keep at most one batch of credit, or the size of the next job
   local saved = math.max(credit - bulk_taken, 0) + interactive_taken / 9
   call('HSET', meta, 'credit', math.min(saved, math.max(budget_tokens, head_tokens)))
 elseif credit > 0 then
   call('HDEL', meta, 'credit')
 end
-if ring and answer[2] == 1 then call('PUBLISH', bell, '!\t' .. lane) end    -- a LeftBell
+if notify and answer[2] == 1 then call('PUBLISH', channel, '!\t' .. lane) end    -- WakeupLeft
 return answer

@@ -1,4 +1,5 @@
--- Answers for each batch {1, ids of jobs that are over}, or {0} if its lease has ended or is not the worker's.
+-- Returns for each batch {1, ids of jobs that are over}, or {0} if its lease has ended or is
+-- another worker's.
 local answer, expiry = {}, clock(now_ms) + lease_ms
 for at = batch_ids, #ARGV do
   local packed = call('ZSCORE', leases, ARGV[at]) and call('HGET', batches, ARGV[at])

@@ -1,5 +1,7 @@
--- Reaps leases, drops expired and finished jobs among the first `limit` of each class, and, where that is all of them, recounts
--- the gauges and drops payloads that no queue and no lease has: their routers miss them, and queue them again.
+-- 1. Recover the jobs of expired leases.
+-- 2. Drop expired and finished jobs among the first `limit` of each class.
+-- 3. If that was the whole lane, recount the gauges and drop payloads without a queue entry or
+--    lease: their routers find them missing, and queue them again.
 local now, live, lives, queued, leased, expired = clock(now_ms), {}, 0, 0, 0, 0
 reap(now, max_attempts, dead_letter_limit, lane, dead_result)
 local complete = call('ZCARD', interactive) <= limit and call('ZCARD', bulk) <= limit
@@ -35,8 +37,9 @@ if complete then
       if not live[id] and finish({ id })[1] then expired = expired + 1 end
     end
   end
-  -- routers of before 2026-11-22 leave jobs that they end in `holders` and `tenant_of`; a lost hint costs a cancellation two
-  -- seconds, a slow worker whose lease ran out its answer, or a job the time until the next pull for everybody
+  -- Routers from before 2026-11-22 leave ended jobs in `holders` and `tenant_of`. Dropping both
+  -- costs little: a cancellation takes two seconds longer, a slow worker's answer after its lease
+  -- expired is lost, or a job waits for the next pull that excludes no tenant.
   if call('HLEN', holders) > call('HLEN', payload) then call('DEL', holders) end
   if call('HLEN', tenant_of) > call('HLEN', payload) then call('DEL', tenant_of) end
   call('HSET', meta, 'queued', queued, 'leased', leased)
@@ -44,7 +47,7 @@ end
 count('expired', expired)
 
 local virtual = call('HMGET', meta, 'vi', 'vb')
-for position, tags in ipairs({ tags_i, tags_b }) do     -- a finish tag in the past says nothing any more
+for position, tags in ipairs({ tags_i, tags_b }) do     -- drop finish tags in the past
   local all, past = call('HGETALL', tags), {}
   for i = 1, #all, 2 do
     if tonumber(all[i + 1]) <= tonumber(virtual[position] or 0) then past[#past + 1] = all[i] end

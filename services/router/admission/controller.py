@@ -1,8 +1,8 @@
-"""The admission controller: gathers what a decision on a request depends on, and decides by the
+"""The admission controller gathers the inputs of the decision on a request, and decides by the
 rules of `control.py`.
 
-On the request path between `service.py`, which calls it, and the lanes. The state that admission
-has is here and in `state/`; the rules are pure.
+On the request path between `service.py`, which calls it, and the lanes. The state of admission is
+here and in `state/`; the rules are pure.
 """
 
 from __future__ import annotations
@@ -17,86 +17,96 @@ from libs.queue import LaneKey, Priority
 from libs.queue.clock import RedisClock
 from libs.serving.watched import Watched
 from services.router.admission import control
-from services.router.admission.appointments import RetrySlots
-from services.router.admission.routing.routes import Routes, Wanted, choose_lane, has_other_pool
-from services.router.admission.standings import Answer, QueuePositionReader
+from services.router.admission.queue_positions import QueuePositionReader, TenantPosition
+from services.router.admission.retry_slots import RetrySlots
+from services.router.admission.routing.routes import Routes, Target, choose_lane, has_other_pool
 from services.router.admission.tenants import Refund, Tenant, TenantLimits
 from services.router.state.outstanding import Outstanding
-from services.router.state.pace import Throughput
+from services.router.state.throughput import Throughput
 from services.router.state.view import View, is_new
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionContext:
-    """The inputs of the admission decision on one request.
-
-    answer: its lane's standing, None where that cannot make it late; waiting_tokens: those of its
-    tenant at this router, 0 without a quota; lane_tokens: those of its tenant in its lane; unknown:
-    lanes of models that no worker knows, with the tenants that wait there, None unless this request
-    would open one more; now_ms: Redis' clock; seconds: until its deadline."""
+    """The inputs of the admission decision on one request."""
 
     snapshot: FleetSnapshot
     routes: Routes
     lane: LaneKey
-    pace: Throughput
-    answer: Answer | None
+    throughput: Throughput
+    queue_position: TenantPosition | None
+    """Its lane's queue position; None if that cannot make it late."""
     tenant_name: str
     tenant: Tenant
     waiting_tokens: int
+    """Tokens of its tenant at this router; 0 without a quota."""
     lane_tokens: int
+    """Tokens of its tenant in its lane."""
     unknown: Mapping[LaneKey, Collection[str]] | None
+    """Lanes of models that no worker knows, with their tenants. None unless this request would open
+    one more.
+    """
     priority: Priority
     now_ms: int
+    """Redis' clock."""
     seconds: float
+    """Until its deadline."""
 
 
 class AdmissionController:
-    """Decides on each request of one router.
-
-    `max_queued_seconds`: the longest that a request may wait in a lane by its workers' speed,
-    whatever its deadline.
-    """
+    """Decides on each request of one router."""
 
     def __init__(
         self,
         view: View,
         outstanding: Outstanding,
-        standings: QueuePositionReader,
+        positions: QueuePositionReader,
         limits: TenantLimits,
         clock: RedisClock,
         *,
         routes: Watched[Routes],
         max_queued_seconds: float,
     ) -> None:
+        """
+        Args:
+            max_queued_seconds: Maximum estimated wait of a request in a lane, whatever its
+                deadline.
+        """
         self._view = view
         self._outstanding = outstanding
-        self._standings = standings
+        self._positions = positions
         self._limits = limits
         self._clock = clock
         self._routes = routes
         self._max_queued_seconds = max_queued_seconds
-        self._appointments = RetrySlots()
+        self._retry_slots = RetrySlots()
 
-    async def look(
-        self, wanted: Wanted, priority: Priority, tenant: str, seconds: float, failed: Sequence[str]
+    async def gather(
+        self, target: Target, priority: Priority, tenant: str, seconds: float, failed: Sequence[str]
     ) -> AdmissionContext:
-        """The inputs of the decision, gathered on the event loop, because a thread must not read
-        what the loop changes. `seconds`: until the deadline; `failed`: pools that have failed the
-        request."""
+        """Gather the inputs of the decision on the event loop: a thread must not read state that
+        the loop changes.
+
+        Args:
+            seconds: Time until the deadline.
+            failed: Pools that have failed the request.
+        """
         snapshot = self._view.snapshot
         routes = self._routes.content
-        lane = choose_lane(wanted, routes, snapshot, self._view.backlog, seconds, failed)
-        pace = self._view.pace(lane)
+        lane = choose_lane(target, routes, snapshot, self._view.backlog, seconds, failed)
+        throughput = self._view.throughput(lane)
         gauges, here = self._view.gauges_of(lane), self._outstanding.lanes
         tokens = max(gauges.queued_tokens + gauges.leased_tokens, sum(here.get(lane, {}).values()))
-        is_near = control.is_near(min(seconds, self._max_queued_seconds), pace, tokens)
-        limits = self._limits.of(tenant)
+        may_be_late = control.may_be_late(
+            min(seconds, self._max_queued_seconds), throughput, tokens
+        )
+        limits = self._limits.tenant(tenant)
         return AdmissionContext(
             snapshot=snapshot,
             routes=routes,
             lane=lane,
-            pace=pace,
-            answer=await self._standings.of(lane, tenant) if is_near else None,
+            throughput=throughput,
+            queue_position=await self._positions.read(lane, tenant) if may_be_late else None,
             tenant_name=tenant,
             tenant=limits,
             waiting_tokens=self._outstanding.of_tenant(tenant) if limits.queued_tokens else 0,
@@ -109,45 +119,45 @@ class AdmissionController:
             seconds=seconds,
         )
 
-    def refuse(self, moment: AdmissionContext, tokens: int) -> None:
-        """Raises QueueFull for a request of so many tokens that should not be started now."""
-        if moment.unknown is not None:
-            control.refuse_unknown(moment.lane, moment.tenant_name, moment.unknown)
+    def refuse(self, context: AdmissionContext, tokens: int) -> None:
+        """Raise QueueFull for a request of `tokens` that should not be started now."""
+        if context.unknown is not None:
+            control.refuse_unknown(context.lane, context.tenant_name, context.unknown)
         control.refuse_over_quota(
-            tokens, moment.waiting_tokens, moment.tenant.queued_tokens, moment.pace
+            tokens, context.waiting_tokens, context.tenant.queued_tokens, context.throughput
         )
-        if moment.answer is None:
+        if context.queue_position is None:
             return
         try:
             control.refuse_late(
-                moment.seconds,
+                context.seconds,
                 self._max_queued_seconds,
-                moment.pace,
-                moment.answer.standing,
-                moment.priority,
+                context.throughput,
+                context.queue_position.position,
+                context.priority,
                 own_tokens=tokens,
-                since=moment.answer.since,
-                waiting_tokens=moment.lane_tokens,
+                since=context.queue_position.since,
+                waiting_tokens=context.lane_tokens,
             )
         except QueueFull as refusal:
-            refusal.retry_after = self._appointments.give(
-                moment.lane,
+            refusal.retry_after = self._retry_slots.reserve(
+                context.lane,
                 soonest=refusal.retry_after,
-                remaining=moment.seconds,
-                cost=moment.pace.seconds(tokens),
+                remaining=context.seconds,
+                cost=context.throughput.seconds(tokens),
                 now=asyncio.get_running_loop().time(),
             )
             raise
-        moment.answer.admit(tokens)
+        context.queue_position.admit(tokens)
 
-    async def charge(self, moment: AdmissionContext, tokens: int) -> Refund | None:
-        """Charges the request to its tenant's rate limit and returns how to refund it. Raises
-        RateLimited, without charging.
+    async def charge(self, context: AdmissionContext, tokens: int) -> Refund | None:
+        """Charge the request to its tenant's rate limit, and return how to refund it. Raises
+        RateLimited without charging.
         """
-        return await self._limits.charge(moment.tenant_name, moment.tenant, tokens)
+        return await self._limits.charge(context.tenant_name, context.tenant, tokens)
 
-    def has_other_pool(self, wanted: Wanted, failed: Collection[str]) -> bool:
-        """Whether a request that the pools `failed` have failed may be served by another of its
-        model's pools.
+    def has_other_pool(self, target: Target, failed: Collection[str]) -> bool:
+        """Return whether another of the model's pools may serve a request that the pools `failed`
+        have failed.
         """
-        return has_other_pool(wanted, self._routes.content, self._view.snapshot, failed)
+        return has_other_pool(target, self._routes.content, self._view.snapshot, failed)

@@ -1,8 +1,8 @@
 """Weights, rate limits and quotas of tenants: the file SHOAL_TENANTS, its content, and charging
 requests to the rates.
 
-`TENANTS` is the only definition of what may stand in the file. It is read again when it changes, by
-`Upkeep.look`.
+`TENANTS` is the only definition of the file's keys. The file is read again when it changes, by
+`Upkeep.refresh`.
 """
 
 from __future__ import annotations
@@ -29,26 +29,24 @@ Refund: TypeAlias = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """The limits of one tenant; 0: no limit.
-
-    weight: its fair-queueing weight in a busy lane. rate: its rate limit, over all routers.
-    queued_tokens: its quota, in estimated tokens that may wait at each router, in all lanes
-    together.
-    """
+    """The limits of one tenant; 0: no limit."""
 
     weight: float = 1.0
+    """Fair-queueing weight in a busy lane."""
     rate: Rate = field(default_factory=Rate)
+    """Rate limit over all routers."""
     queued_tokens: int = 0
+    """Quota: estimated tokens that may wait at each router, in all lanes together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """All tenants: those that the file names, and `default` for everybody else."""
+    """All tenants: those that the file names, and `default` for all others."""
 
     default: Tenant = field(default_factory=Tenant)
     by_name: Mapping[str, Tenant] = field(default_factory=lambda: MappingProxyType({}))
 
-    def of(self, name: str) -> Tenant:
+    def tenant(self, name: str) -> Tenant:
         return self.by_name.get(name, self.default)
 
     def __str__(self) -> str:
@@ -62,33 +60,34 @@ class TenantLimits:
         self._tenants = tenants
         self._rates = rates
 
-    def of(self, name: str) -> Tenant:
-        return self._tenants.content.of(name)
+    def tenant(self, name: str) -> Tenant:
+        return self._tenants.content.tenant(name)
 
     async def charge(self, name: str, tenant: Tenant, tokens: int) -> Refund | None:
-        """Charges a request to its tenant's rate limit and returns how to refund it. Raises
-        RateLimited, without charging.
+        """Charge a request to its tenant's rate limit, and return how to refund it. Raises
+        RateLimited without charging.
         """
         if not tenant.rate.is_limited:
             return None
         wait = await self._rates.take(name, tenant.rate, tokens)
         if wait > 0:
             raise RateLimited(
-                f"tenant {name} may ask for {tenant.rate}; this would pass in {wait:.3f} s",
+                f"tenant {name} is limited to {tenant.rate}; this request would pass in"
+                f" {wait:.3f} s",
                 retry_after=wait,
             )
         return partial(self._rates.give_back, name, tenant.rate, tokens)
 
 
-NOBODY: Final = Tenants()
-"""Without a file: the defaults for everybody."""
+DEFAULT_TENANTS: Final = Tenants()
+"""Without a file: the defaults for all tenants."""
 _NAME = Text(r"[\x21-\x7e]{1,128}", "1..128 printable ASCII characters without spaces")
 _TENANT = Record(
     lambda **values: values,
     {
         "weight": Key(
             Number(0.001, 1000),
-            "share of a busy lane beside the weights of other tenants, default 1",
+            "share of a busy lane relative to the weights of other tenants, default 1",
         ),
         "requests_per_second": Key(
             Number(), "requests a second over all routers, default 0: no limit"
@@ -97,7 +96,7 @@ _TENANT = Record(
             Number(), "estimated tokens a second over all routers, default 0: no limit"
         ),
         "burst_seconds": Key(
-            Number(0.001, 3600), "how much of a rate that was not used may come at once, default 5"
+            Number(0.001, 3600), "seconds of unused rate that may be used in one burst, default 5"
         ),
         "queued_tokens": Key(
             Count(0), "estimated tokens that may wait at each router, default 0: no limit"
@@ -109,7 +108,7 @@ TENANTS = Record(
     {
         "default": Key(
             _TENANT,
-            "what holds for tenants that are not named, and for keys that a named one leaves out",
+            "defaults for tenants that are not named, and for keys that a named tenant omits",
         ),
         "tenants": Key(Named(_NAME, _TENANT), "tenants by name"),
     },
@@ -117,9 +116,7 @@ TENANTS = Record(
 
 
 def parse_tenants(text: str, path: str) -> Tenants:
-    """The tenants that the text of the file `path` describes. Raises InvalidInput naming file, line
-    and key. Pure.
-    """
+    """Parse the text of the file `path`. Raises InvalidInput naming file, line and key. Pure."""
     try:
         node = yaml.compose(text, yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -149,14 +146,12 @@ def _tenant(base: Tenant, values: Mapping[str, float]) -> Tenant:
 
 
 def watch_tenants(path: Path) -> Watched[Tenants]:
-    """What the file says. Raises InvalidInput: a router does not start with a file that is
-    wrong.
-    """
+    """Watch the file. Raises InvalidInput: a router does not start with an invalid file."""
     return Watched([path], partial(read_tenants, path))
 
 
 def read_tenants(path: Path) -> Tenants:
-    """The tenants of a file. Raises InvalidInput."""
+    """Read the tenants of a file. Raises InvalidInput."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

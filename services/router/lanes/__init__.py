@@ -1,3 +1,5 @@
-"""The path of jobs through lanes: from requests (`codec.py`) into Redis (`dispatch.py`), to the
-pulls of workers (`bells.py`, `waiters.py`, `pull.py`), and their answers back. Admission control is
-in `admission/`."""
+"""The path of jobs through lanes: from requests (`codec.py`) into Redis (`dispatch.py`), to pulls
+of workers (`wakeups.py`, `pending_pulls.py`, `pull.py`), and their answers back.
+
+Admission control is in `admission/`.
+"""

@@ -1,4 +1,4 @@
-"""The answers to jobs as messages of EncodeStream. Pure."""
+"""Split the answers to jobs into messages of EncodeStream. Pure."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from libs.errors import InternalError
 from services.router.lanes import codec
 
 CHUNK_BYTES: Final = 1 << 20
-"""Size of a message: a quarter of gRPC's default limit for clients, and written without blocking
-the event loop for long.
+"""Size of a message: a quarter of gRPC's default limit for clients, and sent without blocking the
+event loop for long.
 """
 
 _SCALE_BYTES: Final = 4
 _INDEX_BYTES: Final = 4
 _CHUNK_BYTES: Final = 12
-"""Of a chunk's place and its number of tokens."""
+"""Size of a chunk's position and token count."""
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
-Looks: TypeAlias = tuple[object, object, int]
+Shapes: TypeAlias = tuple[object, object, int]
 
 
 def split(
@@ -32,12 +32,11 @@ def split(
     totals: pb.EncodeResponse | None = None,
     most_bytes: int = CHUNK_BYTES,
 ) -> Iterator[pb.EncodeResponse]:
-    """Splits an answer into messages of its items in order, each of one item or of as many as fit
+    """Split an answer into messages of its items in order, each with one item or as many as fit
     into `most_bytes`.
 
-    Each has the answer's revision; the last one has the usage and the timings of `totals`, if
-    given. Raises InternalError if the answer is empty, or if its forms have different numbers of
-    items.
+    Each has the answer's revision; the last has the usage and timings of `totals`, if given. Raises
+    InternalError if the answer is empty, or if its forms have different numbers of items.
     """
     rows = _Rows(answer)
     ends = np.cumsum(rows.sizes)
@@ -53,21 +52,26 @@ def split(
 
 
 class Parts:
-    """The messages of one call, whose jobs are answered in order."""
+    """The messages of one call. Its jobs are answered in order."""
 
     def __init__(self) -> None:
         # The state: usage and timings so far, and the forms and shapes of the first answer.
         self._totals = pb.EncodeResponse()
-        self._looks: Looks | None = None
+        self._shape_of: Shapes | None = None
 
-    def of(
+    def messages(
         self, answer: pb.EncodeResponse, *, total_seconds: float | None = None
     ) -> Iterator[pb.EncodeResponse]:
-        """The messages of the next answer. `total_seconds`: of the whole call, given with its last
-        answer. Raises InternalError if its forms or shapes differ from those of the first answer,
-        and as `split`."""
-        self._looks = self._looks or _looks(answer)
-        if _looks(answer) != self._looks:
+        """Return the messages of the next answer.
+
+        Raises InternalError if its forms or shapes differ from those of the first answer, and as
+        `split` does.
+
+        Args:
+            total_seconds: Duration of the whole call; given with its last answer.
+        """
+        self._shape_of = self._shape_of or _shape_of(answer)
+        if _shape_of(answer) != self._shape_of:
             raise InternalError("the jobs of a request were answered in different forms or shapes")
         self._totals = codec.add_totals(self._totals, answer)
         if total_seconds is None:
@@ -76,7 +80,7 @@ class Parts:
         return split(answer, self._totals)
 
 
-def _looks(answer: pb.EncodeResponse) -> Looks:
+def _shape_of(answer: pb.EncodeResponse) -> Shapes:
     tensors = (answer.dense, answer.sparse.values, answer.multi_vector.values)
     forms = tuple((name, answer.HasField(name)) for name in ("dense", "sparse", "multi_vector"))
     return (
@@ -87,9 +91,7 @@ def _looks(answer: pb.EncodeResponse) -> Looks:
 
 
 class _Rows:
-    """The rows of an answer. Each field of bytes is read only once, because every access copies
-    it.
-    """
+    """The rows of an answer. Each bytes field is read only once, because every access copies it."""
 
     def __init__(self, answer: pb.EncodeResponse) -> None:
         self._revision = answer.model_revision
@@ -103,7 +105,7 @@ class _Rows:
         sizes = [part.sizes for part in parts]
         if not sizes or not len(sizes[0]) or len({len(of_part) for of_part in sizes}) != 1:
             raise InternalError(
-                "a worker's answer has no rows, or not as many in each of its forms"
+                "a worker's answer has no rows, or its forms have different numbers of rows"
             )
         self._parts = parts
         self._chunks = answer.chunks if answer.HasField("chunks") else None
@@ -115,18 +117,18 @@ class _Rows:
             self.sizes = np.diff(ends[self._bounds])
 
     def of_items(self, first: int, end: int) -> pb.EncodeResponse:
-        """The rows of some items: one each, or those of their chunks."""
+        """Return the rows of some items: one row each, or those of their chunks."""
         if self._chunks is None or self._bounds is None:
-            return self.between(first, end)
+            return self.slice_rows(first, end)
         bounds = self._bounds[first : end + 1]
         begin, stop = int(bounds[0]), int(bounds[-1])
-        message = self.between(begin, stop)
+        message = self.slice_rows(begin, stop)
         message.chunks.offsets.extend((bounds - begin).tolist())
         for name in ("starts", "ends", "tokens"):
             getattr(message.chunks, name).extend(getattr(self._chunks, name)[begin:stop])
         return message
 
-    def between(self, first: int, end: int) -> pb.EncodeResponse:
+    def slice_rows(self, first: int, end: int) -> pb.EncodeResponse:
         chunk = pb.EncodeResponse(model_revision=self._revision)
         for part in self._parts:
             part.put(chunk, first, end)
@@ -134,9 +136,7 @@ class _Rows:
 
 
 class _Tensor:
-    """A tensor that can be sliced by rows. BINARY pads each row, so its rows are whole bytes
-    too.
-    """
+    """A tensor that can be sliced by rows. BINARY pads each row to whole bytes."""
 
     def __init__(self, tensor: tensor_pb2.Tensor) -> None:
         self._data_type = tensor.data_type
@@ -148,7 +148,7 @@ class _Tensor:
         self._width = len(self._data) // self.rows if self.rows else 0
         self.row_bytes = self._width + _SCALE_BYTES * (bool(self._scale) + bool(self._offset))
 
-    def between(self, first: int, end: int) -> tensor_pb2.Tensor:
+    def slice_rows(self, first: int, end: int) -> tensor_pb2.Tensor:
         scales = slice(_SCALE_BYTES * first, _SCALE_BYTES * end)
         return tensor_pb2.Tensor(
             data_type=self._data_type,
@@ -165,7 +165,7 @@ class _Dense:
         self.sizes: Offsets = np.full(self._tensor.rows, self._tensor.row_bytes, np.int64)
 
     def put(self, chunk: pb.EncodeResponse, first: int, end: int) -> None:
-        chunk.dense.CopyFrom(self._tensor.between(first, end))
+        chunk.dense.CopyFrom(self._tensor.slice_rows(first, end))
 
 
 class _Ragged:
@@ -176,7 +176,9 @@ class _Ragged:
 
     def put(self, chunk: pb.EncodeResponse, first: int, end: int) -> None:
         offsets = self._offsets[first : end + 1]
-        chunk.multi_vector.values.CopyFrom(self._values.between(int(offsets[0]), int(offsets[-1])))
+        chunk.multi_vector.values.CopyFrom(
+            self._values.slice_rows(int(offsets[0]), int(offsets[-1]))
+        )
         chunk.multi_vector.offsets.extend((offsets - offsets[0]).tolist())
 
 
@@ -194,4 +196,4 @@ class _Sparse:
         chunk.sparse.columns, chunk.sparse.truncated = self._columns, self._truncated
         chunk.sparse.offsets.extend((offsets - begin).tolist())
         chunk.sparse.indices = bytes(self._indices[_INDEX_BYTES * begin : _INDEX_BYTES * stop])
-        chunk.sparse.values.CopyFrom(self._values.between(begin, stop))
+        chunk.sparse.values.CopyFrom(self._values.slice_rows(begin, stop))

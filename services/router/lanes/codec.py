@@ -1,5 +1,4 @@
-"""Makes jobs of requests and merges their answers. Pure: a request and its parts in, serialised
-jobs out; answers in, one out.
+"""Split requests into jobs and merge their answers. Pure.
 
 Called twice on the request path: after `control.py`, and when `dispatch.py` has all results.
 """
@@ -24,7 +23,7 @@ from services.router.admission.validation.reports import shorten
 from services.router.admission.validation.requests import text_alone
 
 ItemRequest: TypeAlias = pb.EncodeRequest | pb.ScoreRequest | pb.ExtractRequest
-"""A request whose entries are items."""
+"""A request with a list of items."""
 Request: TypeAlias = ItemRequest | pb.TokenizeRequest | pb.DetokenizeRequest
 Response: TypeAlias = (
     pb.EncodeResponse
@@ -57,19 +56,20 @@ _MAX_COUNT: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class JobHeader:
-    """Fields that all jobs of a request share. Times are Unix ms by Redis' clock; `weight`: of the
-    tenant; `traceparent`: of the span that sends them, empty if there is none. `written_to`: the
-    router that passes on what is written meanwhile; empty: none. `item_answer_bytes`: the most that
-    the results of an item may take; 0: any number."""
+    """Fields that all jobs of a request share. Times are Unix ms by Redis' clock."""
 
     request_id: str
     deadline_ms: int
     queued_ms: int
     tenant: str = ""
     weight: float = 1.0
+    """The tenant's fair-queueing weight."""
     traceparent: str = ""
+    """Of the span that sends the jobs; empty without one."""
     written_to: str = ""
+    """The router that streams generated text; empty: none."""
     item_answer_bytes: int = 0
+    """Maximum bytes that the results of one item may take; 0: no limit."""
 
 
 _LISTS: Final[Mapping[type[Request], str]] = {
@@ -79,12 +79,12 @@ _LISTS: Final[Mapping[type[Request], str]] = {
     pb.TokenizeRequest: "texts",
     pb.DetokenizeRequest: "sequences",
 }
-"""The field whose entries are shared out to the jobs of a request."""
+"""The field with the entries that are divided among the jobs of a request."""
 
 
 def count_parts(request: Request) -> int:
-    """The number of its items, of their parts and spans, and of the entities given with them if the
-    task is relations.
+    """Count the request's items, their parts and spans, and the entities given with them for the
+    task relations.
     """
     if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest):
         return len(getattr(request, _LISTS[type(request)]))
@@ -101,15 +101,20 @@ def job_payloads(
     stamp: JobHeader,
     shared: _Request | None = None,
 ) -> list[bytes]:
-    """One serialised `Job` for each part, in order. `shared`: the request without its items, if
-    that exists already.
+    """Return one serialised `Job` for each part, in order.
+
+    Args:
+        shared: The request without its items, if that exists already.
     """
     if len(parts) == 1:
         return [_job(request, ids[0], 0, stamp)]
     items = getattr(request, _LISTS[type(request)])
     template = without_items(request) if shared is None else shared
-    return [_job(_with_items(template, items[part.first : part.first + part.count]), name, part.first, stamp)
-            for part, name in zip(parts, ids, strict=True)]  # fmt: skip
+    payloads = []
+    for part, name in zip(parts, ids, strict=True):
+        own = items[part.first : part.first + part.count]
+        payloads.append(_job(_with_items(template, own), name, part.first, stamp))
+    return payloads
 
 
 def _job(request: Request, job_id: str, first: int, stamp: JobHeader) -> bytes:
@@ -139,7 +144,7 @@ def _job(request: Request, job_id: str, first: int, stamp: JobHeader) -> bytes:
 
 
 def without_items(request: _Request) -> _Request:
-    """A copy of the request without its items: what each of its jobs repeats."""
+    """Copy the request without its items: the fields that each of its jobs repeats."""
     template = type(request)()
     template.CopyFrom(request)
     template.ClearField(_LISTS[type(request)])
@@ -154,13 +159,13 @@ def _with_items(template: _Request, items: Sequence[object]) -> _Request:
 
 
 def job_result(data: bytes) -> Response:
-    """The answer in a serialised `JobResult`. Raises the error that its failure names,
+    """Parse the answer in a serialised `JobResult`. Raises the error that its failure names,
     InternalError if it is malformed.
     """
     try:
         result = worker_pb2.JobResult.FromString(data)
     except DecodeError:
-        raise InternalError("a worker's result is no JobResult") from None
+        raise InternalError("a worker's result is not a JobResult") from None
     outcome = result.WhichOneof("outcome")
     if outcome == "encode":
         return _whole_encode(result.encode)
@@ -176,12 +181,13 @@ def job_result(data: bytes) -> Response:
     if outcome == "failure":
         raise from_failure(result.failure)
     raise InternalError(
-        f"a worker's answer holds nothing that this router (wire version {WIRE_VERSION}) knows: upgrade the router"
+        f"a worker's answer has no outcome known to this router (wire version {WIRE_VERSION}):"
+        " upgrade the router"
     )
 
 
 def from_failure(failure: worker_pb2.Failure) -> ShoalError:
-    """The error of a worker's failure, with its texts cut to what fits into a gRPC status."""
+    """Return the error of a worker's failure, with its texts cut to fit into a gRPC status."""
     short = worker_pb2.Failure()
     short.CopyFrom(failure)
     shorten(short)
@@ -191,8 +197,8 @@ def from_failure(failure: worker_pb2.Failure) -> ShoalError:
 
 
 def _whole_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
-    """Validates what merging and clients rely on: shapes fit the bytes, offsets rise and end where
-    the values do.
+    """Validate that shapes fit the bytes, and that offsets rise and end at the last value. Merging
+    and clients rely on this.
     """
     if answer.HasField("dense"):
         _check_tensor(answer.dense, "dense", 2)
@@ -206,7 +212,7 @@ def _whole_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
         indices = np.frombuffer(sparse.indices, "<u4") if len(sparse.indices) == 4 * rows else None
         if indices is None or (rows and int(indices.max()) >= sparse.columns):
             raise InternalError(
-                "a worker's sparse answer has indices that do not fit its values or its width"
+                "a worker's sparse answer has indices that do not match its values or its width"
             )
     if answer.HasField("chunks"):
         _check_chunks(answer)
@@ -214,7 +220,7 @@ def _whole_encode(answer: pb.EncodeResponse) -> pb.EncodeResponse:
 
 
 def _check_chunks(answer: pb.EncodeResponse) -> None:
-    """Raises InternalError unless each chunk has a place, a number of tokens, and a row of each
+    """Raise InternalError unless each chunk has a position, a token count, and a row of each
     form.
     """
     chunks = answer.chunks
@@ -229,14 +235,13 @@ def _check_chunks(answer: pb.EncodeResponse) -> None:
         counts.add(len(answer.sparse.offsets) - 1)
     if counts != {rows}:
         raise InternalError(
-            f"a worker's answer has {rows} chunks, and other numbers of their ends, tokens or vectors"
+            f"a worker's answer has {rows} chunks, but other numbers of their ends, tokens or"
+            " vectors"
         )
 
 
 def _whole_tokenize(answer: pb.TokenizeResponse) -> pb.TokenizeResponse:
-    """Validates what clients rely on: each token has an id, a start, an end and, if any has, a
-    name.
-    """
+    """Validate that each token has an id, a start, an end and, if any token has one, a name."""
     for text in answer.results:
         tokens = len(text.ids)
         if (
@@ -245,20 +250,20 @@ def _whole_tokenize(answer: pb.TokenizeResponse) -> pb.TokenizeResponse:
             or len(text.tokens) not in (0, tokens)
         ):
             raise InternalError(
-                "a worker's answer has a text whose tokens lack ids, places or names"
+                "a worker's answer has a text with tokens without ids, positions or names"
             )
     return answer
 
 
 def _check_tensor(tensor: tensor_pb2.Tensor, name: str, axes: int) -> int:
-    """Returns its number of rows. Raises InternalError if its bytes do not fit its shape and
-    type.
+    """Return the tensor's number of rows. Raises InternalError if its bytes do not fit its shape
+    and type.
     """
     shape = list(tensor.shape)
     width = _ITEM_BYTES.get(tensor.data_type)
     if len(shape) != axes or min(shape) < 0 or max(shape) > _MAX_AXIS or width is None:
         raise InternalError(
-            f"a worker's answer has a tensor ({name}) of no shape or type that there is"
+            f"invalid tensor {name!r} from worker: shape {shape}, data type {tensor.data_type}"
         )
     stored = (
         [*shape[:-1], (shape[-1] + 7) // 8]
@@ -267,13 +272,14 @@ def _check_tensor(tensor: tensor_pb2.Tensor, name: str, axes: int) -> int:
     )
     if math.prod(stored) * width != len(tensor.data):
         raise InternalError(
-            f"a worker's answer has a tensor ({name}) of {len(tensor.data)} bytes, not those of its shape {shape}"
+            f"invalid tensor {name!r} from worker: {len(tensor.data)} bytes do not fit its shape"
+            f" {shape}"
         )
     rows = shape[0]
     for scales in (tensor.scale, tensor.offset):
         if scales and len(scales) != 4 * rows:
             raise InternalError(
-                f"a worker's answer has a tensor ({name}) with scales for other rows than its own"
+                f"invalid tensor {name!r} from worker: scales do not match its {rows} rows"
             )
     return rows
 
@@ -282,12 +288,12 @@ def _check_offsets(offsets: Sequence[int], rows: int, name: str) -> None:
     bounds = np.array(offsets, np.int64)
     if not len(bounds) or bounds[0] != 0 or bounds[-1] != rows or (np.diff(bounds) < 0).any():
         raise InternalError(
-            f"a worker's answer ({name}) has offsets that do not lead through its {rows} rows"
+            f"invalid offsets of {name!r} from worker: they do not cover its {rows} rows"
         )
 
 
 def failed(error: ShoalError) -> bytes:
-    """A serialised `JobResult` that says `error`."""
+    """Return a serialised `JobResult` with `error`."""
     failure = worker_pb2.Failure(
         reason=error.reason,
         message=error.message,
@@ -298,8 +304,8 @@ def failed(error: ShoalError) -> bytes:
 
 
 def merge_encode(parts: list[Response]) -> pb.EncodeResponse:
-    """One answer from the answers to a request's jobs, in order. Raises InternalError if they do
-    not fit together.
+    """Merge the answers to a request's jobs, in order. Raises InternalError if they do not fit
+    together.
 
     Empties `parts`, so that no answer stays in memory once it was merged.
     """
@@ -317,7 +323,7 @@ def merge_encode(parts: list[Response]) -> pb.EncodeResponse:
     )
     chunks = [answer.chunks for answer in answers if answer.HasField("chunks")]
     if chunks and len(chunks) != len(answers):
-        raise InternalError("some jobs of a request were answered with chunks, and others were not")
+        raise InternalError("only some jobs of a request were answered with chunks")
     answers.clear()
     if chunks:
         merged.chunks.offsets.extend(_join_offsets([part.offsets for part in chunks]))
@@ -335,32 +341,32 @@ def merge_encode(parts: list[Response]) -> pb.EncodeResponse:
 
 
 def encode_answer(part: Response) -> pb.EncodeResponse:
-    """The answer to one job of an encode request. Raises InternalError for one to another kind of
-    request.
+    """Return the answer to one job of an encode request. Raises InternalError for another kind of
+    answer.
     """
     return _all_of(pb.EncodeResponse, [part])[0]
 
 
 def add_totals(totals: pb.EncodeResponse, part: pb.EncodeResponse) -> pb.EncodeResponse:
-    """The usage and timings of earlier answers, summed up in `totals`, and of one more."""
+    """Add the usage and timings of one more answer to `totals`."""
     return pb.EncodeResponse(usage=_usage([totals, part]), timings=_timings([totals, part]))
 
 
 def merge_score(parts: Sequence[Response], top_n: int) -> pb.ScoreResponse:
-    """As merge_encode; the ranking is over all documents."""
+    """Merge answers as merge_encode does; the ranking covers all documents."""
     answers = _all_of(pb.ScoreResponse, parts)
     merged = pb.ScoreResponse(
         model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers)
     )
     _join_tensors([answer.scores for answer in answers], merged.scores)
     if merged.scores.data_type != tensor_pb2.DATA_TYPE_FLOAT32 or len(merged.scores.shape) != 1:
-        raise InternalError("a worker answered with scores that are no list of float32")
+        raise InternalError("a worker answered with scores that are not a list of float32")
     merged.ranking.extend(ranking(np.frombuffer(merged.scores.data, "<f4"), top_n))
     return merged
 
 
 def merge_extract(parts: list[Response]) -> pb.ExtractResponse:
-    """As merge_encode. Empties `parts`, so that no answer stays in memory once it was merged."""
+    """Merge answers as merge_encode does. Empties `parts`."""
     answers = _all_of(pb.ExtractResponse, parts)
     parts.clear()
     if len(answers) == 1:
@@ -375,7 +381,7 @@ def merge_extract(parts: list[Response]) -> pb.ExtractResponse:
 
 
 def merge_tokenize(parts: list[Response]) -> pb.TokenizeResponse:
-    """As merge_encode. Empties `parts`."""
+    """Merge answers as merge_encode does. Empties `parts`."""
     answers = _all_of(pb.TokenizeResponse, parts)
     parts.clear()
     if len(answers) == 1:
@@ -391,7 +397,7 @@ def merge_tokenize(parts: list[Response]) -> pb.TokenizeResponse:
 
 
 def merge_detokenize(parts: list[Response]) -> pb.DetokenizeResponse:
-    """As merge_encode. Empties `parts`."""
+    """Merge answers as merge_encode does. Empties `parts`."""
     answers = _all_of(pb.DetokenizeResponse, parts)
     parts.clear()
     if len(answers) == 1:
@@ -406,9 +412,7 @@ def merge_detokenize(parts: list[Response]) -> pb.DetokenizeResponse:
 
 
 def ranking(scores: np.ndarray[tuple[int], np.dtype[np.float32]], top_n: int) -> list[int]:
-    """Indices of the `top_n` (0: all) highest scores, best first, equal ones in their order;
-    not-a-number comes last.
-    """
+    """Rank the `top_n` (0: all) highest scores, best first; ties keep their order, NaN is last."""
     order: list[int] = np.argsort(-scores, kind="stable").tolist()
     return order[:top_n] if top_n else order
 
@@ -426,7 +430,7 @@ _Answer = TypeVar(
 def _all_of(kind: type[_Answer], parts: Sequence[Response]) -> list[_Answer]:
     answers = [part for part in parts if isinstance(part, kind)]
     if len(answers) != len(parts) or not answers:
-        raise InternalError(f"a worker answered a job with something else than {kind.__name__}")
+        raise InternalError(f"a worker answered a job with another type than {kind.__name__}")
     return answers
 
 
@@ -438,8 +442,7 @@ def _present(values: Sequence[_Message | None]) -> list[_Message]:
 
 
 def _revision(answers: Sequence[Response]) -> str:
-    # More than one only while workers hold different revisions of a model: then the client sees all
-    # of them.
+    # More than one while workers hold different revisions of a model; the client sees all.
     return ",".join(dict.fromkeys(answer.model_revision for answer in answers))
 
 
@@ -461,7 +464,7 @@ def _timings(answers: Sequence[Response]) -> pb.Timings:
 
 
 def _join_tensors(tensors: list[tensor_pb2.Tensor], joined: tensor_pb2.Tensor) -> None:
-    """Concatenates along the first axis into `joined`. BINARY pads each row, so its bytes can be
+    """Concatenate along the first axis into `joined`. BINARY pads each row, so its bytes can be
     concatenated too.
 
     Empties `tensors`: their bytes are in memory at most twice.
@@ -501,7 +504,7 @@ def _join_sparse(parts: list[tensor_pb2.SparseMatrix], joined: tensor_pb2.Sparse
 
 
 def _join_offsets(parts: Sequence[Sequence[int]]) -> list[int]:
-    """Concatenates offsets that each begin at 0: shifts each part by the end of the last, and drops
+    """Concatenate offsets that each begin at 0: shift each part by the end of the last, and drop
     the repeated boundaries.
     """
     joined, end = [0], 0

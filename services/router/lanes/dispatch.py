@@ -1,9 +1,9 @@
-"""From jobs to answers: enqueue, wait, cancel. Third step of a request in the router, between
-`control.py` and the lanes.
+"""Enqueue jobs, wait for their answers, cancel them: a request's third step, between `control.py`
+and the lanes.
 
-A request is kept until it is answered, so that its jobs can be queued again should Redis lose them.
+A request is kept until it is answered, so that its jobs can be queued again if Redis loses them.
 Enqueueing batches without timers: while one call to Redis is in flight for a lane, new requests
-wait, and go together in the next call.
+wait and go together in the next call.
 """
 
 from __future__ import annotations
@@ -23,34 +23,36 @@ from libs.queue import LaneKey, Lanes, QueuedJob
 from libs.serving import Deadline
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
-from services.router.admission.control import full, why_late
+from services.router.admission.control import deadline_message, queue_full
 from services.router.lanes import codec
-from services.router.lanes.bells import Wakeups
 from services.router.lanes.codec import Response
-from services.router.lanes.written import StreamedTexts
+from services.router.lanes.streamed import StreamedTexts
+from services.router.lanes.wakeups import Wakeups
 from services.router.state.background import Background
 from services.router.state.outstanding import Outstanding
-from services.router.state.pace import Throughput
+from services.router.state.throughput import Throughput
 from services.router.state.view import View
 
 log = logging.getLogger(__name__)
 
 MISSING_AGE_SECONDS: Final = 1.0
-"""Younger jobs are not checked for in Redis: their answer may be on its way."""
+"""Younger jobs are not looked up in Redis: their answer may be in transit."""
 NO_LIMIT: Final = -1
-LEAVING: Final = "this router has stopped before the answer came; another one gives it"
+DRAINING_MESSAGE: Final = "this router stopped before the answer arrived; retry at another router"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An admitted request: all its jobs, in order, their lane, that lane's pace, whether no worker
-    knows its model, and the first item of each job."""
+    """An admitted request."""
 
     lane: LaneKey
     jobs: Sequence[QueuedJob]
-    pace: Throughput = field(default_factory=Throughput)
+    """All its jobs, in order."""
+    throughput: Throughput = field(default_factory=Throughput)
     is_unknown: bool = False
-    firsts: Sequence[int] = ()
+    """No worker knows its model."""
+    first_items: Sequence[int] = ()
+    """The first item of each job."""
 
     @property
     def tokens(self) -> int:
@@ -59,13 +61,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer to one job, the bytes that it came in, and whether it is that to the last job of
-    its request.
-    """
+    """The answer to one job."""
 
     response: Response
     size: int
+    """Bytes in which it arrived."""
     is_last: bool
+    """It answers the last job of its request."""
 
 
 class _Request:
@@ -74,16 +76,16 @@ class _Request:
     """
 
     def __init__(
-        self, jobs: int, on_answer: Callable[[int], None], written: StreamedTexts | None
+        self, jobs: int, on_answer: Callable[[int], None], streamed: StreamedTexts | None
     ) -> None:
         self._on_answer = on_answer
-        self.written = written
-        # The state: answers not taken yet; how many of the first jobs are answered without a gap,
-        # and how many are awaited.
+        self.streamed = streamed
+        # The state: answers not taken yet, the number of first jobs answered without a gap, and the
+        # number awaited.
         self._answers: list[Answered | None] = [None] * jobs
         self._failure: ShoalError | None = None
         self._ready = 0
-        self._wanted = 0
+        self._awaited = 0
         self._news = asyncio.Event()
 
     def accept(self, index: int, outcome: Response | ShoalError, size: int) -> None:
@@ -97,14 +99,12 @@ class _Request:
         self._answers[index] = Answered(outcome, size, index == len(self._answers) - 1)
         while self._ready < len(self._answers) and self._answers[self._ready] is not None:
             self._ready += 1
-        if self._ready >= self._wanted:
+        if self._ready >= self._awaited:
             self._news.set()
 
-    async def answered(self, jobs: int) -> None:
-        """Returns once the first `jobs` are answered. Raises the first failure, of whichever
-        job.
-        """
-        self._wanted = jobs
+    async def wait_for_first(self, jobs: int) -> None:
+        """Return once the first `jobs` are answered. Raises the first failure of any job."""
+        self._awaited = jobs
         while self._failure is None and self._ready < jobs:
             self._news.clear()
             await self._news.wait()
@@ -116,16 +116,16 @@ class _Request:
 
     def take(self, index: int) -> Answered:
         """Removes and returns the answer to an answered job."""
-        answer, self._answers[index] = self._answers[index], None
-        if answer is None:
-            raise InternalError("an answer was asked for that is not there")
-        return answer
+        take_answer, self._answers[index] = self._answers[index], None
+        if take_answer is None:
+            raise InternalError(f"the answer to job {index} was taken before it arrived")
+        return take_answer
 
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A job without an answer, and the requests waiting for it: those with the same content and id
-    share jobs (single-flight).
+    """A job without an answer, and the requests waiting for it. Requests with the same content and
+    id share jobs (single-flight).
     """
 
     lane: LaneKey
@@ -140,14 +140,14 @@ _Group = tuple[Sequence[QueuedJob], "asyncio.Future[bool]"]
 
 
 class Dispatcher:
-    """All waiting requests of this router. An async context: leaving it finishes the cancellations
-    under way.
+    """All waiting requests of this router. As an async context it finishes the cancellations in
+    progress on exit.
     """
 
     def __init__(
         self,
         lanes: Lanes,
-        bells: Wakeups,
+        wakeups: Wakeups,
         view: View,
         background: Background,
         outstanding: Outstanding,
@@ -155,7 +155,7 @@ class Dispatcher:
         max_queued_tokens: int,
     ) -> None:
         self._lanes = lanes
-        self._bells = bells
+        self._wakeups = wakeups
         self._view = view
         self._background = background
         self._outstanding = outstanding
@@ -184,49 +184,58 @@ class Dispatcher:
         deadline: Deadline,
         on_answer: Callable[[int], None] = lambda size: None,
         *,
-        wanted: int,
-        written: StreamedTexts | None = None,
+        awaited: int,
+        streamed: StreamedTexts | None = None,
     ) -> PendingRequest:
-        """Enqueues the plan's jobs, and returns when the first `wanted` of them are answered.
-        `on_answer` is called with the bytes of each answer when it comes, `written` gets what is
-        written before that. Raises QueueFull, NoCapacity, DeadlinePassed, Draining, or the first
-        failing job's error; then no job is left behind, as after leaving what is returned."""
+        """Enqueue the plan's jobs, and return when the first `awaited` of them are answered.
+
+        Raises QueueFull, NoCapacity, DeadlinePassed, Draining, or the first failing job's error. No
+        job is left behind then, nor after leaving the returned context.
+
+        Args:
+            on_answer: Called with the size in bytes of each answer when it arrives.
+            written: Receives the generated text before the answers.
+        """
         if self._is_leaving:
-            raise Draining(LEAVING)
-        request = _Request(len(plan.jobs), on_answer, written)
+            raise Draining(DRAINING_MESSAGE)
+        request = _Request(len(plan.jobs), on_answer, streamed)
         self._register(plan, request)
         try:
-            await self.by(deadline, plan.lane, self._begin(plan, request, wanted))
+            await self.within_deadline(deadline, plan.lane, self._begin(plan, request, awaited))
         except BaseException:
             self.leave(plan, request)
             raise
         return PendingRequest(self, plan, deadline, request)
 
     async def _begin(self, plan: Plan, request: _Request, jobs: int) -> None:
-        """Returns when the first `jobs` are answered."""
+        """Return when the first `jobs` are answered."""
         await self._enqueue(plan)
-        await request.answered(jobs)
+        await request.wait_for_first(jobs)
 
-    async def by(self, deadline: Deadline, lane: LaneKey, work: Awaitable[None]) -> None:
-        """Raises DeadlinePassed if the work is not done by then."""
+    async def within_deadline(
+        self, deadline: Deadline, lane: LaneKey, work: Awaitable[None]
+    ) -> None:
+        """Raise DeadlinePassed if the work is not done by the deadline."""
         try:
             async with asyncio.timeout_at(deadline.at):
                 await work
         except TimeoutError:
-            raise DeadlinePassed(why_late(lane, self._view.snapshot)) from None
+            raise DeadlinePassed(deadline_message(lane, self._view.snapshot)) from None
 
     def hand_over(self) -> None:
-        """Graceful shutdown: requests that still wait fail with Draining, so that clients retry at
-        another router. Their jobs stay in the lanes, where a retry finds them with their
-        progress."""
+        """Fail requests that still wait with Draining, so that clients retry at another router.
+
+        Part of graceful shutdown. The jobs stay in the lanes, where a retry finds them with their
+        progress.
+        """
         self._is_leaving = True
         for pending in list(self._pending.values()):
             for request, index in pending.waiting:
-                request.accept(index, Draining(LEAVING), 0)
+                request.accept(index, Draining(DRAINING_MESSAGE), 0)
 
     def deliver(self, job_id: str, result: bytes) -> None:
-        """Hands a job's answer (a serialised JobResult) to the requests that wait for it; without
-        any, the answer is dropped.
+        """Hand a job's answer (a serialised JobResult) to the requests that wait for it; drop it
+        without any.
         """
         pending = self._pop(job_id)
         if pending is None:
@@ -239,23 +248,26 @@ class Dispatcher:
         for request, index in pending.waiting:
             request.accept(index, outcome, len(result))
 
-    def written(self, part: worker_pb2.WrittenText) -> None:
-        """Hands what a model has written of a job to the requests that read along."""
+    def streamed(self, part: worker_pb2.WrittenText) -> None:
+        """Hand generated text of a job to the requests that stream it."""
         pending = self._pending.get(part.job_id)
         for request, index in () if pending is None else pending.waiting:
-            if request.written is not None:
-                request.written.add(index, part)
+            if request.streamed is not None:
+                request.streamed.add(index, part)
 
     def oldest_seconds(self) -> dict[LaneKey, float]:
-        """How long the oldest job of each lane has waited for its answer."""
+        """Return how long the oldest job of each lane has waited for its answer."""
         now, oldest = asyncio.get_running_loop().time(), dict[LaneKey, float]()
-        for pending in self._pending.values():  # in the order in which they came
+        for pending in self._pending.values():  # in order of arrival
             oldest.setdefault(pending.lane, now - pending.since)
         return oldest
 
     async def reconcile(self) -> None:
-        """Queues jobs again that Redis has lost. A job must be missing twice in a row, because an
-        answered one is missing too while its answer is on the way."""
+        """Queue jobs again that Redis has lost.
+
+        A job must be missing twice in a row, because an answered job is missing too while its
+        answer is in transit.
+        """
         ripe = asyncio.get_running_loop().time() - MISSING_AGE_SECONDS
         by_lane: dict[LaneKey, list[str]] = defaultdict(list)
         for job_id, pending in self._pending.items():
@@ -270,9 +282,9 @@ class Dispatcher:
             ]
             if again:
                 await self._lanes.enqueue(
-                    lane, [[job] for job in again], max_tokens=NO_LIMIT, ring=True
+                    lane, [[job] for job in again], max_tokens=NO_LIMIT, notify=True
                 )
-                self._bells.ring(lane, len(again))
+                self._wakeups.notify(lane, len(again))
                 metrics.JOBS_QUEUED_AGAIN.inc(len(again))
                 log.warning(
                     "jobs queued again", extra=fields({"lane": lane.name, "jobs": len(again)})
@@ -297,8 +309,8 @@ class Dispatcher:
             pending.waiting.append((request, index))
 
     def leave(self, plan: Plan, request: _Request) -> None:
-        """The request waits no longer: its jobs without an answer are cancelled, unless another
-        request waits for them too.
+        """Stop waiting: cancel the jobs without an answer, unless another request waits for them
+        too.
         """
         abandoned = []
         for index, job in enumerate(plan.jobs):
@@ -326,7 +338,9 @@ class Dispatcher:
             self._background.spawn(self._send(plan.lane))
         if not await admitted:
             queued = self._view.gauges_of(plan.lane).queued_tokens
-            raise full(plan.lane, queued, self._max_queued_tokens, plan.tokens, plan.pace)
+            raise queue_full(
+                plan.lane, queued, self._max_queued_tokens, plan.tokens, plan.throughput
+            )
 
     async def _send(self, lane: LaneKey) -> None:
         try:
@@ -337,12 +351,15 @@ class Dispatcher:
 
     async def _send_groups(self, lane: LaneKey, groups: Sequence[_Group]) -> None:
         jobs = sum(len(group) for group, _ in groups)
-        ring = self._bells.needs_others(lane, jobs)
-        early = self._bells.waiters.ring_early(lane, jobs, groups[0][0][0].job_id)
-        refusal: ShoalError | None = InternalError("a request could not be enqueued")
+        notify = self._wakeups.needs_others(lane, jobs)
+        early = self._wakeups.pending_pulls.wake_early(lane, jobs, groups[0][0][0].job_id)
+        refusal: ShoalError | None = InternalError("enqueueing the request failed")
         try:
             admitted = await self._lanes.enqueue(
-                lane, [group for group, _ in groups], max_tokens=self._max_queued_tokens, ring=ring
+                lane,
+                [group for group, _ in groups],
+                max_tokens=self._max_queued_tokens,
+                notify=notify,
             )
             refusal = None
         except ShoalError as error:
@@ -351,7 +368,7 @@ class Dispatcher:
         finally:
             if refusal is not None:
                 _refuse(groups, refusal)
-        self._bells.ring(lane, jobs, early)
+        self._wakeups.notify(lane, jobs, early)
         for (group, future), flag in zip(groups, admitted, strict=True):
             self._sent(lane, group, future, flag)
 
@@ -374,8 +391,8 @@ class Dispatcher:
             else:
                 pending.is_queued = True
         if future.cancelled() and orphans:
-            # Its client left while the call was under way: the cancellation may have come before
-            # the jobs.
+            # The client left during the call, so the cancellation may have reached Redis before the
+            # jobs.
             self._background.spawn(self._cancel(lane, orphans))
 
     async def _cancel(self, lane: LaneKey, jobs: Sequence[QueuedJob]) -> None:
@@ -386,8 +403,9 @@ class Dispatcher:
 
 
 class PendingRequest:
-    """A request whose jobs are enqueued. A context: leaving it cancels the jobs without an answer,
-    unless another request waits for them too."""
+    """A request with enqueued jobs. Leaving the context cancels those without an answer, unless
+    another request waits for them too.
+    """
 
     def __init__(
         self, dispatcher: Dispatcher, plan: Plan, deadline: Deadline, request: _Request
@@ -404,12 +422,13 @@ class PendingRequest:
     def __exit__(self, *_: object) -> None:
         self._dispatcher.leave(self._plan, self._request)
 
-    async def answer(self, index: int) -> Answered:
-        """Removes and returns the answer to a job, when those before it are there, too. Raises
-        DeadlinePassed, Draining, or the first failing job's error."""
+    async def take_answer(self, index: int) -> Answered:
+        """Remove and return the answer to a job once it and all before it have arrived. Raises
+        DeadlinePassed, Draining, or the first failing job's error.
+        """
         if not self._request.is_ready(index):
-            await self._dispatcher.by(
-                self._deadline, self._plan.lane, self._request.answered(index + 1)
+            await self._dispatcher.within_deadline(
+                self._deadline, self._plan.lane, self._request.wait_for_first(index + 1)
             )
         return self._request.take(index)
 

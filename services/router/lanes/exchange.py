@@ -1,8 +1,8 @@
-"""Many calls of one worker on one stream (WorkerService.Exchange), in place of a unary call for
+"""Carry many calls of one worker on one stream (WorkerService.Exchange) instead of a unary call for
 each.
 
-On the request path, around the handlers in `pull.py`: a message on an open stream takes a third of
-the CPU of a unary call, and answers that are ready together go out together.
+On the request path, around the handlers in `pull.py`. A message on an open stream takes a third of
+the CPU of a unary call, and answers that are ready together are sent together.
 """
 
 from __future__ import annotations
@@ -28,28 +28,32 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Callable[[Any, Context], Awaitable[Message]]
 
 EXCHANGE_SECONDS: Final = 240.0
-"""The longest life of a stream, so that a token or certificate that was revoked is not used for
-longer. Workers end theirs before."""
+"""Maximum life of a stream, so that a revoked token or certificate is not used for longer. Workers
+end theirs earlier.
+"""
 
 _MAX_CALLS: Final = 256
-"""Calls in progress on one stream: no more messages are read meanwhile. Workers have about
+"""Maximum calls in progress on one stream; reading pauses at this number. Workers have about
 twenty.
 """
 
 _MESSAGE_BYTES: Final = 1 << 20
-"""A message takes further answers until it has so many bytes."""
+"""A message takes further answers until it has this many bytes."""
 
 
 class Exchange:
-    """One stream. `handlers`: the unary handler of each kind of call (`pull`, `complete`), each of
-    which gets `context`.
+    """One stream.
+
+    Args:
+        handlers: The unary handler of each kind of call (`pull`, `complete`).
+        context: Passed to each handler.
     """
 
     def __init__(self, handlers: Mapping[str, Handler], context: Context) -> None:
         self._handlers = handlers
         self._context = context
-        # The state: calls in progress, by number; answers to be written; and the error that ends
-        # the stream.
+        # The state: calls in progress by number, answers to be sent, and the error that ends the
+        # stream.
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._answers: list[tuple[int, str, Message]] = []
         self._refused: ShoalError | None = None
@@ -59,9 +63,11 @@ class Exchange:
     async def run(
         self, requests: AsyncIterator[worker_pb2.ExchangeRequest]
     ) -> AsyncGenerator[worker_pb2.ExchangeResponse]:
-        """Yields the answers, until the worker has closed its side and all calls are answered.
-        Leaving it cancels the calls in progress. Raises PermissionDenied for a call that may not be
-        made, InvalidInput for a message that is invalid."""
+        """Yield the answers until the worker has closed its side and all calls are answered.
+
+        Closing the generator cancels the calls in progress. Raises PermissionDenied for a call
+        without permission, InvalidInput for an invalid message.
+        """
         reading = asyncio.create_task(self._read(requests))
         reading.add_done_callback(lambda _: self._news.set())
         expiry = asyncio.get_running_loop().call_later(EXCHANGE_SECONDS, reading.cancel)
@@ -101,14 +107,14 @@ class Exchange:
             return
         if kind not in self._handlers or call.number in self._calls:
             error = InvalidInput(
-                "a call of the stream is unknown here, or has the number of another one",
+                "unknown kind of call, or a call with the number of one still in progress",
                 field="calls",
             )
             self._answers.append((call.number, "refusal", _refusal(error)))
             self._news.set()
             return
-        task = self._calls[call.number] = asyncio.create_task(self._answer(call, kind))
-        # Not at the end of the coroutine: one that is cancelled before it begins has none.
+        task = self._calls[call.number] = asyncio.create_task(self._run_call(call, kind))
+        # Not at the end of the coroutine: a task cancelled before it starts never runs it.
         task.add_done_callback(lambda _: self._ended(call.number))
 
     def _ended(self, number: int) -> None:
@@ -116,8 +122,8 @@ class Exchange:
         self._room.set()
         self._news.set()
 
-    async def _answer(self, call: worker_pb2.WorkerCall, kind: str) -> None:
-        """Makes one call. Its errors are answers, but for a lack of permission, which ends the
+    async def _run_call(self, call: worker_pb2.WorkerCall, kind: str) -> None:
+        """Make one call. Errors are sent as answers, except PermissionDenied, which ends the
         stream.
         """
         span = traces.NONE
@@ -135,10 +141,10 @@ class Exchange:
         except ShoalError as error:
             traces.failed(span, error)
             if isinstance(error, InternalError):
-                log.exception("a call of a worker's stream failed")
+                log.exception("call on a worker's stream failed")
             self._answers.append((call.number, "refusal", _refusal(error)))
         except Exception:
-            log.exception("a call of a worker's stream failed")
+            log.exception("call on a worker's stream failed")
             self._answers.append(
                 (call.number, "refusal", _refusal(InternalError("unexpected error")))
             )
@@ -146,7 +152,7 @@ class Exchange:
             span.end()
 
     def _take(self) -> worker_pb2.ExchangeResponse:
-        """Removes answers that go into one message."""
+        """Remove the answers that fit into one message, and return that message."""
         response, size, taken = worker_pb2.ExchangeResponse(), 0, 0
         for number, kind, answer in self._answers:
             getattr(response.answers.add(number=number), kind).CopyFrom(answer)

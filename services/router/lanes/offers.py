@@ -1,8 +1,8 @@
-"""Decides whether a waiting worker is offered a lane that no waiting pull can serve. Pure;
-`bells.py` makes the claim.
+"""Decide whether to offer a waiting worker a lane that no waiting pull can serve. Pure;
+`wakeups.py` makes the claim.
 
 While a scheduler leads, it places models, and routers offer only those that no worker has had for
-half a second (`SHOAL_CLAIM_AFTER_SECONDS`). Adapters are placed by routers alone: workers that have
+half a second (`SHOAL_CLAIM_AFTER_SECONDS`). Adapters are placed by routers alone: workers that hold
 the model load them.
 """
 
@@ -12,32 +12,30 @@ from typing import Final
 
 from shoal.v1 import models_pb2
 
-from libs.fleet import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord, may_claim
+from libs.fleet import LOADING_STATES, FleetSnapshot, WorkerModelRecord, WorkerRecord, may_claim
 from libs.queue import LaneGauges, LaneKey
 
 LED_MS: Final = 5000
-"""A leader whose last plan is older does not count as leading."""
+"""A leader with an older last plan does not count as leading."""
 ADAPTER_SECONDS: Final = 1.0
-"""Work of an adapter that waits longer than this is worth loading the adapter at one more
-worker.
-"""
+"""One more worker loads an adapter if the adapter's work waits longer than this."""
 
 
 def is_led(snapshot: FleetSnapshot) -> bool:
-    """A scheduler leads, and has planned lately."""
+    """True if a scheduler leads and has planned recently."""
     return snapshot.leader is not None and snapshot.now_ms - snapshot.leader.plan_ms < LED_MS
 
 
 def is_served(lane: LaneKey, snapshot: FleetSnapshot) -> bool:
-    """The lane's model is resident in its pool or on its way there."""
+    """True if the lane's model is resident in its pool or being loaded there."""
     return any(
-        worker.state(lane.model) in (*COMING, models_pb2.MODEL_STATE_RESIDENT)
+        worker.state(lane.model) in (*LOADING_STATES, models_pb2.MODEL_STATE_RESIDENT)
         for worker in snapshot.in_pool(lane.pool)
     )
 
 
 def holds(worker: WorkerRecord | None, model: str) -> bool:
-    """The model is resident on the worker, and not about to be unloaded."""
+    """True if the model is resident on the worker and not about to be unloaded."""
     record = worker.models.get(model) if worker is not None else None
     return (
         record is not None
@@ -49,10 +47,11 @@ def holds(worker: WorkerRecord | None, model: str) -> bool:
 def may_offer(
     gauges: LaneGauges, snapshot: FleetSnapshot, worker_id: str, *, has_model: bool, can_load: bool
 ) -> bool:
-    """True if the worker should be asked to load what the lane needs: its model, or its adapter
-    where it has the model.
+    """True if the worker should load the lane's model, or its adapter if it has the model.
 
-    `has_model`: it serves the lane's model already. `can_load`: it has room for one more model.
+    Args:
+        has_model: The worker serves the lane's model already.
+        can_load: The worker has memory for one more model.
     """
     lane = gauges.lane
     worker = snapshot.workers.get(worker_id)
@@ -71,8 +70,8 @@ def may_offer(
 
 
 def _may_add(gauges: LaneGauges, snapshot: FleetSnapshot, record: WorkerModelRecord | None) -> bool:
-    """Whether the adapter should be loaded into this copy of the model. `record` None: its worker
-    has not reported the copy yet.
+    """True if this copy of the model should load the adapter. `record` is None if the worker has
+    not reported the copy yet.
     """
     lane = gauges.lane
     if not gauges.queued_tokens or (

@@ -1,10 +1,9 @@
-"""Failure detection by the connections that workers keep open: the jobs of a worker that died are
-recovered at once.
+"""Detect dead workers by the connections that they keep open, and recover their jobs at once.
 
-Not on the request path. A lease expires only after 15 s; but the kernel closes the connections of a
+Not on the request path. A lease expires only after 15 s, but the kernel closes the connections of a
 process that dies, so its router knows within milliseconds. A live worker may lose its connection
 too, so it has GRACE_SECONDS to reconnect, here or at any router. If a live worker is taken for
-dead, some work is done twice: the first answer to a job is its only one, whichever worker sends it.
+dead, some work is done twice: the first answer to a job counts, whichever worker sends it.
 """
 
 from __future__ import annotations
@@ -17,34 +16,34 @@ from typing import Final
 from libs.fleet import Fleet
 from libs.queue import Lanes
 from libs.telemetry.logs import fields
-from services.router.lanes.bells import Wakeups
+from services.router.lanes.wakeups import Wakeups
 from services.router.state.background import Background
 
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS: Final = 240.0
-"""A stream is ended in order after this time: sooner than its connection
-(`SHOAL_CONNECTION_SECONDS` and its grace).
+"""A stream is ended in order after this time, before its connection is (`SHOAL_CONNECTION_SECONDS`
+and its grace).
 """
 GRACE_SECONDS: Final = 1.5
 """A live worker reconnects within 0.1 s where a router listens, and sends a heartbeat at once."""
 CLOSE_MS: Final = 100
-"""A heartbeat that came so shortly before or after the break may have been sent before it: the next
-one decides.
-"""
+"""A heartbeat this close to the break may have been sent before it; the next one decides."""
 NEXT_SECONDS: Final = 2.5
-"""By then the next heartbeat of a live worker has come."""
+"""By then the next heartbeat of a live worker has arrived."""
 
 
 class Presence:
-    """The open connections of workers to this router. `close` ends them all in order."""
+    """The open connections of workers to this router."""
 
-    def __init__(self, lanes: Lanes, fleet: Fleet, bells: Wakeups, background: Background) -> None:
+    def __init__(
+        self, lanes: Lanes, fleet: Fleet, wakeups: Wakeups, background: Background
+    ) -> None:
         self._lanes = lanes
         self._fleet = fleet
-        self._bells = bells
+        self._wakeups = wakeups
         self._background = background
-        # The state: open streams by worker and epoch.
+        # The state: the number of open streams by worker and epoch.
         self._open: Counter[tuple[str, str]] = Counter()
         self._closing = asyncio.Event()
 
@@ -52,7 +51,7 @@ class Presence:
         self._closing.set()
 
     async def attend(self, worker_id: str, epoch: str) -> None:
-        """Returns when the stream should end; a cancellation means that the connection broke."""
+        """Return when the stream should end; a cancellation means that the connection broke."""
         process = (worker_id, epoch)
         self._open[process] += 1
         try:
@@ -96,14 +95,14 @@ class Presence:
         await self._recover(worker_id, epoch)
 
     async def _recover(self, worker_id: str, epoch: str) -> None:
-        """Ends the worker's leases: its jobs go back to their lanes, with an attempt counted."""
+        """End the worker's leases: its jobs return to their lanes, with an attempt counted."""
         jobs = 0
         for gauges in await self._lanes.lane_gauges():
             if gauges.leased_tokens and (
                 back := await self._lanes.end_leases(gauges.lane, worker_id, epoch)
             ):
                 jobs += back
-                self._bells.ring(gauges.lane, back)
+                self._wakeups.notify(gauges.lane, back)
         level = logging.WARNING if jobs else logging.INFO
         log.log(
             level,

@@ -1,8 +1,8 @@
-"""WorkerService: leases jobs to workers, takes their answers and heartbeats. On the request path:
-to the worker and back.
+"""WorkerService: leases jobs to workers, and receives their answers and heartbeats. On the request
+path, to the worker and back.
 
-A pull waits here until a bell rings for one of its lanes (`bells.py`); Redis is asked only for
-lanes that may have work.
+A pull waits here until it is notified of work in one of its lanes (`wakeups.py`). Redis is read
+only for lanes that may have work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import grpc
 from shoal.v1 import models_pb2, worker_pb2, worker_pb2_grpc
 
 from libs.errors import PermissionDenied
-from libs.fleet import COMING, Fleet, FleetSnapshot
+from libs.fleet import LOADING_STATES, Fleet, FleetSnapshot
 from libs.fleet.snapshot import HELD
 from libs.fleet.versions import WIRE_VERSION, check_worker
 from libs.queue import Idle, LaneGauges, LaneKey, Lanes, Pulled
@@ -27,12 +27,12 @@ from libs.serving.security.identity import ANONYMOUS
 from libs.telemetry.logs import fields
 from services.router.admission.validation import reports
 from services.router.lanes import codec
-from services.router.lanes.bells import Wakeups
-from services.router.lanes.broken import BrokenLanes
+from services.router.lanes.broken_lanes import BrokenLanes
 from services.router.lanes.dispatch import Dispatcher
 from services.router.lanes.exchange import Context, Exchange
+from services.router.lanes.pending_pulls import PendingPull
 from services.router.lanes.presence import Presence
-from services.router.lanes.waiters import PendingPull
+from services.router.lanes.wakeups import Wakeups
 from services.router.state.background import Background
 from services.router.state.view import View
 
@@ -41,20 +41,21 @@ log = logging.getLogger(__name__)
 MAX_WAIT_SECONDS: Final = 10.0
 MAX_JOBS: Final = 256
 SEEN_MS: Final = 2_500
-"""A claim's remaining time once a heartbeat shows the load: by then every router has read the
-registry twice, and the heartbeat keeps other workers from claiming. If the claim lasted longer, a
-model that is evicted soon could not be loaded elsewhere."""
+"""A claim's remaining time once a heartbeat shows the load. By then every router has read the
+registry twice, and the heartbeat keeps other workers from claiming. With a longer claim, a model
+that is evicted soon could not be loaded elsewhere.
+"""
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
-    """What workers call. Any router answers any worker."""
+    """The service for workers. Any router answers any worker."""
 
     def __init__(
         self,
         lanes: Lanes,
         fleet: Fleet,
         view: View,
-        bells: Wakeups,
+        wakeups: Wakeups,
         dispatcher: Dispatcher,
         background: Background,
         presence: Presence,
@@ -63,8 +64,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._lanes = lanes
         self._fleet = fleet
         self._view = view
-        self._bells = bells
-        self._waiters = bells.waiters
+        self._wakeups = wakeups
+        self._pending_pulls = wakeups.pending_pulls
         self._dispatcher = dispatcher
         self._background = background
         self._presence = presence
@@ -76,27 +77,27 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.PullRequest, worker_pb2.PullResponse],
     ) -> worker_pb2.PullResponse:
         reports.check_pull(request)
-        self._owner(request.worker_id)
+        self._authorise(request.worker_id)
         check_worker(request.wire_version, request.worker_id)
         log.debug("pull", extra=fields({"worker": request.worker_id, "epoch": request.epoch}))
         lanes = [codec.to_lane(lane) for lane in request.lanes]
-        waiter = PendingPull(
+        pull = PendingPull(
             request.worker_id, request.pool, lanes, request.can_load, bool(request.except_tenants)
         )
         end = asyncio.get_running_loop().time() + min(request.wait_seconds, MAX_WAIT_SECONDS)
-        self._waiters.add(waiter)
+        self._pending_pulls.add(pull)
         claimed = None
         try:
-            response = await self._answer_retry(request, lanes) or await self._answer(
-                waiter, request, end
+            response = await self._retry_batch(request, lanes) or await self._await_batch(
+                pull, request, end
             )
             claimed = response.load_model
             response.now_unix_ms = self._lanes.clock_ms()
             return response
         finally:
-            self._waiters.remove(waiter)
-            if waiter.load_lane and not claimed:
-                self._bells.abandon(waiter.load_lane, waiter.worker_id)
+            self._pending_pulls.remove(pull)
+            if pull.load_lane and not claimed:
+                self._wakeups.abandon(pull.load_lane, pull.worker_id)
 
     async def Complete(
         self,
@@ -104,7 +105,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.CompleteRequest, worker_pb2.CompleteResponse],
     ) -> worker_pb2.CompleteResponse:
         reports.check_complete(request)
-        self._owner(request.worker_id)
+        self._authorise(request.worker_id)
         results = [(job.job_id, job.result) for job in request.jobs]
         lane = codec.to_lane(request.lane)
         completed = await self._lanes.complete(
@@ -114,22 +115,20 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             self._dispatcher.deliver(job_id, result)
         return worker_pb2.CompleteResponse(accepted=completed.accepted)
 
-    async def _written(
+    async def _pass_text_on(
         self, request: worker_pb2.WrittenRequest, context: Context
     ) -> worker_pb2.WrittenResponse:
-        """Passes on what models have written: to this router's requests, or to the routers that
-        wait for it.
-        """
+        """Pass generated text on to this router's requests or to the routers that wait for it."""
         reports.check_written(request)
-        self._owner(request.worker_id)
+        self._authorise(request.worker_id)
         elsewhere: dict[str, worker_pb2.WrittenRequest] = {}
         for part in request.texts:
             if part.router == self._lanes.router_id:
-                self._dispatcher.written(part)
+                self._dispatcher.streamed(part)
             else:
                 elsewhere.setdefault(part.router, worker_pb2.WrittenRequest()).texts.append(part)
         for router_id, parts in elsewhere.items():
-            await self._lanes.tell_written(router_id, parts.SerializeToString())
+            await self._lanes.publish_streamed(router_id, parts.SerializeToString())
         return worker_pb2.WrittenResponse()
 
     async def Heartbeat(
@@ -140,17 +139,17 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         ],
     ) -> worker_pb2.HeartbeatResponse:
         reports.check_heartbeat(request)
-        request.subject = self._owner(request.worker_id)
+        request.subject = self._authorise(request.worker_id)
         check_worker(request.wire_version, request.worker_id)
-        # First, so that a ring for the worker while this heartbeat is answered brings another one.
-        self._waiters.beaten(request.worker_id)
+        # First, so that a notification during this heartbeat requests another one.
+        self._pending_pulls.heartbeat_received(request.worker_id)
         if request.draining:
-            self._waiters.end_pulls(request.worker_id)
+            self._pending_pulls.end_pulls(request.worker_id)
         cancelled = await self._renew(request.worker_id, request.batches)
         before = self._view.snapshot
         await self._fleet.report(request)
         self._view.notify()
-        for lane in _newly_coming(request, before):
+        for lane in _newly_loading(request, before):
             await self._fleet.renew_claim(lane, request.worker_id, SEEN_MS)
         for lane in _newly_failed(request, before, self._view.gauges):
             await self._load_failed(lane, request.worker_id)
@@ -175,7 +174,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         context: grpc.aio.ServicerContext[worker_pb2.ExchangeRequest, worker_pb2.ExchangeResponse],
     ) -> AsyncIterator[worker_pb2.ExchangeResponse]:
         exchange = Exchange(
-            {"pull": self.Pull, "complete": self.Complete, "written": self._written}, context
+            {"pull": self.Pull, "complete": self.Complete, "written": self._pass_text_on}, context
         )
         async with aclosing(exchange.run(request_iterator)) as responses:
             async for response in responses:
@@ -188,68 +187,69 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     ) -> AsyncIterator[worker_pb2.ConnectResponse]:
         reports.check_connect(request)
         check_worker(request.wire_version, request.worker_id)
-        self._owner(request.worker_id)
+        self._authorise(request.worker_id)
         yield worker_pb2.ConnectResponse()
         await self._presence.attend(request.worker_id, request.epoch)
 
-    def _owner(self, worker_id: str) -> str:
-        """Authorises the use of a worker id, and returns the subject of the call's credential,
-        empty without one. Raises PermissionDenied if the heartbeats of that id come with another
-        subject.
+    def _authorise(self, worker_id: str) -> str:
+        """Authorise the use of a worker id, and return the subject of the call's credential, empty
+        without one.
 
-        Every router knows it from the registry, while the heartbeats come. Workers that share a
-        credential are one subject.
+        Raises PermissionDenied if the heartbeats of that id have another subject. Every router
+        knows it from the registry while heartbeats arrive. Workers that share a credential are one
+        subject.
         """
         caller = current_call().identity
         subject = "" if caller == ANONYMOUS else caller.subject
         known = self._view.snapshot.workers.get(worker_id)
         if known is not None and known.subject and known.subject != subject:
             raise PermissionDenied(
-                "this worker id is in use with another credential: give each worker an id of its own"
+                "this worker id is in use with another credential: give each worker a unique id"
             )
         return subject
 
-    async def _answer(
-        self, waiter: PendingPull, request: worker_pb2.PullRequest, end: float
+    async def _await_batch(
+        self, pull: PendingPull, request: worker_pb2.PullRequest, end: float
     ) -> worker_pb2.PullResponse:
-        has_looked = True
+        has_pulled = True
         while True:
-            while not waiter.is_ended and (lane := self._waiters.next_lane(waiter)) is not None:
-                has_looked = True
-                pulled = await self._look(waiter, lane, request)
+            while not pull.is_ended and (lane := self._pending_pulls.next_lane(pull)) is not None:
+                has_pulled = True
+                pulled = await self._pull_lane(pull, lane, request)
                 if pulled is not None:
-                    return self._batch(lane, pulled, beat=waiter.must_beat)
-            if waiter.is_ended:
+                    return self._batch(lane, pulled, beat=pull.must_send_heartbeat)
+            if pull.is_ended:
                 return worker_pb2.PullResponse()
-            if (claimed := waiter.load_lane) is not None:
+            if (claimed := pull.load_lane) is not None:
                 log.info(
-                    "lane claimed", extra=fields({"lane": claimed.name, "worker": waiter.worker_id})
+                    "lane claimed", extra=fields({"lane": claimed.name, "worker": pull.worker_id})
                 )
                 return worker_pb2.PullResponse(
-                    load_model=claimed.model, load_adapter=claimed.adapter, beat=waiter.must_beat
+                    load_model=claimed.model,
+                    load_adapter=claimed.adapter,
+                    beat=pull.must_send_heartbeat,
                 )
-            if waiter.must_beat:
+            if pull.must_send_heartbeat:
                 return worker_pb2.PullResponse(beat=True)
-            if (
-                has_looked and not waiter.excludes_tenants
-            ):  # while it looked, lanes that need a worker were not offered to it
-                self._bells.waits(waiter)
-                has_looked = False
-            waiter.event.clear()
-            if self._waiters.is_closed or not await _happens(waiter.event, end):
+            # While it pulled, lanes that need a worker were not offered to it.
+            if has_pulled and not pull.exclude_tenants:
+                self._wakeups.offer_unplaced(pull)
+                has_pulled = False
+            pull.event.clear()
+            if self._pending_pulls.is_closed or not await _wait_until(pull.event, end):
                 return worker_pb2.PullResponse()
 
-    async def _answer_retry(
+    async def _retry_batch(
         self, request: worker_pb2.PullRequest, lanes: Sequence[LaneKey]
     ) -> worker_pb2.PullResponse | None:
-        """The batch already leased to this pull, whose response was lost with its router or its
-        connection (idempotent retry).
+        """Return the batch already leased to this pull if its response was lost (idempotent
+        retry).
         """
         if not request.asked_again:
             return None
         lane = await self._lanes.leasing(lanes, request.batch_id)
         found = (
-            await self._pull(lane, request, request.budget_jobs, ring=False)
+            await self._pull(lane, request, request.budget_jobs, notify=False)
             if lane is not None
             else None
         )
@@ -273,36 +273,38 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             beat=beat,
         )
 
-    async def _look(
-        self, waiter: PendingPull, lane: LaneKey, request: worker_pb2.PullRequest
+    async def _pull_lane(
+        self, pull: PendingPull, lane: LaneKey, request: worker_pb2.PullRequest
     ) -> Pulled | None:
-        share = waiter.rung.pop(lane, 0)
+        share = pull.notified.pop(lane, 0)
         budget_jobs = min(request.budget_jobs, share or MAX_JOBS, MAX_JOBS)
-        rings = self._waiters.rings(lane)
-        self._waiters.looks(waiter, lane)
+        notifications = self._pending_pulls.notifications(lane)
+        self._pending_pulls.begin_pull(pull, lane)
         try:
-            ring = not (waiter.excludes_tenants or self._waiters.free_count(lane))
-            found = await self._pull(lane, request, budget_jobs, ring=ring)
+            notify = not (pull.exclude_tenants or self._pending_pulls.free_count(lane))
+            found = await self._pull(lane, request, budget_jobs, notify=notify)
         finally:
-            waiter.looking_at = None
-        if waiter.excludes_tenants:
+            pull.pulling_from = None
+        if pull.exclude_tenants:
             return found if isinstance(found, Pulled) else None
-        promised, waiter.promised = waiter.promised, ""
+        promised, pull.promised = pull.promised, ""
         if isinstance(found, Idle):
-            self._bells.found_empty(lane, rings, found.next_expiry_ms)
+            self._wakeups.found_empty(lane, notifications, found.next_expiry_ms)
             return None
         if found.more or (promised and all(job.job_id != promised for job in found.jobs)):
-            waiter.looking_at = lane  # this pull has its jobs: the rest is for other pulls
-            self._bells.ring(lane, is_new=False)
-        else:  # It has seen the jobs that its own bell rang for, if that rang meanwhile.
-            self._bells.found_empty(lane, rings + (waiter.own_rings if promised else 0))
+            pull.pulling_from = lane  # this pull has its jobs: the rest are for other pulls
+            self._wakeups.notify(lane, is_new=False)
+        else:  # It has also seen the jobs of notifications that it caused itself.
+            self._wakeups.found_empty(
+                lane, notifications + (pull.own_notifications if promised else 0)
+            )
         return found
 
     async def _pull(
-        self, lane: LaneKey, request: worker_pb2.PullRequest, budget_jobs: int, *, ring: bool
+        self, lane: LaneKey, request: worker_pb2.PullRequest, budget_jobs: int, *, notify: bool
     ) -> Pulled | Idle:
-        """Leases a batch. If the call is cancelled meanwhile, the batch goes back to the lane
-        without an attempt counted.
+        """Lease a batch. On cancellation the batch returns to the lane without an attempt
+        counted.
         """
         work = self._lanes.pull(
             lane,
@@ -310,8 +312,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             batch_id=request.batch_id,
             budget_tokens=request.budget_tokens,
             budget_jobs=budget_jobs,
-            ring=ring,
-            others_than=request.except_tenants,
+            notify=notify,
+            exclude_tenants=request.except_tenants,
         )
         pulling = asyncio.ensure_future(work)
         try:
@@ -349,11 +351,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def _load_failed(self, lane: LaneKey, worker_id: str) -> None:
         log.warning("failed to load", extra=fields({"lane": lane.name, "worker": worker_id}))
         if not await self._broken.fail_if_broken(lane):
-            self._bells.abandon(lane, worker_id)
+            self._wakeups.abandon(lane, worker_id)
 
 
-async def _happens(event: asyncio.Event, end: float) -> bool:
-    """False if `end` (the loop's clock) comes first."""
+async def _wait_until(event: asyncio.Event, end: float) -> bool:
+    """Return False if `end` (the loop's clock) is reached first."""
     try:
         async with asyncio.timeout_at(end):
             await event.wait()
@@ -362,12 +364,12 @@ async def _happens(event: asyncio.Event, end: float) -> bool:
     return True
 
 
-def _newly_coming(heartbeat: worker_pb2.HeartbeatRequest, before: FleetSnapshot) -> list[LaneKey]:
-    """Lanes of the models that this heartbeat is the first to report as downloading, loading or
-    resident on the worker.
+def _newly_loading(heartbeat: worker_pb2.HeartbeatRequest, before: FleetSnapshot) -> list[LaneKey]:
+    """Return the lanes of models that this heartbeat is the first to report as downloading, loading
+    or resident on the worker.
     """
     known = before.workers.get(heartbeat.worker_id)
-    here = (*COMING, models_pb2.MODEL_STATE_RESIDENT)
+    here = (*LOADING_STATES, models_pb2.MODEL_STATE_RESIDENT)
     coming = [model.model for model in heartbeat.models if model.state in here]
     return [
         LaneKey(heartbeat.pool, model)
@@ -381,8 +383,8 @@ def _newly_failed(
     before: FleetSnapshot,
     gauges: Mapping[LaneKey, LaneGauges],
 ) -> list[LaneKey]:
-    """Lanes of the models and adapters whose failure to load this heartbeat is the first to
-    report.
+    """Return the lanes of models and adapters for which this heartbeat is the first to report a
+    failed load.
     """
     known = before.workers.get(heartbeat.worker_id)
     lanes: list[LaneKey] = []

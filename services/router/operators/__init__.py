@@ -1,2 +1,3 @@
-"""Services for operators: models and the mesh, as `shoal models`, `shoal status` and `shoal top`
-show them. Not on the request path."""
+"""Services for operators: the models and the mesh, for `shoal models`, `shoal status` and `shoal
+top`. Not on the request path.
+"""

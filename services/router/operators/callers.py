@@ -1,4 +1,4 @@
-"""CallerService: which tenant a caller acts for."""
+"""CallerService: reports the tenant for which a caller acts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from libs.serving import current_call
 
 
 class CallerService(caller_pb2_grpc.CallerServiceServicer):
-    """Answers with what the interceptor has found before it called the handler."""
+    """Returns the tenant that the interceptor found before it called the handler."""
 
     async def GetCaller(
         self,

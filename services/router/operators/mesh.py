@@ -1,4 +1,4 @@
-"""MeshService: the mesh as an operator sees it, and why a model is where it is."""
+"""MeshService: the mesh as an operator sees it, and the reasons for each model's placement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from libs.fleet.affinity import busy_shares, score
 from libs.processes import Process
 from libs.queue import LaneGauges, LaneKey, Lanes
 from libs.serving.watched import Watched
-from services.router.admission.routing.routes import Routes, Wanted, choose_lane
+from services.router.admission.routing.routes import Routes, Target, choose_lane
 from services.router.admission.validation.requests import check_model
 from services.router.lanes.offers import is_led
 from services.router.state.view import View, known_models
@@ -29,7 +29,7 @@ EXPLAINED_SECONDS: Final = 60.0
 
 
 class MeshService(mesh_pb2_grpc.MeshServiceServicer):
-    """Answers from what this router knows; only the plan's notes are read from Redis."""
+    """Answers from this router's view; only the plan's notes are read from Redis."""
 
     def __init__(
         self,
@@ -42,7 +42,9 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         oldest: Callable[[], Mapping[LaneKey, float]],
         router_id: str,
     ) -> None:
-        """`oldest`: for each lane, how many seconds the oldest of this router's jobs has waited."""
+        """Args:
+        oldest: Returns the age in seconds of the oldest of this router's jobs in each lane.
+        """
         self._lanes = lanes
         self._fleet = fleet
         self._view = view
@@ -70,13 +72,13 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
             raise InvalidInput("interval_seconds must be in 0.2..60", field="interval_seconds")
         if self._watchers >= MAX_WATCHERS:
             raise QueueFull(
-                f"{MAX_WATCHERS} watch the mesh at this router already", retry_after=10.0
+                f"{MAX_WATCHERS} clients watch the mesh at this router already", retry_after=10.0
             )
         self._watchers += 1
         try:
             while True:
                 yield pb.WatchMeshResponse(mesh=self._mesh())
-                await asyncio.sleep(interval)  # the interval is what was asked for
+                await asyncio.sleep(interval)
         finally:
             self._watchers -= 1
 
@@ -88,7 +90,7 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
         check_model(request.model)
         snapshot, gauges = self._view.snapshot, self._view.gauges
         chosen = choose_lane(
-            Wanted(request.model),
+            Target(request.model),
             self._routes.content,
             snapshot,
             self._view.backlog,
@@ -127,8 +129,8 @@ class MeshService(mesh_pb2_grpc.MeshServiceServicer):
             return ""  # the rest of the explanation needs no Redis
 
     def _gauges_of_model(self, pool: str, model: str) -> LaneGauges:
-        """The gauges of the model's lane in the pool, with the tokens of its adapters' lanes
-        added.
+        """Return the gauges of the model's lane in the pool, plus the tokens of its adapters'
+        lanes.
         """
         key, own = (pool, model), self._view.gauges_of(LaneKey(pool, model))
         queued = self._view.queued.get(key, 0)
@@ -210,7 +212,7 @@ def _lane(gauges: LaneGauges, oldest_seconds: float) -> pb.LaneStatus:
 def _explain(
     worker: WorkerRecord, pools: Sequence[str], gauges: LaneGauges, snapshot: FleetSnapshot
 ) -> tuple[bool, str]:
-    """Whether the worker may hold the model, and why."""
+    """Return whether the worker may hold the model, and why."""
     model = gauges.lane.model
     failure = snapshot.failures.get(model, {}).get(worker.worker_id)
     record = worker.models.get(model)
@@ -224,7 +226,8 @@ def _explain(
     if record is not None and state == models_pb2.MODEL_STATE_DOWNLOADING:
         return (
             True,
-            f"it is fetching the model: {record.downloaded_bytes:,} of {record.download_bytes:,} bytes",
+            f"it is fetching the model: {record.downloaded_bytes:,} of {record.download_bytes:,}"
+            " bytes",
         )
     if worker.preempted_in_seconds is not None:
         return False, f"its machine is taken away in {worker.preempted_in_seconds:.0f} s"
@@ -239,7 +242,7 @@ def _explain(
     ):
         return (
             False,
-            "it does not have the model on disk, and no store to fetch it from (SHOAL_STORES)",
+            "it has neither the model on disk nor a store to fetch it from (SHOAL_STORES)",
         )
     where = " from host memory" if state == models_pb2.MODEL_STATE_WARM else ""
     if may_claim(gauges, snapshot, worker.worker_id) and not is_led(snapshot):
@@ -247,7 +250,7 @@ def _explain(
     who = (
         "the scheduler may have it load the model" if is_led(snapshot) else "it may claim the model"
     )
-    return True, f"{who}{where} when there is work that its present copies cannot do sooner"
+    return True, f"{who}{where} when work waits that its present copies cannot do sooner"
 
 
 def _resident(record: WorkerModelRecord) -> str:
@@ -277,9 +280,15 @@ def _summary(gauges: LaneGauges, pools: Sequence[str], snapshot: FleetSnapshot) 
     if verdict is not None:
         return f"No worker of pool {lane.pool} can serve {lane.model}: {verdict.message}{order}"
     if not snapshot.in_pool(lane.pool):
-        return f"Pool {lane.pool} has no worker: requests for {lane.model} wait until one comes or their deadline passes.{order}"
+        return (
+            f"Pool {lane.pool} has no worker: requests for {lane.model} wait until one joins or"
+            f" their deadline passes.{order}"
+        )
     if holders:
-        return f"{holders} of pool {lane.pool} hold {lane.model}; {gauges.queued_tokens:,} tokens wait.{order}"
+        return (
+            f"{holders} workers of pool {lane.pool} hold {lane.model}; {gauges.queued_tokens:,}"
+            f" tokens wait.{order}"
+        )
     loads = (
         "the scheduler has an eligible worker load it"
         if is_led(snapshot)

@@ -12,7 +12,7 @@ from shoal.v1 import models_pb2 as pb
 from shoal.v1 import models_pb2_grpc, worker_pb2
 
 from libs.errors import DeadlinePassed, ModelNotFound, NoCapacity
-from libs.fleet import COMING, Fleet, WorkerRecord
+from libs.fleet import LOADING_STATES, Fleet, WorkerRecord
 from libs.serving.watched import Watched
 from libs.telemetry.logs import fields
 from services.router.admission.routing.routes import Routes, refuse_pool
@@ -92,8 +92,8 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
 
     @asynccontextmanager
     async def _within(self, seconds: float | None, what: str) -> AsyncIterator[None]:
-        """Bounds the wait by the call's deadline. Raises DeadlinePassed, naming what was not done
-        in time.
+        """Bound the wait by the call's deadline. Raises DeadlinePassed naming the unfinished
+        order.
         """
         try:
             async with asyncio.timeout(
@@ -114,20 +114,24 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
     async def _load(self, model: str, pool: str) -> None:
         workers = self._view.snapshot.in_pool(pool)
         if not workers:
-            raise NoCapacity(f"there is no worker in pool {pool}", field="pool")
+            raise NoCapacity(f"pool {pool} has no worker", field="pool")
         place = self._place(model, workers)
         if place is not None:
             await self._order(place, worker_pb2.Directive(load_model=model))
-        # If no worker is left to load one more copy, wait for the copies that are being loaded.
-        coming = [worker for worker in workers if worker.state(model) in COMING]
+        # If no worker is left for one more copy, wait for the copies that are being loaded.
+        coming = [worker for worker in workers if worker.state(model) in LOADING_STATES]
         for worker in [place] if place is not None else coming:
             await self._resident(model, worker)
 
     def _place(self, model: str, workers: Sequence[WorkerRecord]) -> WorkerRecord | None:
-        """The worker to load one more copy: the one with most free memory, of those where the model
-        has not failed to load if there are any. None if all that stay hold it, or will soon."""
+        """Return the worker to load one more copy, or None if all that stay hold the model or will
+        soon.
+
+        Workers where the model has not failed to load are preferred, then those with the most free
+        memory.
+        """
         failed = self._view.snapshot.failures.get(model, {})
-        held = (*COMING, pb.MODEL_STATE_RESIDENT)
+        held = (*LOADING_STATES, pb.MODEL_STATE_RESIDENT)
         free = [
             worker
             for worker in workers
@@ -152,7 +156,7 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         )
 
     async def _resident(self, model: str, worker: WorkerRecord) -> None:
-        """Returns when the worker holds the model. Raises the error of a failed load, or NoCapacity
+        """Return when the worker holds the model. Raises the error of a failed load, or NoCapacity
         if the worker is gone.
         """
         earlier = self._view.snapshot.failures.get(model, {}).get(worker.worker_id)
@@ -160,7 +164,7 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
             snapshot = self._view.snapshot
             now = snapshot.workers.get(worker.worker_id)
             if now is None or now.epoch != worker.epoch:
-                raise NoCapacity(f"worker {worker.worker_id} has gone while it was to load {model}")
+                raise NoCapacity(f"worker {worker.worker_id} left before it had loaded {model}")
             if now.state(model) == pb.MODEL_STATE_RESIDENT:
                 return
             failure = snapshot.failures.get(model, {}).get(worker.worker_id)
@@ -173,7 +177,7 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
             await self._view.changed()
 
     async def _pinned(self, model: str, pinned: bool, worker: WorkerRecord) -> None:
-        """Returns when the worker reports that it has obeyed, or that the model is no longer
+        """Return when the worker reports that it has obeyed, or that the model is no longer
         resident.
         """
         while True:

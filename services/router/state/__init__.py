@@ -1,2 +1,3 @@
-"""What a router knows of the mesh (`view.py`) and of the speed of its lanes (`pace.py`), and work
-that outlives its call (`background.py`). It answers no call itself."""
+"""This router's view of the mesh (`view.py`), the speed of its lanes (`throughput.py`), and work
+that outlives its call (`background.py`). The package serves no calls.
+"""

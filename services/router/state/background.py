@@ -1,5 +1,5 @@
-"""Work that must be finished after the call that began it has ended: cancelling jobs, returning
-batches to their lanes.
+"""Work that must be finished after its call has ended: cancelling jobs, returning batches to their
+lanes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Background:
         task.add_done_callback(self._tasks.discard)
 
     async def finished(self) -> None:
-        """Returns when nothing is left to do."""
+        """Return when no task is left."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -12,15 +12,15 @@ log = logging.getLogger(__name__)
 
 
 class Membership:
-    """Reports that this router lives, and deletes the answers to routers that died."""
+    """Reports that this router is alive, and deletes the answers to routers that died."""
 
     def __init__(self, fleet: Fleet, lanes: Lanes, router_id: str) -> None:
         self._fleet = fleet
         self._lanes = lanes
         self._router_id = router_id
 
-    async def beat(self) -> None:
-        """To be called once a second. Raises NoCapacity while Redis is away."""
-        for router_id in await self._fleet.beat(self._router_id):
+    async def send_heartbeat(self) -> None:
+        """Send a heartbeat; call once a second. Raises NoCapacity while Redis is away."""
+        for router_id in await self._fleet.router_heartbeat(self._router_id):
             log.info("router lost", extra=fields({"router": router_id}))
             await self._lanes.drop_replies(router_id)

@@ -1,5 +1,5 @@
-"""What this router sees of the mesh: workers from `libs/fleet`, lanes from `libs/queue`, both at
-most a second or so old.
+"""This router's view of the mesh: workers from `libs/fleet` and lanes from `libs/queue`, at most
+about a second old.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from shoal.v1 import models_pb2
 from libs.errors import ModelNotFound
 from libs.fleet import Fleet, FleetSnapshot
 from libs.queue import LaneGauges, LaneKey, Lanes
-from services.router.state.pace import Drains, Throughput, pace_of
+from services.router.state.throughput import Drains, Throughput, lane_throughput
 
-# A model's state in the mesh is the nearest that it has on any worker: one that holds it is enough.
+# A model's state in the mesh is its nearest state on any worker: one copy is enough.
 _NEARNESS: Final = (
     models_pb2.MODEL_STATE_RESIDENT,
     models_pb2.MODEL_STATE_LOADING,
@@ -28,18 +28,18 @@ _NEARNESS: Final = (
 
 
 class View:
-    """The latest snapshot and gauges, and an event for those who wait for them to change."""
+    """The latest snapshot and gauges, and an event for their next change."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        # The state: gauges of all lanes in use; sums of them by pool and model, over adapters; how
-        # fast lanes drain; their paces, cached until the next change; the event that the next
+        # The state: gauges of all lanes in use; their sums by pool and model, over adapters; how
+        # fast lanes drain; throughputs, cached until the next change; the event that the next
         # change sets.
         self._gauges: dict[LaneKey, LaneGauges] = {}
         self._queued: Counter[tuple[str, str]] = Counter()
         self._backlog: Counter[tuple[str, str]] = Counter()
         self._drains = Drains()
-        self._paces: dict[LaneKey, Throughput] = {}
+        self._throughputs: dict[LaneKey, Throughput] = {}
         self._changed = asyncio.Event()
 
     @property
@@ -51,35 +51,36 @@ class View:
         return self._gauges
 
     def gauges_of(self, lane: LaneKey) -> LaneGauges:
-        """All zero for a lane that nobody has used."""
+        """Return the lane's gauges, all zero for an unused lane."""
         return self._gauges.get(lane) or LaneGauges(lane, *[0] * 8)
 
     @property
     def queued(self) -> Mapping[tuple[str, str], int]:
-        """Tokens that wait, by pool and model, those of all adapters together; no entry where
-        nothing does.
-        """
+        """Return waiting tokens by pool and model, all adapters together, without entries of 0."""
         return self._queued
 
     @property
     def backlog(self) -> Mapping[tuple[str, str], int]:
-        """Tokens that wait or are leased, in the same way."""
+        """Return waiting and leased tokens in the same way."""
         return self._backlog
 
-    def pace(self, lane: LaneKey) -> Throughput:
-        """How fast the lane is worked off."""
-        pace = self._paces.get(lane)
-        if pace is None:
-            pace = pace_of(lane, self.snapshot, self._backlog, self._drains.of(lane))
-            if (
-                pace.is_known
-            ):  # not cached for models that no worker serves: clients can make up any number
-                self._paces[lane] = pace
-        return pace
+    def throughput(self, lane: LaneKey) -> Throughput:
+        """Return the lane's throughput."""
+        throughput = self._throughputs.get(lane)
+        if throughput is None:
+            throughput = lane_throughput(
+                lane, self.snapshot, self._backlog, self._drains.rate(lane)
+            )
+            if throughput.is_known:  # clients can invent any number of models that no worker serves
+                self._throughputs[lane] = throughput
+        return throughput
 
     def idle_unknown(self) -> list[LaneKey]:
-        """Lanes without work, of models that no worker has or adapters that no worker has loaded:
-        clients can make up any number of names, and nobody will read the counters of these."""
+        """Return lanes without work, of models that no worker has or adapters that no worker has
+        loaded.
+
+        Clients can invent any number of such names, and their counters are never read.
+        """
         names, loaded = known_names(self.snapshot), _loaded_adapters(self.snapshot)
         return [
             lane
@@ -92,9 +93,11 @@ class View:
         ]
 
     def shown_lanes(self) -> list[LaneGauges]:
-        """The gauges of all lanes, by name, without idle ones of models that no worker has: what a
-        caller misspelt is shown only while it has work or its failure is remembered. Without
-        workers no name is known, so all are shown."""
+        """Return the gauges of all lanes, by name, without idle ones of models that no worker has.
+
+        A misspelt name is shown only while it has work or its failure is remembered. Without
+        workers no name is known, so all lanes are shown.
+        """
         failed = {model for model, failures in self.snapshot.failures.items() if failures}
         known = known_names(self.snapshot) | failed
         hidden = (
@@ -109,14 +112,14 @@ class View:
         ]
 
     async def refresh(self, lanes: Lanes) -> None:
-        """Reads snapshot and gauges from Redis. Raises NoCapacity while it is away."""
+        """Read snapshot and gauges from Redis. Raises NoCapacity while it is away."""
         await self._fleet.refresh()
         self.update(await lanes.lane_gauges(), asyncio.get_running_loop().time())
 
     def update(self, gauges: Iterable[LaneGauges], now: float) -> None:
-        """`now`: seconds of a clock that only rises."""
+        """Replace the gauges. `now`: seconds of a monotonic clock."""
         self._gauges = {gauge.lane: gauge for gauge in gauges}
-        self._drains.look(self._gauges, now)
+        self._drains.record(self._gauges, now)
         self._queued, self._backlog = Counter(), Counter()
         for lane, gauge in self._gauges.items():
             if gauge.queued_tokens or gauge.leased_tokens:
@@ -125,21 +128,21 @@ class View:
         self.notify()
 
     def notify(self) -> None:
-        """The snapshot or the gauges have changed."""
-        self._paces.clear()
+        """Signal that the snapshot or the gauges have changed."""
+        self._throughputs.clear()
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def changed(self) -> None:
-        """Returns at the next change."""
+        """Return at the next change."""
         await self._changed.wait()
 
 
 def known_models(
     snapshot: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]
 ) -> list[models_pb2.Model]:
-    """Every model that a worker names or failed to load, by id; without requested names that no
-    worker could find.
+    """Return every model that a worker names or failed to load, by id; without requested names that
+    no worker could find.
     """
     names = {name for worker in snapshot.workers.values() for name in worker.models} | set(
         snapshot.failures
@@ -157,7 +160,7 @@ def _is_nowhere(model: str, snapshot: FleetSnapshot) -> bool:
 
 
 def known_names(snapshot: FleetSnapshot) -> set[str]:
-    """Models that a worker has, at least on its disk, or that a card describes."""
+    """Return models that a worker has, at least on its disk, or that a card describes."""
     failed = models_pb2.MODEL_STATE_FAILED
     named = {
         name
@@ -169,13 +172,13 @@ def known_names(snapshot: FleetSnapshot) -> set[str]:
 
 
 def _loaded_adapters(snapshot: FleetSnapshot) -> set[tuple[str, str]]:
-    """(model, adapter) of all adapters that some worker has loaded."""
+    """Return (model, adapter) of all adapters that some worker has loaded."""
     records = [record for worker in snapshot.workers.values() for record in worker.models.values()]
     return {(record.model, adapter) for record in records for adapter in record.adapters}
 
 
 def is_new(model: str, snapshot: FleetSnapshot) -> bool:
-    """Whether no worker has the model, and no card describes it."""
+    """Return True if no worker has the model, and no card describes it."""
     return model not in snapshot.cards and not any(
         worker.state(model) not in (models_pb2.MODEL_STATE_ABSENT, models_pb2.MODEL_STATE_FAILED)
         for worker in snapshot.workers.values()
@@ -191,7 +194,7 @@ def is_known(model: str, snapshot: FleetSnapshot) -> bool:
 def describe(
     model: str, snapshot: FleetSnapshot, gauges: Mapping[LaneKey, LaneGauges]
 ) -> models_pb2.Model:
-    """One model as clients see it."""
+    """Describe one model as clients see it."""
     places = _places(model, snapshot)
     states = {place.state for place in places}
     errors = [place.last_error for place in places if place.last_error]

@@ -1,3 +1,3 @@
-"""The plan of models on workers (`placement.py`, by the room that `room.py` counts), and what
-became of its orders. Pure.
+"""The plan of models on workers (`placement.py`, within the capacity that `pool_workers.py`
+tracks), and the outcomes of its orders. Pure.
 """

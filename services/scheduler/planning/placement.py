@@ -1,16 +1,18 @@
 """The plan: which worker should load which model, and which copies to evict. Pure: no clock, no
 Redis.
 
-`control.py` makes a plan from every look at the mesh and sends its orders. The rules
+`control.py` makes a plan from every snapshot of the mesh and sends its orders. The rules
 (docs/placement.md):
 
-- A model with work and no copy is loaded, the one with most waiting work first; before them models
-  whose only workers are leaving. - A model gets another copy if that would start before its present
-  copies finish their work; copies at most double with each plan. - It goes to the worker with the
-  best score: affinity, less the busy share of the worker's time and the cost of evictions there. -
-  The worker chooses the victims when it loads; the plan predicts them by the same rules
-  (libs/eviction). It orders evictions only of surplus copies, and only where their memory is
-  needed, so that it converges under a constant load.
+1. Models with copies only on workers that leave are loaded first, then models with work and no
+  copy, the one with most waiting work first.
+2. A model gets another copy if that would start before its present copies finish their work; copies
+  at most double with each plan.
+3. A load goes to the worker with the best score: affinity, less the busy share of the worker's time
+  and the cost of evictions there.
+4. The worker chooses the victims when it loads; the plan predicts them by the same rules
+  (libs/eviction). It orders evictions only of surplus copies, and only if their memory is needed,
+  so that it converges under a constant load.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from typing import Final, Literal
 from shoal.v1 import models_pb2
 
 from libs.eviction import DEFAULT, POLICIES, Candidate, Challenger, Policy, choose_victims
-from libs.fleet import COMING, FleetSnapshot, WorkerModelRecord, WorkerRecord
+from libs.fleet import LOADING_STATES, FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.fleet.affinity import AFFINITY, HORIZON_SECONDS
 from libs.fleet.claims import BYTES_PER_SECOND, START_SECONDS, UNKNOWN_LOAD_SECONDS
 from libs.queue import LaneGauges, LaneKey
-from services.scheduler.planning.room import (
+from services.scheduler.planning.pool_workers import (
     BUSY_COST,
     IDLE_COST,
-    LOADS_AT_ONCE,
+    MAX_CONCURRENT_LOADS,
     Floats,
     PoolWorkers,
 )
@@ -40,34 +42,33 @@ UTILIZATION: Final = 0.7
 """The target utilisation of a copy: a model needs its offered load divided by this, in copies."""
 KEPT_SECONDS: Final = 60.0
 LOADS_KEPT: Final = 10.0
-"""A loaded copy stays for so long, and so many times its load time, before a plan evicts it, or
-expects its eviction for anything but waiting work."""
+"""A loaded copy stays for KEPT_SECONDS, and this multiple of its load time, before a plan evicts
+it, or expects its eviction for anything but waiting work.
+"""
 SURPLUS_IDLE_SECONDS: Final = 180.0
-"""A surplus copy may be evicted after so long without use."""
+"""A surplus copy may be evicted after this time without use."""
 RECENT_SECONDS: Final = 600.0
 """A model used within this time moves when its only worker is preempted, if another one has free
 memory.
 """
 HEARTBEATS_MS: Final = 6_000
-"""Three heartbeats: after so long, an order without visible effect is no longer counted on, nor a
+"""Three heartbeats. After this time an order without visible effect no longer counts, nor does a
 silent worker.
 """
 USUAL_TOKENS_PER_SECOND: Final = 5_000.0
 """The assumed speed of a model in a pool without any measured speed."""
 
 _TRIED: Final = 16
-"""The most candidate workers per model that are checked for victims one by one."""
+"""Maximum candidate workers per model that are checked for victims one by one."""
 RESIDENT: Final = models_pb2.MODEL_STATE_RESIDENT
 
-Site = tuple[str, str]
+PoolModel = tuple[str, str]
 """A pool and a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order to a worker. `known`: workers that hold the model or will, whose claims on its lane
-    do not prevent the load.
-    """
+    """An order to a worker."""
 
     kind: Literal["load", "evict"]
     model: str
@@ -75,57 +76,58 @@ class Order:
     worker_id: str
     epoch: str
     known: tuple[str, ...] = ()
+    """Workers that hold the model or will. Their claims on its lane do not prevent the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentOrder:
-    """An order, the plan that it was part of, and when it was sent (Unix time by Redis' clock)."""
+    """A sent order."""
 
     order: Order
     plan: int
+    """The number of its plan."""
     sent_ms: int
+    """Unix time by Redis' clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """All inputs of a plan.
-
-    rates: arrivals in tokens a second, by lane. waiting_since_ms: since when a model's work has
-    been seen waiting, Unix time by Redis' clock, as is `fleet.now_ms`, the time of the plan. sent:
-    recent orders, which heartbeats may not show yet. draw: breaks ties between equally good
-    workers.
-    """
+    """All inputs of a plan."""
 
     fleet: FleetSnapshot
+    """Its `now_ms` is the time of the plan."""
     gauges: Mapping[LaneKey, LaneGauges]
     rates: Mapping[LaneKey, float] = field(default_factory=dict)
-    waiting_since_ms: Mapping[Site, int] = field(default_factory=dict)
+    """Arrivals in tokens per second, by lane."""
+    waiting_since_ms: Mapping[PoolModel, int] = field(default_factory=dict)
+    """Since when a model's work has been seen waiting, Unix time by Redis' clock."""
     sent: Sequence[SentOrder] = ()
+    """Recent orders, which heartbeats may not show yet."""
     draw: int = 0
+    """Breaks ties between equally good workers."""
     policy: Policy = POLICIES[DEFAULT]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Orders, evictions before the load that needs them, and notes: why models are moved or held
-    back.
-
-    is_waiting: a model would be loaded now if fewer loads were in progress.
-    """
+    """The result of planning."""
 
     orders: tuple[Order, ...]
+    """Evictions precede the load that needs them."""
     notes: Mapping[str, str]
+    """Why models are moved or held back, by model."""
     is_waiting: bool
+    """A model would be loaded now if fewer loads were in progress."""
 
 
 def plan(state: PlanInput) -> Plan:
-    """The plan for this state. Deterministic: the same input gives the same plan."""
+    """Plan for this state. Deterministic: the same input gives the same plan."""
     return _Planner(state).plan()
 
 
 @dataclass(slots=True)
 class _Demand:
-    """The demand for a model in a pool: tokens in all its lanes, and arrivals in tokens a
+    """The demand for a model in a pool: tokens in all its lanes, and arrivals in tokens per
     second.
     """
 
@@ -139,43 +141,44 @@ class _Demand:
 
 
 @dataclass(slots=True)
-class _Site:
-    """A model in a pool, updated as the plan is made: the workers that hold it, by id, and those
-    that will.
-
-    rows: the rows of `resident`, before the plan. near: affinities of workers that have it in host
-    memory. going: copies on workers that are about to leave.
-    """
+class _ModelCopies:
+    """A model in a pool, updated as the plan is made."""
 
     resident: dict[str, WorkerModelRecord] = field(default_factory=dict)
+    """Copies by worker id."""
     rows: list[int] = field(default_factory=list)
-    coming: list[str] = field(default_factory=list)
+    """The rows of `resident`, before the plan."""
+    incoming: list[str] = field(default_factory=list)
+    """Workers that will hold it."""
     near: dict[str, float] = field(default_factory=dict)
+    """Affinities of workers that have it in host memory."""
     going: dict[str, WorkerModelRecord] = field(default_factory=dict)
+    """Copies on workers that are about to leave."""
 
     @property
     def copies(self) -> int:
-        return len(self.resident) + len(self.coming)
+        return len(self.resident) + len(self.incoming)
 
     @property
     def known(self) -> tuple[str, ...]:
-        return tuple(sorted((*self.resident, *self.coming)))
+        return tuple(sorted((*self.resident, *self.incoming)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Estimate:
-    """Estimates of a model in a pool, before the plan: bytes (1: unknown), load time in seconds,
-    speed of one copy in tokens a second (0: not measured), and for how many seconds its copies have
-    work."""
+    """Estimates of a model in a pool, before the plan."""
 
     size: int
+    """Bytes; 1: unknown."""
     load_seconds: float
     speed: float
+    """Of one copy in tokens per second; 0: not measured."""
     waiting_seconds: float
+    """For how long its copies have work."""
 
 
 class _Planner:
-    """One plan in the making."""
+    """One plan in progress."""
 
     def __init__(self, state: PlanInput) -> None:
         self._state = state
@@ -184,11 +187,11 @@ class _Planner:
         self._notes: dict[str, str] = {}
         self._is_waiting = False
         self._demands = _demands(state)
-        self._estimates: dict[Site, _Estimate] = {}
+        self._estimates: dict[PoolModel, _Estimate] = {}
         self._evicted = {
             (sent.order.worker_id, sent.order.model) for sent in self._pending("evict")
         }
-        self._rooms = _make_rooms(state.fleet)
+        self._pools = _make_pools(state.fleet)
         self._sites = self._find_sites()
         self._usual_speeds: dict[str, float] = {}
         self._count_loads()
@@ -211,11 +214,11 @@ class _Planner:
 
     # The state before the plan
 
-    def _find_sites(self) -> dict[Site, _Site]:
-        """The copies of every model in every pool. Also sums in `_rooms` the bytes that may be
+    def _find_sites(self) -> dict[PoolModel, _ModelCopies]:
+        """Find the copies of every model in every pool. Also sums in `_pools` the bytes that may be
         evicted.
         """
-        by_pool: dict[str, dict[str, _Site]] = defaultdict(lambda: defaultdict(_Site))
+        by_pool: dict[str, dict[str, _ModelCopies]] = defaultdict(lambda: defaultdict(_ModelCopies))
         working: dict[str, set[str]] = defaultdict(set)
         for (pool, model), demand in self._demands.items():
             if demand.tokens:
@@ -227,18 +230,20 @@ class _Planner:
                     if record.state == RESIDENT and not record.leaving:
                         sites[record.model].going[worker.worker_id] = record
             else:
-                self._look_at(worker, sites, working[worker.pool])
+                self._read_worker(worker, sites, working[worker.pool])
         found = {
             (pool, model): site for pool, sites in by_pool.items() for model, site in sites.items()
         }
-        return defaultdict(_Site, found)
+        return defaultdict(_ModelCopies, found)
 
-    def _look_at(self, worker: WorkerRecord, sites: dict[str, _Site], working: set[str]) -> None:
-        """Reads one worker's copies. The plan's one loop over all copies in the mesh, so kept fast:
-        a million lines a second.
+    def _read_worker(
+        self, worker: WorkerRecord, sites: dict[str, _ModelCopies], working: set[str]
+    ) -> None:
+        """Read one worker's copies. The plan's only loop over all copies in the mesh, so it is kept
+        fast: a million records per second.
         """
-        room, worker_id = self._rooms[worker.pool], worker.worker_id
-        row, leaving, movable, idle, old = room.rows[worker_id], 0, 0, 0, 0
+        pool_workers, worker_id = self._pools[worker.pool], worker.worker_id
+        row, leaving, movable, idle, old = pool_workers.rows[worker_id], 0, 0, 0, 0
         evicted = (
             {model for holder, model in self._evicted if holder == worker_id}
             if self._evicted
@@ -260,15 +265,19 @@ class _Planner:
                         idle += size
                         if record.resident_seconds >= KEPT_SECONDS and _is_old(record):
                             old += size
-            elif record.state in COMING:
-                site.coming.append(worker_id)
+            elif record.state in LOADING_STATES:
+                site.incoming.append(worker_id)
             else:
                 site.near[worker_id] = AFFINITY[record.state]
-        room.free[row] += leaving
-        room.movable[row], room.idle[row], room.old[row] = movable, idle, old
+        pool_workers.free[row] += leaving
+        pool_workers.movable[row], pool_workers.idle[row], pool_workers.old[row] = (
+            movable,
+            idle,
+            old,
+        )
 
     def _pending(self, kind: Literal["load", "evict"]) -> list[SentOrder]:
-        """Sent orders whose effect heartbeats do not show yet."""
+        """Return sent orders without a visible effect in heartbeats."""
         found = []
         for sent in self._state.sent:
             order = sent.order
@@ -277,49 +286,53 @@ class _Planner:
             if order.kind != kind or worker is None or worker.epoch != order.epoch or is_late:
                 continue
             is_obeyed = worker.plan >= sent.plan and worker.heartbeat_ms > sent.sent_ms
-            is_there = worker.state(order.model) in (*COMING, RESIDENT)
+            is_there = worker.state(order.model) in (*LOADING_STATES, RESIDENT)
             if not is_obeyed and is_there == (kind == "evict"):
                 found.append(sent)
         return found
 
     def _count_loads(self) -> None:
-        """Reserves memory and time for loads in progress or ordered."""
+        """Reserve memory and time for loads in progress or ordered."""
         for (pool, model), site in self._sites.items():
-            for worker_id in site.coming:
-                room = self._rooms[pool]
-                row = room.rows[worker_id]
-                record = room.workers[row].models[model]
+            for worker_id in site.incoming:
+                pool_workers = self._pools[pool]
+                row = pool_workers.rows[worker_id]
+                record = pool_workers.workers[row].models[model]
                 # The worker counts a load's bytes as used as soon as it knows them.
-                known = self._of((pool, model))
-                room.expect(row, 0 if record.bytes else known.size, known.load_seconds)
+                known = self._estimate_of((pool, model))
+                pool_workers.expect(row, 0 if record.bytes else known.size, known.load_seconds)
         for sent in self._pending("load"):
             at, worker_id = (sent.order.pool, sent.order.model), sent.order.worker_id
-            if at[0] in self._rooms and worker_id in self._rooms[at[0]].rows:
-                self._sites[at].coming.append(worker_id)
-                self._rooms[at[0]].expect(
-                    self._rooms[at[0]].rows[worker_id], self._of(at).size, self._of(at).load_seconds
+            if at[0] in self._pools and worker_id in self._pools[at[0]].rows:
+                self._sites[at].incoming.append(worker_id)
+                self._pools[at[0]].expect(
+                    self._pools[at[0]].rows[worker_id],
+                    self._estimate_of(at).size,
+                    self._estimate_of(at).load_seconds,
                 )
 
     def _count_work(self) -> None:
-        """Adds the time that workers need for waiting and expected work."""
+        """Add the time that workers need for waiting and expected work."""
         for at, demand in self._demands.items():
             site = self._sites[at]
             if site.resident:
                 tokens = demand.tokens + demand.rate * HORIZON_SECONDS
                 seconds = (
-                    tokens / (self._of(at).speed or self._usual_speed(at)) / len(site.resident)
+                    tokens
+                    / (self._estimate_of(at).speed or self._usual_speed(at))
+                    / len(site.resident)
                 )
-                self._rooms[at[0]].seconds[site.rows] += seconds
+                self._pools[at[0]].seconds[site.rows] += seconds
 
     # Estimates of a model
 
-    def _of(self, at: Site) -> _Estimate:
+    def _estimate_of(self, at: PoolModel) -> _Estimate:
         found = self._estimates.get(at)
         if found is None:
             found = self._estimates[at] = self._estimate(at)
         return found
 
-    def _estimate(self, at: Site) -> _Estimate:
+    def _estimate(self, at: PoolModel) -> _Estimate:
         site = self._sites[at]
         held = [*site.resident.values(), *site.going.values()]
         size = max([record.bytes for record in held], default=0) or self._stored_bytes(at)
@@ -336,18 +349,18 @@ class _Planner:
         )
         return _Estimate(size or 1, load_seconds, speed, waiting)
 
-    def _stored_bytes(self, at: Site) -> int:
-        """The model's bytes by its card, or by a worker that has it on disk; 0: unknown."""
+    def _stored_bytes(self, at: PoolModel) -> int:
+        """Return the model's bytes by its card, or by a worker that has it on disk; 0: unknown."""
         pool, model = at
         card = self._fleet.card(model)
         if card is not None and card.bytes:
             return card.bytes
-        workers = self._rooms[pool].workers if pool in self._rooms else []
+        workers = self._pools[pool].workers if pool in self._pools else []
         records = (worker.models[model] for worker in workers if model in worker.models)
         return next((record.bytes for record in records if record.bytes), 0)
 
-    def _usual_speed(self, at: Site) -> float:
-        """The average speed of the pool's models, assumed for one that was not measured."""
+    def _usual_speed(self, at: PoolModel) -> float:
+        """Return the average speed of the pool's models, assumed for an unmeasured one."""
         speed = self._usual_speeds.get(at[0])
         if speed is None:
             records = [
@@ -362,15 +375,17 @@ class _Planner:
             )
         return speed
 
-    def _value(self, at: Site) -> float:
-        """The model's priority: seconds of waiting and expected work, plus seconds for which work
-        has been waiting.
+    def _value(self, at: PoolModel) -> float:
+        """Return the model's priority: seconds of waiting and expected work, plus the time that
+        work has waited.
         """
         demand = self._demands[at]
         tokens = demand.queued + demand.rate * HORIZON_SECONDS
-        return tokens / (self._of(at).speed or self._usual_speed(at)) + self._waited_seconds(at)
+        return tokens / (
+            self._estimate_of(at).speed or self._usual_speed(at)
+        ) + self._waited_seconds(at)
 
-    def _waited_seconds(self, at: Site) -> float:
+    def _waited_seconds(self, at: PoolModel) -> float:
         return (
             max(0, self._fleet.now_ms - self._state.waiting_since_ms.get(at, self._fleet.now_ms))
             / 1000
@@ -378,13 +393,13 @@ class _Planner:
 
     # Decisions
 
-    def _place(self, at: Site, why: str) -> None:
-        """Loads the model's first copy: for it, any eviction that the rules allow may be
+    def _place(self, at: PoolModel, why: str) -> None:
+        """Load the model's first copy: for it, any eviction that the rules allow may be
         expected.
         """
         pool, model = at
-        room = self._rooms.get(pool)
-        if room is None:
+        pool_workers = self._pools.get(pool)
+        if pool_workers is None:
             self._notes[model] = f"held back: pool {pool} has no worker that takes models"
             return
         if (
@@ -393,47 +408,59 @@ class _Planner:
         ):
             self._notes[model] = f"given up in pool {pool}: {verdict.message or verdict.reason}"
             return
-        waiting = max(self._of(at).waiting_seconds, self._waited_seconds(at), 1e-3)
-        challenger = Challenger(model, self._of(at).size, waiting)
+        waiting = max(self._estimate_of(at).waiting_seconds, self._waited_seconds(at), 1e-3)
+        challenger = Challenger(model, self._estimate_of(at).size, waiting)
         if not self._load(
-            at, room, challenger, [(room.movable, BUSY_COST), (room.idle, IDLE_COST)], why
+            at,
+            pool_workers,
+            challenger,
+            [(pool_workers.movable, BUSY_COST), (pool_workers.idle, IDLE_COST)],
+            why,
         ):
-            self._hold_back(at, room)
+            self._hold_back(at, pool_workers)
 
-    def _multiply(self, at: Site) -> None:
-        """Loads more copies while the present ones would need longer for their work than a load
+    def _multiply(self, at: PoolModel) -> None:
+        """Load more copies while the present ones would need longer for their work than a load
         takes.
         """
         pool, model = at
-        room, demand, known, copies = (
-            self._rooms.get(pool),
+        pool_workers, demand, known, copies = (
+            self._pools.get(pool),
             self._demands[at],
-            self._of(at),
+            self._estimate_of(at),
             self._sites[at].copies,
         )
-        if room is None or not known.speed or not demand.queued:
+        if pool_workers is None or not known.speed or not demand.queued:
             return
         for number in range(copies, 2 * copies):
             wait = demand.tokens / known.speed / number
             if wait <= known.load_seconds:
                 return
             copy = "copy" if number == 1 else "copies"
-            why = f"its {number} {copy} would need {wait:.1f} s for what waits, a load takes {known.load_seconds:.1f} s"
+            why = (
+                f"its {number} {copy} would need {wait:.1f} s for the waiting work,"
+                f" a load takes {known.load_seconds:.1f} s"
+            )
             # Idle models yield only as to a model without waiting work: its present copies serve
             # it.
             challenger = Challenger(model, known.size)
             if not self._load(
-                at, room, challenger, [(room.old, IDLE_COST)], why, wait - known.load_seconds
+                at,
+                pool_workers,
+                challenger,
+                [(pool_workers.old, IDLE_COST)],
+                why,
+                wait - known.load_seconds,
             ):
                 return
 
     def _move_recent(self) -> None:
-        """Moves recently used models whose only workers will be preempted, as far as others have
-        free memory.
+        """Move recently used models from workers that will all be preempted, if others have free
+        memory.
         """
         for at, site in list(self._sites.items()):
-            room = self._rooms.get(at[0])
-            if room is None or not site.going or site.copies or at in self._demands:
+            pool_workers = self._pools.get(at[0])
+            if pool_workers is None or not site.going or site.copies or at in self._demands:
                 continue
             noticed = [
                 one
@@ -443,88 +470,90 @@ class _Planner:
             if any(record.idle_seconds <= RECENT_SECONDS for record in noticed):
                 self._load(
                     at,
-                    room,
-                    Challenger(at[1], self._of(at).size),
+                    pool_workers,
+                    Challenger(at[1], self._estimate_of(at).size),
                     [],
-                    "its only workers will be taken away",
+                    "its only workers will be preempted",
                 )
 
     def _load(
         self,
-        at: Site,
-        room: PoolWorkers,
+        at: PoolModel,
+        pool_workers: PoolWorkers,
         challenger: Challenger,
         evictable: Sequence[tuple[Floats, float]],
         why: str,
         within_seconds: float = math.inf,
     ) -> bool:
-        """Orders one more copy, if a worker has memory for it or can free enough. False: none can
+        """Order one more copy, if a worker has memory for it or can free enough. False: none can
         now.
         """
         pool, model = at
         site = self._sites[at]
-        if room.is_closed:
+        if pool_workers.is_closed:
             return False
-        rows = room.best(
+        rows = pool_workers.best(
             model,
             challenger.bytes,
-            near={room.rows[worker_id]: near for worker_id, near in site.near.items()},
-            banned=self._banned(at, room),
+            near={pool_workers.rows[worker_id]: near for worker_id, near in site.near.items()},
+            banned=self._banned(at, pool_workers),
             evictable=evictable,
             draw=self._state.draw,
             within_seconds=within_seconds,
         )
         for row in rows[:_TRIED]:
-            victims = self._victims(room, row, challenger)
+            victims = self._victims(pool_workers, row, challenger)
             if victims is None:
                 continue
-            worker = room.workers[row]
+            worker = pool_workers.workers[row]
             for victim in victims:
-                self._give_up(room, row, victim)
+                self._give_up(pool_workers, row, victim)
             self._orders.append(
                 Order("load", model, pool, worker.worker_id, worker.epoch, site.known)
             )
             self._notes[model] = f"loads on {worker.worker_id}: {why}"
-            room.expect(row, challenger.bytes, self._of(at).load_seconds)
-            site.coming.append(worker.worker_id)
+            pool_workers.expect(row, challenger.bytes, self._estimate_of(at).load_seconds)
+            site.incoming.append(worker.worker_id)
             return True
         return False
 
-    def _banned(self, at: Site, room: PoolWorkers) -> set[int]:
-        """Rows of workers that hold the model already, or will, or recently evicted it or failed to
-        load it, or lack its files.
+    def _banned(self, at: PoolModel, pool_workers: PoolWorkers) -> set[int]:
+        """Return the rows of workers that hold the model already, or will, or recently evicted it
+        or failed to load it, or lack its files.
         """
         excluded = [*self._sites[at].known, *self._fleet.failures.get(at[1], ())]
         excluded += [worker_id for worker_id, model in self._evicted if model == at[1]]
         return {
-            room.rows[worker_id] for worker_id in excluded if worker_id in room.rows
-        } | self._without_files(at, room)
+            pool_workers.rows[worker_id] for worker_id in excluded if worker_id in pool_workers.rows
+        } | self._without_files(at, pool_workers)
 
-    def _without_files(self, at: Site, room: PoolWorkers) -> set[int]:
-        """Rows of workers that can load only what they have on disk, and lack the model, while
-        another worker has it.
+    def _without_files(self, at: PoolModel, pool_workers: PoolWorkers) -> set[int]:
+        """Return the rows of workers that can load only models on their disk, and lack the model,
+        while another worker has it.
 
-        Where nobody who has it can load it, they are asked all the same, so that callers hear the
-        reason instead of waiting."""
-        if not room.local:
+        If no worker that has it can load it, these are tried all the same, so that callers receive
+        the reason instead of waiting.
+        """
+        if not pool_workers.local:
             return set()
         model, failed = at[1], self._fleet.failures.get(at[1], {})
         if not any(
-            model in worker.models and worker.worker_id not in failed for worker in room.workers
+            model in worker.models and worker.worker_id not in failed
+            for worker in pool_workers.workers
         ):
             return set()
-        return {row for row in room.local if model not in room.workers[row].models}
+        return {row for row in pool_workers.local if model not in pool_workers.workers[row].models}
 
     def _victims(
-        self, room: PoolWorkers, row: int, challenger: Challenger
+        self, pool_workers: PoolWorkers, row: int, challenger: Challenger
     ) -> list[WorkerModelRecord] | None:
-        """The expected victims: only surplus copies if they suffice. None: the rules do not allow
-        evicting enough now.
+        """Return the expected victims: only surplus copies if they suffice. None: the rules do not
+        allow evicting enough now.
         """
-        needed = challenger.bytes - int(room.free[row])
+        needed = challenger.bytes - int(pool_workers.free[row])
         if needed <= 0:
             return []
-        worker = room.workers[row]
+        worker = pool_workers.workers[row]
         held = {
             record.model: record
             for record in worker.held
@@ -545,7 +574,7 @@ class _Planner:
                 return [group[one.name] for one in chosen]
         return None
 
-    def _candidate(self, at: Site, record: WorkerModelRecord) -> Candidate:
+    def _candidate(self, at: PoolModel, record: WorkerModelRecord) -> Candidate:
         return Candidate(
             name=record.model,
             bytes=record.bytes,
@@ -554,14 +583,14 @@ class _Planner:
             pinned=record.pinned,
             leaving=record.leaving,
             is_busy=record.held_jobs > 0,
-            waiting_seconds=self._of(at).waiting_seconds,
+            waiting_seconds=self._estimate_of(at).waiting_seconds,
             resident_seconds=record.resident_seconds,
             is_last_copy=len(self._sites[at].resident) <= 1,
         )
 
-    def _is_surplus(self, at: Site, record: WorkerModelRecord) -> bool:
-        """Whether the model has more copies than its arrivals need, and this one was unused for
-        long.
+    def _is_surplus(self, at: PoolModel, record: WorkerModelRecord) -> bool:
+        """Return whether the model has more copies than its arrivals need, and this one was unused
+        for long.
         """
         if (
             record.pinned
@@ -570,54 +599,58 @@ class _Planner:
             or not _is_old(record)
         ):
             return False
-        known, demand = self._of(at), self._demands.get(at)
+        known, demand = self._estimate_of(at), self._demands.get(at)
         busy = demand.rate / (known.speed or self._usual_speed(at)) if demand is not None else 0.0
         return known.waiting_seconds <= 0 and len(self._sites[at].resident) > max(
             1, math.ceil(busy / UTILIZATION)
         )
 
-    def _give_up(self, room: PoolWorkers, row: int, record: WorkerModelRecord) -> None:
-        """Counts a victim's memory as free; orders the eviction of a surplus copy."""
-        worker = room.workers[row]
+    def _give_up(self, pool_workers: PoolWorkers, row: int, record: WorkerModelRecord) -> None:
+        """Count a victim's memory as free; order the eviction of a surplus copy."""
+        worker = pool_workers.workers[row]
         at = worker.pool, record.model
         if self._is_surplus(at, record):
             self._orders.append(
                 Order("evict", record.model, worker.pool, worker.worker_id, worker.epoch)
             )
             self._notes[record.model] = (
-                f"leaves {worker.worker_id}: a copy too many, idle for {record.idle_seconds:.0f} s"
+                f"leaves {worker.worker_id}: a surplus copy, idle for {record.idle_seconds:.0f} s"
             )
         del self._sites[at].resident[worker.worker_id]
-        room.free[row] += record.bytes
-        room.movable[row] -= record.bytes
-        if not record.held_jobs and self._of(at).waiting_seconds <= 0:
-            room.idle[row] -= record.bytes
-            room.old[row] -= record.bytes if _is_old(record) else 0
+        pool_workers.free[row] += record.bytes
+        pool_workers.movable[row] -= record.bytes
+        if not record.held_jobs and self._estimate_of(at).waiting_seconds <= 0:
+            pool_workers.idle[row] -= record.bytes
+            pool_workers.old[row] -= record.bytes if _is_old(record) else 0
 
-    def _hold_back(self, at: Site, room: PoolWorkers) -> None:
+    def _hold_back(self, at: PoolModel, pool_workers: PoolWorkers) -> None:
         pool, model = at
-        if room.is_closed:
+        if pool_workers.is_closed:
             self._is_waiting = True
             self._notes[model] = (
-                f"held back: every worker of pool {pool} has {LOADS_AT_ONCE} loads under way"
+                f"held back: every worker of pool {pool} has"
+                f" {MAX_CONCURRENT_LOADS} loads in progress"
             )
             return
-        size = self._of(at).size
-        most = room.free + room.movable
-        most[list(self._banned(at, room))] = -math.inf
+        size = self._estimate_of(at).size
+        most = pool_workers.free + pool_workers.movable
+        most[list(self._banned(at, pool_workers))] = -math.inf
         could = most >= size
         if not any(most > -math.inf):
-            note = f"every worker of pool {pool} failed to load it lately"
+            note = f"every worker of pool {pool} recently failed to load it"
         elif could.any():
-            self._is_waiting = self._is_waiting or bool((room.loads[could] > 0).any())
-            note = "loads are under way, or what is resident has more work waiting"
+            self._is_waiting = self._is_waiting or bool((pool_workers.loads[could] > 0).any())
+            note = "loads are in progress, or the resident models have more work waiting"
         else:
-            note = f"it needs {size:,} bytes, and no worker of pool {pool} could free more than {int(most.max()):,}"
+            note = (
+                f"it needs {size:,} bytes, and no worker of pool {pool} could free more than"
+                f" {int(most.max()):,}"
+            )
         self._notes[model] = f"held back: {note}"
 
 
-def _make_rooms(fleet: FleetSnapshot) -> dict[str, PoolWorkers]:
-    """The rooms of all pools, with the workers that may be given models."""
+def _make_pools(fleet: FleetSnapshot) -> dict[str, PoolWorkers]:
+    """Return the workers of all pools that may be given models."""
     pools: dict[str, list[WorkerRecord]] = defaultdict(list)
     for worker in fleet.workers.values():
         if not _is_going(worker, fleet.now_ms):
@@ -626,7 +659,7 @@ def _make_rooms(fleet: FleetSnapshot) -> dict[str, PoolWorkers]:
 
 
 def _is_going(worker: WorkerRecord, now_ms: int) -> bool:
-    """Whether the worker drains, will be preempted, or seems to be dead."""
+    """Return whether the worker drains, will be preempted, or seems to be dead."""
     return worker.is_going or now_ms - worker.heartbeat_ms >= HEARTBEATS_MS
 
 
@@ -634,9 +667,11 @@ def _is_old(record: WorkerModelRecord) -> bool:
     return record.resident_seconds >= max(KEPT_SECONDS, LOADS_KEPT * record.load_seconds)
 
 
-def _demands(state: PlanInput) -> dict[Site, _Demand]:
-    """The demands of all lanes with work or arrivals; lanes of adapters count for their model."""
-    demands: dict[Site, _Demand] = defaultdict(_Demand)
+def _demands(state: PlanInput) -> dict[PoolModel, _Demand]:
+    """Return the demands of all lanes with work or arrivals; lanes of adapters count for their
+    model.
+    """
+    demands: dict[PoolModel, _Demand] = defaultdict(_Demand)
     for lane, gauge in state.gauges.items():
         rate = state.rates.get(lane, 0.0)
         if gauge.queued_tokens or gauge.leased_tokens or rate * HORIZON_SECONDS >= 1:

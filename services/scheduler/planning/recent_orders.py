@@ -1,4 +1,4 @@
-"""The outcomes of the leader's last orders, as notes on models that `shoal explain` shows. Pure."""
+"""The outcomes of the leader's last orders, as notes on models for `shoal explain`. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from libs.fleet import COMING, FleetSnapshot
+from libs.fleet import LOADING_STATES, FleetSnapshot
 from services.scheduler.planning.placement import RESIDENT, Order
 
 NOTE_SECONDS: Final = 600.0
@@ -22,7 +22,7 @@ class _Sent:
     note: str
     at: float
     end: str = ""
-    """The order's outcome and when; empty while it is in progress."""
+    """The order's outcome and time; empty while it is in progress."""
 
 
 class RecentOrders:
@@ -32,7 +32,7 @@ class RecentOrders:
         self._last: dict[str, _Sent] = {}
 
     def ordered(self, orders: Iterable[Order], notes: Mapping[str, str], at: float) -> None:
-        """Records a plan's orders and its notes on their models."""
+        """Record a plan's orders and its notes on their models."""
         self._last |= {
             order.model: _Sent(order, notes[order.model], at)
             for order in orders
@@ -40,7 +40,7 @@ class RecentOrders:
         }
 
     def notes(self, fleet: FleetSnapshot, at: float) -> dict[str, str]:
-        """The note on each model now."""
+        """Return the current note on each model."""
         recent = {model: sent for model, sent in self._last.items() if at - sent.at < NOTE_SECONDS}
         self._last = {
             model: sent if sent.end else replace(sent, end=_end(sent.order, fleet))
@@ -58,7 +58,7 @@ def _end(order: Order, fleet: FleetSnapshot) -> str:
     if worker is None or worker.epoch != order.epoch:
         return f"the worker was gone at {when}"
     state = worker.state(order.model)
-    if state == RESIDENT if order.kind == "load" else state not in (*COMING, RESIDENT):
+    if state == RESIDENT if order.kind == "load" else state not in (*LOADING_STATES, RESIDENT):
         return f"done at {when}"
     is_failed = order.kind == "load" and order.worker_id in fleet.failures.get(order.model, {})
     return f"failed at {when}" if is_failed else ""

@@ -1,5 +1,6 @@
-"""`shoal simulate`: what a trace of requests would cost under each eviction policy on each fleet,
-and what scaling a pool to zero would. Only recording needs a mesh."""
+"""`shoal simulate`: the cost of a trace of requests under each eviction policy on each fleet, and
+of scaling a pool to zero. Only recording needs a mesh.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ _RUN = "replay"
 
 
 class _RunsByDefault(TyperGroup):
-    """`shoal simulate TRACE.csv` is `shoal simulate replay TRACE.csv`."""
+    """Makes `shoal simulate TRACE.csv` mean `shoal simulate replay TRACE.csv`."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # typer's Context is click's
         if not args or (args[0] not in self.commands and args[0] != "--help"):
@@ -74,17 +75,18 @@ def replay(
     models_file: Annotated[
         Path | None,
         typer.Option(
-            help="What models cost: columns model, bytes, load_seconds. Default: TRACE.models.csv, if it is there."
+            help="Costs of models: columns model, bytes, load_seconds."
+            " Default: TRACE.models.csv, if it exists."
         ),
     ] = None,
     zipf: Annotated[
         float | None, typer.Option(metavar="SKEW", help="Make a trace: popularity by Zipf's law.")
     ] = None,
     bursty: Annotated[
-        bool, typer.Option("--bursty", help="Make a trace: sessions that come in bursts.")
+        bool, typer.Option("--bursty", help="Make a trace: sessions of bursts.")
     ] = False,
     uniform: Annotated[
-        bool, typer.Option("--uniform", help="Make a trace: all models alike.")
+        bool, typer.Option("--uniform", help="Make a trace: all models equally popular.")
     ] = False,
     models: Annotated[int, typer.Option(min=1, help="Models of a made trace.")] = 80,
     requests: Annotated[int, typer.Option(min=1, help="Requests of a made trace.")] = 20_000,
@@ -97,7 +99,8 @@ def replay(
         list[str] | None,
         typer.Option(
             metavar="SIZE",
-            help="Bytes for models on a worker, such as 24GiB. May be repeated. Default: a quarter of all.",
+            help="Bytes for models on a worker, such as 24GiB. May be repeated."
+            " Default: a quarter of all.",
         ),
     ] = None,
     workers: Annotated[
@@ -117,16 +120,16 @@ def replay(
         int,
         typer.Option(
             min=0,
-            help="At most so many requests under way; 0: each comes at its time, whatever becomes of others.",
+            help="Maximum requests in flight; 0 for an open loop.",
         ),
     ] = 0,
-    max_loads: Annotated[int, typer.Option(min=1, help="Loads at the same time on a worker.")] = 2,
+    max_loads: Annotated[int, typer.Option(min=1, help="Concurrent loads on a worker.")] = 2,
     batch_tokens: Annotated[
         int, typer.Option(min=1, help="Token budget of a forward pass.")
     ] = 16_384,
     save: Annotated[
         Path | None,
-        typer.Option(help="Write the first made trace to this file, and its models beside it."),
+        typer.Option(help="Write the first made trace to this file, and its models next to it."),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -134,11 +137,11 @@ def replay(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Replay requests through eviction policies and fleets, and compare what they cost.
+    """Replay requests through eviction policies and fleets, and compare their costs.
 
-    Stall: seconds of loading that requests had to wait for, each load counted once. Loading: how
-    many loads were under way at once on average, a worker; as it nears --max-loads, the fleet
-    cannot keep up, stalls say no more, and waits do.
+    Stall: seconds of loading that requests had to wait for, each load counted once. Loading:
+    average number of concurrent loads on a worker. As it nears --max-loads, the fleet cannot keep
+    up: then compare waits, not stalls.
     """
     with exit_on_failure(), _errors_on_stderr():
         made = _made(zipf, bursty, uniform)
@@ -185,7 +188,7 @@ def scaling(
     configured: Annotated[
         float | None,
         typer.Option(
-            min=0, help="What pools.yaml says that takes, with node_seconds. Default: the truth."
+            min=0, help="The start time in pools.yaml, with node_seconds. Default: the real one."
         ),
     ] = None,
     keep_warm: Annotated[
@@ -203,13 +206,13 @@ def scaling(
             min=0, max=1, help="Share of visits with 200 large requests; others: a short text."
         ),
     ] = 0.0,
-    visits: Annotated[int, typer.Option(min=1, help="How often somebody comes.")] = 100,
+    visits: Annotated[int, typer.Option(min=1, help="Number of visits.")] = 100,
     seed: Annotated[int, typer.Option(help="Seed of the first run.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="Runs; the table has their means.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Let KEDA scale one pool from and to zero, and tell for how much of the time machines are held
-    and how long people wait.
+    """Let KEDA scale one pool from and to zero, and report for how much of the time machines are
+    held and how long requests wait.
     """
     with exit_on_failure(), _errors_on_stderr():
         runs = []
@@ -242,7 +245,7 @@ def record_command(
     output: Annotated[
         Path,
         typer.Option(
-            "-o", "--output", help="The trace; what models cost goes to a file beside it."
+            "-o", "--output", help="The trace; models' costs are written to a file next to it."
         ),
     ] = Path("trace.csv"),
     seconds: Annotated[
@@ -264,14 +267,14 @@ def record_command(
         Path | None, typer.Option(envvar="SHOAL_TLS_KEY", help="PEM file of its key.")
     ] = None,
 ) -> None:
-    """Record what a running mesh is asked for, to be replayed: one line a job, exact to about a
+    """Record the requests of a running mesh, to be replayed: one line a job, exact to about a
     second.
     """
     recorder = record.Recorder()
     with exit_on_failure(), _errors_on_stderr():
         secured = Tls(tls_ca, tls_cert, tls_key) if tls or tls_ca or tls_cert or tls_key else None
         if not output.parent.is_dir():
-            raise InvalidInput(f"there is no directory {output.parent} to write to")
+            raise InvalidInput(f"the directory {output.parent} does not exist")
         try:
             with Console(stderr=True).status(
                 Text(f"watching {address}; Ctrl-C ends and writes")
@@ -282,21 +285,21 @@ def record_command(
                     seconds=seconds,
                     tls=secured,
                     token=token,
-                    on_look=lambda so_far: status.update(
+                    on_view=lambda so_far: status.update(
                         Text(f"{address}: {len(so_far.requests):,} jobs; Ctrl-C ends and writes")
                     ),
                 )
-        finally:  # what was seen is worth keeping if the router goes
+        finally:  # keep the recording if the router stops
             if recorder.requests:
                 _write_recorded(recorder, output)
     if not recorder.requests:
-        note("nothing was asked for: nothing is written")
+        note("no requests arrived: nothing is written")
 
 
 def run_all(
     traces: Sequence[Trace], fleets: Sequence[Fleet], policies: Sequence[str]
 ) -> list[report.Run]:
-    """Every trace on every fleet under every policy, with a bar for those who wait. Raises
+    """Simulate every trace on every fleet under every policy, with a progress bar. Raises
     InvalidInput.
     """
     steps = len(fleets) * len(policies)
@@ -316,11 +319,12 @@ def run_all(
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `24GiB`, `800 MB`, `1.5g` or a plain number. Raises InvalidInput."""
+    """Parse bytes of `24GiB`, `800 MB`, `1.5g` or a plain number. Raises InvalidInput."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise InvalidInput(
-            f"{text!r} is no size: give bytes, or a number with KB, MB, GB, TB or KiB, MiB, GiB, TiB"
+            f"{text!r} is not a size: give bytes, or a number with KB, MB, GB, TB or KiB, MiB,"
+            " GiB, TiB"
         )
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
@@ -332,7 +336,7 @@ def _shifted(
 
 
 def _made(zipf: float | None, bursty: bool, uniform: bool) -> tuple[str, float] | None:
-    """The generator asked for and its skew."""
+    """Return the requested generator and its skew."""
     given = [
         name
         for name, wanted in (("zipf", zipf is not None), ("bursty", bursty), ("uniform", uniform))
@@ -341,7 +345,7 @@ def _made(zipf: float | None, bursty: bool, uniform: bool) -> tuple[str, float] 
     if given == ["zipf", "bursty"]:
         return "bursty", zipf or 0.0
     if len(given) > 1:
-        raise InvalidInput(f"--{given[0]} and --{given[1]} do not go together")
+        raise InvalidInput(f"--{given[0]} and --{given[1]} exclude each other")
     skews = {"zipf": zipf or 0.0, "bursty": 0.9, "uniform": 0.0}
     return (given[0], skews[given[0]]) if given else None
 
@@ -360,20 +364,21 @@ def _write(path: Path, trace: Trace) -> None:
     write_trace(path, trace.requests)
     write_models(models_path(path), list(trace.models.values()))
     note(
-        f"{len(trace.requests):,} requests: {path}; what {len(trace.models)} models cost: {models_path(path)}"
+        f"{len(trace.requests):,} requests: {path};"
+        f" costs of {len(trace.models)} models: {models_path(path)}"
     )
 
 
 def _write_recorded(recorder: record.Recorder, path: Path) -> None:
     requests, costs, left_out = recorder.trace()
     for model, count in sorted(left_out.items()):
-        note(f"left out {count:,} jobs of {model}: no worker said what it costs")
+        note(f"left out {count:,} jobs of {model}: no worker reported its costs")
     _write(path, Trace(path.stem, requests, {cost.model: cost for cost in costs}))
 
 
 @contextmanager
 def _errors_on_stderr() -> Iterator[None]:
-    """Our errors become words on stderr and exit code 2."""
+    """Print our errors on stderr, and exit with code 2."""
     try:
         yield
     except ShoalError as error:

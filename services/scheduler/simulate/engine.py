@@ -1,11 +1,14 @@
-"""A fleet's loads, evictions and waits for one trace under one policy, event by event. Pure and
-deterministic.
+"""Simulate a fleet's loads, evictions and waits for one trace under one policy, event by event.
+Pure and deterministic.
 
-What it shares with the mesh is what decides: the policies and hard rules of `libs/eviction`. The
-rest is a model of it. A worker serves one batch of one model at a time, the least recently served
-first, in a fixed time and tokens ÷ rate; loads run beside that, at most `max_loads`, and do not
-slow it down. A model's requests wait in one lane for the whole fleet, those of its adapters with
-them. Every file is on every worker's disk.
+It shares its decisions with the mesh: the policies and hard rules of `libs/eviction`. The rest is a
+model:
+
+1. A worker serves one batch of one model at a time, the least recently served first, in a fixed
+  time plus tokens ÷ rate.
+2. Loads run concurrently, at most `max_loads`, and do not slow it down.
+3. A model's requests wait in one lane for the whole fleet, together with those of its adapters.
+4. Every file is on every worker's disk.
 """
 
 from __future__ import annotations
@@ -22,41 +25,40 @@ from libs.eviction import POLICIES, Candidate, Challenger, Policy, choose_victim
 from services.scheduler.simulate.trace import ModelCost, Trace
 
 CLAIRVOYANT: Final = "clairvoyant"
-"""A policy that knows the trace: load seconds ÷ bytes ÷ requests until the next use. It shows what
-is left to gain, greedily: it is not proven to be the least."""
+"""A policy that knows the trace: load seconds ÷ bytes ÷ requests until the next use. It shows how
+much could still be gained, greedily: it is not proven to be the minimum.
+"""
 
 RETRY_SECONDS: Final = 0.1
-"""After so long a load that no model would make room for is tried again: what waits for it has
-grown older meanwhile.
+"""Interval for retrying a load that no model would yield to: the work that waits for it has grown
+older.
 """
 PROGRESS_REQUESTS: Final = 2000
 
 _WARM_AFFINITY: Final = 0.6
 _COLD_AFFINITY: Final = 0.3
 
-What = Literal["load", "warm load", "loaded", "evict", "freed", "kept", "dropped"]
+EventKind = Literal["load", "warm load", "loaded", "evict", "freed", "kept", "dropped"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Workers, all alike. Bytes for models on each device, and in each host's memory (0: evicted
-    models go back to disk).
-
-    `clients`: how many requests are under way at most; a request of the trace whose time has come
-    waits for a free client. 0: each comes at its own time, whatever became of the earlier ones.
-    `batch_seconds`: of a forward pass, beside its tokens. `count_seconds`: workers hear of the work
-    that waits as it was when routers counted it last, so long apart; 0: as it is.
-    """
+    """Identical workers."""
 
     memory_bytes: int
+    """Bytes for models on each device."""
     workers: int = 1
     host_bytes: int = 0
+    """Bytes for models in each host's memory; 0: evicted models return to disk."""
     max_loads: int = 2
     batch_tokens: int = 16_384
     batch_seconds: float = 0.002
+    """Fixed time of a forward pass, in addition to its tokens."""
     host_bytes_per_second: float = 12e9
     clients: int = 0
+    """Maximum requests in flight; a due request waits for a free client. 0: an open loop."""
     count_seconds: float = 0.0
+    """Interval at which routers count the waiting work for workers; 0: always current."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -75,13 +77,14 @@ class Fleet:
             or self.host_bytes_per_second <= 0
         ):
             raise InvalidInput(
-                "clients, batch_seconds and count_seconds must be at least 0, host_bytes_per_second above 0"
+                "clients, batch_seconds and count_seconds must be at least 0,"
+                " host_bytes_per_second above 0"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened to a model's bytes on a worker.
+    """A change of a model's bytes on a worker.
 
     From "load" to "freed" they are taken from the device's budget, from "kept" to "dropped" or
     "warm load" from the host's.
@@ -89,37 +92,39 @@ class Event:
 
     at: float
     worker: int
-    what: What
+    what: EventKind
     model: str
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a trace.
+    """The result of a simulation.
 
-    `misses`: requests whose model was resident nowhere when they came. `stall_seconds`: the time
-    that loads took for which requests had to wait, each load once, however many waited; loads of a
-    further copy are none, nor is time spent waiting for room. Waits are from a request's coming to
-    the start of its forward pass, in seconds. `peak_bytes`: the most that one device held.
+    Waits are from a request's arrival to the start of its forward pass, in seconds.
     """
 
     policy: str
     requests: int
     refused: int
-    """Their models fit on no worker."""
+    """Requests for models that fit on no worker."""
     misses: int
+    """Requests that arrived while their model was resident on no worker."""
     cold_loads: int
     warm_loads: int
     evictions: int
     stall_seconds: float
+    """Duration of loads for which requests had to wait, each load once, however many waited. Loads
+    of a further copy do not count, nor does time spent waiting for memory.
+    """
     bytes_loaded: int
     wait_mean: float
     wait_p50: float
     wait_p99: float
     seconds: float
-    """From the first request's coming to the last one's answer."""
+    """From the first request's arrival to the last one's answer."""
     peak_bytes: int
+    """The maximum that one device held."""
 
 
 def simulate(
@@ -130,8 +135,8 @@ def simulate(
     watch: Callable[[Event], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Outcome:
-    """Replays `trace` on `fleet` under the policy of that name. Raises InvalidInput for a name that
-    is none.
+    """Replay `trace` on `fleet` under the named policy. Raises InvalidInput for an unknown
+    policy.
     """
     if policy != CLAIRVOYANT and policy not in POLICIES:
         raise InvalidInput(
@@ -142,7 +147,7 @@ def simulate(
 
 
 class _Clairvoyant:
-    """A policy that looks ahead; `position` is the number of the latest request that came."""
+    """A policy that knows later requests; `position` is the number of the latest arrival."""
 
     def __init__(self, trace: Trace) -> None:
         self.position = 0
@@ -163,10 +168,10 @@ class _Lane:
     cost: ModelCost
     warm_seconds: float
     back_seconds: float
-    """What a load takes from where an eviction puts the model."""
+    """Load time from the tier to which an eviction moves the model."""
     queue: deque[int]
     tokens: int
-    """In the queue."""
+    """Tokens in the queue."""
     counted: int
     """Tokens that were in the queue when it was last counted."""
     holders: list[_Worker]
@@ -190,7 +195,7 @@ class _Held:
     uses: int = 0
     leaving: bool = False
     flight_seconds: float = 0.0
-    """Of the batch that is in the forward pass; 0: none is."""
+    """Duration of the batch in the forward pass; 0: none."""
 
 
 class _Worker:
@@ -198,7 +203,7 @@ class _Worker:
         self.number = number
         self.residents: dict[str, _Held] = {}
         self.warm: dict[str, _Held] = {}
-        self.ready: dict[str, _Held] = {}  # residents whose lane has requests
+        self.ready: dict[str, _Held] = {}  # residents with requests in their lane
         self.loading: set[str] = set()
         self.wanted: dict[str, float] = {}  # since when, in order
         self.running: _Held | None = None
@@ -221,9 +226,9 @@ class _Simulation:
         self._watch = watch
         self._lanes = _lanes(trace.models, fleet)
         self._workers = [_Worker(number) for number in range(fleet.workers)]
-        self._came: list[float] = []  # by number of request: when it came
+        self._came: list[float] = []  # arrival time by number of request
         self._waits: list[float] = []
-        # What comes: (when, rising number, what to do, its arguments).
+        # Future events: (time, rising number, function, its arguments).
         self._agenda: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._number = 0
         self._now = 0.0
@@ -239,18 +244,20 @@ class _Simulation:
 
     def run(self, on_progress: Callable[[int, int], None]) -> Outcome:
         requests, agenda, clients = self._trace.requests, self._agenda, self._fleet.clients
-        total, came = len(requests), 0
+        total, record_workers = len(requests), 0
         if self._fleet.count_seconds:
             self._count()
         while self._answered < total:
-            if came < total and (not clients or came - self._answered < clients):
-                at = max(requests[came].at, self._now)
+            if record_workers < total and (
+                not clients or record_workers - self._answered < clients
+            ):
+                at = max(requests[record_workers].at, self._now)
                 if not agenda or at <= agenda[0][0]:
                     self._now = at
-                    self._arrive(came)
-                    came += 1
-                    if came % PROGRESS_REQUESTS == 0:
-                        on_progress(came, total)
+                    self._arrive(record_workers)
+                    record_workers += 1
+                    if record_workers % PROGRESS_REQUESTS == 0:
+                        on_progress(record_workers, total)
                     continue
             self._now, _, act, arguments = heapq.heappop(agenda)
             act(*arguments)
@@ -311,7 +318,7 @@ class _Simulation:
                 return
 
     def _serve(self, worker: _Worker) -> None:
-        """Begins a batch of the model that was served least recently, if any has work."""
+        """Begin a batch of the least recently served model with work, if any."""
         if not worker.ready:
             return
         held = min(worker.ready.values(), key=lambda one: (one.last_used, one.lane.cost.model))
@@ -358,8 +365,8 @@ class _Simulation:
     # Placement
 
     def _best(self, lane: _Lane, workers: list[_Worker]) -> _Worker:
-        """Where the model is nearest to the device, less the share of a worker's hands that is
-        busy; then where most is free.
+        """Choose the worker where the model is nearest to the device, less the busy share of the
+        worker's slots; then the one with the most free memory.
         """
         hands = self._fleet.max_loads + 1
 
@@ -371,7 +378,7 @@ class _Simulation:
         return max(workers, key=score)
 
     def _consider_copy(self, lane: _Lane) -> None:
-        """One more copy, where its load and the work before it take less than the wait for the
+        """Load one more copy if its load and the work before it take less than the wait for the
         present ones.
         """
         if len(self._workers) == 1 or lane.coming or not lane.queue:
@@ -393,7 +400,7 @@ class _Simulation:
         self._try_loads(worker)
 
     def _try_loads(self, worker: _Worker) -> None:
-        """Begins the loads that are wanted and have room, or makes room for them."""
+        """Begin the wanted loads that have memory, or free memory for them."""
         has_no_room = False
         for model, asked in list(worker.wanted.items()):
             if len(worker.loading) >= self._fleet.max_loads:
@@ -413,7 +420,7 @@ class _Simulation:
                     continue
                 missing = lane.cost.bytes - (self._fleet.memory_bytes - worker.used)
             if missing > 0:
-                break  # until what leaves has gone: the room is for this one
+                break  # until the leaving models are gone: the memory is for this one
             del worker.wanted[model]
             self._load(worker, lane)
         if has_no_room and not worker.will_retry:
@@ -439,7 +446,7 @@ class _Simulation:
         worker.used += cost.bytes
         worker.loading.add(cost.model)
         self._peak_bytes = max(self._peak_bytes, worker.used)
-        self._tell(worker, "load" if warm is None else "warm load", lane)
+        self._emit(worker, "load" if warm is None else "warm load", lane)
         self._at(self._now + seconds, self._loaded, worker, lane)
 
     def _loaded(self, worker: _Worker, lane: _Lane) -> None:
@@ -449,7 +456,7 @@ class _Simulation:
         worker.residents[model] = held
         lane.holders.append(worker)
         lane.coming -= 1
-        self._tell(worker, "loaded", lane)
+        self._emit(worker, "loaded", lane)
         if lane.queue:
             worker.ready[model] = held
             if worker.running is None:
@@ -459,8 +466,8 @@ class _Simulation:
             self._try_loads(worker)
 
     def _make_room(self, worker: _Worker, needed: int, challenger: Challenger) -> bool:
-        """Tells models to leave that together take `needed` bytes; False if the rules let too few
-        go, for now.
+        """Evict models that together take `needed` bytes; False if the rules do not allow enough
+        now.
         """
         candidates = [self._candidate(worker, held) for held in worker.residents.values()]
         victims = choose_victims(candidates, needed, self._policy, challenger)
@@ -490,12 +497,12 @@ class _Simulation:
         )
 
     def _leave(self, worker: _Worker, held: _Held) -> None:
-        """First phase: no new work. What waits for it, waits for another copy or for its coming
-        back.
+        """First phase of an eviction: no new work. Waiting requests wait for another copy or for
+        its next load.
         """
         lane = held.lane
         self._evictions += 1
-        self._tell(worker, "evict", lane)
+        self._emit(worker, "evict", lane)
         lane.holders.remove(worker)
         worker.ready.pop(lane.cost.model, None)
         held.leaving = True
@@ -510,13 +517,13 @@ class _Simulation:
             self._at(self._now, self._try_loads, best)
 
     def _free(self, worker: _Worker, held: _Held) -> None:
-        """Second phase: off the device, into the host's memory if that can make room without those
-        that are wanted back.
+        """Second phase: off the device, into the host's memory if that can make room without
+        evicting wanted models.
         """
         cost = held.lane.cost
         del worker.residents[cost.model]
         worker.used -= cost.bytes
-        self._tell(worker, "freed", held.lane)
+        self._emit(worker, "freed", held.lane)
         missing = cost.bytes - (self._fleet.host_bytes - worker.warm_used)
         candidates = [
             self._warm_candidate(one)
@@ -530,10 +537,10 @@ class _Simulation:
             return
         for victim in victims:
             worker.warm_used -= victim.bytes
-            self._tell(worker, "dropped", worker.warm.pop(victim.name).lane)
+            self._emit(worker, "dropped", worker.warm.pop(victim.name).lane)
         worker.warm[cost.model] = held
         worker.warm_used += cost.bytes
-        self._tell(worker, "kept", held.lane)
+        self._emit(worker, "kept", held.lane)
 
     def _warm_candidate(self, held: _Held) -> Candidate:
         lane = held.lane
@@ -547,7 +554,7 @@ class _Simulation:
             held.floor,
         )
 
-    def _tell(self, worker: _Worker, what: What, lane: _Lane) -> None:
+    def _emit(self, worker: _Worker, what: EventKind, lane: _Lane) -> None:
         if self._watch is not None:
             self._watch(Event(self._now, worker.number, what, lane.cost.model, lane.cost.bytes))
 
@@ -567,7 +574,7 @@ def _lanes(models: Mapping[str, ModelCost], fleet: Fleet) -> dict[str, _Lane]:
 
 
 def _quantile(ordered: list[float], share: float) -> float:
-    """Nearest rank; 0 of nothing."""
+    """Return the nearest-rank quantile; 0 without values."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 

@@ -1,5 +1,4 @@
-"""Traces that nobody recorded: popularity by Zipf's law, sessions that come in bursts, and all
-models alike.
+"""Generate traces: popularity by Zipf's law, sessions of bursts, and all models equally popular.
 
 Pure: the same seed gives the same trace on every machine.
 """
@@ -18,30 +17,31 @@ from services.scheduler.simulate.trace import ModelCost, Request, Trace
 
 GIB: Final = 2**30
 _WARM_UP_SECONDS: Final = (2.0, 4.0, 15.0)
-"""What a load takes beside its bytes: a runtime that starts, kernels that compile. One of them for
-each model.
+"""Load time in addition to reading bytes: runtime start, kernel compilation. One of them for each
+model.
 """
 _DISK_GIB_PER_SECOND: Final = 1.5
 _DRIFT: Final = 4000
-"""Requests after which a quarter of the models trade places in popularity."""
+"""Requests after which a quarter of the models trade ranks in popularity."""
 _SESSION_GAP_SECONDS: Final = 3.0
 _SESSION_REQUESTS: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What to make: how many models and requests, requests a second on average, and how uneven
-    their popularity is (the exponent of Zipf's law; 0: all alike)."""
+    """The trace to generate."""
 
     models: int = 80
     requests: int = 20_000
     rate: float = 0.2
+    """Average requests per second."""
     skew: float = 1.1
+    """Exponent of Zipf's law; 0: all models equally popular."""
 
 
 def random_models(count: int, chance: random.Random) -> list[ModelCost]:
-    """Sizes from 0.1 to 16 GiB, half of them below 1.2; a load takes a start of its own and the
-    reading of its bytes.
+    """Draw sizes from 0.1 to 16 GiB, half of them below 1.2. A load takes a fixed start time and
+    the reading of its bytes.
     """
     costs = []
     for number in range(count):
@@ -53,7 +53,7 @@ def random_models(count: int, chance: random.Random) -> list[ModelCost]:
 
 
 def zipf(shape: Shape, seed: int) -> Trace:
-    """Independent requests at random times; popularity falls by rank and drifts slowly."""
+    """Generate independent requests at random times; popularity falls by rank and drifts slowly."""
     chance = random.Random(seed)  # noqa: S311 — nothing secret
     models = random_models(shape.models, chance)
     ranked = [one.model for one in models]
@@ -71,8 +71,8 @@ def zipf(shape: Shape, seed: int) -> Trace:
 
 
 def bursty(shape: Shape, seed: int) -> Trace:
-    """Sessions: somebody works with one model for a while, then is gone. Which model, is drawn by
-    Zipf's law.
+    """Generate sessions: a user works with one model for a while, then leaves. The model is drawn
+    by Zipf's law.
     """
     chance = random.Random(seed)  # noqa: S311 — nothing secret
     models = random_models(shape.models, chance)
@@ -92,7 +92,7 @@ def bursty(shape: Shape, seed: int) -> Trace:
 
 
 def uniform(shape: Shape, seed: int) -> Trace:
-    """Every model is as likely as every other: what no policy can foresee."""
+    """Generate requests for equally likely models, which no policy can predict."""
     trace = zipf(Shape(shape.models, shape.requests, shape.rate, skew=0.0), seed)
     return Trace(f"uniform, seed {seed}", trace.requests, trace.models)
 

@@ -1,10 +1,9 @@
-"""`Hpa`: what Kubernetes' HorizontalPodAutoscaler (autoscaling/v2) does with one external metric.
+"""`Hpa` decides like Kubernetes' HorizontalPodAutoscaler (autoscaling/v2) with one external metric.
 Pure.
 
-Stands for kube-controller-manager in simulations and tests. Follows `pkg/controller/podautoscaler`
-of Kubernetes 1.33: `GetExternalPerPodMetricReplicas` (target type AverageValue, which is what KEDA
-makes), `stabilizeRecommendationWithBehaviors`, `convertDesiredReplicasWithBehaviorRate`
-(selectPolicy Max).
+Replaces kube-controller-manager in simulations and tests. Follows `pkg/controller/podautoscaler` of
+Kubernetes 1.33: `GetExternalPerPodMetricReplicas` (target type AverageValue, which KEDA creates),
+`stabilizeRecommendationWithBehaviors`, `convertDesiredReplicasWithBehaviorRate` (selectPolicy Max).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ TOLERANCE: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """At most `value` pods, or percent of the pods there were, within `period_seconds`."""
+    """Allows at most `value` more pods, or percent of the earlier pods, within `period_seconds`."""
 
     type: Literal["Pods", "Percent"]
     value: int
@@ -36,12 +35,12 @@ class Rules:
 
 UP: Final = Rules(0, (Policy("Pods", 8, 15), Policy("Percent", 200, 15)))
 DOWN: Final = Rules(60, (Policy("Percent", 34, 60), Policy("Pods", 1, 60)))
-"""The behaviour that our ScaledObjects ask for (k8s/components/keda)."""
+"""The behaviour configured in our ScaledObjects (k8s/components/keda)."""
 
 
 class Hpa:
-    """Of one workload. `now` is any clock's seconds that rise; metric and target are in
-    thousandths, as Kubernetes' quantities.
+    """The autoscaler of one workload. `now` is seconds of any monotonic clock; metric and target
+    are in thousandths, as Kubernetes' quantities.
     """
 
     def __init__(self, least: int, most: int, up: Rules = UP, down: Rules = DOWN) -> None:
@@ -56,7 +55,9 @@ class Hpa:
         self._events: deque[tuple[float, int]] = deque()
 
     def decide(self, now: float, replicas: int, value: int, target: int) -> int:
-        """How many replicas there should be now. The caller sets them and says so to `scaled`."""
+        """Return the replicas to run now. The caller sets them and reports the change to
+        `scaled`.
+        """
         if replicas == 0:
             return 0  # an HPA is off while its target has no replicas
         if not self._recommendations:
@@ -71,14 +72,14 @@ class Hpa:
         return self._limited(now, replicas, self._stabilized(now, replicas, wanted))
 
     def scaled(self, now: float, before: int, after: int) -> None:
-        """The replicas were changed by what `decide` answered."""
+        """Record that the replicas were changed as `decide` answered."""
         while self._events and self._events[0][0] <= now - self._event_seconds:
             self._events.popleft()
         self._events.append((now, after - before))
 
     def _stabilized(self, now: float, replicas: int, wanted: int) -> int:
-        """Up to the least that was wanted within the window of scaling up, down to the most within
-        that of scaling down.
+        """Limit the change: up to the minimum wanted within the window of scaling up, down to the
+        maximum within that of scaling down.
         """
         up = min(
             [
@@ -121,7 +122,7 @@ class Hpa:
         return replicas
 
     def _start(self, now: float, replicas: int, policy: Policy) -> int:
-        """The replicas that there were at the beginning of the policy's period."""
+        """Return the replicas at the beginning of the policy's period."""
         return replicas - sum(
             change for at, change in self._events if at > now - policy.period_seconds
         )

@@ -1,8 +1,8 @@
-"""`Executor`: how KEDA's operator takes one workload from zero and to zero; between one and many
-its HPA scales (`hpa.py`). Pure.
+"""`Executor` scales one workload from zero and to zero as KEDA's operator does; between one and
+many its HPA scales (`hpa.py`). Pure.
 
-Stands for KEDA 2.20 in simulations and tests. Follows
-`pkg/scaling/executor/scale_scaledobjects.go`, without fallback, pauses and `idleReplicaCount`.
+Replaces KEDA 2.20 in simulations and tests. Follows `pkg/scaling/executor/scale_scaledobjects.go`,
+without fallback, pauses and `idleReplicaCount`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 from typing import Final
 
 POLLING_SECONDS: Final = 5.0
-"""As our ScaledObjects have it (k8s/components/keda)."""
+"""As configured in our ScaledObjects (k8s/components/keda)."""
 SYNC_SECONDS: Final = 15.0
-"""Between two syncs of an HPA (--horizontal-pod-autoscaler-sync-period)."""
+"""Time between two syncs of an HPA (--horizontal-pod-autoscaler-sync-period)."""
 
 
 class Executor:
-    """Of one ScaledObject that was made at `created`. Times in seconds of any clock that rises."""
+    """The executor of one ScaledObject that was created at `created`. Times in seconds of any
+    monotonic clock.
+    """
 
     def __init__(
         self,
@@ -33,7 +35,7 @@ class Executor:
         self.last_active: float | None = None
 
     def decide(self, now: float, replicas: int, active: bool) -> int:
-        """The replicas to set after a poll, or a push (which is active)."""
+        """Return the replicas to set after a poll, or a push (which is active)."""
         if active:
             self.last_active = now
             return replicas or max(self._least, 1)

@@ -1,5 +1,5 @@
-"""A trace from a running mesh: what its lanes were given while somebody watched, and what its
-workers say that models cost.
+"""Record a trace from a running mesh: the jobs that its lanes received, and the models' costs that
+its workers report.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from services.scheduler.simulate.trace import TOKENS_PER_SECOND, ModelCost, Requ
 
 WATCH_SECONDS: Final = 0.2
 RENEWED_SECONDS: Final = 60.0
-"""A watch that ends after so long is begun again: its connection was old. Routers tell connections
-to end after minutes.
+"""A watch that ends after this time is started again: its connection was old. Routers close
+connections after minutes.
 """
 _Lane = tuple[str, str, str]
 
 
 class Recorder:
-    """Requests and costs out of one look at the mesh after another.
+    """Derives requests and costs from successive views of the mesh.
 
-    A lane's counters tell how many jobs and tokens came since the last look, not when each came:
-    they are spread evenly over that time. Routers count anew every second or so, which is how exact
-    the times are. A request that was split is recorded as its jobs.
+    A lane's counters give the number of jobs and tokens since the last view, not each arrival time:
+    they are spread evenly over that time. Routers refresh the counters about once a second, which
+    limits the precision of the times. A split request is recorded as its jobs.
     """
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
-        # Mutable state: when the last look was and what it saw; None before the first.
+        # The state: the time and content of the last view; None before the first.
         self._last: float | None = None
         self._began = 0.0
         self._jobs: dict[_Lane, int] = {}
@@ -44,7 +44,7 @@ class Recorder:
         self._costs: dict[str, ModelCost] = {}
 
     def see(self, mesh: pb.Mesh, now: float) -> None:
-        """One look; `now` rises, seconds."""
+        """Add one view; `now` rises, in seconds."""
         if self._last is None:
             self._began = self._last = now
             for lane in mesh.lanes:
@@ -56,8 +56,8 @@ class Recorder:
         self._last = now
 
     def trace(self) -> tuple[list[Request], list[ModelCost], dict[str, int]]:
-        """Requests by time, what their models cost, and how many requests of which models are left
-        out because nobody told that.
+        """Return requests by time, their models' costs, and the number of requests left out by
+        model because no worker reported its costs.
         """
         left_out: dict[str, int] = {}
         for request in self.requests:
@@ -107,9 +107,9 @@ def watch(
     seconds: float | None = None,
     tls: Tls | None = None,
     token: str = "",
-    on_look: Callable[[Recorder], None] = lambda recorder: None,
+    on_view: Callable[[Recorder], None] = lambda recorder: None,
 ) -> None:
-    """Fills `recorder` from the router at `address`, for `seconds` or until Ctrl-C. Raises
+    """Fill `recorder` from the router at `address`, for `seconds` or until Ctrl-C. Raises
     shoal.errors.ShoalError if it cannot.
     """
     options = channel_options(address, tls)
@@ -130,11 +130,11 @@ def watch(
                 for reply in call:
                     now = time.monotonic()
                     recorder.see(reply.mesh, now)
-                    on_look(recorder)
+                    on_view(recorder)
                     if end is not None and now >= end:
                         return
             except grpc.RpcError as error:
-                # Routers end connections that are old; one that has gone does not answer again.
+                # Routers end old connections; a stopped router does not answer again.
                 if (
                     error.code() != grpc.StatusCode.UNAVAILABLE
                     or now == begun

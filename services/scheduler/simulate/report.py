@@ -1,4 +1,4 @@
-"""What simulations found: tables, JSON, and a plot of stall over memory."""
+"""Results of simulations: tables, JSON, and a plot of stall over memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BASE: Final = "lru"
-"""What the others' stalls are told relative to."""
+"""The policy to which the others' stalls are relative."""
 PLOT_FORMATS: Final = (".svg", ".png", ".pdf")
 
 
@@ -35,7 +35,7 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Row:
     """The runs of one policy on one fleet, over all traces: means, and the stall relative to that
-    of LRU (None: it was not run).
+    of LRU (None: LRU was not run).
     """
 
     fleet: Fleet
@@ -48,14 +48,14 @@ class Row:
     evictions: float
     bytes_loaded: float
     loading_share: float
-    """Of the fleet's time: how many loads were under way at once on average, a worker."""
+    """Average number of concurrent loads on a worker."""
     wait_p50: float
     wait_p99: float
     refused: float
 
 
 def rows(runs: Sequence[Run]) -> list[Row]:
-    """One for each fleet and policy, in the order in which they were run."""
+    """Return one row for each fleet and policy, in the order of the runs."""
     groups: dict[tuple[Fleet, str], list[Outcome]] = {}
     for run in runs:
         groups.setdefault((run.fleet, run.outcome.policy), []).append(run.outcome)
@@ -90,12 +90,12 @@ def _row(
 
 
 def as_json(runs: Sequence[Run]) -> list[dict[str, object]]:
-    """Every run, for programs; bytes and seconds."""
+    """Return every run, for programs; in bytes and seconds."""
     return [{"trace": run.trace, "fleet": asdict(run.fleet), **asdict(run.outcome)} for run in runs]
 
 
 def as_table(runs: Sequence[Run]) -> Table:
-    """For people; the least stall of each fleet is green."""
+    """Return a table for people; the minimum stall of each fleet is green."""
     traces = list(dict.fromkeys(run.trace for run in runs))
     found = rows(runs)
     least = {
@@ -145,7 +145,7 @@ def as_table(runs: Sequence[Run]) -> Table:
 
 
 def describe(fleet: Fleet) -> str:
-    """A fleet in a few words."""
+    """Describe a fleet in a few words."""
     host = f" + {size(fleet.host_bytes)} host" if fleet.host_bytes else ""
     return f"{fleet.workers} x {size(fleet.memory_bytes)}{host}"
 
@@ -166,7 +166,7 @@ class ScalingRun:
 
 
 def scaling_json(runs: Sequence[ScalingRun]) -> list[dict[str, object]]:
-    """Every run, for programs; seconds."""
+    """Return every run, for programs; in seconds."""
     return [
         {"cluster": asdict(run.cluster), **asdict(outcome)}
         for run in runs
@@ -175,7 +175,7 @@ def scaling_json(runs: Sequence[ScalingRun]) -> list[dict[str, object]]:
 
 
 def scaling_table(runs: Sequence[ScalingRun]) -> Table:
-    """For people: one row for each pool."""
+    """Return a table for people: one row for each pool."""
     columns = (
         "start",
         "cooldown",
@@ -204,8 +204,8 @@ def scaling_table(runs: Sequence[ScalingRun]) -> Table:
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:
-    """Stall by policy: lines over memory where fleets differ in it, else bars. Raises InvalidInput
-    without matplotlib.
+    """Plot the stall by policy: lines over memory if fleets differ in it, else bars. Raises
+    InvalidInput without matplotlib.
     """
     if path.suffix.lower() not in PLOT_FORMATS:
         raise InvalidInput(
@@ -233,7 +233,7 @@ def plot(runs: Sequence[Run], path: Path) -> None:
 
 
 def _lines(axes: Axes, found: Sequence[Row]) -> None:
-    """One line for each policy and count of workers."""
+    """Plot one line for each policy and count of workers."""
     counts = {row.fleet.workers for row in found}
     for policy in dict.fromkeys(row.policy for row in found):
         for workers in sorted(counts):

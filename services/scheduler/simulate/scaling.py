@@ -1,10 +1,10 @@
-"""One pool under KEDA for days of rare requests: from zero, to many and back to zero, event by
-event. Pure and deterministic.
+"""Simulate one pool under KEDA for days of rare requests: from zero to many and back to zero, event
+by event. Pure and deterministic.
 
-What decides is the scheduler's own: `Demand` is fed with looks as Redis would give them. KEDA's
+The decisions are the scheduler's: `Demand` receives snapshots as Redis would give them. KEDA's
 operator (`keda.py`) and the HPA (`hpa.py`) poll and sync as in a cluster, and a push takes the pool
-from zero. The rest is a model: a machine takes a fixed time to come, a worker loads the one model
-when work waits for it, and does one request at a time.
+from zero. The rest is a model: a machine takes a fixed time to start, and a worker loads its one
+model when work waits for it, and serves one request at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from libs.queue import LaneGauges, LaneKey
 from services.scheduler.demand import Demand, PoolDemand
 from services.scheduler.simulate.hpa import Hpa
 from services.scheduler.simulate.keda import POLLING_SECONDS, SYNC_SECONDS, Executor
-from services.scheduler.view import Look
+from services.scheduler.view import MeshSnapshot
 
 MODEL: Final = "org/model"
 _BYTES: Final = 100_000_000
@@ -40,19 +40,17 @@ QUARTERS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A pool's machines and how KEDA scales them. Times in seconds.
-
-    `start_seconds`: from a pod's creation to its worker's first heartbeat; what the pool is
-    configured to take (`spec`) is another thing. `tokens_per_second`: of one worker.
-    """
+    """A pool's machines and how KEDA scales them. Times in seconds."""
 
     spec: PoolSpec = field(
         default_factory=lambda: PoolSpec("pool", max_workers=20, node_seconds=120.0)
     )
     start_seconds: float = 180.0
+    """From a pod's creation to its worker's first heartbeat; may differ from the time in `spec`."""
     load_seconds: float = 5.0
     cooldown_seconds: float = 600.0
     tokens_per_second: float = 5_000.0
+    """Of one worker."""
 
     def __post_init__(self) -> None:
         if (
@@ -66,10 +64,12 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Somebody comes `at` seconds after the beginning, with requests of so many tokens each."""
+    """A user's visit with one or more requests."""
 
     at: float
+    """Seconds after the beginning."""
     tokens: tuple[int, ...]
+    """Tokens of each request."""
 
     @property
     def is_burst(self) -> bool:
@@ -78,27 +78,29 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of the visits. Waits are from a request's coming to its answer, in seconds."""
+    """The result of a simulation. Waits are from a request's arrival to its answer, in seconds."""
 
     answered: int
     starts: int
     """Times that the pool left zero."""
     held_share: float
-    """Of the time, in which at least one machine was held, from its pod's creation to its end."""
+    """Share of the time in which at least one machine was held, from its pod's creation to its
+    end.
+    """
     machines: float
-    """Held on average."""
+    """Machines held on average."""
     cold_start_seconds: tuple[float, ...]
-    """What the scheduler thinks that a start takes, after each quarter of the time."""
+    """The scheduler's estimate of a start, after each quarter of the time."""
     longest_cold_start_seconds: float
     most_for_short: int
-    """Workers at most while nothing but short texts had come since the pool was at zero."""
+    """Maximum workers while only short texts had arrived since the pool was at zero."""
     wait_p50: float
     wait_p99: float
 
 
 def visits(count: int, gap_seconds: float, burst_share: float, seed: int) -> list[Visit]:
-    """Independent visits, `gap_seconds` apart on average: one short text each, or a burst of 200
-    requests of 5,000 tokens.
+    """Draw independent visits, `gap_seconds` apart on average: one short text each, or a burst of
+    200 requests of 5,000 tokens.
     """
     chance = random.Random(seed)  # noqa: S311 — nothing secret
     made, at = [], 0.0
@@ -110,7 +112,7 @@ def visits(count: int, gap_seconds: float, burst_share: float, seed: int) -> lis
 
 
 def simulate(cluster: Cluster, wanted: Sequence[Visit]) -> Outcome:
-    """Lets the visits come to a pool that is at zero, until an hour after the last one."""
+    """Simulate the visits to a pool that is at zero, until an hour after the last one."""
     return _Simulation(cluster, wanted).run()
 
 
@@ -134,7 +136,7 @@ class _Simulation:
         self._executor = Executor(0.0, cooldown_seconds=cluster.cooldown_seconds)
         self._hpa = Hpa(1, cluster.spec.max_workers)
         self._end = wanted[-1].at + 3600.0 if wanted else 0.0
-        # What comes: (when, rising number, what to do).
+        # Future events: (time, rising number, function).
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._now = 0.0
@@ -203,7 +205,7 @@ class _Simulation:
         self._queue.extend((self._now, tokens) for tokens in visit.tokens)
         self._enqueued_tokens += sum(visit.tokens)
         self._serve()
-        if self._look().active and self._replicas == 0:
+        if self._update_demand().active and self._replicas == 0:
             self._activate(is_active=True)  # a push
 
     def _serve(self) -> None:
@@ -217,12 +219,12 @@ class _Simulation:
                 self._take(pod)
 
     def _take(self, pod: _Pod) -> None:
-        came, tokens = self._queue.popleft()
+        record_workers, tokens = self._queue.popleft()
         pod.busy = True
         self._leased_tokens += tokens
         self._at(
             self._now + tokens / self._cluster.tokens_per_second,
-            lambda: self._answered(pod, came, tokens),
+            lambda: self._answered(pod, record_workers, tokens),
         )
 
     def _loaded(self, pod: _Pod) -> None:
@@ -230,10 +232,10 @@ class _Simulation:
         pod.loading = False
         self._serve()
 
-    def _answered(self, pod: _Pod, came: float, tokens: int) -> None:
+    def _answered(self, pod: _Pod, record_workers: float, tokens: int) -> None:
         pod.busy = False
         self._leased_tokens -= tokens
-        self._waits.append(self._now - came)
+        self._waits.append(self._now - record_workers)
         if pod.stopped:
             self._pods.remove(pod)
         self._serve()
@@ -241,14 +243,14 @@ class _Simulation:
     # The cluster
 
     def _poll(self) -> None:
-        self._activate(self._look().active)
+        self._activate(self._update_demand().active)
 
     def _activate(self, is_active: bool) -> None:
         self._scale(self._executor.decide(self._now, self._replicas, is_active))
 
     def _sync(self) -> None:
         before = self._replicas
-        after = self._hpa.decide(self._now, before, self._look().desired * 1000, 1000)
+        after = self._hpa.decide(self._now, before, self._update_demand().desired * 1000, 1000)
         if after != before:
             self._scale(after)
             self._hpa.scaled(self._now, before, after)
@@ -273,20 +275,22 @@ class _Simulation:
             self._pods.remove(pod)
 
     def _joined(self) -> None:
-        self._look()
+        self._update_demand()
         self._serve()
 
-    # What the scheduler sees
+    # The scheduler's view
 
-    def _look(self) -> PoolDemand:
+    def _update_demand(self) -> PoolDemand:
         now_ms = _EPOCH_MS + round(self._now * 1000)
         workers = {
             pod.name: self._record(pod, now_ms) for pod in self._pods if pod.joins <= self._now
         }
-        look = Look(FleetSnapshot(workers, {MODEL: _CARD}, {}, now_ms), self._gauges(), self._now)
-        answer = self._demand.update(look)[self._pool]
-        self._longest_cold_start = max(self._longest_cold_start, answer.input.cold_start_seconds)
-        return answer
+        snapshot = MeshSnapshot(
+            FleetSnapshot(workers, {MODEL: _CARD}, {}, now_ms), self._gauges(), self._now
+        )
+        decision = self._demand.update(snapshot)[self._pool]
+        self._longest_cold_start = max(self._longest_cold_start, decision.input.cold_start_seconds)
+        return decision
 
     def _gauges(self) -> Mapping[LaneKey, LaneGauges]:
         if not self._enqueued_tokens:
@@ -320,7 +324,7 @@ class _Simulation:
         )
 
     def _note(self) -> None:
-        self._cold_starts.append(self._look().input.cold_start_seconds)
+        self._cold_starts.append(self._update_demand().input.cold_start_seconds)
 
 
 def _quantile(waits: Sequence[float], share: float) -> float:

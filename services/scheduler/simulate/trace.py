@@ -1,9 +1,9 @@
-"""What is asked for and when, and what its models cost: the input of a simulation, and its CSV
-files.
+"""The input of a simulation and its CSV files: requests with their times, and the costs of their
+models.
 
-A trace has the columns time_seconds, model, tokens and, if it likes, adapter. What a model costs
-stands in a file of its own with the columns model, bytes, load_seconds and, if known, warm_seconds
-and tokens_per_second, or in such columns of the trace itself.
+A trace has the columns time_seconds, model, tokens and, optionally, adapter. The costs of models
+are in a separate file with the columns model, bytes, load_seconds and, if known, warm_seconds and
+tokens_per_second, or in these columns of the trace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 from libs.errors import InvalidInput
 
 TOKENS_PER_SECOND: Final = 50_000.0
-"""Of a model whose rate nobody measured."""
+"""Rate of a model without a measured one."""
 _REQUEST_COLUMNS: Final = ("time_seconds", "model", "tokens", "adapter")
 _COST_COLUMNS: Final = ("bytes", "load_seconds", "warm_seconds", "tokens_per_second")
 _Number = TypeVar("_Number", int, float)
@@ -26,27 +26,29 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: `at` in seconds since the trace began, `tokens` at least 1. Requests of a
-    model's adapters share its batches.
-    """
+    """One request. Requests of a model's adapters share its batches."""
 
     at: float
+    """Seconds since the trace began."""
     model: str
     tokens: int
+    """At least 1."""
     adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """What one model takes: `bytes` on the device, `load_seconds` from disk, `warm_seconds` from
-    host memory (None: by the fleet's bandwidth), and what it gives: tokens a second of forward
-    pass."""
+    """The costs and the speed of one model."""
 
     model: str
     bytes: int
+    """On the device."""
     load_seconds: float
+    """From disk."""
     warm_seconds: float | None = None
+    """From host memory; None: by the fleet's bandwidth."""
     tokens_per_second: float = TOKENS_PER_SECOND
+    """Of a forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,10 @@ class Trace:
 
 
 def read_trace(path: Path, models: Path | None = None) -> Trace:
-    """Reads a trace and what its models cost: from `models`, from the trace's own columns, or from
-    both (`models` counts first).
+    """Read a trace and its models' costs: from `models`, from the trace's columns, or from both
+    (`models` has precedence).
 
-    Raises InvalidInput with file, line and what is wrong; OSError if a file cannot be read.
+    Raises InvalidInput with file, line and problem; OSError if a file cannot be read.
     """
     costs = {} if models is None else read_models(models)
     requests: list[Request] = []
@@ -79,11 +81,12 @@ def read_trace(path: Path, models: Path | None = None) -> Trace:
                 if not row.values.get("bytes"):
                     raise row.wrong(
                         "bytes",
-                        f"nothing says what {model} costs: give bytes and load_seconds here or in a models file",
+                        f"the costs of {model} are missing: give bytes and load_seconds here or"
+                        " in a models file",
                     )
                 costs[model] = _cost(row)
     if not requests:
-        raise InvalidInput(f"{path}: there are no requests in it")
+        raise InvalidInput(f"{path}: the file has no requests")
     requests.sort(key=lambda request: request.at)
     used = {request.model for request in requests}
     return Trace(
@@ -92,21 +95,21 @@ def read_trace(path: Path, models: Path | None = None) -> Trace:
 
 
 def read_models(path: Path) -> dict[str, ModelCost]:
-    """Reads what models cost. Raises InvalidInput with file and line; OSError if the file cannot be
-    read.
+    """Read the costs of models. Raises InvalidInput with file and line; OSError if the file cannot
+    be read.
     """
     costs: dict[str, ModelCost] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for row in _rows(path, file, ("model", "bytes", "load_seconds"), ("model", *_COST_COLUMNS)):
             cost = _cost(row)
             if cost.model in costs:
-                raise row.wrong("model", f"{cost.model} was there before")
+                raise row.wrong("model", f"{cost.model} is listed twice")
             costs[cost.model] = cost
     return costs
 
 
 def write_trace(path: Path, requests: Sequence[Request]) -> None:
-    """Writes what `read_trace` reads, without costs."""
+    """Write a file for `read_trace`, without costs."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_REQUEST_COLUMNS)
@@ -114,7 +117,7 @@ def write_trace(path: Path, requests: Sequence[Request]) -> None:
 
 
 def write_models(path: Path, costs: Sequence[ModelCost]) -> None:
-    """Writes what `read_models` reads."""
+    """Write a file for `read_models`."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("model", *_COST_COLUMNS))
@@ -132,7 +135,7 @@ def write_models(path: Path, costs: Sequence[ModelCost]) -> None:
 
 
 def models_path(trace: Path) -> Path:
-    """Where the models file of a trace lies if nobody says otherwise: beside it."""
+    """Return the default path of a trace's models file, in the same folder."""
     return trace.with_name(f"{trace.stem}.models.csv")
 
 
@@ -185,7 +188,7 @@ def _rows(
                 raise row.wrong(columns[-1], f"the line has more than {len(columns)} values")
             yield row
     except (csv.Error, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path}:{reader.line_num + 1}: is no CSV: {error}") from None
+        raise InvalidInput(f"{path}:{reader.line_num + 1}: is not CSV: {error}") from None
 
 
 def _cost(row: _Row) -> ModelCost:

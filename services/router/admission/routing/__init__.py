@@ -1,3 +1,3 @@
-"""Which pool, and so which lane, a request goes to: the rules (`routes.py`), and the files they go
-by (`routes_files.py`).
+"""Choose the pool, and so the lane, of a request: the rules (`routes.py`) and their files
+(`routes_files.py`).
 """

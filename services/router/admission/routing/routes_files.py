@@ -1,5 +1,5 @@
-"""The files behind `routes.py`: pools.yaml and the catalog's cards, read again when they change; no
-router restarts for them.
+"""Read the files behind `routes.py`, pools.yaml and the catalog's cards, and read them again when
+they change.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from services.router.admission.routing.routes import Routes
 
 
 def watch_routes(pools: Path | None, folders: Sequence[Path], default_pool: str) -> Watched[Routes]:
-    """What the files say. Raises InvalidInput: a router does not start with files that are
-    wrong.
-    """
+    """Watch the routing files. Raises InvalidInput: a router does not start with invalid files."""
     paths = [*([] if pools is None else [pools]), *folders]
     return Watched(paths, partial(_read, pools, folders, default_pool))
 

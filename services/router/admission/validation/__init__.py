@@ -1,2 +1,3 @@
-"""What may be in a message: of clients (`requests.py`, by the list in `limits.py`), and of workers
-(`reports.py`, by the list in `report_limits.py`). Pure."""
+"""Validate messages of clients (`requests.py`, with the limits in `limits.py`) and of workers
+(`reports.py`, with the limits in `report_limits.py`). Pure.
+"""

@@ -1,8 +1,8 @@
-"""Validates how texts are to be divided into chunks, and estimates what that takes. Pure.
+"""Validate the division of texts into chunks, and estimate its cost. Pure.
 
-A worker knows how many chunks a text has once it has tokenised it; routers have no tokenizer. So
-their number is estimated from the text's bytes, as its tokens are, and a worker refuses more than
-an item may have.
+A worker knows the number of a text's chunks once it has tokenised it; routers have no tokenizer. So
+their number is estimated from the text's bytes, as its tokens are, and a worker refuses items with
+too many.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from libs.errors import InvalidInput
 from services.router.admission.validation import limits
 
 DEFAULT_TOKENS: Final = 512
-"""Of a chunk where the request does not say: the worker's own
+"""Tokens of a chunk by default: the worker's own default
 (libs/models/text/processing/chunking/dividing.py).
 """
-BYTES_A_TOKEN: Final = 4
-"""Of a text, which most languages are near."""
+BYTES_PER_TOKEN: Final = 4
+"""Bytes of a token; most languages are close to this."""
 
 
-POOLED: Final = 16
-"""How many times less than reading a token it takes at most to pool its state once more, for late
-chunks that overlap.
+POOLED_DIVISOR: Final = 16
+"""Pooling a token's state again, for late chunks that overlap, costs at most this fraction (1/16)
+of reading it.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Divided:
-    """What an item with chunks takes: bytes that the model reads, and the estimated number of its
+class ChunkedItem:
+    """The cost of an item with chunks: bytes that the model reads, and the estimated number of its
     chunks.
     """
 
@@ -40,21 +40,26 @@ class Divided:
     chunks: int
 
 
-def check(request: pb.EncodeRequest, *, has_token_vectors: bool) -> list[Divided]:
-    """Raises InvalidInput. `has_token_vectors`: the answer has a vector for each token of each
-    chunk.
+def check(request: pb.EncodeRequest, *, has_token_vectors: bool) -> list[ChunkedItem]:
+    """Validate the chunking. Raises InvalidInput.
+
+    Args:
+        has_token_vectors: The answer has a vector for each token of each chunk.
     """
     chunking = request.chunking
     if chunking.method and chunking.method not in pb.Chunking.Method.values():
-        message = f"chunking.method is {chunking.method}, which is none of {', '.join(pb.Chunking.Method.keys())}"
-        raise InvalidInput(message, field="chunking.method")
+        methods = ", ".join(pb.Chunking.Method.keys())
+        raise InvalidInput(
+            f"chunking.method is {chunking.method}, which is none of {methods}",
+            field="chunking.method",
+        )
     by_spans = chunking.method == pb.Chunking.METHOD_SPANS
     limits.CHUNK_TOKENS.check(chunking.max_tokens, "chunking.max_tokens")
     limits.CHUNK_OVERLAP.check(chunking.overlap, "chunking.overlap")
     for name, count in (("max_tokens", chunking.max_tokens), ("overlap", chunking.overlap)):
         if by_spans and count:
             raise InvalidInput(
-                f"chunking.{name} is {count}, and the spans of the items are the chunks",
+                f"chunking.{name} is {count}, but the spans of the items are the chunks",
                 field=f"chunking.{name}",
             )
     if 2 * chunking.overlap > (chunking.max_tokens or DEFAULT_TOKENS):
@@ -71,13 +76,16 @@ def check(request: pb.EncodeRequest, *, has_token_vectors: bool) -> list[Divided
 
 def _check_count(chunks: int, limit: limits.Limit, path: str) -> None:
     if chunks > limit.most:
-        message = f"{path} would have about {chunks:,} chunks; at most {limit.most:,} are allowed: ask for larger ones, or send less"
-        raise InvalidInput(message, field=path)
+        raise InvalidInput(
+            f"{path} would have about {chunks:,} chunks; at most {limit.most:,} are allowed:"
+            " request larger ones, or send less",
+            field=path,
+        )
 
 
 def _item(
     item: pb.Item, path: str, chunking: pb.Chunking, by_spans: bool, is_pooled: bool
-) -> Divided:
+) -> ChunkedItem:
     if item.parts and (len(item.parts) > 1 or item.parts[0].WhichOneof("content") != "text"):
         raise InvalidInput(
             f"{path} has parts, and only a text can be divided", field=f"{path}.parts"
@@ -98,10 +106,10 @@ def _item(
         if item.spans:
             raise InvalidInput(f"{path}.spans are for chunking.method SPANS", field=f"{path}.spans")
         most = chunking.max_tokens or DEFAULT_TOKENS
-        chunks = size // (BYTES_A_TOKEN * (most - chunking.overlap)) + 1
+        chunks = size // (BYTES_PER_TOKEN * (most - chunking.overlap)) + 1
         _check_count(chunks, limits.CHUNKS, f"{path}.text")
         repeated = 0 if is_pooled else size * chunking.overlap // (most - chunking.overlap)
-        return Divided(size + repeated + chunks * _utf8(item.context), chunks)
+        return ChunkedItem(size + repeated + chunks * _utf8(item.context), chunks)
     if not item.spans:
         raise InvalidInput(
             f"{path}.spans are required for chunking.method SPANS", field=f"{path}.spans"
@@ -111,21 +119,24 @@ def _item(
         item.spans
     ) * _utf8(item.context)
     limits.SPANNED.check(read, f"{path}.spans")
-    return Divided(size + read // POOLED if is_pooled else read, len(item.spans))
+    return ChunkedItem(size + read // POOLED_DIVISOR if is_pooled else read, len(item.spans))
 
 
 def _spanned(
     spans: Sequence[pb.Span], path: str, characters: int, size: int, *, is_late: bool
 ) -> int:
-    """The bytes of all spans with their contexts, as if all characters of the text had as many.
-    Raises InvalidInput.
+    """Return the bytes of all spans with their contexts, as if all characters of the text had
+    equally many. Raises InvalidInput.
     """
     covered = contexts = 0
     for index, span in enumerate(spans):
         start, end, context = span.start, span.end, span.context
         if not start < end <= characters:
-            message = f"{path}[{index}] is at {start}..{end}, which is no part of the text's 0..{characters}"
-            raise InvalidInput(message, field=f"{path}[{index}]")
+            raise InvalidInput(
+                f"{path}[{index}] is at {start}..{end}, which is outside the text's"
+                f" 0..{characters}",
+                field=f"{path}[{index}]",
+            )
         covered += end - start
         if context:
             own = f"{path}[{index}].context"

@@ -1,8 +1,8 @@
 """The limits of a request: the one list that `requests.py` enforces and that users read.
 
-The table in docs/security.md is `table()` (`python -m services.router.admission.validation.limits`
-prints it), and the comments of the fields in protos/ give the same numbers:
-tests/router/test_limits.py compares them, and finds fields of requests that have no limit here.
+`python -m services.router.admission.validation.limits` prints the table in docs/security.md, and
+the comments of the fields in protos/ give the same numbers. tests/router/test_limits.py compares
+them, and finds fields of requests that have no limit here.
 """
 
 from __future__ import annotations
@@ -30,22 +30,25 @@ PAGES: Final = "pages"
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """`fields`: of messages of shoal.v1, such as `Item.text`, or whole messages."""
+    """A limit of message fields."""
 
     what: str
     fields: tuple[str, ...]
+    """Fields of messages of shoal.v1, such as `Item.text`, or whole messages."""
     most: int
     unit: str
 
     @property
     def number(self) -> str:
-        """As the table and the protos' comments write it: `4 MiB`, `16,384`."""
+        """Return the number in the form of the table and the protos' comments: `4 MiB`,
+        `16,384`.
+        """
         if self.unit != BYTES:
             return f"{self.most:,}"
         return f"{self.most // KIB} KiB" if self.most < MIB else f"{self.most // MIB} MiB"
 
     def check(self, count: int, path: str) -> None:
-        """Raises InvalidInput for a field that holds too much."""
+        """Raise InvalidInput for a field that holds too much."""
         if count > self.most:
             message = f"{path} has {count:,} {self.unit}; at most {self.most:,} are allowed"
             raise InvalidInput(message, field=path)
@@ -70,68 +73,79 @@ _OF_MODELS: Final = (
 
 REQUEST: Final = Limit("a whole request", (*_REQUESTS, *_OF_TOKENS), MAX_REQUEST_BYTES, BYTES)
 READ: Final = Limit(
-    "what all items make a worker read, with what each repeats", _REQUESTS, 256 * MIB, BYTES
+    "bytes that all items make a worker read, including those repeated for each",
+    _REQUESTS,
+    256 * MIB,
+    BYTES,
 )
-"""Four requests of the largest size: a query of 131,072 characters with 10,000 documents of a
+"""Four requests of the largest size: a query of 131,072 characters with 10,000 documents of one
 letter would be 1.3 GB.
 """
 SCORE_BYTES: Final = 16
-"""About how many bytes a label in an answer takes beyond its name."""
+"""Approximate bytes of a label in an answer in addition to its name."""
 ANSWERED: Final = Limit(
     f"labels that an answer may repeat: their bytes and {SCORE_BYTES} for each, for each item",
     ("ExtractRequest",),
     4 * MIB,
     BYTES,
 )
-"""1,000 items with 256 labels of a letter. A client with gRPC's default limit reads no more, and a
-router, a worker and a client each hold up to twelve times that while it is written or read."""
+"""Enough for 1,000 items with 256 labels of one letter. A client with gRPC's default limit reads no
+more, and a router, a worker and a client each hold up to twelve times that while it is sent or
+read.
+"""
 SHARED: Final = Limit(
-    "what all items' results share beside as many bytes as the request has: entities, relations, regions, structures, texts of"
-    " pages (workers leave out the results with the lowest scores and set `Extraction.truncated`)",
+    "size shared by all items' results in addition to as many bytes as the request has: entities,"
+    " relations, regions,"
+    " structures, texts of pages (workers leave out the results with the lowest scores and set"
+    " `Extraction.truncated`)",
     ("ExtractRequest",),
     4 * MIB,
     BYTES,
 )
-"""As ANSWERED, for results whose number depends on what is found. Each item may take the same: one
-item alone all of it, and one of 10,000 still some ten results beside its own bytes."""
+"""Like ANSWERED, for results that depend on the content. Each item may take the same: one item
+alone all of it, and one of 10,000 still some ten results in addition to its bytes.
+"""
 WRITTEN: Final = Limit(
-    "tokens that may be written: `max_tokens` for each item or page",
+    "tokens that may be generated: `max_tokens` for each item or page",
     ("TextTask.max_tokens",),
     1_048_576,
     "tokens",
 )
-"""4,096 answers of the usual 256 tokens, some 4 MiB of text."""
+"""Enough for 4,096 answers of the usual 256 tokens, some 4 MiB of text."""
 ENCODED: Final = Limit(
     "vectors of one answer of Encode, by their dimensions and estimated tokens",
     ("EncodeRequest",),
     16 * MIB,
     BYTES,
 )
-"""1,024 vectors of 4,096 float32 numbers, or 10,000 of 384."""
+"""Enough for 1,024 vectors of 4,096 float32 numbers, or 10,000 of 384."""
 STREAMED: Final = Limit(
     "vectors of all answers of one EncodeStream, by their dimensions and estimated tokens",
     ("EncodeRequest",),
     1 << 30,
     BYTES,
 )
-"""524,288 tokens' vectors of 128 numbers in float32 are 256 MiB. Each answer of the stream waits
-until the client has read the one before it, so this bounds the work that one request can cause, not
-memory."""
+"""The vectors of 524,288 tokens with 128 float32 numbers take 256 MiB. Each answer of the stream
+waits until the client has read the one before, so this bounds the work that one request can cause,
+not memory.
+"""
 SPARSE: Final = Limit(
-    "what all items' sparse vectors share (workers leave out the smallest weights and set `SparseMatrix.truncated`)",
+    "size shared by all items' sparse vectors (workers leave out the smallest weights and set"
+    " `SparseMatrix.truncated`)",
     ("EncodeRequest",),
     32 * MIB,
     BYTES,
 )
-"""419 weights of each of 10,000 vectors, 4,194 of each of 1,000; SPLADE models return 100 to 300.
-How many there are is not known before the forward pass."""
+"""Enough for 419 weights in each of 10,000 vectors, or 4,194 in each of 1,000; SPLADE models return
+100 to 300. Their number is not known before the forward pass.
+"""
 TOKENIZED: Final = Limit(
-    "tokens or texts of one answer of Tokenize or Detokenize, by the bytes or ids that they are made of",
+    "tokens or texts of one answer of Tokenize or Detokenize, by the bytes or ids in the request",
     _OF_TOKENS,
     16 * MIB,
     BYTES,
 )
-"""The tokens of 1.3 MB of any text, with their places."""
+"""Enough for the tokens of 1.3 MB of any text, with their positions."""
 ITEMS: Final = Limit(
     "items",
     (
@@ -147,21 +161,20 @@ ITEMS: Final = Limit(
 TOKENIZED_TEXT: Final = Limit(
     "a text to be tokenized", ("TokenizeRequest.texts",), 512 * KIB, BYTES
 )
-"""It is tokenized as a whole, which takes about 600 bytes of memory a token: 300 MB for half a MiB
-of punctuation, where each byte is a token, and 80 MB for English."""
-IDS: Final = Limit(
-    "ids of all sequences to be turned into texts", ("TokenIds.ids",), 131_072, ENTRIES
-)
+"""A text is tokenized as a whole, which takes about 600 bytes of memory a token: 300 MB for half a
+MiB of punctuation, where each byte is a token, and 80 MB for English.
+"""
+IDS: Final = Limit("ids of all sequences to be detokenized", ("TokenIds.ids",), 131_072, ENTRIES)
 TEXT: Final = Limit(
     "an item's text, of all its parts together", ("Item.text", "Part.text"), 4 * MIB, BYTES
 )
-"""A book has 1 MB, and the longest sequences that models take (128k tokens) 0.6 MB."""
-IMAGE: Final = Limit("a picture's file", ("Image.data",), 16 * MIB, BYTES)
+"""A book has 1 MB, and the longest sequences of models (128k tokens) 0.6 MB."""
+IMAGE: Final = Limit("an image's file", ("Image.data",), 16 * MIB, BYTES)
 IMAGE_PIXELS: Final = Limit(
-    "a picture's pixels, by its file's header", ("Image.data",), 50_000_000, PIXELS
+    "an image's pixels, by its file's header", ("Image.data",), 50_000_000, PIXELS
 )
-"""The worker's own (libs/models/images/decoding.py), so that what it would refuse is refused here,
-where the header says it.
+"""The worker's limit (libs/models/images/decoding.py), so that images which it would refuse are
+refused here if their header gives the size.
 """
 DOCUMENT: Final = Limit("a document's file", ("Document.data",), documents.BYTES, BYTES)
 FILES: Final = Limit(
@@ -171,7 +184,7 @@ FILES: Final = Limit(
     ENTRIES,
 )
 FILE: Final = Limit(
-    "such a file", tuple(f"{name}.files" for name in _REQUESTS), documents.BYTES, BYTES
+    "a shared file", tuple(f"{name}.files" for name in _REQUESTS), documents.BYTES, BYTES
 )
 DPI: Final = Limit(
     "dots per inch of a document's pages",
@@ -185,7 +198,7 @@ UNKNOWN_PAGES: Final = Limit(
     documents.UNKNOWN_PAGES,
     PAGES,
 )
-"""As for which it is priced. The worker refuses a document that has more."""
+"""Such a document is priced with this number. The worker refuses a document that has more."""
 ITEM_PAGES: Final = Limit(
     "pages of an item, of all its documents together", ("Item.parts",), documents.PAGES, PAGES
 )
@@ -199,7 +212,7 @@ DOCUMENT_PAGES: Final = Limit(
     PAGES,
 )
 PAGE_PIXELS: Final = Limit(
-    "a page's pixels, as it is drawn (checked by workers)",
+    "a page's pixels, as rendered (checked by workers)",
     ("Document.data",),
     documents.PIXELS,
     PIXELS,
@@ -224,39 +237,38 @@ ITEM_SECONDS: Final = Limit(
 )
 PARTS: Final = Limit("parts of an item", ("Item.parts",), 64, ENTRIES)
 QUERY: Final = Limit("a query's text", ("ScoreRequest.query",), 131_072, CHARACTERS)
-"""A cross-encoder reads it with each document: 32k tokens, more than any that is served takes."""
+"""A cross-encoder reads it with each document: 32k tokens, above the limit of any served model."""
 INSTRUCTION: Final = Limit(
     "an instruction",
     ("EncodeRequest.instruction", "ScoreRequest.instruction", "TextTask.instruction"),
     16_384,
     CHARACTERS,
 )
-"""The longest that a model's card names has 600 characters; few-shot examples may stand in one."""
+"""The longest instruction that a model's card names has 600 characters; few-shot examples also fit.
+"""
 JSON_SCHEMA: Final = Limit(
     "a JSON Schema of answers (the worker has more limits)",
     ("TextTask.json_schema",),
     32 * KIB,
     BYTES,
 )
-"""The worker's own (libs/models/generation/grammars/schemas.py)."""
+"""The worker's limit (libs/models/generation/grammars/schemas.py)."""
 TURNS: Final = Limit("turns before an item", ("TextTask.turns",), 128, ENTRIES)
 TURNS_TEXT: Final = Limit(
     "the texts of all turns", ("Turn.text", "ToolCall.arguments"), 65_536, CHARACTERS
 )
-"""Models that write have at most 8,192 tokens for a prompt and its answer."""
+"""Generative models have at most 8,192 tokens for a prompt and its answer."""
 TEMPLATE_VALUES: Final = Limit(
     "values for the chat template", ("TextTask.template_values",), 4 * KIB, BYTES
 )
 STOPS: Final = Limit("texts that end an answer", ("TextTask.stop",), 16, ENTRIES)
-STOP: Final = Limit("such a text", ("TextTask.stop",), 256, CHARACTERS)
+STOP: Final = Limit("a text that ends an answer", ("TextTask.stop",), 256, CHARACTERS)
 TOP_LOGPROBS: Final = Limit(
-    "likely tokens beside each written one", ("TextTask.top_logprobs",), 20, "tokens"
+    "likely alternatives for each generated token", ("TextTask.top_logprobs",), 20, "tokens"
 )
-LOGPROBS: Final = Limit(
-    "log probabilities that an answer may have", ("ExtractRequest",), 64 * MIB, BYTES
-)
+LOGPROBS: Final = Limit("log probabilities of an answer", ("ExtractRequest",), 64 * MIB, BYTES)
 TOOLS: Final = Limit("functions that a model may call", ("TextTask.tools",), 64 * KIB, BYTES)
-"""They stand before each text, and have some 10,000 tokens."""
+"""They precede each text, and have some 10,000 tokens."""
 TOOL_CALLS: Final = Limit(
     "calls of a turn, and functions that a model may call",
     ("Turn.tool_calls", "TextTask.tools"),
@@ -271,24 +283,21 @@ POOLING: Final = Limit(
     "times",
 )
 CHUNKED: Final = Limit("an item's text that is divided into chunks", ("Chunking",), MIB, BYTES)
-"""The text of a book of 400 pages. A worker counts its tokens some four times, 2 s of one
-thread.
+"""The text of a book of 400 pages. A worker counts its tokens some four times, 2 s of one thread.
 """
 CHUNKS: Final = Limit(
-    "chunks of an item, and spans that it names (checked by workers, too)",
+    "chunks of an item, and its spans (checked by workers, too)",
     ("Chunking", "Item.spans"),
     8192,
     ENTRIES,
 )
-"""The worker's own (libs/models/text/processing/chunking/dividing.py)."""
+"""The worker's limit (libs/models/text/processing/chunking/dividing.py)."""
 REQUEST_CHUNKS: Final = Limit(
     "chunks of a request, by their estimated number", ("Chunking", "Item.spans"), 65_536, ENTRIES
 )
 SPANNED: Final = Limit("the texts and contexts of an item's spans", ("Item.spans",), 4 * MIB, BYTES)
-"""As many as an item's text may have: spans may overlap, and each is read."""
-CONTEXT: Final = Limit(
-    "what is put before chunks", ("Item.context", "Span.context"), 4096, CHARACTERS
-)
+"""The limit of an item's text: spans may overlap, and each is read."""
+CONTEXT: Final = Limit("text before chunks", ("Item.context", "Span.context"), 4096, CHARACTERS)
 CHUNK_TOKENS: Final = Limit("tokens of a chunk", ("Chunking.max_tokens",), 32_768, "tokens")
 CHUNK_OVERLAP: Final = Limit(
     "tokens that chunks repeat of the one before", ("Chunking.overlap",), 16_384, "tokens"
@@ -299,7 +308,7 @@ PLACES: Final = Limit(
 )
 LABELS: Final = Limit("labels of a list", _LABELS, 256, ENTRIES)
 LABEL: Final = Limit("a label", _LABELS, 1024, CHARACTERS)
-"""Zero-shot models were trained on labels of a few words; some are asked whole sentences."""
+"""Zero-shot models were trained on labels of a few words; some are given whole sentences."""
 SCHEMA_NAMES: Final = (
     "SchemaLabel.label",
     "SchemaClassification.name",
@@ -308,7 +317,7 @@ SCHEMA_NAMES: Final = (
     "SchemaField.choices",
 )
 SCHEMA: Final = Limit("all texts of a schema", ("StructureTask",), 64 * KIB, BYTES)
-"""A model reads them before each text, and takes some thousand tokens."""
+"""A model reads them before each text, and they take some thousand tokens."""
 SCHEMA_LABELS: Final = Limit(
     "labels of entities or of a classification",
     ("StructureTask.entities", "SchemaClassification.labels"),
@@ -339,7 +348,7 @@ REPRESENTATIONS: Final = Limit(
     ("EncodeRequest.representations",),
     len(pb.Representation.values()) - 1,
     ENTRIES,
-)  # as many as there are, without UNSPECIFIED
+)  # one of each kind, without UNSPECIFIED
 ID: Final = Limit(
     "an id of a model or an adapter",
     tuple(f"{name}.model" for name in (*_REQUESTS, *_OF_TOKENS, *_OF_MODELS))
@@ -361,7 +370,10 @@ MULTIPLEX: Final = Limit(
     BYTES,
 )
 CALLS: Final = Limit(
-    "calls of such a message", ("MultiplexRequest.calls",), multiplex.MESSAGE_CALLS, ENTRIES
+    "calls of one message of a client's stream",
+    ("MultiplexRequest.calls",),
+    multiplex.MESSAGE_CALLS,
+    ENTRIES,
 )
 REQUEST_ID: Final = Limit(
     "a call's request id", (f"{_CALL}.request_id",), multiplex.REQUEST_ID_CHARACTERS, CHARACTERS
@@ -373,7 +385,7 @@ TRACEPARENT: Final = Limit(
     CHARACTERS,
 )
 TRACESTATE: Final = Limit(
-    "its state", (f"{_CALL}.tracestate",), multiplex.TRACESTATE_CHARACTERS, CHARACTERS
+    "a call's trace state", (f"{_CALL}.tracestate",), multiplex.TRACESTATE_CHARACTERS, CHARACTERS
 )
 
 ALL: Final = (
@@ -454,7 +466,7 @@ ALL: Final = (
 
 
 def table(limits: Sequence[Limit] = ALL) -> str:
-    """The limits as a table in Markdown."""
+    """Return the limits as a Markdown table."""
     lines = ["| what | fields | at most |", "| --- | --- | --- |"]
     for limit in limits:
         fields = ", ".join(f"`{field}`" for field in limit.fields)

@@ -1,11 +1,10 @@
-"""The limits of workers' reports: the one list that `reports.py` enforces and that users read, as
-`limits.py` is of clients' requests.
+"""The limits of workers' reports: the one list that `reports.py` enforces and that users read.
 
-The second table in docs/security.md is `table(ALL)` (`python -m
-services.router.admission.validation.report_limits` prints it), and the comments of the fields in
-protos/ give the same numbers: tests/router/test_report_limits.py compares them, and finds fields
-that have no limit here. Limits of cards are those of `libs/catalog`, which workers keep: no
-checkpoint makes a worker say what is refused here.
+`python -m services.router.admission.validation.report_limits` prints the second table in
+docs/security.md, and the comments of the fields in protos/ give the same numbers.
+tests/router/test_report_limits.py compares them, and finds fields that have no limit here. Limits
+of cards are those of `libs/catalog`, which workers keep: no checkpoint makes a worker send values
+that are refused here.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from services.router.admission.validation.limits import (
 )
 
 PULL: Final = Limit("a whole pull", ("PullRequest",), 8 * MIB, BYTES)
-"""10,000 lanes whose names are all as long as they may be take 6 MB."""
+"""10,000 lanes with names of maximum length take 6 MB."""
 CONNECT: Final = Limit("a whole request to connect", ("ConnectRequest",), MIB, BYTES)
 HEARTBEAT: Final = Limit("a whole heartbeat", ("HeartbeatRequest",), MAX_REQUEST_BYTES, BYTES)
-"""Every router and scheduler reads what is in it."""
+"""Every router and scheduler reads it."""
 EXCHANGE: Final = Limit(
     "all calls of one message of a worker's stream", ("ExchangeRequest",), 4 * MIB, BYTES
 )
-"""Workers make larger calls by themselves, not on the stream."""
+"""Workers make larger calls separately, not on the stream."""
 COMPLETE: Final = Limit(
     "all answers of one call", ("CompleteRequest",), TRANSPORT_LIMIT_BYTES, BYTES
 )
@@ -90,14 +89,14 @@ MANY: Final = Limit(
     ENTRIES,
 )
 WRITTEN: Final = Limit(
-    "a part of a text that is being written", ("WrittenText.text",), 65_536, CHARACTERS
+    "a part of a text that is being generated", ("WrittenText.text",), 65_536, CHARACTERS
 )
 EXCEPTED: Final = Limit(
-    "tenants that a pull leaves out", ("PullRequest.except_tenants",), 16, ENTRIES
+    "tenants that a pull excludes", ("PullRequest.except_tenants",), 16, ENTRIES
 )
 TENANT: Final = Limit("a tenant", ("PullRequest.except_tenants",), 128, CHARACTERS)
 WORDS: Final = Limit(
-    "a device's name and kernels; a model's revision, family, type of numbers",
+    "a device's name and kernels; a model's revision, family, data type",
     (
         *("HeartbeatRequest.device", "HeartbeatRequest.kernels", "WorkerModel.data_type"),
         *("ModelCard.revision", "ModelCard.family", "ModelCard.data_type"),
@@ -111,7 +110,7 @@ KINDS: Final = Limit(
     64,
     ENTRIES,
 )
-"""There are seven, three and two; workers that are newer than a router may know more."""
+"""Seven, three and two kinds exist; workers that are newer than a router may know more."""
 POOLS: Final = Limit("pools of a model", ("ModelCard.pools",), 256, ENTRIES)
 LABELS: Final = Limit("labels of a model", ("ModelCard.labels",), MAX_LABELS, ENTRIES)
 LABELS_TEXT: Final = Limit(
@@ -125,14 +124,12 @@ PROMPTS_TEXT: Final = Limit(
     CHARACTERS,
 )
 REASON: Final = Limit(
-    "a failure's reason; what is longer is cut", ("Failure.reason",), 100, CHARACTERS
+    "a failure's reason; longer ones are cut", ("Failure.reason",), 100, CHARACTERS
 )
 MESSAGE: Final = Limit(
-    "a failure's message; what is longer is cut", ("Failure.message",), 1000, CHARACTERS
+    "a failure's message; longer ones are cut", ("Failure.message",), 1000, CHARACTERS
 )
-FIELD: Final = Limit(
-    "a failure's field; what is longer is cut", ("Failure.field",), 300, CHARACTERS
-)
+FIELD: Final = Limit("a failure's field; longer ones are cut", ("Failure.field",), 300, CHARACTERS)
 
 ALL: Final = (
     PULL,
@@ -165,7 +162,7 @@ METHODS: Final = {
     "Exchange": EXCHANGE.most,
     "Complete": COMPLETE.most,
 }
-"""Most bytes of a request, by method of WorkerService."""
+"""Maximum bytes of a request, by method of WorkerService."""
 
 if __name__ == "__main__":
     print(table(ALL), end="")

@@ -1,10 +1,10 @@
-"""Validates workers' messages (protos/shoal/v1/worker.proto). Pure: the message in, InvalidInput
+"""Validate workers' messages (protos/shoal/v1/worker.proto). Pure: the message in, InvalidInput
 with the field's path out.
 
 Workers are only half trusted: a faulty or compromised one must not harm the work of others. Every
-router and scheduler reads what a heartbeat says, so it is checked before it is published: names are
+router and scheduler reads heartbeats, so they are checked before they are published: names are
 printable ASCII, numbers are finite, and texts are limited in size, with U+FFFD for control
-characters, which would steer an operator's terminal.
+characters, which could control an operator's terminal.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def check_pull(request: worker_pb2.PullRequest) -> None:
 
 
 def check_complete(request: worker_pb2.CompleteRequest) -> None:
-    """Raises InvalidInput. What the results hold is checked by the router that waits for them."""
+    """Raise InvalidInput for an invalid call. The router that waits for the results checks their
+    content.
+    """
     _check_name(request.worker_id, "worker_id")
     _check_lane(request.lane, "lane")
     _check_name(request.batch_id, "batch_id")
@@ -69,7 +71,7 @@ def check_connect(request: worker_pb2.ConnectRequest) -> None:
 
 
 def check_exchange(request: worker_pb2.ExchangeRequest) -> None:
-    """Raises InvalidInput. The calls themselves are checked by their own functions."""
+    """Raise InvalidInput for an invalid message. Each call has a separate check."""
     limits.MANY.check(len(request.calls), "calls")
     for index, call in enumerate(request.calls):
         _check_optional(call.traceparent, f"calls[{index}].traceparent")
@@ -86,7 +88,7 @@ def check_written(request: worker_pb2.WrittenRequest) -> None:
 
 
 def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
-    """Raises InvalidInput. Cuts texts of errors that are too long, and replaces control
+    """Raise InvalidInput for an invalid heartbeat. Cuts long error texts, and replaces control
     characters.
     """
     _check_name(request.worker_id, "worker_id")
@@ -105,8 +107,8 @@ def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
 
 
 def shorten(failure: worker_pb2.Failure) -> None:
-    """Cuts texts that are too long, replaces control characters, and clamps the retry delay to
-    0..3600 s, in place.
+    """Cut long texts, replace control characters, and clamp the retry delay to 0..3600 s, in
+    place.
     """
     most = limits.MESSAGE.most
     failure.reason = without_controls(failure.reason[: limits.REASON.most])
@@ -114,9 +116,8 @@ def shorten(failure: worker_pb2.Failure) -> None:
     message = failure.message if len(failure.message) <= most else f"{failure.message[: most - 1]}…"
     failure.message = without_controls(message, lines=True)
     wait = failure.retry_after_seconds
-    failure.retry_after_seconds = (
-        min(wait, 3600.0) if wait > 0 else 0.0
-    )  # 0 for what is no number, too
+    # NaN becomes 0, too.
+    failure.retry_after_seconds = min(wait, 3600.0) if wait > 0 else 0.0
 
 
 def _check_model(model: worker_pb2.WorkerModel, path: str) -> None:
@@ -145,17 +146,17 @@ def _check_card(card: models_pb2.ModelCard, path: str) -> None:
         card.tokens_per_byte < 0
         or max(card.max_tokens, card.dimensions, card.multi_vector_dimensions) >= _MAX_TOKENS
     ):
-        raise InvalidInput(f"{path} has sizes that no model has", field=path)
+        raise InvalidInput(f"{path} has impossible sizes", field=path)
     limits.KINDS.check(len(card.tasks), f"{path}.tasks")
     limits.KINDS.check(len(card.representations), f"{path}.representations")
     limits.KINDS.check(len(card.inputs), f"{path}.inputs")
     if any(value >= _MAX_TOKENS for _, value in card.images.ListFields()):
-        raise InvalidInput(f"{path}.images has sizes that no model has", field=f"{path}.images")
+        raise InvalidInput(f"{path}.images has impossible sizes", field=f"{path}.images")
     limits.POOLS.check(len(card.pools), f"{path}.pools")
     for name in card.pools:
         _check_pool(name, f"{path}.pools")
-    # Our workers refuse models with control characters in names; other workers' cards are shown
-    # with U+FFFD for them.
+    # Our workers refuse models with control characters in names; cards of other workers are shown
+    # with U+FFFD.
     card.revision = _checked_text(card.revision, f"{path}.revision", limits.WORDS)
     card.family = _checked_text(card.family, f"{path}.family", limits.WORDS)
     card.data_type = _checked_text(card.data_type, f"{path}.data_type", limits.WORDS)
@@ -164,7 +165,7 @@ def _check_card(card: models_pb2.ModelCard, path: str) -> None:
 
 
 def _check_names(names: MutableSequence[str], path: str, count: Limit, together: Limit) -> None:
-    """Checks their count and total length, and replaces control characters, in place."""
+    """Check the names' count and total length, and replace control characters, in place."""
     count.check(len(names), path)
     text = "".join(names)
     together.check(len(text), path)
@@ -173,7 +174,9 @@ def _check_names(names: MutableSequence[str], path: str, count: Limit, together:
 
 
 def _checked_text(text: str, path: str, limit: Limit) -> str:
-    """The text with its control characters replaced. Raises InvalidInput if it is too long."""
+    """Return the text with its control characters replaced. Raises InvalidInput if it is too
+    long.
+    """
     limit.check(len(text), path)
     return without_controls(text)
 
@@ -206,10 +209,10 @@ def _check_pool(name: str, path: str) -> None:
 
 
 def _check_numbers(message: Message, prefix: str) -> None:
-    """Raises InvalidInput for a floating-point field that is not a number, or beyond 1e18."""
+    """Raise InvalidInput for a floating-point field that is not a number, or beyond 1e18."""
     for field, value in message.ListFields():
         if field.type in _FLOATS and not abs(value) <= _LARGEST:
             raise InvalidInput(
-                f"{prefix}{field.name} is {value:g}, which is no measure",
+                f"{prefix}{field.name} is {value:g}, which is not a valid number",
                 field=f"{prefix}{field.name}",
             )

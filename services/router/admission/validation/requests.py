@@ -1,9 +1,9 @@
-"""Validates requests (protos/shoal/v1/inference.proto). Pure: the message and the model's card in,
+"""Validate requests (protos/shoal/v1/inference.proto). Pure: the message and the model's card in,
 sizes out.
 
-First step of a request in the router, once `routes.py` has chosen its lane. Every error that can be
-found without a tokenizer is refused here, with the path of its field; what depends on the model is
-checked if its card is known, and by the worker otherwise.
+A request's first step in the router, once `routes.py` has chosen its lane. Every error that can be
+found without a tokenizer is refused here, with the path of its field. Rules that depend on the
+model are checked here if its card is known, otherwise by the worker.
 """
 
 from __future__ import annotations
@@ -21,72 +21,80 @@ from shoal.v1 import models_pb2, tensor_pb2
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.image_size import size_of
 from libs.names import is_adapter_name, is_model_id
-from services.router.admission.validation import answers, chunking, limits, pictures, schemas, texts
+from services.router.admission.validation import (
+    answer_bounds,
+    chunking,
+    image_price,
+    limits,
+    schemas,
+    texts,
+)
 
 _EMPTY_ITEM_BYTES: Final = 2
-"""An item whose content is set and empty: tag and length."""
+"""Size of an item with an empty content: tag and length."""
 
 _PDF: Final = b"%PDF-"
 _PDF_WITHIN: Final = 1024
-"""Bytes from a file's beginning in which readers look for the mark of a PDF."""
+"""Bytes at a file's beginning in which readers look for the PDF signature."""
 TEXT_LAYER_TOKENS: Final = 16
-"""Price of a page of which the text layer alone is read: some milliseconds of a processor, and
-nothing of the device.
-"""
+"""Price of a page if only its text layer is read: some milliseconds of CPU, none of the device."""
 
 Card = models_pb2.ModelCard
 Task = models_pb2.Task
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures:
-    """Of one item: the bytes of their files, and the tokens that the model makes of them by their
-    headers. `pages`: of documents, whose files' bytes are not counted where items share them."""
+class ImageSizes:
+    """The images of one item."""
 
     bytes: int
+    """Size of their files."""
     tokens: int
+    """Tokens that the model makes of them, by their headers."""
     pages: int = 0
+    """Pages of documents. The bytes of files that items share are not counted."""
 
 
-NO_PICTURES: Final = Pictures(0, 0)
+NO_IMAGES: Final = ImageSizes(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of text that each item brings, and that every job of the request brings once and once
-    for each sequence.
-
-    `times`: sequences that a model makes of each item. `once_texts`: how many texts `once` is made
-    of. `pictures`: those of items that have some, by their index; `once_pictures`: those that every
-    job brings, of a query.
-    """
+    """Bytes of text in a request, as its jobs read them."""
 
     items: list[int]
-    each: int = 0
-    once: int = 0
-    times: int = 1
-    once_texts: int = 1
-    pictures: Mapping[int, Pictures] = dataclasses.field(default_factory=dict)
-    once_pictures: Pictures = NO_PICTURES
+    """Bytes of each item."""
+    per_sequence_bytes: int = 0
+    """Bytes repeated for each sequence."""
+    per_job_bytes: int = 0
+    """Bytes repeated for each job."""
+    sequences_per_item: int = 1
+    """Sequences that a model makes of each item."""
+    per_job_texts: int = 1
+    """Number of texts in `per_job_bytes`."""
+    images: Mapping[int, ImageSizes] = dataclasses.field(default_factory=dict)
+    """Images of items that have some, by the item's index."""
+    per_job_images: ImageSizes = NO_IMAGES
+    """Images of a query, repeated for each job."""
     chunks: Sequence[int] = ()
-    """Estimated number of the chunks of each item; empty: items are not divided."""
+    """Estimated number of each item's chunks; empty: items are not divided."""
 
     @property
     def read(self) -> list[int]:
-        """Bytes that a worker reads for each item."""
-        repeated = self.each * self.times
+        """Return the bytes that a worker reads for each item."""
+        repeated = self.per_sequence_bytes * self.sequences_per_item
         found = [size + repeated for size in self.items]
-        for index, own in self.pictures.items():
+        for index, own in self.images.items():
             found[index] += own.bytes
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Items:
-    """The sizes of items, and what pictures they have, by index."""
+    """The sizes of items, and their images by index."""
 
     sizes: list[int]
-    pictures: dict[int, Pictures]
+    images: dict[int, ImageSizes]
 
 
 class _Enum(Protocol):
@@ -114,9 +122,12 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
     files = _check_files(request.files)
     divides = request.HasField("chunking")
     items = _check_items(request.items, "items", card, files, divided=divides)
-    shared = files.read("items", items.pictures.values())
+    shared = files.read("items", items.images.values())
     sizes = Sizes(
-        items.sizes, each=_utf8(request.instruction), pictures=items.pictures, once_pictures=shared
+        items.sizes,
+        per_sequence_bytes=_utf8(request.instruction),
+        images=items.images,
+        per_job_images=shared,
     )
     if divides:
         _refuse_chunks_of(card)
@@ -131,7 +142,7 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
 def _refuse_chunks_of(card: Card | None) -> None:
     if card is not None and models_pb2.INPUT_KIND_IMAGE in card.inputs:
         raise TaskNotSupported(
-            f"{card.model} reads images: chunks are for models of texts alone", field="chunking"
+            f"{card.model} reads images: chunks are for models of text only", field="chunking"
         )
 
 
@@ -145,7 +156,7 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
         _check_task(card, models_pb2.TASK_SCORE, "model")
         only_multi = list(card.representations) == [pb.REPRESENTATION_MULTI_VECTOR]
         no_scale = request.scale == pb.SCORE_SCALE_PROBABILITY and only_multi
-        _refuse(no_scale, f"{card.model} adds up maxima: its scores are no probabilities", "scale")
+        _refuse(no_scale, f"{card.model} sums maxima: its scores are not probabilities", "scale")
     limits.INSTRUCTION.check(len(request.instruction), "instruction")
     limits.QUERY.check(
         len(request.query.text) + sum(len(part.text) for part in request.query.parts), "query.text"
@@ -155,14 +166,16 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
     size, shown = _check_item(request.query, "query", card, files)
     query = size + _utf8(request.instruction)
     documents = _check_items(request.documents, "documents", card, files)
-    shared = files.read("documents", [shown, *documents.pictures.values()])
-    shown = Pictures(shown.bytes + shared.bytes, shown.tokens, shown.pages)
-    # A cross-encoder reads the query with every document; a model with vectors of its own reads it
-    # once a job.
+    shared = files.read("documents", [shown, *documents.images.values()])
+    shown = ImageSizes(shown.bytes + shared.bytes, shown.tokens, shown.pages)
+    # A cross-encoder reads the query with every document; a model with vectors reads it once a job.
     reads_pairs = card is None or not card.representations
-    sizes = Sizes(documents.sizes, pictures=documents.pictures, once_pictures=shown)
+    sizes = Sizes(documents.sizes, images=documents.images, per_job_images=shown)
     return _readable(
-        replace(sizes, each=query) if reads_pairs else replace(sizes, once=query), "documents"
+        replace(sizes, per_sequence_bytes=query)
+        if reads_pairs
+        else replace(sizes, per_job_bytes=query),
+        "documents",
     )
 
 
@@ -195,15 +208,15 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     given = task == "relations" and (card is None or card.given_entities)
     files = _check_files(request.files)
     items = _check_items(request.items, "items", card, files, given=given, seeded=task == "text")
-    shared = files.read("items", items.pictures.values())
+    shared = files.read("items", items.images.values())
     if task == "text" and request.text.text_layer == pb.TextTask.TEXT_LAYER_ONLY:
-        items.pictures.update({index: _layers_alone(own) for index, own in items.pictures.items()})
+        items.images.update({index: _layers_alone(own) for index, own in items.images.items()})
     repeated = labels or (card.labels if card is not None and task == "classify" else ())
     if task == "text":
-        answers.check_written(
-            request.text, (item.pages for item in items.pictures.values()), len(items.sizes)
+        answer_bounds.check_written(
+            request.text, (item.pages for item in items.images.values()), len(items.sizes)
         )
-    elif task != "regions":  # of which any number may have the same label
+    elif task != "regions":  # any number of regions may have the same label
         _check_answered(
             len(items.sizes), sum(limits.SCORE_BYTES + _utf8(label) for label in repeated), task
         )
@@ -214,33 +227,36 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
             _utf8(call.arguments) for turn in request.text.turns for call in turn.tool_calls
         )
         before_each = _utf8(told) + sum(_utf8(turn.text) for turn in request.text.turns) + calls
-        sizes = replace(sizes, each=before_each, once=_utf8(request.text.json_schema))
-    return _readable(replace(sizes, pictures=items.pictures, once_pictures=shared), "items")
+        sizes = replace(
+            sizes, per_sequence_bytes=before_each, per_job_bytes=_utf8(request.text.json_schema)
+        )
+    return _readable(replace(sizes, images=items.images, per_job_images=shared), "items")
 
 
 def _check_structure(request: pb.ExtractRequest, card: Card | None) -> Sizes:
-    """A schema stands before each text, and an answer repeats its names, those of relations and
-    fields for each instance.
+    """Check a schema. It precedes each text, and an answer repeats its names, those of relations
+    and fields for each instance.
     """
     size, answered = schemas.check(request.structure)
     files = _check_files(request.files)
     items = _check_items(request.items, "items", card, files)
-    shared = files.read("items", items.pictures.values())
+    shared = files.read("items", items.images.values())
     _check_answered(len(items.sizes), answered, "structure")
     return _readable(
-        Sizes(items.sizes, each=size, pictures=items.pictures, once_pictures=shared), "items"
+        Sizes(items.sizes, per_sequence_bytes=size, images=items.images, per_job_images=shared),
+        "items",
     )
 
 
 def _check_answered(items: int, names: int, task: str) -> None:
-    """An answer repeats labels for each item. Raises InvalidInput where it would become too
-    large.
-    """
+    """Raise InvalidInput if the labels that an answer repeats for each item would be too large."""
     most = limits.ANSWERED.most
     if items * names > most:
-        message = f"items has {items:,} entries, and an answer may repeat {names:,} bytes of {task} labels for each:"
         raise InvalidInput(
-            f"{message} send at most {most // names:,} items at a time, or fewer or shorter labels",
+            f"items has {items:,} entries, and an answer may repeat {names:,} bytes of {task}"
+            " labels"
+            f" for each: send at most {most // names:,} items at a time, or fewer or shorter"
+            " labels",
             field="items",
         )
 
@@ -248,44 +264,50 @@ def _check_answered(items: int, names: int, task: str) -> None:
 def _with_labels(
     items: list[int], task: str, labels: Sequence[str], hypothesis: str, card: Card | None
 ) -> Sizes:
-    """The sizes with those of the labels, by how often a model reads them. Lengths are added up; no
-    text is built.
+    """Add the labels to the sizes, by how often a model reads them. Lengths are added up; no text
+    is built.
     """
     places = max(1, hypothesis.count("{}"))
     names = sum(map(_utf8, labels)) * places + _utf8(hypothesis) * len(labels)
     if task == "classify":
         if card is not None and card.open_labels and labels:  # each text is paired with each label
-            return Sizes(items, each=-(-names // len(labels)), times=len(labels))
-        # An embedding model reads them once a job, as one without a card here is taken to do.
+            return Sizes(
+                items, per_sequence_bytes=-(-names // len(labels)), sequences_per_item=len(labels)
+            )
+        # An embedding model reads them once a job; a model without a card here is assumed to be
+        # one.
         before_each = (
             card is not None and not card.labels and models_pb2.TASK_ENCODE not in card.tasks
         )
     else:
-        # A model without labels of its own finds entities by those that stand before each text.
+        # A model without fixed labels finds entities by the labels before each text.
         before_each = task in ("entities", "relations") and (card is None or not card.labels)
     return (
-        Sizes(items, each=names)
+        Sizes(items, per_sequence_bytes=names)
         if before_each
-        else Sizes(items, once=names, once_texts=len(labels))
+        else Sizes(items, per_job_bytes=names, per_job_texts=len(labels))
     )
 
 
 def _readable(sizes: Sizes, field: str) -> Sizes:
-    """Returns the sizes. Raises InvalidInput where a worker would have to read too much."""
-    once = sizes.once + sizes.once_pictures.bytes
-    total, count, most = sum(sizes.read) + once, len(sizes.items), limits.READ.most
+    """Return the sizes. Raises InvalidInput if a worker would have to read too much."""
+    per_job_bytes = sizes.per_job_bytes + sizes.per_job_images.bytes
+    total, count, most = sum(sizes.read) + per_job_bytes, len(sizes.items), limits.READ.most
     if total > most:
-        allowed = max(0, most - once) // -(-(total - once) // count)
+        allowed = max(0, most - per_job_bytes) // -(-(total - per_job_bytes) // count)
         instead = (
             f"send at most {allowed:,} items at a time" if allowed else "send less with each item"
         )
-        message = f"{field} has {count:,} entries that make a worker read {total:,} bytes, with what stands before each;"
-        raise InvalidInput(f"{message} at most {most:,} are allowed: {instead}", field=field)
+        raise InvalidInput(
+            f"{field} has {count:,} entries that make a worker read {total:,} bytes, including the"
+            f" texts repeated for each; at most {most:,} are allowed: {instead}",
+            field=field,
+        )
     return sizes
 
 
 def check_model(model: str) -> None:
-    """Raises InvalidInput for a name that cannot be that of a model."""
+    """Raise InvalidInput for an invalid model id."""
     _check_names(model, "")
 
 
@@ -301,7 +323,7 @@ def _check_names(model: str, adapter: str) -> None:
         limits.ID.check(len(name), field)
         if not is_name(name):
             own = (
-                ", or be the name of one of the model's own, such as `text-matching`"
+                ", or the name of an adapter included in the model, such as `text-matching`"
                 if field == "adapter"
                 else ""
             )
@@ -309,14 +331,14 @@ def _check_names(model: str, adapter: str) -> None:
 
 
 def check_common(truncation: int, priority: int) -> None:
-    """Raises InvalidInput for a truncation or a priority that does not exist."""
+    """Raise InvalidInput for a truncation or a priority that does not exist."""
     _check_enum(truncation, pb.Truncation, "truncation")
     _check_enum(priority, pb.Priority, "priority")
 
 
 def _check_enum(value: int, kind: _Enum, field: str) -> None:
-    # proto3 enums are open: a number that no version of the contract knows arrives as it is.
-    # 0 is a member of each.
+    # proto3 enums are open: a number that no version of the contract knows arrives unchanged. 0 is
+    # a member of each.
     if value and value not in kind.values():
         raise InvalidInput(
             f"{field} is {value}, which is none of {', '.join(kind.keys())}", field=field
@@ -324,10 +346,10 @@ def _check_enum(value: int, kind: _Enum, field: str) -> None:
 
 
 def text_alone(item: pb.Item) -> str | None:
-    """The text of an item that has no other field, else None.
+    """Return the text of an item that has no other field, else None.
 
-    Reading an empty repeated field takes memory (57 bytes were measured for `parts`), so the fields
-    that are set are listed.
+    Reading an empty repeated field takes memory (57 bytes were measured for `parts`), so the set
+    fields are listed instead.
     """
     match item.ListFields():
         case [(field, text)] if field.number == pb.Item.TEXT_FIELD_NUMBER:
@@ -345,8 +367,13 @@ def _check_items(
     seeded: bool = False,
     divided: bool = False,
 ) -> _Items:
-    """`given`: items may bring entities; `seeded`: they may have seeds; `divided`: they may have
-    spans and contexts, which are not checked here."""
+    """Check the items, and return their sizes.
+
+    Args:
+        given: Items may have entities.
+        seeded: Items may have seeds.
+        divided: Items may have spans and contexts, which are not checked here.
+    """
     _refuse(not items, f"{field} is empty: 1..{limits.ITEMS.most:,} are allowed", field)
     limits.ITEMS.check(len(items), field)
     found = _Items([], {})
@@ -362,7 +389,7 @@ def _check_items(
                 item, f"{field}[{index}]", card, files, given=given, seeded=seeded
             )
             if shown.bytes or shown.pages:
-                found.pictures[index] = shown
+                found.images[index] = shown
         found.sizes.append(size)
     return found
 
@@ -373,14 +400,14 @@ def _refuse_divided(item: pb.Item, path: str) -> None:
 
 
 def takes(card: Card | None, kind: models_pb2.InputKind) -> bool:
-    """Whether a model reads such parts, as far as its card says."""
+    """Return whether a model reads such parts, according to its card."""
     if card is None:
         return True
     if card.inputs:
         return kind in card.inputs
-    reads_pictures = {models_pb2.TASK_REGIONS, models_pb2.TASK_TEXT}.intersection(card.tasks)
+    reads_images = {models_pb2.TASK_REGIONS, models_pb2.TASK_TEXT}.intersection(card.tasks)
     return kind == models_pb2.INPUT_KIND_TEXT or (
-        kind == models_pb2.INPUT_KIND_IMAGE and bool(reads_pictures)
+        kind == models_pb2.INPUT_KIND_IMAGE and bool(reads_images)
     )
 
 
@@ -392,12 +419,10 @@ def _check_item(
     *,
     given: bool = False,
     seeded: bool = False,
-) -> tuple[int, Pictures]:
-    """The bytes of an item's text, as a message, and its pictures."""
+) -> tuple[int, ImageSizes]:
+    """Return the bytes of an item's text, as a message, and its images."""
     is_unread = item.HasField("seed") and not seeded
-    _refuse(
-        is_unread, f"{path}.seed is for the task text, whose answers are written", f"{path}.seed"
-    )
+    _refuse(is_unread, f"{path}.seed is for the task text with generated answers", f"{path}.seed")
     content, known = item.WhichOneof("content"), item.entities
     message = (
         f"{path}.entities are for the task relations, with a model that does not find them itself"
@@ -418,18 +443,18 @@ def _check_item(
     if content is None:
         raise InvalidInput(f"{path} must have text or an image", field=path)
     if content == "image":
-        return 0, _check_picture(item.image, f"{path}.image", card)
+        return 0, _check_image(item.image, f"{path}.image", card)
     text = item.text
     _check_text_of(text, f"{path}.text", card)
     _check_given(known, len(text), f"{path}.entities")
     return pb.Item(
         text=text
-    ).ByteSize() if known or item.spans or item.context else item.ByteSize(), NO_PICTURES
+    ).ByteSize() if known or item.spans or item.context else item.ByteSize(), NO_IMAGES
 
 
 def _check_parts(
     parts: Sequence[pb.Part], path: str, card: Card | None, files: Files
-) -> tuple[int, Pictures]:
+) -> tuple[int, ImageSizes]:
     limits.PARTS.check(len(parts), f"{path}.parts")
     size = file_bytes = tokens = pages = 0
     for index, part in enumerate(parts):
@@ -441,7 +466,7 @@ def _check_parts(
             size += part.ByteSize()
             continue
         if content == "image":
-            shown = _check_picture(part.image, f"{own}.image", card)
+            shown = _check_image(part.image, f"{own}.image", card)
         else:
             shown = _check_document(part.document, f"{own}.document", card, files)
         file_bytes, tokens, pages = (
@@ -451,7 +476,7 @@ def _check_parts(
         )
     limits.TEXT.check(size, f"{path}.parts")
     limits.ITEM_PAGES.check(pages, f"{path}.parts")
-    return size, Pictures(file_bytes, tokens, pages)
+    return size, ImageSizes(file_bytes, tokens, pages)
 
 
 def _check_text_of(text: str, path: str, card: Card | None) -> None:
@@ -460,18 +485,22 @@ def _check_text_of(text: str, path: str, card: Card | None) -> None:
     _refuse(not text, f"{path} is empty", path)
     if media_type(text) is not None:
         raise InvalidInput(
-            f"{path} is a file in base64 (data:…;base64,), not a text: send the bytes of an image as image.data, of a PDF as "
-            "document.data; the Python client and HTTP read such texts as files",
+            f"{path} is a file in base64 (data:…;base64,), not a text: send the bytes of an image"
+            " as"
+            " image.data, of a PDF as document.data; the Python client and HTTP read such texts"
+            " as files",
             field=path,
         )
     limits.TEXT.check(_utf8(text), path)
 
 
-def _check_picture(image: pb.Image, path: str, card: Card | None) -> Pictures:
+def _check_image(image: pb.Image, path: str, card: Card | None) -> ImageSizes:
     if not takes(card, models_pb2.INPUT_KIND_IMAGE):
-        message = f"{'' if card is None else card.model} takes no images, and a text that begins with data:image/…;base64, is one"
+        name = "" if card is None else card.model
         raise TaskNotSupported(
-            f"{message}: send the text that is meant, or name a model that reads images", field=path
+            f"{name} takes no images, and a text that begins with data:image/…;base64, is one:"
+            " send plain text, or name a model that reads images",
+            field=path,
         )
     data = image.data
     _refuse(not data, f"{path}.data is empty", f"{path}.data")
@@ -480,44 +509,45 @@ def _check_picture(image: pb.Image, path: str, card: Card | None) -> Pictures:
     if size is not None:
         limits.IMAGE_PIXELS.check(size.height * size.width, f"{path}.data")
     images = card.images if card is not None and card.HasField("images") else None
-    tokens = pictures.tokens_of(size, images) + pictures.decoding_tokens(
+    tokens = image_price.image_tokens(size, images) + image_price.decoding_tokens(
         size, limits.IMAGE_PIXELS.most
     )
-    return Pictures(len(data), tokens)
+    return ImageSizes(len(data), tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files that the items of one request share, and those that an item has named so far, by
-    index.
-    """
+    """Files that the items of a request share, and the indices that items have named so far."""
 
     files: Sequence[bytes]
     named: set[int]
 
-    def read(self, field: str, items: Iterable[Pictures]) -> Pictures:
-        """Once all items were checked: what each job brings beside its items.
+    def read(self, field: str, items: Iterable[ImageSizes]) -> ImageSizes:
+        """Return the bytes of the shared files, after all items were checked.
 
         Raises InvalidInput for a file that no item names, and for too many pages.
         """
         limits.REQUEST_PAGES.check(sum(item.pages for item in items), field)
         unused = next((index for index in range(len(self.files)) if index not in self.named), None)
         if unused is not None:
-            raise InvalidInput(f"files[{unused}] is of no item", field=f"files[{unused}]")
-        return Pictures(sum(map(len, self.files)), 0) if self.files else NO_PICTURES
+            raise InvalidInput(f"files[{unused}] is not used by any item", field=f"files[{unused}]")
+        return ImageSizes(sum(map(len, self.files)), 0) if self.files else NO_IMAGES
 
 
 def _check_files(files: Sequence[bytes]) -> Files:
     limits.FILES.check(len(files), "files")
     for index, data in enumerate(files):
         limits.FILE.check(len(data), f"files[{index}]")
-        _refuse(_PDF not in data[:_PDF_WITHIN], f"files[{index}] is no PDF", f"files[{index}]")
+        _refuse(_PDF not in data[:_PDF_WITHIN], f"files[{index}] is not a PDF", f"files[{index}]")
     return Files(files, set())
 
 
-def _check_document(document: pb.Document, path: str, card: Card | None, files: Files) -> Pictures:
-    """Its price is that of the pages that are asked for, each as the largest picture that the model
-    takes: how many there are, and how large, only a parser knows, and routers have none."""
+def _check_document(
+    document: pb.Document, path: str, card: Card | None, files: Files
+) -> ImageSizes:
+    """Price the requested pages, each as the largest image that the model takes: routers have no
+    parser that knows their number and size.
+    """
     if not takes(card, models_pb2.INPUT_KIND_DOCUMENT):
         raise TaskNotSupported(
             f"{'' if card is None else card.model} takes no documents", field=path
@@ -531,7 +561,9 @@ def _check_document(document: pb.Document, path: str, card: Card | None, files: 
         files.named.add(document.file)
     else:
         limits.DOCUMENT.check(len(document.data), f"{path}.data")
-        _refuse(_PDF not in document.data[:_PDF_WITHIN], f"{path}.data is no PDF", f"{path}.data")
+        _refuse(
+            _PDF not in document.data[:_PDF_WITHIN], f"{path}.data is not a PDF", f"{path}.data"
+        )
     limits.DPI.check(document.dots_per_inch, f"{path}.dots_per_inch")
     first, last = document.first_page or 1, document.last_page
     _refuse(
@@ -542,14 +574,14 @@ def _check_document(document: pb.Document, path: str, card: Card | None, files: 
     pages = last - first + 1 if last else limits.UNKNOWN_PAGES.most
     limits.ITEM_PAGES.check(pages, f"{path}.last_page")
     images = card.images if card is not None and card.HasField("images") else None
-    return Pictures(
-        len(document.data), pages * pictures.page_tokens(document.dots_per_inch, images), pages
+    return ImageSizes(
+        len(document.data), pages * image_price.page_tokens(document.dots_per_inch, images), pages
     )
 
 
 def _gives_text_layers(request: pb.ExtractRequest, card: Card) -> bool:
-    """Whether the request is for text, and a model without that task may have an answer: the text
-    layer of pages.
+    """Return whether the request is for text, and the text layer of pages may answer it without a
+    generative model.
     """
     is_asked = (
         request.WhichOneof("task") == "text"
@@ -562,20 +594,18 @@ def _gives_text_layers(request: pb.ExtractRequest, card: Card) -> bool:
     )
 
 
-def _layers_alone(item: Pictures) -> Pictures:
-    """The price of an item whose pages no model reads."""
-    return Pictures(item.bytes, item.pages * TEXT_LAYER_TOKENS, item.pages)
+def _layers_alone(item: ImageSizes) -> ImageSizes:
+    """Price an item without its pages being read by a model."""
+    return ImageSizes(item.bytes, item.pages * TEXT_LAYER_TOKENS, item.pages)
 
 
 def _check_given(entities: Sequence[pb.Entity], characters: int, field: str) -> None:
-    """Checks the entities given with a text of so many characters. Raises InvalidInput."""
+    """Check the entities given with a text of `characters`. Raises InvalidInput."""
     limits.ENTITIES.check(len(entities), field)
     for index, entity in enumerate(entities):
         path, place = f"{field}[{index}]", f"{entity.start}..{entity.end}"
         outside = not entity.start < entity.end <= characters
-        _refuse(
-            outside, f"{path} is at {place}, which is no part of the text's 0..{characters}", path
-        )
+        _refuse(outside, f"{path} is at {place}, which is outside the text's 0..{characters}", path)
         limits.ENTITY.check(entity.end - entity.start, path)
         limits.ENTITY.check(len(entity.text), f"{path}.text")
         limits.ENTITY_LABEL.check(len(entity.label), f"{path}.label")
@@ -597,9 +627,7 @@ def _task_name(task: int) -> str:
 
 
 def _check_forms(request: pb.EncodeRequest, card: Card | None) -> None:
-    """Representations, data type and dimensions, as far as they depend on each other and on the
-    model.
-    """
+    """Check representations, data type and dimensions against each other and the model."""
     forms = list(request.representations)
     if card is not None:
         for index, form in enumerate(forms):
@@ -620,7 +648,7 @@ def _check_forms(request: pb.EncodeRequest, card: Card | None) -> None:
     )
     limits.POOLING.check(request.pooling_factor, "pooling_factor")
     is_known, multi = bool(forms) or card is not None, pb.REPRESENTATION_MULTI_VECTOR in asked
-    message = "only multi-vectors are pooled, and none is asked for: leave it 0"
+    message = "only multi-vectors are pooled, and none is requested: leave it 0"
     _refuse(request.pooling_factor > 1 and is_known and not multi, message, "pooling_factor")
     is_int8, sparse = (
         request.data_type == tensor_pb2.DATA_TYPE_INT8,
@@ -664,10 +692,13 @@ def _check_relations(request: pb.ExtractRequest, card: Card | None) -> Sequence[
     if card is not None and card.given_entities:
         _refuse(
             not given,
-            f"{card.model} relates entities that it is given, and no item has any",
+            f"{card.model} relates given entities, and no item has any",
             "items[0].entities",
         )
-    message = "between what? Name relations.entity_labels, or for a model that is given the entities, items[i].entities"
+    message = (
+        "between which entities? Name relations.entity_labels, or, for a model that relates given"
+        " entities, items[i].entities"
+    )
     _refuse(not given and not kinds, message, "relations.entity_labels")
     return [*labels, *kinds]
 
@@ -691,7 +722,7 @@ def _check_text(task: pb.TextTask, items: int) -> None:
     layers_alone = task.text_layer == pb.TextTask.TEXT_LAYER_ONLY and texts.asks_model(task)
     _refuse(
         layers_alone,
-        "a text layer is no answer that a model writes: let the model read the pages",
+        "a text layer is not a generated answer: let the model read the pages",
         "text.text_layer",
     )
     edges = (task.region.left, task.region.top, task.region.right, task.region.bottom)
@@ -718,7 +749,8 @@ def _check_labels(
         limits.LABEL.check(len(label), path)
         if fixed and label not in fixed:
             raise InvalidInput(
-                f"{path} is none of the model's labels: {', '.join(sorted(fixed)[:32])}", field=path
+                f"{path} is not one of the model's labels: {', '.join(sorted(fixed)[:32])}",
+                field=path,
             )
     return labels
 

@@ -1,5 +1,5 @@
-"""Validates the schemas of structure tasks: number, length and uniqueness of names, thresholds, and
-all texts together. Pure.
+"""Validate the schemas of structure tasks: number, length and uniqueness of names, thresholds, and
+the total of all texts. Pure.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from libs.errors import InvalidInput
 from services.router.admission.validation import limits
 
 _INSTANCES: Final = 19
-"""The most that a model finds of one relation or structure in a text."""
+"""Maximum instances that a model finds of one relation or structure in a text."""
 
 
 def check(task: pb.StructureTask) -> tuple[int, int]:
-    """The bytes of all texts of the schema, and those that an answer may repeat for each item.
-    Raises InvalidInput.
+    """Return the bytes of all texts of the schema, and those that an answer may repeat for each
+    item. Raises InvalidInput.
     """
     empty = not (task.entities or task.classifications or task.relations or task.structures)
     _refuse(
         empty,
-        "structure asks for nothing: name entities, classifications, relations or structures",
+        "structure is empty: name entities, classifications, relations or structures",
         "structure",
     )
     _threshold(task, "structure")
@@ -62,7 +62,7 @@ def _classifications(questions: Sequence[pb.SchemaClassification]) -> list[str]:
             field = f"{path}.labels[{place}].threshold"
             _refuse(
                 label.HasField("threshold"),
-                f"{field} is set: a classification has one for all of its labels",
+                f"{field} is set: a classification has one threshold for all of its labels",
                 field,
             )
         found += _labels(one.labels, f"{path}.labels")
@@ -92,14 +92,14 @@ def _structures(structures: Sequence[pb.SchemaStructure]) -> list[str]:
 
 
 def _names(names: Sequence[str], path: str, field: str) -> list[str]:
-    """The names. Raises InvalidInput for one that is empty, too long, or there twice."""
+    """Return the names. Raises InvalidInput for one that is empty, too long or duplicate."""
     seen: dict[str, int] = {}
     for index, name in enumerate(names):
         own = f"{path}[{index}]{field}"
         _refuse(not name, f"{own} is empty", own)
         limits.SCHEMA_NAME.check(len(name), own)
         first = seen.setdefault(name, index)
-        _refuse(first != index, f"{own} is {path}[{first}]{field} once more", own)
+        _refuse(first != index, f"{own} repeats {path}[{first}]{field}", own)
     return list(names)
 
 

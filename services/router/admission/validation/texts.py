@@ -1,4 +1,4 @@
-"""Validates the prompt, the sampling, the stop strings and the tools of a text task. Pure."""
+"""Validate the prompt, the sampling, the stop strings and the tools of a text task. Pure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
 }
 _TOOL_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 LOGPROB_BYTES: Final = 32
-"""About how many bytes a token takes in an answer with its text and its log probability."""
+"""Approximate bytes of a token in an answer with its text and log probability."""
 _MAX_TOKENS: Final = 4096
 
 
 def check(task: pb.TextTask, items: int) -> None:
-    """`items`: how many the request has. Raises InvalidInput."""
+    """Validate a text task for a request of `items` items. Raises InvalidInput."""
     message = f"text.max_tokens is {task.max_tokens}; at most {_MAX_TOKENS} are allowed"
     _refuse(task.max_tokens > _MAX_TOKENS, message, "text.max_tokens")
     limits.INSTRUCTION.check(len(task.instruction), "text.instruction")
@@ -43,13 +43,13 @@ def check(task: pb.TextTask, items: int) -> None:
         limits.STOP.check(len(stop), f"text.stop[{index}]")
     _check_logprobs(task, items)
     for name in ("instruction", "turns", "template_values", "tools"):
-        framed = f"text.{name} is for a prompt that the chat template frames: leave it out, or text.raw_prompt"
+        framed = f"text.{name} is for a prompt in the chat template: omit it, or text.raw_prompt"
         _refuse(task.raw_prompt and bool(getattr(task, name)), framed, f"text.{name}")
     _check_tools(task)
 
 
 def asks_model(task: pb.TextTask) -> bool:
-    """Whether an answer is one that a model must write: no text layer of a page is one."""
+    """Return whether only a model can generate the answer, so that a text layer cannot."""
     return bool(task.json_schema or task.turns or task.tools or task.raw_prompt) or task.HasField(
         "top_logprobs"
     )
@@ -75,7 +75,7 @@ def _check_logprobs(task: pb.TextTask, items: int) -> None:
         message = (
             f"an answer may have {each:,} bytes of log probabilities, and there are {items:,} items"
         )
-        cure = f"send at most {limits.LOGPROBS.most // each:,} at a time, or ask for fewer tokens"
+        cure = f"send at most {limits.LOGPROBS.most // each:,} at a time, or request fewer tokens"
         raise InvalidInput(f"{message}: {cure}", field=field)
 
 
@@ -103,18 +103,21 @@ def _check_turns(task: pb.TextTask) -> None:
         "text.item_role",
     )
     calls = any(turn.tool_calls for turn in task.turns)
-    unasked = "text.item_role is ROLE_TOOL, and no function was called in text.turns: name the call of the assistant there"
+    unasked = (
+        "text.item_role is ROLE_TOOL, but no function was called in text.turns: name the call of"
+        " the assistant there"
+    )
     _refuse(task.item_role == pb.Turn.ROLE_TOOL and not calls, unasked, "text.item_role")
 
 
 def _check_calls(turn: pb.Turn, path: str) -> int:
-    """The characters of a turn's calls."""
+    """Return the characters of a turn's calls."""
     if not turn.tool_calls:
         return 0
     field = f"{path}.tool_calls"
     _refuse(
         turn.role != pb.Turn.ROLE_ASSISTANT,
-        f"{field} are the assistant's: the model makes them",
+        f"{field} are only for the assistant: the model makes them",
         field,
     )
     limits.TOOL_CALLS.check(len(turn.tool_calls), field)
@@ -138,18 +141,18 @@ def _check_tools(task: pb.TextTask) -> None:
             f"text.tool_choice has no value {task.tool_choice}", field="text.tool_choice"
         )
     is_chosen = task.tool_choice == pb.TextTask.TOOL_CHOICE_REQUIRED or bool(task.tool)
-    unnamed = "there is no function to call: name some in text.tools"
+    unnamed = "no function to call is named: name some in text.tools"
     _refuse(is_chosen and not task.tools, unnamed, "text.tool" if task.tool else "text.tool_choice")
     if not task.tools:
         return
-    message = "text.json_schema is for answers without tools: leave one of the two out"
+    message = "text.json_schema is for answers without tools: omit one of the two"
     _refuse(bool(task.json_schema), message, "text.json_schema")
     names = _tool_names(_parsed(task.tools), field)
     limits.TOOL_NAME.check(len(task.tool), "text.tool")
     known = ", ".join(names)
     _refuse(
         bool(task.tool) and task.tool not in names,
-        f"text.tool is none of the functions, which are {known}",
+        f"text.tool is not one of the functions {known}",
         "text.tool",
     )
 
@@ -169,7 +172,8 @@ def _tool_names(tools: object, field: str) -> list[str]:
         )
         if not isinstance(function, dict):
             raise InvalidInput(
-                f'{path} must be {{"type": "function", "function": {{…}}}}: other tools are not served',
+                f'{path} must be {{"type": "function", "function": {{…}}}}: other tools are not'
+                " served",
                 field=path,
             )
         name, parameters = function.get("name"), function.get("parameters")
@@ -178,7 +182,7 @@ def _tool_names(tools: object, field: str) -> list[str]:
         _check_name(name, f"{path}.function.name")
         _refuse(
             name in names,
-            f"{path}.function.name is the name of another function, too",
+            f"{path}.function.name repeats the name of another function",
             f"{path}.function.name",
         )
         message = f"{path}.function.parameters must be a JSON Schema of an object"
@@ -193,7 +197,10 @@ def _tool_names(tools: object, field: str) -> list[str]:
 
 def _check_name(name: str, path: str) -> None:
     is_name = _TOOL_NAME.fullmatch(name) is not None and len(name) <= limits.TOOL_NAME.most
-    message = f"{path} must have 1..{limits.TOOL_NAME.most} letters, digits, dots, underscores and hyphens"
+    message = (
+        f"{path} must have 1..{limits.TOOL_NAME.most} letters, digits, dots, underscores and"
+        " hyphens"
+    )
     _refuse(not is_name, message, path)
 
 
@@ -212,7 +219,7 @@ def _check_template_values(text: str) -> None:
 
 
 def _parsed(text: str) -> object:
-    """None for what is no JSON."""
+    """Return the parsed JSON; None if it is invalid."""
     try:
         parsed: object = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Validates requests for tokens and for the texts of tokens. Pure."""
+"""Validate requests to tokenize and detokenize. Pure."""
 
 from __future__ import annotations
 

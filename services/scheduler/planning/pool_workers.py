@@ -1,5 +1,5 @@
-"""Free capacity of one pool's workers while a plan is made, and the scoring of workers for a model.
-Pure.
+"""Track the free capacity of one pool's workers while a plan is made, and score workers for a
+model. Pure.
 
 The numbers of all workers are in arrays, one row per worker, because a plan for thousands of models
 scores thousands of workers; only the few best rows for a model are examined one by one.
@@ -18,61 +18,62 @@ from shoal.v1 import models_pb2
 from libs.fleet import WorkerRecord
 from libs.fleet.affinity import AFFINITY, HORIZON_SECONDS, affinity
 
-LOADS_AT_ONCE: Final = 4
-"""The most concurrent loads that a plan gives a worker: more would only delay all of them."""
+MAX_CONCURRENT_LOADS: Final = 4
+"""Maximum concurrent loads that a plan gives a worker: more would only delay all of them."""
 IDLE_COST: Final = 0.2
-"""Subtracted from a worker's score if it must evict idle models: less than having the model in
-memory or on disk is worth.
+"""Subtracted from a worker's score if it must evict idle models: less than the value of having the
+model in memory or on disk.
 """
 BUSY_COST: Final = 0.4
-"""The same if it must evict models in use."""
-ALIKE: Final = 0.1
+"""Subtracted if it must evict models in use."""
+TIE_SHARE: Final = 0.1
 """Workers within this share of the best score count as equal; one is drawn, so that not all plans
 choose the same.
 """
-_LOOKED_AT: Final = 8
+_MAX_SCORED: Final = 8
 
 Floats = NDArray[np.float64]
 _NO_COST: Final[Floats] = np.zeros(1)
 
 
 class PoolWorkers:
-    """The workers of one pool that may be given models, by row.
-
-    free: bytes that are neither used nor reserved. idle: bytes of idle models, which may be evicted
-    at once for waiting work. old: those of them that may be evicted for a model without waiting
-    work, too. movable: bytes of all models that are not pinned. seconds: for how long each worker
-    has work. loads: loads in progress. local: rows of workers that cannot fetch models.
-    """
+    """The workers of one pool that may be given models, by row."""
 
     def __init__(self, workers: Sequence[WorkerRecord]) -> None:
         self.workers = sorted(workers, key=lambda worker: worker.worker_id)
         self.rows = {worker.worker_id: row for row, worker in enumerate(self.workers)}
         self.local = [row for row, worker in enumerate(self.workers) if worker.local_models_only]
+        """Rows of workers that cannot fetch models."""
         self.free: Floats = np.array(
             [worker.free_bytes for worker in self.workers], dtype=np.float64
         )
+        """Bytes that are neither used nor reserved."""
         self.idle, self.old, self.movable, self.seconds = (
             np.zeros(len(self.workers)) for _ in range(4)
         )
+        """By row: bytes of idle models, which may be evicted at once for waiting work; bytes of
+        those that may also be evicted for a model without waiting work; bytes of all models that
+        are not pinned; and for how long each worker has work.
+        """
         self.loads = np.zeros(len(self.workers), dtype=np.int64)
-        # Cached, because every model needs them: rows that take loads, and, from the first `best`
-        # on, scores before affinity and evictions.
+        """Loads in progress."""
+        # Cached, because every model needs them: the number of rows that take loads, and, from the
+        # first `best` on, scores before affinity and evictions.
         self._open = len(self.workers)
         self._base: Floats | None = None
 
     def expect(self, row: int, size: int, load_seconds: float) -> None:
-        """Reserves `size` bytes and the load time for a model that the row's worker will load."""
+        """Reserve `size` bytes and the load time for a model that the row's worker will load."""
         self.free[row] -= size
         self.seconds[row] += load_seconds
         self.loads[row] += 1
-        self._open -= int(self.loads[row] == LOADS_AT_ONCE)
+        self._open -= int(self.loads[row] == MAX_CONCURRENT_LOADS)
         if self._base is not None:
             self._base[row] = self._score(row)
 
     @property
     def is_closed(self) -> bool:
-        """Whether every worker has LOADS_AT_ONCE loads in progress."""
+        """Return whether every worker has LOADS_AT_ONCE loads in progress."""
         return self._open == 0
 
     def best(
@@ -86,11 +87,13 @@ class PoolWorkers:
         draw: int,
         within_seconds: float = np.inf,
     ) -> list[int]:
-        """The rows with the best scores for the model, the best first, equal ones rotated by
-        `draw`. Empty: none has room now.
+        """Return the rows with the best scores for the model, best first, equal ones rotated by
+        `draw`. Empty: none has memory now.
 
-        near: known affinities by row. evictable: bytes that may be evicted and what that costs, the
-        most expensive first. within_seconds: only rows that finish their present work sooner.
+        Args:
+            near: Known affinities by row.
+            evictable: Bytes that may be evicted and the cost, the most expensive first.
+            within_seconds: Only rows that finish their present work sooner.
         """
         if self._base is None:
             self._base = np.array([self._score(row) for row in range(len(self.workers))])
@@ -110,30 +113,30 @@ class PoolWorkers:
         return [*alike[turn:], *alike[:turn], *ranked[len(alike) :]]
 
     def _score(self, row: int) -> float:
-        """The row's score before affinity and evictions; -inf if it has LOADS_AT_ONCE loads in
-        progress.
+        """Return the row's score before affinity and evictions; -inf if it has LOADS_AT_ONCE loads
+        in progress.
         """
-        is_closed = self.loads[row] >= LOADS_AT_ONCE
+        is_closed = self.loads[row] >= MAX_CONCURRENT_LOADS
         return -np.inf if is_closed else -min(float(self.seconds[row]) / HORIZON_SECONDS, 1.0)
 
     def _cost(self, size: int, evictable: Sequence[tuple[Floats, float]]) -> Floats:
-        """The cost by row of evictions to free so many bytes; infinite where even they do not
+        """Return the cost by row of evictions to free `size` bytes; infinite if even they do not
         suffice.
         """
         fits = self.free >= size
         if fits.all():
             return _NO_COST
         cost = np.full(len(self.workers), np.inf)
-        for room, price in evictable:
-            cost[self.free + room >= size] = price
+        for pool_workers, price in evictable:
+            cost[self.free + pool_workers >= size] = price
         cost[fits] = 0.0
         return cost
 
     def _scores(
         self, model: str, base: Floats, near: Mapping[int, float], chance: int
     ) -> dict[int, float]:
-        """The scores of some rows, including the best one or one equal to it."""
-        if len(base) <= _LOOKED_AT:
+        """Return the scores of some rows, including the best one or one equal to it."""
+        if len(base) <= _MAX_SCORED:
             return self._scored(range(len(base)), model, base, near)
         top = float(base.max())
         if top == -np.inf:
@@ -142,12 +145,12 @@ class PoolWorkers:
         alike = np.flatnonzero(base >= least)
         turn = chance % len(alike)
         some = [
-            *alike[turn : turn + _LOOKED_AT].tolist(),
-            *alike[: max(0, turn + _LOOKED_AT - len(alike))].tolist(),
+            *alike[turn : turn + _MAX_SCORED].tolist(),
+            *alike[: max(0, turn + _MAX_SCORED - len(alike))].tolist(),
         ]
         scores = self._scored({*some, *near}, model, base, near)
-        # The upper bound of all other rows, which have the model at most on disk: if that may win,
-        # score every row that has it.
+        # The upper bound of all other rows, which have the model at most on disk: if one of them
+        # may win, score every row that has it.
         if max(scores.values()) < least + AFFINITY[models_pb2.MODEL_STATE_COLD]:
             on_disk = [row for row, worker in enumerate(self.workers) if model in worker.models]
             scores |= self._scored(on_disk, model, base, near)
@@ -167,4 +170,4 @@ class PoolWorkers:
 
 
 def _tolerance(score: float) -> float:
-    return max(ALIKE * abs(score), 0.01)
+    return max(TIE_SHARE * abs(score), 0.01)

@@ -1,8 +1,8 @@
-"""The price of an image and of a page in tokens, from the size in its file's header. Pure.
+"""Price images and pages in tokens, from the size in the file's header. Pure.
 
 `requests.py` refuses and prices by it. A file without a known size (`libs/image_size.py`) is priced
-as the largest image that its model takes, and the worker, which has a reader for each format,
-refuses it or reads it.
+as the largest image that its model takes; the worker has a reader for each format, and refuses or
+reads it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from libs.image_size import Size
 
 UNKNOWN_TOKENS: Final = 256
 """Price of an image for a model that no worker has read yet: CLIP makes 50 to 577 tokens of one, a
-reader of pages about 1,000.
+page reader about 1,000.
 """
 
-PIXELS_A_TOKEN: Final = 1 << 16
-"""Pixels of a file that cost one token, whatever size the model makes of the image: a worker has to
-decode them. A core decodes 50 to 200 million pixels a second, and computes some 2,000 tokens of a
-small encoder in that time."""
+PIXELS_PER_TOKEN: Final = 1 << 16
+"""Pixels of a file that cost one token for decoding, whatever the model's image size. A core
+decodes 50 to 200 million pixels a second, and computes some 2,000 tokens of a small encoder in that
+time.
+"""
 
 _PAGE_SQUARE_INCHES: Final = 97
 """The area of A4. Only a parser knows the size of a document's pages."""
@@ -31,21 +32,22 @@ _MAX_MAPS: Final = 16
 
 
 def decoding_tokens(size: Size | None, most_pixels: int) -> int:
-    """Tokens that decoding an image costs. `most_pixels`: of an image without a known size."""
+    """Price the decoding of an image. `most_pixels`: for an image without a known size."""
     pixels = most_pixels if size is None else size.height * size.width
-    return pixels // PIXELS_A_TOKEN
+    return pixels // PIXELS_PER_TOKEN
 
 
 def page_tokens(dots_per_inch: int, images: models_pb2.ImageInput | None) -> int:
-    """Tokens of a document's page that a model reads, for drawing it and as the largest image that
-    the model takes. 0 dots: the default."""
+    """Price a document's page: rendering it, and reading it as the model's largest image. 0 dots:
+    the default.
+    """
     dots = dots_per_inch or limits.DPI
     pixels = min(_PAGE_SQUARE_INCHES * dots * dots, limits.PIXELS)
-    return tokens_of(None, images) + pixels // PIXELS_A_TOKEN
+    return image_tokens(None, images) + pixels // PIXELS_PER_TOKEN
 
 
-def tokens_of(size: Size | None, images: models_pb2.ImageInput | None) -> int:
-    """Tokens that a model makes of an image. `images`: of its card."""
+def image_tokens(size: Size | None, images: models_pb2.ImageInput | None) -> int:
+    """Return the tokens that a model makes of an image. `images`: from its card."""
     if images is None or not images.patch or not images.max_tokens:
         return UNKNOWN_TOKENS
     if images.height and images.width:
@@ -58,9 +60,9 @@ def tokens_of(size: Size | None, images: models_pb2.ImageInput | None) -> int:
             scale = min(scale, images.long_side / max(size))
         size = Size(int(size.height * scale), int(size.width * scale))
     else:
-        # Models that keep a picture's size bring it to whole patches: rounded up, so that no thin
-        # picture is without a price.
-        size = Size(_whole(size.height, images.patch), _whole(size.width, images.patch))
+        # Models that keep an image's size round it up to whole patches, so that thin images have a
+        # price too.
+        size = Size(_round_up(size.height, images.patch), _round_up(size.width, images.patch))
     patches = (size.height // images.patch) * (size.width // images.patch)
     if images.maps:
         patches = sum(
@@ -70,5 +72,5 @@ def tokens_of(size: Size | None, images: models_pb2.ImageInput | None) -> int:
     return min(max(patches, 1) + images.extra_tokens, images.max_tokens)
 
 
-def _whole(pixels: int, patch: int) -> int:
+def _round_up(pixels: int, patch: int) -> int:
     return -(-pixels // patch) * patch

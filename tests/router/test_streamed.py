@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import worker_pb2
 
-from services.router.lanes.written import StreamedTexts
+from services.router.lanes.streamed import StreamedTexts
 
 ANSWERS = ("the first text", "", "zwölf Boxkämpfer 🥊")
 
@@ -55,7 +55,7 @@ async def streamed(
 
 async def test_texts_without_any_part_are_completed_by_the_answer() -> None:
     texts = StreamedTexts()
-    texts.firsts = [0]
+    texts.first_items = [0]
     found = await streamed(texts, [])
     found += texts.rest(response(ANSWERS))
     assert [joined(found, item) for item in range(3)] == list(ANSWERS)
@@ -64,7 +64,7 @@ async def test_texts_without_any_part_are_completed_by_the_answer() -> None:
 
 async def test_pages_without_any_part_are_completed_by_the_answer() -> None:
     texts = StreamedTexts()
-    texts.firsts = [0]
+    texts.first_items = [0]
     pages = [pb.PageText(page=2, text="second"), pb.PageText(page=5, text="fifth")]
     found = texts.rest(pb.ExtractResponse(results=[pb.Extraction(pages=pages)]))
     assert [(delta.item, delta.page, delta.text) for delta in found] == [
@@ -95,7 +95,7 @@ def test_deltas_add_up_to_the_answer_whatever_happens_to_parts(
 ) -> None:
     async def run() -> list[pb.ExtractDelta]:
         texts = StreamedTexts()
-        texts.firsts = [0]
+        texts.first_items = [0]
         return await streamed(texts, parts) + texts.rest(response(ANSWERS))
 
     found = asyncio.run(run())

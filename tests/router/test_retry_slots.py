@@ -1,4 +1,4 @@
-"""Who is told to come back when: of what a lane can do, so much and no more."""
+"""Retry times: a lane receives no more retries than it can serve."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from itertools import count
 import pytest
 
 from libs.queue import LaneKey
-from services.router.admission.appointments import BOOKED, MAX_SECONDS, RetrySlots
+from services.router.admission.retry_slots import MAX_SECONDS, RESERVED_FACTOR, RetrySlots
 
 LANE, OTHER = LaneKey("cpu", "a/b"), LaneKey("cpu", "c/d")
 
 
-def test_one_after_another_and_lanes_apart() -> None:
+def test_retry_times_are_spread_per_lane() -> None:
     given = RetrySlots()
     first, second, third = (
-        given.give(LANE, soonest=1.0, remaining=60.0, cost=0.5, now=10.0) for _ in range(3)
+        given.reserve(LANE, soonest=1.0, remaining=60.0, cost=0.5, now=10.0) for _ in range(3)
     )
-    assert (first, second, third) == (1.0, 1.0 + 0.5 * BOOKED, 1.0 + 1.0 * BOOKED)
-    assert given.give(OTHER, soonest=1.0, remaining=60.0, cost=0.5, now=10.0) == 1.0
-    assert given.give(LANE, soonest=1.0, remaining=60.0, cost=0.5, now=100.0) == 1.0
+    assert (first, second, third) == (1.0, 1.0 + 0.5 * RESERVED_FACTOR, 1.0 + 1.0 * RESERVED_FACTOR)
+    assert given.reserve(OTHER, soonest=1.0, remaining=60.0, cost=0.5, now=10.0) == 1.0
+    assert given.reserve(LANE, soonest=1.0, remaining=60.0, cost=0.5, now=100.0) == 1.0
 
 
-def test_who_cannot_come_in_time_books_nothing() -> None:
+def test_request_that_is_too_late_reserves_nothing() -> None:
     given = RetrySlots()
     for _ in range(100):
-        assert given.give(LANE, soonest=3.0, remaining=2.0, cost=0.5, now=10.0) == 3.0
-    assert given.give(LANE, soonest=90.0, remaining=2.0, cost=0.5, now=10.0) == MAX_SECONDS
+        assert given.reserve(LANE, soonest=3.0, remaining=2.0, cost=0.5, now=10.0) == 3.0
+    assert given.reserve(LANE, soonest=90.0, remaining=2.0, cost=0.5, now=10.0) == MAX_SECONDS
 
 
 @pytest.mark.parametrize("deadline", [2.0, 10.0, 60.0])
 @pytest.mark.parametrize("routers", [1, 2])
-def test_in_a_long_overload_few_come_back(deadline: float, routers: int) -> None:
-    """Clients without any budget of their own, which come back when they are told if they still
-    have time, forever.
+def test_long_overload_causes_few_retries(deadline: float, routers: int) -> None:
+    """Clients without a retry budget: they retry at the given time while their deadline allows,
+    forever.
     """
     generator, given, numbers = random.Random(1), [RetrySlots() for _ in range(routers)], count()
     capacity, seconds, waiting, last, asked, new, done = 100.0, 60.0, 0.0, 0.0, 0, 0, 0
@@ -53,7 +53,7 @@ def test_in_a_long_overload_few_come_back(deadline: float, routers: int) -> None
         if waiting <= 0.8 * remaining:
             waiting, done = waiting + 1 / capacity, done + 1
             continue
-        wait = given[generator.randrange(routers)].give(
+        wait = given[generator.randrange(routers)].reserve(
             LANE, soonest=waiting - 0.4 * remaining, remaining=remaining, cost=1 / capacity, now=now
         )
         if wait * (1 + 0.5 * generator.random()) < remaining:

@@ -9,7 +9,7 @@ from shoal.v1 import models_pb2, worker_pb2
 from libs.fleet import FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey
 from services.scheduler.demand import Demand
-from services.scheduler.view import Look
+from services.scheduler.view import MeshSnapshot
 
 MODEL = "org/model"
 EPOCH_MS = 1_700_000_000_000
@@ -50,7 +50,7 @@ class Mesh:
         memory_bytes: int = 1 << 30,
         epoch: str = "1",
     ) -> None:
-        """A worker whose last heartbeat came `silent_seconds` before every look."""
+        """Add a worker with its last heartbeat `silent_seconds` before every snapshot."""
         self.workers[name] = WorkerRecord(
             worker_id=name,
             epoch=epoch,
@@ -75,8 +75,8 @@ class Mesh:
         pool: str = "cpu",
         used_at: float | None = None,
     ) -> None:
-        """Sets the lane's tokens; `enqueued` grows by what was queued unless it is given.
-        `used_at`: as Redis knows it.
+        """Set the lane's tokens; `enqueued` grows by the queued tokens unless it is given.
+        `used_at`: the time in Redis.
         """
         lane = LaneKey(pool, model)
         before = self.gauges.get(lane)
@@ -92,11 +92,11 @@ class Mesh:
         failure = worker_pb2.Failure(reason="MODEL_LOAD_FAILED", message="broken")
         self.failures[model] = dict.fromkeys(workers, failure)
 
-    def look(
+    def snapshot(
         self, seconds: float = 0.0, *, leader: Demand | None = None, leads: bool = False
-    ) -> Look:
-        """A look `seconds` after the last one, which sees what the `leader` told last; by the one
-        that `leads`.
+    ) -> MeshSnapshot:
+        """Return a snapshot `seconds` after the last one, with the numbers last published by
+        `leader`, for the scheduler that `leads`.
         """
         self.at += seconds
         now_ms = EPOCH_MS + round(self.at * 1000)
@@ -105,7 +105,7 @@ class Mesh:
             for name, worker in self.workers.items()
         }
         record = _told(leader, now_ms) if leader is not None else None
-        return Look(
+        return MeshSnapshot(
             FleetSnapshot(beats, {}, dict(self.failures), now_ms, record),
             dict(self.gauges),
             self.at,

@@ -1,9 +1,10 @@
-"""Bounds of answers, known before any work is done: what is refused here, and the share of each
-item that workers keep to. Pure.
+"""Bounds of answers, known before any work is done: refusals, and the share of each item that
+workers keep to. Pure.
 
-A size that the request alone decides (labels, scores, dense vectors, tokens to be written) is
-refused if it is too large. Where the size depends on what is found, the worker cuts it
-(`libs/models/answer_budget.py`) to the item's share, which is decided here.
+1. A size that the request alone decides (labels, scores, dense vectors, tokens to generate) is
+  refused here if it is too large.
+2. Where the size depends on the results, the worker cuts it (`libs/models/answering.py`) to the
+  item's share, which is decided here.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ bytes a document.
 """
 
 DEFAULT_TOKENS: Final = 256
-"""Tokens of a text where the request does not say: what workers take where the checkpoint does not
-say either.
-"""
+"""Tokens of a generated text by default: the workers' default when the checkpoint has none."""
 
 FRAME_BYTES: Final = 512
-"""Of an answer besides its results: the revision, usage, timings and the shape of a tensor."""
+"""Bytes of an answer in addition to its results: the revision, usage, timings and the shape of a
+tensor.
+"""
 
 _NUMBER_BITS: Final[Mapping[int, int]] = {
     tensor_pb2.DATA_TYPE_FLOAT16: 16,
@@ -55,12 +56,15 @@ _NUMBER_BITS: Final[Mapping[int, int]] = {
     tensor_pb2.DATA_TYPE_UINT8: 8,
     tensor_pb2.DATA_TYPE_BINARY: 1,
 }
-"""Of a number of a vector; 32 of any other type."""
+"""Bits of a vector's number; 32 for any other type."""
 
 
 def item_share(request: Message, request_bytes: int, readable: int) -> int:
-    """The most bytes that one item may take in the answer of a request of so many bytes, to a
-    client that reads so many.
+    """Return the maximum bytes of one item in the answer.
+
+    Args:
+        request_bytes: Size of the request.
+        readable: Maximum bytes that the client reads.
     """
     match request:
         case pb.ExtractRequest():
@@ -72,7 +76,7 @@ def item_share(request: Message, request_bytes: int, readable: int) -> int:
 
 
 def check_written(task: pb.TextTask, pages: Iterable[int], items: int) -> None:
-    """Raises InvalidInput if more tokens may be written than one answer holds. `pages`: of each
+    """Raise InvalidInput if more tokens may be generated than one answer holds. `pages`: of each
     item that has some.
     """
     counts = [count for count in pages if count]
@@ -82,20 +86,23 @@ def check_written(task: pb.TextTask, pages: Iterable[int], items: int) -> None:
     )
     most = limits.WRITTEN.most
     if texts * tokens > most:
-        message = f"items has {texts:,} texts to be written, of up to {tokens:,} tokens each:"
+        message = f"items has {texts:,} texts to generate, of up to {tokens:,} tokens each:"
         raise InvalidInput(
-            f"{message} send at most {most // tokens:,} at a time, or set a smaller text.max_tokens",
+            f"{message} send at most {most // tokens:,} at a time, or set a smaller"
+            " text.max_tokens",
             field="items",
         )
 
 
 def check_divided(size: int, readable: int) -> None:
-    """Raises InvalidInput for an answer of more bytes than the client reads, which texts with many
-    more chunks than were estimated may have."""
+    """Raise InvalidInput for an answer of more bytes than the client reads. Texts with many more
+    chunks than estimated may have one.
+    """
     if size > readable:
-        message = f"the answer has {size:,} bytes, more than the {readable:,} that the client reads, since the items have so many chunks"
         raise InvalidInput(
-            f"{message}: call EncodeStream, ask for larger chunks, or send fewer items",
+            f"the answer has {size:,} bytes, more than the {readable:,} that the client reads,"
+            " because the items have many chunks: call EncodeStream, request larger chunks,"
+            " or send fewer items",
             field="items",
         )
 
@@ -112,14 +119,14 @@ def check_encoded(
     """Check the size of a request's vectors.
 
     Args:
-        request: the request.
-        card: of its model; None where no worker has read it.
-        tokens: estimates for each item.
-        is_streamed: whether many messages answer it (EncodeStream), or one.
-        readable: how many bytes the client reads in one message.
-        chunks: the estimated number of all items' chunks; 0 if they are not divided.
+        request: The request.
+        card: Its model's card; None if no worker has read it.
+        tokens: Estimates for each item.
+        is_streamed: Many messages answer it (EncodeStream) instead of one.
+        readable: Maximum bytes that the client reads in one message.
+        chunks: The estimated number of all items' chunks; 0 if they are not divided.
 
-    Raises InvalidInput if the vectors are more than its answer may have.
+    Raises InvalidInput if the vectors exceed the maximum of an answer.
     """
     if card is None:
         return
@@ -128,7 +135,7 @@ def check_encoded(
         rows * (request.dimensions or card.dimensions) + sum(tokens) * card.multi_vector_dimensions
     )
     whole = min(limits.ENCODED.most, max(0, readable - FRAME_BYTES))
-    if 4 * numbers <= whole:  # Few requests have more, so this is all that most of them cost.
+    if 4 * numbers <= whole:  # most requests stop here
         return
     forms = set(request.representations or card.representations[:1])
     bits = _NUMBER_BITS.get(request.data_type, 32)
@@ -142,15 +149,15 @@ def check_encoded(
     most = limits.STREAMED.most if is_streamed else whole
     if size > most:
         allowed = max(1, len(request.items) * most // size)
-        message = f"items has {len(request.items):,} entries with vectors of about {size:,} bytes; one answer has at most {most:,}:"
-        instead = f"send about {allowed:,} items at a time, or ask for a smaller data type"
+        message = (
+            f"items has {len(request.items):,} entries with vectors of about {size:,} bytes;"
+            f" one answer has at most {most:,}:"
+        )
+        instead = f"send about {allowed:,} items at a time, or request a smaller data type"
         if not is_streamed:
             instead = f"call EncodeStream, {instead}"
         if not is_streamed and whole < limits.ENCODED.most:
-            instead += (
-                f"; or raise grpc.max_receive_message_length of the client and say so by the metadata {ANSWER_HEADER} "
-                f"(-1: any), which allows {limits.ENCODED.most:,} bytes"
-            )
+            instead += _raise_limit(limits.ENCODED.most)
         raise InvalidInput(f"{message} {instead}", field="items")
 
 
@@ -164,10 +171,11 @@ def check_tokens(
     (`libs/tokens.py`).
 
     Args:
-        request: the request. card: of its model; None where no worker has read it. readable: how
-        many bytes the client reads in one message.
+        request: The request.
+        card: Its model's card; None if no worker has read it.
+        readable: Maximum bytes that the client reads in one message.
 
-    Raises InvalidInput if the answer may be larger than one answer may be.
+    Raises InvalidInput if the answer may exceed the maximum.
     """
     if isinstance(request, pb.TokenizeRequest):
         field, instead, size = (
@@ -187,15 +195,19 @@ def check_tokens(
         f"the answer to {field} may have {size:,} bytes; one answer has at most {most:,}: {instead}"
     )
     if most < limits.TOKENIZED.most:
-        message += (
-            f"; or raise grpc.max_receive_message_length of the client and say so by the metadata {ANSWER_HEADER} "
-            f"(-1: any), which allows {limits.TOKENIZED.most:,} bytes"
-        )
+        message += _raise_limit(limits.TOKENIZED.most)
     raise InvalidInput(message, field=field)
 
 
+def _raise_limit(most: int) -> str:
+    return (
+        "; or raise grpc.max_receive_message_length of the client and declare it in the metadata"
+        f" {ANSWER_HEADER} (-1: unlimited), which allows {most:,} bytes"
+    )
+
+
 def _tokenized_bytes(request: pb.TokenizeRequest, card: models_pb2.ModelCard | None) -> int:
-    """The most bytes of an answer to Tokenize."""
+    """Return the maximum bytes of an answer to Tokenize."""
     size = tokens.RESULT_BYTES * len(request.texts)
     if request.count_only:
         return size

@@ -1,6 +1,4 @@
-"""Sizes of pictures from their headers, what they cost, and what is refused by them, without
-decoding.
-"""
+"""Sizes of images from their headers, their price, and refusals by size, without decoding."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from shoal.v1 import models_pb2
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.image_size import Size, size_of
 from services.router.admission import control
-from services.router.admission.validation import limits, pictures
+from services.router.admission.validation import image_price, limits
 from services.router.admission.validation.requests import check_encode, check_extract, check_score
 from tests.router.parts import MODEL, card
 
@@ -54,7 +52,7 @@ def picture(data: bytes) -> pb.Item:
 BOTH = (models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE)
 
 
-def looks(*, inputs: tuple[models_pb2.InputKind, ...] = BOTH) -> models_pb2.ModelCard:
+def begin_pull(*, inputs: tuple[models_pb2.InputKind, ...] = BOTH) -> models_pb2.ModelCard:
     found = card(tasks=[models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE, models_pb2.TASK_CLASSIFY])
     found.inputs.extend(inputs)
     found.images.CopyFrom(FIXED)
@@ -87,38 +85,41 @@ def test_size_of_variants(kind: str, mode: str, options: dict[str, object]) -> N
     st.sampled_from([file_of(5, 6, kind) for kind in FORMATS]),
     st.integers(0, 80),
 )
-def test_whatever_the_bytes_are(noise: bytes, file: bytes, kept: int) -> None:
+def test_random_bytes_never_raise(noise: bytes, file: bytes, kept: int) -> None:
     """Neither raised nor taken long for."""
     for data in (noise, file[:kept], file[:kept] + noise):
         size = size_of(data)
         assert size is None or min(size) > 0
-        assert pictures.tokens_of(size, FREE) <= FREE.max_tokens
+        assert image_price.image_tokens(size, FREE) <= FREE.max_tokens
 
 
 def test_tokens_by_the_size() -> None:
-    assert pictures.tokens_of(Size(3000, 2000), FIXED) == 50
-    assert pictures.tokens_of(None, FIXED) == 50
-    assert pictures.tokens_of(Size(100, 200), FREE) == 4 * 8 + 1
-    assert pictures.tokens_of(Size(1, 100_000), FREE) == 1000
-    assert pictures.tokens_of(None, FREE) == 1000
-    assert pictures.tokens_of(Size(100, 200), None) == pictures.UNKNOWN_TOKENS
-    assert pictures.tokens_of(Size(100, 200), models_pb2.ImageInput()) == pictures.UNKNOWN_TOKENS
+    assert image_price.image_tokens(Size(3000, 2000), FIXED) == 50
+    assert image_price.image_tokens(None, FIXED) == 50
+    assert image_price.image_tokens(Size(100, 200), FREE) == 4 * 8 + 1
+    assert image_price.image_tokens(Size(1, 100_000), FREE) == 1000
+    assert image_price.image_tokens(None, FREE) == 1000
+    assert image_price.image_tokens(Size(100, 200), None) == image_price.UNKNOWN_TOKENS
+    assert (
+        image_price.image_tokens(Size(100, 200), models_pb2.ImageInput())
+        == image_price.UNKNOWN_TOKENS
+    )
 
 
 def test_tokens_of_several_maps() -> None:
-    """Of Grounding DINO: the short side 800, the long one at most 1,333, and maps of 8, 16, 32 and
-    64 pixels a place.
+    """Grounding DINO has a short side of 800, a long one of at most 1,333, and maps of 8, 16, 32
+    and 64 pixels a position.
     """
     maps = models_pb2.ImageInput(short_side=800, long_side=1333, patch=8, maps=4, max_tokens=22_000)
-    assert pictures.tokens_of(Size(400, 400), maps) == 100 * 100 + 50 * 50 + 25 * 25 + 13 * 13
-    assert pictures.tokens_of(Size(333, 3333), maps) == 17 * 167 + 9 * 84 + 5 * 42 + 3 * 21
-    assert pictures.tokens_of(Size(1, 4000), maps) == 1
-    assert pictures.tokens_of(None, maps) == 22_000
+    assert image_price.image_tokens(Size(400, 400), maps) == 100 * 100 + 50 * 50 + 25 * 25 + 13 * 13
+    assert image_price.image_tokens(Size(333, 3333), maps) == 17 * 167 + 9 * 84 + 5 * 42 + 3 * 21
+    assert image_price.image_tokens(Size(1, 4000), maps) == 1
+    assert image_price.image_tokens(None, maps) == 22_000
 
 
-def test_texts_that_are_filled_up_cost_what_they_are_filled_to() -> None:
-    """SigLIP's: as items, as a query, and as labels; a picture is no text."""
-    known = looks()
+def test_padded_texts_cost_their_padded_length() -> None:
+    """SigLIP reads images and texts as items, as a query, and as labels; an image is not a text."""
+    known = begin_pull()
     known.max_tokens = 64
     known.representations.append(pb.REPRESENTATION_DENSE)
     known.images.CopyFrom(
@@ -142,17 +143,20 @@ def test_texts_that_are_filled_up_cost_what_they_are_filled_to() -> None:
     assert control.price(labels, known, pb.TRUNCATION_END) == ([196 + 2], 3 * 64)
 
 
-def test_admission_prices_texts_and_pictures_apart() -> None:
+def test_admission_prices_texts_and_images_separately() -> None:
     request = pb.EncodeRequest(
         model=MODEL, items=[pb.Item(text="x" * 98), picture(file_of(9, 9, "PNG"))]
     )
-    sizes = check_encode(request, looks())
+    sizes = check_encode(request, begin_pull())
     assert sizes.items == [100, 0]
     assert sizes.read == [100, len(request.items[1].image.data)]
-    costs, once = control.price(sizes, looks(), pb.TRUNCATION_END)
+    costs, once = control.price(sizes, begin_pull(), pb.TRUNCATION_END)
     assert (costs, once) == ([32, 52], 0)
     score = pb.ScoreRequest(model=MODEL, query=request.items[1], documents=request.items)
-    assert control.price(check_score(score, looks()), looks(), pb.TRUNCATION_END) == ([32, 52], 50)
+    assert control.price(check_score(score, begin_pull()), begin_pull(), pb.TRUNCATION_END) == (
+        [32, 52],
+        50,
+    )
 
 
 def test_image_is_priced_by_its_pixels_whatever_size_its_model_makes_of_it() -> None:
@@ -166,15 +170,17 @@ def test_image_is_priced_by_its_pixels_whatever_size_its_model_makes_of_it() -> 
     )
     request = pb.EncodeRequest(model=MODEL, items=[bomb, thumbnail, unknown])
     small = FIXED.max_tokens + control.SPECIAL_TOKENS
-    assert control.price(check_encode(request, looks()), looks(), pb.TRUNCATION_END)[0] == [
-        small + 49_000_000 // pictures.PIXELS_A_TOKEN,
+    assert control.price(check_encode(request, begin_pull()), begin_pull(), pb.TRUNCATION_END)[
+        0
+    ] == [
+        small + 49_000_000 // image_price.PIXELS_PER_TOKEN,
         small,
-        small + limits.IMAGE_PIXELS.most // pictures.PIXELS_A_TOKEN,
+        small + limits.IMAGE_PIXELS.most // image_price.PIXELS_PER_TOKEN,
     ]
 
 
 def test_page_is_priced_by_its_dots_per_inch() -> None:
-    read = looks(inputs=(*BOTH, models_pb2.INPUT_KIND_DOCUMENT))
+    read = begin_pull(inputs=(*BOTH, models_pb2.INPUT_KIND_DOCUMENT))
     parts = [
         pb.Part(
             document=pb.Document(data=b"%PDF-1.7", first_page=1, last_page=3, dots_per_inch=dots)
@@ -192,10 +198,12 @@ def test_item_of_parts_costs_what_they_cost() -> None:
     request = pb.EncodeRequest(
         model=MODEL, items=[pb.Item(parts=[pb.Part(text="x" * 98), shown, shown])]
     )
-    assert control.price(check_encode(request, looks()), looks(), pb.TRUNCATION_END)[0] == [132]
+    assert control.price(check_encode(request, begin_pull()), begin_pull(), pb.TRUNCATION_END)[
+        0
+    ] == [132]
 
 
-def test_bomb_is_refused_by_its_header() -> None:
+def test_decompression_bomb_is_refused_by_header() -> None:
     item = pb.Item(
         parts=[pb.Part(text="a"), pb.Part(image=pb.Image(data=png_header(50_000, 50_000)))]
     )
@@ -222,7 +230,7 @@ def test_bomb_is_refused_by_its_header() -> None:
         (pb.Item(parts=[pb.Part(text="a")], entities=[pb.Entity(end=1)]), "items[0].entities"),
     ],
 )
-def test_parts_that_cannot_be(item: pb.Item, field: str) -> None:
+def test_invalid_parts_are_refused(item: pb.Item, field: str) -> None:
     request = pb.ExtractRequest(
         model=MODEL, items=[item], relations=pb.RelationsTask(labels=["a"], entity_labels=["b"])
     )
@@ -231,9 +239,9 @@ def test_parts_that_cannot_be(item: pb.Item, field: str) -> None:
     assert caught.value.field == field
 
 
-def test_what_a_model_reads() -> None:
+def test_unsupported_inputs_are_refused() -> None:
     shown, text = picture(file_of(9, 9, "PNG")), pb.Item(text="a")
-    only_pictures = looks(inputs=(models_pb2.INPUT_KIND_IMAGE,))
+    only_pictures = begin_pull(inputs=(models_pb2.INPUT_KIND_IMAGE,))
     check_encode(pb.EncodeRequest(model=MODEL, items=[shown]), only_pictures)
     with pytest.raises(TaskNotSupported, match="takes no texts") as caught:
         check_encode(pb.EncodeRequest(model=MODEL, items=[shown, text]), only_pictures)
@@ -246,7 +254,7 @@ def test_what_a_model_reads() -> None:
 def test_file_in_base64_that_is_sent_as_text_is_refused_with_the_cure() -> None:
     """No model may embed base64 as words, whatever its card says, and before a card is known."""
     items = [pb.Item(text="a"), pb.Item(text="data:image/png;base64,AAAA")]
-    for known in (None, card(), looks()):
+    for known in (None, card(), begin_pull()):
         with pytest.raises(
             InvalidInput, match=r"send the bytes of an image as image\.data"
         ) as caught:
@@ -255,7 +263,7 @@ def test_file_in_base64_that_is_sent_as_text_is_refused_with_the_cure() -> None:
     part = pb.Item(parts=[pb.Part(text="DATA:image/jpeg;BASE64,AAAA")])
     with pytest.raises(InvalidInput, match="is a file in base64"):
         check_score(
-            pb.ScoreRequest(model=MODEL, query=part, documents=[pb.Item(text="a")]), looks()
+            pb.ScoreRequest(model=MODEL, query=part, documents=[pb.Item(text="a")]), begin_pull()
         )
     check_encode(
         pb.EncodeRequest(model=MODEL, items=[pb.Item(text="data:image/png is a media type")]),

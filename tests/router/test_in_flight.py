@@ -19,7 +19,7 @@ from shoal.v1 import mesh_pb2, tensor_pb2, worker_pb2
 
 from libs.errors import QueueFull
 from services.router.admission.control import MAX_UNKNOWN, MAX_UNKNOWN_OF_TENANT
-from services.router.flight import COPIES, MIN_BYTES, PART_BYTES, InFlightMemory, Rpc
+from services.router.in_flight import COPIES, MIN_BYTES, PART_BYTES, InFlightMemory, Rpc
 from services.router.lanes.codec import count_parts
 from services.router.operators.mesh import MAX_WATCHERS
 from tests.router.parts import (
@@ -38,7 +38,7 @@ EMPTY = MIN_BYTES
 
 
 class FakeRpc:
-    """A call that ends when it is told to."""
+    """A call that ends when the test ends it."""
 
     def __init__(self) -> None:
         self._callbacks: list[Callable[[Rpc], None]] = []
@@ -51,30 +51,30 @@ class FakeRpc:
             callback(cast(Rpc, self))
 
 
-def enter(flight: InFlightMemory, size: int, tenant: str = "t") -> tuple[FakeRpc, object]:
+def reserve(in_flight: InFlightMemory, size: int, tenant: str = "t") -> tuple[FakeRpc, object]:
     rpc = FakeRpc()
-    return rpc, flight.enter(size, tenant, cast(Rpc, rpc))
+    return rpc, in_flight.reserve(size, tenant, cast(Rpc, rpc))
 
 
-def test_what_is_held_is_what_requests_take_and_ends_with_them() -> None:
-    flight, rpc = InFlightMemory(limit_bytes=10**9), FakeRpc()
-    held = flight.enter(1000, "t", cast(Rpc, rpc))
-    assert flight.held_bytes == COPIES * 1000 + EMPTY
-    held.answered(500)
-    held.answered(500)
-    assert flight.held_bytes == COPIES * 2000 + EMPTY
-    held.sending(900)
-    assert flight.held_bytes == 900 + EMPTY, "only the answer is left"
+def test_reserved_memory_is_released_with_requests() -> None:
+    in_flight, rpc = InFlightMemory(limit_bytes=10**9), FakeRpc()
+    reservation = in_flight.reserve(1000, "t", cast(Rpc, rpc))
+    assert in_flight.held_bytes == COPIES * 1000 + EMPTY
+    reservation.hold_answer(500)
+    reservation.hold_answer(500)
+    assert in_flight.held_bytes == COPIES * 2000 + EMPTY
+    reservation.hold_response(900)
+    assert in_flight.held_bytes == 900 + EMPTY, "only the answer is left"
     rpc.end()
-    assert flight.held_bytes == 0
-    held.answered(500)
-    assert flight.held_bytes == 0, "an answer that came too late is not kept"
+    assert in_flight.held_bytes == 0
+    reservation.hold_answer(500)
+    assert in_flight.held_bytes == 0, "an answer that came too late is not kept"
 
 
-def test_what_is_in_many_parts_takes_more() -> None:
-    flight = InFlightMemory(limit_bytes=10**9)
-    flight.enter(1000, "t", cast(Rpc, FakeRpc()), 100)
-    assert flight.held_bytes == COPIES * 1000 + PART_BYTES * 100 + EMPTY
+def test_items_increase_reserved_memory() -> None:
+    in_flight = InFlightMemory(limit_bytes=10**9)
+    in_flight.reserve(1000, "t", cast(Rpc, FakeRpc()), 100)
+    assert in_flight.held_bytes == COPIES * 1000 + PART_BYTES * 100 + EMPTY
     entities = [pb.Entity(start=0, end=1)] * 3
     request = pb.ExtractRequest(
         items=[pb.Item(text="a", entities=entities)] * 2, relations=pb.RelationsTask()
@@ -82,31 +82,31 @@ def test_what_is_in_many_parts_takes_more() -> None:
     assert count_parts(request) == 8
 
 
-def test_beyond_the_limit_nothing_enters_but_what_comes_alone() -> None:
-    flight = InFlightMemory(limit_bytes=100_000)
-    large, _ = enter(flight, 10**6)
+def test_only_a_sole_request_may_exceed_memory_limit() -> None:
+    in_flight = InFlightMemory(limit_bytes=100_000)
+    large, _ = reserve(in_flight, 10**6)
     with pytest.raises(QueueFull) as refusal:
-        enter(flight, 1, "u")
+        reserve(in_flight, 1, "u")
     assert refusal.value.retry_after > 0
     large.end()
-    enter(flight, 1, "u")
+    reserve(in_flight, 1, "u")
 
 
 def test_one_tenant_cannot_keep_all_others_out() -> None:
-    flight = InFlightMemory(limit_bytes=10 * EMPTY)
+    in_flight = InFlightMemory(limit_bytes=10 * EMPTY)
     for _ in range(5):
-        enter(flight, 0, "greedy")
+        reserve(in_flight, 0, "greedy")
     with pytest.raises(QueueFull, match="of this tenant"):
-        enter(flight, 0, "greedy")
+        reserve(in_flight, 0, "greedy")
     for _ in range(5):
-        enter(flight, 0, "other")
+        reserve(in_flight, 0, "other")
 
 
 def working(client: Client) -> AbstractAsyncContextManager[FakeWorker]:
     return FakeWorker(client.address, models=[card()]).working()
 
 
-async def test_router_with_full_hands_says_when_to_come_again_and_recovers(redis_url: str) -> None:
+async def test_full_router_refuses_with_retry_time_and_recovers(redis_url: str) -> None:
     text = "word " * 20_000
     async with router(redis_url, in_flight_bytes=1 << 21) as client, working(client) as worker:
         worker.hold()
@@ -134,7 +134,7 @@ ANSWER_BYTES = 24 << 20
 
 
 def large_answer(job: worker_pb2.Job) -> worker_pb2.JobResult:
-    """For the slow tenant."""
+    """The card of the slow tenant's model."""
     size = ANSWER_BYTES if job.tenant == "slow" else 16
     dense = tensor_pb2.Tensor(
         data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[1, size // 4], data=bytes(size)
@@ -185,7 +185,7 @@ async def test_answers_that_a_frozen_client_does_not_read_count_until_it_does(
 
 
 def ask_for(client: Client, model: str, tenant: str) -> asyncio.Task[Refusal]:
-    """Of a model that nobody has."""
+    """Send a request for a model that no worker has."""
 
     async def ask() -> Refusal:
         request = encode_request("text", model=model)
@@ -210,9 +210,7 @@ async def refusals_of(calls: Sequence[asyncio.Task[Refusal]], waiting: int) -> l
     return ended
 
 
-async def test_made_up_models_open_few_lanes_and_leave_none_behind(
-    redis_url: str, redis: Redis
-) -> None:
+async def test_invented_models_open_few_lanes_and_leave_none(redis_url: str, redis: Redis) -> None:
     async with router(redis_url) as client, working(client):
         await client.sees("w1")
         for again in "ab":
@@ -232,14 +230,14 @@ async def test_made_up_models_open_few_lanes_and_leave_none_behind(
         await until(is_tidy, "idle lanes to be forgotten", 20.0)
 
 
-async def test_one_tenant_opens_only_so_many(redis_url: str) -> None:
+async def test_tenant_opens_bounded_number_of_unknown_lanes(redis_url: str) -> None:
     async with router(redis_url) as client:
         calls = [ask_for(client, f"made/up-{number}", "t") for number in range(100)]
         refusals = await refusals_of(calls, MAX_UNKNOWN_OF_TENANT)
         assert {refusal.reason for refusal in refusals} == {"QUEUE_FULL"}
 
 
-async def test_only_so_many_watch_a_router(redis_url: str) -> None:
+async def test_number_of_mesh_watchers_is_bounded(redis_url: str) -> None:
     async with router(redis_url) as client:
         streams = [
             client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=60))

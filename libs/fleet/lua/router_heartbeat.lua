@@ -1,4 +1,4 @@
--- Answers the routers that have been silent for longer than `last_ms`, and forgets them.
+-- Returns the routers that have been silent for longer than `last_ms`, and forgets them.
 local now = clock()
 call('ZADD', routers, now, router_id)
 call('PEXPIRE', routers, DAY)

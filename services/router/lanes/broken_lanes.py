@@ -1,4 +1,4 @@
-"""Fails the jobs of lanes that no worker of their pool can serve, so that clients need not wait for
+"""Fail the jobs of lanes that no worker of their pool can serve, so that clients need not wait for
 their deadlines.
 """
 
@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 
 class BrokenLanes:
-    """Lanes whose model or adapter their pool is known not to serve (`why_broken`). Raises
-    NoCapacity while Redis is away.
+    """Fails lanes with a model or adapter that their pool is known not to serve (`why_broken`).
+    Raises NoCapacity while Redis is away.
     """
 
     def __init__(self, lanes: Lanes, view: View) -> None:
@@ -25,13 +25,13 @@ class BrokenLanes:
         self._view = view
 
     async def fail_all(self) -> None:
-        """Fails the queued jobs of all of them, however the jobs came into the lane."""
+        """Fail the queued jobs of all broken lanes, including jobs that other routers queued."""
         for lane, gauges in list(self._view.gauges.items()):
             if gauges.queued_jobs:
                 await self.fail_if_broken(lane)
 
     async def fail_if_broken(self, lane: LaneKey) -> bool:
-        """Fails the lane's queued jobs if it is one of them; returns whether it is."""
+        """Fail the lane's queued jobs if it is broken, and return whether it is."""
         failure = why_broken(lane, self._view.snapshot)
         if failure is None:
             return False

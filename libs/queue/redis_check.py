@@ -1,4 +1,4 @@
-"""Checks that Redis can hold the queue: at the start, and again after an outage or a failover."""
+"""Check that Redis can hold the queue: at the start, and again after an outage or a failover."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class RedisCheck:
         self._server: object = None
         self._was_away = False
 
-    def away(self) -> None:
-        """Redis is unreachable, so the check is due again: the server that comes back may be
-        another, or have lost its data.
+    def mark_away(self) -> None:
+        """Make the check due again after an outage: the server may be another, or have lost its
+        data.
         """
         self._was_away = True
 
-    async def look(self) -> None:
-        """Runs the check if it is due. Raises UnsuitableRedis, and NoCapacity while Redis is
+    async def run_if_due(self) -> None:
+        """Run the check if it is due. Raises UnsuitableRedis, and NoCapacity while Redis is
         away.
         """
         if self._is_known and not self._was_away and self._server == self._lanes.server:

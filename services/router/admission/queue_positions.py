@@ -1,7 +1,7 @@
-"""Reads the standing of a busy lane from Redis, in one call for all requests that need it at the
-same moment.
+"""Read the queue positions of a busy lane from Redis, in one call for all concurrent requests that
+need them.
 
-On the request path before `control.py`, for lanes whose work may make a request late. While one
+On the request path before `control.py`, for lanes with work that may make a request late. While one
 call is in flight for a lane, new requests wait for the next: under overload a call serves many
 requests, and none is decided on stale data.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from libs.errors import InternalError, ShoalError
 from libs.queue import LaneKey
-from libs.queue.standing import QueuePosition, QueuePositions
+from libs.queue.queue_position import QueuePosition, QueuePositions
 from services.router.state.background import Background
 
 
@@ -24,20 +24,20 @@ class Round:
 
     tenants: dict[str, asyncio.Future[QueuePosition]] = field(default_factory=dict)
     admitted: Counter[str] = field(default_factory=Counter)
-    """Tokens of each tenant admitted on this answer, which does not count them."""
+    """Tokens of each tenant admitted on this result, which does not include them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The lane's standing for a tenant's next job."""
+class TenantPosition:
+    """The queue position of a tenant's next job in the lane."""
 
-    standing: QueuePosition
+    position: QueuePosition
     round: Round
     tenant: str
 
     @property
     def since(self) -> int:
-        """Tokens of the tenant admitted on the same answer."""
+        """Return the tenant's tokens admitted on the same result."""
         return self.round.admitted[self.tenant]
 
     def admit(self, tokens: int) -> None:
@@ -45,16 +45,16 @@ class Answer:
 
 
 class QueuePositionReader:
-    """Batches the calls for standings of one router. `of` raises NoCapacity while Redis is away."""
+    """Batches the reads of one router. Raises NoCapacity while Redis is away."""
 
-    def __init__(self, standings: QueuePositions, background: Background) -> None:
-        self._standings = standings
+    def __init__(self, positions: QueuePositions, background: Background) -> None:
+        self._positions = positions
         self._background = background
         # The state: tenants that wait for the next call, by lane; lanes with a call in flight.
         self._next: dict[LaneKey, Round] = {}
         self._reading: set[LaneKey] = set()
 
-    async def of(self, lane: LaneKey, tenant: str) -> Answer:
+    async def read(self, lane: LaneKey, tenant: str) -> TenantPosition:
         current = self._next.setdefault(lane, Round())
         future = current.tenants.get(tenant)
         if future is None:
@@ -62,7 +62,7 @@ class QueuePositionReader:
         if lane not in self._reading:
             self._reading.add(lane)
             self._background.spawn(self._read(lane))
-        return Answer(await asyncio.shield(future), current, tenant)
+        return TenantPosition(await asyncio.shield(future), current, tenant)
 
     async def _read(self, lane: LaneKey) -> None:
         try:
@@ -72,11 +72,11 @@ class QueuePositionReader:
             self._reading.discard(lane)
 
     async def _read_round(self, lane: LaneKey, current: Round) -> None:
-        error: ShoalError = InternalError("the standing of a lane could not be read")
+        error: ShoalError = InternalError("the queue position of a lane could not be read")
         try:
-            standings = await self._standings.of(lane, list(current.tenants))
-            for future, standing in zip(current.tenants.values(), standings, strict=True):
-                future.set_result(standing)
+            positions = await self._positions.read(lane, list(current.tenants))
+            for future, position in zip(current.tenants.values(), positions, strict=True):
+                future.set_result(position)
         except ShoalError as refused:
             error = refused
         finally:

@@ -1,7 +1,7 @@
-"""What admission control reads of a lane just before it admits or refuses a request: the backlog
-ahead of it, over all routers.
+"""The backlog ahead of a request in its lane, over all routers, read just before admission control
+decides.
 
-Gauges are too stale for that: they are up to a second old, in which a fivefold overload brings five
+Gauges are too stale for that: they are up to a second old, in which a fivefold overload adds five
 seconds of work. Only `forget` changes a lane here: it drops the counters of an unused one.
 """
 
@@ -17,40 +17,47 @@ from libs.queue.operations import lane_script
 from libs.queue.scripts import Reply, Rest
 
 CALL_TENANTS = 256
-"""The most tenants of one call: each takes Redis some 3 microseconds."""
+"""Maximum tenants of one call: each takes Redis some 3 microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """A lane's backlog as a new job of one tenant would find it, in tokens: leased, waiting in each
-    priority, and how much of the latter would be served before the job. All but `leased` are
-    estimates: a count of jobs times the lane's average queued job; `interactive_jobs` is that count
-    for `interactive_ahead`."""
+    """A lane's backlog for a new job of one tenant, in tokens.
+
+    All but `leased` are estimates: a count of jobs times the lane's average queued job.
+    """
 
     leased: int = 0
     interactive: int = 0
+    """Waiting interactive tokens."""
     bulk: int = 0
+    """Waiting bulk tokens."""
     interactive_ahead: int = 0
+    """Interactive tokens that would be served before the job."""
     bulk_ahead: int = 0
+    """Bulk tokens that would be served before the job."""
     interactive_jobs: int = 0
+    """The number of jobs in `interactive_ahead`."""
 
 
 class QueuePositions:
-    """The standings in all lanes. `slots` as in `Lanes`. Every method raises NoCapacity while Redis
-    is away.
+    """The queue positions in all lanes. `slots` as in `Lanes`. Every method raises NoCapacity while
+    Redis is away.
     """
 
     def __init__(self, redis: Redis, *, slots: int = 1) -> None:
         self._redis = redis
         self._keys = Keys(slots)
 
-    async def of(self, lane: LaneKey, tenants: Sequence[str]) -> list[QueuePosition]:
-        """The standing of each tenant in the lane, in order; one round trip per 256 tenants."""
+    async def read(self, lane: LaneKey, tenants: Sequence[str]) -> list[QueuePosition]:
+        """Return the position of each tenant in the lane, in order; one round trip per 256
+        tenants.
+        """
         found: list[QueuePosition] = []
         for start in range(0, len(tenants), CALL_TENANTS):
             chunk = tenants[start : start + CALL_TENANTS]
-            queued, leased, interactive, bulk, *ahead = await standing(
-                self._redis, self._keys.of(lane), tenants=chunk
+            queued, leased, interactive, bulk, *ahead = await queue_position(
+                self._redis, self._keys.lane_keys(lane), tenants=chunk
             )
             size = queued / max(1, interactive + bulk)
             found += [
@@ -67,14 +74,14 @@ class QueuePositions:
         return found
 
     async def forget(self, lane: LaneKey) -> bool:
-        """Drops the counters of a lane without work, so that it is no longer listed. False: it has
-        work.
+        """Drop the counters of a lane without work, so that it is no longer listed. Returns False
+        if it has work.
         """
-        return bool(await forget(self._redis, self._keys.of(lane), lane=lane.name) == 1)
+        return bool(await forget(self._redis, self._keys.lane_keys(lane), lane=lane.name) == 1)
 
 
 @lane_script
-async def standing(*, tenants: Rest) -> Reply: ...
+async def queue_position(*, tenants: Rest) -> Reply: ...
 
 
 @lane_script

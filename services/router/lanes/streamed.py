@@ -1,8 +1,8 @@
-"""The texts of one ExtractStream request while models generate them, and the part of each that its
-client has not been sent.
+"""The texts of one ExtractStream request while models generate them, and the part of each not yet
+sent to the client.
 
 A part may be lost, repeated, or arrive after the answer. A part that does not continue its text is
-dropped, and the answer completes the text. A client that reads slowly gets longer deltas: the
+dropped, and the answer completes the text. A client that reads slowly gets longer deltas, so the
 memory that waits for it never exceeds the texts themselves.
 """
 
@@ -17,41 +17,43 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import worker_pb2
 
 MAX_CHARACTERS: Final = 1 << 17
-"""Of one text. The longest answer has 4,096 tokens; what is beyond comes with the answer."""
+"""Maximum characters streamed of one text. The longest answer has 4,096 tokens; text beyond the
+limit arrives with the answer.
+"""
 
 
 @dataclass(slots=True)
 class _Text:
-    """`lease`: under which it is written. `sent`: characters that the client has been sent.
-    `restarted`: it is to be told so.
-    """
-
     lease: str
+    """The lease (batch id) under which it is generated."""
     text: str = ""
     sent: int = 0
+    """Characters that were sent to the client."""
     restarted: bool = False
+    """The next delta replaces the text sent before."""
 
 
 class StreamedTexts:
-    """Of one request. `firsts`: the first item of each of its jobs, once they are known."""
+    """The texts of one request."""
 
     def __init__(self) -> None:
-        self.firsts: Sequence[int] = ()
-        # The state: texts by item and page; those with news; whether no more parts are wanted.
+        self.first_items: Sequence[int] = ()
+        """The first item of each job, once the jobs are known."""
+        # The state: texts by item and page; those with unsent text; whether the answer has arrived.
         self._texts: dict[tuple[int, int], _Text] = {}
         self._grown: dict[tuple[int, int], None] = {}
         self._is_ended = False
         self._news = asyncio.Event()
 
     def add(self, job: int, part: worker_pb2.WrittenText) -> None:
-        """A part of a text of the request's job `job`."""
-        if self._is_ended or job >= len(self.firsts):
+        """Add a part of a text of the request's job `job`."""
+        if self._is_ended or job >= len(self.first_items):
             return
-        key = (self.firsts[job] + part.item, part.page)
+        key = (self.first_items[job] + part.item, part.page)
         known = self._texts.get(key)
         if known is None:
             known = self._texts[key] = _Text(part.batch_id)
-        elif known.lease != part.batch_id:  # another worker begins anew
+        elif known.lease != part.batch_id:  # another worker starts over
             restarted = known.restarted or known.sent > 0
             known = self._texts[key] = _Text(part.batch_id, restarted=restarted)
         have = len(known.text)
@@ -66,12 +68,12 @@ class StreamedTexts:
         self._news.set()
 
     def end(self) -> None:
-        """The answer, or an error, has come."""
+        """End the deltas: the answer, or an error, has arrived."""
         self._is_ended = True
         self._news.set()
 
     async def deltas(self) -> AsyncIterator[list[pb.ExtractDelta]]:
-        """What has been written, as it comes, until the end."""
+        """Yield new text as it arrives, until the end."""
         while not self._is_ended:
             await self._news.wait()
             self._news.clear()

@@ -1,5 +1,6 @@
--- Answers {queued tokens, leased tokens, interactive jobs, bulk jobs, and for each tenant the jobs of either class before one
--- that it would enqueue now}: those whose start tag is not above the one that `enqueue` would give.
+-- Returns {queued tokens, leased tokens, interactive jobs, bulk jobs, and for each tenant the jobs
+-- of either class that precede one enqueued now}: those with a start tag up to the one that
+-- `enqueue` would assign.
 local state = call('HMGET', meta, 'queued', 'leased', 'vi', 'vb')
 local answer = { tonumber(state[1] or 0), tonumber(state[2] or 0), call('ZCARD', interactive), call('ZCARD', bulk) }
 
