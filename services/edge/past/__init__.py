@@ -1,6 +1,5 @@
-"""What an edge remembers of the last hour, in a bounded part of its memory, for the console
-(docs/console.md).
+"""The edge's record of the last hour, in bounded memory, for the console (docs/console.md).
 
-`cost` is what one request asked and used; `history` keeps steps of ten seconds and the last
-requests, without any text of callers.
+`cost` is the work and usage of one request; `history` keeps steps of ten seconds and the last
+requests, without callers' texts.
 """
