@@ -1,10 +1,10 @@
 """KServe v2, the Open Inference Protocol over HTTP, with Triton's extension for binary tensors,
-which its clients use unasked. Pure.
+which its clients use by default. Pure.
 
-A tensor's name says what it is: `text` (or any name, if it is the only one) goes in, and `dense`,
-`sparse_*`, `multi_vector*`, or `labels` and `scores`, `entities` or `relations` come out; `query`
-and `documents` go in, and `scores` come out. Ragged answers are two tensors: values and `_offsets`,
-row i being values offsets[i] … offsets[i + 1]. Options of ours stand in `parameters`.
+Tensor names determine the task. Input `text` (or a single tensor of any name) returns `dense`,
+`sparse_*` or `multi_vector*`, or `labels` and `scores`, `entities` or `relations`; inputs `query`
+and `documents` return `scores`. Ragged outputs are two tensors: values and `_offsets`, with row i
+in values offsets[i] … offsets[i + 1]. Shoal's options are in `parameters`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LATEST: Final = "1"
 
 
 def error(problem: HttpError) -> Answer:
-    """`{"error": text}`."""
+    """Return `{"error": text}`."""
     message = problem.message
     if problem.field and problem.field not in message:
         message = f"{problem.field}: {message}"
@@ -67,7 +67,9 @@ KSERVE: Final = Dialect("kserve", error)
 
 
 class InParameters(msgspec.Struct, kw_only=True):
-    """Of a request; others are ignored. `binary_data_output` is Triton's, the others are ours."""
+    """Parameters of a request; others are ignored. `binary_data_output` is Triton's, the rest
+    Shoal's.
+    """
 
     binary_data_output: bool = False
     role: str | None = None
@@ -84,8 +86,11 @@ class InParameters(msgspec.Struct, kw_only=True):
 
 
 class TensorParameters(msgspec.Struct, kw_only=True):
-    """Triton's: bytes of this input behind the JSON; whether this output shall be there; its
-    `classification` is not supported.
+    """Triton's parameters of a tensor. `classification` is not supported.
+
+    Attributes:
+        binary_data_size: The size of this input after the JSON.
+        binary_data: Whether this output follows the JSON as bytes.
     """
 
     binary_data_size: int | None = None
@@ -104,7 +109,7 @@ class InTensor(msgspec.Struct, kw_only=True):
 
 
 class OutWanted(msgspec.Struct, kw_only=True):
-    """A tensor that is to be in the answer."""
+    """A requested output tensor."""
 
     name: str
     parameters: TensorParameters | None = None
@@ -120,7 +125,9 @@ class InferIn(msgspec.Struct, kw_only=True):
 
 
 class OutTensor(msgspec.Struct, kw_only=True):
-    """`data` flat, in row-major order; absent where it follows the JSON as bytes."""
+    """An output tensor. `data` is flat in row-major order, or absent if it follows the JSON as
+    bytes.
+    """
 
     name: str
     shape: list[int]
@@ -191,16 +198,16 @@ _TASK_OF: Final = {
     "relations": models_pb2.TASK_RELATIONS,
     **dict.fromkeys(_FORMS, models_pb2.TASK_ENCODE),
 }
-"""The task of which a tensor is an answer."""
+"""The task that produces each tensor."""
 
 
 def server(received: Received) -> Answer:
-    """`GET /v2`."""
+    """`GET /v2`: describe the server."""
     return Answer(json_of({"name": NAME, "version": VERSION, "extensions": ["binary_tensor_data"]}))
 
 
 def described(received: Received) -> MeshCall:
-    """`GET /v2/models/{model}`: its tensors."""
+    """`GET /v2/models/{model}`: describe the model's tensors."""
     name, named = _named(received)
 
     def answer(reply: models_pb2.GetModelResponse) -> Answer:
@@ -212,8 +219,9 @@ def described(received: Received) -> MeshCall:
 
 
 def ready(received: Received) -> MeshCall:
-    """`GET /v2/models/{model}/ready`: whether the mesh knows the model and its last load did not
-    fail. A model is loaded when it is first asked for."""
+    """`GET /v2/models/{model}/ready`: report whether the mesh knows the model and its last load
+    succeeded. A model is loaded by its first request.
+    """
     name, named = _named(received)
 
     def answer(reply: models_pb2.GetModelResponse) -> Answer:
@@ -224,8 +232,9 @@ def ready(received: Received) -> MeshCall:
 
 
 def infer(received: Received) -> MeshCall:
-    """`POST /v2/models/{model}/infer`. Where neither inputs nor outputs say what is meant, the
-    model's card does. Raises Problem."""
+    """`POST /v2/models/{model}/infer`. If neither inputs nor outputs determine the task, the
+    model's card does. Raises HttpError.
+    """
     request, tensors = _inputs(received)
     name, named = _named(received)
     ask = _Asking(name, named, request, tensors)
@@ -246,7 +255,7 @@ def infer(received: Received) -> MeshCall:
         return ask.of(set(reply.model.card.tasks))
 
     def otherwise(problem: HttpError) -> MeshCall | None:
-        """No worker knows the model yet: a request makes one look for it."""
+        """Call an unknown model anyway, which makes a worker load it."""
         return ask.of(set()) if problem.reason == "MODEL_NOT_FOUND" else None
 
     return MeshCall(
@@ -255,7 +264,7 @@ def infer(received: Received) -> MeshCall:
 
 
 class _Asking:
-    """The questions that one request may become."""
+    """The mesh calls that one request may become."""
 
     def __init__(
         self, name: str, named: Target, request: InferIn, tensors: Mapping[str, Texts]
@@ -267,18 +276,18 @@ class _Asking:
         self._options = request.parameters or InParameters()
 
     def texts(self) -> tuple[str, Texts]:
-        """The tensor of what is read, and what the caller calls it. Raises HttpError."""
+        """Return the input tensor's texts and the caller's name of it. Raises HttpError."""
         others = [name for name in self._tensors if name not in ("labels", "entity_labels")]
         if len(others) != 1:
             given = ", ".join(self._tensors) or "nothing"
             raise invalid(
-                f"inputs must be text, with labels where the model needs them, or query and documents; not {given}",
+                f"inputs must be text, with labels if the model needs them, or query and documents; not {given}",
                 "inputs",
             )
         return others[0], self._tensors[others[0]]
 
     def of(self, tasks: set[Any]) -> MeshCall:
-        """The question for a model that can do these tasks; none: for one that nobody knows yet."""
+        """Return the call for a model with these tasks; empty for an unknown model."""
         if models_pb2.TASK_ENCODE in tasks or not tasks:
             return self._encode()
         if tasks & {models_pb2.TASK_RELATIONS, models_pb2.TASK_ENTITIES, models_pb2.TASK_CLASSIFY}:
@@ -292,7 +301,7 @@ class _Asking:
             raise invalid(f"the tensor query has {len(query)} texts: it must have one", "query")
         if options.scale not in _SCALES:
             raise invalid(
-                f"parameters.scale is {options.scale!r}; it must be logit or probability, or be left out",
+                f"parameters.scale is {options.scale!r}; it must be logit or probability, or be omitted",
                 "parameters.scale",
             )
         message = pb.ScoreRequest(
@@ -383,7 +392,7 @@ class _Asking:
         return MeshCall(EXTRACT, message, answer, fields=fields)
 
     def _told(self, tensors: list[Tensor], revision: str) -> Answer:
-        """Those that were asked for, in the order of the question."""
+        """Return the requested tensors in the order of the request."""
         request = self._request
         known = {name: (name, content, shape) for name, content, shape in tensors}
         wanted = request.outputs or [OutWanted(name=name) for name in known]
@@ -391,7 +400,7 @@ class _Asking:
         for index, one in enumerate(wanted):
             if one.name not in known:
                 raise invalid(
-                    f"{one.name[:100]!r} is no output here; there are {', '.join(known)}",
+                    f"{one.name[:100]!r} is not an output of this model; its outputs are {', '.join(known)}",
                     f"outputs[{index}].name",
                 )
             said = one.parameters.binary_data if one.parameters is not None else None
@@ -424,14 +433,14 @@ class _Chosen:
         return {"name": self.name, "shape": self.shape, "datatype": kind}
 
     def octets(self) -> bytes:
-        """Numbers as little-endian; texts each behind its length in four bytes."""
+        """Return numbers as little-endian, or texts, each after its length in four bytes."""
         if not isinstance(self.content, list):
             return self.content.astype(self.content.dtype.newbyteorder("<"), copy=False).tobytes()
         texts = [text.encode() for text in self.content]
         return b"".join(part for text in texts for part in (struct.pack("<I", len(text)), text))
 
     def pieces(self) -> Iterator[bytes]:
-        """The tensor as JSON."""
+        """Yield the tensor as JSON."""
         yield json_of(self.head)[:-1] + b',"data":['
         flat = self.content if isinstance(self.content, list) else self.content.reshape(-1)
         for first in range(0, len(flat), PIECE_NUMBERS):
@@ -461,7 +470,7 @@ def _written(head: dict[str, Any], chosen: Sequence[_Chosen]) -> Answer:
 
 
 def _encoded(reply: pb.EncodeResponse) -> Iterator[Tensor]:
-    """All forms of the answer."""
+    """Yield all representations of the reply."""
     if reply.HasField("dense"):
         rows = np.ascontiguousarray(dense_rows(reply.dense), np.float32)
         yield "dense", rows, list(rows.shape)
@@ -487,8 +496,8 @@ def _offsets(lengths: Sequence[int]) -> tuple[Rows, list[int]]:
 
 
 def _found(kind: str, reply: pb.ExtractResponse) -> Iterator[Tensor]:
-    """Labels as two tensors [texts, labels], best first, short rows filled up with "" and 0; else a
-    list in JSON a text.
+    """Yield labels as two tensors [texts, labels], best first, with short rows padded by "" and 0.
+    Yield other results as one JSON list per text.
     """
     results = reply.results
     if kind == "classify":
@@ -534,7 +543,7 @@ def _entity(one: pb.Entity) -> dict[str, Any]:
 
 
 def _signature(card: models_pb2.ModelCard) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The tensors of a model, by what it can be asked to do."""
+    """Return the input and output tensors of a model by its tasks."""
 
     def tensor(name: str, kind: str, *shape: int) -> dict[str, Any]:
         return {"name": name, "datatype": kind, "shape": list(shape)}
@@ -576,7 +585,7 @@ def _signature(card: models_pb2.ModelCard) -> tuple[list[dict[str, Any]], list[d
 
 
 def _named(received: Received) -> tuple[str, Target]:
-    """The name of the path, and the model; a version is a revision, and 1 is whichever there is.
+    """Return the name in the path and the model. A version is a revision; 1 is the current one.
     Raises HttpError.
     """
     name, _, version = (
@@ -589,7 +598,7 @@ def _named(received: Received) -> tuple[str, Target]:
 
 
 def head_of(received: Received) -> bytes:
-    """The JSON of a body, behind which tensors may follow as bytes. Raises HttpError."""
+    """Return the JSON of a body; tensors may follow it as bytes. Raises HttpError."""
     length = received.json_length
     if not length:
         return received.body
@@ -599,14 +608,14 @@ def head_of(received: Received) -> bytes:
         or int(length) > len(received.body)
     ):
         raise invalid(
-            "the header inference-header-content-length must be the bytes of the JSON in the body",
+            "the header inference-header-content-length must be the size of the JSON in the body",
             "inputs",
         )
     return received.body[: int(length)]
 
 
 def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
-    """The request, and its texts by the names of their tensors. Raises HttpError."""
+    """Return the request and its texts by tensor name. Raises HttpError."""
     head = head_of(received)
     raw = received.body[len(head) :]
     request = read(InferIn, received.with_body(head))
@@ -616,7 +625,7 @@ def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
         field = f"inputs[{index}]"
         if tensor.name in tensors:
             raise invalid(
-                f"{field}.name is {tensor.name[:100]!r}, as that of another input", f"{field}.name"
+                f"{field}.name {tensor.name[:100]!r} is also the name of another input", f"{field}.name"
             )
         if tensor.datatype != "BYTES":
             raise invalid(
@@ -627,7 +636,7 @@ def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
         if size is not None:
             if not 0 <= size <= len(raw) - at:
                 raise invalid(
-                    f"{field} is longer than what follows the JSON",
+                    f"{field} is longer than the data after the JSON",
                     f"{field}.parameters.binary_data_size",
                 )
             texts = _unpacked(raw[at : at + size], field)
@@ -642,7 +651,7 @@ def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
             or math.prod(tensor.shape) != len(texts)
         ):
             raise invalid(
-                f"{field}.shape is {tensor.shape[:8]}, which is not that of {len(texts)} texts",
+                f"{field}.shape {tensor.shape[:8]} does not match {len(texts)} texts",
                 f"{field}.shape",
             )
         tensors[tensor.name] = texts
@@ -650,14 +659,14 @@ def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
 
 
 def _unpacked(raw: bytes, field: str) -> Texts:
-    """Texts each behind its length in four bytes. Raises HttpError."""
+    """Return the texts of a tensor, each after its length in four bytes. Raises HttpError."""
     texts = []
     at = 0
     while at < len(raw):
         end = at + 4
         size = int.from_bytes(raw[at:end], "little")
         if end + size > len(raw):
-            raise invalid(f"{field}: a text ends behind the tensor", field)
+            raise invalid(f"{field}: a text extends beyond the tensor", field)
         try:
             texts.append(raw[end : end + size].decode())
         except UnicodeDecodeError:
@@ -668,7 +677,7 @@ def _unpacked(raw: bytes, field: str) -> Texts:
 
 
 def _flat(data: list[Any], field: str) -> Texts:
-    """The texts of nested lists, in row-major order. Raises HttpError."""
+    """Return the texts of nested lists in row-major order. Raises HttpError."""
     texts: Texts = []
     waiting: list[Any] = [iter(data)]
     while waiting:
@@ -688,7 +697,7 @@ def _flat(data: list[Any], field: str) -> Texts:
 _GETS: Final[tuple[tuple[str, Callable[[Received], MeshCall | Answer], str, type], ...]] = (
     ("/v2", server, "Describes the server", ServerOut),
     ("/v2/models/{model}", described, "Describes a model's tensors", ModelOut),
-    ("/v2/models/{model}/ready", ready, "Says whether a model can be asked", ReadyOut),
+    ("/v2/models/{model}/ready", ready, "Reports whether a model is available", ReadyOut),
 )
 ROUTES: Final = (
     *(

@@ -1,7 +1,8 @@
-"""`GET /v1/models` and `GET /v1/models/{id}` for all dialects: clients of OpenAI read `data`, those
+"""`GET /v1/models` and `GET /v1/models/{id}` for all dialects: OpenAI's clients read `data`, those
 of Cohere and SIE `models`.
 
-Each client gets the one list that it reads, so that no model appears twice. Pure."""
+Each client gets only the list that it reads, so that no model appears twice. Pure.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +34,9 @@ _STATES: Final = {
     models_pb2.MODEL_STATE_RESIDENT: "loaded",
     models_pb2.MODEL_STATE_FAILED: "failed",
 }
-"""SIE's words; all other states are "available"."""
+"""SIE's names; all other states are "available"."""
 _READ: Final = (models_pb2.MODEL_STATE_RESIDENT, models_pb2.MODEL_STATE_WARM)
-"""States of a copy whose files could be read, whatever happened later."""
+"""States that prove that a copy's files were readable."""
 _FORMS: Final = {
     pb.REPRESENTATION_DENSE: "dense",
     pb.REPRESENTATION_SPARSE: "sparse",
@@ -49,23 +50,21 @@ _ENDPOINTS: Final = {
 
 
 _READERS_OF_MODELS: Final = ("cohere", "sie-sdk")
-"""How `Received.client` begins for clients that read the list under `models`."""
+"""Prefixes of `Received.client` for clients that read the list under `models`."""
 
 
 class ModelEntry(msgspec.Struct, kw_only=True):
-    """One model, for all dialects: OpenAI's fields, Cohere's (`name`, `endpoints`,
-    `context_length`) and SIE's.
+    """One model for all dialects: OpenAI's fields, Cohere's (`name`, `endpoints`, `context_length`)
+    and SIE's.
     """
 
     id: str
     object: Literal["model"]
     created: int
-    """Unix time at which the newest of the model's files was written; 0 while no worker has read
-    them.
-    """
+    """Unix time of the newest of the model's files; 0 if no worker has read them."""
     owned_by: str
     root: str
-    """The model that an alias stands for; else the id."""
+    """The model of an alias; otherwise the id."""
     name: str
     endpoints: list[str]
     context_length: int
@@ -81,7 +80,7 @@ class ModelEntry(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """The entries are under `models` for the clients of Cohere and SIE, and under `data` for all
+    """The entries are under `models` for clients of Cohere and SIE, and under `data` for all
     others.
     """
 
@@ -91,7 +90,7 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 def error(problem: HttpError) -> Answer:
-    """OpenAI's form, with SIE's `detail`: both ask for models here."""
+    """Return OpenAI's form with SIE's `detail`, since both list models here."""
     told = orjson.loads(cast(bytes, openai.error(problem).body))
     code = problem.reason if problem.status < 500 else "INFERENCE_ERROR"
     return Answer(
@@ -105,9 +104,10 @@ MODELS: Final = Dialect("models", error)
 
 
 def can_answer(model: models_pb2.Model) -> bool:
-    """Whether a worker may answer a request for the model, as far as is known: lists for callers
-    leave out the others, which are mostly names that another caller misspelt. `shoal models` and
-    the console show them, with the error."""
+    """Return whether a worker may be able to serve the model. The other models are mostly names
+    that another caller misspelt, so lists for callers omit them; `shoal models` and the console
+    show them with the error.
+    """
     if model.state == models_pb2.MODEL_STATE_FAILED:
         return False
     places = [place for place in model.places if place.state != models_pb2.MODEL_STATE_FAILED]
@@ -115,8 +115,8 @@ def can_answer(model: models_pb2.Model) -> bool:
 
 
 def listed(received: Received) -> MeshCall:
-    """`GET /v1/models`: models that can answer, and aliases of these and of models that no worker
-    has looked for yet.
+    """`GET /v1/models`: models that can be served, and aliases of these and of models that no
+    worker has tried to load.
     """
 
     def answer(reply: models_pb2.ListModelsResponse) -> Answer:
@@ -129,9 +129,7 @@ def listed(received: Received) -> MeshCall:
 
 
 def one(received: Received) -> MeshCall:
-    """`GET /v1/models/{model}`. Raises HttpError MODEL_NOT_FOUND for a name that can be no
-    model's.
-    """
+    """`GET /v1/models/{model}`. Raises HttpError MODEL_NOT_FOUND for an invalid name."""
     named = target(received, received.model)
 
     def answer(reply: models_pb2.GetModelResponse) -> Answer:

@@ -1,9 +1,9 @@
-"""Ollama's HTTP API, as far as models here can serve it: embeddings and the list of models;
-`writing` has what models write. Pure.
+"""Ollama's HTTP API, as far as Shoal's models can serve it: embeddings and the list of models.
+Generation is in `generation`. Pure.
 
-Names may end in `:latest`, which is left away. Ollama's wire cannot say on which side of a search a
-text stands: the name does, `org/model:query`, or an alias. `options` and `keep_alive` are about
-Ollama's runner and are ignored.
+A suffix `:latest` of names is ignored. Ollama's API has no field for query or document: the name
+(`org/model:query`) or an alias determines it. `options` and `keep_alive` concern Ollama's runner
+and are ignored.
 """
 
 from __future__ import annotations
@@ -37,24 +37,26 @@ from services.edge.messages.numbers import dense_rows, joined, per_piece
 from services.edge.messages.reading import count_of, read, role_of, target, text_item, truncation_of
 
 VERSION: Final = "0.12.0"
-"""The version of Ollama whose API this is."""
+"""The version of Ollama that has this API."""
 NDJSON: Final = b"application/x-ndjson"
 _LATEST: Final = ":latest"
 LONG_AGO: Final = "1970-01-01T00:00:00Z"
-"""Stands where clients parse a time and none is known."""
+"""A placeholder for unknown times where clients require one."""
 _MAX_UNIX_SECONDS: Final = 253_402_300_799
-"""The last second of the year 9999, the last that `datetime` can write."""
+"""The last second of the year 9999, the maximum of `datetime`."""
 _NEVER: Final = "2318-01-01T00:00:00Z"
 _RESIDENT: Final = models_pb2.MODEL_STATE_RESIDENT
 
 
 def error(problem: HttpError) -> Answer:
-    """`{"error": text}`."""
+    """Return `{"error": text}`."""
     return Answer(json_of({"error": told(problem)}), problem.status, headers=retry_headers(problem))
 
 
 def told(problem: HttpError) -> str:
-    """The message, of a bad request with its field, for which there is no other place."""
+    """Return the message, preceded by the field of an invalid request, since the body has no other
+    place for it.
+    """
     is_told = problem.status != 400 or not problem.field or problem.field in problem.message
     return problem.message if is_told else f"{problem.field}: {problem.message}"
 
@@ -63,7 +65,9 @@ OLLAMA: Final = Dialect("ollama", error)
 
 
 class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
-    """`input` empty: nothing is encoded, and the answer says whether the model is known."""
+    """`POST /api/embed`. If `input` is empty nothing is encoded, and the answer reports whether the
+    model is known.
+    """
 
     model: str
     input: str | Annotated[list[str], ITEMS] = ""
@@ -72,8 +76,8 @@ class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaEmbedAnswer(msgspec.Struct, kw_only=True):
-    """Vectors of length 1. Durations in nanoseconds; `load_duration`: in the queue, a model's load
-    included.
+    """Normalised vectors. Durations are in nanoseconds; `load_duration` is the time in the queue,
+    including loading.
     """
 
     model: str
@@ -84,27 +88,29 @@ class OllamaEmbedAnswer(msgspec.Struct, kw_only=True):
 
 
 class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """The older form: one text."""
+    """The older form of embed: one text."""
 
     model: str
     prompt: str = ""
 
 
 class OllamaEmbeddingsAnswer(msgspec.Struct, kw_only=True):
-    """As long as the model's configuration makes it."""
+    """The vector, normalised only if the model's configuration says so."""
 
     embedding: list[float]
 
 
 class OllamaShowRequest(msgspec.Struct, kw_only=True):
-    """`name`: the older name of `model`."""
+    """`name` is the older name of `model`."""
 
     model: str | None = None
     name: str | None = None
 
 
 class OllamaPullRequest(msgspec.Struct, kw_only=True):
-    """`name`: the older name of `model`. `stream` false: one object instead of a line."""
+    """`name` is the older name of `model`. If `stream` is false the answer is one object instead of
+    a line.
+    """
 
     model: str | None = None
     name: str | None = None
@@ -112,14 +118,14 @@ class OllamaPullRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaPulled(msgspec.Struct, kw_only=True):
-    """`status`: success."""
+    """`status` is success."""
 
     status: str
 
 
 class OllamaDetails(msgspec.Struct, kw_only=True):
-    """`quantization_level`: the number format of the forward pass; empty until the model was
-    loaded.
+    """`quantization_level` is the number format of the forward pass; empty before the model's first
+    load.
     """
 
     parent_model: str
@@ -131,8 +137,8 @@ class OllamaDetails(msgspec.Struct, kw_only=True):
 
 
 class OllamaModel(msgspec.Struct, kw_only=True):
-    """`size`: bytes of weights; 0 until the model was loaded. `expires_at` and `size_vram` in
-    `/api/ps` only.
+    """`size` is the bytes of weights; 0 before the model's first load. Only `/api/ps` has
+    `expires_at` and `size_vram`.
     """
 
     name: str
@@ -147,14 +153,15 @@ class OllamaModel(msgspec.Struct, kw_only=True):
 
 
 class OllamaModels(msgspec.Struct, kw_only=True):
-    """Sorted by name."""
+    """The models sorted by name."""
 
     models: list[OllamaModel]
 
 
 class OllamaShown(msgspec.Struct, kw_only=True):
-    """`capabilities`: embedding, for models with dense vectors; completion, for models that write.
-    `model_info` has names such as `bert.embedding_length`."""
+    """`capabilities` has embedding for models with dense vectors and completion for generative
+    models. `model_info` has keys such as `bert.embedding_length`.
+    """
 
     modelfile: str
     parameters: str
@@ -166,7 +173,7 @@ class OllamaShown(msgspec.Struct, kw_only=True):
 
 
 class OllamaVersion(msgspec.Struct, kw_only=True):
-    """Of Ollama's API."""
+    """The version of Ollama's API."""
 
     version: str
 
@@ -247,7 +254,7 @@ def embeddings(received: Received) -> MeshCall:
 
 
 def tags(received: Received) -> MeshCall:
-    """`GET /api/tags`: models that can answer, and aliases, as `GET /v1/models`."""
+    """`GET /api/tags`: models that can be served, and aliases, as in `GET /v1/models`."""
 
     def answer(reply: models_pb2.ListModelsResponse) -> Answer:
         known = {model.model: model for model in reply.models}
@@ -271,7 +278,7 @@ def tags(received: Received) -> MeshCall:
 
 
 def resident(received: Received) -> MeshCall:
-    """`GET /api/ps`: models that are on a device now."""
+    """`GET /api/ps`: models that are loaded on a device."""
 
     def answer(reply: models_pb2.ListModelsResponse) -> Answer:
         entries = [
@@ -318,7 +325,7 @@ def show(received: Received) -> MeshCall:
 
 
 def ordered(received: Received) -> MeshCall:
-    """`POST /api/rerank`, as clients of Ollama send it: Cohere's fields. Raises HttpError."""
+    """`POST /api/rerank` as clients of Ollama send it, with Cohere's fields. Raises HttpError."""
     request = read(RerankRequest, received)
     if request.model and request.model not in received.names.aliases:
         request.model = request.model.removesuffix(_LATEST)
@@ -326,10 +333,10 @@ def ordered(received: Received) -> MeshCall:
 
 
 def pull(received: Received) -> MeshCall:
-    """`POST /api/pull`: says at once that a model is there. One that no worker knows is fetched by
-    its first request.
+    """`POST /api/pull`: report at once that a model exists. An unknown model is loaded by its first
+    request.
 
-    Raises HttpError for a name that can be no model's.
+    Raises HttpError for an invalid name.
     """
     request = read(OllamaPullRequest, received)
     named = model_named(received, request.model or request.name or "")
@@ -354,19 +361,19 @@ def version(received: Received) -> Answer:
 
 
 def running(received: Received) -> Answer:
-    """`GET /`, by which clients see that there is a server."""
+    """`GET /`, which clients use to detect a server."""
     return Answer(b"Ollama is running", media_type=b"text/plain; charset=utf-8")
 
 
 def model_named(received: Received, name: str) -> Target:
-    """The model of that name. Raises HttpError."""
+    """Return the model of that name. Raises HttpError."""
     return target(
         received, name if name in received.names.aliases else name.removesuffix(_LATEST) or name
     )
 
 
 def if_known(named: Target, content: dict[str, Any]) -> MeshCall:
-    """Answers with `content` if the model is known."""
+    """Answer with `content` if the model is known."""
     return MeshCall(
         GET_MODEL,
         models_pb2.GetModelRequest(model=named.model),
@@ -380,7 +387,7 @@ def _capabilities(card: models_pb2.ModelCard) -> list[str]:
 
 
 def _modified_at(card: models_pb2.ModelCard) -> str:
-    """Return when the model's files were written; `LONG_AGO` while no worker has read them."""
+    """Return when the model's files were written; `LONG_AGO` if no worker has read them."""
     seconds = min(card.created_unix_seconds, _MAX_UNIX_SECONDS)
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -432,7 +439,7 @@ ROUTES: Final = (
         "/api/rerank",
         OLLAMA,
         ordered,
-        "Orders documents by how well they answer",
+        "Ranks documents by relevance to a query",
         RerankRequest,
         RerankAnswer,
     ),
@@ -441,7 +448,7 @@ ROUTES: Final = (
         "/api/pull",
         OLLAMA,
         pull,
-        "Says whether a model is there",
+        "Reports whether a model exists",
         OllamaPullRequest,
         OllamaPulled,
         along=NDJSON,
@@ -450,7 +457,7 @@ ROUTES: Final = (
     Route("GET", "/api/ps", OLLAMA, resident, "Lists models that are loaded", answer=OllamaModels),
     Route("POST", "/api/show", OLLAMA, show, "Describes one model", OllamaShowRequest, OllamaShown),
     Route(
-        "GET", "/api/version", OLLAMA, version, "The version of Ollama's API", answer=OllamaVersion
+        "GET", "/api/version", OLLAMA, version, "Returns the version of Ollama's API", answer=OllamaVersion
     ),
-    Route("GET", "/", OLLAMA, running, "This process answers", answer=str),
+    Route("GET", "/", OLLAMA, running, "Reports that this process is alive", answer=str),
 )

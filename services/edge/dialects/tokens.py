@@ -1,7 +1,7 @@
-"""Tokens of texts and texts of tokens, as TEI, vLLM and Cohere ask for them. Pure.
+"""Tokens of texts and texts of tokens, in the forms of TEI, vLLM and Cohere. Pure.
 
-TEI and vLLM share the path `/tokenize`: a request of vLLM's has `prompt` or `messages`, one of
-TEI's `inputs`.
+TEI and vLLM share the path `/tokenize`: a request of vLLM has `prompt` or `messages`, one of TEI
+`inputs`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from services.edge.messages.reading import named_or_default, read
 
 _ID_MOST: Final = (1 << 32) - 1
 _TOKEN_NUMBERS: Final = 8
-"""Numbers that take as long to write as a token of TEI's answer."""
+"""The number of JSON numbers that take as long to write as one token of TEI's answer."""
 
 
 class TokenizeIn(msgspec.Struct, kw_only=True):
-    """TEI's `inputs`, or vLLM's `prompt`."""
+    """TEI's form has `inputs`, vLLM's `prompt`."""
 
     inputs: str | Annotated[list[str], ITEMS] | None = None
     prompt_name: str | None = None
@@ -52,28 +52,29 @@ class TokenizeIn(msgspec.Struct, kw_only=True):
 
 
 class DecodeIn(msgspec.Struct, kw_only=True):
-    """Ids of one text, or of several."""
+    """The ids of one text, or of several."""
 
     ids: Annotated[list[int | Annotated[list[int], IDS]], IDS]
     skip_special_tokens: bool | None = None
 
 
 class DetokenizeIn(msgspec.Struct, kw_only=True):
-    """vLLM's, and Cohere's of `/v1/detokenize`."""
+    """vLLM's form, and Cohere's for `/v1/detokenize`."""
 
     tokens: Annotated[list[int], IDS]
     model: str | None = None
 
 
 class CohereTokenizeIn(msgspec.Struct, kw_only=True):
-    """Cohere's. Its own limit is 65,536 characters."""
+    """Cohere's form. Its limit is 65,536 characters."""
 
     text: str
     model: str | None = None
 
 
 class SimpleToken(msgspec.Struct, kw_only=True):
-    """TEI's. `start` and `stop` count bytes of UTF-8, and are null for special tokens."""
+    """A token in TEI's form. `start` and `stop` are byte offsets in UTF-8; null for special tokens.
+    """
 
     id: int
     text: str
@@ -83,7 +84,7 @@ class SimpleToken(msgspec.Struct, kw_only=True):
 
 
 class Tokenized(msgspec.Struct, kw_only=True):
-    """vLLM's."""
+    """vLLM's answer."""
 
     count: int
     max_model_len: int
@@ -92,13 +93,13 @@ class Tokenized(msgspec.Struct, kw_only=True):
 
 
 class Detokenized(msgspec.Struct, kw_only=True):
-    """vLLM's."""
+    """vLLM's answer."""
 
     prompt: str
 
 
 class CohereTokens(msgspec.Struct, kw_only=True):
-    """Cohere's."""
+    """Cohere's answer."""
 
     tokens: list[int]
     token_strings: list[str]
@@ -106,7 +107,7 @@ class CohereTokens(msgspec.Struct, kw_only=True):
 
 
 class CohereText(msgspec.Struct, kw_only=True):
-    """Cohere's."""
+    """Cohere's answer."""
 
     text: str
     meta: dict[str, Any]
@@ -122,7 +123,7 @@ class _Peek(msgspec.Struct):
 
 
 def tokenize(received: Received) -> MeshCall:
-    """`/tokenize` of TEI and of vLLM. Raises HttpError."""
+    """`/tokenize` of TEI and vLLM. Raises HttpError."""
     if not _is_vllm(received.body):
         return _tei_tokenize(received)
     try:
@@ -174,7 +175,7 @@ def detokenize(received: Received) -> MeshCall:
 
 
 def cohere_tokenize(received: Received) -> MeshCall:
-    """Cohere's `/v1/tokenize`, whose tokens have no special ones around them. Raises HttpError."""
+    """Cohere's `/v1/tokenize`, which adds no special tokens. Raises HttpError."""
     request = read(CohereTokenizeIn, received)
     named = named_or_default(received, request.model, "embed")
     message = pb.TokenizeRequest(model=named.model, texts=[request.text], add_special_tokens=False)
@@ -202,8 +203,8 @@ def cohere_detokenize(received: Received) -> MeshCall:
 
 
 def tei_tokens(text: str, found: pb.Tokenization) -> list[dict[str, Any]]:
-    """The tokens of a text in TEI's form: a token's text is its part of the text, a special token's
-    its name.
+    """Return the tokens of a text in TEI's form. A token's text is its part of the input; a special
+    token's is its name.
     """
     places = _byte_places(text)
     after = len(found.ids) - found.special_after
@@ -269,7 +270,7 @@ def _vllm_tokenize(received: Received) -> MeshCall:
     request = read(TokenizeIn, received)
     if request.messages is not None:
         raise invalid(
-            "messages are not supported: no chat template is applied here, send the whole prompt",
+            "messages are not supported, because no chat template is applied: send the whole prompt",
             "messages",
         )
     if request.prompt is None:
@@ -302,7 +303,7 @@ def _vllm_tokenize(received: Received) -> MeshCall:
 
 
 def _is_vllm(body: bytes) -> bool:
-    """Whether a body for `/tokenize` is of vLLM's form."""
+    """Return whether a body for `/tokenize` has vLLM's form."""
     if b'"prompt"' not in body and b'"messages"' not in body:
         return False
     try:
@@ -310,7 +311,7 @@ def _is_vllm(body: bytes) -> bool:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return (
             b'"inputs"' not in body
-        )  # the reader says what is wrong, in the form of whoever asked
+        )  # the parser reports the error in the dialect's form
     return found.inputs is msgspec.UNSET and (
         found.prompt is not msgspec.UNSET or found.messages is not msgspec.UNSET
     )
@@ -320,14 +321,14 @@ def _ids(given: Sequence[int], field: str) -> pb.TokenIds:
     wrong = next((index for index, number in enumerate(given) if not 0 <= number <= _ID_MOST), None)
     if wrong is not None:
         raise invalid(
-            f"{field}[{wrong}] is {given[wrong]}, which is no token's id", f"{field}[{wrong}]"
+            f"{field}[{wrong}] is {given[wrong]}, which is not a valid token id", f"{field}[{wrong}]"
         )
     return pb.TokenIds(ids=given)
 
 
 def _byte_places(text: str) -> NDArray[np.int64] | None:
-    """Where each character begins in the text's UTF-8, and where the text ends; None where these
-    are the characters' own places.
+    """Return the byte offset of each character in UTF-8, and of the end. None if they equal the
+    character offsets.
     """
     if text.isascii():
         return None

@@ -1,3 +1,3 @@
-"""Wires of models that write: OpenAI's chat and completions, Ollama's chat and generate. They share
-`along.py` and `choices.py`.
+"""APIs of generative models: OpenAI's chat and completions, Ollama's chat and generate. They share
+`common.py` and `choices.py`.
 """

@@ -1,5 +1,5 @@
-"""What the wires of models that write share: the request for one text, and its text as it is
-written. Pure.
+"""The shared parts of generation APIs: the request for one text, and its text as it is streamed.
+Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from services.edge.messages.names import Target
 from services.edge.messages.reading import count_of, image_part, plain_text_item
 
 MAX_TOKENS: Final = 4096
-"""Of `TextTask.max_tokens`."""
+"""The maximum of `TextTask.max_tokens`."""
 SYSTEM: Final = ("system", "developer")
 TOOL: Final = "tool"
 _VALUES: Final = "chat_template_kwargs"
@@ -38,9 +38,7 @@ _LENGTH: Final = pb.FINISH_REASON_LENGTH
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Something that somebody said: a text or an image (a `data:` URI or base64), and the path of
-    its field.
-    """
+    """A text or an image (a `data:` URI or base64) of a message, and the path of its field."""
 
     content: str
     field: str
@@ -49,8 +47,13 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """A message between the first system message and the last one. `field`: its path. `calls`: of
-    an assistant.
+    """A message between the first system message and the last message.
+
+    Attributes:
+        role: The speaker.
+        texts: The contents.
+        field: The path of the message.
+        calls: Functions that an assistant called.
     """
 
     role: str
@@ -61,8 +64,14 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`system`, `user`: what a system message at the beginning and the last one say. `turns`: what
-    was said between. `role`: of the last one, the user's or that of a tool."""
+    """The messages of a request.
+
+    Attributes:
+        system: The contents of the system message at the beginning.
+        user: The contents of the last message.
+        turns: The messages in between.
+        role: The role of the last message: user or tool.
+    """
 
     system: Sequence[Told]
     user: Sequence[Told]
@@ -72,8 +81,13 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Functions that the model may call, in OpenAI's form. `required`: it calls one; `name`: this
-    one. `single`: once at most.
+    """Functions that the model may call, in OpenAI's form.
+
+    Attributes:
+        functions: The definitions.
+        required: The model must call one.
+        name: The function to call, if `required` names one.
+        single: The model may call at most one.
     """
 
     functions: Sequence[Any] = ()
@@ -84,8 +98,11 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One text that a model is to write. `schema`: a JSON Schema. `longest`: the most tokens, and
-    the field that says so.
+    """The request for one generated text.
+
+    Attributes:
+        longest: The maximum number of tokens, and the field that sets it.
+        schema: A JSON Schema, and the field that sets it.
     """
 
     named: Target
@@ -97,12 +114,12 @@ class Asked:
     tools: Tools = Tools()
 
     def request(self) -> pb.ExtractRequest:
-        """Raises HttpError."""
+        """Return the mesh's request. Raises HttpError."""
         system = self.said.system
         if system and any(one.is_image for one in self.said.user):
             field = system[0].field
             raise invalid(
-                f"{field}: a model that reads images has no system message here: put it into the user's text",
+                f"{field}: models that read images have no system message here: put it into the user's text",
                 field,
             )
         most, field = self.longest
@@ -129,7 +146,7 @@ class Asked:
         )
 
     def fields(self) -> Fields:
-        """What the caller calls our fields."""
+        """Return the caller's names of Shoal's fields."""
         system, user, turns = self.said.system, self.said.user, self.said.turns
         return {
             "items[].parts[].*": lambda place: (
@@ -167,7 +184,10 @@ class Asked:
 def _image(said: Told) -> pb.Part:
     part = image_part(said.content, said.field)
     if part.HasField("document"):
-        message = "is a PDF, which is not read in a conversation: POST /v1/extract/{model} with the task text reads its pages"
+        message = (
+            "is a PDF, which conversations do not support: "
+            "POST /v1/extract/{model} with the task text reads its pages"
+        )
         raise invalid(f"{said.field} {message}", said.field)
     return part
 
@@ -182,7 +202,7 @@ def _json(value: dict[str, Any] | list[Any] | None, field: str) -> str:
         return ""
     try:
         return orjson.dumps(value).decode()
-    except TypeError as error:  # what msgpack has and JSON does not; nested too deeply
+    except TypeError as error:  # msgpack types that JSON lacks, or too deep nesting
         raise invalid(f"{field} is not JSON: {error}", field) from None
 
 
@@ -194,8 +214,11 @@ def conversation_of(
     messages: Sequence[tuple[str, Sequence[Told]]],
     calls: Mapping[int, Sequence[tuple[str, str]]] = MappingProxyType({}),
 ) -> Conversation:
-    """A conversation of the roles and contents of all messages, and the functions that were called
-    in them, by their places.
+    """Return the conversation of all messages.
+
+    Args:
+        messages: The roles and contents.
+        calls: Functions called in a message, by its index.
 
     Raises HttpError unless the last message is the user's or a tool's, and no other one has images.
     """
@@ -205,7 +228,7 @@ def conversation_of(
         field = f"messages[{place}]"
         if role not in _ROLES:
             raise invalid(
-                f"{field}.role is {role!r}: served are the roles {', '.join(_ROLES)}",
+                f"{field}.role is {role!r}; it must be one of {', '.join(_ROLES)}",
                 f"{field}.role",
             )
         if role in SYSTEM and place == 0:
@@ -220,15 +243,15 @@ def conversation_of(
             and (image := next((one for one in said if one.is_image), None)) is not None
         ):
             raise invalid(
-                f"{image.field} is an image: only the user's last message has images here",
+                f"{image.field} is an image: only the user's last message may have images",
                 image.field,
             )
     if not turns:
-        raise invalid("messages must have one of the role user, with text or an image", "messages")
+        raise invalid("messages must include a message of the user, with text or an image", "messages")
     last, role = f"messages[{len(messages) - 1}].role", turns[-1].role
     if role not in ("user", TOOL):
         raise invalid(
-            f"{last} is {role!r}: the last message must be of the role user, whom the model answers, or tool",
+            f"{last} is {role!r}: the last message must have the role user or tool",
             last,
         )
     asked = turns.pop()
@@ -238,11 +261,10 @@ def conversation_of(
 
 
 class Along:
-    """One text while it is written: what of it the caller does not have yet.
+    """Tracks how much of a generated text the caller has received.
 
-    A text whose worker was lost is written again from its beginning, by the same random numbers, so
-    that it is the same text nearly always: the caller notices nothing, since what it has already is
-    not sent again.
+    If its worker is lost, another worker generates the text again with the same random numbers, so
+    it is nearly always identical. Text that the caller already has is not sent again.
     """
 
     def __init__(self) -> None:
@@ -250,15 +272,15 @@ class Along:
         self._sent = ""
 
     def more(self, deltas: Sequence[pb.ExtractDelta]) -> str:
-        """The text to send now. Raises HttpError WORKER_LOST where the text that is written again
-        is another one.
+        """Return the text to send now. Raises HttpError WORKER_LOST if the regenerated text
+        differs.
         """
         for delta in deltas:
             self._written = delta.text if delta.restarted else self._written + delta.text
         return self._unsent(self._written)
 
     def rest(self, text: str) -> str:
-        """What is missing of the whole text. Raises HttpError as `more`."""
+        """Return the rest of the complete text. Raises HttpError as `more`."""
         rest = self._unsent(text)
         if not text.startswith(self._sent):
             raise _another()
@@ -266,7 +288,7 @@ class Along:
 
     def _unsent(self, text: str) -> str:
         if self._sent.startswith(text):
-            return ""  # the beginning of what was sent, once more
+            return ""  # a regenerated part of the sent text
         if not text.startswith(self._sent):
             raise _another()
         more = text[len(self._sent) :]
@@ -275,24 +297,27 @@ class Along:
 
 
 def _another() -> HttpError:
-    text = "the worker that wrote this text was lost, and the one that wrote it again came to another text: ask again"
+    text = (
+        "the worker that generated this text was lost, and a second worker generated a "
+        "different text: send the request again"
+    )
     return HttpError("WORKER_LOST", text)
 
 
 def line_of(content: object) -> bytes:
-    """JSON without any character that ends a line somewhere: Python's `str.splitlines`, by which
-    Ollama's client reads lines, ends one at U+0085, U+2028 and U+2029, too."""
-    line = json_of(content)
+    """Return JSON without line separators: Python's `str.splitlines`, which Ollama's client uses,
+    also splits at U+0085, U+2028 and U+2029.
+    """
     for character, escaped in _LINE_ENDS:
         line = line.replace(character, escaped)
     return line
 
 
 def is_last(reply: pb.ExtractStreamResponse) -> bool:
-    """Whether it is the answer, which comes last."""
+    """Return whether the reply is the last one, which holds the complete result."""
     return reply.HasField("response")
 
 
 def is_cut(result: pb.Extraction) -> bool:
-    """Whether the text ends because it has as many tokens as it may have."""
+    """Return whether the text was cut at its maximum number of tokens."""
     return result.finish_reason == _LENGTH

@@ -1,9 +1,8 @@
-"""OpenAI's `POST /v1/chat/completions`, whole or as server-sent events, for models that write.
-Pure.
+"""OpenAI's `POST /v1/chat/completions` for generative models, whole or as server-sent events. Pure.
 
-System messages, then those of user and assistant, the last of which is the user's: what a model's
-chat template is rendered with here. What would change the text and is not served is refused.
-`created` is 0: nothing here reads a clock.
+System messages are followed by those of user and assistant, ending with the user's; they are
+rendered by the model's chat template. Unsupported fields that would change the text are refused.
+`created` is 0, because dialects have no clock.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 class ImageUrl(msgspec.Struct, kw_only=True):
-    """`url`: a `data:` URI; addresses are not fetched."""
+    """`url` is a `data:` URI; addresses are not fetched."""
 
     url: str
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """`type`: text or image_url."""
+    """`type` is text or image_url."""
 
     type: str
     text: str | None = None
@@ -64,14 +63,14 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
-    """`arguments`: a JSON object, as text."""
+    """`arguments` is a JSON object as text."""
 
     name: str
     arguments: str
 
 
 class CalledTool(msgspec.Struct, kw_only=True):
-    """A call that the model made. `id`: looked up by no chat template that is served."""
+    """A call that the model made. Supported chat templates do not use `id`."""
 
     function: CalledFunction
     id: str | None = None
@@ -80,23 +79,23 @@ class CalledTool(msgspec.Struct, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """`role`: system or developer, user, assistant, and tool, with what a function returned."""
+    """`role` is system or developer, user, assistant, or tool (a function's result)."""
 
     role: str
     content: str | Annotated[list[ContentPart], PARTS] | None = None
     tool_calls: list[CalledTool] | None = None
-    # Only with values that change nothing.
+    # Accepted only with values that have no effect.
     function_call: Any = None
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """`include_usage`: an event with the tokens comes last."""
+    """With `include_usage` the last event has the token counts."""
 
     include_usage: bool | None = None
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
-    """`schema`: a JSON Schema of an object."""
+    """`schema` is a JSON Schema of an object."""
 
     schema: dict[str, Any] | None = None
     name: str | None = None
@@ -104,14 +103,14 @@ class NamedSchema(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """`type`: text, json_object or json_schema."""
+    """`type` is text, json_object or json_schema."""
 
     type: str
     json_schema: NamedSchema | None = None
 
 
 class ChatRequest(msgspec.Struct, kw_only=True):
-    """OpenAI's fields, and ours. Others are ignored."""
+    """OpenAI's fields and Shoal's. Others are ignored."""
 
     model: str
     messages: Annotated[list[ChatMessage], MESSAGES]
@@ -136,7 +135,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    # Only with values that change nothing.
+    # Accepted only with values that have no effect.
     logit_bias: dict[str, float] | None = None
     functions: list[Any] | None = None
     function_call: Any = None
@@ -167,14 +166,14 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
     modalities: list[str] | None = None
-    # Ours.
+    # Shoal's.
     adapter: str | None = None
     pool: str | None = None
     priority: str | int | None = None
 
 
 class WrittenMessage(msgspec.Struct, kw_only=True):
-    """What the model wrote. `content` null: it called functions."""
+    """The generated message. `content` is null if the model called functions."""
 
     role: Literal["assistant"]
     content: str | None
@@ -182,7 +181,7 @@ class WrittenMessage(msgspec.Struct, kw_only=True):
 
 
 class TopLogprob(msgspec.Struct, kw_only=True):
-    """`bytes` null: the token is a part of a character."""
+    """A candidate token. `bytes` is null if it is a part of a character."""
 
     token: str
     logprob: float
@@ -190,7 +189,7 @@ class TopLogprob(msgspec.Struct, kw_only=True):
 
 
 class WrittenToken(msgspec.Struct, kw_only=True):
-    """A token and the likeliest ones in its place."""
+    """A generated token and the most likely candidates."""
 
     token: str
     logprob: float
@@ -199,14 +198,13 @@ class WrittenToken(msgspec.Struct, kw_only=True):
 
 
 class ChoiceLogprobs(msgspec.Struct, kw_only=True):
-    """The tokens of an answer."""
+    """The tokens of a choice."""
 
     content: list[WrittenToken]
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """`finish_reason`: whether the model ended the text, called functions, or the text is as long
-    as it may be.
+    """One answer. `finish_reason` is stop, tool_calls, or length for the maximum number of tokens.
     """
 
     index: int
@@ -216,7 +214,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatUsage(msgspec.Struct, kw_only=True):
-    """Tokens; those of images count as tokens of the prompt."""
+    """Token counts; the prompt's include those of images."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -224,7 +222,7 @@ class ChatUsage(msgspec.Struct, kw_only=True):
 
 
 class ChatAnswer(msgspec.Struct, kw_only=True):
-    """`n` choices."""
+    """The answer with `n` choices."""
 
     id: str
     object: Literal["chat.completion"]
@@ -262,48 +260,48 @@ _GUIDES: Final = (
     "guided_grammar",
     "structured_outputs",
 )
-"""vLLM's ways to ask for answers of a form."""
-_TEMPLATE: Final = "the prompt is made by the checkpoint's chat template"
+"""vLLM's fields for structured output."""
+_TEMPLATE: Final = "the checkpoint's chat template renders the prompt"
 _OTHERS: Final = {
-    "echo": "the answer is what the model writes",
-    "ignore_eos": "the model's own end of a text is taken",
-    "min_tokens": "the model's own end of a text is taken",
-    "stop_token_ids": "the model's own end of a text is taken",
+    "echo": "only generated text is returned",
+    "ignore_eos": "a text ends at the model's end token",
+    "min_tokens": "a text ends at the model's end token",
+    "stop_token_ids": "a text ends at the model's end token",
     "chat_template": _TEMPLATE,
-    "continue_final_message": "the last message is the user's",
+    "continue_final_message": "the last message must be the user's",
     "reasoning_effort": _TEMPLATE,
-    "prediction": "the model writes the whole answer",
+    "prediction": "the model generates the whole answer",
     "audio": "answers are texts",
-    "web_search_options": "the model reads the messages alone",
+    "web_search_options": "the model reads only the messages",
     "verbosity": _TEMPLATE,
-    "use_beam_search": "beams are those of the checkpoint",
-    "bad_words": "ask in the messages",
-    "allowed_token_ids": "ask for JSON by response_format",
-    "logits_processors": "ask for JSON by response_format",
+    "use_beam_search": "the checkpoint determines the number of beams",
+    "bad_words": "state it in the messages",
+    "allowed_token_ids": "use response_format for JSON",
+    "logits_processors": "use response_format for JSON",
     "include_stop_str_in_output": "an answer ends before a stop string",
     "truncate_prompt_tokens": "shorten the messages",
-    "prompt_logprobs": "log probabilities are of the answer, by logprobs",
+    "prompt_logprobs": "logprobs are available for the answer only",
 }
 
 
 def _refuse_unsupported(request: ChatRequest) -> None:
-    """What would change the text is refused, not ignored."""
+    """Refuse fields that would change the text, instead of ignoring them."""
     refusals = (
-        (request.logit_bias, "logit_bias", "logit_bias is not supported: leave it out"),
+        (request.logit_bias, "logit_bias", "logit_bias is not supported: omit it"),
         (
             request.length_penalty not in (None, 1),
             "length_penalty",
-            "length_penalty must be 1: answers are not by beams",
+            "length_penalty must be 1: beam search is not supported",
         ),
         (
             request.top_logprobs and not request.logprobs,
             "top_logprobs",
-            "top_logprobs needs logprobs to be true",
+            "top_logprobs requires logprobs to be true",
         ),
         (
             request.modalities not in (None, [], ["text"]),
             "modalities",
-            "modalities may have text alone",
+            "modalities may only contain text",
         ),
         (
             request.add_generation_prompt is False,
@@ -314,7 +312,7 @@ def _refuse_unsupported(request: ChatRequest) -> None:
             (
                 getattr(request, name),
                 name,
-                f"{name} is not supported: ask for JSON by response_format",
+                f"{name} is not supported: use response_format for JSON",
             )
             for name in _GUIDES
         ),
@@ -322,11 +320,11 @@ def _refuse_unsupported(request: ChatRequest) -> None:
             (getattr(request, name), name, f"{name} is not supported: {why}")
             for name, why in _OTHERS.items()
         ),
-        (request.functions, "functions", "functions is not supported: name them in tools"),
+        (request.functions, "functions", "functions is not supported: use tools"),
         (
             request.function_call,
             "function_call",
-            "function_call is not supported: name the function in tool_choice",
+            "function_call is not supported: use tool_choice",
         ),
     )
     for is_asked, field, message in refusals:
@@ -421,7 +419,7 @@ def _content(part: ContentPart, field: str) -> Told:
         url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
         return Told(url, f"{field}.image_url", is_image=True)
     raise invalid(
-        f"{field} must be of type text, with text, or of type image_url, with image_url", field
+        f"{field} must have type text with text, or type image_url with image_url", field
     )
 
 
@@ -438,7 +436,7 @@ def _schema(asked: ResponseFormat | None) -> tuple[dict[str, Any] | None, str]:
     ):
         return asked.json_schema.schema, field
     raise invalid(
-        "response_format must be of type text or json_object, or of type json_schema with json_schema.schema",
+        "response_format must have type text or json_object, or json_schema with json_schema.schema",
         "response_format",
     )
 
@@ -524,14 +522,14 @@ def event_of(content: dict[str, Any]) -> bytes:
 
 
 def failed(problem: HttpError) -> bytes:
-    """An event that OpenAI's clients raise. No [DONE] follows."""
+    """Return an event that OpenAI's clients raise. It is not followed by [DONE]."""
     body = OPENAI.error(problem).body
     return b"data: " + body + b"\n\n" if isinstance(body, bytes) else b""
 
 
 class _Events:
-    """The events of `count` answers. Tools that were called, and log probabilities, are in the last
-    events of an answer.
+    """The events of `count` choices. Tool calls and log probabilities are in a choice's last
+    events.
     """
 
     def __init__(self, head: dict[str, Any], count: int, *, with_usage: bool) -> None:
@@ -543,7 +541,7 @@ class _Events:
         self._has_begun = [False] * count
 
     def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
-        """Raises HttpError."""
+        """Return the events of a reply. Raises HttpError."""
         if not reply.HasField("response"):
             deltas: dict[int, list[pb.ExtractDelta]] = {}
             for delta in reply.deltas:
@@ -595,7 +593,7 @@ class _Events:
 
 ROUTES: Final = tuple(
     Route(
-        "POST", path, OPENAI, chat, "Has a model write an answer", ChatRequest, ChatAnswer, EVENTS
+        "POST", path, OPENAI, chat, "Generates a chat answer", ChatRequest, ChatAnswer, EVENTS
     )
     for path in ("/v1/chat/completions", "/chat/completions", "/openai/v1/chat/completions")
 )

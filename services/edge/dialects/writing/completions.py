@@ -1,5 +1,5 @@
-"""OpenAI's `POST /v1/completions`, whole or as server-sent events: prompts that no chat template
-frames. Pure.
+"""OpenAI's `POST /v1/completions`, whole or as server-sent events, for prompts without a chat
+template. Pure.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from services.edge.messages.base import (
 from services.edge.messages.reading import count_of, priority_of, read, target, text_item
 
 DEFAULT_TOKENS: Final = 16
-"""OpenAI's own, where a request does not say."""
+"""OpenAI's default."""
 MAX_PROMPTS: Final = 128
 MAX_LOGPROBS: Final = 20
 
 
 class CompletionRequest(msgspec.Struct, kw_only=True):
-    """OpenAI's fields, and ours. `prompt`: a text or several; token ids are not served. Others are
-    ignored.
+    """OpenAI's fields and Shoal's. `prompt` is one or several texts; token ids are not supported.
+    Others are ignored.
     """
 
     model: str
@@ -62,19 +62,19 @@ class CompletionRequest(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     n: int | None = None
     logprobs: int | None = None
-    # Only with values that change nothing.
+    # Accepted only with values that have no effect.
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
     logit_bias: dict[str, float] | None = None
-    # Ours.
+    # Shoal's.
     adapter: str | None = None
     pool: str | None = None
     priority: str | int | None = None
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
-    """`text_offset`: where each token begins in the answer."""
+    """`text_offset` is each token's position in the answer."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -92,7 +92,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
 
 
 class CompletionAnswer(msgspec.Struct, kw_only=True):
-    """`n` choices for each prompt."""
+    """The answer with `n` choices per prompt."""
 
     id: str
     object: Literal["text_completion"]
@@ -108,7 +108,7 @@ def complete(received: Received) -> MeshCall | Stream:
     for name in ("echo", "suffix", "logit_bias"):
         if getattr(request, name):
             raise invalid(
-                f"{name} is not supported: an answer is what the model writes after the prompt, so leave it out",
+                f"{name} is not supported: an answer continues the prompt, so omit it",
                 name,
             )
     most = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
@@ -163,7 +163,7 @@ def _prompts(request: CompletionRequest) -> list[pb.Item]:
     found = []
     for place, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
-            raise invalid("prompt is token ids, which are not supported: send the text", "prompt")
+            raise invalid("prompt is token ids, which are not supported: send text", "prompt")
         found.append(
             text_item(prompt, "prompt" if isinstance(request.prompt, str) else f"prompt[{place}]")
         )
@@ -203,14 +203,14 @@ def _answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
 
 
 class _Events:
-    """The events of several answers."""
+    """The events of several choices."""
 
     def __init__(self, head: dict[str, Any], count: int, *, with_usage: bool) -> None:
         self._head, self._with_usage = head | ({"usage": None} if with_usage else {}), with_usage
         self._alongs = [Along() for _ in range(count)]
 
     def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
-        """Raises HttpError."""
+        """Return the events of a reply. Raises HttpError."""
         if not reply.HasField("response"):
             said = ((delta.item, self._alongs[delta.item].more([delta])) for delta in reply.deltas)
             return b"".join(self._chunk(index, text) for index, text in said if text)
@@ -251,7 +251,7 @@ ROUTES: Final = tuple(
         path,
         OPENAI,
         complete,
-        "Has a model continue a text",
+        "Continues a text",
         CompletionRequest,
         CompletionAnswer,
         EVENTS,

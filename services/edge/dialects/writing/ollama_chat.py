@@ -1,7 +1,7 @@
 """Ollama's `POST /api/chat` and `/api/generate`, as lines of JSON unless `stream` is false. Pure.
 
-As in `chat.py`, a conversation ends with the user's message or a tool's. `think` and `raw` are
-Ollama's own; templates are the checkpoint's.
+As in `chat.py`, a conversation ends with the message of the user or a tool. `think` and `raw` are
+Ollama's; templates are the checkpoint's.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ LINES: Final = b"application/x-ndjson"
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
-    """`num_predict`: the most tokens; below 1: the model's own. Options about memory and processors
-    are ignored.
+    """`num_predict` is the maximum number of tokens; below 1 the model's. Options about memory and
+    processors are ignored.
     """
 
     num_predict: int | None = None
@@ -57,7 +57,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    # Only with values that change nothing.
+    # Accepted only with values that have no effect.
     repeat_last_n: int | None = None
     typical_p: float | None = None
     tfs_z: float | None = None
@@ -66,7 +66,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
 
 
 class OllamaFunction(msgspec.Struct, kw_only=True):
-    """`arguments`: an object."""
+    """`arguments` is an object."""
 
     name: str
     arguments: dict[str, Any] = {}
@@ -79,7 +79,7 @@ class OllamaToolCall(msgspec.Struct, kw_only=True):
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
-    """`images`: in base64. `role`: tool for what a function returned."""
+    """`images` are in base64. `role` is tool for a function's result."""
 
     role: str
     content: str = ""
@@ -88,8 +88,9 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class OllamaChatRequest(msgspec.Struct, kw_only=True):
-    """`format`: a JSON Schema of an object. `messages` empty: nothing is written, and the answer
-    says whether the model is known."""
+    """`format` is a JSON Schema of an object. If `messages` is empty nothing is generated, and the
+    answer reports whether the model is known.
+    """
 
     model: str
     messages: Annotated[list[OllamaMessage], MESSAGES] = []
@@ -101,7 +102,8 @@ class OllamaChatRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
-    """`prompt` empty: nothing is written, and the answer says whether the model is known."""
+    """If `prompt` is empty nothing is generated, and the answer reports whether the model is known.
+    """
 
     model: str
     prompt: str = ""
@@ -118,9 +120,10 @@ class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaWritten(msgspec.Struct, kw_only=True):
-    """`message` of chat, `response` of generate. The last line has `done_reason`, `stop` or
-    `length`, durations in nanoseconds (`load_duration`: in the queue, a model's load included) and
-    counts of tokens."""
+    """A line: `message` for chat, `response` for generate. The last line has `done_reason` (`stop`
+    or `length`), token counts, and durations in nanoseconds (`load_duration` is the time in the
+    queue, including loading).
+    """
 
     model: str
     created_at: str
@@ -137,7 +140,7 @@ class OllamaWritten(msgspec.Struct, kw_only=True):
 
 
 Write = Callable[[str], dict[str, Any]]
-"""The fields that hold a piece of the text."""
+"""Returns the fields that hold a piece of the text."""
 
 
 def chat(received: Received) -> MeshCall | Stream:
@@ -179,7 +182,7 @@ def generate(received: Received) -> MeshCall | Stream:
     for field in ("suffix", "template", "raw", "context"):
         if getattr(request, field):
             raise invalid(
-                f"{field} is not supported: the prompt is made by the checkpoint's chat template",
+                f"{field} is not supported: the checkpoint's chat template renders the prompt",
                 field,
             )
     system = [Told(request.system, "system")] if request.system else []
@@ -203,7 +206,7 @@ def _as_message(text: str) -> dict[str, Any]:
 def _told(
     text: str, images: Sequence[str] | None, text_field: str, images_field: str
 ) -> list[Told]:
-    """Images come first, as Ollama has them."""
+    """Return the contents, images first as in Ollama."""
     found = [
         Told(image, f"{images_field}[{place}]", is_image=True)
         for place, image in enumerate(images or ())
@@ -245,17 +248,17 @@ def _step(
 
 
 def _refuse_unsupported(think: bool | str | None, options: OllamaOptions) -> None:
-    """What would change the text is refused, not ignored."""
+    """Refuse fields that would change the text, instead of ignoring them."""
     refusals = (
         (
             think is not None,
             "think",
-            "is not supported: whether a model thinks is its chat template's affair",
+            "is not supported: the chat template determines whether a model thinks",
         ),
         (
             options.repeat_last_n not in (None, -1),
             "options.repeat_last_n",
-            "must be -1: penalties are of the whole text",
+            "must be -1: penalties apply to the whole text",
         ),
         (options.typical_p not in (None, 1), "options.typical_p", "must be 1: use top_p or min_p"),
         (options.tfs_z not in (None, 1), "options.tfs_z", "must be 1: use top_p or min_p"),
@@ -263,7 +266,7 @@ def _refuse_unsupported(think: bool | str | None, options: OllamaOptions) -> Non
         (
             options.penalize_newline is False,
             "options.penalize_newline",
-            "must be true: penalties are of all tokens",
+            "must be true: penalties apply to all tokens",
         ),
     )
     for is_asked, field, why in refusals:
@@ -298,11 +301,11 @@ def _schema(given: str | dict[str, Any] | None) -> tuple[dict[str, Any] | None, 
         return given, "format"
     if given == "json":
         return {"type": "object"}, "format"
-    raise invalid("format must be json or a JSON Schema of an object, or be left out", "format")
+    raise invalid("format must be json or a JSON Schema of an object, or be omitted", "format")
 
 
 def _failed(problem: HttpError) -> bytes:
-    """A line that Ollama's clients raise."""
+    """Return a line that Ollama's clients raise as an error."""
     return line_of({"error": told(problem)}) + b"\n"
 
 
@@ -315,14 +318,14 @@ class _Lines:
         self._along = Along()
 
     def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
-        """Raises HttpError."""
+        """Return the lines of a reply. Raises HttpError."""
         if not reply.HasField("response"):
             return self._line(self._along.more(reply.deltas))
         rest = self._line(self._along.rest(reply.response.results[0].text))
         return rest + self._end(reply.response, "") + b"\n"
 
     def whole(self, reply: pb.ExtractResponse) -> bytes:
-        """The answer as one object."""
+        """Return the answer as one object."""
         return self._end(reply, reply.results[0].text)
 
     def _line(self, text: str) -> bytes:
@@ -357,7 +360,7 @@ ROUTES: Final = (
         "/api/chat",
         OLLAMA,
         chat,
-        "Has a model write an answer",
+        "Generates a chat answer",
         OllamaChatRequest,
         OllamaWritten,
         LINES,
@@ -367,7 +370,7 @@ ROUTES: Final = (
         "/api/generate",
         OLLAMA,
         generate,
-        "Has a model write a text",
+        "Generates a text",
         OllamaGenerateRequest,
         OllamaWritten,
         LINES,
