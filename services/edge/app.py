@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 HEALTH_NAME: Final = "edge"
 """The service name in SHOAL_HEALTH_ADDRESS (grpc.health.v1)."""
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 GUARD_SECONDS: Final = 30.0
 """The interval at which a guarded edge checks whether routers now require credentials."""
 START_SECONDS: Final = 5.0
@@ -67,7 +67,7 @@ class Edge:
             settings.is_local or settings.security.allow_insecure
         ) and not settings.security.client_ca
         self._may_be_open = self.state.is_guarded = may_be_open
-        self._next_guard_look = 0.0
+        self._next_guard_check = 0.0
         table = Table()
         described = json_of(document(table.routes))
         own_answers: dict[str, Callable[[], Answer]] = {
@@ -106,7 +106,7 @@ class Edge:
                     settings.body_bytes, settings.body_seconds, settings.body_pause_seconds
                 ),
                 settings.deadline_seconds,
-                settings.longest_deadline_seconds,
+                settings.max_deadline_seconds,
             ),
             trust=self._trust,
             extra=own_answers,
@@ -130,28 +130,28 @@ class Edge:
                 history=history,
             )
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Check once whether a router serves and whether watched files changed."""
-        await asyncio.to_thread(self.aliases.look)
+        await asyncio.to_thread(self.aliases.poll)
         is_ready = await self.routers.is_serving()
         if is_ready and self._needs_authentication and self.state.is_open:
-            is_ready = await self._knows_callers()
+            is_ready = await self._authenticates()
         if is_ready and self._may_be_open:
-            await self._look_at_credentials()
+            await self._update_guard()
         if is_ready != self.state.is_ready:
             log.info("readiness changed", extra=fields({"is_ready": is_ready}))
         self.state.is_ready = is_ready
 
-    async def look_around(self, publish: Callable[[bool], Awaitable[None]]) -> None:
+    async def poll_forever(self, publish: Callable[[bool], Awaitable[None]]) -> None:
         """Poll until cancelled."""
         while True:
-            await self.look()
+            await self.poll()
             await publish(self.state.is_ready)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
-    async def _knows_callers(self) -> bool:
+    async def _authenticates(self) -> bool:
         try:
-            self.state.is_open = await self.routers.lets_everybody_in()
+            self.state.is_open = await self.routers.accepts_anonymous()
         except ShoalError:
             return False
         if self.state.is_open:
@@ -162,14 +162,14 @@ class Edge:
             )
         return not self.state.is_open
 
-    async def _look_at_credentials(self) -> None:
+    async def _update_guard(self) -> None:
         """Refuse requests from web pages while routers accept anonymous calls."""
         now = asyncio.get_running_loop().time()
-        if self.state.is_ready and (not self.state.is_guarded or now < self._next_guard_look):
+        if self.state.is_ready and (not self.state.is_guarded or now < self._next_guard_check):
             return
-        self._next_guard_look = now + GUARD_SECONDS
+        self._next_guard_check = now + GUARD_SECONDS
         try:
-            self.state.is_guarded = await self.routers.lets_everybody_in()
+            self.state.is_guarded = await self.routers.accepts_anonymous()
         except ShoalError:
             self.state.is_guarded = True
 
@@ -183,7 +183,7 @@ class Edge:
             trust=self._trust,
             intake=self.application.intake,
             default_seconds=settings.deadline_seconds,
-            longest_seconds=settings.longest_deadline_seconds,
+            longest_seconds=settings.max_deadline_seconds,
         )
 
     def read_metrics(self, server: Callable[[], Server | None]) -> Iterator[Metric]:
@@ -216,13 +216,13 @@ async def running(settings: Settings) -> AsyncIterator[str]:
             )
         )
         tei = {address: edge.tei_server(settings, model) for address, model in settings.tei_grpc}
-        publish = _to_all(await _health(stack, settings.security.health_address), tei.values())
+        publish = _publish_to_all(await _health(stack, settings.security.health_address), tei.values())
         try:
-            await asyncio.wait_for(edge.look(), START_SECONDS)
+            await asyncio.wait_for(edge.poll(), START_SECONDS)
         except TimeoutError:
             log.warning("starting without routers")
         await publish(edge.state.is_ready)
-        looking = asyncio.create_task(edge.look_around(publish))
+        looking = asyncio.create_task(edge.poll_forever(publish))
         stack.callback(looking.cancel)
         limits = Limits(
             settings.connections,
@@ -287,17 +287,17 @@ async def _health(stack: AsyncExitStack, address: str) -> Callable[[bool], Await
     return publish
 
 
-def _to_all(
+def _publish_to_all(
     publish: Callable[[bool], Awaitable[None]], servers: Collection[TeiServer]
 ) -> Callable[[bool], Awaitable[None]]:
     """Return a function that also sets the health of TEI's servers."""
 
-    async def to_all(is_ready: bool) -> None:
+    async def publish_to_all(is_ready: bool) -> None:
         await publish(is_ready)
         for server in servers:
             await server.set_health(is_ready)
 
-    return to_all
+    return publish_to_all
 
 
 def _alive() -> Answer:

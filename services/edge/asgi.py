@@ -24,7 +24,7 @@ from libs.environment import is_loopback_host
 from libs.serving.calls.call import new_request_id
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import MODEL, REQUEST_ID, Value, fields
-from services.edge.compression import ENCODINGS, Compression, compressed, wanted
+from services.edge.compression import ENCODINGS, Compression, compress, negotiate_encoding
 from services.edge.credentials import (
     Trust,
     headers_of,
@@ -36,7 +36,7 @@ from services.edge.credentials import (
 from services.edge.intake import reading
 from services.edge.intake.budget import Budget
 from services.edge.intake.callers import Callers
-from services.edge.intake.reading import FREE_BYTES, Intake, Payer
+from services.edge.intake.reading import UNIDENTIFIED_BODY_BYTES, Intake, Payer
 from services.edge.messages.base import (
     Answer,
     Dialect,
@@ -46,7 +46,7 @@ from services.edge.messages.base import (
     Received,
     Route,
     Stream,
-    noting_truncation,
+    with_truncation_header,
 )
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary
@@ -62,7 +62,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 CLIENT_LEFT: Final = 499
-_AS_IT_COMES: Final[Headers] = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+_UNBUFFERED: Final[Headers] = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 """Headers that keep proxies from buffering a stream (the second one is for nginx)."""
 _SEND_BYTES: Final = 256 * 1024
 """The approximate size of the pieces in which an answer is sent, which bounds the transport's
@@ -86,7 +86,7 @@ class Bounds:
 
     body: reading.Bounds = field(default_factory=reading.Bounds)
     deadline_seconds: float = 60.0
-    longest_deadline_seconds: float = 600.0
+    max_deadline_seconds: float = 600.0
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class _Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Along:
+class _StreamedAnswer:
     """An answer that is sent while the mesh produces it. Compression would delay its pieces, so it
     is not compressed.
     """
@@ -140,7 +140,7 @@ class _Along:
     pieces: AsyncGenerator[bytes]
     media_type: bytes
     status: int = 200
-    headers: Headers = _AS_IT_COMES
+    headers: Headers = _UNBUFFERED
 
 
 class Application:
@@ -209,16 +209,16 @@ class Application:
         connection: Connected | None,
     ) -> None:
         try:
-            answer = await self._answered(exchange, scope, receive, connection)
+            answer = await self._answer_request(exchange, scope, receive, connection)
             if isinstance(answer, Answer):
-                answer = compressed(answer, self._encoding(exchange, scope))
+                answer = compress(answer, self._encoding(exchange, scope))
         except HttpError as problem:
             exchange.reason = problem.reason
-            answer = _told(exchange, problem)
+            answer = _error_answer(exchange, problem)
         except Exception:
             log.exception("request failed", extra=fields({"route": exchange.name}))
             exchange.reason = "INTERNAL"
-            answer = exchange.dialect.error(_unexpected(exchange))
+            answer = exchange.dialect.error(_unexpected_error(exchange))
         milliseconds = str(round((time.perf_counter() - exchange.begin) * 1000)).encode()
         common = (
             (b"x-request-id", exchange.request_id.encode()),
@@ -226,9 +226,9 @@ class Application:
         )
         exchange.status = await _send(send, answer, common) or CLIENT_LEFT
 
-    async def _answered(
+    async def _answer_request(
         self, exchange: _Exchange, scope: Scope, receive: Receive, connection: Connected | None
-    ) -> Answer | _Along:
+    ) -> Answer | _StreamedAnswer:
         """Raises HttpError."""
         headers = exchange.headers
         REQUEST_ID.set(exchange.request_id)
@@ -254,7 +254,7 @@ class Application:
             await payer.take_head(2 * head_bytes(scope))
             metadata += trace_of(headers, traces.traceparent_of(exchange.span))
             seconds = seconds_of(
-                headers, self._bounds.deadline_seconds, self._bounds.longest_deadline_seconds
+                headers, self._bounds.deadline_seconds, self._bounds.max_deadline_seconds
             )
             deadline = time.monotonic() + seconds
             is_whole = connection is not None and connection.is_whole
@@ -274,9 +274,9 @@ class Application:
                 int(time.time()),
             )
             await self.intake.admit(route.decoded(received), payer, is_msgpack=received.is_msgpack)
-            return await self._asked(exchange, payer, route, received, metadata, deadline)
+            return await self._ask_mesh(exchange, payer, route, received, metadata, deadline)
 
-    async def _asked(
+    async def _ask_mesh(
         self,
         exchange: _Exchange,
         payer: Payer,
@@ -284,7 +284,7 @@ class Application:
         received: Received,
         metadata: Metadata,
         deadline: float,
-    ) -> Answer | _Along:
+    ) -> Answer | _StreamedAnswer:
         """Call the mesh until there is an answer. Raises HttpError."""
         step: MeshCall | Stream | Answer
         step, message = await _maybe_in_thread(
@@ -296,12 +296,12 @@ class Application:
                 await payer.reserve(len(message) - held)
                 held = len(message)
             if isinstance(step, Stream):
-                return await self._begun(exchange, step, message, metadata, deadline)
+                return await self._start_stream(exchange, step, message, metadata, deadline)
             if step.dialect is not None:
                 exchange.dialect = step.dialect
             MODEL.set(getattr(step.message, "model", ""))
             exchange.cost.note_question(step.message)
-            seconds = _left(deadline)
+            seconds = _remaining_seconds(deadline)
             try:
                 reply, size = await self._routers.ask_sized(
                     step.method, message, seconds=seconds, metadata=metadata
@@ -309,46 +309,46 @@ class Application:
             except ShoalError as error:
                 # Bind the problem to no variable: its traceback holds this frame, and the cycle
                 # would keep the request's body alive.
-                otherwise = step.otherwise(HttpError.of(error, step))
-                if otherwise is None:
-                    raise HttpError.of(error, step) from None
-                step, message = _serialised(otherwise)
+                fallback = step.fallback(HttpError.from_error(error, step))
+                if fallback is None:
+                    raise HttpError.from_error(error, step) from None
+                step, message = _serialised(fallback)
             else:
                 exchange.cost.note_reply(reply)
                 if not payer.try_reserve(size):
                     await payer.reserve(size, is_accepted=True)
-                step, message = _serialised(noting_truncation(step.answer(reply), reply))
+                step, message = _serialised(with_truncation_header(step.convert(reply), reply))
         return step
 
-    async def _begun(
+    async def _start_stream(
         self,
         exchange: _Exchange,
         stream: Stream,
         message: bytes,
         metadata: Metadata,
         deadline: float,
-    ) -> _Along:
+    ) -> _StreamedAnswer:
         """Wait for the first reply. Raises HttpError."""
         MODEL.set(getattr(stream.message, "model", ""))
         exchange.cost.note_question(stream.message)
         replies = self._routers.stream(
-            stream.method, message, seconds=_left(deadline), metadata=metadata
+            stream.method, message, seconds=_remaining_seconds(deadline), metadata=metadata
         )
         try:
             first = await anext(replies)
-            begin = stream.tell(first)
+            begin = stream.render(first)
         except ShoalError as error:
-            raise HttpError.of(error, stream) from None
+            raise HttpError.from_error(error, stream) from None
         except BaseException:
             await replies.aclose()
             raise
-        return _Along(_told_along(exchange, stream, (first, begin), replies), stream.media_type)
+        return _StreamedAnswer(_stream_answer(exchange, stream, (first, begin), replies), stream.media_type)
 
     def _encoding(self, exchange: _Exchange, scope: Scope) -> str:
         """Return the encoding of the answer; empty for none."""
-        if self._compression == "off" or (self._compression == "auto" and _is_near(scope)):
+        if self._compression == "off" or (self._compression == "auto" and _is_local_caller(scope)):
             return ""
-        return wanted(exchange.headers.get("accept-encoding", ""))
+        return negotiate_encoding(exchange.headers.get("accept-encoding", ""))
 
 
 def _serialised(step: MeshCall | Stream | Answer) -> tuple[MeshCall | Stream | Answer, bytes]:
@@ -363,7 +363,7 @@ def head_bytes(scope: Scope) -> int:
     return size
 
 
-def _left(deadline: float) -> float:
+def _remaining_seconds(deadline: float) -> float:
     """Return the seconds until the deadline. Raises HttpError if it is exceeded."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
@@ -373,7 +373,7 @@ def _left(deadline: float) -> float:
     return seconds
 
 
-async def _told_along(
+async def _stream_answer(
     exchange: _Exchange, stream: Stream, begin: tuple[Any, bytes], replies: AsyncGenerator[Any]
 ) -> AsyncGenerator[bytes]:
     """Yield the bytes of a stream. After a failure, yield an error in the dialect's form, since the
@@ -387,23 +387,23 @@ async def _told_along(
             reply, piece = begin
             yield piece
             async for reply in replies:
-                yield stream.tell(reply)
+                yield stream.render(reply)
             if not stream.is_last(reply):
                 raise HttpError("INTERNAL", "the router ended the stream before its last reply")
             exchange.cost.note_reply(reply)
         except Exception as error:
-            yield stream.fail(_broken_off(exchange, stream, error))
+            yield stream.fail(_stream_error(exchange, stream, error))
 
 
-def _broken_off(exchange: _Exchange, stream: Stream, error: Exception) -> HttpError:
+def _stream_error(exchange: _Exchange, stream: Stream, error: Exception) -> HttpError:
     """Return the reason why an answer ends early after its status has been sent."""
     if isinstance(error, ShoalError):
-        problem = HttpError.of(error, stream)
+        problem = HttpError.from_error(error, stream)
     elif isinstance(error, HttpError):
         problem = error
     else:
         log.exception("request failed", extra=fields({"route": exchange.name}))
-        problem = _unexpected(exchange)
+        problem = _unexpected_error(exchange)
     exchange.reason = problem.reason
     log.info("answer aborted", extra=fields({"route": exchange.name, "reason": problem.reason}))
     if exchange.span is not traces.NONE:
@@ -411,7 +411,7 @@ def _broken_off(exchange: _Exchange, stream: Stream, error: Exception) -> HttpEr
     return problem
 
 
-def _unexpected(exchange: _Exchange) -> HttpError:
+def _unexpected_error(exchange: _Exchange) -> HttpError:
     return HttpError("INTERNAL", f"unexpected error; see request {exchange.request_id} in the log")
 
 
@@ -421,7 +421,7 @@ def address_of(scope: Scope) -> str:
     return client[0] if client is not None else ""
 
 
-def _is_near(scope: Scope) -> bool:
+def _is_local_caller(scope: Scope) -> bool:
     """Return whether the caller is on this machine, where sending bytes costs less than compressing
     them.
     """
@@ -432,7 +432,7 @@ def _is_near(scope: Scope) -> bool:
 _is_loopback = lru_cache(maxsize=1024)(is_loopback_host)
 
 
-def _told(exchange: _Exchange, problem: HttpError) -> Answer:
+def _error_answer(exchange: _Exchange, problem: HttpError) -> Answer:
     """Return the error in its dialect's form."""
     if exchange.span is not traces.NONE:
         exchange.span.set_attribute("error.type", problem.reason)
@@ -460,16 +460,16 @@ def _told(exchange: _Exchange, problem: HttpError) -> Answer:
 async def _maybe_in_thread(
     size: int, work: Callable[[], tuple[MeshCall | Stream | Answer, bytes]]
 ) -> tuple[MeshCall | Stream | Answer, bytes]:
-    return await asyncio.to_thread(work) if size > FREE_BYTES else work()
+    return await asyncio.to_thread(work) if size > UNIDENTIFIED_BODY_BYTES else work()
 
 
-async def _send(send: Send, answer: Answer | _Along, common: Headers) -> int:
+async def _send(send: Send, answer: Answer | _StreamedAnswer, common: Headers) -> int:
     """Send the answer and return its status. Other tasks run between the pieces of a large answer.
     """
     headers = [(b"content-type", answer.media_type), *common, *answer.headers]
-    if isinstance(answer, _Along):
+    if isinstance(answer, _StreamedAnswer):
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await _send_along(send, answer.pieces)
+        await _send_stream(send, answer.pieces)
         return answer.status
     if isinstance(answer.body, bytes):
         body = answer.body
@@ -499,7 +499,7 @@ async def _send(send: Send, answer: Answer | _Along, common: Headers) -> int:
     return answer.status
 
 
-async def _send_along(send: Send, pieces: AsyncGenerator[bytes]) -> None:
+async def _send_stream(send: Send, pieces: AsyncGenerator[bytes]) -> None:
     """Send pieces as they become available, with backpressure: request the next one when the client
     has read enough.
     """
@@ -524,7 +524,7 @@ def _finished(exchange: _Exchange) -> Finished:
 
 
 @lru_cache(maxsize=1024)
-def _counted(route: str, status: int) -> tuple[Counter, Histogram]:
+def _request_metrics(route: str, status: int) -> tuple[Counter, Histogram]:
     """Return the metrics of a route and a status. They are cached, since a lookup costs more than a
     count.
     """
@@ -537,7 +537,7 @@ def _report(exchange: _Exchange) -> None:
     """Count, log and trace the outcome of a request."""
     seconds = time.perf_counter() - exchange.begin
     name, status, span = exchange.name, exchange.status, exchange.span
-    requests, times = _counted(name, status)
+    requests, times = _request_metrics(name, status)
     requests.inc()
     times.observe(seconds, traces.exemplar(span) if span is not traces.NONE else None)
     if log.isEnabledFor(logging.INFO):

@@ -25,24 +25,24 @@ MAX_RATIO: Final = 100
 """The maximum ratio of inflated to compressed bytes. JSON texts reach 3 to 20; deflate can reach
 1,032.
 """
-FREE_BYTES: Final = 1 << 20
+MIN_RATIO_BYTES: Final = 1 << 20
 """Any ratio is allowed up to this size: a body may consist of many equal short texts."""
 MIN_BYTES: Final = 1 << 10
 """Smaller answers are not compressed."""
 SLICE_BYTES: Final = 32 << 10
 """Bytes of an answer compressed per step."""
 SAMPLE_BYTES: Final = 8 << 10
-WORTH_RATIO: Final = 0.7
+MAX_COMPRESSED_RATIO: Final = 0.7
 """Answers with a first sample that does not shrink to this ratio are sent uncompressed: base64 of
 float32 shrinks to 0.76, JSON to 0.45.
 """
 _LEVEL: Final = 1
 """Level 6 takes four to eight times as long and saves another 5 %."""
 _GZIP, _ZLIB, _BARE = 31, 15, -15
-_HEAD_BYTES: Final = 2
+_ZLIB_HEAD_BYTES: Final = 2
 
 
-class Inflating:
+class Inflater:
     """Inflates one body. Raises HttpError UNSUPPORTED_MEDIA for an encoding that is not in
     ENCODINGS.
     """
@@ -68,7 +68,7 @@ class Inflating:
         """
         if self._zlib is None:
             self._waiting += part
-            if len(self._waiting) < _HEAD_BYTES:
+            if len(self._waiting) < _ZLIB_HEAD_BYTES:
                 return
             part, self._waiting = self._waiting, b""
             self._zlib = zlib.decompressobj(_ZLIB if _is_zlib(part) else _BARE)
@@ -85,7 +85,7 @@ class Inflating:
             rest = self._zlib.unconsumed_tail or self._zlib.unused_data
             self._taken += len(part) - len(rest)
             self._given += len(piece)
-            if self._given > max(FREE_BYTES, MAX_RATIO * self._taken):
+            if self._given > max(MIN_RATIO_BYTES, MAX_RATIO * self._taken):
                 text = f"the body inflates to more than {MAX_RATIO} times its size: send it uncompressed"
                 raise HttpError("TOO_LARGE", text)
             part = rest
@@ -101,10 +101,10 @@ def _is_zlib(begin: bytes) -> bool:
     """Return whether deflate data starts with zlib's header (RFC 1950), as HTTP requires; some
     clients omit it.
     """
-    return begin[0] & 0x0F == zlib.DEFLATED and int.from_bytes(begin[:_HEAD_BYTES], "big") % 31 == 0
+    return begin[0] & 0x0F == zlib.DEFLATED and int.from_bytes(begin[:_ZLIB_HEAD_BYTES], "big") % 31 == 0
 
 
-def wanted(accepted: str) -> str:
+def negotiate_encoding(accepted: str) -> str:
     """Return the encoding in ENCODINGS that an Accept-Encoding header prefers; empty for none."""
     found = {}
     for part in accepted.lower().split(","):
@@ -125,24 +125,24 @@ def _quality(parameters: str) -> float:
     return 1.0
 
 
-def compressed(answer: Answer, encoding: str) -> Answer:
+def compress(answer: Answer, encoding: str) -> Answer:
     """Return the answer in that encoding, or unchanged if compression does not pay off."""
     if not encoding:
         return answer
     rest: Iterator[bytes] = iter(())
-    begin, rest = (answer.body, rest) if isinstance(answer.body, bytes) else _begun(answer.body)
+    begin, rest = (answer.body, rest) if isinstance(answer.body, bytes) else _take_sample(answer.body)
     headers = (*answer.headers, (b"vary", b"accept-encoding"))
     if len(begin) < MIN_BYTES or not _is_worth_it(begin[:SAMPLE_BYTES]):
         body = begin if isinstance(answer.body, bytes) else itertools.chain((begin,), rest)
         return Answer(body, answer.status, answer.media_type, headers)
     headers = (*headers, (b"content-encoding", encoding.encode()))
-    pieces = _pieces(itertools.chain((begin,), rest), _GZIP if encoding == "gzip" else _ZLIB)
+    pieces = _compressed_pieces(itertools.chain((begin,), rest), _GZIP if encoding == "gzip" else _ZLIB)
     if isinstance(answer.body, bytes) and len(begin) <= SLICE_BYTES:
         return Answer(b"".join(pieces), answer.status, answer.media_type, headers)
     return Answer(pieces, answer.status, answer.media_type, headers)
 
 
-def _begun(pieces: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
+def _take_sample(pieces: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
     """Return the first SAMPLE_BYTES or more, and an iterator of the remaining pieces."""
     begin = b""
     for piece in pieces:
@@ -153,10 +153,10 @@ def _begun(pieces: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
 
 
 def _is_worth_it(sample: bytes) -> bool:
-    return len(zlib.compress(sample, _LEVEL)) <= WORTH_RATIO * len(sample)
+    return len(zlib.compress(sample, _LEVEL)) <= MAX_COMPRESSED_RATIO * len(sample)
 
 
-def _pieces(parts: Iterator[bytes], window: int) -> Iterator[bytes]:
+def _compressed_pieces(parts: Iterator[bytes], window: int) -> Iterator[bytes]:
     """Yield one piece per slice, even if empty, so that other tasks run after each."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, window)
     for part in parts:

@@ -63,8 +63,8 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     content = {"schema": schema_of[route.answer]} if route.answer is not None else {}
     kind = "text/plain" if route.answer is str else "application/json"
     contents = {kind: content}
-    if route.along:
-        contents[route.along.decode().partition(";")[0]] = {"schema": {"type": "string"}}
+    if route.stream_media_type:
+        contents[route.stream_media_type.decode().partition(";")[0]] = {"schema": {"type": "string"}}
     operation: dict[str, Any] = {
         "operationId": identity,
         "summary": route.summary,

@@ -157,11 +157,11 @@ class Routers:
             self._addresses.failed(address)
         return False
 
-    async def lets_everybody_in(self) -> bool:
+    async def accepts_anonymous(self) -> bool:
         """Return whether a router answers a caller with a token that was never issued. Raises
         ShoalError if no router answers.
         """
-        metadata = (("authorization", "Bearer nobody"), ("x-request-id", PROBE_ID))
+        metadata = (("authorization", "Bearer unknown"), ("x-request-id", PROBE_ID))
         try:
             await self.ask(
                 LIST_MODELS,

@@ -113,7 +113,7 @@ class Settings:
     """
     deadline_seconds: float = 60.0
     """The deadline of requests that specify none."""
-    longest_deadline_seconds: float = 600.0
+    max_deadline_seconds: float = 600.0
     grace_seconds: float = 25.0
     """The time limit of requests in flight after SIGTERM."""
     log_level: LogLevel = "INFO"
@@ -171,12 +171,12 @@ class Settings:
         ):
             check(0 < seconds <= 3600, name, "above 0, at most 3600")
         check(
-            0 < self.deadline_seconds <= self.longest_deadline_seconds,
+            0 < self.deadline_seconds <= self.max_deadline_seconds,
             "SHOAL_DEADLINE_SECONDS",
             "above 0, at most SHOAL_LONGEST_DEADLINE_SECONDS",
         )
         check(
-            self.longest_deadline_seconds <= 86_400,
+            self.max_deadline_seconds <= 86_400,
             "SHOAL_LONGEST_DEADLINE_SECONDS",
             "at most 86400",
         )
@@ -271,7 +271,7 @@ class Settings:
             body_pause_seconds=number(environ, "SHOAL_HTTP_BODY_PAUSE_SECONDS", 10.0),
             idle_seconds=number(environ, "SHOAL_HTTP_IDLE_SECONDS", 75.0),
             deadline_seconds=number(environ, "SHOAL_DEADLINE_SECONDS", 60.0),
-            longest_deadline_seconds=number(environ, "SHOAL_LONGEST_DEADLINE_SECONDS", 600.0),
+            max_deadline_seconds=number(environ, "SHOAL_LONGEST_DEADLINE_SECONDS", 600.0),
             grace_seconds=number(environ, "SHOAL_GRACE_SECONDS", 25.0),
             log_level=choice(environ, "SHOAL_LOG_LEVEL", "INFO", LOG_LEVELS),
         )
@@ -313,7 +313,7 @@ class Settings:
             "body_pause_seconds": self.body_pause_seconds,
             "idle_seconds": self.idle_seconds,
             "deadline_seconds": self.deadline_seconds,
-            "longest_deadline_seconds": self.longest_deadline_seconds,
+            "longest_deadline_seconds": self.max_deadline_seconds,
             "grace_seconds": self.grace_seconds,
         }
 

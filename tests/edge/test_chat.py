@@ -450,33 +450,33 @@ class TestAnswers:
             EXTRACT_STREAM,
             b"text/event-stream; charset=utf-8",
         )
-        begin = events(stream.tell(delta("a")))
+        begin = events(stream.render(delta("a")))
         assert [one["choices"][0]["delta"] for one in begin] == [
             {"role": "assistant", "content": ""},
             {"content": "a"},
         ]
         assert begin[0]["object"] == "chat.completion.chunk"
-        assert stream.tell(pb.ExtractStreamResponse()) == b""
-        end = events(stream.tell(last("a text")))
+        assert stream.render(pb.ExtractStreamResponse()) == b""
+        end = events(stream.render(last("a text")))
         assert said(end) == " text"
         assert [one["choices"][0]["finish_reason"] for one in end[:-1]] == [None, "stop"]
         assert end[-1] == "[DONE]"
 
     def test_usage_comes_last_if_it_is_asked_for(self) -> None:
         stream = ask({**HELLO, "stream": True, "stream_options": {"include_usage": True}})
-        found = events(stream.tell(last("a text")))
+        found = events(stream.render(last("a text")))
         assert (found[-2]["choices"], found[-2]["usage"]["total_tokens"]) == ([], 12)
         assert all(one["usage"] is None for one in found[:-2])
 
     def test_text_that_is_written_again_is_told_once(self) -> None:
         stream = ask({**HELLO, "stream": True})
         found = [
-            *events(stream.tell(delta("one two"))),
-            *events(stream.tell(delta("one", restarted=True))),
+            *events(stream.render(delta("one two"))),
+            *events(stream.render(delta("one", restarted=True))),
         ]
         found += [
-            *events(stream.tell(delta(" two three"))),
-            *events(stream.tell(last("one two three."))),
+            *events(stream.render(delta(" two three"))),
+            *events(stream.render(last("one two three."))),
         ]
         assert said(found) == "one two three."
 
@@ -485,9 +485,9 @@ class TestAnswers:
     )
     def test_another_text_than_was_told_is_a_failure(self, after: pb.ExtractStreamResponse) -> None:
         stream = ask({**HELLO, "stream": True})
-        stream.tell(delta("one two"))
+        stream.render(delta("one two"))
         with pytest.raises(HttpError) as caught:
-            stream.tell(after)
+            stream.render(after)
         assert caught.value.reason == "WORKER_LOST"
         (error,) = events(stream.fail(caught.value))
         assert "lost" in error["error"]["message"]
@@ -514,8 +514,8 @@ class TestTools:
     def test_calls_are_streamed_by_their_index(self) -> None:
         stream = ask({**HELLO, "tools": TOOLS, "stream": True})
         found = [
-            *events(stream.tell(delta("I a"))),
-            *events(stream.tell(pb.ExtractStreamResponse(response=called()))),
+            *events(stream.render(delta("I a"))),
+            *events(stream.render(pb.ExtractStreamResponse(response=called()))),
         ]
         deltas = [one["choices"][0]["delta"] for one in found[:-1]]
         assert "".join(each.get("content", "") for each in deltas) == "I add."
@@ -611,11 +611,11 @@ class TestCompletions:
     def test_streams_of_several_answers(self) -> None:
         stream = ask({"model": MODEL, "prompt": ["a", "b"], "stream": True}, completions.complete)
         told = events(
-            stream.tell(pb.ExtractStreamResponse(deltas=[pb.ExtractDelta(item=1, text=" x")]))
+            stream.render(pb.ExtractStreamResponse(deltas=[pb.ExtractDelta(item=1, text=" x")]))
         )
         results = [pb.Extraction(text=" y"), pb.Extraction(text=" xz")]
         told += events(
-            stream.tell(pb.ExtractStreamResponse(response=pb.ExtractResponse(results=results)))
+            stream.render(pb.ExtractStreamResponse(response=pb.ExtractResponse(results=results)))
         )
         texts = {0: "", 1: ""}
         for one in told[:-1]:
@@ -658,7 +658,7 @@ class TestOllama:
             model=MODEL, items=[pb.Item(parts=parts)], text=task
         )
         assert stream.renamed("items[0].parts[0]") == "messages[0].images[0]"
-        found = [*lines(stream.tell(delta("a"))), *lines(stream.tell(last("a text")))]
+        found = [*lines(stream.render(delta("a"))), *lines(stream.render(last("a text")))]
         assert "".join(one["message"]["content"] for one in found) == "a text"
         assert [one["done"] for one in found] == [False, False, True]
         assert (
@@ -698,7 +698,7 @@ class TestOllama:
         assert stream.message == pb.ExtractRequest(
             model=MODEL, items=[pb.Item(text="hello")], text=pb.TextTask(instruction="short")
         )
-        (first,) = lines(stream.tell(delta("a")))
+        (first,) = lines(stream.render(delta("a")))
         assert (first["response"], first["done"]) == ("a", False)
         question = ask({"model": MODEL, "prompt": "hello", "stream": False}, ollama_chat.generate)
         found = json.loads(question.answer(whole("a text", pb.FINISH_REASON_LENGTH)).body)
@@ -712,10 +712,10 @@ class TestOllama:
     def test_characters_that_end_lines_elsewhere_are_escaped(self) -> None:
         text = "a\u2028b\u2029c\x85d\r\ne"
         stream = ask({"model": MODEL, "prompt": "hello"}, ollama_chat.generate)
-        (line,) = stream.tell(delta(text)).decode().splitlines()
+        (line,) = stream.render(delta(text)).decode().splitlines()
         assert json.loads(line)["response"] == text
         events_of = ask({**HELLO, "stream": True})
-        assert said(events(events_of.tell(delta(text)))) == text
+        assert said(events(events_of.render(delta(text)))) == text
 
     def test_nothing_asked_says_whether_the_model_is_known(self) -> None:
         for body, what in (

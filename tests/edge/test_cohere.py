@@ -268,13 +268,13 @@ def test_classify_by_examples_with_a_model_that_classifies() -> None:
     )
     assert asked.renamed("classify.labels[1]") == "examples"
     assert asked.dialect is cohere.COHERE
-    unknown = question.otherwise(HttpError("MODEL_NOT_FOUND", ""))
+    unknown = question.fallback(HttpError("MODEL_NOT_FOUND", ""))
     assert unknown is not None
     assert unknown.method == ENCODE
-    again = unknown.otherwise(HttpError("TASK_NOT_SUPPORTED", ""))
+    again = unknown.fallback(HttpError("TASK_NOT_SUPPORTED", ""))
     assert again is not None
     assert again.message == asked.message
-    assert question.otherwise(HttpError("QUEUE_FULL", "")) is None
+    assert question.fallback(HttpError("QUEUE_FULL", "")) is None
 
 
 def test_path_of_jinas_classify_is_told_apart_by_the_body() -> None:

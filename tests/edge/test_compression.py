@@ -15,12 +15,12 @@ from shoal.v1 import inference_pb2 as pb
 from libs.errors import InvalidInput
 from services.edge import asgi
 from services.edge.compression import (
-    FREE_BYTES,
+    MIN_RATIO_BYTES,
     MIN_BYTES,
     STEP_BYTES,
-    Inflating,
-    compressed,
-    wanted,
+    Inflater,
+    compress,
+    negotiate_encoding,
 )
 from services.edge.messages.base import Answer, HttpError
 from services.edge.messages.names import Names
@@ -49,7 +49,7 @@ KINDS = pytest.mark.parametrize(
 
 
 def inflated(encoding: str, content: bytes, step: int = 1 << 20) -> bytes:
-    inflating = Inflating(encoding)
+    inflating = Inflater(encoding)
     parts = [
         piece
         for first in range(0, len(content), step)
@@ -95,12 +95,12 @@ def test_body_that_ends_early_or_late_or_is_none(
 @KINDS
 def test_bomb_is_refused_before_it_grows(encoding: str, pack: Callable[[bytes], bytes]) -> None:
     grown: list[int] = []
-    pieces = Inflating(encoding).feed(pack(bytes(100 << 20)))
+    pieces = Inflater(encoding).feed(pack(bytes(100 << 20)))
     with pytest.raises(HttpError) as caught:
         grown.extend(map(len, pieces))
     assert (caught.value.reason, caught.value.status) == ("TOO_LARGE", 413)
-    assert sum(grown) <= FREE_BYTES + STEP_BYTES
-    few = bytes(FREE_BYTES)
+    assert sum(grown) <= MIN_RATIO_BYTES + STEP_BYTES
+    few = bytes(MIN_RATIO_BYTES)
     assert inflated(encoding, pack(few)) == few
 
 
@@ -121,7 +121,7 @@ def test_bomb_is_refused_before_it_grows(encoding: str, pack: Callable[[bytes], 
     ],
 )
 def test_what_clients_accept(accepted: str, encoding: str) -> None:
-    assert wanted(accepted) == encoding
+    assert negotiate_encoding(accepted) == encoding
 
 
 def content(answer: Answer) -> bytes:
@@ -137,7 +137,7 @@ def test_answers_that_shrink_are_compressed(
 ) -> None:
     told = texts(size)
     for body in (told, iter([told]), iter([told[:1], told[1:9000], told[9000:]])):
-        found = compressed(Answer(body, 200, headers=((b"x-a", b"b"),)), encoding)
+        found = compress(Answer(body, 200, headers=((b"x-a", b"b"),)), encoding)
         headers = dict(found.headers)
         assert (headers[b"content-encoding"], headers[b"vary"], headers[b"x-a"]) == (
             encoding.encode(),
@@ -153,11 +153,11 @@ def test_answers_that_do_not_shrink_or_are_small_are_not() -> None:
     noise = np.random.default_rng(7).bytes(50_000)
     for body in (b"{}", texts(MIN_BYTES - 1), noise):
         for given in (body, iter([body])):
-            found = compressed(Answer(given), "gzip")
+            found = compress(Answer(given), "gzip")
             assert content(found) == body
             assert b"content-encoding" not in dict(found.headers)
     answer = Answer(texts(5000))
-    assert compressed(answer, "") is answer
+    assert compress(answer, "") is answer
 
 
 async def test_over_http() -> None:

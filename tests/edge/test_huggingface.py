@@ -137,15 +137,15 @@ def test_one_text_without_parameters_is_flat_only_for_tei() -> None:
 
 
 def test_model_that_no_worker_knows_is_tried_with_each_task() -> None:
-    found: Any = ask(huggingface.by_task).otherwise(HttpError("MODEL_NOT_FOUND", ""))
+    found: Any = ask(huggingface.by_task).fallback(HttpError("MODEL_NOT_FOUND", ""))
     assert found.method == ENCODE
-    assert found.otherwise(HttpError("INVALID_INPUT", "")) is None
-    found = found.otherwise(HttpError("TASK_NOT_SUPPORTED", ""))
+    assert found.fallback(HttpError("INVALID_INPUT", "")) is None
+    found = found.fallback(HttpError("TASK_NOT_SUPPORTED", ""))
     assert found.message.HasField("classify")
-    found = found.otherwise(HttpError("TASK_NOT_SUPPORTED", ""))
+    found = found.fallback(HttpError("TASK_NOT_SUPPORTED", ""))
     assert found.message.HasField("entities")
-    assert found.otherwise(HttpError("TASK_NOT_SUPPORTED", "")) is None
-    assert ask(huggingface.by_task).otherwise(HttpError("QUEUE_FULL", "")) is None
+    assert found.fallback(HttpError("TASK_NOT_SUPPORTED", "")) is None
+    assert ask(huggingface.by_task).fallback(HttpError("QUEUE_FULL", "")) is None
 
 
 @pytest.mark.parametrize(

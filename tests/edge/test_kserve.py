@@ -220,10 +220,10 @@ def test_labels_entities_and_relations() -> None:
 
 def test_model_that_nobody_knows_yet_is_asked_for_vectors() -> None:
     question = ask(tensor("text", "a"))
-    unknown = question.otherwise(HttpError("MODEL_NOT_FOUND", "no"))
+    unknown = question.fallback(HttpError("MODEL_NOT_FOUND", "no"))
     assert unknown is not None
     assert unknown.method is ENCODE
-    assert question.otherwise(HttpError("INTERNAL", "no")) is None
+    assert question.fallback(HttpError("INTERNAL", "no")) is None
     ranker = models_pb2.GetModelResponse(model=card(tasks=[models_pb2.TASK_SCORE]))
     with pytest.raises(HttpError, match="query and documents"):
         question.answer(ranker)

@@ -69,7 +69,7 @@ def test_infinity_reads_plain_documents() -> None:
     raw = ask(raw_scores=True)
     assert isinstance(raw.message, pb.ScoreRequest)
     assert raw.message.scale == pb.SCORE_SCALE_LOGIT
-    assert raw.otherwise(HttpError("INVALID_INPUT", "scale", field="scale")) is None
+    assert raw.fallback(HttpError("INVALID_INPUT", "scale", field="scale")) is None
     assert raw.renamed("scale") == "raw_scores"
 
 
@@ -137,8 +137,8 @@ def test_fields_of_the_router_in_the_callers_names() -> None:
 
 def test_model_without_probabilities_is_asked_for_its_own_scores() -> None:
     question = ask()
-    assert question.otherwise(HttpError("INVALID_INPUT", "", field="documents")) is None
-    again = question.otherwise(HttpError("INVALID_INPUT", "sums of maxima", field="scale"))
+    assert question.fallback(HttpError("INVALID_INPUT", "", field="documents")) is None
+    again = question.fallback(HttpError("INVALID_INPUT", "sums of maxima", field="scale"))
     assert again is not None
     assert again.message.scale == pb.SCORE_SCALE_UNSPECIFIED  # type: ignore[attr-defined]
     found = [

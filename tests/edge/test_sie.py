@@ -22,7 +22,7 @@ from services.edge.messages.base import (
     HttpError,
     MeshCall,
     Received,
-    noting_truncation,
+    with_truncation_header,
 )
 from services.edge.messages.names import Names
 from tests.edge.parts import MODEL, card, dense, ragged, scores, sparse, vectors
@@ -284,7 +284,7 @@ def test_task_that_the_model_does_not_have_is_about_the_model() -> None:
     """gRPC names the task's field, which no HTTP wire has."""
     question = ask(sie.encode, {"items": [{"text": "a"}]})
     for field in ("text", "entities", "classify", "relations", "regions", "structure", "model"):
-        problem = HttpError.of(
+        problem = HttpError.from_error(
             TaskNotSupported(f"org/a has no task {field}", field=field), question
         )
         assert (problem.field, problem.status) == ("model", 400)
@@ -312,7 +312,7 @@ def test_regions() -> None:
         == "regions"
     )
     del body["params"]["options"]["task"]
-    unknown = ask(sie.extract, body, packed=True).otherwise(HttpError("MODEL_NOT_FOUND", ""))
+    unknown = ask(sie.extract, body, packed=True).fallback(HttpError("MODEL_NOT_FOUND", ""))
     assert unknown is not None
     assert unknown.message.regions == wanted  # type: ignore[attr-defined]
 
@@ -386,10 +386,10 @@ def test_stages_are_told_as_browsers_read_them() -> None:
 
 def test_model_that_no_worker_knows_is_asked_all_the_same() -> None:
     question = ask(sie.extract, {"items": [{"text": "a"}], "params": {"labels": ["person"]}})
-    found = question.otherwise(HttpError("MODEL_NOT_FOUND", ""))
+    found = question.fallback(HttpError("MODEL_NOT_FOUND", ""))
     assert found is not None
     assert found.message.WhichOneof("task") == "entities"
-    assert question.otherwise(HttpError("UNAUTHENTICATED", "")) is None
+    assert question.fallback(HttpError("UNAUTHENTICATED", "")) is None
 
 
 def test_extractions() -> None:
@@ -423,17 +423,17 @@ def test_item_with_results_left_out_says_so_and_the_answer_has_a_header() -> Non
     question = extracted({"items": [{"text": "a"}, {"text": "b"}]}, models_pb2.TASK_ENTITIES)
     found = told(question.answer(reply))
     assert ["truncated" in item for item in found["items"]] == [False, True]
-    noted = noting_truncation(question.answer(reply), reply)
+    noted = with_truncation_header(question.answer(reply), reply)
     assert isinstance(noted, Answer)
     assert (b"x-shoal-truncated", b"true") in noted.headers
     whole = pb.ExtractResponse(results=[pb.Extraction()] * 2)
-    assert noting_truncation(question.answer(whole), whole) == question.answer(whole)
+    assert with_truncation_header(question.answer(whole), whole) == question.answer(whole)
 
 
 def test_sparse_vectors_with_weights_left_out_have_the_header() -> None:
     reply = forms(2)
     reply.sparse.truncated = True
-    noted = noting_truncation(Answer(b""), reply)
+    noted = with_truncation_header(Answer(b""), reply)
     assert isinstance(noted, Answer)
     assert noted.headers == ((b"x-shoal-truncated", b"true"),)
 

@@ -159,7 +159,7 @@ def test_base_url_answers_by_task() -> None:
         model=card(tasks=[models_pb2.TASK_CLASSIFY], representations=[])
     )
     assert question.answer(classifier).method == EXTRACT  # type: ignore[union-attr]
-    unknown = question.otherwise(HttpError("MODEL_NOT_FOUND", ""))
+    unknown = question.fallback(HttpError("MODEL_NOT_FOUND", ""))
     assert unknown is not None
     assert unknown.method == ENCODE
     assert ask(huggingface.by_task, {"query": "a", "texts": ["b"]}).method == SCORE

@@ -235,8 +235,8 @@ def test_pooling_gives_vectors_of_tokens() -> None:
 
 def test_pooling_gives_probabilities_of_a_classifier() -> None:
     question = ask(vllm.pooling, input="a")
-    second = question.otherwise(HttpError("TASK_NOT_SUPPORTED", "no vectors"))
-    assert question.otherwise(HttpError("INVALID_INPUT", "else")) is None
+    second = question.fallback(HttpError("TASK_NOT_SUPPORTED", "no vectors"))
+    assert question.fallback(HttpError("INVALID_INPUT", "else")) is None
     assert second is not None
     third = asked(second.answer(extracted(found(good=0.5, bad=0.25, odd=0.125))))
     assert told(third.answer(CARD))["data"] == [

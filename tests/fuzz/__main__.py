@@ -103,7 +103,7 @@ def _run(
         task = progress.add_task("", total=1.0, told="")
         inputs: dict[tuple[str, str], int] = {}
 
-        def tell(row: Row, done: float) -> None:
+        def render(row: Row, done: float) -> None:
             inputs[row.target, row.engine] = row.inputs
             progress.update(
                 task,
@@ -113,7 +113,7 @@ def _run(
                 refresh=True,
             )
 
-        return run(targets, seconds, seed, folder, tell)
+        return run(targets, seconds, seed, folder, render)
 
 
 def _tell(rows: list[Row], seed: int) -> None:

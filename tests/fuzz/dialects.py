@@ -144,10 +144,10 @@ def _try(data: bytes) -> None:
                     step.renamed("items[0].text is wrong"),
                     field=step.renamed("items[0].text"),
                 )
-                otherwise = step.otherwise(problem)
-                if otherwise is None:
+                fallback = step.fallback(problem)
+                if fallback is None:
                     raise problem
-                step = otherwise
+                step = fallback
                 continue
             is_right = random.random() < 0.85
             try:
@@ -171,9 +171,9 @@ def _try_stream(stream: Stream, random: Random) -> None:
     try:
         for _ in range(random.randrange(4)):
             one = pb.ExtractDelta(text=random.choice(texts), restarted=random.random() < 0.2)
-            told += stream.tell(pb.ExtractStreamResponse(deltas=[one]))
+            told += stream.render(pb.ExtractStreamResponse(deltas=[one]))
         results = [_extraction(random) for _ in range(random.random() < 0.9)]
-        told += stream.tell(pb.ExtractStreamResponse(response=pb.ExtractResponse(results=results)))
+        told += stream.render(pb.ExtractStreamResponse(response=pb.ExtractResponse(results=results)))
     except HttpError as problem:
         told += stream.fail(problem)
     except IndexError:

@@ -124,10 +124,10 @@ def run(
         slice_seconds = seconds * _share(target, engine) / shares
         begun = done
 
-        def tell(row: Row, begun: float = begun, length: float = slice_seconds) -> None:
+        def render(row: Row, begun: float = begun, length: float = slice_seconds) -> None:
             progress(row, (begun + min(row.seconds, length)) / seconds)
 
-        rows.append(_Slice(target, engine, slice_seconds, seed, findings, fork).run(tell))
+        rows.append(_Slice(target, engine, slice_seconds, seed, findings, fork).run(render))
         done += slice_seconds
         progress(rows[-1], done / seconds)
     return rows
@@ -168,15 +168,15 @@ class _Slice:
         )
         self._row = Row(target.name, engine, corpus=len(corpus(target.name)))
 
-    def run(self, tell: Callable[[Row], None]) -> Row:
+    def run(self, render: Callable[[Row], None]) -> Row:
         left, starts = self._seconds, 0
         while left > 0.2 and starts < _MAX_STARTS and self._row.count("crash", "hang") < 5:
-            left -= self._start(left, starts, tell)
+            left -= self._start(left, starts, render)
             starts += 1
         self._row.findings = list(_read(self._folder, self._target.name)) or self._row.findings
         return self._row
 
-    def _start(self, seconds: float, number: int, tell: Callable[[Row], None]) -> float:
+    def _start(self, seconds: float, number: int, render: Callable[[Row], None]) -> float:
         """One process; returns how long it was at work."""
         self._folder.mkdir(parents=True, exist_ok=True)
         place = self._folder / f"{self._target.name}.page"
@@ -188,14 +188,14 @@ class _Slice:
             _forked(self._target, *arguments) if self._fork else _spawned(self._target, *arguments)
         )
         try:
-            return self._watch(process, page, before, tell)
+            return self._watch(process, page, before, render)
         finally:
             process.kill()
             self._row.inputs = before + page.count
             place.unlink()
 
     def _watch(
-        self, process: Process, page: Page, before: int, tell: Callable[[Row], None]
+        self, process: Process, page: Page, before: int, render: Callable[[Row], None]
     ) -> float:
         launched = moved = time.monotonic()
         begun, seen, worked = 0.0, 0, self._row.seconds
@@ -208,7 +208,7 @@ class _Slice:
                 before + count,
                 worked + (now - begun if begun else 0.0),
             )
-            tell(self._row)
+            render(self._row)
             if now - moved > (self._target.hang_seconds if seen else _OPEN_SECONDS):
                 process.kill()
                 self._found("hang", f"no answer within {self._target.hang_seconds:g} s", page.input)

@@ -221,7 +221,7 @@ def _embed(received: Received, version: str) -> MeshCall:
     )
     is_plain = version == "1" and not request.embedding_types
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         rows = dense_rows(reply.dense)
         head = b'{"id":' + json_of(received.request_id) + b',"embeddings":'
         tail = b'],"meta":' + json_of(_meta(version, reply.usage)) + b"}"
@@ -247,7 +247,7 @@ def _embed(received: Received, version: str) -> MeshCall:
         return Answer(b"".join(pieces()) if rows.size <= PIECE_NUMBERS else pieces())
 
     renamed = {**fields, "dimensions": "output_dimension", "representations[]": "model"}
-    return MeshCall(ENCODE, message, answer, fields=renamed)
+    return MeshCall(ENCODE, message, convert, fields=renamed)
 
 
 def _kinds(said: list[str] | None) -> list[str]:
@@ -328,19 +328,19 @@ def classify(received: Received) -> MeshCall:
     if not request.examples:
         raise invalid("examples is empty", "examples")
 
-    def answer(reply: models_pb2.GetModelResponse) -> MeshCall:
+    def convert(reply: models_pb2.GetModelResponse) -> MeshCall:
         return (
             plan.by_examples()
             if pb.REPRESENTATION_DENSE in reply.model.card.representations
             else plan.by_labels()
         )
 
-    def otherwise(problem: HttpError) -> MeshCall | None:
+    def fallback(problem: HttpError) -> MeshCall | None:
         """Call an unknown model anyway, which makes a worker load it."""
         return plan.by_examples() if problem.reason == "MODEL_NOT_FOUND" else None
 
     card = models_pb2.GetModelRequest(model=named.model)
-    return MeshCall(GET_MODEL, card, answer, otherwise=otherwise, dialect=COHERE)
+    return MeshCall(GET_MODEL, card, convert, fallback=fallback, dialect=COHERE)
 
 
 class _Classifying:
@@ -367,7 +367,7 @@ class _Classifying:
             for index, example in enumerate(examples)
         ]
 
-        def answer(reply: pb.EncodeResponse) -> MeshCall:
+        def convert(reply: pb.EncodeResponse) -> MeshCall:
             rows = dense_rows(reply.dense)
             own = np.array([self.labels.index(example.label) for example in examples])
             means = np.stack(
@@ -375,16 +375,16 @@ class _Classifying:
             )
             return self._compared(_unit(means), reply.usage.input_tokens)
 
-        def otherwise(problem: HttpError) -> MeshCall | None:
+        def fallback(problem: HttpError) -> MeshCall | None:
             return self.by_labels() if problem.reason == "TASK_NOT_SUPPORTED" else None
 
         fields = item_fields("items", "examples", ".text")
         return MeshCall(
-            ENCODE, self._encode(items), answer, fields=fields, otherwise=otherwise, dialect=COHERE
+            ENCODE, self._encode(items), convert, fields=fields, fallback=fallback, dialect=COHERE
         )
 
     def _compared(self, means: Rows, tokens: int) -> MeshCall:
-        def answer(reply: pb.EncodeResponse) -> Answer:
+        def convert(reply: pb.EncodeResponse) -> Answer:
             shares = np.exp(SHARPNESS * (dense_rows(reply.dense) @ means.T - 1))
             shares /= shares.sum(axis=1, keepdims=True)
             found = [dict(zip(self.labels, row, strict=True)) for row in shares.tolist()]
@@ -393,7 +393,7 @@ class _Classifying:
         return MeshCall(
             ENCODE,
             self._encode(self.texts()),
-            answer,
+            convert,
             fields=item_fields("items", "inputs"),
             dialect=COHERE,
         )
@@ -427,12 +427,12 @@ class _Classifying:
             priority=self.priority,
         )
 
-        def answer(reply: pb.ExtractResponse) -> Answer:
+        def convert(reply: pb.ExtractResponse) -> Answer:
             found = [{one.label: one.score for one in result.labels} for result in reply.results]
             return self._answer(found, reply.usage.input_tokens)
 
         fields = {**item_fields("items", "inputs"), **single_field("classify.labels", "examples")}
-        return MeshCall(EXTRACT, message, answer, fields=fields, dialect=COHERE)
+        return MeshCall(EXTRACT, message, convert, fields=fields, dialect=COHERE)
 
     def _answer(self, found: list[dict[str, float]], tokens: int) -> Answer:
         # Probabilities of exclusive labels sum to 1, those of independent labels do not. The reply

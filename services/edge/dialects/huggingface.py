@@ -133,11 +133,11 @@ def text_classification(received: Received) -> MeshCall:
     if parameters.function_to_apply is not None:
         message.classify.multi_label = parameters.function_to_apply == "sigmoid"
 
-    def answer(reply: pb.ExtractResponse) -> Answer:
+    def convert(reply: pb.ExtractResponse) -> Answer:
         # A single text also gets a list of lists: huggingface_hub takes its first element.
         return _told([_scored(result.labels[:most]) for result in reply.results], reply, message)
 
-    return MeshCall(EXTRACT, message, answer, fields=_renamed(request.inputs), dialect=TEI)
+    return MeshCall(EXTRACT, message, convert, fields=_renamed(request.inputs), dialect=TEI)
 
 
 def zero_shot(received: Received) -> MeshCall:
@@ -162,7 +162,7 @@ def zero_shot(received: Received) -> MeshCall:
     if not labels:
         raise invalid("parameters.candidate_labels is empty", "parameters.candidate_labels")
 
-    def answer(reply: pb.ExtractResponse) -> Answer:
+    def convert(reply: pb.ExtractResponse) -> Answer:
         if isinstance(request.inputs, str):
             return _told(_scored(reply.results[0].labels), reply, message)
         content = [
@@ -180,7 +180,7 @@ def zero_shot(received: Received) -> MeshCall:
         "classify.labels": "parameters.candidate_labels",
         "classify.hypothesis": "parameters.hypothesis_template",
     }
-    return MeshCall(EXTRACT, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(EXTRACT, message, convert, fields=fields, dialect=TEI)
 
 
 def token_classification(received: Received) -> MeshCall:
@@ -206,7 +206,7 @@ def token_classification(received: Received) -> MeshCall:
     ignored = frozenset(parameters.ignore_labels or ())
     name = "entity" if strategy == "none" else "entity_group"
 
-    def answer(reply: pb.ExtractResponse) -> Answer:
+    def convert(reply: pb.ExtractResponse) -> Answer:
         found = [
             [
                 {
@@ -224,7 +224,7 @@ def token_classification(received: Received) -> MeshCall:
         return _told(found[0] if isinstance(request.inputs, str) else found, reply, message)
 
     fields = {**_renamed(request.inputs), "entities.labels": "parameters.labels"}
-    return MeshCall(EXTRACT, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(EXTRACT, message, convert, fields=fields, dialect=TEI)
 
 
 def hosted(received: Received) -> MeshCall:
@@ -256,7 +256,7 @@ def _by_task(
         return token_classification(received)
     named = target_here(received, "embed")
 
-    def answer(reply: models_pb2.GetModelResponse) -> MeshCall:
+    def convert(reply: models_pb2.GetModelResponse) -> MeshCall:
         card = reply.model.card
         if models_pb2.TASK_ENCODE in card.tasks:
             is_sparse = list(card.representations) == [pb.REPRESENTATION_SPARSE]
@@ -265,7 +265,7 @@ def _by_task(
             return token_classification(received)
         return classify(received)
 
-    def otherwise(problem: HttpError) -> MeshCall | None:
+    def fallback(problem: HttpError) -> MeshCall | None:
         """Call an unknown model anyway, which makes a worker load it."""
         return (
             _first_served((tei.embed, classify, token_classification), received)
@@ -274,7 +274,7 @@ def _by_task(
         )
 
     question = models_pb2.GetModelRequest(model=named.model)
-    return MeshCall(GET_MODEL, question, answer, otherwise=otherwise, dialect=TEI)
+    return MeshCall(GET_MODEL, question, convert, fallback=fallback, dialect=TEI)
 
 
 class _Hosted(msgspec.Struct, kw_only=True):
@@ -289,10 +289,10 @@ def _first_served(asks: tuple[Callable[[Received], MeshCall], ...], received: Re
     if len(asks) == 1:
         return question
 
-    def otherwise(problem: HttpError) -> MeshCall | None:
+    def fallback(problem: HttpError) -> MeshCall | None:
         return _first_served(asks[1:], received) if problem.reason == "TASK_NOT_SUPPORTED" else None
 
-    return replace(question, otherwise=otherwise)
+    return replace(question, fallback=fallback)
 
 
 def _extract(received: Received, given: Texts, default: str) -> pb.ExtractRequest:

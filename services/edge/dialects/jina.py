@@ -129,14 +129,14 @@ def _classify(received: Received) -> MeshCall:
     )
     name = request.model or "predict"
 
-    def answer(reply: pb.ExtractResponse) -> Answer:
+    def convert(reply: pb.ExtractResponse) -> Answer:
         tokens = reply.usage.input_tokens
         data = [_entry(index, result) for index, result in enumerate(reply.results)]
         usage = {"total_tokens": tokens, "prompt_tokens": tokens}
         return Answer(json_of({"object": "list", "model": name, "data": data, "usage": usage}))
 
     fields = {**item_fields("items", "input"), "classify.labels": "labels"}
-    return MeshCall(EXTRACT, message, answer, fields=fields)
+    return MeshCall(EXTRACT, message, convert, fields=fields)
 
 
 def _item(given: str | Part, field: str) -> pb.Item:

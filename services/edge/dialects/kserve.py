@@ -210,12 +210,12 @@ def described(received: Received) -> MeshCall:
     """`GET /v2/models/{model}`: describe the model's tensors."""
     name, named = _named(received)
 
-    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+    def convert(reply: models_pb2.GetModelResponse) -> Answer:
         inputs, outputs = _signature(reply.model.card)
         content = {"name": name, "versions": [_LATEST], "platform": NAME}
         return Answer(json_of({**content, "inputs": inputs, "outputs": outputs}))
 
-    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
 
 def ready(received: Received) -> MeshCall:
@@ -224,11 +224,11 @@ def ready(received: Received) -> MeshCall:
     """
     name, named = _named(received)
 
-    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+    def convert(reply: models_pb2.GetModelResponse) -> Answer:
         is_ready = reply.model.state != models_pb2.MODEL_STATE_FAILED
         return Answer(json_of({"name": name, "ready": is_ready}), 200 if is_ready else 503)
 
-    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
 
 def infer(received: Received) -> MeshCall:
@@ -251,15 +251,15 @@ def infer(received: Received) -> MeshCall:
     if tasks:
         return ask.of(tasks)
 
-    def answer(reply: models_pb2.GetModelResponse) -> MeshCall:
+    def convert(reply: models_pb2.GetModelResponse) -> MeshCall:
         return ask.of(set(reply.model.card.tasks))
 
-    def otherwise(problem: HttpError) -> MeshCall | None:
+    def fallback(problem: HttpError) -> MeshCall | None:
         """Call an unknown model anyway, which makes a worker load it."""
         return ask.of(set()) if problem.reason == "MODEL_NOT_FOUND" else None
 
     return MeshCall(
-        GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, otherwise=otherwise
+        GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert, fallback=fallback
     )
 
 
@@ -318,11 +318,11 @@ class _Asking:
             priority=priority_of(options.priority),
         )
 
-        def answer(reply: pb.ScoreResponse) -> Answer:
+        def convert(reply: pb.ScoreResponse) -> Answer:
             scores = np.asarray(decoded(codec.score_result, reply).scores, np.float32)
             return self._told([("scores", scores, [len(scores)])], reply.model_revision)
 
-        return MeshCall(SCORE, message, answer, fields=item_fields("documents", "documents"))
+        return MeshCall(SCORE, message, convert, fields=item_fields("documents", "documents"))
 
     def _encode(self) -> MeshCall:
         options, named = self._options, self._named
@@ -345,13 +345,13 @@ class _Asking:
         if options.normalize is not None:
             message.normalize = options.normalize
 
-        def answer(reply: pb.EncodeResponse) -> Answer:
+        def convert(reply: pb.EncodeResponse) -> Answer:
             return self._told(list(_encoded(reply)), reply.model_revision)
 
         return MeshCall(
             ENCODE,
             message,
-            answer,
+            convert,
             fields={**item_fields("items", field), "dimensions": "parameters.dimensions"},
         )
 
@@ -380,7 +380,7 @@ class _Asking:
                 message.classify.multi_label = options.multi_label
         kind = message.WhichOneof("task")
 
-        def answer(reply: pb.ExtractResponse) -> Answer:
+        def convert(reply: pb.ExtractResponse) -> Answer:
             return self._told(list(_found(kind or "", reply)), reply.model_revision)
 
         names = dict.fromkeys(("entities.labels", "classify.labels", "relations.labels"), "labels")
@@ -389,7 +389,7 @@ class _Asking:
             **names,
             "relations.entity_labels": "entity_labels",
         }
-        return MeshCall(EXTRACT, message, answer, fields=fields)
+        return MeshCall(EXTRACT, message, convert, fields=fields)
 
     def _told(self, tensors: list[Tensor], revision: str) -> Answer:
         """Return the requested tensors in the order of the request."""

@@ -119,23 +119,23 @@ def listed(received: Received) -> MeshCall:
     worker has tried to load.
     """
 
-    def answer(reply: models_pb2.ListModelsResponse) -> Answer:
+    def convert(reply: models_pb2.ListModelsResponse) -> Answer:
         entries = [_entry(model.model, model) for model in reply.models if can_answer(model)]
         entries += _aliased(received.names, {model.model: model for model in reply.models})
         key = "models" if received.client.startswith(_READERS_OF_MODELS) else "data"
         return Answer(json_of({"object": "list", key: entries}))
 
-    return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
+    return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), convert)
 
 
 def one(received: Received) -> MeshCall:
     """`GET /v1/models/{model}`. Raises HttpError MODEL_NOT_FOUND for an invalid name."""
     named = target(received, received.model)
 
-    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+    def convert(reply: models_pb2.GetModelResponse) -> Answer:
         return Answer(json_of(_entry(received.model, reply.model, named)))
 
-    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
 
 def _aliased(names: Names, known: dict[str, models_pb2.Model]) -> list[dict[str, Any]]:

@@ -207,7 +207,7 @@ def embed(received: Received) -> MeshCall:
         adapter=named.adapter,
     )
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         rows = dense_rows(reply.dense)
         timings = reply.timings
         rest = {
@@ -228,7 +228,7 @@ def embed(received: Received) -> MeshCall:
         )
 
     fields = single_field("items", "input") if is_one else item_fields("items", "input")
-    return MeshCall(ENCODE, message, answer, fields=fields)
+    return MeshCall(ENCODE, message, convert, fields=fields)
 
 
 def embeddings(received: Received) -> MeshCall:
@@ -247,16 +247,16 @@ def embeddings(received: Received) -> MeshCall:
         adapter=named.adapter,
     )
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         return Answer(json_of({"embedding": dense_rows(reply.dense)[0]}))
 
-    return MeshCall(ENCODE, message, answer, fields=single_field("items", "prompt"))
+    return MeshCall(ENCODE, message, convert, fields=single_field("items", "prompt"))
 
 
 def tags(received: Received) -> MeshCall:
     """`GET /api/tags`: models that can be served, and aliases, as in `GET /v1/models`."""
 
-    def answer(reply: models_pb2.ListModelsResponse) -> Answer:
+    def convert(reply: models_pb2.ListModelsResponse) -> Answer:
         known = {model.model: model for model in reply.models}
         found = known | {
             name: known.get(alias.model, models_pb2.Model(model=alias.model))
@@ -274,13 +274,13 @@ def tags(received: Received) -> MeshCall:
             )
         )
 
-    return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
+    return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), convert)
 
 
 def resident(received: Received) -> MeshCall:
     """`GET /api/ps`: models that are loaded on a device."""
 
-    def answer(reply: models_pb2.ListModelsResponse) -> Answer:
+    def convert(reply: models_pb2.ListModelsResponse) -> Answer:
         entries = [
             _entry(model.model, model)
             | {
@@ -293,7 +293,7 @@ def resident(received: Received) -> MeshCall:
         ]
         return Answer(json_of({"models": entries}))
 
-    return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
+    return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), convert)
 
 
 def show(received: Received) -> MeshCall:
@@ -301,7 +301,7 @@ def show(received: Received) -> MeshCall:
     request = read(OllamaShowRequest, received)
     named = model_named(received, request.model or request.name or "")
 
-    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+    def convert(reply: models_pb2.GetModelResponse) -> Answer:
         card = reply.model.card
         family = card.family or "unknown"
         info: dict[str, str | int] = {
@@ -321,7 +321,7 @@ def show(received: Received) -> MeshCall:
         }
         return Answer(json_of(content))
 
-    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
 
 def ordered(received: Received) -> MeshCall:
@@ -342,7 +342,7 @@ def pull(received: Received) -> MeshCall:
     named = model_named(received, request.model or request.name or "")
     is_streamed = request.stream is not False
 
-    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+    def convert(reply: models_pb2.GetModelResponse) -> Answer:
         if not can_answer(reply.model):
             raise HttpError(
                 "MODEL_NOT_FOUND",
@@ -352,7 +352,7 @@ def pull(received: Received) -> MeshCall:
         done = json_of({"status": "success"})
         return Answer(done + b"\n", media_type=NDJSON) if is_streamed else Answer(done)
 
-    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
 
 def version(received: Received) -> Answer:

@@ -459,7 +459,7 @@ def _encoder(kind: str, *, is_base64: bool) -> Callable[[Rows], Any]:
 
 
 def _answer(model: str, write: Write) -> Callable[[pb.EncodeResponse], Answer]:
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         if not reply.HasField("dense"):
             raise HttpError(
                 "TASK_NOT_SUPPORTED",
@@ -482,7 +482,7 @@ def _answer(model: str, write: Write) -> Callable[[pb.EncodeResponse], Answer]:
             joined(len(rows), per_piece(rows.shape[1]), b'{"object":"list","data":[', piece, tail)
         )
 
-    return answer
+    return convert
 
 
 def _token_vectors(
@@ -502,7 +502,7 @@ def _token_vectors(
         request.dimensions, "dimensions"
     )  # an alias's dimensions apply to dense vectors
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         items = [quantised(rows, kind) for rows in token_vectors(reply.multi_vector)]
         tokens = reply.usage.input_tokens
 
@@ -522,7 +522,7 @@ def _token_vectors(
         return Answer(b"".join(pieces()) if is_small else pieces())
 
     asked = {**fields, "representations[]": "return_multivector"}
-    return MeshCall(ENCODE, message, answer, fields=asked)
+    return MeshCall(ENCODE, message, convert, fields=asked)
 
 
 ROUTES: Final = tuple(

@@ -157,7 +157,7 @@ def question_of(request: RerankRequest, received: Received) -> MeshCall:
     write = _voyage if request.is_voyage else _infinity if request.is_infinity else _cohere
     is_plain = request.is_voyage or request.is_infinity
 
-    def answer(reply: pb.ScoreResponse, *, squash: bool = False) -> Answer:
+    def convert(reply: pb.ScoreResponse, *, squash: bool = False) -> Answer:
         results = _results(
             reply, texts if request.return_documents else None, squash=squash, plain=is_plain
         )
@@ -165,22 +165,22 @@ def question_of(request: RerankRequest, received: Received) -> MeshCall:
 
     fields = item_fields("documents", "documents")
     if request.raw_scores is True:
-        return MeshCall(SCORE, message, answer, fields={**fields, "scale": "raw_scores"})
-    return probable(message, answer, fields)
+        return MeshCall(SCORE, message, convert, fields={**fields, "scale": "raw_scores"})
+    return probable(message, convert, fields)
 
 
-def probable(message: pb.ScoreRequest, answer: Callable[..., Answer], fields: Fields) -> MeshCall:
+def probable(message: pb.ScoreRequest, convert: Callable[..., Answer], fields: Fields) -> MeshCall:
     """Request probabilities; if the model has none, request its raw scores and squash them."""
 
-    def otherwise(problem: HttpError) -> MeshCall | None:
+    def fallback(problem: HttpError) -> MeshCall | None:
         if problem.field != "scale":
             return None
         own = pb.ScoreRequest()
         own.CopyFrom(message)
         own.scale = pb.SCORE_SCALE_UNSPECIFIED
-        return MeshCall(SCORE, own, lambda reply: answer(reply, squash=True), fields=fields)
+        return MeshCall(SCORE, own, lambda reply: convert(reply, squash=True), fields=fields)
 
-    return MeshCall(SCORE, message, answer, fields=fields, otherwise=otherwise)
+    return MeshCall(SCORE, message, convert, fields=fields, fallback=fallback)
 
 
 def squashed(scores: Any) -> Any:

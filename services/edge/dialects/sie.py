@@ -339,7 +339,7 @@ def encode(received: Received) -> MeshCall:
     if chunking is not None:
         message.chunking.CopyFrom(_chunking(chunking))
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         if chunking is None:
             rows = _encoded(reply, len(request.items), dtype)
         else:
@@ -351,7 +351,7 @@ def encode(received: Received) -> MeshCall:
         items = (_with_id(one, row) for one, row in zip(request.items, rows, strict=True))
         return _written(received, {"model": received.model}, items, reply, _numbers(reply))
 
-    return MeshCall(ENCODE, message, answer, fields=_DOCUMENTS | _CHUNKED)
+    return MeshCall(ENCODE, message, convert, fields=_DOCUMENTS | _CHUNKED)
 
 
 def _chunking(given: ChunkingIn) -> pb.Chunking:
@@ -377,7 +377,7 @@ def score(received: Received) -> MeshCall:
         priority=priority_of(request.priority),
     )
 
-    def answer(reply: pb.ScoreResponse) -> Answer:
+    def convert(reply: pb.ScoreResponse) -> Answer:
         found = decoded(codec.score_result, reply)
         scores = [
             {
@@ -392,7 +392,7 @@ def score(received: Received) -> MeshCall:
     return MeshCall(
         SCORE,
         message,
-        answer,
+        convert,
         fields={"documents": "items", "documents[].parts[].document": "items[].document"},
     )
 
@@ -408,17 +408,17 @@ def extract(received: Received) -> MeshCall:
     _schema(params)
     _items(request.items)
 
-    def answer(reply: models_pb2.GetModelResponse) -> MeshCall:
+    def convert(reply: models_pb2.GetModelResponse) -> MeshCall:
         return _extract(received, request, named, list(reply.model.card.tasks))
 
-    def otherwise(problem: HttpError) -> MeshCall | None:
+    def fallback(problem: HttpError) -> MeshCall | None:
         """No worker knows the model yet: a request makes one look for it."""
         return (
             _extract(received, request, named, []) if problem.reason == "MODEL_NOT_FOUND" else None
         )
 
     return MeshCall(
-        GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, otherwise=otherwise
+        GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert, fallback=fallback
     )
 
 
@@ -437,7 +437,7 @@ def _extract(
     )
     _set_task(message, params, options, tasks)
 
-    def answer(reply: pb.ExtractResponse) -> Answer:
+    def convert(reply: pb.ExtractResponse) -> Answer:
         items = [
             _with_id(one, _extraction(result))
             for one, result in zip(request.items, reply.results, strict=True)
@@ -456,7 +456,7 @@ def _extract(
         "structure": "params.output_schema",
         **_DOCUMENTS,
     }
-    return MeshCall(EXTRACT, message, answer, fields=fields)
+    return MeshCall(EXTRACT, message, convert, fields=fields)
 
 
 def _set_task(

@@ -206,7 +206,7 @@ def embed(received: Received) -> MeshCall:
     message, fields = _encode(received, request, pb.REPRESENTATION_DENSE)
     message.normalize = request.normalize is not False
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         rows = dense_rows(reply.dense)
         body = joined(
             len(rows),
@@ -217,7 +217,7 @@ def embed(received: Received) -> MeshCall:
         )
         return Answer(body, headers=timed(reply.timings, reply.usage, message))
 
-    return MeshCall(ENCODE, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(ENCODE, message, convert, fields=fields, dialect=TEI)
 
 
 def embed_sparse(received: Received) -> MeshCall:
@@ -225,7 +225,7 @@ def embed_sparse(received: Received) -> MeshCall:
     request = read(EmbedRequest, received)
     message, fields = _encode(received, request, pb.REPRESENTATION_SPARSE)
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         matrix = decoded(codec.sparse, reply.sparse)
         rows = [
             [
@@ -236,7 +236,7 @@ def embed_sparse(received: Received) -> MeshCall:
         ]
         return Answer(json_of(rows), headers=timed(reply.timings, reply.usage, message))
 
-    return MeshCall(ENCODE, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(ENCODE, message, convert, fields=fields, dialect=TEI)
 
 
 def embed_all(received: Received) -> MeshCall:
@@ -246,7 +246,7 @@ def embed_all(received: Received) -> MeshCall:
     request = read(EmbedRequest, received)
     message, fields = _encode(received, request, pb.REPRESENTATION_MULTI_VECTOR)
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         ragged = decoded(codec.ragged, reply.multi_vector)
 
         def pieces() -> Iterator[bytes]:
@@ -259,7 +259,7 @@ def embed_all(received: Received) -> MeshCall:
 
         return Answer(pieces(), headers=timed(reply.timings, reply.usage, message))
 
-    return MeshCall(ENCODE, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(ENCODE, message, convert, fields=fields, dialect=TEI)
 
 
 def rerank(received: Received) -> MeshCall:
@@ -275,7 +275,7 @@ def rerank(received: Received) -> MeshCall:
         adapter=named.adapter,
     )
 
-    def answer(reply: pb.ScoreResponse) -> Answer:
+    def convert(reply: pb.ScoreResponse) -> Answer:
         scores = decoded(codec.score_result, reply)
         ranks: list[dict[str, Any]] = [
             {"index": int(index), "score": scores.scores[index]} for index in scores.ranking
@@ -286,7 +286,7 @@ def rerank(received: Received) -> MeshCall:
         return Answer(json_of(ranks), headers=timed(reply.timings, reply.usage, message))
 
     fields = item_fields("documents", "texts")
-    return MeshCall(SCORE, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(SCORE, message, convert, fields=fields, dialect=TEI)
 
 
 def predict(received: Received) -> MeshCall:
@@ -320,7 +320,7 @@ def predict(received: Received) -> MeshCall:
         message.classify.multi_label = function == "sigmoid"
     most = request.parameters.top_k if request.parameters is not None else None
 
-    def answer(reply: pb.ExtractResponse) -> Answer:
+    def convert(reply: pb.ExtractResponse) -> Answer:
         found = [
             [{"score": label.score, "label": label.label} for label in result.labels[:most]]
             for result in reply.results
@@ -331,7 +331,7 @@ def predict(received: Received) -> MeshCall:
         return Answer(json_of(content), headers=timed(reply.timings, reply.usage, message))
 
     fields = item_fields("items", "inputs") if is_batch else single_field("items", "inputs")
-    return MeshCall(EXTRACT, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(EXTRACT, message, convert, fields=fields, dialect=TEI)
 
 
 def similarity(received: Received) -> MeshCall:
@@ -352,7 +352,7 @@ def similarity(received: Received) -> MeshCall:
     if len(texts) < 2:
         raise invalid("inputs.sentences is empty", "inputs.sentences")
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         rows = dense_rows(reply.dense)
         cosines = np.ascontiguousarray(rows[1:] @ rows[0], np.float32)
         return Answer(json_of(cosines), headers=timed(reply.timings, reply.usage, message))
@@ -361,14 +361,14 @@ def similarity(received: Received) -> MeshCall:
         ("items[].text", "items[]"),
         lambda index: "inputs.sentences" if index else "inputs.source_sentence",
     )
-    return MeshCall(ENCODE, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(ENCODE, message, convert, fields=fields, dialect=TEI)
 
 
 def info(received: Received) -> MeshCall:
     """`/info`: describe the model."""
     named = target_here(received, "embed")
 
-    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+    def convert(reply: models_pb2.GetModelResponse) -> Answer:
         card = reply.model.card
         labels = {str(index): label for index, label in enumerate(card.labels)}
         classes = {
@@ -395,7 +395,7 @@ def info(received: Received) -> MeshCall:
         }
         return Answer(json_of(content))
 
-    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, dialect=TEI)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert, dialect=TEI)
 
 
 def embeddings(received: Received) -> MeshCall:
@@ -496,7 +496,7 @@ def _pairs(
         adapter=named.adapter,
     )
 
-    def answer(reply: pb.ScoreResponse) -> Answer:
+    def convert(reply: pb.ScoreResponse) -> Answer:
         scores = decoded(codec.score_result, reply).scores
         found = [[{"score": score, "label": "LABEL_0"}] for score in scores]
         return Answer(
@@ -504,7 +504,7 @@ def _pairs(
             headers=timed(reply.timings, reply.usage, message),
         )
 
-    return MeshCall(SCORE, message, answer, fields=single_field("documents", "inputs"), dialect=TEI)
+    return MeshCall(SCORE, message, convert, fields=single_field("documents", "inputs"), dialect=TEI)
 
 
 def timed(timings: pb.Timings, usage: pb.Usage, message: Request) -> Headers:

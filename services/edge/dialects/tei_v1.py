@@ -109,20 +109,20 @@ def embed(requests: Sequence[Any], received: Received) -> MeshCall:
             raise invalid(f"dimensions is {first.dimensions}; it must be at least 1", "dimensions")
         message.dimensions = first.dimensions
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         rows = np.ascontiguousarray(dense_rows(reply.dense), np.float32)
         told = zip(rows, _shares(requests, reply), strict=True)
         return _replies(
             [tei_pb2.EmbedResponse(embeddings=row.tolist(), metadata=share) for row, share in told]
         )
 
-    return MeshCall(ENCODE, message, answer, fields=_TEXT)
+    return MeshCall(ENCODE, message, convert, fields=_TEXT)
 
 
 def embed_sparse(requests: Sequence[Any], received: Received) -> MeshCall:
     """Convert EmbedSparse. Raises HttpError."""
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         matrix = decoded(codec.sparse, reply.sparse)
         answers = []
         for (columns, weights), share in zip(matrix, _shares(requests, reply), strict=True):
@@ -132,14 +132,14 @@ def embed_sparse(requests: Sequence[Any], received: Received) -> MeshCall:
         return _replies(answers)
 
     return MeshCall(
-        ENCODE, _encode(requests, received, pb.REPRESENTATION_SPARSE), answer, fields=_TEXT
+        ENCODE, _encode(requests, received, pb.REPRESENTATION_SPARSE), convert, fields=_TEXT
     )
 
 
 def embed_all(requests: Sequence[Any], received: Received) -> MeshCall:
     """Convert EmbedAll, for models with a vector per token. Raises HttpError."""
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         ragged = decoded(codec.ragged, reply.multi_vector)
         answers = []
         for index, share in enumerate(_shares(requests, reply)):
@@ -149,7 +149,7 @@ def embed_all(requests: Sequence[Any], received: Received) -> MeshCall:
         return _replies(answers)
 
     return MeshCall(
-        ENCODE, _encode(requests, received, pb.REPRESENTATION_MULTI_VECTOR), answer, fields=_TEXT
+        ENCODE, _encode(requests, received, pb.REPRESENTATION_MULTI_VECTOR), convert, fields=_TEXT
     )
 
 
@@ -176,14 +176,14 @@ def predict_pair(requests: Sequence[Any], received: Received) -> MeshCall:
         adapter=named.adapter,
     )
 
-    def answer(reply: pb.ScoreResponse) -> Answer:
+    def convert(reply: pb.ScoreResponse) -> Answer:
         score = float(decoded(codec.score_result, reply).scores[0])
         prediction = tei_pb2.Prediction(score=score, label="LABEL_0")
         metadata = _metadata(reply, sum(map(len, request.inputs)), reply.usage.input_tokens)
         return _replies([tei_pb2.PredictResponse(predictions=[prediction], metadata=metadata)])
 
     fields = {**single_field("documents", "inputs"), "query.text": "inputs", "query": "inputs"}
-    return MeshCall(SCORE, message, answer, fields=fields)
+    return MeshCall(SCORE, message, convert, fields=fields)
 
 
 def rerank(requests: Sequence[Any], received: Received) -> MeshCall:
@@ -199,7 +199,7 @@ def rerank(requests: Sequence[Any], received: Received) -> MeshCall:
         adapter=named.adapter,
     )
 
-    def answer(reply: pb.ScoreResponse) -> Answer:
+    def convert(reply: pb.ScoreResponse) -> Answer:
         found = decoded(codec.score_result, reply)
         ranks = []
         for index in found.ranking:
@@ -212,7 +212,7 @@ def rerank(requests: Sequence[Any], received: Received) -> MeshCall:
         return _replies([tei_pb2.RerankResponse(ranks=ranks, metadata=metadata)])
 
     fields = item_fields("documents", "texts")
-    return MeshCall(SCORE, message, answer, fields=fields)
+    return MeshCall(SCORE, message, convert, fields=fields)
 
 
 def rerank_stream(requests: Sequence[Any], received: Received) -> MeshCall:
@@ -235,7 +235,7 @@ def info(requests: Sequence[Any], received: Received) -> MeshCall:
     """Convert Info. Raises HttpError."""
     named = _named(received, "embed")
 
-    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+    def convert(reply: models_pb2.GetModelResponse) -> Answer:
         card = reply.model.card
         kind = tei_pb2.MODEL_TYPE_EMBEDDING
         if models_pb2.TASK_ENCODE not in card.tasks:
@@ -256,7 +256,7 @@ def info(requests: Sequence[Any], received: Received) -> MeshCall:
             found.model_sha = card.revision
         return _replies([found])
 
-    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
 
 def tokenize(requests: Sequence[Any], received: Received) -> MeshCall:
@@ -271,7 +271,7 @@ def tokenize(requests: Sequence[Any], received: Received) -> MeshCall:
         return_tokens=first.add_special_tokens,  # names of special tokens
     )
 
-    def answer(reply: pb.TokenizeResponse) -> Answer:
+    def convert(reply: pb.TokenizeResponse) -> Answer:
         found = zip(requests, reply.results, strict=True)
         return _replies(
             [
@@ -284,7 +284,7 @@ def tokenize(requests: Sequence[Any], received: Received) -> MeshCall:
             ]
         )
 
-    return MeshCall(TOKENIZE, message, answer, fields={"texts[]": "inputs", "texts": "inputs"})
+    return MeshCall(TOKENIZE, message, convert, fields={"texts[]": "inputs", "texts": "inputs"})
 
 
 def decode(requests: Sequence[Any], received: Received) -> MeshCall:
@@ -295,13 +295,13 @@ def decode(requests: Sequence[Any], received: Received) -> MeshCall:
         skip_special_tokens=requests[0].skip_special_tokens,
     )
 
-    def answer(reply: pb.DetokenizeResponse) -> Answer:
+    def convert(reply: pb.DetokenizeResponse) -> Answer:
         return _replies([tei_pb2.DecodeResponse(text=text) for text in reply.texts])
 
     return MeshCall(
         DETOKENIZE,
         message,
-        answer,
+        convert,
         fields={
             "sequences[].ids[]": lambda index: f"ids[{index}]",
             "sequences[]": "ids",
@@ -339,14 +339,14 @@ def _labels(texts: Sequence[str], requests: Sequence[Any], received: Received) -
         adapter=named.adapter,
     )
 
-    def answer(reply: pb.ExtractResponse) -> Answer:
+    def convert(reply: pb.ExtractResponse) -> Answer:
         answers = []
         for result, share in zip(reply.results, _shares(requests, reply), strict=True):
             found = [tei_pb2.Prediction(score=one.score, label=one.label) for one in result.labels]
             answers.append(tei_pb2.PredictResponse(predictions=found, metadata=share))
         return _replies(answers)
 
-    return MeshCall(EXTRACT, message, answer, fields=_TEXT)
+    return MeshCall(EXTRACT, message, convert, fields=_TEXT)
 
 
 def _refuse_raw(request: Any) -> None:

@@ -150,13 +150,13 @@ def decode(received: Received) -> MeshCall:
         skip_special_tokens=request.skip_special_tokens is not False,
     )
 
-    def answer(reply: pb.DetokenizeResponse) -> Answer:
+    def convert(reply: pb.DetokenizeResponse) -> Answer:
         return Answer(
             json_of(list(reply.texts)), headers=timed(reply.timings, reply.usage, message)
         )
 
     return MeshCall(
-        DETOKENIZE, message, answer, fields=_sequence_fields("ids", is_batch=is_batch), dialect=TEI
+        DETOKENIZE, message, convert, fields=_sequence_fields("ids", is_batch=is_batch), dialect=TEI
     )
 
 
@@ -180,14 +180,14 @@ def cohere_tokenize(received: Received) -> MeshCall:
     named = named_or_default(received, request.model, "embed")
     message = pb.TokenizeRequest(model=named.model, texts=[request.text], add_special_tokens=False)
 
-    def answer(reply: pb.TokenizeResponse) -> Answer:
+    def convert(reply: pb.TokenizeResponse) -> Answer:
         found = reply.results[0]
         texts = [
             request.text[start:end] for start, end in zip(found.starts, found.ends, strict=True)
         ]
         return Answer(json_of({"tokens": list(found.ids), "token_strings": texts, "meta": _META}))
 
-    return MeshCall(TOKENIZE, message, answer, fields=_text_fields("text", is_batch=False))
+    return MeshCall(TOKENIZE, message, convert, fields=_text_fields("text", is_batch=False))
 
 
 def cohere_detokenize(received: Received) -> MeshCall:
@@ -196,10 +196,10 @@ def cohere_detokenize(received: Received) -> MeshCall:
     named = named_or_default(received, request.model, "embed")
     message = pb.DetokenizeRequest(model=named.model, sequences=[_ids(request.tokens, "tokens")])
 
-    def answer(reply: pb.DetokenizeResponse) -> Answer:
+    def convert(reply: pb.DetokenizeResponse) -> Answer:
         return Answer(json_of({"text": reply.texts[0], "meta": _META}))
 
-    return MeshCall(DETOKENIZE, message, answer, fields=_sequence_fields("tokens", is_batch=False))
+    return MeshCall(DETOKENIZE, message, convert, fields=_sequence_fields("tokens", is_batch=False))
 
 
 def tei_tokens(text: str, found: pb.Tokenization) -> list[dict[str, Any]]:
@@ -245,7 +245,7 @@ def _tei_tokenize(received: Received) -> MeshCall:
         return_tokens=special,  # names of special tokens
     )
 
-    def answer(reply: pb.TokenizeResponse) -> Answer:
+    def convert(reply: pb.TokenizeResponse) -> Answer:
         if len(reply.results) != len(texts):
             raise HttpError(
                 "INTERNAL",
@@ -262,7 +262,7 @@ def _tei_tokenize(received: Received) -> MeshCall:
         return Answer(body, headers=timed(reply.timings, reply.usage, message))
 
     return MeshCall(
-        TOKENIZE, message, answer, fields=_text_fields("inputs", is_batch=is_batch), dialect=TEI
+        TOKENIZE, message, convert, fields=_text_fields("inputs", is_batch=is_batch), dialect=TEI
     )
 
 
@@ -283,7 +283,7 @@ def _vllm_tokenize(received: Received) -> MeshCall:
         return_tokens=bool(request.return_token_strs),
     )
 
-    def answer(reply: pb.TokenizeResponse) -> Answer:
+    def convert(reply: pb.TokenizeResponse) -> Answer:
         found = reply.results[0]
         content = {
             "count": found.count,
@@ -296,7 +296,7 @@ def _vllm_tokenize(received: Received) -> MeshCall:
     return MeshCall(
         TOKENIZE,
         message,
-        answer,
+        convert,
         fields=_text_fields("prompt", is_batch=False),
         dialect=openai.OPENAI,
     )

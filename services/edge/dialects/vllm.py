@@ -219,7 +219,7 @@ def score(received: Received) -> MeshCall:
             priority=priority_of(request.priority),
         )
 
-        def answer(reply: pb.ScoreResponse) -> Answer | MeshCall:
+        def convert(reply: pb.ScoreResponse) -> Answer | MeshCall:
             scores[places] = decoded(codec.score_result, reply).scores
             used = tokens + reply.usage.input_tokens
             if at + 1 < len(groups):
@@ -237,7 +237,7 @@ def score(received: Received) -> MeshCall:
             else single_field("documents", right)
         )
         return MeshCall(
-            SCORE, message, answer, fields={**fields, "query.text": left, "query": left}
+            SCORE, message, convert, fields={**fields, "query.text": left, "query": left}
         )
 
     return ask(0, 0)
@@ -251,7 +251,7 @@ def classify(received: Received) -> MeshCall:
     items, fields = _items(request.input)
     message = _classification(named, items, request)
 
-    def answer(reply: pb.ExtractResponse) -> Answer | MeshCall:
+    def convert(reply: pb.ExtractResponse) -> Answer | MeshCall:
         if request.raw_scores is not msgspec.UNSET:
             rows = [
                 [{"label": one.label, "score": one.score} for one in result.labels]
@@ -260,11 +260,11 @@ def classify(received: Received) -> MeshCall:
             told = _told(received, "classify", request.model, named, rows, reply.usage.input_tokens)
             return Answer(json_of(told | {"object": "classify"}))
         if request.labels:
-            return tell(request.labels, reply)
+            return convert(request.labels, reply)
         known = models_pb2.GetModelRequest(model=named.model)
-        return MeshCall(GET_MODEL, known, lambda model: tell(list(model.model.card.labels), reply))
+        return MeshCall(GET_MODEL, known, lambda model: convert(list(model.model.card.labels), reply))
 
-    def tell(labels: list[str], reply: pb.ExtractResponse) -> Answer:
+    def convert(labels: list[str], reply: pb.ExtractResponse) -> Answer:
         data = []
         for index, result in enumerate(reply.results):
             probs = _probabilities(result, labels)
@@ -276,7 +276,7 @@ def classify(received: Received) -> MeshCall:
             )
         )
 
-    return MeshCall(EXTRACT, message, answer, fields={**fields, "classify.labels": "labels"})
+    return MeshCall(EXTRACT, message, convert, fields={**fields, "classify.labels": "labels"})
 
 
 def pooling(received: Received) -> MeshCall:
@@ -349,7 +349,7 @@ class _Pooling:
         if normalize is not None:
             message.normalize = normalize
 
-        def otherwise(problem: HttpError) -> MeshCall | None:
+        def fallback(problem: HttpError) -> MeshCall | None:
             """Classify instead, since a classifier has no vectors."""
             return (
                 self.labels()
@@ -357,25 +357,25 @@ class _Pooling:
                 else None
             )
 
-        return MeshCall(ENCODE, message, self._encoded, fields=self._fields, otherwise=otherwise)
+        return MeshCall(ENCODE, message, self._encoded, fields=self._fields, fallback=fallback)
 
     def labels(self) -> MeshCall:
         request, named = self._request, self._named
         message = _classification(named, self._items, request)
 
-        def answer(reply: pb.ExtractResponse) -> MeshCall:
+        def convert(reply: pb.ExtractResponse) -> MeshCall:
             known = models_pb2.GetModelRequest(model=named.model)
             return MeshCall(
-                GET_MODEL, known, lambda model: tell(list(model.model.card.labels), reply)
+                GET_MODEL, known, lambda model: convert(list(model.model.card.labels), reply)
             )
 
-        def tell(labels: list[str], reply: pb.ExtractResponse) -> Answer:
+        def convert(labels: list[str], reply: pb.ExtractResponse) -> Answer:
             rows = [
                 np.array(_probabilities(result, labels), np.float32) for result in reply.results
             ]
             return self._told(rows, max(map(len, rows), default=1), reply.usage.input_tokens)
 
-        return MeshCall(EXTRACT, message, answer, fields=self._fields)
+        return MeshCall(EXTRACT, message, convert, fields=self._fields)
 
     def _encoded(self, reply: pb.EncodeResponse) -> Answer:
         if reply.HasField("dense"):

@@ -15,17 +15,17 @@ from typing import Final
 
 from services.edge.messages.base import HttpError
 
-ADDRESS_SHARE: Final = 4
+ADDRESS_FACTOR: Final = 4
 """The free memory times this factor is an address's limit: four fifths of an otherwise unused
 budget.
 """
 UNIDENTIFIED_BYTES: Final = 24 << 20
 """The maximum that all unidentified callers may hold together."""
-UNIDENTIFIED_SHARE: Final = 8
+UNIDENTIFIED_DIVISOR: Final = 8
 """Unidentified callers may hold at most an eighth of a small budget."""
-FREE_SHARE: Final = 3
+IDENTIFY_DIVISOR: Final = 3
 """Above a third of that allowance, even small requests are identified first."""
-ONE_BYTES: Final = 256 << 10
+UNIDENTIFIED_REQUEST_BYTES: Final = 256 << 10
 """The maximum that one request may hold before its caller is identified, including decoded objects.
 """
 _NETWORK_BITS: Final = 64
@@ -61,7 +61,7 @@ class Budget:
         self.held_bytes = 0
         self.unidentified_bytes = 0
         self.limit_bytes = limit_bytes
-        self.unidentified_limit = min(UNIDENTIFIED_BYTES, limit_bytes // UNIDENTIFIED_SHARE)
+        self.unidentified_limit = min(UNIDENTIFIED_BYTES, limit_bytes // UNIDENTIFIED_DIVISOR)
         # The state: tenants and addresses of the requests in flight.
         self._tenants: dict[str, _Holder] = {}
         self._addresses: dict[str, _Holder] = {}
@@ -88,7 +88,7 @@ class Reservation:
     def __init__(self, budget: Budget, network: str) -> None:
         self._budget = budget
         self._network = network
-        self._of_address = _joined(budget._addresses, network)
+        self._of_address = _acquire_holder(budget._addresses, network)
         self._of_tenant: _Holder | None = None
         self.tenant: str | None = None
         self.bytes = 0
@@ -108,8 +108,8 @@ class Reservation:
             return False
         budget = self._budget
         return (
-            self.bytes + size > ONE_BYTES
-            or budget.unidentified_bytes + size > budget.unidentified_limit // FREE_SHARE
+            self.bytes + size > UNIDENTIFIED_REQUEST_BYTES
+            or budget.unidentified_bytes + size > budget.unidentified_limit // IDENTIFY_DIVISOR
         )
 
     def identify(self, tenant: str) -> None:
@@ -118,7 +118,7 @@ class Reservation:
         """
         size = self.bytes
         self._add(-size)
-        self.tenant, self._of_tenant = tenant, _joined(self._budget._tenants, tenant)
+        self.tenant, self._of_tenant = tenant, _acquire_holder(self._budget._tenants, tenant)
         self.take(size)
 
     def give(self, size: int) -> None:
@@ -128,9 +128,9 @@ class Reservation:
     def release(self) -> None:
         """Release everything when the request ends."""
         self._add(-self.bytes)
-        _left(self._budget._addresses, self._network, self._of_address)
+        _release_holder(self._budget._addresses, self._network, self._of_address)
         if self.tenant is not None and self._of_tenant is not None:
-            _left(self._budget._tenants, self.tenant, self._of_tenant)
+            _release_holder(self._budget._tenants, self.tenant, self._of_tenant)
 
     def _check(self, size: int) -> None:
         budget, address = self._budget, self._of_address
@@ -139,7 +139,7 @@ class Reservation:
             raise _full(
                 "requests in flight use all memory for bodies and answers: try again later"
             )
-        if address.bytes + size > free * ADDRESS_SHARE:
+        if address.bytes + size > free * ADDRESS_FACTOR:
             raise _full(
                 "requests in flight from this address use the memory limit of one address: send fewer at "
                 "a time"
@@ -171,7 +171,7 @@ class Reservation:
             address.unidentified_bytes += size
 
 
-def _joined(holders: dict[str, _Holder], name: str) -> _Holder:
+def _acquire_holder(holders: dict[str, _Holder], name: str) -> _Holder:
     holder = holders.get(name)
     if holder is None:
         holder = holders[name] = _Holder()
@@ -179,7 +179,7 @@ def _joined(holders: dict[str, _Holder], name: str) -> _Holder:
     return holder
 
 
-def _left(holders: dict[str, _Holder], name: str, holder: _Holder) -> None:
+def _release_holder(holders: dict[str, _Holder], name: str, holder: _Holder) -> None:
     holder.requests -= 1
     if not holder.requests:
         del holders[name]

@@ -17,14 +17,14 @@ from shoal.errors import ShoalError
 from shoal.transport.wire import Metadata
 
 from libs.serving.calls.call import REQUEST_ID_HEADER, new_request_id
-from services.edge.intake.budget import ADDRESS_SHARE, network_of
+from services.edge.intake.budget import ADDRESS_FACTOR, network_of
 from services.edge.messages.base import HttpError
 
 FRESH_SECONDS: Final = 5.0
 """How long a result is used without a refresh. It only decides who pays for memory: the router
 authenticates the request itself again.
 """
-KEPT_SECONDS: Final = 60.0
+MAX_STALE_SECONDS: Final = 60.0
 """How long a result is used while it is refreshed, so that a burst does not wait for each refresh.
 """
 REFUSED_SECONDS: Final = 1.0
@@ -77,7 +77,7 @@ class Callers:
     def knows(self, metadata: Metadata) -> bool:
         """Return whether `tenant` needs no router for this caller."""
         known = self._known.get(_digest(metadata))
-        return known is not None and self._clock() - known.at < KEPT_SECONDS
+        return known is not None and self._clock() - known.at < MAX_STALE_SECONDS
 
     async def tenant(
         self, metadata: Metadata, address: str = "", *, is_accepted: bool = False
@@ -96,17 +96,17 @@ class Callers:
         """
         key = _digest(metadata)
         known = self._known.get(key) or self._refused.get(key)
-        age = self._clock() - known.at if known is not None else KEPT_SECONDS
-        if known is None or age >= (REFUSED_SECONDS if known.refusal is not None else KEPT_SECONDS):
+        age = self._clock() - known.at if known is not None else MAX_STALE_SECONDS
+        if known is None or age >= (REFUSED_SECONDS if known.refusal is not None else MAX_STALE_SECONDS):
             # Other requests may wait for the same lookup, so it continues if this one is cancelled.
             known = await asyncio.shield(
-                self._question(key, metadata, network_of(address), is_accepted)
+                self._start_lookup(key, metadata, network_of(address), is_accepted)
             )
         elif age >= FRESH_SECONDS:
             with suppress(
                 HttpError
             ):  # The known result is valid until the caller can be looked up again.
-                self._question(key, metadata, network_of(address), is_accepted)
+                self._start_lookup(key, metadata, network_of(address), is_accepted)
         if known.refusal is not None:
             refusal = known.refusal
             raise HttpError(
@@ -117,7 +117,7 @@ class Callers:
             )
         return known.tenant
 
-    def _question(
+    def _start_lookup(
         self, key: bytes, metadata: Metadata, network: str, is_accepted: bool
     ) -> asyncio.Task[_Known]:
         task = self._asking.get(key)
@@ -125,7 +125,7 @@ class Callers:
             if not is_accepted:
                 self._check_lookups(network)
             self._networks[network] += 1
-            task = self._asking[key] = asyncio.create_task(self._answer(key, metadata, network))
+            task = self._asking[key] = asyncio.create_task(self._look_up(key, metadata, network))
         return task
 
     def _check_lookups(self, network: str) -> None:
@@ -139,13 +139,13 @@ class Callers:
                 "too many callers are being identified at once: try again later",
                 retry_after=1.0,
             )
-        if self._networks[network] >= free * ADDRESS_SHARE:
+        if self._networks[network] >= free * ADDRESS_FACTOR:
             message = (
                 "too many callers from this address are being identified at once: try again later"
             )
             raise HttpError("QUEUE_FULL", message, retry_after=1.0)
 
-    async def _answer(self, key: bytes, metadata: Metadata, network: str) -> _Known:
+    async def _look_up(self, key: bytes, metadata: Metadata, network: str) -> _Known:
         named = (
             *(pair for pair in metadata if pair[0] != REQUEST_ID_HEADER),
             (REQUEST_ID_HEADER, new_request_id()),

@@ -77,11 +77,11 @@ class Count:
         return self.objects * OBJECT_BYTES + self.values * VALUE_BYTES
 
 
-def counted(body: bytes, *, is_msgpack: bool) -> Count:
+def count_objects(body: bytes, *, is_msgpack: bool) -> Count:
     """Return an upper bound of what decoding the body creates. Raises HttpError TOO_LARGE above
     MAX_OBJECTS or MAX_VALUES, INVALID_INPUT above MAX_DEPTH.
     """
-    count = _msgpack(body) if is_msgpack else _json(body)
+    count = _count_msgpack(body) if is_msgpack else _count_json(body)
     _check(count)
     return count
 
@@ -100,16 +100,16 @@ def _check(count: Count) -> None:
             )
 
 
-def _json(body: bytes) -> Count:
-    quotes, commas, opens = _bytes_of(body)
+def _count_json(body: bytes) -> Count:
+    quotes, commas, opens = _count_bytes(body)
     count = Count(quotes // 2 + opens, commas + opens)
     is_loose = len(body) > MIN_EXACT_BYTES and count.bytes > MAX_LOOSE_FACTOR * len(body)
     if is_loose or count.objects > MAX_OBJECTS or count.values > MAX_VALUES or opens > MAX_DEPTH:
-        return _exact(body)
+        return _count_exactly(body)
     return count
 
 
-def _bytes_of(body: bytes) -> tuple[int, int, int]:
+def _count_bytes(body: bytes) -> tuple[int, int, int]:
     """Return the numbers of quotes, commas, and opening brackets of both kinds, inside texts or
     not.
     """
@@ -128,7 +128,7 @@ def _bytes_of(body: bytes) -> tuple[int, int, int]:
     return quotes, commas, opens
 
 
-def _exact(body: bytes) -> Count:
+def _count_exactly(body: bytes) -> Count:
     """Count without the contents of texts until a limit is exceeded. If the count goes wrong
     because the body is not JSON, the decoder stops at the same place.
     """
@@ -215,7 +215,7 @@ _EXTENSIONS: Final = (0xC7, 0xC8, 0xC9)
 _MAPS, _LISTS = (0xDE, 0xDF), (0xDC, 0xDD)
 
 
-def _msgpack(body: bytes) -> Count:
+def _count_msgpack(body: bytes) -> Count:
     """Walk the body until a limit is exceeded. At bytes that are not MessagePack the decoder stops
     too.
     """
@@ -242,7 +242,7 @@ def _msgpack(body: bytes) -> Count:
             if byte < 0xA0:  # an empty map or list
                 deepest = max(deepest, len(left))
             continue
-        entries, position = _begun(body, position, byte)
+        entries, position = _read_header(body, position, byte)
         if entries < 0:
             continue
         left.append(missing)
@@ -255,7 +255,7 @@ def _msgpack(body: bytes) -> Count:
     return Count(values - scalars, values, deepest)
 
 
-def _begun(body: bytes, position: int, byte: int) -> tuple[int, int]:
+def _read_header(body: bytes, position: int, byte: int) -> tuple[int, int]:
     """Return a container's number of values (-1 for a text) and where they begin or the text ends.
     """
     if byte <= 0x9F:

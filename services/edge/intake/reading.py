@@ -14,21 +14,21 @@ from typing import Any, Final
 
 from shoal.transport.wire import Metadata
 
-from services.edge.compression import Inflating
+from services.edge.compression import Inflater
 from services.edge.intake.budget import Budget, Reservation
 from services.edge.intake.callers import Callers
-from services.edge.intake.counting import counted
+from services.edge.intake.counting import count_objects
 from services.edge.messages.base import HttpError
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
-FREE_BYTES: Final = 64 * 1024
+UNIDENTIFIED_BODY_BYTES: Final = 64 * 1024
 """Bytes of a body that are read or inflated before a router has identified the caller, in addition
 to one socket read. It is also the size from which a body is processed in a thread: for smaller ones
 the switch takes longer than decoding.
 """
 
-SMALL_BYTES: Final = 16 * 1024
+UNCOUNTED_BODY_BYTES: Final = 16 * 1024
 """Bytes of a body that may wait, uncounted, for the caller's identification: 4 MiB over all pending
 lookups.
 """
@@ -74,7 +74,7 @@ class Payer:
         try:
             self._reservation.take(size)
         except HttpError:
-            if self._reservation.tenant is not None or size > SMALL_BYTES:
+            if self._reservation.tenant is not None or size > UNCOUNTED_BODY_BYTES:
                 raise
             self._owed = size
 
@@ -83,7 +83,7 @@ class Payer:
         or one that holds too much.
         """
         if (
-            size <= SMALL_BYTES
+            size <= UNCOUNTED_BODY_BYTES
             or not self._reservation.must_identify(size)
             or self._callers.knows(self._metadata)
         ):
@@ -179,12 +179,12 @@ class Intake:
         """
         limit = limit or self._bounds.body_bytes
         encoding = headers.get("content-encoding", "identity").strip().lower()
-        inflating = Inflating(encoding) if encoding not in ("", "identity") else None
+        inflating = Inflater(encoding) if encoding not in ("", "identity") else None
         length = headers.get("content-length", "")
         if length.isascii() and length.isdigit() and len(length) < 20:
             if int(length) > limit:
                 raise _too_large(limit)
-            if int(length) > FREE_BYTES:
+            if int(length) > UNIDENTIFIED_BODY_BYTES:
                 # Check before the first read, which sends 100 Continue to a client that waits for
                 # it.
                 await payer.identify()
@@ -212,10 +212,10 @@ class Intake:
         is_slow = is_msgpack and len(body) > MAX_WALKED_BYTES
         if is_slow:
             await payer.identify()
-        if is_slow or len(body) > FREE_BYTES:
-            count = await asyncio.to_thread(counted, body, is_msgpack=is_msgpack)
+        if is_slow or len(body) > UNIDENTIFIED_BODY_BYTES:
+            count = await asyncio.to_thread(count_objects, body, is_msgpack=is_msgpack)
         else:
-            count = counted(body, is_msgpack=is_msgpack)
+            count = count_objects(body, is_msgpack=is_msgpack)
         if not payer.try_reserve(count.bytes):
             await payer.reserve(count.bytes)
 
@@ -224,7 +224,7 @@ class _Reading:
     """The state of reading one body."""
 
     def __init__(
-        self, receive: Receive, payer: Payer, inflating: Inflating | None, limit: int
+        self, receive: Receive, payer: Payer, inflating: Inflater | None, limit: int
     ) -> None:
         self._receive = receive
         self._payer = payer
@@ -264,10 +264,10 @@ class _Reading:
                     self._inflating.end()
                 return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
 
-    async def _inflate(self, inflating: Inflating, part: bytes) -> None:
+    async def _inflate(self, inflating: Inflater, part: bytes) -> None:
         """Inflate and keep a compressed part of the body. Raises HttpError."""
         self._arrived += len(part)
-        if self._arrived > FREE_BYTES:
+        if self._arrived > UNIDENTIFIED_BODY_BYTES:
             await self._payer.identify()
         for piece in inflating.feed(part):
             await self._keep(piece)
@@ -280,7 +280,7 @@ class _Reading:
         if not self._payer.try_reserve(len(piece)):
             await self._payer.take(len(piece))
         self._parts.append(piece)
-        if self._size > FREE_BYTES:
+        if self._size > UNIDENTIFIED_BODY_BYTES:
             await self._payer.identify()
 
 

@@ -126,7 +126,7 @@ class HttpError(Exception):
         """The dialect of the error if only the body determines it; otherwise the route's."""
 
     @staticmethod
-    def of(error: ShoalError, question: MeshCall | Stream) -> HttpError:
+    def from_error(error: ShoalError, question: MeshCall | Stream) -> HttpError:
         """Return the error of a failed router call, in the names of the call's dialect."""
         status = STATUS.get(error.reason) or _OF_CODE.get(error.code, 500)
         message = question.renamed(error.message)
@@ -192,7 +192,7 @@ class Answer:
     headers: Headers = ()
 
 
-def noting_truncation(step: Answer | MeshCall, reply: Message) -> Answer | MeshCall:
+def with_truncation_header(step: Answer | MeshCall, reply: Message) -> Answer | MeshCall:
     """Return the answer with the header `x-shoal-truncated: true` if the reply lacks results that
     were found.
     """
@@ -213,16 +213,16 @@ class MeshCall:
     """A call of the mesh.
 
     Attributes:
-        answer: Converts the reply to a response, or to the next call.
+        convert: Converts the reply to a response, or to the next call.
         fields: The caller's names of Shoal's fields.
         otherwise: Returns the call to make after a failure, or None.
     """
 
     method: Method[Any, Any]
     message: Message
-    answer: Callable[[Any], Answer | MeshCall]
+    convert: Callable[[Any], Answer | MeshCall]
     fields: Fields = dataclasses.field(default_factory=dict)
-    otherwise: Callable[[HttpError], MeshCall | None] = lambda problem: None
+    fallback: Callable[[HttpError], MeshCall | None] = lambda problem: None
     dialect: Dialect | None = None
     """The dialect of errors if only the body determines it; otherwise the route's."""
 
@@ -237,7 +237,7 @@ class Stream:
     the status.
 
     Attributes:
-        tell: Converts a reply to bytes, which may be empty. Raises HttpError, which ends the
+        render: Converts a reply to bytes, which may be empty. Raises HttpError, which ends the
             stream.
         is_last: Returns whether a reply is the last one.
         fail: Returns the bytes that end a stream after an error.
@@ -246,7 +246,7 @@ class Stream:
 
     method: Method[Any, Any]
     message: Message
-    tell: Callable[[Any], bytes]
+    render: Callable[[Any], bytes]
     is_last: Callable[[Any], bool]
     fail: Callable[[HttpError], bytes]
     media_type: bytes
@@ -294,7 +294,7 @@ class Dialect:
     error: Callable[[HttpError], Answer]
 
 
-Asked = Callable[[Received], "MeshCall | Stream | Answer"]
+Handler = Callable[[Received], "MeshCall | Stream | Answer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,11 +312,11 @@ class Route:
     method: str
     path: str
     dialect: Dialect
-    ask: Asked
+    ask: Handler
     summary: str
     body: Any = None
     answer: Any = None
-    along: bytes = b""
+    stream_media_type: bytes = b""
     decoded: Callable[[Received], bytes] = lambda received: received.body
     """Returns the part of a body that is decoded as JSON or MessagePack."""
 

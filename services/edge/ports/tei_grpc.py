@@ -247,8 +247,8 @@ class TeiServer:
                     step.method, body, seconds=seconds, metadata=call.metadata
                 )
             except ShoalError as error:
-                raise HttpError.of(error, step) from None
-            step = step.answer(reply)
+                raise HttpError.from_error(error, step) from None
+            step = step.convert(reply)
         return list(step.body)
 
     async def _answered(self, call: _Call, work: Callable[[], Awaitable[T]]) -> T:

@@ -18,14 +18,14 @@ from services.edge.intake import counting, reading
 from services.edge.intake.budget import Budget, Reservation, network_of
 from services.edge.intake.callers import (
     FRESH_SECONDS,
-    KEPT_SECONDS,
+    MAX_STALE_SECONDS,
     MAX_CALLERS,
     MAX_LOOKUPS,
     MAX_REFUSED_CALLERS,
     REFUSED_SECONDS,
     Callers,
 )
-from services.edge.intake.counting import MAX_DEPTH, MAX_OBJECTS, MAX_VALUES, Count, counted
+from services.edge.intake.counting import MAX_DEPTH, MAX_OBJECTS, MAX_VALUES, Count, count_objects
 from services.edge.intake.reading import MAX_WALKED_BYTES, Intake, Payer
 from services.edge.messages import limits
 from services.edge.messages.base import HttpError
@@ -73,26 +73,26 @@ def test_exact_counts_are_those_of_the_decoded_value(
         body = json.dumps(
             content, ensure_ascii=random.random() < 0.5, indent=random.choice((None, 1))
         ).encode()
-        exact, fast = counting._exact(body), counted(body, is_msgpack=False)
+        exact, fast = counting._count_exactly(body), count_objects(body, is_msgpack=False)
         assert (exact.objects, exact.depth) == (expected.objects, expected.depth), content
         assert exact.values >= expected.values
         assert fast.objects >= expected.objects
         assert fast.values >= expected.values
-        walked = counted(msgspec.msgpack.encode(content), is_msgpack=True)
+        walked = count_objects(msgspec.msgpack.encode(content), is_msgpack=True)
         assert (walked.objects, walked.depth) == (expected.objects, expected.depth), content
         assert walked.values >= expected.values
 
 
 def test_brackets_commas_and_quotes_within_texts_are_not_counted() -> None:
     text = '[{",' * MAX_OBJECTS
-    count = counted(json.dumps([text, "\\" * 99_999, text]).encode(), is_msgpack=False)
+    count = count_objects(json.dumps([text, "\\" * 99_999, text]).encode(), is_msgpack=False)
     assert (count.objects, count.depth) == (4, 1)
 
 
 def test_source_code_is_charged_by_its_exact_count() -> None:
     code = 'if (names["key"] == "a") { list[0] = {"b": [1, 2]}; }\n' * 20_000
     body = json.dumps({"model": "org/model", "input": code}).encode()
-    assert counted(body, is_msgpack=False).bytes < 4 * 1024
+    assert count_objects(body, is_msgpack=False).bytes < 4 * 1024
 
 
 @pytest.mark.parametrize("is_msgpack", [False, True])
@@ -100,7 +100,7 @@ def test_limits_of_a_body_are_exact(is_msgpack: bool) -> None:
     def refusal(content: Any) -> str:
         body = msgspec.msgpack.encode(content) if is_msgpack else msgspec.json.encode(content)
         with pytest.raises(HttpError) as raised:
-            counted(body, is_msgpack=is_msgpack)
+            count_objects(body, is_msgpack=is_msgpack)
         return f"{raised.value.reason}: {raised.value.message}"
 
     def nested(depth: int) -> Any:
@@ -111,7 +111,7 @@ def test_limits_of_a_body_are_exact(is_msgpack: bool) -> None:
 
     encode = msgspec.msgpack.encode if is_msgpack else msgspec.json.encode
     for content in (["a"] * (MAX_OBJECTS - 1), [300] * (MAX_VALUES - 1), nested(MAX_DEPTH)):
-        counted(encode(content), is_msgpack=is_msgpack)
+        count_objects(encode(content), is_msgpack=is_msgpack)
     assert "TOO_LARGE: the body has more than 200,000 texts" in refusal(["a"] * (MAX_OBJECTS + 1))
     assert "TOO_LARGE: the body has more than 200,000 texts" in refusal([{}] * (MAX_OBJECTS + 1))
     assert "TOO_LARGE: the body has more than 1,000,000 values" in refusal([300] * (MAX_VALUES + 1))
@@ -120,7 +120,7 @@ def test_limits_of_a_body_are_exact(is_msgpack: bool) -> None:
 
 def test_list_of_msgpack_is_refused_by_its_announced_length() -> None:
     with pytest.raises(HttpError, match="values"):
-        counted(b"\xdd\xff\xff\xff\xff", is_msgpack=True)
+        count_objects(b"\xdd\xff\xff\xff\xff", is_msgpack=True)
 
 
 def test_bytes_that_are_neither_are_left_to_the_decoder() -> None:
@@ -129,7 +129,7 @@ def test_bytes_that_are_neither_are_left_to_the_decoder() -> None:
         body = random.randbytes(random.randrange(200))
         for is_msgpack in (False, True):
             with suppress(HttpError):
-                counted(body, is_msgpack=is_msgpack)
+                count_objects(body, is_msgpack=is_msgpack)
 
 
 def test_lists_are_bounded_as_by_the_router() -> None:
@@ -319,7 +319,7 @@ async def test_what_is_known_is_asked_again_while_it_is_still_taken() -> None:
     await until(lambda: not callers._asking)
     assert len(router.asked) == 2
     assert await callers.tenant(caller("a")) == "a", "that no router answers is no refusal"
-    clock.seconds += KEPT_SECONDS
+    clock.seconds += MAX_STALE_SECONDS
     with pytest.raises(HttpError) as raised:
         await callers.tenant(caller("a"))
     assert raised.value.status == 503
@@ -458,7 +458,7 @@ async def test_msgpack_is_walked_after_its_caller_is_identified(
 
     def count(body: bytes, *, is_msgpack: bool) -> Count:
         walked.append(threading.get_ident())
-        return counted(body, is_msgpack=is_msgpack)
+        return count_objects(body, is_msgpack=is_msgpack)
 
     monkeypatch.setattr(reading, "counted", count)
     setting.router.error = Unauthenticated("unknown token")

@@ -172,5 +172,5 @@ def test_names_that_a_caller_makes_up_are_no_patterns(name: str) -> None:
     "text", ["a" * MIB, "a.a" * MIB, "items[1]" * MIB, "items[0]." * MIB, "a[1][1]" * MIB]
 )
 def test_long_messages_are_cut_off(text: str) -> None:
-    problem = HttpError.of(ShoalError(text), question(item_fields("items", "input")))
+    problem = HttpError.from_error(ShoalError(text), question(item_fields("items", "input")))
     assert len(problem.message) <= MAX_MESSAGE_CHARACTERS + 1

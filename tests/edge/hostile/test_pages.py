@@ -263,10 +263,10 @@ async def test_routers_that_begin_to_ask_for_credentials_are_noticed(
     monkeypatch.setattr(app, "GUARD_SECONDS", 0.0)
     answers = [True, True, False]
 
-    async def lets_everybody_in(self: Any) -> bool:
+    async def accepts_anonymous(self: Any) -> bool:
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    monkeypatch.setattr(Routers, "lets_everybody_in", lets_everybody_in)
+    monkeypatch.setattr(Routers, "lets_everybody_in", accepts_anonymous)
     async with edge(Script()) as http:
 
         async def is_let_through() -> bool:

@@ -249,7 +249,7 @@ def chat(received: Received) -> MeshCall | Stream:
     if request.stream:
         usage = bool(request.stream_options and request.stream_options.include_usage)
         events = _Events(head, asked.choices.count, with_usage=usage)
-        return Stream(EXTRACT_STREAM, message, events.tell, is_last, failed, EVENTS, asked.fields())
+        return Stream(EXTRACT_STREAM, message, events.render, is_last, failed, EVENTS, asked.fields())
     return MeshCall(EXTRACT, message, lambda reply: _answer(head, reply), fields=asked.fields())
 
 
@@ -540,7 +540,7 @@ class _Events:
         self._alongs = [Along() for _ in range(count)]
         self._has_begun = [False] * count
 
-    def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
+    def render(self, reply: pb.ExtractStreamResponse) -> bytes:
         """Return the events of a reply. Raises HttpError."""
         if not reply.HasField("response"):
             deltas: dict[int, list[pb.ExtractDelta]] = {}

@@ -152,7 +152,7 @@ def complete(received: Received) -> MeshCall | Stream:
     if request.stream:
         usage = bool(request.stream_options and request.stream_options.include_usage)
         events = _Events(head, len(items), with_usage=usage)
-        return Stream(EXTRACT_STREAM, message, events.tell, is_last, failed, EVENTS, fields)
+        return Stream(EXTRACT_STREAM, message, events.render, is_last, failed, EVENTS, fields)
     return MeshCall(EXTRACT, message, lambda reply: _answer(head, reply), fields=fields)
 
 
@@ -209,7 +209,7 @@ class _Events:
         self._head, self._with_usage = head | ({"usage": None} if with_usage else {}), with_usage
         self._alongs = [Along() for _ in range(count)]
 
-    def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
+    def render(self, reply: pb.ExtractStreamResponse) -> bytes:
         """Return the events of a reply. Raises HttpError."""
         if not reply.HasField("response"):
             said = ((delta.item, self._alongs[delta.item].more([delta])) for delta in reply.deltas)

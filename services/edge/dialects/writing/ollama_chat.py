@@ -243,7 +243,7 @@ def _step(
             fields=asked.fields(),
         )
     return Stream(
-        EXTRACT_STREAM, asked.request(), lines.tell, is_last, _failed, LINES, asked.fields()
+        EXTRACT_STREAM, asked.request(), lines.render, is_last, _failed, LINES, asked.fields()
     )
 
 
@@ -317,7 +317,7 @@ class _Lines:
         self._write = write
         self._along = Along()
 
-    def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
+    def render(self, reply: pb.ExtractStreamResponse) -> bytes:
         """Return the lines of a reply. Raises HttpError."""
         if not reply.HasField("response"):
             return self._line(self._along.more(reply.deltas))
