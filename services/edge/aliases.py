@@ -56,7 +56,8 @@ def _target(path: Path, name: str, entry: Any) -> Target:
     entry = {"model": entry} if isinstance(entry, str) else entry
     if not _NAME.fullmatch(name):
         raise _wrong(
-            path, f"{name!r} is not a valid name: use 1..256 letters, digits, '.', '_', ':', '/' or '-'"
+            path,
+            f"{name!r} is not a valid name: use 1..256 letters, digits, '.', '_', ':', '/' or '-'",
         )
     if not isinstance(entry, Mapping) or set(entry) - _KEYS:
         raise _wrong(

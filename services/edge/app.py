@@ -17,6 +17,7 @@ from libs.serving.security.settings import is_loopback
 from libs.telemetry import metrics
 from libs.telemetry.exposition import serving_metrics
 from libs.telemetry.logs import fields
+from services.edge.activity.history import History
 from services.edge.asgi import Application, Bounds, State
 from services.edge.console import Console
 from services.edge.console.access import name_of
@@ -25,9 +26,8 @@ from services.edge.intake import reading
 from services.edge.intake.budget import Budget
 from services.edge.messages.base import Answer, json_of
 from services.edge.openapi import document
-from services.edge.past.history import History
-from services.edge.ports.doors import PrefixApp
 from services.edge.ports.pages import Pages
+from services.edge.ports.prefix_app import PrefixApp
 from services.edge.ports.tei_grpc import TeiServer, serving_tei
 from services.edge.reference import reference_answers
 from services.edge.routers import Routers
@@ -156,9 +156,9 @@ class Edge:
             return False
         if self.state.is_open:
             log.error(
-                f"refusing to serve beyond this machine: routers accept anonymous calls. Set SHOAL_TOKENS or "
-                "SHOAL_JWKS on the routers, set SHOAL_TLS_CLIENT_CA on the edge, or set "
-                 "SHOAL_ALLOW_INSECURE=1 if something else protects it"
+                "refusing to serve beyond this machine: routers accept anonymous calls. Set "
+                "SHOAL_TOKENS or SHOAL_JWKS on the routers, set SHOAL_TLS_CLIENT_CA on the edge, "
+                "or set SHOAL_ALLOW_INSECURE=1 if something else protects it"
             )
         return not self.state.is_open
 
@@ -216,7 +216,9 @@ async def running(settings: Settings) -> AsyncIterator[str]:
             )
         )
         tei = {address: edge.tei_server(settings, model) for address, model in settings.tei_grpc}
-        publish = _publish_to_all(await _health(stack, settings.security.health_address), tei.values())
+        publish = _publish_to_all(
+            await _health(stack, settings.security.health_address), tei.values()
+        )
         try:
             await asyncio.wait_for(edge.poll(), START_SECONDS)
         except TimeoutError:

@@ -24,6 +24,8 @@ from libs.environment import is_loopback_host
 from libs.serving.calls.call import new_request_id
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import MODEL, REQUEST_ID, Value, fields
+from services.edge.activity.cost import Cost
+from services.edge.activity.history import Finished
 from services.edge.compression import ENCODINGS, Compression, compress, negotiate_encoding
 from services.edge.credentials import (
     Trust,
@@ -50,8 +52,6 @@ from services.edge.messages.base import (
 )
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary
-from services.edge.past.cost import Cost
-from services.edge.past.history import Finished
 from services.edge.routers import Routers
 from services.edge.routes import DEFAULT, Table
 
@@ -241,7 +241,10 @@ class Application:
             if self._state.is_open:
                 raise HttpError(
                     "NOT_READY",
-                    "routers accept anonymous calls, so this edge does not serve beyond its machine",
+                    (
+                        "routers accept anonymous calls, so this edge does not serve beyond its "
+                        "machine"
+                    ),
                 )
             certificate = (
                 connection.certificate
@@ -342,7 +345,9 @@ class Application:
         except BaseException:
             await replies.aclose()
             raise
-        return _StreamedAnswer(_stream_answer(exchange, stream, (first, begin), replies), stream.media_type)
+        return _StreamedAnswer(
+            _stream_answer(exchange, stream, (first, begin), replies), stream.media_type
+        )
 
     def _encoding(self, exchange: _Exchange, scope: Scope) -> str:
         """Return the encoding of the answer; empty for none."""
@@ -464,7 +469,8 @@ async def _maybe_in_thread(
 
 
 async def _send(send: Send, answer: Answer | _StreamedAnswer, common: Headers) -> int:
-    """Send the answer and return its status. Other tasks run between the pieces of a large answer.
+    """Send the answer and return its status. Other tasks run between the pieces of a large
+    answer.
     """
     headers = [(b"content-type", answer.media_type), *common, *answer.headers]
     if isinstance(answer, _StreamedAnswer):

@@ -86,7 +86,10 @@ class Inflater:
             self._taken += len(part) - len(rest)
             self._given += len(piece)
             if self._given > max(MIN_RATIO_BYTES, MAX_RATIO * self._taken):
-                text = f"the body inflates to more than {MAX_RATIO} times its size: send it uncompressed"
+                text = (
+                    f"the body inflates to more than {MAX_RATIO} times its size: send it "
+                    "uncompressed"
+                )
                 raise HttpError("TOO_LARGE", text)
             part = rest
             yield piece
@@ -101,7 +104,10 @@ def _is_zlib(begin: bytes) -> bool:
     """Return whether deflate data starts with zlib's header (RFC 1950), as HTTP requires; some
     clients omit it.
     """
-    return begin[0] & 0x0F == zlib.DEFLATED and int.from_bytes(begin[:_ZLIB_HEAD_BYTES], "big") % 31 == 0
+    return (
+        begin[0] & 0x0F == zlib.DEFLATED
+        and int.from_bytes(begin[:_ZLIB_HEAD_BYTES], "big") % 31 == 0
+    )
 
 
 def negotiate_encoding(accepted: str) -> str:
@@ -130,13 +136,17 @@ def compress(answer: Answer, encoding: str) -> Answer:
     if not encoding:
         return answer
     rest: Iterator[bytes] = iter(())
-    begin, rest = (answer.body, rest) if isinstance(answer.body, bytes) else _take_sample(answer.body)
+    begin, rest = (
+        (answer.body, rest) if isinstance(answer.body, bytes) else _take_sample(answer.body)
+    )
     headers = (*answer.headers, (b"vary", b"accept-encoding"))
     if len(begin) < MIN_BYTES or not _is_worth_it(begin[:SAMPLE_BYTES]):
         body = begin if isinstance(answer.body, bytes) else itertools.chain((begin,), rest)
         return Answer(body, answer.status, answer.media_type, headers)
     headers = (*headers, (b"content-encoding", encoding.encode()))
-    pieces = _compressed_pieces(itertools.chain((begin,), rest), _GZIP if encoding == "gzip" else _ZLIB)
+    pieces = _compressed_pieces(
+        itertools.chain((begin,), rest), _GZIP if encoding == "gzip" else _ZLIB
+    )
     if isinstance(answer.body, bytes) and len(begin) <= SLICE_BYTES:
         return Answer(b"".join(pieces), answer.status, answer.media_type, headers)
     return Answer(pieces, answer.status, answer.media_type, headers)

@@ -107,7 +107,10 @@ def metadata_of(
     if tenant:
         if not is_printable(tenant):
             raise invalid(
-                "the header x-shoal-tenant must be 1..128 printable ASCII characters without spaces",
+                (
+                    "the header x-shoal-tenant must be 1..128 printable ASCII characters without "
+                    "spaces"
+                ),
                 TENANT_HEADER,
             )
         metadata.append((TENANT_HEADER, tenant))

@@ -43,7 +43,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         "info": {
             "title": "Shoal over HTTP",
             "version": VERSION,
-            "description": "Small models behind the wire formats that programs already speak (docs/http.md).",
+            "description": "Small models in the wire formats of existing clients (docs/http.md).",
         },
         # Relative to the document's address, because a proxy may change the path.
         "servers": [{"url": "/", "description": "The edge that serves this document."}],
@@ -64,7 +64,9 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     kind = "text/plain" if route.answer is str else "application/json"
     contents = {kind: content}
     if route.stream_media_type:
-        contents[route.stream_media_type.decode().partition(";")[0]] = {"schema": {"type": "string"}}
+        contents[route.stream_media_type.decode().partition(";")[0]] = {
+            "schema": {"type": "string"}
+        }
     operation: dict[str, Any] = {
         "operationId": identity,
         "summary": route.summary,

@@ -21,7 +21,7 @@ from shoal.transport.wire import Metadata
 from shoal.v1 import caller_pb2, mesh_pb2, models_pb2
 
 INFERENCE: Final = "shoal.v1.InferenceService"
-LOOK_SECONDS: Final = 2.0
+PROBE_SECONDS: Final = 2.0
 IDENTIFY_SECONDS: Final = 10.0
 """The time limit for identifying a caller, which is as long as an overloaded router takes to refuse
 a request.
@@ -129,7 +129,8 @@ class Routers:
             raise
 
     async def tenant(self, metadata: Metadata) -> str:
-        """Return the caller's tenant. Raises the ShoalError by which a router refuses the caller.
+        """Return the caller's tenant. Raises the ShoalError by which a router refuses the
+        caller.
         """
         body = caller_pb2.GetCallerRequest().SerializeToString()
         return (
@@ -141,7 +142,7 @@ class Routers:
         await self.ask(
             GET_MESH,
             mesh_pb2.GetMeshRequest().SerializeToString(),
-            seconds=LOOK_SECONDS,
+            seconds=PROBE_SECONDS,
             metadata=metadata,
         )
 
@@ -151,7 +152,7 @@ class Routers:
             address = self._addresses.current
             with suppress(ShoalError):
                 if await self._transport.send(
-                    address, HEALTH, INFERENCE, timeout=LOOK_SECONDS, metadata=()
+                    address, HEALTH, INFERENCE, timeout=PROBE_SECONDS, metadata=()
                 ):
                     return True
             self._addresses.failed(address)
@@ -166,7 +167,7 @@ class Routers:
             await self.ask(
                 LIST_MODELS,
                 models_pb2.ListModelsRequest().SerializeToString(),
-                seconds=LOOK_SECONDS,
+                seconds=PROBE_SECONDS,
                 metadata=metadata,
             )
         except ShoalError as error:

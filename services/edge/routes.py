@@ -23,7 +23,7 @@ from services.edge.dialects import (
     tokens,
     vllm,
 )
-from services.edge.dialects.writing import chat, completions, ollama_chat
+from services.edge.dialects.generation import chat, completions, ollama_chat
 from services.edge.messages.base import Dialect, HttpError, Route
 
 MODEL: Final = "{model}"

@@ -60,9 +60,7 @@ which is not counted.
 _NOT_HTTP: Final = b"this is not an HTTP request"
 _LARGE_HEAD: Final = b"the request's headers exceed the limit of %d bytes" % HEAD_BYTES
 _MANY_HEADERS: Final = b"the request has more than %d headers" % MAX_HEADERS
-_LARGE_TRAILERS: Final = (
-    b"the request's trailers exceed the limit of %d bytes" % MAX_TRAILER_BYTES
-)
+_LARGE_TRAILERS: Final = b"the request's trailers exceed the limit of %d bytes" % MAX_TRAILER_BYTES
 _MANY_HOSTS: Final = b"the request has more than one Host header: send one"
 _CODING: Final = (
     b"the only transfer-encoding supported is chunked: send a compressed body with content-encoding"
@@ -81,7 +79,7 @@ MAX_PIPELINED_BYTES: Final = 256 << 10
 HEADER_OVERHEAD_BYTES: Final = 128
 """Memory of a header's three Python objects in addition to its bytes."""
 HANDSHAKE_SECONDS: Final = 10.0
-LOOK_SECONDS: Final = 1.0
+CERTIFICATE_CHECK_SECONDS: Final = 1.0
 """The interval at which certificates are checked."""
 
 
@@ -97,7 +95,8 @@ class Limits:
 
 
 class _Refusal(Exception):
-    """Ends the parsing of a request. Callbacks of the parser raise it with a status and a message.
+    """Ends the parsing of a request. Callbacks of the parser raise it with a status and a
+    message.
     """
 
 
@@ -109,7 +108,7 @@ class _State(ServerState):
         self.unfinished_bytes = 0
 
 
-class _Answering:
+class _TaskScope:
     """Registers the current task in `tasks` within the context."""
 
     __slots__ = ("_task", "_tasks")
@@ -137,7 +136,7 @@ class Cycle(RequestResponseCycle):
 
     async def send(self, message: ASGISendEvent) -> None:
         if self.flow.write_paused and not self.disconnected:
-            await self._taken()
+            await self._wait_for_buffer()
         if self.disconnected or self.response_complete:
             return
         if message["type"] == "http.response.start":
@@ -165,7 +164,7 @@ class Cycle(RequestResponseCycle):
         self.response_complete = True
         self.message_event.set()
         if not self.keep_alive:
-            closed(self.transport, self.write_seconds)
+            close_gracefully(self.transport, self.write_seconds)
         self.on_response()
 
     def _write(self, data: bytes) -> None:
@@ -195,7 +194,7 @@ class Cycle(RequestResponseCycle):
             raise RuntimeError("a header of an answer contains a line break")
         return head + b"\r\n"
 
-    async def _taken(self) -> None:
+    async def _wait_for_buffer(self) -> None:
         """Wait until the transport's buffer has room."""
         timer = asyncio.get_running_loop().call_later(self.write_seconds, self.transport.abort)
         try:
@@ -210,7 +209,7 @@ def _reply_to(error: httptools.HttpParserError) -> tuple[int, bytes]:
     return (refusal.args[0], refusal.args[1]) if isinstance(refusal, _Refusal) else (400, _NOT_HTTP)
 
 
-def closed(transport: asyncio.Transport, seconds: float) -> None:
+def close_gracefully(transport: asyncio.Transport, seconds: float) -> None:
     """Close a connection after its data is sent, at the latest after `seconds`: a client that reads
     nothing would keep it open.
     """
@@ -253,7 +252,7 @@ class Connection(HttpToolsProtocol):
 
     def answering(self) -> AbstractContextManager[None]:
         """Cancel the current task if the client disconnects within this context."""
-        return _Answering(self._answering)
+        return _TaskScope(self._answering)
 
     @property
     def is_whole(self) -> bool:
@@ -458,7 +457,7 @@ class Connection(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         if not self.transport.is_closing():
-            closed(self.transport, LINGER_SECONDS)
+            close_gracefully(self.transport, LINGER_SECONDS)
 
     def _decline_upgrade(self) -> None:
         """Continue with HTTP/1.1 after an offer to switch protocols. The parser treats the bytes
@@ -473,9 +472,9 @@ class Connection(HttpToolsProtocol):
 
     def _body_headers(self) -> bytes:
         """Return the headers that determine the body's length; empty without a body."""
-        told = (b"content-length", b"transfer-encoding")
+        names = (b"content-length", b"transfer-encoding")
         return b"".join(
-            b"%b: %b\r\n" % (name, value) for name, value in self.headers if name in told
+            b"%b: %b\r\n" % (name, value) for name, value in self.headers if name in names
         )
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -504,7 +503,10 @@ class Connection(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         self._timer = self.loop.call_later(
-            self._limits.header_seconds, self._refuse, 408, b"the request's headers came too slowly"
+            self._limits.header_seconds,
+            self._refuse,
+            408,
+            b"the request's headers arrived too slowly",
         )
 
     def _stop_timer(self) -> None:
@@ -522,18 +524,24 @@ class Connection(HttpToolsProtocol):
             self.pipeline.popleft()  # the newest is the faulty one
         elif self._reads_body and self._answered is self.cycle:
             if self._answered is not None and self._answered.response_started:
-                closed(self.transport, LINGER_SECONDS)  # its status was already sent
+                close_gracefully(self.transport, LINGER_SECONDS)  # its status was already sent
                 return
             self._answered = None
         if self._answered is not None and not self._answered.response_complete:
             self._refused = status, message
             self.flow.pause_reading()
             return
-        body = b'{"error":{"message":"%b","type":"invalid_request_error","param":null,"code":null},"message":"%b","detail":"%b"}'
+        body = (
+            b'{"error":{"message":"%b","type":"invalid_request_error","param":null,"code":null},'
+            b'"message":"%b","detail":"%b"}'
+        )
         body = body % (message, message, message)
-        head = b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        head = (
+            b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: "
+            b"%d\r\nconnection: close\r\n\r\n"
+        )
         self.transport.write(head % (status, len(body)) + body)
-        closed(self.transport, LINGER_SECONDS)
+        close_gracefully(self.transport, LINGER_SECONDS)
 
 
 class Server:
@@ -588,18 +596,20 @@ class Server:
         except OSError as error:
             if self._socket is not None:
                 self._socket.close()
-            raise NoCapacity(f"cannot listen on {address}: is it used by another process?") from error
-        self._tell_time()
+            raise NoCapacity(
+                f"cannot listen on {address}: is it used by another process?"
+            ) from error
+        self._set_date_header()
         await self._listen(context)
         self.address = f"{address.rpartition(':')[0]}:{self._socket.getsockname()[1]}"
         log.info("listening", extra=fields({"address": self.address, "tls": tls is not None}))
 
-    async def keep(self, tls: TlsFiles | None) -> None:
+    async def maintain(self, tls: TlsFiles | None) -> None:
         """Update the date header and reload renewed certificates until cancelled."""
         watched = Watched(_paths(tls), partial(context_of, tls)) if tls is not None else None
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            self._tell_time()
+            await asyncio.sleep(CERTIFICATE_CHECK_SECONDS)
+            self._set_date_header()
             if watched is not None and await asyncio.to_thread(watched.look):
                 await self._listen(watched.content)
 
@@ -644,7 +654,7 @@ class Server:
         if before is not None:
             before.close()
 
-    def _tell_time(self) -> None:
+    def _set_date_header(self) -> None:
         self._state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
 
 
@@ -660,7 +670,7 @@ async def serving_http(
     """Serve until the context ends, then drain. Raises NoCapacity, InvalidInput."""
     server = Server(application, limits)
     await server.start(address, tls)
-    keeping = asyncio.create_task(server.keep(tls))
+    keeping = asyncio.create_task(server.maintain(tls))
     try:
         yield server
     finally:

@@ -27,11 +27,11 @@ from libs.serving.security.settings import DEFAULT_TRUST_DOMAIN, is_loopback
 from libs.serving.watched import Watched
 from libs.telemetry.exposition import parse_address
 from services.edge.aliases import watch_aliases
+from services.edge.cl100k import installed_cl100k
 from services.edge.compression import Compression
 from services.edge.console.access import name_of
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary, read_vocabulary
-from services.edge.ranks import installed_cl100k
 
 _ROUTERS_TLS = (
     "SHOAL_ROUTERS_TLS",
@@ -121,11 +121,11 @@ class Settings:
     def __post_init__(self) -> None:
         check_name(self.edge_id, "SHOAL_EDGE_ID")
         _check_address(self.address)
-        for name, doors in (
+        for name, tei_addresses in (
             ("SHOAL_TEI_HTTP_ADDRESSES", self.tei_http),
             ("SHOAL_TEI_GRPC_ADDRESSES", self.tei_grpc),
         ):
-            for address, _ in doors:
+            for address, _ in tei_addresses:
                 _check_address(address, name)
         check(
             all(model for _, model in self.tei_http),
@@ -144,7 +144,9 @@ class Settings:
             (self.console_hosts, "SHOAL_CONSOLE_HOSTS"),
         ):
             check(
-                all(map(_is_host, hosts)), name, "names without ports, in lower case, separated by commas"
+                all(map(_is_host, hosts)),
+                name,
+                "names without ports, in lower case, separated by commas",
             )
         allowed = (
             "origins such as https://app.example, http://[::1]:3000 or tauri://localhost, "
@@ -184,21 +186,24 @@ class Settings:
         self._check_trust()
 
     def _check_trust(self) -> None:
-        """Raise InvalidInput if credentials or texts would travel unencrypted beyond this machine.
+        """Raise InvalidInput if credentials or texts would travel unencrypted beyond this
+        machine.
         """
         if self.security.allow_insecure:
             return
         if not self.is_local and self.security.cert is None:
             address = next(address for address in self.addresses if not is_loopback(address))
             raise InvalidInput(
-                f"refusing to listen on {address}, beyond this machine, without TLS: set SHOAL_TLS_CERT "
+                f"refusing to listen on {address}, beyond this machine, without TLS: set "
+                "SHOAL_TLS_CERT "
                 "and SHOAL_TLS_KEY, or SHOAL_ALLOW_INSECURE=1 if something else protects it",
                 field="SHOAL_ALLOW_INSECURE",
             )
         if self.routers_tls is None and not all(map(is_local, self.routers)):
             raise InvalidInput(
                 f"refusing to pass tokens to {', '.join(self.routers)} without TLS: set "
-                "SHOAL_ROUTERS_CA, or SHOAL_ALLOW_INSECURE=1 if something else protects that network",
+                "SHOAL_ROUTERS_CA, or SHOAL_ALLOW_INSECURE=1 if something else protects that "
+                "network",
                 field="SHOAL_ROUTERS_CA",
             )
 
@@ -244,8 +249,8 @@ class Settings:
             edge_id=environ.get("SHOAL_EDGE_ID") or random_id("edge"),
             address=address,
             security=security,
-            tei_http=_doors(environ.get("SHOAL_TEI_HTTP_ADDRESSES", "")),
-            tei_grpc=_doors(environ.get("SHOAL_TEI_GRPC_ADDRESSES", "")),
+            tei_http=_parse_tei_addresses(environ.get("SHOAL_TEI_HTTP_ADDRESSES", "")),
+            tei_grpc=_parse_tei_addresses(environ.get("SHOAL_TEI_GRPC_ADDRESSES", "")),
             hosts=_list(environ.get("SHOAL_HTTP_HOSTS", "")),
             origins=_list(environ.get("SHOAL_HTTP_ORIGINS", "")),
             console=_has_console(
@@ -282,8 +287,8 @@ class Settings:
         return {
             "edge_id": self.edge_id,
             "address": self.address,
-            "tei_http": _shown(self.tei_http),
-            "tei_grpc": _shown(self.tei_grpc),
+            "tei_http": _format_tei_addresses(self.tei_http),
+            "tei_grpc": _format_tei_addresses(self.tei_grpc),
             "tls": "none"
             if security.cert is None
             else "callers present certificates"
@@ -406,14 +411,14 @@ def _check_address(address: str, name: str = "SHOAL_HTTP_ADDRESS") -> None:
         raise InvalidInput(f"{name} must be host:port, not {address!r}", field=name) from None
 
 
-def _doors(text: str) -> tuple[tuple[str, str], ...]:
+def _parse_tei_addresses(text: str) -> tuple[tuple[str, str], ...]:
     """Parse host:port=model, separated by commas."""
     parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     return tuple((address.strip(), model.strip()) for address, _, model in parts)
 
 
-def _shown(doors: tuple[tuple[str, str], ...]) -> str:
-    return ", ".join(f"{address}={model}" if model else address for address, model in doors)
+def _format_tei_addresses(tei_addresses: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(f"{address}={model}" if model else address for address, model in tei_addresses)
 
 
 def _routers_tls(environ: Mapping[str, str]) -> Tls | None:

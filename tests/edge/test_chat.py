@@ -19,7 +19,7 @@ from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput, QueueFull, WorkerLost
 from services.edge.dialects import ollama
-from services.edge.dialects.writing import chat, completions, ollama_chat
+from services.edge.dialects.generation import chat, completions, ollama_chat
 from services.edge.messages.base import Answer, HttpError, MeshCall, Received, Stream
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, Http, Script, card, edge, head
@@ -435,7 +435,7 @@ class TestRequests:
 class TestAnswers:
     def test_whole_one(self) -> None:
         question = ask(HELLO)
-        answer = question.answer(whole("a text", pb.FINISH_REASON_LENGTH))
+        answer = question.convert(whole("a text", pb.FINISH_REASON_LENGTH))
         assert isinstance(answer, Answer)
         found = json.loads(answer.body if isinstance(answer.body, bytes) else b"")
         msgspec.convert(found, chat.ChatAnswer)
@@ -502,7 +502,7 @@ def called() -> pb.ExtractResponse:
 
 class TestTools:
     def test_calls_are_in_the_message(self) -> None:
-        (choice,) = json.loads(ask({**HELLO, "tools": TOOLS}).answer(called()).body)["choices"]
+        (choice,) = json.loads(ask({**HELLO, "tools": TOOLS}).convert(called()).body)["choices"]
         assert choice["finish_reason"] == "tool_calls"
         calls = choice["message"]["tool_calls"]
         assert [call["function"] for call in calls] == [
@@ -549,7 +549,7 @@ class TestTools:
             3,
         )
         assert question.renamed("text.sampling.repetition_penalty") == "options.repeat_penalty"
-        message = json.loads(question.answer(called()).body)["message"]
+        message = json.loads(question.convert(called()).body)["message"]
         assert message["tool_calls"][0] == {"function": {"name": "add", "arguments": {"a": 1}}}
 
 
@@ -564,7 +564,7 @@ class TestProbabilities:
     def test_of_chat(self) -> None:
         question = ask({**HELLO, "logprobs": True, "top_logprobs": 2})
         assert question.message.text.top_logprobs == 2
-        (token,) = json.loads(question.answer(self.reply()).body)["choices"][0]["logprobs"][
+        (token,) = json.loads(question.convert(self.reply()).body)["choices"][0]["logprobs"][
             "content"
         ]
         assert (token["token"], token["logprob"], token["bytes"]) == ("a", -0.5, [97])
@@ -574,7 +574,7 @@ class TestProbabilities:
 
     def test_of_completions(self) -> None:
         question = ask({"model": MODEL, "prompt": "a", "logprobs": 2}, completions.complete)
-        found = json.loads(question.answer(self.reply()).body)["choices"][0]["logprobs"]
+        found = json.loads(question.convert(self.reply()).body)["choices"][0]["logprobs"]
         assert (found["tokens"], found["token_logprobs"], found["text_offset"]) == (
             ["a"],
             [-0.5],
@@ -603,7 +603,7 @@ class TestCompletions:
             pb.Extraction(text=f" {number}", finish_reason=pb.FINISH_REASON_LENGTH)
             for number in range(4)
         ]
-        answer = json.loads(question.answer(pb.ExtractResponse(results=results)).body)
+        answer = json.loads(question.convert(pb.ExtractResponse(results=results)).body)
         assert [(one["index"], one["text"], one["finish_reason"]) for one in answer["choices"]] == [
             (number, f" {number}", "length") for number in range(4)
         ]
@@ -671,7 +671,7 @@ class TestOllama:
             125_000_000,
         )
         for one in found:
-            msgspec.convert(one, ollama_chat.OllamaWritten)
+            msgspec.convert(one, ollama_chat.OllamaGenerated)
 
     def test_what_was_said_before_is_turns(self) -> None:
         said = [{"role": "system", "content": "short"}, {"role": "user", "content": "one"}]
@@ -701,7 +701,7 @@ class TestOllama:
         (first,) = lines(stream.render(delta("a")))
         assert (first["response"], first["done"]) == ("a", False)
         question = ask({"model": MODEL, "prompt": "hello", "stream": False}, ollama_chat.generate)
-        found = json.loads(question.answer(whole("a text", pb.FINISH_REASON_LENGTH)).body)
+        found = json.loads(question.convert(whole("a text", pb.FINISH_REASON_LENGTH)).body)
         assert (found["response"], found["done"], found["done_reason"]) == (
             "a text",
             True,
@@ -725,14 +725,14 @@ class TestOllama:
             question = ask(body, what)
             assert question.method is GET_MODEL
             assert (
-                json.loads(question.answer(models_pb2.GetModelResponse()).body)["done_reason"]
+                json.loads(question.convert(models_pb2.GetModelResponse()).body)["done_reason"]
                 == "load"
             )
 
     def test_models_that_write_can_complete(self) -> None:
         shown = ollama.show(Received(json.dumps({"model": MODEL}).encode(), NAMES))
         reply = models_pb2.GetModelResponse(model=card(tasks=[models_pb2.TASK_TEXT], dimensions=0))
-        answer = shown.answer(reply)
+        answer = shown.convert(reply)
         assert isinstance(answer, Answer)
         assert isinstance(answer.body, bytes)
         assert json.loads(answer.body)["capabilities"] == ["completion"]

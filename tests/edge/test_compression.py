@@ -15,8 +15,8 @@ from shoal.v1 import inference_pb2 as pb
 from libs.errors import InvalidInput
 from services.edge import asgi
 from services.edge.compression import (
-    MIN_RATIO_BYTES,
     MIN_BYTES,
+    MIN_RATIO_BYTES,
     STEP_BYTES,
     Inflater,
     compress,

@@ -18,13 +18,13 @@ import pytest
 from shoal.v1 import mesh_pb2, models_pb2
 
 from libs.errors import InvalidInput, NoCapacity, Unauthenticated
+from services.edge.activity.history import STEP_SECONDS
 from services.edge.app import Edge, running
 from services.edge.console import files
 from services.edge.console.access import check_host, check_page, name_of
 from services.edge.console.board import Board
 from services.edge.console.changes import changes
 from services.edge.messages.base import HttpError
-from services.edge.past.history import STEP_SECONDS
 from services.edge.routers import Routers
 from services.edge.settings import Settings
 from tests.edge import fake_mesh

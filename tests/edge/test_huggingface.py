@@ -55,9 +55,9 @@ def test_text_classification_is_a_list_of_lists() -> None:
         message.classify.HasField("multi_label"),
     ) == (EXTRACT, "classify", False)
     pair = [{"label": "fish", "score": 0.75}, {"label": "wood", "score": 0.25}]
-    assert told(question.answer(classes(1))) == [pair]
-    assert told(ask(huggingface.text_classification, ["a", "b"]).answer(classes(2))) == [pair, pair]
-    assert told(ask(huggingface.text_classification, top_k=1).answer(classes(1))) == [pair[:1]]
+    assert told(question.convert(classes(1))) == [pair]
+    assert told(ask(huggingface.text_classification, ["a", "b"]).convert(classes(2))) == [pair, pair]
+    assert told(ask(huggingface.text_classification, top_k=1).convert(classes(1))) == [pair[:1]]
     for function, several in (("sigmoid", True), ("softmax", False)):
         message = ask(huggingface.text_classification, function_to_apply=function).message
         assert message.classify.multi_label is several
@@ -69,7 +69,7 @@ def test_zero_shot() -> None:
         labels=["fish", "wood"], multi_label=False, hypothesis="About {}.", among_labels=True
     )
     assert question.message.classify == task  # type: ignore[attr-defined]
-    assert told(question.answer(classes(1))) == [
+    assert told(question.convert(classes(1))) == [
         {"label": "fish", "score": 0.75},
         {"label": "wood", "score": 0.25},
     ]
@@ -78,7 +78,7 @@ def test_zero_shot() -> None:
         ["fish", "wood"],
         True,
     )
-    found = told(batch.answer(classes(2)))
+    found = told(batch.convert(classes(2)))
     assert found[1] == {"sequence": "b", "labels": ["fish", "wood"], "scores": [0.75, 0.25]}
     msgspec.convert(found, list[huggingface.ZeroShotAnswer])
     assert (
@@ -95,7 +95,7 @@ def test_zero_shot() -> None:
 def test_token_classification() -> None:
     question = ask(huggingface.token_classification, ignore_labels=["LOC"])
     assert question.message.entities == pb.EntitiesTask(aggregation=pb.AGGREGATION_SIMPLE)  # type: ignore[attr-defined]
-    found = told(question.answer(entities(1)))
+    found = told(question.convert(entities(1)))
     assert found == [{"entity_group": "PER", "score": 0.75, "word": "Ann", "start": 0, "end": 3}]
     msgspec.convert(found, list[huggingface.Token])
     alone = ask(
@@ -103,14 +103,14 @@ def test_token_classification() -> None:
     )
     task = pb.EntitiesTask(labels=["PER"], aggregation=pb.AGGREGATION_NONE)
     assert alone.message.entities == task  # type: ignore[attr-defined]
-    rows = told(alone.answer(entities(2)))
+    rows = told(alone.convert(entities(2)))
     assert [[token["entity"] for token in row] for row in rows] == [["PER", "LOC"]] * 2
     assert alone.renamed("entities.labels is empty") == "parameters.labels is empty"
 
 
 def chosen(question: MeshCall, **values: Any) -> Any:
     """What is asked once the model's card is known."""
-    return question.answer(models_pb2.GetModelResponse(model=card(**values)))
+    return question.convert(models_pb2.GetModelResponse(model=card(**values)))
 
 
 def test_base_url_goes_by_the_body_and_then_by_the_models_task() -> None:
@@ -132,8 +132,8 @@ def test_base_url_goes_by_the_body_and_then_by_the_models_task() -> None:
 def test_one_text_without_parameters_is_flat_only_for_tei() -> None:
     classifier = {"tasks": [models_pb2.TASK_CLASSIFY], "representations": []}
     received = Received(b'{"inputs": "a"}', Names({}), MODEL)
-    flat = told(chosen(huggingface.by_task(received), **classifier).answer(classes(1)))
-    assert told(chosen(huggingface.hosted(received), **classifier).answer(classes(1))) == [flat]
+    flat = told(chosen(huggingface.by_task(received), **classifier).convert(classes(1)))
+    assert told(chosen(huggingface.hosted(received), **classifier).convert(classes(1))) == [flat]
 
 
 def test_model_that_no_worker_knows_is_tried_with_each_task() -> None:

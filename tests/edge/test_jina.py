@@ -50,7 +50,7 @@ def test_multi_vectors_on_both_paths() -> None:
         [pb.REPRESENTATION_MULTI_VECTOR],
         pb.ROLE_QUERY,
     )
-    found = told(path.answer(reply(*rows)))
+    found = told(path.convert(reply(*rows)))
     assert [(one["object"], one["index"]) for one in found["data"]] == [
         ("embeddings", 0),
         ("embeddings", 1),
@@ -60,7 +60,7 @@ def test_multi_vectors_on_both_paths() -> None:
     assert (found["model"], found["object"], found["usage"]["total_tokens"]) == (MODEL, "list", 7)
     msgspec.convert(found, EmbeddingsAnswer)
     assert (
-        told(ask(embeddings, input="a", return_multivector=False).answer(dense_reply()))["data"][0][
+        told(ask(embeddings, input="a", return_multivector=False).convert(dense_reply()))["data"][0][
             "object"
         ]
         == "embedding"
@@ -80,14 +80,14 @@ def test_kinds_of_multi_vectors() -> None:
     rows = vectors(3, 16)
     for said in ({"embedding_type": "base64"}, {"encoding_format": "base64"}):
         question = ask(jina.multi_vector, input="a", **said)
-        found = told(question.answer(reply(rows)))["data"][0]["embeddings"]
+        found = told(question.convert(reply(rows)))["data"][0]["embeddings"]
         assert np.array_equal([np.frombuffer(base64.b64decode(row), "<f4") for row in found], rows)
     question = ask(jina.multi_vector, input="a", embedding_type="ubinary")
     assert question.message.data_type == tensor_pb2.DATA_TYPE_UNSPECIFIED  # type: ignore[attr-defined]
     assert np.array_equal(
-        told(question.answer(reply(rows)))["data"][0]["embeddings"], np.packbits(rows > 0, axis=1)
+        told(question.convert(reply(rows)))["data"][0]["embeddings"], np.packbits(rows > 0, axis=1)
     )
-    signed = told(ask(jina.multi_vector, input="a", embedding_type="binary").answer(reply(rows)))[
+    signed = told(ask(jina.multi_vector, input="a", embedding_type="binary").convert(reply(rows)))[
         "data"
     ][0]["embeddings"]
     assert np.array_equal(
@@ -97,7 +97,7 @@ def test_kinds_of_multi_vectors() -> None:
 
 def test_large_answer_comes_in_pieces() -> None:
     rows = vectors(1000, 128)
-    answer = ask(jina.multi_vector, input=["a", "b"]).answer(reply(rows, rows))
+    answer = ask(jina.multi_vector, input=["a", "b"]).convert(reply(rows, rows))
     assert isinstance(answer, Answer)
     assert not isinstance(answer.body, bytes)
     pieces = list(answer.body)
@@ -121,7 +121,7 @@ def test_classify() -> None:
     labels = [pb.LabelScore(label="yes", score=0.75), pb.LabelScore(label="no", score=0.25)]
     extraction = pb.Extraction(labels=labels)
     found = told(
-        question.answer(
+        question.convert(
             pb.ExtractResponse(results=[extraction, extraction], usage=pb.Usage(input_tokens=7))
         )
     )

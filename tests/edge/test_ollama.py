@@ -44,7 +44,7 @@ def test_embed() -> None:
     )
     timings = pb.Timings(total_seconds=0.25, queue_seconds=0.125)
     found = told(
-        question.answer(
+        question.convert(
             pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=7), timings=timings)
         )
     )
@@ -52,7 +52,7 @@ def test_embed() -> None:
     assert (found["model"], found["prompt_eval_count"]) == (MODEL, 7)
     assert (found["total_duration"], found["load_duration"]) == (250_000_000, 125_000_000)
     msgspec.convert(found, ollama.OllamaEmbedAnswer)
-    large = question.answer(pb.EncodeResponse(dense=dense(vectors(300, 1024))))
+    large = question.convert(pb.EncodeResponse(dense=dense(vectors(300, 1024))))
     assert isinstance(large, Answer)
     assert not isinstance(large.body, bytes)
     assert len(told(large)["embeddings"]) == 300
@@ -76,7 +76,7 @@ def test_embeddings_has_one_text() -> None:
     assert (question.method, [item.text for item in question.message.items]) == (ENCODE, ["a"])  # type: ignore[attr-defined]
     assert not question.message.HasField("normalize")
     rows = vectors(1)
-    found = told(question.answer(pb.EncodeResponse(dense=dense(rows))))
+    found = told(question.convert(pb.EncodeResponse(dense=dense(rows))))
     assert np.array_equal(np.array(found["embedding"], np.float32), rows[0])
     assert question.renamed("items[0].text is empty") == "prompt is empty"
 
@@ -86,8 +86,8 @@ def test_empty_input_asks_whether_the_model_is_there(given: Any) -> None:
     body = {"model": MODEL, "input": given} if given is not None else {"model": MODEL}
     question = ask(ollama.embed, body)
     assert question.method == GET_MODEL
-    assert told(question.answer(models_pb2.GetModelResponse()))["embeddings"] == []
-    assert told(ask(ollama.embeddings, {"model": MODEL}).answer(models_pb2.GetModelResponse())) == {
+    assert told(question.convert(models_pb2.GetModelResponse()))["embeddings"] == []
+    assert told(ask(ollama.embeddings, {"model": MODEL}).convert(models_pb2.GetModelResponse())) == {
         "embedding": []
     }
 
@@ -104,7 +104,7 @@ def test_tags_and_ps() -> None:
     reply = models_pb2.ListModelsResponse(models=[warm, cold])
     question = ask(ollama.tags)
     assert question.method == LIST_MODELS
-    found = told(question.answer(reply))
+    found = told(question.convert(reply))
     msgspec.convert(found, ollama.OllamaModels)
     assert [one["model"] for one in found["models"]] == [
         "e5:latest",
@@ -128,7 +128,7 @@ def test_tags_and_ps() -> None:
         "bert",
         "float32",
     )
-    loaded = told(ask(ollama.resident).answer(reply))
+    loaded = told(ask(ollama.resident).convert(reply))
     msgspec.convert(loaded, ollama.OllamaModels)
     assert [(one["name"], one["size_vram"], one["context_length"]) for one in loaded["models"]] == [
         (MODEL, 90, 256)
@@ -139,7 +139,7 @@ def test_tags_and_ps() -> None:
 def test_show(key: str) -> None:
     question = ask(ollama.show, {key: f"{MODEL}:latest"})
     assert (question.method, question.message.model) == (GET_MODEL, MODEL)  # type: ignore[attr-defined]
-    found = told(question.answer(models_pb2.GetModelResponse(model=card(family="bert"))))
+    found = told(question.convert(models_pb2.GetModelResponse(model=card(family="bert"))))
     msgspec.convert(found, ollama.OllamaShown)
     assert found["capabilities"] == ["embedding"]
     assert (
@@ -147,7 +147,7 @@ def test_show(key: str) -> None:
         found["model_info"]["bert.embedding_length"],
     ) == (256, 8)
     ranker = card(tasks=[models_pb2.TASK_SCORE], representations=[], dimensions=0)
-    assert told(question.answer(models_pb2.GetModelResponse(model=ranker)))["capabilities"] == []
+    assert told(question.convert(models_pb2.GetModelResponse(model=ranker)))["capabilities"] == []
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_one_text_and_many() -> None:
 
 def test_floats_are_the_shortest_digits_of_float32() -> None:
     rows = vectors(3)
-    told = content(ask(input=["a", "b", "c"]).answer(reply(rows)))
+    told = content(ask(input=["a", "b", "c"]).convert(reply(rows)))
     assert [entry["index"] for entry in told["data"]] == [0, 1, 2]
     assert np.array_equal(
         np.array([entry["embedding"] for entry in told["data"]], np.float32), rows
@@ -63,7 +63,7 @@ def test_floats_are_the_shortest_digits_of_float32() -> None:
 
 def test_base64_is_little_endian_float32() -> None:
     rows = vectors(2)
-    told = content(ask(input=["a", "b"], encoding_format="base64").answer(reply(rows)))
+    told = content(ask(input=["a", "b"], encoding_format="base64").convert(reply(rows)))
     found = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in told["data"]]
     assert np.array_equal(found, rows)
     msgspec.convert(told, EmbeddingsAnswer)
@@ -72,7 +72,7 @@ def test_base64_is_little_endian_float32() -> None:
 @pytest.mark.parametrize("encoding", ["float", "base64"])
 def test_large_answer_comes_in_pieces_that_say_the_same(encoding: str) -> None:
     rows = vectors(300, 1024)
-    answer = ask(input=["a"] * 300, encoding_format=encoding).answer(reply(rows))
+    answer = ask(input=["a"] * 300, encoding_format=encoding).convert(reply(rows))
     assert isinstance(answer, Answer)
     assert not isinstance(answer.body, bytes)
     pieces = list(answer.body)
@@ -144,7 +144,7 @@ def test_alias_fixes_model_role_dimensions_and_adapter() -> None:
         model="text-embedding-3-small", role="document", dimensions=2, adapter="org/other"
     ).message
     assert (message.role, message.dimensions, message.adapter) == (pb.ROLE_DOCUMENT, 2, "org/other")
-    told = content(ask(model="text-embedding-3-small").answer(reply(vectors(1))))
+    told = content(ask(model="text-embedding-3-small").convert(reply(vectors(1))))
     assert told["model"] == "text-embedding-3-small"
 
 
@@ -186,12 +186,12 @@ def test_bits_signed_and_unsigned() -> None:
     answer = pb.EncodeResponse(dense=stored)
     asked = ask(input=["a", "b"], embedding_type=["binary", "ubinary"])
     assert asked.message.data_type == tensor_pb2.DATA_TYPE_BINARY  # type: ignore[attr-defined]
-    told = content(asked.answer(answer))["data"]
+    told = content(asked.convert(answer))["data"]
     signed = np.array([entry["embeddings"]["binary"] for entry in told])
     unsigned = np.array([entry["embeddings"]["ubinary"] for entry in told])
     assert np.array_equal(unsigned, packed)
     assert np.array_equal(np.unpackbits((signed + 128).astype(np.uint8), axis=1), rows > 0)
-    voyage = content(ask(output_dtype="ubinary", encoding_format="base64").answer(answer))["data"]
+    voyage = content(ask(output_dtype="ubinary", encoding_format="base64").convert(answer))["data"]
     assert base64.b64decode(voyage[0]["embedding"]) == packed[0].tobytes()
 
 
@@ -203,7 +203,7 @@ def test_int8() -> None:
         data=rows.tobytes(),
         scale=np.array([0.5], np.float32).tobytes(),
     )
-    told = content(ask(output_dtype="int8").answer(pb.EncodeResponse(dense=tensor)))
+    told = content(ask(output_dtype="int8").convert(pb.EncodeResponse(dense=tensor)))
     assert told["data"][0]["embedding"] == [1, -127, 5]
 
 
@@ -363,4 +363,4 @@ def test_retry_headers() -> None:
 
 def test_model_without_dense_vectors() -> None:
     with pytest.raises(HttpError, match="no dense vectors"):
-        ask().answer(pb.EncodeResponse())
+        ask().convert(pb.EncodeResponse())

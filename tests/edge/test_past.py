@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.past.cost import Cost
-from services.edge.past.history import MAX_REQUESTS, STEP_SECONDS, STEPS, Finished, History
+from services.edge.activity.cost import Cost
+from services.edge.activity.history import MAX_REQUESTS, STEP_SECONDS, STEPS, Finished, History
 
 BEGIN = 1_700_000_000.0
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.rerank import RerankAnswer, rerank, squashed
+from services.edge.dialects.rerank import RerankAnswer, rerank, squash
 from services.edge.messages.base import Answer, HttpError, MeshCall, Received
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, scores
@@ -25,7 +25,7 @@ def ask(names: Names = NAMES, **body: Any) -> MeshCall:
 
 
 def told(question: MeshCall, reply: pb.ScoreResponse | None = None) -> Any:
-    answer = question.answer(reply or scores(0.1, 0.9, 0.5))
+    answer = question.convert(reply or scores(0.1, 0.9, 0.5))
     assert isinstance(answer, Answer)
     assert isinstance(answer.body, bytes)
     return json.loads(answer.body)
@@ -149,7 +149,7 @@ def test_model_without_probabilities_is_asked_for_its_own_scores() -> None:
 
 def test_squashing_keeps_the_order() -> None:
     values = np.linspace(-40, 40, 1000, dtype=np.float32)
-    found = squashed(values)
+    found = squash(values)
     assert (np.diff(found) > 0).all()
     assert found.min() > 0
     assert found.max() < 1

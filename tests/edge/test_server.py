@@ -631,7 +631,7 @@ async def test_edge_with_a_certificate_of_its_own_lends_it_to_nobody(tmp_path: P
 async def test_renewed_certificates_are_presented(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(server, "CERTIFICATE_CHECK_SECONDS", 0.05)
     certificates = Certificates(tmp_path)
     made = certificates.issue("router")
     context = ssl.create_default_context(cafile=str(certificates.ca))

@@ -85,7 +85,7 @@ def test_encode_in_all_forms(packed: bool) -> None:
     message: Any = question.message
     assert list(message.representations) == [1, 2, 3]
     assert message.role == pb.ROLE_DOCUMENT
-    answer = question.answer(forms(2))
+    answer = question.convert(forms(2))
     found = told(answer)
     first, second = found["items"]
     assert (second["id"], "id" in first, found["model"], found["timing"]["total_ms"]) == (
@@ -111,7 +111,7 @@ def test_encode_in_all_forms(packed: bool) -> None:
 
 
 def test_msgpack_is_what_msgpack_numpy_writes() -> None:
-    answer = ask(sie.encode, {"items": [{"text": "a"}]}, packed=True).answer(
+    answer = ask(sie.encode, {"items": [{"text": "a"}]}, packed=True).convert(
         pb.EncodeResponse(dense=dense(vectors(1)))
     )
     assert isinstance(answer, Answer)
@@ -129,7 +129,7 @@ def test_msgpack_is_what_msgpack_numpy_writes() -> None:
 def test_large_json_comes_in_pieces_that_say_the_same() -> None:
     rows = vectors(200, 512)
     body = {"items": [{"text": "a", "id": index} for index in range(200)]}
-    answer = ask(sie.encode, body).answer(pb.EncodeResponse(dense=dense(rows)))
+    answer = ask(sie.encode, body).convert(pb.EncodeResponse(dense=dense(rows)))
     assert isinstance(answer, Answer)
     assert not isinstance(answer.body, bytes)
     found = told(answer)
@@ -180,7 +180,7 @@ def test_pictures() -> None:
 def test_score(packed: bool) -> None:
     body = {"query": {"text": "q"}, "items": [{"text": "a"}, {"text": "b", "id": "x"}]}
     question = ask(sie.score, body, packed=packed)
-    found = told(question.answer(scores(0.25, 0.5)))
+    found = told(question.convert(scores(0.25, 0.5)))
     assert found["scores"] == [
         {"item_id": "x", "score": 0.5, "rank": 0},
         {"item_id": "item-0", "score": 0.25, "rank": 1},
@@ -191,7 +191,7 @@ def test_score(packed: bool) -> None:
 def extracted(body: Any, *tasks: models_pb2.Task, packed: bool = False) -> MeshCall:
     question = ask(sie.extract, body, packed=packed)
     assert question.method == GET_MODEL
-    found = question.answer(
+    found = question.convert(
         models_pb2.GetModelResponse(model=card(tasks=tasks, representations=[]))
     )
     assert isinstance(found, MeshCall)
@@ -262,7 +262,7 @@ def test_text_of_a_document_is_read_over_http() -> None:
     question = extracted(body | {"params": {"options": {"task": "text"}}}, models_pb2.TASK_ENCODE)
     assert question.message.WhichOneof("task") == "text"
     pages = [pb.PageText(page=1, text="Ada", is_text_layer=True)]
-    found = told(question.answer(pb.ExtractResponse(results=[pb.Extraction(pages=pages)])))
+    found = told(question.convert(pb.ExtractResponse(results=[pb.Extraction(pages=pages)])))
     assert found["items"][0]["pages"] == [{"page": 1, "text": "Ada", "is_text_layer": True}]
 
 
@@ -356,7 +356,7 @@ def test_schemas(packed: bool) -> None:
             )
         ]
     )
-    [item] = told(extracted(body, models_pb2.TASK_STRUCTURE).answer(reply))["items"]
+    [item] = told(extracted(body, models_pb2.TASK_STRUCTURE).convert(reply))["items"]
     assert item["classifications"] == [{"task": "tone", "label": "calm", "score": 0.5}]
     assert item["data"] == {
         "ship": [{"name": None, "crew": [{"text": "Ada", "score": 0.5, "start": 0, "end": 3}]}]
@@ -378,7 +378,7 @@ def test_stages_are_told_as_browsers_read_them() -> None:
     question = ask(sie.score, {"query": {"text": "q"}, "items": [{"text": "a"}]})
     reply = scores(0.5)
     reply.timings.CopyFrom(timings)
-    answer = question.answer(reply)
+    answer = question.convert(reply)
     assert not isinstance(answer, MeshCall)
     expected = b"queue;dur=2.000, prepare;dur=0.400, wait;dur=1.000, forward;dur=62.500, finish;dur=0.000, total;dur=70.000"
     assert dict(answer.headers)[b"server-timing"] == expected
@@ -405,7 +405,7 @@ def test_extractions() -> None:
         ]
     )
     found = told(
-        extracted({"items": [{"text": "Ada", "id": 7}]}, models_pb2.TASK_ENTITIES).answer(reply)
+        extracted({"items": [{"text": "Ada", "id": 7}]}, models_pb2.TASK_ENTITIES).convert(reply)
     )
     assert found["items"] == [
         {
@@ -421,13 +421,13 @@ def test_extractions() -> None:
 def test_item_with_results_left_out_says_so_and_the_answer_has_a_header() -> None:
     reply = pb.ExtractResponse(results=[pb.Extraction(), pb.Extraction(truncated=True)])
     question = extracted({"items": [{"text": "a"}, {"text": "b"}]}, models_pb2.TASK_ENTITIES)
-    found = told(question.answer(reply))
+    found = told(question.convert(reply))
     assert ["truncated" in item for item in found["items"]] == [False, True]
-    noted = with_truncation_header(question.answer(reply), reply)
+    noted = with_truncation_header(question.convert(reply), reply)
     assert isinstance(noted, Answer)
     assert (b"x-shoal-truncated", b"true") in noted.headers
     whole = pb.ExtractResponse(results=[pb.Extraction()] * 2)
-    assert with_truncation_header(question.answer(whole), whole) == question.answer(whole)
+    assert with_truncation_header(question.convert(whole), whole) == question.convert(whole)
 
 
 def test_sparse_vectors_with_weights_left_out_have_the_header() -> None:

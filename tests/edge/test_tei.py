@@ -45,7 +45,7 @@ def test_embed_is_a_list_of_lists_also_for_one_text() -> None:
         pb.TRUNCATION_UNSPECIFIED,
         MODEL,
     )
-    answer = question.answer(
+    answer = question.convert(
         pb.EncodeResponse(
             dense=dense(rows), timings=pb.Timings(total_seconds=0.25, queue_seconds=0.1)
         )
@@ -83,13 +83,13 @@ def test_embed_options() -> None:
 def test_embed_sparse_and_all() -> None:
     question = ask(tei.embed_sparse, {"inputs": ["a", "b"]})
     reply = pb.EncodeResponse(sparse=sparse({3: 0.5, 7: 1.5}, {}))
-    assert told(question.answer(reply)) == [
+    assert told(question.convert(reply)) == [
         [{"index": 3, "value": 0.5}, {"index": 7, "value": 1.5}],
         [],
     ]
     rows = vectors(2), vectors(3)
     found = told(
-        ask(tei.embed_all, {"inputs": ["a", "b"]}).answer(
+        ask(tei.embed_all, {"inputs": ["a", "b"]}).convert(
             pb.EncodeResponse(multi_vector=ragged(*rows))
         )
     )
@@ -101,7 +101,7 @@ def test_rerank_has_texts_instead_of_documents() -> None:
     question = ask(reranking.rerank, {"query": "q", "texts": ["a", "b"], "return_text": True}, "")
     assert question.dialect is tei.TEI
     assert (question.method, question.message.model) == (SCORE, "org/ranker")  # type: ignore[attr-defined]
-    assert told(question.answer(scores(0.25, 0.5))) == [
+    assert told(question.convert(scores(0.25, 0.5))) == [
         {"index": 1, "score": 0.5, "text": "b"},
         {"index": 0, "score": 0.25, "text": "a"},
     ]
@@ -120,23 +120,23 @@ def classes(*texts: str) -> pb.ExtractResponse:
 def test_predict_one_and_a_batch() -> None:
     one = ask(tei.predict, {"inputs": "a"})
     assert one.method == EXTRACT
-    assert told(one.answer(classes("a"))) == [
+    assert told(one.convert(classes("a"))) == [
         {"score": 0.75, "label": "yes"},
         {"score": 0.25, "label": "no"},
     ]
     batch = ask(tei.predict, {"inputs": [["a"], ["b"]]})
-    assert len(told(batch.answer(classes("a", "b")))) == 2
+    assert len(told(batch.convert(classes("a", "b")))) == 2
     hub = ask(tei.predict, {"inputs": "a", "parameters": {"top_k": 1}})
-    assert told(hub.answer(classes("a"))) == [[{"score": 0.75, "label": "yes"}]]
+    assert told(hub.convert(classes("a"))) == [[{"score": 0.75, "label": "yes"}]]
 
 
 def test_predict_pairs() -> None:
     pair = ask(tei.predict, {"inputs": ["a", "b"]})
     assert pair.method == SCORE
-    assert told(pair.answer(scores(0.5))) == [{"score": 0.5, "label": "LABEL_0"}]
+    assert told(pair.convert(scores(0.5))) == [{"score": 0.5, "label": "LABEL_0"}]
     pairs = ask(tei.predict, {"inputs": [["a", "b"], ["a", "c"]]})
     assert [item.text for item in pairs.message.documents] == ["b", "c"]  # type: ignore[attr-defined]
-    assert len(told(pairs.answer(scores(0.5, 0.25)))) == 2
+    assert len(told(pairs.convert(scores(0.5, 0.25)))) == 2
 
 
 def test_similarity() -> None:
@@ -145,7 +145,7 @@ def test_similarity() -> None:
         {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}, "parameters": {}},
     )
     rows = np.array([[1, 0], [0.6, 0.8], [0, 1]], np.float32)
-    assert np.allclose(told(question.answer(pb.EncodeResponse(dense=dense(rows)))), [0.6, 0])
+    assert np.allclose(told(question.convert(pb.EncodeResponse(dense=dense(rows)))), [0.6, 0])
     assert question.renamed("items[0].text") == "inputs.source_sentence"
     assert question.renamed("items[2].text") == "inputs.sentences"
 
@@ -154,11 +154,11 @@ def test_base_url_answers_by_task() -> None:
     question = ask(huggingface.by_task, {"inputs": "a"})
     assert question.method == GET_MODEL
     embedder = models_pb2.GetModelResponse(model=card())
-    assert question.answer(embedder).method == ENCODE  # type: ignore[union-attr]
+    assert question.convert(embedder).method == ENCODE  # type: ignore[union-attr]
     classifier = models_pb2.GetModelResponse(
         model=card(tasks=[models_pb2.TASK_CLASSIFY], representations=[])
     )
-    assert question.answer(classifier).method == EXTRACT  # type: ignore[union-attr]
+    assert question.convert(classifier).method == EXTRACT  # type: ignore[union-attr]
     unknown = question.fallback(HttpError("MODEL_NOT_FOUND", ""))
     assert unknown is not None
     assert unknown.method == ENCODE
@@ -172,7 +172,7 @@ def test_base_url_answers_by_task() -> None:
 def test_info() -> None:
     question = tei.info(Received(b"", NAMES))
     found = told(
-        question.answer(models_pb2.GetModelResponse(model=card(data_type="bfloat16", revision="r")))
+        question.convert(models_pb2.GetModelResponse(model=card(data_type="bfloat16", revision="r")))
     )
     assert (
         found["model_id"],

@@ -77,7 +77,7 @@ def test_one_text_against_several(sides: dict[str, Any]) -> None:
     message: Any = question.message
     assert (message.query.text, [one.text for one in message.documents]) == ("q", ["a", "b"])
     assert message.scale == pb.SCORE_SCALE_UNSPECIFIED
-    answer = told(question.answer(scores(-0.25, 0.5)))
+    answer = told(question.convert(scores(-0.25, 0.5)))
     assert answer == {
         "id": "score-r",
         "object": "list",
@@ -100,10 +100,10 @@ def test_pairs_are_asked_for_by_their_first_text() -> None:
     first: Any = question.message
     assert (first.query.text, [one.text for one in first.documents]) == ("q", ["a", "c"])
     assert question.renamed("documents[1].text") == "text_2"
-    second = asked(question.answer(scores(0.1, 0.3)))
+    second = asked(question.convert(scores(0.1, 0.3)))
     message: Any = second.message
     assert (message.query.text, [one.text for one in message.documents]) == ("p", ["b"])
-    answer = told(second.answer(scores(0.2)))
+    answer = told(second.convert(scores(0.2)))
     assert [one["score"] for one in answer["data"]] == [0.1, 0.2, 0.3]
     assert answer["usage"]["total_tokens"] == 18
 
@@ -153,12 +153,12 @@ def test_probabilities_in_the_order_of_the_models_labels() -> None:
     question = ask(vllm.classify, input=["a", "b"])
     assert question.method is EXTRACT
     next_one = asked(
-        question.answer(
+        question.convert(
             extracted(found(good=0.5, bad=0.25, odd=0.125), found(bad=0.75, good=0.25, odd=0))
         )
     )
     assert next_one.method is GET_MODEL
-    answer = told(next_one.answer(CARD))
+    answer = told(next_one.convert(CARD))
     assert answer["data"] == [
         {"index": 0, "label": "good", "probs": [0.25, 0.5, 0.125], "num_classes": 3},
         {"index": 1, "label": "bad", "probs": [0.75, 0.25, 0.0], "num_classes": 3},
@@ -171,12 +171,12 @@ def test_labels_of_the_request_are_the_order() -> None:
     question = ask(vllm.classify, input="a", labels=["x", "y"])
     message: Any = question.message
     assert list(message.classify.labels) == ["x", "y"]
-    assert told(question.answer(extracted(found(y=0.5, x=0.25))))["data"][0]["probs"] == [0.25, 0.5]
+    assert told(question.convert(extracted(found(y=0.5, x=0.25))))["data"][0]["probs"] == [0.25, 0.5]
 
 
 def test_infinity_reads_labels_with_scores() -> None:
     answer = told(
-        ask(vllm.classify, input=["a"], raw_scores=False).answer(
+        ask(vllm.classify, input=["a"], raw_scores=False).convert(
             extracted(found(good=0.5, bad=0.25))
         )
     )
@@ -190,13 +190,13 @@ def test_pooling_gives_vectors() -> None:
     question = ask(vllm.pooling, input=["a", "b"])
     assert question.method is ENCODE
     answer = told(
-        question.answer(pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=3)))
+        question.convert(pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=3)))
     )
     assert np.array_equal(np.array([one["data"] for one in answer["data"]], np.float32), rows)
     assert [one["object"] for one in answer["data"]] == ["pooling"] * 2
     msgspec.convert(answer, vllm.Pooled)
     encoded = told(
-        ask(vllm.pooling, input="a", encoding_format="base64").answer(
+        ask(vllm.pooling, input="a", encoding_format="base64").convert(
             pb.EncodeResponse(dense=dense(rows[:1]))
         )
     )
@@ -225,12 +225,12 @@ def test_pooling_options() -> None:
 def test_pooling_gives_vectors_of_tokens() -> None:
     rows = vectors(2), vectors(3)
     answer = told(
-        ask(vllm.pooling, input=["a", "b"]).answer(pb.EncodeResponse(multi_vector=ragged(*rows)))
+        ask(vllm.pooling, input=["a", "b"]).convert(pb.EncodeResponse(multi_vector=ragged(*rows)))
     )
     assert [len(one["data"]) for one in answer["data"]] == [2, 3]
     assert np.array_equal(np.array(answer["data"][1]["data"], np.float32), rows[1])
     with pytest.raises(HttpError, match="sparse"):
-        ask(vllm.pooling, input="a").answer(pb.EncodeResponse(sparse=sparse({1: 0.5})))
+        ask(vllm.pooling, input="a").convert(pb.EncodeResponse(sparse=sparse({1: 0.5})))
 
 
 def test_pooling_gives_probabilities_of_a_classifier() -> None:
@@ -238,8 +238,8 @@ def test_pooling_gives_probabilities_of_a_classifier() -> None:
     second = question.fallback(HttpError("TASK_NOT_SUPPORTED", "no vectors"))
     assert question.fallback(HttpError("INVALID_INPUT", "else")) is None
     assert second is not None
-    third = asked(second.answer(extracted(found(good=0.5, bad=0.25, odd=0.125))))
-    assert told(third.answer(CARD))["data"] == [
+    third = asked(second.convert(extracted(found(good=0.5, bad=0.25, odd=0.125))))
+    assert told(third.convert(CARD))["data"] == [
         {"index": 0, "object": "pooling", "data": [0.25, 0.5, 0.125]}
     ]
     assert (

@@ -151,7 +151,7 @@ def _try(data: bytes) -> None:
                 continue
             is_right = random.random() < 0.85
             try:
-                step = step.answer(_reply(random, step, is_right=is_right))
+                step = step.convert(_reply(random, step, is_right=is_right))
             except (LookupError, ValueError):
                 if is_right:
                     raise

@@ -29,7 +29,7 @@ from shoal.tasks import Turn
 from services.edge.aliases import watch_aliases
 from services.edge.app import Edge
 from services.edge.messages.vocabulary import read_vocabulary
-from services.edge.ports.doors import PrefixApp
+from services.edge.ports.prefix_app import PrefixApp
 from services.edge.ports.tei_grpc import serving_tei
 from services.edge.routers import Routers
 from services.edge.server import Limits, serving_http

@@ -31,14 +31,16 @@ _ORIGIN: Final = re.compile(
 
 
 def check_host(headers: Mapping[str, str], names: Collection[str]) -> None:
-    """Raise HttpError (421) unless the request's Host is this machine's loopback or one of `names`.
+    """Raise HttpError (421) unless the request's Host is this machine's loopback or one of
+    `names`.
     """
     given = headers.get("host", "")
     host = host_of(given)
     if is_local(host) or host in names:
         return
     text = (
-        f"the console does not answer for the host {given[:100]!r}: open it as http://127.0.0.1, or add the name to "
+        f"the console does not answer for the host {given[:100]!r}: open it as http://127.0.0.1, "
+        "or add the name to "
         "SHOAL_CONSOLE_HOSTS"
     )
     raise HttpError("PERMISSION_DENIED", text, field="host", status=421)
@@ -71,7 +73,8 @@ def check_page(headers: Mapping[str, str], origins: Collection[str] = ()) -> Non
         return
     if not (is_same(origin, host) and (not origins or is_local(host_of(host)))):
         text = (
-            f"this request comes from {origin[:100]!r}, another page than the console: if a proxy stands before it, list that in "
+            f"this request is from {origin[:100]!r}, which is not the console's page: if a proxy "
+            "is in front of it, list its origin in "
             "SHOAL_CONSOLE_ORIGINS"
         )
         raise HttpError("PERMISSION_DENIED", text, field="origin")

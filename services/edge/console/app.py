@@ -32,6 +32,7 @@ from shoal.version import VERSION
 from libs.serving.calls.call import new_request_id
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
+from services.edge.activity.history import History
 from services.edge.asgi import Receive, Scope, Send, State, address_of, head_bytes
 from services.edge.console.access import check_host, check_json, check_page, name_of
 from services.edge.console.board import model_content
@@ -40,7 +41,6 @@ from services.edge.console.hub import Hub
 from services.edge.credentials import Trust, headers_of, metadata_of
 from services.edge.intake.reading import Intake, Payer
 from services.edge.messages.base import Answer, HttpError, json_of, retry_headers
-from services.edge.past.history import History
 from services.edge.routers import Routers
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ MAX_BYTES: Final = 16 << 10
 """The maximum size of an action's body."""
 ACTION_SECONDS: Final = 600.0
 """How long the page waits for a load; afterwards the load continues in the background."""
-LOOK_SECONDS: Final = 10.0
+CHECK_SECONDS: Final = 10.0
 _EVENTS: Final = "/console/events"
 _HISTORY: Final = "/console/history"
 _ACT: Final = "/console/act"
@@ -107,25 +107,25 @@ class Console:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not (_is_ours(scope) or self._guards_all):
+        if scope["type"] != "http" or not (_is_console_path(scope) or self._guards_all):
             await self._application(scope, receive, send)
             return
         headers = headers_of(scope["headers"])
         try:
             check_host(headers, self._hosts)
         except HttpError as problem:
-            await self._send(send, "/console", _told(problem))
+            await self._send(send, "/console", _error_answer(problem))
             return
-        if not _is_ours(scope):
+        if not _is_console_path(scope):
             await self._application(scope, receive, send)
             return
         connection = scope.get("state", {}).get("connection")
         answering = connection.answering() if connection is not None else nullcontext()
         # Cancelled: the page was closed, or the grace time ended.
         with answering, suppress(asyncio.CancelledError):
-            await self._answer(scope, headers, receive, send, connection)
+            await self._handle(scope, headers, receive, send, connection)
 
-    async def _answer(
+    async def _handle(
         self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send, connection: Any
     ) -> None:
         method, path = scope["method"], scope["path"]
@@ -158,15 +158,19 @@ class Console:
                     "this file belongs to another version of the console: reload the page",
                 )
             else:
-                raise HttpError("NO_SUCH_ROUTE", f"{method} {path[:200]} does not exist in the console")
+                raise HttpError(
+                    "NO_SUCH_ROUTE", f"{method} {path[:200]} does not exist in the console"
+                )
         except HttpError as problem:
-            await self._send(send, route, _told(problem))
+            await self._send(send, route, _error_answer(problem))
         except ShoalError as error:
-            await self._send(send, route, _told(_problem(error)))
+            await self._send(send, route, _error_answer(_problem(error)))
         except Exception:
             log.exception("console request failed", extra=fields({"route": route}))
             await self._send(
-                send, route, _told(HttpError("INTERNAL", "unexpected error; see the edge's log"))
+                send,
+                route,
+                _error_answer(HttpError("INTERNAL", "unexpected error; see the edge's log")),
             )
 
     def _see(self, mesh: mesh_pb2.Mesh, now: float) -> None:
@@ -223,13 +227,13 @@ class Console:
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise HttpError("INVALID_INPUT", str(error)) from None
         log.info("console action", extra=fields({"action": action.action, "model": action.model}))
-        return Answer(json_of(await self._done(action, metadata)), headers=(_NO_STORE,))
+        return Answer(json_of(await self._perform(action, metadata)), headers=(_NO_STORE,))
 
-    async def _done(self, action: Action, metadata: Metadata) -> dict[str, Any]:
+    async def _perform(self, action: Action, metadata: Metadata) -> dict[str, Any]:
         """Perform the action and return a message about it. Raises ShoalError."""
         name = action.model
         if action.action == "check":
-            return await self._checked(name, metadata)
+            return await self._check(name, metadata)
         if action.action == "load":
             load = models_pb2.LoadModelRequest(model=name, pool=action.pool)
             loaded = await self._ask(LOAD_MODEL, load, metadata, ACTION_SECONDS)
@@ -238,14 +242,14 @@ class Console:
                 for place in loaded.model.places
                 if place.state == models_pb2.MODEL_STATE_RESIDENT
             ]
-            return {"message": f"{name} is resident on {_listed(holders)}"}
+            return {"message": f"{name} is resident on {_join_names(holders)}"}
         if action.action == "evict":
             evicted = await self._ask(
                 EVICT_MODEL, models_pb2.EvictModelRequest(model=name), metadata
             )
             ids = list(evicted.worker_ids)
             return {
-                "message": f"{_listed(ids)} will unload {name}"
+                "message": f"{_join_names(ids)} will unload {name}"
                 if ids
                 else f"no worker holds {name}"
             }
@@ -257,22 +261,22 @@ class Console:
         if pinned and not holders:
             return {"message": f"no worker holds {name}, so it cannot be pinned: load it first"}
         return {
-            "message": f"{name} is pinned on {_listed(holders)}"
+            "message": f"{name} is pinned on {_join_names(holders)}"
             if pinned
             else f"{name} may be evicted again"
         }
 
-    async def _checked(self, name: str, metadata: Metadata) -> dict[str, Any]:
+    async def _check(self, name: str, metadata: Metadata) -> dict[str, Any]:
         """Return the model's state and the reason for it. Raises ShoalError."""
         placement = await self._ask(
-            EXPLAIN, mesh_pb2.ExplainPlacementRequest(model=name), metadata, LOOK_SECONDS
+            EXPLAIN, mesh_pb2.ExplainPlacementRequest(model=name), metadata, CHECK_SECONDS
         )
         known: dict[str, Any] | None = None
         try:
             known = model_content(
                 (
                     await self._ask(
-                        GET_MODEL, models_pb2.GetModelRequest(model=name), metadata, LOOK_SECONDS
+                        GET_MODEL, models_pb2.GetModelRequest(model=name), metadata, CHECK_SECONDS
                     )
                 ).model
             )
@@ -327,7 +331,7 @@ class Console:
         await send({"type": "http.response.body", "body": body})
 
 
-def _is_ours(scope: Scope) -> bool:
+def _is_console_path(scope: Scope) -> bool:
     path = scope["path"]
     return (
         (path == "/" and scope["method"] in ("GET", "HEAD"))
@@ -346,7 +350,7 @@ def _start(status: int, kind: bytes, headers: Collection[tuple[bytes, bytes]]) -
     }
 
 
-def _told(problem: HttpError) -> Answer:
+def _error_answer(problem: HttpError) -> Answer:
     content = {
         "error": {"reason": problem.reason, "message": problem.message, "field": problem.field}
     }
@@ -362,5 +366,5 @@ def _problem(error: ShoalError) -> HttpError:
     return problem
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -17,14 +17,14 @@ from shoal.v1 import inference_pb2, mesh_pb2, models_pb2
 
 from services.edge.console.changes import Change, changes
 
-EVENTS: Final = 200
-EVENT_CHARACTERS: Final = 1_000
+MAX_EVENTS: Final = 200
+MAX_EVENT_CHARACTERS: Final = 1_000
 """The maximum length of an event's text, which may contain a worker's error."""
-_GONE: Final = 2_000
+_MAX_REMOVED: Final = 2_000
 """The number of removed entries that are remembered; a page that is further behind receives
 everything again.
 """
-_LABELS: Final = 32
+_MAX_LABELS: Final = 32
 """The number of a card's labels that are shown; a model may have thousands."""
 
 
@@ -67,7 +67,7 @@ class Board:
         }
         self._gone: deque[tuple[int, str, str]] = deque()
         self._forgotten = 0
-        self._events: deque[tuple[int, dict[str, Any]]] = deque(maxlen=EVENTS)
+        self._events: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MAX_EVENTS)
         self._problem: tuple[int, dict[str, str] | None] = (0, None)
 
     def show(self, mesh: mesh_pb2.Mesh, now: float) -> None:
@@ -76,7 +76,7 @@ class Board:
         for name, rows in _rows(mesh):
             for key in self._sections[name].set(rows, self.number):
                 self._gone.append((self.number, name, key))
-        while len(self._gone) > _GONE:
+        while len(self._gone) > _MAX_REMOVED:
             self._forgotten = self._gone.popleft()[0]
         if self._mesh is not None:
             for change in changes(self._mesh, mesh):
@@ -92,7 +92,7 @@ class Board:
             self.number += 1
             self._problem = (self.number, told)
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Stop recording: the time of changes before the next snapshot is unknown, so they are not
         events.
         """
@@ -139,7 +139,7 @@ class Board:
         event = {
             "at": round(now, 3),
             "tone": change.tone,
-            "text": change.text[:EVENT_CHARACTERS],
+            "text": change.text[:MAX_EVENT_CHARACTERS],
             "model": change.model,
             "worker": change.worker,
         }
@@ -186,9 +186,9 @@ def model_content(model: models_pb2.Model) -> dict[str, Any]:
             "max_tokens": card.max_tokens,
             "bytes": card.bytes,
             "data_type": card.data_type,
-            "labels": list(card.labels[:_LABELS]),
+            "labels": list(card.labels[:_MAX_LABELS]),
             "label_count": len(card.labels),
-            "prompts": list(card.prompts[:_LABELS]),
+            "prompts": list(card.prompts[:_MAX_LABELS]),
             "pools": list(card.pools),
             "open_labels": card.open_labels,
             "given_entities": card.given_entities,
@@ -198,7 +198,8 @@ def model_content(model: models_pb2.Model) -> dict[str, Any]:
 
 
 def _word(kind: Any, value: int, prefix: str) -> str:
-    """Return an enum's value in lower case; a value that only a newer router knows stays a number.
+    """Return an enum's value in lower case; a value that only a newer router knows stays a
+    number.
     """
     try:
         return str(kind.Name(value).removeprefix(prefix).lower())

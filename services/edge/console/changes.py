@@ -152,7 +152,10 @@ def _lanes(
         if dead > 0:
             yield Change(
                 BAD,
-                f"{_jobs(dead)} of {lane.model} {_was(dead)} given up after workers died with {_them(dead)}",
+                (
+                    f"{_jobs(dead)} of {lane.model} {_was(dead)} given up after workers died with "
+                    f"{_them(dead)}"
+                ),
                 lane.model,
             )
 

@@ -25,7 +25,8 @@ _KINDS: Final = {
     ".txt": b"text/plain; charset=utf-8",
 }
 POLICY: Final = (
-    "default-src 'self'; base-uri 'none'; connect-src 'self'; form-action 'none'; frame-ancestors 'none'; img-src 'self' data:; "
+    "default-src 'self'; base-uri 'none'; connect-src 'self'; form-action 'none'; "
+    "frame-ancestors 'none'; img-src 'self' data:; "
     "object-src 'none'; require-trusted-types-for 'script'"
 )
 PROTECTION: Final[Headers] = (

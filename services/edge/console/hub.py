@@ -22,9 +22,9 @@ from shoal.transport.wire import Metadata
 from shoal.v1 import mesh_pb2
 
 from libs.serving.calls.call import new_request_id
+from services.edge.activity.history import STEP_SECONDS
 from services.edge.console.board import Board
 from services.edge.messages.base import HttpError, json_of
-from services.edge.past.history import STEP_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ FIRST_PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE_SECONDS: Final = 10.0
 WATCH_SECONDS: Final = 1.0
 """The interval of WatchMesh while a page is open; otherwise STEP_SECONDS."""
-ALONE_PAUSE_SECONDS: Final = 30.0
+ANONYMOUS_CHECK_SECONDS: Final = 30.0
 """The interval at which the edge checks whether routers still require no credential."""
 REFUSED: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
@@ -50,7 +50,7 @@ class _Page:
     """One open page. `refusal` is the error by which its credential became invalid."""
 
     metadata: Metadata
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     refusal: HttpError | None = None
 
 
@@ -69,12 +69,12 @@ class Hub:
         watch: Watch,
         allow: Allow,
         see: See = lambda mesh, now: None,
-        may_watch_alone: Callable[[], bool] = lambda: False,
+        may_watch_anonymously: Callable[[], bool] = lambda: False,
     ) -> None:
         self._watch = watch
         self._allow = allow
         self._see = see
-        self._may_watch_alone = may_watch_alone
+        self._may_watch_alone = may_watch_anonymously
         # The state: the board, the pages in order of arrival, the task that watches and the page
         # with the credential that it uses (None: no credential), whether it watches without pages,
         # and whether the edge is draining.
@@ -112,15 +112,15 @@ class Hub:
             while not self._is_closed:
                 if page.refusal is not None:
                     raise page.refusal
-                page.news.clear()
-                told = self._board.since(number)
-                if told is not None:
+                page.changed.clear()
+                changes = self._board.since(number)
+                if changes is not None:
                     number = self._board.number
-                    yield b"id: %d\nevent: mesh\ndata: %b\n\n" % (number, json_of(told))
+                    yield b"id: %d\nevent: mesh\ndata: %b\n\n" % (number, json_of(changes))
                     continue
                 try:
                     async with asyncio.timeout(HEARTBEAT_SECONDS):
-                        await page.news.wait()
+                        await page.changed.wait()
                 except TimeoutError:
                     yield b": still here\n\n"
                 if time.monotonic() - checked > CHECK_SECONDS:
@@ -133,7 +133,7 @@ class Hub:
     def close(self) -> None:
         """End all pages' streams because the edge is draining."""
         self._is_closed = True
-        self._tell()
+        self._notify_pages()
         if self._watching is not None:
             self._watching.cancel()
 
@@ -167,18 +167,18 @@ class Hub:
             self._watching.cancel()
         self._watcher = None
         watches = bool(self._pages or self._is_started) and not self._is_closed
-        self._watching = asyncio.create_task(self._look()) if watches else None
+        self._watching = asyncio.create_task(self._watch_mesh()) if watches else None
         if not watches:
-            self._board.rest()
+            self._board.pause()
 
-    async def _look(self) -> None:
+    async def _watch_mesh(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while True:
             page = next((one for one in self._pages if one.refusal is None), None)
             self._watcher = page
             if page is None and not self._may_watch_alone():
-                self._board.rest()
-                await asyncio.sleep(ALONE_PAUSE_SECONDS)
+                self._board.pause()
+                await asyncio.sleep(ANONYMOUS_CHECK_SECONDS)
                 continue
             metadata = page.metadata if page is not None else (("x-request-id", new_request_id()),)
             interval = WATCH_SECONDS if page is not None else STEP_SECONDS
@@ -188,27 +188,27 @@ class Hub:
                         now = time.time()
                         self._board.show(look.mesh, now)
                         self._see(look.mesh, now)
-                        self._tell()
+                        self._notify_pages()
                         pause = FIRST_PAUSE_SECONDS
             except ShoalError as error:
                 if error.code in REFUSED and page is not None:
                     page.refusal = HttpError(error.reason, error.message)
-                    page.news.set()
+                    page.changed.set()
                     continue
                 self._board.fail(error.reason, error.message)
-                pause = max(pause, ALONE_PAUSE_SECONDS if error.code in REFUSED else 0.0)
+                pause = max(pause, ANONYMOUS_CHECK_SECONDS if error.code in REFUSED else 0.0)
             except Exception:
                 log.exception("watching the mesh failed")
                 self._board.fail("INTERNAL", "the mesh cannot be shown: see the edge's log")
             else:
                 self._board.fail("CANNOT_CONNECT", "the router ended the watch")
-            self._tell()
+            self._notify_pages()
             await asyncio.sleep(pause)
             pause = min(MAX_PAUSE_SECONDS, 2 * pause)
 
-    def _tell(self) -> None:
+    def _notify_pages(self) -> None:
         for page in self._pages:
-            page.news.set()
+            page.changed.set()
 
     async def stop(self) -> None:
         """Wait until the watch has ended."""

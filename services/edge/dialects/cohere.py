@@ -52,12 +52,12 @@ from services.edge.messages.reading import (
     truncation_of,
 )
 
-SHARPNESS: Final = 20.0
+SOFTMAX_SCALE: Final = 20.0
 """The factor of cosines before their softmax: the scale at which sentence-transformers trains
 embedding models.
 """
-_TEXTS_IN_A_PIECE: Final = 256
-_LIKELY: Final = 0.5
+_TEXTS_PER_PIECE: Final = 256
+_MIN_PROBABILITY: Final = 0.5
 """In multi-label classification, labels from this probability on are predicted."""
 
 
@@ -234,12 +234,12 @@ def _embed(received: Received, version: str) -> MeshCall:
             else:
                 for number, kind in enumerate(kinds):
                     yield b'%s"%s":' % (b"," if number else b"{", kind.encode())
-                    yield from listed(_as(rows, kind), is_base64=kind == "base64")
+                    yield from listed(_convert_rows(rows, kind), is_base64=kind == "base64")
                 yield b"}"
             yield b',"response_type":"' + form + b'","texts":['
             texts = request.texts or []
-            for first in range(0, len(texts), _TEXTS_IN_A_PIECE):
-                yield (b"," if first else b"") + json_of(texts[first : first + _TEXTS_IN_A_PIECE])[
+            for first in range(0, len(texts), _TEXTS_PER_PIECE):
+                yield (b"," if first else b"") + json_of(texts[first : first + _TEXTS_PER_PIECE])[
                     1:-1
                 ]
             yield tail
@@ -256,7 +256,11 @@ def _kinds(said: list[str] | None) -> list[str]:
         field = f"embedding_types[{index}]"
         if kind == "uint8":
             raise invalid(
-                f"{field}: uint8 needs an offset per vector, which this format cannot carry: use int8 or float",
+                (
+                    f"{field}: uint8 needs an offset per vector, which this format cannot carry: "
+                    "use "
+                    "int8 or float"
+                ),
                 field,
             )
         if kind not in _STORED:
@@ -264,7 +268,7 @@ def _kinds(said: list[str] | None) -> list[str]:
     return list(dict.fromkeys(said or ("float",)))
 
 
-def _as(rows: Rows, kind: str) -> Rows:
+def _convert_rows(rows: Rows, kind: str) -> Rows:
     """Convert rows of the mesh's reply to the requested type."""
     if rows.dtype == np.float32:
         return quantised(rows, kind)
@@ -321,7 +325,7 @@ def classify(received: Received) -> MeshCall:
     if request.preset is not None:
         raise invalid("preset is not supported: send model and examples", "preset")
     named = named_or_default(received, request.model, "predict")
-    plan = _Classifying(request, received, named)
+    plan = _Classification(request, received, named)
     plan.texts()
     if request.examples is None:
         return plan.by_labels()
@@ -343,7 +347,7 @@ def classify(received: Received) -> MeshCall:
     return MeshCall(GET_MODEL, card, convert, fallback=fallback, dialect=COHERE)
 
 
-class _Classifying:
+class _Classification:
     """The ways to answer one request."""
 
     def __init__(self, request: CohereClassifyRequest, received: Received, named: Target) -> None:
@@ -373,7 +377,7 @@ class _Classifying:
             means = np.stack(
                 [rows[own == number].mean(axis=0) for number in range(len(self.labels))]
             )
-            return self._compared(_unit(means), reply.usage.input_tokens)
+            return self._compare_with_means(_unit(means), reply.usage.input_tokens)
 
         def fallback(problem: HttpError) -> MeshCall | None:
             return self.by_labels() if problem.reason == "TASK_NOT_SUPPORTED" else None
@@ -383,12 +387,12 @@ class _Classifying:
             ENCODE, self._encode(items), convert, fields=fields, fallback=fallback, dialect=COHERE
         )
 
-    def _compared(self, means: Rows, tokens: int) -> MeshCall:
+    def _compare_with_means(self, means: Rows, tokens: int) -> MeshCall:
         def convert(reply: pb.EncodeResponse) -> Answer:
-            shares = np.exp(SHARPNESS * (dense_rows(reply.dense) @ means.T - 1))
+            shares = np.exp(SOFTMAX_SCALE * (dense_rows(reply.dense) @ means.T - 1))
             shares /= shares.sum(axis=1, keepdims=True)
             found = [dict(zip(self.labels, row, strict=True)) for row in shares.tolist()]
-            return self._answer(found, tokens + reply.usage.input_tokens)
+            return self._to_answer(found, tokens + reply.usage.input_tokens)
 
         return MeshCall(
             ENCODE,
@@ -429,12 +433,12 @@ class _Classifying:
 
         def convert(reply: pb.ExtractResponse) -> Answer:
             found = [{one.label: one.score for one in result.labels} for result in reply.results]
-            return self._answer(found, reply.usage.input_tokens)
+            return self._to_answer(found, reply.usage.input_tokens)
 
         fields = {**item_fields("items", "inputs"), **single_field("classify.labels", "examples")}
         return MeshCall(EXTRACT, message, convert, fields=fields, dialect=COHERE)
 
-    def _answer(self, found: list[dict[str, float]], tokens: int) -> Answer:
+    def _to_answer(self, found: list[dict[str, float]], tokens: int) -> Answer:
         # Probabilities of exclusive labels sum to 1, those of independent labels do not. The reply
         # has no other indication.
         is_single = bool(self.labels) or all(abs(sum(one.values()) - 1) < 1e-3 for one in found)
@@ -453,7 +457,9 @@ def _entry(
 ) -> dict[str, Any]:
     ranked = sorted(confidences, key=lambda label: -confidences[label])
     chosen = (
-        ranked[:1] if is_single else [label for label in ranked if confidences[label] >= _LIKELY]
+        ranked[:1]
+        if is_single
+        else [label for label in ranked if confidences[label] >= _MIN_PROBABILITY]
     )
     entry: dict[str, Any] = {
         "id": identity,

@@ -18,7 +18,13 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects import tei
-from services.edge.dialects.tei import TEI, Prediction, target_here, timed, truncation_said
+from services.edge.dialects.tei import (
+    TEI,
+    Prediction,
+    parse_truncation,
+    path_target,
+    timing_headers,
+)
 from services.edge.messages.base import (
     Answer,
     Fields,
@@ -128,16 +134,18 @@ def text_classification(received: Received) -> MeshCall:
             "parameters.function_to_apply",
         )
     message = _extract(received, request.inputs, "predict")
-    message.truncation = truncation_said(parameters.truncation, None)
+    message.truncation = parse_truncation(parameters.truncation, None)
     message.classify.SetInParent()
     if parameters.function_to_apply is not None:
         message.classify.multi_label = parameters.function_to_apply == "sigmoid"
 
     def convert(reply: pb.ExtractResponse) -> Answer:
         # A single text also gets a list of lists: huggingface_hub takes its first element.
-        return _told([_scored(result.labels[:most]) for result in reply.results], reply, message)
+        return _json_answer(
+            [_scored(result.labels[:most]) for result in reply.results], reply, message
+        )
 
-    return MeshCall(EXTRACT, message, convert, fields=_renamed(request.inputs), dialect=TEI)
+    return MeshCall(EXTRACT, message, convert, fields=_field_names(request.inputs), dialect=TEI)
 
 
 def zero_shot(received: Received) -> MeshCall:
@@ -164,7 +172,7 @@ def zero_shot(received: Received) -> MeshCall:
 
     def convert(reply: pb.ExtractResponse) -> Answer:
         if isinstance(request.inputs, str):
-            return _told(_scored(reply.results[0].labels), reply, message)
+            return _json_answer(_scored(reply.results[0].labels), reply, message)
         content = [
             {
                 "sequence": text,
@@ -173,10 +181,10 @@ def zero_shot(received: Received) -> MeshCall:
             }
             for text, result in zip(request.inputs, reply.results, strict=True)
         ]
-        return _told(content, reply, message)
+        return _json_answer(content, reply, message)
 
     fields = {
-        **_renamed(request.inputs),
+        **_field_names(request.inputs),
         "classify.labels": "parameters.candidate_labels",
         "classify.hypothesis": "parameters.hypothesis_template",
     }
@@ -221,9 +229,9 @@ def token_classification(received: Received) -> MeshCall:
             ]
             for result in reply.results
         ]
-        return _told(found[0] if isinstance(request.inputs, str) else found, reply, message)
+        return _json_answer(found[0] if isinstance(request.inputs, str) else found, reply, message)
 
-    fields = {**_renamed(request.inputs), "entities.labels": "parameters.labels"}
+    fields = {**_field_names(request.inputs), "entities.labels": "parameters.labels"}
     return MeshCall(EXTRACT, message, convert, fields=fields, dialect=TEI)
 
 
@@ -254,7 +262,7 @@ def _by_task(
         return zero_shot(received)
     if said & {"aggregation_strategy", "ignore_labels", "stride"}:
         return token_classification(received)
-    named = target_here(received, "embed")
+    named = path_target(received, "embed")
 
     def convert(reply: models_pb2.GetModelResponse) -> MeshCall:
         card = reply.model.card
@@ -268,7 +276,7 @@ def _by_task(
     def fallback(problem: HttpError) -> MeshCall | None:
         """Call an unknown model anyway, which makes a worker load it."""
         return (
-            _first_served((tei.embed, classify, token_classification), received)
+            _first_supported((tei.embed, classify, token_classification), received)
             if problem.reason == "MODEL_NOT_FOUND"
             else None
         )
@@ -283,21 +291,25 @@ class _Hosted(msgspec.Struct, kw_only=True):
     parameters: dict[str, Any] | None = None
 
 
-def _first_served(asks: tuple[Callable[[Received], MeshCall], ...], received: Received) -> MeshCall:
+def _first_supported(
+    asks: tuple[Callable[[Received], MeshCall], ...], received: Received
+) -> MeshCall:
     """Return the first call, replaced by the next one if the model does not have its task."""
     question = asks[0](received)
     if len(asks) == 1:
         return question
 
     def fallback(problem: HttpError) -> MeshCall | None:
-        return _first_served(asks[1:], received) if problem.reason == "TASK_NOT_SUPPORTED" else None
+        return (
+            _first_supported(asks[1:], received) if problem.reason == "TASK_NOT_SUPPORTED" else None
+        )
 
     return replace(question, fallback=fallback)
 
 
 def _extract(received: Received, given: Texts, default: str) -> pb.ExtractRequest:
     """Return the request without its task."""
-    named = target_here(received, default)
+    named = path_target(received, default)
     texts = [given] if isinstance(given, str) else given
     items = [text_item(text, f"inputs[{index}]") for index, text in enumerate(texts)]
     return pb.ExtractRequest(
@@ -305,7 +317,7 @@ def _extract(received: Received, given: Texts, default: str) -> pb.ExtractReques
     )
 
 
-def _renamed(given: Texts) -> Fields:
+def _field_names(given: Texts) -> Fields:
     return (
         single_field("items", "inputs")
         if isinstance(given, str)
@@ -317,8 +329,8 @@ def _scored(labels: Any) -> list[dict[str, Any]]:
     return [{"label": one.label, "score": one.score} for one in labels]
 
 
-def _told(content: object, reply: pb.ExtractResponse, message: pb.ExtractRequest) -> Answer:
-    return Answer(json_of(content), headers=timed(reply.timings, reply.usage, message))
+def _json_answer(content: object, reply: pb.ExtractResponse, message: pb.ExtractRequest) -> Answer:
+    return Answer(json_of(content), headers=timing_headers(reply.timings, reply.usage, message))
 
 
 _PIPELINES: Final[tuple[tuple[str, Callable[[Received], MeshCall], type, Any], ...]] = (
@@ -346,7 +358,11 @@ ROUTES: Final = (
     ),
     *(
         Route(
-            "POST", f"{start}/invocations", TEI, by_task, "Runs the model's task, for SageMaker clients"
+            "POST",
+            f"{start}/invocations",
+            TEI,
+            by_task,
+            "Runs the model's task, for SageMaker clients",
         )
         for start in ("/tei/{model}", "")
     ),

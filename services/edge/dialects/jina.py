@@ -80,7 +80,7 @@ def multi_vector(received: Received) -> MeshCall:
     """`POST /v1/multi-vector`: one vector per token. Raises HttpError."""
     request = read(EmbeddingsRequest, received)
     request.return_multivector = True
-    return openai.question_of(request, received)
+    return openai.make_call(request, received)
 
 
 def classify(received: Received) -> MeshCall:

@@ -108,7 +108,7 @@ class InTensor(msgspec.Struct, kw_only=True):
     parameters: TensorParameters | None = None
 
 
-class OutWanted(msgspec.Struct, kw_only=True):
+class RequestedOutput(msgspec.Struct, kw_only=True):
     """A requested output tensor."""
 
     name: str
@@ -121,7 +121,7 @@ class InferIn(msgspec.Struct, kw_only=True):
     inputs: Annotated[list[InTensor], PARTS]
     id: str | None = None
     parameters: InParameters | None = None
-    outputs: Annotated[list[OutWanted], PARTS] | None = None
+    outputs: Annotated[list[RequestedOutput], PARTS] | None = None
 
 
 class OutTensor(msgspec.Struct, kw_only=True):
@@ -237,7 +237,7 @@ def infer(received: Received) -> MeshCall:
     """
     request, tensors = _inputs(received)
     name, named = _named(received)
-    ask = _Asking(name, named, request, tensors)
+    ask = _InferCall(name, named, request, tensors)
     for index, one in enumerate(request.outputs or ()):
         if one.parameters is not None and one.parameters.classification:
             raise invalid(
@@ -249,21 +249,21 @@ def infer(received: Received) -> MeshCall:
     ask.texts()
     tasks = {_TASK_OF[one.name] for one in request.outputs or () if one.name in _TASK_OF}
     if tasks:
-        return ask.of(tasks)
+        return ask.call_for(tasks)
 
     def convert(reply: models_pb2.GetModelResponse) -> MeshCall:
-        return ask.of(set(reply.model.card.tasks))
+        return ask.call_for(set(reply.model.card.tasks))
 
     def fallback(problem: HttpError) -> MeshCall | None:
         """Call an unknown model anyway, which makes a worker load it."""
-        return ask.of(set()) if problem.reason == "MODEL_NOT_FOUND" else None
+        return ask.call_for(set()) if problem.reason == "MODEL_NOT_FOUND" else None
 
     return MeshCall(
         GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert, fallback=fallback
     )
 
 
-class _Asking:
+class _InferCall:
     """The mesh calls that one request may become."""
 
     def __init__(
@@ -281,12 +281,15 @@ class _Asking:
         if len(others) != 1:
             given = ", ".join(self._tensors) or "nothing"
             raise invalid(
-                f"inputs must be text, with labels if the model needs them, or query and documents; not {given}",
+                (
+                    "inputs must be text, with labels if the model needs them, or query and "
+                    f"documents; not {given}"
+                ),
                 "inputs",
             )
         return others[0], self._tensors[others[0]]
 
-    def of(self, tasks: set[Any]) -> MeshCall:
+    def call_for(self, tasks: set[Any]) -> MeshCall:
         """Return the call for a model with these tasks; empty for an unknown model."""
         if models_pb2.TASK_ENCODE in tasks or not tasks:
             return self._encode()
@@ -301,7 +304,11 @@ class _Asking:
             raise invalid(f"the tensor query has {len(query)} texts: it must have one", "query")
         if options.scale not in _SCALES:
             raise invalid(
-                f"parameters.scale is {options.scale!r}; it must be logit or probability, or be omitted",
+                (
+                    f"parameters.scale is {options.scale!r}; it must be logit or probability, or "
+                    "be "
+                    "omitted"
+                ),
                 "parameters.scale",
             )
         message = pb.ScoreRequest(
@@ -320,7 +327,7 @@ class _Asking:
 
         def convert(reply: pb.ScoreResponse) -> Answer:
             scores = np.asarray(decoded(codec.score_result, reply).scores, np.float32)
-            return self._told([("scores", scores, [len(scores)])], reply.model_revision)
+            return self._to_answer([("scores", scores, [len(scores)])], reply.model_revision)
 
         return MeshCall(SCORE, message, convert, fields=item_fields("documents", "documents"))
 
@@ -346,7 +353,7 @@ class _Asking:
             message.normalize = options.normalize
 
         def convert(reply: pb.EncodeResponse) -> Answer:
-            return self._told(list(_encoded(reply)), reply.model_revision)
+            return self._to_answer(list(_encoded(reply)), reply.model_revision)
 
         return MeshCall(
             ENCODE,
@@ -381,7 +388,7 @@ class _Asking:
         kind = message.WhichOneof("task")
 
         def convert(reply: pb.ExtractResponse) -> Answer:
-            return self._told(list(_found(kind or "", reply)), reply.model_revision)
+            return self._to_answer(list(_extracted(kind or "", reply)), reply.model_revision)
 
         names = dict.fromkeys(("entities.labels", "classify.labels", "relations.labels"), "labels")
         fields = {
@@ -391,21 +398,24 @@ class _Asking:
         }
         return MeshCall(EXTRACT, message, convert, fields=fields)
 
-    def _told(self, tensors: list[Tensor], revision: str) -> Answer:
+    def _to_answer(self, tensors: list[Tensor], revision: str) -> Answer:
         """Return the requested tensors in the order of the request."""
         request = self._request
         known = {name: (name, content, shape) for name, content, shape in tensors}
-        wanted = request.outputs or [OutWanted(name=name) for name in known]
+        wanted = request.outputs or [RequestedOutput(name=name) for name in known]
         chosen = []
         for index, one in enumerate(wanted):
             if one.name not in known:
                 raise invalid(
-                    f"{one.name[:100]!r} is not an output of this model; its outputs are {', '.join(known)}",
+                    (
+                        f"{one.name[:100]!r} is not an output of this model; its outputs are "
+                        f"{', '.join(known)}"
+                    ),
                     f"outputs[{index}].name",
                 )
             said = one.parameters.binary_data if one.parameters is not None else None
             chosen.append(
-                _Chosen(
+                _OutputTensor(
                     *known[one.name],
                     is_binary=self._options.binary_data_output if said is None else said,
                 )
@@ -415,11 +425,11 @@ class _Asking:
             head["id"] = request.id
         if revision:
             head["parameters"] = {"revision": revision}
-        return _written(head, chosen)
+        return _serialise(head, chosen)
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _OutputTensor:
     """A tensor of the answer."""
 
     name: str
@@ -448,7 +458,7 @@ class _Chosen:
         yield b"]}"
 
 
-def _written(head: dict[str, Any], chosen: Sequence[_Chosen]) -> Answer:
+def _serialise(head: dict[str, Any], chosen: Sequence[_OutputTensor]) -> Answer:
     behind = {index: one.octets() for index, one in enumerate(chosen) if one.is_binary}
 
     def pieces() -> Iterator[bytes]:
@@ -495,16 +505,16 @@ def _offsets(lengths: Sequence[int]) -> tuple[Rows, list[int]]:
     return found, [len(found)]
 
 
-def _found(kind: str, reply: pb.ExtractResponse) -> Iterator[Tensor]:
+def _extracted(kind: str, reply: pb.ExtractResponse) -> Iterator[Tensor]:
     """Yield labels as two tensors [texts, labels], best first, with short rows padded by "" and 0.
     Yield other results as one JSON list per text.
     """
     results = reply.results
     if kind == "classify":
         width = max((len(result.labels) for result in results), default=0)
-        names = [one.label for result in results for one in _filled(result, width)]
+        names = [one.label for result in results for one in _pad_labels(result, width)]
         scores = np.array(
-            [one.score for result in results for one in _filled(result, width)], np.float32
+            [one.score for result in results for one in _pad_labels(result, width)], np.float32
         )
         shape = [len(results), width]
         yield "labels", names, shape
@@ -528,7 +538,7 @@ def _found(kind: str, reply: pb.ExtractResponse) -> Iterator[Tensor]:
             yield name, [json_of(row).decode() for row in rows], [len(rows)]
 
 
-def _filled(result: pb.Extraction, width: int) -> list[pb.LabelScore]:
+def _pad_labels(result: pb.Extraction, width: int) -> list[pb.LabelScore]:
     return [*result.labels, *([pb.LabelScore()] * (width - len(result.labels)))]
 
 
@@ -625,7 +635,8 @@ def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
         field = f"inputs[{index}]"
         if tensor.name in tensors:
             raise invalid(
-                f"{field}.name {tensor.name[:100]!r} is also the name of another input", f"{field}.name"
+                f"{field}.name {tensor.name[:100]!r} is also the name of another input",
+                f"{field}.name",
             )
         if tensor.datatype != "BYTES":
             raise invalid(
@@ -642,7 +653,7 @@ def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
             texts = _unpacked(raw[at : at + size], field)
             at += size
         elif tensor.data is not None:
-            texts = _flat(tensor.data, field)
+            texts = _flatten(tensor.data, field)
         else:
             raise invalid(f"{field}.data is required", f"{field}.data")
         if (
@@ -676,7 +687,7 @@ def _unpacked(raw: bytes, field: str) -> Texts:
     return texts
 
 
-def _flat(data: list[Any], field: str) -> Texts:
+def _flatten(data: list[Any], field: str) -> Texts:
     """Return the texts of nested lists in row-major order. Raises HttpError."""
     texts: Texts = []
     waiting: list[Any] = [iter(data)]

@@ -114,7 +114,7 @@ def can_answer(model: models_pb2.Model) -> bool:
     return not places or any(not place.last_error or place.state in _READ for place in places)
 
 
-def listed(received: Received) -> MeshCall:
+def list_models(received: Received) -> MeshCall:
     """`GET /v1/models`: models that can be served, and aliases of these and of models that no
     worker has tried to load.
     """
@@ -128,7 +128,7 @@ def listed(received: Received) -> MeshCall:
     return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), convert)
 
 
-def one(received: Received) -> MeshCall:
+def get_model(received: Received) -> MeshCall:
     """`GET /v1/models/{model}`. Raises HttpError MODEL_NOT_FOUND for an invalid name."""
     named = target(received, received.model)
 
@@ -184,11 +184,11 @@ def _entry(name: str, model: models_pb2.Model, target: Target | None = None) -> 
 
 ROUTES: Final = (
     *(
-        Route("GET", path, MODELS, listed, "Lists models and aliases", answer=ModelList)
+        Route("GET", path, MODELS, list_models, "Lists models and aliases", answer=ModelList)
         for path in ("/v1/models", "/models", "/openai/v1/models")
     ),
     *(
-        Route("GET", path, MODELS, one, "Describes one model", answer=ModelEntry)
+        Route("GET", path, MODELS, get_model, "Describes one model", answer=ModelEntry)
         for path in ("/v1/models/{model}", "/openai/v1/models/{model}")
     ),
 )

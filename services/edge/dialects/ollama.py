@@ -33,7 +33,7 @@ from services.edge.messages.base import (
 )
 from services.edge.messages.limits import ITEMS
 from services.edge.messages.names import Target
-from services.edge.messages.numbers import dense_rows, joined, per_piece
+from services.edge.messages.numbers import dense_rows, join_rows, rows_per_piece
 from services.edge.messages.reading import count_of, read, role_of, target, text_item, truncation_of
 
 VERSION: Final = "0.12.0"
@@ -50,10 +50,12 @@ _RESIDENT: Final = models_pb2.MODEL_STATE_RESIDENT
 
 def error(problem: HttpError) -> Answer:
     """Return `{"error": text}`."""
-    return Answer(json_of({"error": told(problem)}), problem.status, headers=retry_headers(problem))
+    return Answer(
+        json_of({"error": error_text(problem)}), problem.status, headers=retry_headers(problem)
+    )
 
 
-def told(problem: HttpError) -> str:
+def error_text(problem: HttpError) -> str:
     """Return the message, preceded by the field of an invalid request, since the body has no other
     place for it.
     """
@@ -190,7 +192,7 @@ def embed(received: Received) -> MeshCall:
             "load_duration": 0,
             "prompt_eval_count": 0,
         }
-        return if_known(named, nothing)
+        return answer_if_known(named, nothing)
     is_one = isinstance(request.input, str)
     texts = [request.input] if isinstance(request.input, str) else request.input
     message = pb.EncodeRequest(
@@ -218,9 +220,9 @@ def embed(received: Received) -> MeshCall:
         head = b'{"model":' + json_of(request.model) + b',"embeddings":['
         tail = b"]," + json_of(rest)[1:]
         return Answer(
-            joined(
+            join_rows(
                 len(rows),
-                per_piece(rows.shape[1]),
+                rows_per_piece(rows.shape[1]),
                 head,
                 lambda first, last: json_of(rows[first:last])[1:-1],
                 tail,
@@ -236,7 +238,7 @@ def embeddings(received: Received) -> MeshCall:
     request = read(OllamaEmbeddingsRequest, received)
     named = model_named(received, request.model)
     if not request.prompt:
-        return if_known(named, {"embedding": []})
+        return answer_if_known(named, {"embedding": []})
     message = pb.EncodeRequest(
         model=named.model,
         items=[text_item(request.prompt, "prompt")],
@@ -324,12 +326,12 @@ def show(received: Received) -> MeshCall:
     return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
 
-def ordered(received: Received) -> MeshCall:
+def rerank_documents(received: Received) -> MeshCall:
     """`POST /api/rerank` as clients of Ollama send it, with Cohere's fields. Raises HttpError."""
     request = read(RerankRequest, received)
     if request.model and request.model not in received.names.aliases:
         request.model = request.model.removesuffix(_LATEST)
-    return rerank.question_of(request, received)
+    return rerank.make_call(request, received)
 
 
 def pull(received: Received) -> MeshCall:
@@ -372,7 +374,7 @@ def model_named(received: Received, name: str) -> Target:
     )
 
 
-def if_known(named: Target, content: dict[str, Any]) -> MeshCall:
+def answer_if_known(named: Target, content: dict[str, Any]) -> MeshCall:
     """Answer with `content` if the model is known."""
     return MeshCall(
         GET_MODEL,
@@ -438,7 +440,7 @@ ROUTES: Final = (
         "POST",
         "/api/rerank",
         OLLAMA,
-        ordered,
+        rerank_documents,
         "Ranks documents by relevance to a query",
         RerankRequest,
         RerankAnswer,
@@ -457,7 +459,12 @@ ROUTES: Final = (
     Route("GET", "/api/ps", OLLAMA, resident, "Lists models that are loaded", answer=OllamaModels),
     Route("POST", "/api/show", OLLAMA, show, "Describes one model", OllamaShowRequest, OllamaShown),
     Route(
-        "GET", "/api/version", OLLAMA, version, "Returns the version of Ollama's API", answer=OllamaVersion
+        "GET",
+        "/api/version",
+        OLLAMA,
+        version,
+        "Returns the version of Ollama's API",
+        answer=OllamaVersion,
     ),
     Route("GET", "/", OLLAMA, running, "Reports that this process is alive", answer=str),
 )

@@ -39,10 +39,10 @@ from services.edge.messages.numbers import (
     Rows,
     base64_of,
     dense_rows,
-    joined,
+    join_rows,
     listed,
-    per_piece,
     quantised,
+    rows_per_piece,
     signed,
     token_vectors,
 )
@@ -207,10 +207,10 @@ _UINT8: Final = (
 
 def embeddings(received: Received) -> MeshCall:
     """`POST /v1/embeddings`. Raises HttpError."""
-    return question_of(read(EmbeddingsRequest, received), received)
+    return make_call(read(EmbeddingsRequest, received), received)
 
 
-def question_of(request: EmbeddingsRequest, received: Received) -> MeshCall:
+def make_call(request: EmbeddingsRequest, received: Received) -> MeshCall:
     """Return the call of a parsed body. Raises HttpError."""
     _refuse_unsupported(request)
     named = target(received, request.model)
@@ -218,7 +218,11 @@ def question_of(request: EmbeddingsRequest, received: Received) -> MeshCall:
     stored = {_stored(kind, field) for kind, field in types}
     if len(stored) > 1:
         raise invalid(
-            f"{types[0][1]} may name several types only of one storage: request float and binary separately",
+            (
+                f"{types[0][1]} may name several types only of one storage: request float and "
+                "binary "
+                "separately"
+            ),
             types[0][1],
         )
     dimensions = request.dimensions if request.dimensions is not None else request.output_dimension
@@ -229,7 +233,7 @@ def question_of(request: EmbeddingsRequest, received: Received) -> MeshCall:
     )
     if request.modality is not None and dimensions == 0:
         dimensions = None  # Infinity's client sends 0 for the model's default
-    items, fields = _items(_given(request), received.vocabulary)
+    items, fields = _items(_inputs(request), received.vocabulary)
     task = _task(request)
     if task.adapter and not request.adapter:
         fields = {**fields, "adapter": "task"}
@@ -260,11 +264,11 @@ def question_of(request: EmbeddingsRequest, received: Received) -> MeshCall:
         fields = _LATE_FIELDS
     if request.return_multivector:
         return _token_vectors(request, message, types, fields)
-    write = _writer([kind for kind, _ in types], is_base64=is_base64)
+    write = _row_writer([kind for kind, _ in types], is_base64=is_base64)
     return MeshCall(
         ENCODE,
         message,
-        _answer(request.model, write),
+        _make_converter(request.model, write),
         fields={**fields, "dimensions": dimensions_field},
     )
 
@@ -332,7 +336,7 @@ def _needs_space(before: str, after: str) -> bool:
     return not before.isspace() and not after.isspace() and not is_spaceless
 
 
-def _given(request: EmbeddingsRequest) -> Input:
+def _inputs(request: EmbeddingsRequest) -> Input:
     """Return the inputs: texts, or images if Infinity's `modality` says so."""
     if request.modality in (None, "text"):
         return request.input
@@ -359,7 +363,10 @@ def _task(request: EmbeddingsRequest) -> _Task:
         return _Task(role=task)
     if not is_own_adapter(task):
         raise invalid(
-            "task must be the name of a task, such as retrieval.query or text-matching, or be omitted",
+            (
+                "task must be the name of a task, such as retrieval.query or text-matching, or be "
+                "omitted"
+            ),
             "task",
         )
     return _Task(adapter=task)
@@ -417,7 +424,10 @@ def _item(
             return pb.Item(text=vocabulary.text(given))
         except KeyError as error:
             raise invalid(
-                f"{field} has the token id {error.args[0]}, which is not in the vocabulary of cl100k_base",
+                (
+                    f"{field} has the token id {error.args[0]}, which is not in the vocabulary of "
+                    "cl100k_base"
+                ),
                 field,
             ) from None
     if isinstance(given, Part):
@@ -440,17 +450,17 @@ Write = Callable[[Rows, int], dict[str, Any]]
 """Returns the fields of the embedding of one row."""
 
 
-def _writer(kinds: Sequence[str], *, is_base64: bool) -> Write:
+def _row_writer(kinds: Sequence[str], *, is_base64: bool) -> Write:
     if len(kinds) == 1:
-        encode = _encoder(kinds[0], is_base64=is_base64)
+        encode = _row_encoder(kinds[0], is_base64=is_base64)
         return lambda rows, index: {"embedding": encode(rows[index])}
-    encoders = {kind: _encoder(kind, is_base64=is_base64) for kind in kinds}
+    encoders = {kind: _row_encoder(kind, is_base64=is_base64) for kind in kinds}
     return lambda rows, index: {
         "embeddings": {kind: encode(rows[index]) for kind, encode in encoders.items()}
     }
 
 
-def _encoder(kind: str, *, is_base64: bool) -> Callable[[Rows], Any]:
+def _row_encoder(kind: str, *, is_base64: bool) -> Callable[[Rows], Any]:
     if kind == "base64" or (is_base64 and kind != "binary"):
         return base64_of
     if kind == "binary":
@@ -458,7 +468,7 @@ def _encoder(kind: str, *, is_base64: bool) -> Callable[[Rows], Any]:
     return lambda row: row
 
 
-def _answer(model: str, write: Write) -> Callable[[pb.EncodeResponse], Answer]:
+def _make_converter(model: str, write: Write) -> Callable[[pb.EncodeResponse], Answer]:
     def convert(reply: pb.EncodeResponse) -> Answer:
         if not reply.HasField("dense"):
             raise HttpError(
@@ -479,7 +489,9 @@ def _answer(model: str, write: Write) -> Callable[[pb.EncodeResponse], Answer]:
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         tail = b'],"model":' + json_of(model) + b',"usage":' + json_of(usage) + b"}"
         return Answer(
-            joined(len(rows), per_piece(rows.shape[1]), b'{"object":"list","data":[', piece, tail)
+            join_rows(
+                len(rows), rows_per_piece(rows.shape[1]), b'{"object":"list","data":[', piece, tail
+            )
         )
 
     return convert

@@ -119,10 +119,10 @@ def rerank(received: Received) -> MeshCall:
         except HttpError as problem:
             problem.dialect = TEI
             raise
-    return question_of(read(RerankRequest, received), received)
+    return make_call(read(RerankRequest, received), received)
 
 
-def question_of(request: RerankRequest, received: Received) -> MeshCall:
+def make_call(request: RerankRequest, received: Received) -> MeshCall:
     """Return the call of a parsed body. Raises HttpError."""
     name = request.model if request.model is not None else DEFAULT_NAME
     named = named_or_default(received, request.model, DEFAULT_NAME)
@@ -166,10 +166,12 @@ def question_of(request: RerankRequest, received: Received) -> MeshCall:
     fields = item_fields("documents", "documents")
     if request.raw_scores is True:
         return MeshCall(SCORE, message, convert, fields={**fields, "scale": "raw_scores"})
-    return probable(message, convert, fields)
+    return score_probabilities(message, convert, fields)
 
 
-def probable(message: pb.ScoreRequest, convert: Callable[..., Answer], fields: Fields) -> MeshCall:
+def score_probabilities(
+    message: pb.ScoreRequest, convert: Callable[..., Answer], fields: Fields
+) -> MeshCall:
     """Request probabilities; if the model has none, request its raw scores and squash them."""
 
     def fallback(problem: HttpError) -> MeshCall | None:
@@ -183,7 +185,7 @@ def probable(message: pb.ScoreRequest, convert: Callable[..., Answer], fields: F
     return MeshCall(SCORE, message, convert, fields=fields, fallback=fallback)
 
 
-def squashed(scores: Any) -> Any:
+def squash(scores: Any) -> Any:
     """Map any range to 0…1 in the same order."""
     wide = scores.astype(np.float64)
     return ((1 + wide / (1 + np.abs(wide))) / 2).astype(np.float32)
@@ -194,7 +196,7 @@ def scored(reply: pb.ScoreResponse, *, squash: bool) -> tuple[Any, Any]:
     invalid reply.
     """
     found = decoded(codec.score_result, reply)
-    return (squashed(found.scores) if squash else found.scores), found.ranking
+    return (squash(found.scores) if squash else found.scores), found.ranking
 
 
 def _text(document: str | dict[str, Any], field: str, rank_fields: list[str] | None) -> str:

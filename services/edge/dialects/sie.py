@@ -89,7 +89,7 @@ SIE: Final = Dialect("sie", error)
 PageNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
-class Picture(msgspec.Struct, kw_only=True):
+class ImageIn(msgspec.Struct, kw_only=True):
     """The bytes of an image file; base64 in JSON."""
 
     data: bytes
@@ -119,7 +119,7 @@ class DocumentIn(msgspec.Struct, kw_only=True):
     dots_per_inch: PageNumber = 0
 
 
-Place = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Position = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class SpanIn(msgspec.Struct, kw_only=True):
@@ -127,8 +127,8 @@ class SpanIn(msgspec.Struct, kw_only=True):
     `context` before the chunk.
     """
 
-    start: Place
-    end: Place
+    start: Position
+    end: Position
     context: str = ""
 
 
@@ -139,7 +139,7 @@ class ItemIn(msgspec.Struct, kw_only=True):
 
     text: str | None = None
     id: Id | None = None
-    images: Annotated[list[Picture], PARTS] | None = None
+    images: Annotated[list[ImageIn], PARTS] | None = None
     audio: Any = None
     video: Any = None
     document: DocumentIn | bytes | None = None
@@ -151,7 +151,7 @@ class ItemIn(msgspec.Struct, kw_only=True):
 
 
 class ChunkingIn(msgspec.Struct, kw_only=True):
-    """How each text is divided into chunks, which have their own vectors.
+    """The division of each text into chunks with their own vectors.
 
     Attributes:
         method: Where chunks end: at sentences, after a number of tokens, at Markdown's headings and
@@ -164,8 +164,8 @@ class ChunkingIn(msgspec.Struct, kw_only=True):
     """
 
     method: Literal["sentences", "tokens", "markdown", "spans"] = "sentences"
-    max_tokens: Place = 0
-    overlap: Place = 0
+    max_tokens: Position = 0
+    overlap: Position = 0
     late: bool = False
     return_text: bool = False
 
@@ -343,13 +343,13 @@ def encode(received: Received) -> MeshCall:
         if chunking is None:
             rows = _encoded(reply, len(request.items), dtype)
         else:
-            rows = _divided(
+            rows = _chunk_entries(
                 reply,
                 [item.text or "" for item in message.items] if chunking.return_text else [],
                 dtype,
             )
         items = (_with_id(one, row) for one, row in zip(request.items, rows, strict=True))
-        return _written(received, {"model": received.model}, items, reply, _numbers(reply))
+        return _stream_items(received, {"model": received.model}, items, reply, _numbers(reply))
 
     return MeshCall(ENCODE, message, convert, fields=_DOCUMENTS | _CHUNKED)
 
@@ -512,9 +512,7 @@ def _schema(params: Params) -> pb.StructureTask | None:
     try:
         return schema_message(Schema.from_dict(asked))
     except InvalidInput as error:
-        raise invalid(
-            f"params.output_schema is invalid: {error}", "params.output_schema"
-        ) from None
+        raise invalid(f"params.output_schema is invalid: {error}", "params.output_schema") from None
 
 
 def _extraction(result: pb.Extraction) -> dict[str, Any]:
@@ -623,9 +621,7 @@ def _items(items: list[ItemIn]) -> list[pb.Item]:
 def _item(item: ItemIn, field: str) -> pb.Item:
     for name in ("audio", "video"):
         if getattr(item, name) is not None:
-            raise invalid(
-                f"{field}.{name} is not supported by any model here", f"{field}.{name}"
-            )
+            raise invalid(f"{field}.{name} is not supported by any model here", f"{field}.{name}")
     pictures = item.images or []
     given = (item.text is not None) + bool(pictures) + (item.document is not None)
     if given != 1 or len(pictures) > 1:
@@ -690,7 +686,9 @@ def _encoded(reply: pb.EncodeResponse, items: int, dtype: str) -> Iterator[dict[
         yield {name: form for maker in makers for name, form in maker(index).items()}
 
 
-def _divided(reply: pb.EncodeResponse, texts: list[str], dtype: str) -> Iterator[dict[str, Any]]:
+def _chunk_entries(
+    reply: pb.EncodeResponse, texts: list[str], dtype: str
+) -> Iterator[dict[str, Any]]:
     """Yield each item's chunks with their representations.
 
     Args:
@@ -736,7 +734,7 @@ def _numbers(reply: pb.EncodeResponse) -> int:
     )
 
 
-def _written(
+def _stream_items(
     received: Received,
     head: dict[str, Any],
     items: Iterator[dict[str, Any]],
@@ -752,7 +750,7 @@ def _written(
     def pieces() -> Iterator[bytes]:
         yield json_of(head)[:-1] + b',"items":['
         for index, item in enumerate(items):
-            yield (b"," if index else b"") + json_of(_narrowed(item))
+            yield (b"," if index else b"") + json_of(_to_json_types(item))
         yield b"]," + json_of(_tail(reply))[1:]
 
     return Answer(pieces(), headers=_headers(received, reply))
@@ -762,8 +760,10 @@ def _whole(received: Received, content: dict[str, Any], reply: Any) -> Answer:
     content |= _tail(reply)
     headers = _headers(received, reply)
     if received.wants_msgpack:
-        return Answer(msgspec.msgpack.encode(_packed(content)), media_type=MSGPACK, headers=headers)
-    return Answer(json_of(_narrowed(content)), headers=headers)
+        return Answer(
+            msgspec.msgpack.encode(_pack_arrays(content)), media_type=MSGPACK, headers=headers
+        )
+    return Answer(json_of(_to_json_types(content)), headers=headers)
 
 
 def _tail(reply: Any) -> dict[str, Any]:
@@ -807,7 +807,7 @@ def _server_timing(timings: pb.Timings) -> bytes:
     ).encode()
 
 
-def _packed(content: Any) -> Any:
+def _pack_arrays(content: Any) -> Any:
     """Return msgpack-numpy's form of arrays: a map with keys that are bytes."""
     if isinstance(content, np.ndarray):
         array = np.ascontiguousarray(content)
@@ -819,22 +819,22 @@ def _packed(content: Any) -> Any:
             b"data": array.tobytes(),
         }
     if isinstance(content, dict):
-        return {key: _packed(value) for key, value in content.items()}
+        return {key: _pack_arrays(value) for key, value in content.items()}
     if isinstance(content, list):
-        return [_packed(value) for value in content]
+        return [_pack_arrays(value) for value in content]
     return content
 
 
-def _narrowed(content: Any) -> Any:
+def _to_json_types(content: Any) -> Any:
     """Convert arrays for orjson, which needs contiguous rows and writes float32 with the shortest
     digits.
     """
     if isinstance(content, np.ndarray):
         return np.ascontiguousarray(content, np.float32 if content.dtype == np.float16 else None)
     if isinstance(content, dict):
-        return {key: _narrowed(value) for key, value in content.items()}
+        return {key: _to_json_types(value) for key, value in content.items()}
     if isinstance(content, list):
-        return [_narrowed(value) for value in content]
+        return [_to_json_types(value) for value in content]
     return content
 
 

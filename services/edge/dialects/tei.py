@@ -35,7 +35,7 @@ from services.edge.messages.base import (
 )
 from services.edge.messages.limits import ITEMS
 from services.edge.messages.names import Target
-from services.edge.messages.numbers import decoded, dense_rows, joined, per_piece
+from services.edge.messages.numbers import decoded, dense_rows, join_rows, rows_per_piece
 from services.edge.messages.reading import (
     count_of,
     named_or_default,
@@ -46,7 +46,7 @@ from services.edge.messages.reading import (
 )
 
 VERSION: Final = "1.9.3"
-"""The TEI version whose API this is."""
+"""The TEI version with this API."""
 _TYPES: Final = {
     400: "Empty",
     401: "Unauthenticated",
@@ -208,14 +208,14 @@ def embed(received: Received) -> MeshCall:
 
     def convert(reply: pb.EncodeResponse) -> Answer:
         rows = dense_rows(reply.dense)
-        body = joined(
+        body = join_rows(
             len(rows),
-            per_piece(rows.shape[1]),
+            rows_per_piece(rows.shape[1]),
             b"[",
             lambda first, last: json_of(rows[first:last])[1:-1],
             b"]",
         )
-        return Answer(body, headers=timed(reply.timings, reply.usage, message))
+        return Answer(body, headers=timing_headers(reply.timings, reply.usage, message))
 
     return MeshCall(ENCODE, message, convert, fields=fields, dialect=TEI)
 
@@ -234,7 +234,7 @@ def embed_sparse(received: Received) -> MeshCall:
             ]
             for columns, weights in matrix
         ]
-        return Answer(json_of(rows), headers=timed(reply.timings, reply.usage, message))
+        return Answer(json_of(rows), headers=timing_headers(reply.timings, reply.usage, message))
 
     return MeshCall(ENCODE, message, convert, fields=fields, dialect=TEI)
 
@@ -257,7 +257,7 @@ def embed_all(received: Received) -> MeshCall:
                 )
             yield b"]"
 
-        return Answer(pieces(), headers=timed(reply.timings, reply.usage, message))
+        return Answer(pieces(), headers=timing_headers(reply.timings, reply.usage, message))
 
     return MeshCall(ENCODE, message, convert, fields=fields, dialect=TEI)
 
@@ -265,13 +265,13 @@ def embed_all(received: Received) -> MeshCall:
 def rerank(received: Received) -> MeshCall:
     """`/rerank` with `texts`: scores, best first."""
     request = read(RankRequest, received)
-    named = target_here(received, "rerank")
+    named = path_target(received, "rerank")
     message = pb.ScoreRequest(
         model=named.model,
         query=text_item(request.query, "query"),
         documents=[text_item(text, f"texts[{index}]") for index, text in enumerate(request.texts)],
         scale=pb.SCORE_SCALE_LOGIT if request.raw_scores else pb.SCORE_SCALE_PROBABILITY,
-        truncation=truncation_said(request.truncate, request.truncation_direction),
+        truncation=parse_truncation(request.truncate, request.truncation_direction),
         adapter=named.adapter,
     )
 
@@ -283,7 +283,7 @@ def rerank(received: Received) -> MeshCall:
         if request.return_text:
             for rank in ranks:
                 rank["text"] = request.texts[rank["index"]]
-        return Answer(json_of(ranks), headers=timed(reply.timings, reply.usage, message))
+        return Answer(json_of(ranks), headers=timing_headers(reply.timings, reply.usage, message))
 
     fields = item_fields("documents", "texts")
     return MeshCall(SCORE, message, convert, fields=fields, dialect=TEI)
@@ -303,9 +303,9 @@ def predict(received: Received) -> MeshCall:
             "parameters.function_to_apply must be sigmoid or softmax, or be omitted",
             "parameters.function_to_apply",
         )
-    named = target_here(received, "predict")
-    texts, is_batch, is_pair = _predicted(request.inputs)
-    truncation = truncation_said(request.truncate, request.truncation_direction)
+    named = path_target(received, "predict")
+    texts, is_batch, is_pair = _parse_inputs(request.inputs)
+    truncation = parse_truncation(request.truncate, request.truncation_direction)
     if is_pair:
         return _pairs(named, texts, truncation, is_batch)
     message = pb.ExtractRequest(
@@ -328,7 +328,7 @@ def predict(received: Received) -> MeshCall:
         # huggingface_hub's client, the only one that sends parameters, takes the first element of a
         # list of lists.
         content: object = found if is_batch or request.parameters is not None else found[0]
-        return Answer(json_of(content), headers=timed(reply.timings, reply.usage, message))
+        return Answer(json_of(content), headers=timing_headers(reply.timings, reply.usage, message))
 
     fields = item_fields("items", "inputs") if is_batch else single_field("items", "inputs")
     return MeshCall(EXTRACT, message, convert, fields=fields, dialect=TEI)
@@ -337,7 +337,7 @@ def predict(received: Received) -> MeshCall:
 def similarity(received: Received) -> MeshCall:
     """`/similarity`: the cosines of one text to others."""
     request = read(SimilarityRequest, received)
-    named = target_here(received, "embed")
+    named = path_target(received, "embed")
     texts = [request.inputs.source_sentence, *request.inputs.sentences]
     parameters = request.parameters or Parameters()
     message = pb.EncodeRequest(
@@ -345,7 +345,7 @@ def similarity(received: Received) -> MeshCall:
         items=[text_item(text, "inputs") for text in texts],
         representations=[pb.REPRESENTATION_DENSE],
         role=role_of(named, prompt_name=parameters.prompt_name),
-        truncation=truncation_said(parameters.truncate, parameters.truncation_direction),
+        truncation=parse_truncation(parameters.truncate, parameters.truncation_direction),
         normalize=True,
         adapter=named.adapter,
     )
@@ -355,7 +355,7 @@ def similarity(received: Received) -> MeshCall:
     def convert(reply: pb.EncodeResponse) -> Answer:
         rows = dense_rows(reply.dense)
         cosines = np.ascontiguousarray(rows[1:] @ rows[0], np.float32)
-        return Answer(json_of(cosines), headers=timed(reply.timings, reply.usage, message))
+        return Answer(json_of(cosines), headers=timing_headers(reply.timings, reply.usage, message))
 
     fields = dict.fromkeys(
         ("items[].text", "items[]"),
@@ -366,7 +366,7 @@ def similarity(received: Received) -> MeshCall:
 
 def info(received: Received) -> MeshCall:
     """`/info`: describe the model."""
-    named = target_here(received, "embed")
+    named = path_target(received, "embed")
 
     def convert(reply: models_pb2.GetModelResponse) -> Answer:
         card = reply.model.card
@@ -404,7 +404,7 @@ def embeddings(received: Received) -> MeshCall:
     try:
         body = form.decode(received.body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return openai.embeddings(received)  # reports what is invalid
+        return openai.embeddings(received)  # reports the error
     body["model"] = msgspec.Raw(form.encode(received.model))
     return openai.embeddings(received.with_body(form.encode(body)))
 
@@ -416,7 +416,7 @@ def health(received: Received) -> Answer:
     return Answer(b"")
 
 
-def target_here(received: Received, default: str) -> Target:
+def path_target(received: Received, default: str) -> Target:
     """Return the model of the path, or else the target of the alias `default`. Raises HttpError."""
     return named_or_default(received, received.model, default)
 
@@ -424,7 +424,7 @@ def target_here(received: Received, default: str) -> Target:
 def _encode(
     received: Received, request: EmbedRequest, form: pb.Representation
 ) -> tuple[pb.EncodeRequest, Fields]:
-    named = target_here(received, "embed")
+    named = path_target(received, "embed")
     given = request.inputs
     texts = [given] if isinstance(given, str) else given
     items = []
@@ -441,7 +441,7 @@ def _encode(
         representations=[form],
         role=role_of(named, prompt_name=request.prompt_name),
         dimensions=count_of(request.dimensions, "dimensions") or named.dimensions,
-        truncation=truncation_said(request.truncate, request.truncation_direction),
+        truncation=parse_truncation(request.truncate, request.truncation_direction),
         adapter=named.adapter,
     )
     return message, single_field("items", "inputs") if isinstance(given, str) else item_fields(
@@ -449,7 +449,7 @@ def _encode(
     )
 
 
-def truncation_said(truncate: bool | None, side: str | None) -> pb.Truncation:
+def parse_truncation(truncate: bool | None, side: str | None) -> pb.Truncation:
     """Parse `truncate` and `truncation_direction`. Raises HttpError."""
     if side is not None and side.lower() not in ("left", "right"):
         raise invalid(
@@ -458,7 +458,7 @@ def truncation_said(truncate: bool | None, side: str | None) -> pb.Truncation:
     return truncation_of(truncate, "truncate", side=side)
 
 
-def _predicted(inputs: str | list[str | list[str]]) -> tuple[list[list[str]], bool, bool]:
+def _parse_inputs(inputs: str | list[str | list[str]]) -> tuple[list[list[str]], bool, bool]:
     """Return the inputs as lists of one or two texts, whether they are a batch, and whether they
     are pairs. Raises HttpError.
     """
@@ -501,13 +501,15 @@ def _pairs(
         found = [[{"score": score, "label": "LABEL_0"}] for score in scores]
         return Answer(
             json_of(found if is_batch else found[0]),
-            headers=timed(reply.timings, reply.usage, message),
+            headers=timing_headers(reply.timings, reply.usage, message),
         )
 
-    return MeshCall(SCORE, message, convert, fields=single_field("documents", "inputs"), dialect=TEI)
+    return MeshCall(
+        SCORE, message, convert, fields=single_field("documents", "inputs"), dialect=TEI
+    )
 
 
-def timed(timings: pb.Timings, usage: pb.Usage, message: Request) -> Headers:
+def timing_headers(timings: pb.Timings, usage: pb.Usage, message: Request) -> Headers:
     """Return TEI's headers: milliseconds, characters and tokens."""
     characters = _characters(message)
     numbers: tuple[tuple[bytes, float], ...] = (

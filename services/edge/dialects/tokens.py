@@ -17,7 +17,7 @@ from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects import openai
 from services.edge.dialects.cohere import COHERE
-from services.edge.dialects.tei import TEI, target_here, timed
+from services.edge.dialects.tei import TEI, path_target, timing_headers
 from services.edge.messages.base import (
     Answer,
     Fields,
@@ -29,7 +29,7 @@ from services.edge.messages.base import (
     json_of,
 )
 from services.edge.messages.limits import IDS, ITEMS, check_items
-from services.edge.messages.numbers import joined, per_piece
+from services.edge.messages.numbers import join_rows, rows_per_piece
 from services.edge.messages.reading import named_or_default, read
 
 _ID_MOST: Final = (1 << 32) - 1
@@ -59,7 +59,7 @@ class DecodeIn(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeIn(msgspec.Struct, kw_only=True):
-    """vLLM's form, and Cohere's for `/v1/detokenize`."""
+    """The form of vLLM, and of Cohere's `/v1/detokenize`."""
 
     tokens: Annotated[list[int], IDS]
     model: str | None = None
@@ -73,7 +73,8 @@ class CohereTokenizeIn(msgspec.Struct, kw_only=True):
 
 
 class SimpleToken(msgspec.Struct, kw_only=True):
-    """A token in TEI's form. `start` and `stop` are byte offsets in UTF-8; null for special tokens.
+    """A token in TEI's form. `start` and `stop` are byte offsets in UTF-8; null for special
+    tokens.
     """
 
     id: int
@@ -84,7 +85,7 @@ class SimpleToken(msgspec.Struct, kw_only=True):
 
 
 class Tokenized(msgspec.Struct, kw_only=True):
-    """vLLM's answer."""
+    """The answer in vLLM's form."""
 
     count: int
     max_model_len: int
@@ -93,7 +94,7 @@ class Tokenized(msgspec.Struct, kw_only=True):
 
 
 class Detokenized(msgspec.Struct, kw_only=True):
-    """vLLM's answer."""
+    """The answer in vLLM's form."""
 
     prompt: str
 
@@ -143,7 +144,7 @@ def decode(received: Received) -> MeshCall:
     is_batch = bool(batch)
     check_items(batch, "ids")
     message = pb.DetokenizeRequest(
-        model=target_here(received, "embed").model,
+        model=path_target(received, "embed").model,
         sequences=[_ids(one, f"ids[{index}]") for index, one in enumerate(batch)]
         if is_batch
         else [_ids(alone, "ids")],
@@ -152,7 +153,7 @@ def decode(received: Received) -> MeshCall:
 
     def convert(reply: pb.DetokenizeResponse) -> Answer:
         return Answer(
-            json_of(list(reply.texts)), headers=timed(reply.timings, reply.usage, message)
+            json_of(list(reply.texts)), headers=timing_headers(reply.timings, reply.usage, message)
         )
 
     return MeshCall(
@@ -161,7 +162,7 @@ def decode(received: Received) -> MeshCall:
 
 
 def detokenize(received: Received) -> MeshCall:
-    """vLLM's `/detokenize`. Raises HttpError."""
+    """Serve vLLM's `/detokenize`. Raises HttpError."""
     request = read(DetokenizeIn, received)
     named = named_or_default(received, request.model or received.model, "embed")
     message = pb.DetokenizeRequest(model=named.model, sequences=[_ids(request.tokens, "tokens")])
@@ -239,7 +240,7 @@ def _tei_tokenize(received: Received) -> MeshCall:
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     special = request.add_special_tokens is not False
     message = pb.TokenizeRequest(
-        model=target_here(received, "embed").model,
+        model=path_target(received, "embed").model,
         texts=texts,
         add_special_tokens=special,
         return_tokens=special,  # names of special tokens
@@ -258,8 +259,8 @@ def _tei_tokenize(received: Received) -> MeshCall:
             )[1:-1]
 
         longest = max((len(one.ids) for one in reply.results), default=1)
-        body = joined(len(texts), per_piece(longest * _TOKEN_NUMBERS), b"[", piece, b"]")
-        return Answer(body, headers=timed(reply.timings, reply.usage, message))
+        body = join_rows(len(texts), rows_per_piece(longest * _TOKEN_NUMBERS), b"[", piece, b"]")
+        return Answer(body, headers=timing_headers(reply.timings, reply.usage, message))
 
     return MeshCall(
         TOKENIZE, message, convert, fields=_text_fields("inputs", is_batch=is_batch), dialect=TEI
@@ -270,7 +271,10 @@ def _vllm_tokenize(received: Received) -> MeshCall:
     request = read(TokenizeIn, received)
     if request.messages is not None:
         raise invalid(
-            "messages are not supported, because no chat template is applied: send the whole prompt",
+            (
+                "messages are not supported, because no chat template is applied: send the whole "
+                "prompt"
+            ),
             "messages",
         )
     if request.prompt is None:
@@ -309,9 +313,7 @@ def _is_vllm(body: bytes) -> bool:
     try:
         found = msgspec.json.decode(body, type=_Peek)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return (
-            b'"inputs"' not in body
-        )  # the parser reports the error in the dialect's form
+        return b'"inputs"' not in body  # the parser reports the error in the dialect's form
     return found.inputs is msgspec.UNSET and (
         found.prompt is not msgspec.UNSET or found.messages is not msgspec.UNSET
     )
@@ -321,7 +323,8 @@ def _ids(given: Sequence[int], field: str) -> pb.TokenIds:
     wrong = next((index for index, number in enumerate(given) if not 0 <= number <= _ID_MOST), None)
     if wrong is not None:
         raise invalid(
-            f"{field}[{wrong}] is {given[wrong]}, which is not a valid token id", f"{field}[{wrong}]"
+            f"{field}[{wrong}] is {given[wrong]}, which is not a valid token id",
+            f"{field}[{wrong}]",
         )
     return pb.TokenIds(ids=given)
 

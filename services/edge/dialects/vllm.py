@@ -2,8 +2,7 @@
 `/classify`; its requests have `raw_scores`.
 
 Errors have OpenAI's form. Scores have the model's scale, as in vLLM: cosines for embedding models,
-and for a cross-encoder the activation that its files name, sigmoid by default. `created` is 0,
-because dialects have no clock.
+and for a cross-encoder the activation that its files name, sigmoid by default.
 """
 
 from __future__ import annotations
@@ -34,7 +33,14 @@ from services.edge.messages.base import (
 )
 from services.edge.messages.limits import ITEMS, LABELS
 from services.edge.messages.names import Target
-from services.edge.messages.numbers import Rows, base64_of, decoded, dense_rows, joined, per_piece
+from services.edge.messages.numbers import (
+    Rows,
+    base64_of,
+    decoded,
+    dense_rows,
+    join_rows,
+    rows_per_piece,
+)
 from services.edge.messages.reading import (
     count_of,
     named_or_default,
@@ -228,7 +234,7 @@ def score(received: Received) -> MeshCall:
                 {"index": index, "object": "score", "score": one}
                 for index, one in enumerate(scores)
             ]
-            return Answer(json_of(_told(received, "score", request.model, named, data, used)))
+            return Answer(json_of(_envelope(received, "score", request.model, named, data, used)))
 
         # With several queries the router's indices refer to a part of the caller's list.
         fields = (
@@ -257,14 +263,18 @@ def classify(received: Received) -> MeshCall:
                 [{"label": one.label, "score": one.score} for one in result.labels]
                 for result in reply.results
             ]
-            told = _told(received, "classify", request.model, named, rows, reply.usage.input_tokens)
-            return Answer(json_of(told | {"object": "classify"}))
+            body = _envelope(
+                received, "classify", request.model, named, rows, reply.usage.input_tokens
+            )
+            return Answer(json_of(body | {"object": "classify"}))
         if request.labels:
-            return convert(request.labels, reply)
+            return convert_labels(request.labels, reply)
         known = models_pb2.GetModelRequest(model=named.model)
-        return MeshCall(GET_MODEL, known, lambda model: convert(list(model.model.card.labels), reply))
+        return MeshCall(
+            GET_MODEL, known, lambda model: convert_labels(list(model.model.card.labels), reply)
+        )
 
-    def convert(labels: list[str], reply: pb.ExtractResponse) -> Answer:
+    def convert_labels(labels: list[str], reply: pb.ExtractResponse) -> Answer:
         data = []
         for index, result in enumerate(reply.results):
             probs = _probabilities(result, labels)
@@ -272,7 +282,9 @@ def classify(received: Received) -> MeshCall:
             data.append({"index": index, "label": best, "probs": probs, "num_classes": len(probs)})
         return Answer(
             json_of(
-                _told(received, "classify", request.model, named, data, reply.usage.input_tokens)
+                _envelope(
+                    received, "classify", request.model, named, data, reply.usage.input_tokens
+                )
             )
         )
 
@@ -296,9 +308,7 @@ def pooling(received: Received) -> MeshCall:
         raise invalid("endianness must be little, or be omitted", "endianness")
     if request.task not in (None, *_FORMS, *_LABELS):
         known = ", ".join((*_FORMS, *_LABELS))
-        raise invalid(
-            f"task is {request.task!r}; it must be one of {known}, or be omitted", "task"
-        )
+        raise invalid(f"task is {request.task!r}; it must be one of {known}, or be omitted", "task")
     default = "predict" if request.task in _LABELS else "embed"
     named = named_or_default(received, request.model, default)
     items, fields = _items(request.input)
@@ -366,32 +376,32 @@ class _Pooling:
         def convert(reply: pb.ExtractResponse) -> MeshCall:
             known = models_pb2.GetModelRequest(model=named.model)
             return MeshCall(
-                GET_MODEL, known, lambda model: convert(list(model.model.card.labels), reply)
+                GET_MODEL, known, lambda model: convert_labels(list(model.model.card.labels), reply)
             )
 
-        def convert(labels: list[str], reply: pb.ExtractResponse) -> Answer:
+        def convert_labels(labels: list[str], reply: pb.ExtractResponse) -> Answer:
             rows = [
                 np.array(_probabilities(result, labels), np.float32) for result in reply.results
             ]
-            return self._told(rows, max(map(len, rows), default=1), reply.usage.input_tokens)
+            return self._to_answer(rows, max(map(len, rows), default=1), reply.usage.input_tokens)
 
         return MeshCall(EXTRACT, message, convert, fields=self._fields)
 
     def _encoded(self, reply: pb.EncodeResponse) -> Answer:
         if reply.HasField("dense"):
             rows = dense_rows(reply.dense)
-            return self._told(rows, rows.shape[1], reply.usage.input_tokens)
+            return self._to_answer(rows, rows.shape[1], reply.usage.input_tokens)
         if reply.HasField("multi_vector"):
             ragged = decoded(codec.ragged, reply.multi_vector)
             most = max((ragged[index].size for index in range(len(ragged))), default=1)
-            return self._told(ragged, most, reply.usage.input_tokens)
+            return self._to_answer(ragged, most, reply.usage.input_tokens)
         raise HttpError(
             "TASK_NOT_SUPPORTED",
             f"the model {self._named.model} has only sparse vectors: use /v1/encode",
             field="model",
         )
 
-    def _told(self, rows: Any, width: int, tokens: int) -> Answer:
+    def _to_answer(self, rows: Any, width: int, tokens: int) -> Answer:
         is_base64 = self._request.encoding_format == "base64"
 
         def one(index: int) -> dict[str, Any]:
@@ -405,12 +415,16 @@ class _Pooling:
         def piece(first: int, last: int) -> bytes:
             return json_of([one(index) for index in range(first, last)])[1:-1]
 
-        told = json_of(_told(self._received, "pool", self._request.model, self._named, [], tokens))
-        head, _, tail = told.partition(b'"data":[]')
-        return Answer(joined(len(rows), per_piece(width), head + b'"data":[', piece, b"]" + tail))
+        body = json_of(
+            _envelope(self._received, "pool", self._request.model, self._named, [], tokens)
+        )
+        head, _, tail = body.partition(b'"data":[]')
+        return Answer(
+            join_rows(len(rows), rows_per_piece(width), head + b'"data":[', piece, b"]" + tail)
+        )
 
 
-def _told(
+def _envelope(
     received: Received, kind: str, model: str | None, named: Target, data: list[Any], tokens: int
 ) -> dict[str, Any]:
     """Return the fields that all three answers share, in vLLM's order."""
@@ -487,7 +501,11 @@ def _sides(request: PairsIn) -> tuple[list[str], list[str], tuple[str, str]]:
             raise invalid(f"{left if not first else right} is empty", left if not first else right)
         if len(first) not in (1, len(second)):
             raise invalid(
-                f"{left} has {len(first)} texts and {right} {len(second)}: there must be one, or as many",
+                (
+                    f"{left} has {len(first)} texts and {right} {len(second)}: there must be "
+                    "one, or "
+                    "as many"
+                ),
                 left,
             )
         return first, second, (left, right)
@@ -499,7 +517,7 @@ def _sides(request: PairsIn) -> tuple[list[str], list[str], tuple[str, str]]:
 def _groups(
     first: list[str], second: list[str], left: str, right: str
 ) -> list[tuple[str, list[int]]]:
-    """The different texts of the left side, each with the places of what it is paired with."""
+    """Return the different texts of the left side with the indices of their pairs."""
     if len(first) == 1:
         return [(first[0], list(range(len(second))))]
     groups: dict[str, list[int]] = {}

@@ -102,7 +102,8 @@ class Reservation:
         self._add(size)
 
     def must_identify(self, size: int) -> bool:
-        """Return whether the caller must be identified before the request holds `size` more bytes.
+        """Return whether the caller must be identified before the request holds `size` more
+        bytes.
         """
         if self._of_tenant is not None:
             return False
@@ -136,18 +137,18 @@ class Reservation:
         budget, address = self._budget, self._of_address
         free = budget.limit_bytes - budget.held_bytes
         if size > free:
-            raise _full(
-                "requests in flight use all memory for bodies and answers: try again later"
-            )
+            raise _full("requests in flight use all memory for bodies and answers: try again later")
         if address.bytes + size > free * ADDRESS_FACTOR:
             raise _full(
-                "requests in flight from this address use the memory limit of one address: send fewer at "
+                "requests in flight from this address use the memory limit of one address: send "
+                "fewer at "
                 "a time"
             )
         if self._of_tenant is not None:
             if self._of_tenant.bytes + size > free:
                 raise _full(
-                    "requests in flight of this tenant use the memory limit of one tenant: send fewer at "
+                    "requests in flight of this tenant use the memory limit of one tenant: send "
+                    "fewer at "
                     "a time"
                 )
         elif (

@@ -97,7 +97,9 @@ class Callers:
         key = _digest(metadata)
         known = self._known.get(key) or self._refused.get(key)
         age = self._clock() - known.at if known is not None else MAX_STALE_SECONDS
-        if known is None or age >= (REFUSED_SECONDS if known.refusal is not None else MAX_STALE_SECONDS):
+        if known is None or age >= (
+            REFUSED_SECONDS if known.refusal is not None else MAX_STALE_SECONDS
+        ):
             # Other requests may wait for the same lookup, so it continues if this one is cancelled.
             known = await asyncio.shield(
                 self._start_lookup(key, metadata, network_of(address), is_accepted)
@@ -154,7 +156,9 @@ class Callers:
             known = _Known(self._clock(), await self._ask(named))
         except ShoalError as error:
             known = _Known(self._clock(), refusal=error)
-            if error.code not in _REFUSALS:  # no router answered, so the previous result stays valid
+            if (
+                error.code not in _REFUSALS
+            ):  # no router answered, so the previous result stays valid
                 return known
         finally:
             del self._asking[key]

@@ -88,7 +88,9 @@ def count_objects(body: bytes, *, is_msgpack: bool) -> Count:
 
 def _check(count: Count) -> None:
     if count.depth > MAX_DEPTH:
-        raise invalid(f"the body is nested more than {MAX_DEPTH} levels deep, which is the limit", "")
+        raise invalid(
+            f"the body is nested more than {MAX_DEPTH} levels deep, which is the limit", ""
+        )
     for number, limit, what in (
         (count.objects, MAX_OBJECTS, "texts, lists and objects"),
         (count.values, MAX_VALUES, "values"),
@@ -96,7 +98,11 @@ def _check(count: Count) -> None:
         if number > limit:
             raise HttpError(
                 "TOO_LARGE",
-                f"the body has more than {limit:,} {what}, which is the limit: send fewer items at a time",
+                (
+                    f"the body has more than {limit:,} {what}, which is the limit: send fewer "
+                    "items "
+                    "at a time"
+                ),
             )
 
 
@@ -256,7 +262,8 @@ def _count_msgpack(body: bytes) -> Count:
 
 
 def _read_header(body: bytes, position: int, byte: int) -> tuple[int, int]:
-    """Return a container's number of values (-1 for a text) and where they begin or the text ends.
+    """Return a container's number of values (-1 for a text) and where they begin or the text
+    ends.
     """
     if byte <= 0x9F:
         return (byte - 0x90 if byte >= 0x90 else 2 * (byte - 0x80)), position + 1

@@ -233,7 +233,7 @@ class MeshCall:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A call of the mesh whose replies are streamed to the client. The first reply decides about
+    """A call of the mesh with replies that are streamed to the client. The first reply determines
     the status.
 
     Attributes:
@@ -329,8 +329,8 @@ def json_of(content: object) -> bytes:
 
 
 def retry_headers(problem: HttpError) -> Headers:
-    """Return the headers that tell clients whether and when to retry: Retry-After (whole seconds),
-    retry-after-ms and x-should-retry.
+    """Return the headers that inform clients whether and when to retry: Retry-After (whole
+    seconds), retry-after-ms and x-should-retry.
     """
     headers: list[tuple[bytes, bytes]] = []
     if problem.status == 401:

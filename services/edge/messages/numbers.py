@@ -28,7 +28,8 @@ PIECE_NUMBERS: Final = 1 << 16
 
 
 def decoded(decode: Callable[[A], T], message: A) -> T:
-    """Apply a decoder of the client's codec. Raises HttpError for a message that cannot be decoded.
+    """Apply a decoder of the client's codec. Raises HttpError for a message that cannot be
+    decoded.
     """
     try:
         return decode(message)
@@ -69,31 +70,31 @@ def base64_of(row: Rows) -> str:
     return binascii.b2a_base64(row.data, newline=False).decode("ascii")
 
 
-def per_piece(width: int) -> int:
+def rows_per_piece(width: int) -> int:
     """Return the number of rows of `width` numbers per piece."""
     return max(1, PIECE_NUMBERS // max(1, width))
 
 
-def joined(
-    rows: int, each: int, head: bytes, piece: Callable[[int, int], bytes], tail: bytes
+def join_rows(
+    rows: int, max_rows: int, head: bytes, piece: Callable[[int, int], bytes], tail: bytes
 ) -> bytes | Iterator[bytes]:
     """Return `head`, the rows separated by commas, and `tail`.
 
     Args:
         rows: The number of rows.
-        each: Up to this number of rows the result is one piece.
+        max_rows: Up to this number of rows the result is one piece.
         head: The bytes before the rows.
         piece: `piece(first, last)` returns rows first … last - 1 as JSON with commas and without
             brackets.
         tail: The bytes after the rows.
     """
-    if rows <= each:
+    if rows <= max_rows:
         return head + piece(0, rows) + tail
 
     def pieces() -> Iterator[bytes]:
         yield head
-        for first in range(0, rows, each):
-            yield (b"," if first else b"") + piece(first, min(rows, first + each))
+        for first in range(0, rows, max_rows):
+            yield (b"," if first else b"") + piece(first, min(rows, first + max_rows))
         yield tail
 
     return pieces()
@@ -106,7 +107,7 @@ def listed(rows: Rows, *, is_base64: bool = False) -> Iterator[bytes]:
         some = rows[first:last]
         return json_of([base64_of(row) for row in some] if is_base64 else some)[1:-1]
 
-    written = joined(len(rows), per_piece(rows.shape[1]), b"[", piece, b"]")
+    written = join_rows(len(rows), rows_per_piece(rows.shape[1]), b"[", piece, b"]")
     return iter((written,)) if isinstance(written, bytes) else written
 
 

@@ -19,7 +19,7 @@ from services.edge.messages.names import Role, Target
 
 S = TypeVar("S", bound=msgspec.Struct)
 _AT: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
-_LONGEST: Final = re.compile(r"Expected `array` of length <= (\d+)")
+_MAX_LENGTH: Final = re.compile(r"Expected `array` of length <= (\d+)")
 _FIELD: Final = re.compile(r"field `([^`]+)`")
 
 
@@ -52,7 +52,7 @@ def _misfit(text: str) -> HttpError:
     found = _AT.search(text)
     parent = found[1] if found else ""
     message = text[: found.start()] if found else text
-    if longest := _LONGEST.fullmatch(message):
+    if longest := _MAX_LENGTH.fullmatch(message):
         return too_many(parent, int(longest[1]))
     missing = _FIELD.search(message)
     if missing and "missing" in message:

@@ -128,7 +128,8 @@ class Pages:
             host = host_of(given)
             if not (is_address(host) or is_local(host) or host in self._hosts):
                 text = (
-                    f"this edge needs no credential, so it does not answer for the host {given[:100]!r}: use http://127.0.0.1, "
+                    "this edge needs no credential, so it does not answer for the host "
+                    f"{given[:100]!r}: use http://127.0.0.1, "
                     "or list the name in SHOAL_HTTP_HOSTS"
                 )
                 raise HttpError("PERMISSION_DENIED", text, field="host", status=421)
@@ -148,7 +149,8 @@ class Pages:
         )
         if not is_own:
             text = (
-                f"this edge needs no credential, so it refuses requests of web pages elsewhere, here {(origin or site)[:100]!r}: "
+                "this edge needs no credential, so it refuses requests of web pages elsewhere, "
+                f"here {(origin or site)[:100]!r}: "
                 "list the page's origin, such as https://app.example, in SHOAL_HTTP_ORIGINS"
             )
             raise HttpError("PERMISSION_DENIED", text, field="origin")

@@ -259,7 +259,11 @@ class TeiServer:
                 if self._state.is_open:
                     raise HttpError(
                         "NOT_READY",
-                        "routers accept anonymous calls, so this edge does not serve beyond its machine",
+                        (
+                            "routers accept anonymous calls, so this edge does not serve beyond "
+                            "its "
+                            "machine"
+                        ),
                     )
                 await call.identify(self._intake, self._trust)
                 found = await work()

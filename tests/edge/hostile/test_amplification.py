@@ -229,7 +229,8 @@ async def test_unfinished_bodies_of_unknown_callers_take_a_bounded_part_of_memor
             }
             writers.append(
                 await opened(
-                    process.http, head("POST", EMBED, headers) + b" " * (reading.UNIDENTIFIED_BODY_BYTES - 1000)
+                    process.http,
+                    head("POST", EMBED, headers) + b" " * (reading.UNIDENTIFIED_BODY_BYTES - 1000),
                 )
             )
         reply = await process.http.post(EMBED, BODY, authorization=f"Bearer {CLIENT}")
@@ -334,7 +335,9 @@ async def test_refused_caller_is_not_asked_for_its_body(tmp_path: Path) -> None:
         writer.close()
 
 
-@pytest.mark.parametrize("length", [reading.UNIDENTIFIED_BODY_BYTES // 2, 2 * reading.UNIDENTIFIED_BODY_BYTES])
+@pytest.mark.parametrize(
+    "length", [reading.UNIDENTIFIED_BODY_BYTES // 2, 2 * reading.UNIDENTIFIED_BODY_BYTES]
+)
 async def test_known_caller_is_answered_whatever_the_size(length: int, tmp_path: Path) -> None:
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     script = Script()

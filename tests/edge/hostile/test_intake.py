@@ -18,10 +18,10 @@ from services.edge.intake import counting, reading
 from services.edge.intake.budget import Budget, Reservation, network_of
 from services.edge.intake.callers import (
     FRESH_SECONDS,
-    MAX_STALE_SECONDS,
     MAX_CALLERS,
     MAX_LOOKUPS,
     MAX_REFUSED_CALLERS,
+    MAX_STALE_SECONDS,
     REFUSED_SECONDS,
     Callers,
 )
@@ -460,7 +460,7 @@ async def test_msgpack_is_walked_after_its_caller_is_identified(
         walked.append(threading.get_ident())
         return count_objects(body, is_msgpack=is_msgpack)
 
-    monkeypatch.setattr(reading, "counted", count)
+    monkeypatch.setattr(reading, "count_objects", count)
     setting.router.error = Unauthenticated("unknown token")
     body = b"\x90" * (MAX_WALKED_BYTES + 1)
     with pytest.raises(HttpError, match="unknown token"):

@@ -16,7 +16,7 @@ from shoal.transport.methods import ENCODE
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput
-from services.edge.dialects.writing.along import Asked, Conversation, Spoken, Told
+from services.edge.dialects.generation.common import Asked, Conversation, Spoken, Told
 from services.edge.messages.base import (
     MAX_MESSAGE_CHARACTERS,
     Answer,

@@ -247,7 +247,7 @@ async def test_pages_of_listed_origins_may_call(tmp_path: Path) -> None:
 async def test_pages_are_refused_until_a_router_has_refused_a_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(app, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(app, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(app, "START_SECONDS", 0.1)
     settings = Settings(
         edge_id="edge", address="127.0.0.1:0", routers=("127.0.0.1:1",), grace_seconds=0.1
@@ -259,14 +259,14 @@ async def test_pages_are_refused_until_a_router_has_refused_a_token(
 async def test_routers_that_begin_to_ask_for_credentials_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(app, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(app, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(app, "GUARD_SECONDS", 0.0)
     answers = [True, True, False]
 
     async def accepts_anonymous(self: Any) -> bool:
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    monkeypatch.setattr(Routers, "lets_everybody_in", accepts_anonymous)
+    monkeypatch.setattr(Routers, "accepts_anonymous", accepts_anonymous)
     async with edge(Script()) as http:
 
         async def is_let_through() -> bool:

@@ -2,7 +2,6 @@
 
 System messages are followed by those of user and assistant, ending with the user's; they are
 rendered by the model's chat template. Unsupported fields that would change the text are refused.
-`created` is 0, because dialects have no clock.
 """
 
 from __future__ import annotations
@@ -13,24 +12,24 @@ import msgspec
 from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.openai import OPENAI
-from services.edge.dialects.writing.along import (
-    Along,
-    Asked,
-    Told,
-    Tools,
-    conversation_of,
-    is_cut,
-    is_last,
-    line_of,
-)
-from services.edge.dialects.writing.choices import (
+from services.edge.dialects.generation.choices import (
     MAX_TOP_LOGPROBS,
     Choices,
     count_of_answers,
     sampling_of,
     stops_of,
 )
+from services.edge.dialects.generation.common import (
+    GenerationRequest,
+    MessageContent,
+    StreamedText,
+    Tools,
+    conversation_of,
+    is_cut,
+    is_last,
+    line_of,
+)
+from services.edge.dialects.openai import OPENAI
 from services.edge.messages.base import (
     Answer,
     HttpError,
@@ -89,7 +88,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """With `include_usage` the last event has the token counts."""
+    """`include_usage` adds a last event with the token counts."""
 
     include_usage: bool | None = None
 
@@ -172,7 +171,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     priority: str | int | None = None
 
 
-class WrittenMessage(msgspec.Struct, kw_only=True):
+class GeneratedMessage(msgspec.Struct, kw_only=True):
     """The generated message. `content` is null if the model called functions."""
 
     role: Literal["assistant"]
@@ -188,7 +187,7 @@ class TopLogprob(msgspec.Struct, kw_only=True):
     bytes: list[int] | None
 
 
-class WrittenToken(msgspec.Struct, kw_only=True):
+class GeneratedToken(msgspec.Struct, kw_only=True):
     """A generated token and the most likely candidates."""
 
     token: str
@@ -200,15 +199,16 @@ class WrittenToken(msgspec.Struct, kw_only=True):
 class ChoiceLogprobs(msgspec.Struct, kw_only=True):
     """The tokens of a choice."""
 
-    content: list[WrittenToken]
+    content: list[GeneratedToken]
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """One answer. `finish_reason` is stop, tool_calls, or length for the maximum number of tokens.
+    """One answer. `finish_reason` is stop, tool_calls, or length for the maximum number of
+    tokens.
     """
 
     index: int
-    message: WrittenMessage
+    message: GeneratedMessage
     finish_reason: Literal["stop", "length", "tool_calls"]
     logprobs: ChoiceLogprobs | None = None
 
@@ -249,8 +249,10 @@ def chat(received: Received) -> MeshCall | Stream:
     if request.stream:
         usage = bool(request.stream_options and request.stream_options.include_usage)
         events = _Events(head, asked.choices.count, with_usage=usage)
-        return Stream(EXTRACT_STREAM, message, events.render, is_last, failed, EVENTS, asked.fields())
-    return MeshCall(EXTRACT, message, lambda reply: _answer(head, reply), fields=asked.fields())
+        return Stream(
+            EXTRACT_STREAM, message, events.render, is_last, error_event, EVENTS, asked.fields()
+        )
+    return MeshCall(EXTRACT, message, lambda reply: _to_answer(head, reply), fields=asked.fields())
 
 
 _GUIDES: Final = (
@@ -332,14 +334,14 @@ def _refuse_unsupported(request: ChatRequest) -> None:
             raise invalid(message, field)
 
 
-def _asked(request: ChatRequest, received: Received) -> Asked:
-    said = [
+def _asked(request: ChatRequest, received: Received) -> GenerationRequest:
+    contents = [
         (message.role, _contents(message, f"messages[{place}]"))
         for place, message in enumerate(request.messages)
     ]
-    longest = (request.max_completion_tokens, "max_completion_tokens")
+    max_tokens = (request.max_completion_tokens, "max_completion_tokens")
     if request.max_completion_tokens is None:
-        longest = (request.max_tokens, "max_tokens")
+        max_tokens = (request.max_tokens, "max_tokens")
     named, schema = target(received, request.model), _schema(request.response_format)
     calls = {
         place: _calls(message)
@@ -353,10 +355,10 @@ def _asked(request: ChatRequest, received: Received) -> Asked:
         count=count_of_answers(request.n, request.best_of),
         top_logprobs=_top_logprobs(request),
     )
-    return Asked(
+    return GenerationRequest(
         named,
-        conversation_of(said, calls),
-        longest,
+        conversation_of(contents, calls),
+        max_tokens,
         schema,
         request.chat_template_kwargs,
         choices,
@@ -396,7 +398,7 @@ def _tools(request: ChatRequest) -> Tools:
     raise invalid(message, "tool_choice")
 
 
-def _contents(message: ChatMessage, field: str) -> list[Told]:
+def _contents(message: ChatMessage, field: str) -> list[MessageContent]:
     if message.function_call:
         raise invalid(
             f"{field}.function_call is not supported: send tool_calls", f"{field}.function_call"
@@ -406,21 +408,19 @@ def _contents(message: ChatMessage, field: str) -> list[Told]:
     if message.content is None:
         raise invalid(f"{field}.content is required", f"{field}.content")
     if isinstance(message.content, str):
-        return [Told(message.content, f"{field}.content")]
+        return [MessageContent(message.content, f"{field}.content")]
     return [
         _content(part, f"{field}.content[{place}]") for place, part in enumerate(message.content)
     ]
 
 
-def _content(part: ContentPart, field: str) -> Told:
+def _content(part: ContentPart, field: str) -> MessageContent:
     if part.type == "text" and part.text is not None:
-        return Told(part.text, f"{field}.text")
+        return MessageContent(part.text, f"{field}.text")
     if part.type == "image_url" and part.image_url is not None:
         url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
-        return Told(url, f"{field}.image_url", is_image=True)
-    raise invalid(
-        f"{field} must have type text with text, or type image_url with image_url", field
-    )
+        return MessageContent(url, f"{field}.image_url", is_image=True)
+    raise invalid(f"{field} must have type text with text, or type image_url with image_url", field)
 
 
 def _schema(asked: ResponseFormat | None) -> tuple[dict[str, Any] | None, str]:
@@ -436,7 +436,10 @@ def _schema(asked: ResponseFormat | None) -> tuple[dict[str, Any] | None, str]:
     ):
         return asked.json_schema.schema, field
     raise invalid(
-        "response_format must have type text or json_object, or json_schema with json_schema.schema",
+        (
+            "response_format must have type text or json_object, or json_schema with "
+            "json_schema.schema"
+        ),
         "response_format",
     )
 
@@ -456,7 +459,7 @@ def _reason(result: pb.Extraction) -> str:
     return "tool_calls" if result.tool_calls else "stop"
 
 
-def _answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
+def _to_answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
     choices = [_choice(head["id"], index, result) for index, result in enumerate(reply.results)]
     return Answer(
         json_of(
@@ -521,7 +524,7 @@ def event_of(content: dict[str, Any]) -> bytes:
     return b"data: " + line_of(content) + b"\n\n"
 
 
-def failed(problem: HttpError) -> bytes:
+def error_event(problem: HttpError) -> bytes:
     """Return an event that OpenAI's clients raise. It is not followed by [DONE]."""
     body = OPENAI.error(problem).body
     return b"data: " + body + b"\n\n" if isinstance(body, bytes) else b""
@@ -537,7 +540,7 @@ class _Events:
             {"usage": None} if with_usage else {}
         )
         self._with_usage = with_usage
-        self._alongs = [Along() for _ in range(count)]
+        self._streamed = [StreamedText() for _ in range(count)]
         self._has_begun = [False] * count
 
     def render(self, reply: pb.ExtractStreamResponse) -> bytes:
@@ -547,7 +550,8 @@ class _Events:
             for delta in reply.deltas:
                 deltas.setdefault(delta.item, []).append(delta)
             return b"".join(
-                self._said(index, self._alongs[index].more(own)) for index, own in deltas.items()
+                self._text_chunk(index, self._streamed[index].next_text(own))
+                for index, own in deltas.items()
             )
         ends = b"".join(
             self._end(index, result) for index, result in enumerate(reply.response.results)
@@ -560,7 +564,7 @@ class _Events:
         return ends + usage + DONE
 
     def _end(self, index: int, result: pb.Extraction) -> bytes:
-        found = self._said(index, self._alongs[index].rest(result.text))
+        found = self._text_chunk(index, self._streamed[index].remaining_text(result.text))
         for number, call in enumerate(_called(self._head["id"], index, result)):
             begun = {**call, "index": number, "function": {**call["function"], "arguments": ""}}
             rest = {"index": number, "function": {"arguments": call["function"]["arguments"]}}
@@ -569,7 +573,7 @@ class _Events:
             )
         return found + self._chunk(index, {}, _reason(result), _logprobs(result))
 
-    def _said(self, index: int, text: str) -> bytes:
+    def _text_chunk(self, index: int, text: str) -> bytes:
         begin = (
             b""
             if self._has_begun[index]
@@ -592,8 +596,6 @@ class _Events:
 
 
 ROUTES: Final = tuple(
-    Route(
-        "POST", path, OPENAI, chat, "Generates a chat answer", ChatRequest, ChatAnswer, EVENTS
-    )
+    Route("POST", path, OPENAI, chat, "Generates a chat answer", ChatRequest, ChatAnswer, EVENTS)
     for path in ("/v1/chat/completions", "/chat/completions", "/openai/v1/chat/completions")
 )

@@ -62,7 +62,11 @@ class Choices:
             path = self._name("temperature", "temperature")
             if self.sampling.get("temperature") == 0:
                 raise invalid(
-                    f"{path} is 0, so all {self.count} answers would be identical: raise it, or request one",
+                    (
+                        f"{path} is 0, so all {self.count} answers would be identical: raise it, "
+                        "or "
+                        "request one"
+                    ),
                     path,
                 )
             if not task.sampling.HasField("temperature"):
@@ -79,7 +83,8 @@ class Choices:
         if self.count > 1 and size > MAX_COPIES_BYTES:
             raise HttpError(
                 "TOO_LARGE",
-                f"{self.count} answers per prompt need {size:,} bytes of prompts, above the limit of "
+                f"{self.count} answers per prompt need {size:,} bytes of prompts, above the "
+                "limit of "
                 f"{MAX_COPIES_BYTES:,}: request fewer answers",
                 field="n",
             )
@@ -131,7 +136,11 @@ def count_of_answers(count: int | None, best_of: int | None) -> int:
         raise invalid(f"n is {count}; it must be within 1 and {MAX_ANSWERS}", "n")
     if best_of not in (None, count):
         raise invalid(
-            f"best_of is {best_of} and n is {count}: all generated answers are returned, so omit it",
+            (
+                f"best_of is {best_of} and n is {count}: all generated answers are returned, so "
+                "omit "
+                "it"
+            ),
             "best_of",
         )
     return count

@@ -14,19 +14,19 @@ import orjson
 from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.ollama import LONG_AGO, OLLAMA, if_known, model_named, told
-from services.edge.dialects.writing.along import (
-    Along,
-    Asked,
+from services.edge.dialects.generation.choices import Choices, stops_of
+from services.edge.dialects.generation.common import (
     Conversation,
-    Told,
+    GenerationRequest,
+    MessageContent,
+    StreamedText,
     Tools,
     conversation_of,
     is_cut,
     is_last,
     line_of,
 )
-from services.edge.dialects.writing.choices import Choices, stops_of
+from services.edge.dialects.ollama import LONG_AGO, OLLAMA, answer_if_known, error_text, model_named
 from services.edge.messages.base import (
     Answer,
     HttpError,
@@ -102,7 +102,8 @@ class OllamaChatRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
-    """If `prompt` is empty nothing is generated, and the answer reports whether the model is known.
+    """If `prompt` is empty nothing is generated, and the answer reports whether the model is
+    known.
     """
 
     model: str
@@ -119,7 +120,7 @@ class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
     context: list[int] | None = None
 
 
-class OllamaWritten(msgspec.Struct, kw_only=True):
+class OllamaGenerated(msgspec.Struct, kw_only=True):
     """A line: `message` for chat, `response` for generate. The last line has `done_reason` (`stop`
     or `length`), token counts, and durations in nanoseconds (`load_duration` is the time in the
     queue, including loading).
@@ -147,7 +148,7 @@ def chat(received: Received) -> MeshCall | Stream:
     """`POST /api/chat`. Raises HttpError."""
     request = read(OllamaChatRequest, received)
     if not request.messages:
-        return _step(received, request, None, _as_message)
+        return _make_call(received, request, None, _as_message)
     calls = {
         place: [
             (call.function.name, orjson.dumps(call.function.arguments).decode())
@@ -156,13 +157,13 @@ def chat(received: Received) -> MeshCall | Stream:
         for place, message in enumerate(request.messages)
         if message.tool_calls
     }
-    said = conversation_of(
+    conversation = conversation_of(
         [
             (
                 message.role,
                 []
                 if place in calls and not message.content
-                else _told(
+                else _message_contents(
                     message.content,
                     message.images,
                     f"messages[{place}].content",
@@ -173,7 +174,7 @@ def chat(received: Received) -> MeshCall | Stream:
         ],
         calls,
     )
-    return _step(received, request, said, _as_message)
+    return _make_call(received, request, conversation, _as_message)
 
 
 def generate(received: Received) -> MeshCall | Stream:
@@ -185,13 +186,13 @@ def generate(received: Received) -> MeshCall | Stream:
                 f"{field} is not supported: the checkpoint's chat template renders the prompt",
                 field,
             )
-    system = [Told(request.system, "system")] if request.system else []
+    system = [MessageContent(request.system, "system")] if request.system else []
     user = (
-        _told(request.prompt, request.images, "prompt", "images")
+        _message_contents(request.prompt, request.images, "prompt", "images")
         if request.prompt or request.images
         else []
     )
-    return _step(
+    return _make_call(
         received,
         request,
         Conversation(system, user) if user else None,
@@ -203,36 +204,41 @@ def _as_message(text: str) -> dict[str, Any]:
     return {"message": {"role": "assistant", "content": text}}
 
 
-def _told(
+def _message_contents(
     text: str, images: Sequence[str] | None, text_field: str, images_field: str
-) -> list[Told]:
+) -> list[MessageContent]:
     """Return the contents, images first as in Ollama."""
     found = [
-        Told(image, f"{images_field}[{place}]", is_image=True)
+        MessageContent(image, f"{images_field}[{place}]", is_image=True)
         for place, image in enumerate(images or ())
     ]
-    return [*found, Told(text, text_field)] if text or not found else found
+    return [*found, MessageContent(text, text_field)] if text or not found else found
 
 
-def _step(
+def _make_call(
     received: Received,
     request: OllamaChatRequest | OllamaGenerateRequest,
-    said: Conversation | None,
+    conversation: Conversation | None,
     write: Write,
 ) -> MeshCall | Stream:
     named = model_named(received, request.model)
     head = {"model": request.model, "created_at": LONG_AGO}
-    if said is None:
-        return if_known(named, {**head, **write(""), "done": True, "done_reason": "load"})
+    if conversation is None:
+        return answer_if_known(named, {**head, **write(""), "done": True, "done_reason": "load"})
     options = request.options or OllamaOptions()
     _refuse_unsupported(request.think, options)
     most = (
         options.num_predict if options.num_predict is not None and options.num_predict > 0 else None
     )
     tools = Tools(request.tools or ()) if isinstance(request, OllamaChatRequest) else Tools()
-    longest = (most, "options.num_predict")
-    asked = Asked(
-        named, said, longest, _schema(request.format), choices=_choices(options), tools=tools
+    max_tokens = (most, "options.num_predict")
+    asked = GenerationRequest(
+        named,
+        conversation,
+        max_tokens,
+        _schema(request.format),
+        choices=_choices(options),
+        tools=tools,
     )
     lines = _Lines(head, write)
     if request.stream is False:
@@ -243,7 +249,7 @@ def _step(
             fields=asked.fields(),
         )
     return Stream(
-        EXTRACT_STREAM, asked.request(), lines.render, is_last, _failed, LINES, asked.fields()
+        EXTRACT_STREAM, asked.request(), lines.render, is_last, _error_line, LINES, asked.fields()
     )
 
 
@@ -304,9 +310,9 @@ def _schema(given: str | dict[str, Any] | None) -> tuple[dict[str, Any] | None, 
     raise invalid("format must be json or a JSON Schema of an object, or be omitted", "format")
 
 
-def _failed(problem: HttpError) -> bytes:
+def _error_line(problem: HttpError) -> bytes:
     """Return a line that Ollama's clients raise as an error."""
-    return line_of({"error": told(problem)}) + b"\n"
+    return line_of({"error": error_text(problem)}) + b"\n"
 
 
 class _Lines:
@@ -315,13 +321,13 @@ class _Lines:
     def __init__(self, head: dict[str, Any], write: Write) -> None:
         self._head = head
         self._write = write
-        self._along = Along()
+        self._streamed = StreamedText()
 
     def render(self, reply: pb.ExtractStreamResponse) -> bytes:
         """Return the lines of a reply. Raises HttpError."""
         if not reply.HasField("response"):
-            return self._line(self._along.more(reply.deltas))
-        rest = self._line(self._along.rest(reply.response.results[0].text))
+            return self._line(self._streamed.next_text(reply.deltas))
+        rest = self._line(self._streamed.remaining_text(reply.response.results[0].text))
         return rest + self._end(reply.response, "") + b"\n"
 
     def whole(self, reply: pb.ExtractResponse) -> bytes:
@@ -362,7 +368,7 @@ ROUTES: Final = (
         chat,
         "Generates a chat answer",
         OllamaChatRequest,
-        OllamaWritten,
+        OllamaGenerated,
         LINES,
     ),
     Route(
@@ -372,7 +378,7 @@ ROUTES: Final = (
         generate,
         "Generates a text",
         OllamaGenerateRequest,
-        OllamaWritten,
+        OllamaGenerated,
         LINES,
     ),
 )

@@ -10,18 +10,23 @@ import msgspec
 from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.openai import OPENAI
-from services.edge.dialects.writing.along import MAX_TOKENS, Along, is_cut, is_last
-from services.edge.dialects.writing.chat import (
+from services.edge.dialects.generation.chat import (
     DONE,
     EVENTS,
     ChatUsage,
     StreamOptions,
+    error_event,
     event_of,
-    failed,
     usage_of,
 )
-from services.edge.dialects.writing.choices import Choices, count_of_answers, sampling_of, stops_of
+from services.edge.dialects.generation.choices import (
+    Choices,
+    count_of_answers,
+    sampling_of,
+    stops_of,
+)
+from services.edge.dialects.generation.common import MAX_TOKENS, StreamedText, is_cut, is_last
+from services.edge.dialects.openai import OPENAI
 from services.edge.messages.base import (
     Answer,
     Fields,
@@ -152,8 +157,8 @@ def complete(received: Received) -> MeshCall | Stream:
     if request.stream:
         usage = bool(request.stream_options and request.stream_options.include_usage)
         events = _Events(head, len(items), with_usage=usage)
-        return Stream(EXTRACT_STREAM, message, events.render, is_last, failed, EVENTS, fields)
-    return MeshCall(EXTRACT, message, lambda reply: _answer(head, reply), fields=fields)
+        return Stream(EXTRACT_STREAM, message, events.render, is_last, error_event, EVENTS, fields)
+    return MeshCall(EXTRACT, message, lambda reply: _to_answer(head, reply), fields=fields)
 
 
 def _prompts(request: CompletionRequest) -> list[pb.Item]:
@@ -189,7 +194,7 @@ def _logprobs(result: pb.Extraction) -> dict[str, Any] | None:
     }
 
 
-def _answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
+def _to_answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
     choices = [
         {
             "index": index,
@@ -207,17 +212,23 @@ class _Events:
 
     def __init__(self, head: dict[str, Any], count: int, *, with_usage: bool) -> None:
         self._head, self._with_usage = head | ({"usage": None} if with_usage else {}), with_usage
-        self._alongs = [Along() for _ in range(count)]
+        self._streamed = [StreamedText() for _ in range(count)]
 
     def render(self, reply: pb.ExtractStreamResponse) -> bytes:
         """Return the events of a reply. Raises HttpError."""
         if not reply.HasField("response"):
-            said = ((delta.item, self._alongs[delta.item].more([delta])) for delta in reply.deltas)
+            said = (
+                (delta.item, self._streamed[delta.item].next_text([delta]))
+                for delta in reply.deltas
+            )
             return b"".join(self._chunk(index, text) for index, text in said if text)
         results = enumerate(reply.response.results)
         ends = b"".join(
             self._chunk(
-                index, self._alongs[index].rest(result.text), _reason(result), _logprobs(result)
+                index,
+                self._streamed[index].remaining_text(result.text),
+                _reason(result),
+                _logprobs(result),
             )
             for index, result in results
         )

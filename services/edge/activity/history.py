@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from services.edge.past.cost import STAGES, Cost
+from services.edge.activity.cost import STAGES, Cost
 
 STEP_SECONDS: Final = 10
 STEPS: Final = 360
@@ -70,7 +70,8 @@ class Finished:
 
 
 class History:
-    """Counts requests by step. If the clock `now` (Unix time) is set back, the newest step is used.
+    """Counts requests by step. If the clock `now` (Unix time) is set back, the newest step is
+    used.
     """
 
     def __init__(self, now: float) -> None:
