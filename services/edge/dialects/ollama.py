@@ -453,7 +453,7 @@ ROUTES: Final = (
         "Reports whether a model exists",
         OllamaPullRequest,
         OllamaPulled,
-        along=NDJSON,
+        stream_media_type=NDJSON,
     ),
     Route("GET", "/api/tags", OLLAMA, tags, "Lists models and aliases", answer=OllamaModels),
     Route("GET", "/api/ps", OLLAMA, resident, "Lists models that are loaded", answer=OllamaModels),
