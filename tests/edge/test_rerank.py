@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.rerank import RerankAnswer, rerank, squash
+from services.edge.dialects.rerank import RerankAnswer, rerank, squash_scores
 from services.edge.messages.base import Answer, HttpError, MeshCall, Received
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, scores
@@ -149,7 +149,7 @@ def test_model_without_probabilities_is_asked_for_its_own_scores() -> None:
 
 def test_squashing_keeps_the_order() -> None:
     values = np.linspace(-40, 40, 1000, dtype=np.float32)
-    found = squash(values)
+    found = squash_scores(values)
     assert (np.diff(found) > 0).all()
     assert found.min() > 0
     assert found.max() < 1

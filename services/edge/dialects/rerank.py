@@ -185,7 +185,7 @@ def score_probabilities(
     return MeshCall(SCORE, message, convert, fields=fields, fallback=fallback)
 
 
-def squash(scores: Any) -> Any:
+def squash_scores(scores: Any) -> Any:
     """Map any range to 0…1 in the same order."""
     wide = scores.astype(np.float64)
     return ((1 + wide / (1 + np.abs(wide))) / 2).astype(np.float32)
@@ -196,7 +196,7 @@ def scored(reply: pb.ScoreResponse, *, squash: bool) -> tuple[Any, Any]:
     invalid reply.
     """
     found = decoded(codec.score_result, reply)
-    return (squash(found.scores) if squash else found.scores), found.ranking
+    return (squash_scores(found.scores) if squash else found.scores), found.ranking
 
 
 def _text(document: str | dict[str, Any], field: str, rank_fields: list[str] | None) -> str:
