@@ -1,4 +1,4 @@
-"""KServe v2 over HTTP: bytes in, questions out, their answers as bytes, with JSON and with binary
+"""KServe v2 over HTTP, from bytes to calls and from replies to bytes, with JSON and with binary
 tensors.
 """
 
@@ -51,7 +51,7 @@ def ask(*inputs: dict[str, Any], **more: Any) -> MeshCall:
 
 
 def embed(*inputs: dict[str, Any], **more: Any) -> MeshCall:
-    """The question after the card."""
+    """Return the call that follows the card."""
     question = ask(*inputs, **more)
     assert question.method is GET_MODEL
     return following(question, models_pb2.GetModelResponse(model=card()))
@@ -63,14 +63,15 @@ def following(question: MeshCall, reply: Any) -> MeshCall:
     return found
 
 
-def told(answer: Answer | MeshCall) -> Any:
+def content_of(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     return json.loads(answer.body if isinstance(answer.body, bytes) else b"".join(answer.body))
 
 
 def outputs(answer: Answer | MeshCall) -> dict[str, Any]:
     return {
-        one["name"]: (one["datatype"], one["shape"], one["data"]) for one in told(answer)["outputs"]
+        one["name"]: (one["datatype"], one["shape"], one["data"])
+        for one in content_of(answer)["outputs"]
     }
 
 
@@ -86,7 +87,7 @@ def test_vectors() -> None:
         model=MODEL, items=[pb.Item(text="a"), pb.Item(text="b")]
     )
     answer = question.convert(pb.EncodeResponse(dense=dense(rows), model_revision="r1"))
-    content = told(answer)
+    content = content_of(answer)
     assert {
         name: content[name] for name in ("model_name", "model_version", "id", "parameters")
     } == {
@@ -102,7 +103,7 @@ def test_vectors() -> None:
     assert question.renamed("items[1].text is empty") == "text[1] is empty"
 
 
-def test_large_answer_comes_in_pieces_that_say_the_same() -> None:
+def test_large_answer_in_pieces_equals_the_whole_answer() -> None:
     rows = vectors(3, numbers.PIECE_NUMBERS // 2)
     answer = embed(tensor("text", "a", "b", "c")).convert(pb.EncodeResponse(dense=dense(rows)))
     assert isinstance(answer, Answer)
@@ -146,7 +147,7 @@ def test_names_and_versions(path: str, model: str) -> None:
     assert asked({"inputs": [tensor("text", "a")]}, model=path).message.model == model  # type: ignore[attr-defined]
 
 
-def test_outputs_say_what_is_meant() -> None:
+def test_outputs_determine_the_task() -> None:
     question = ask(
         tensor("text", "a", "b"),
         outputs=[{"name": "sparse_offsets"}, {"name": "sparse_indices"}, {"name": "sparse_values"}],
@@ -218,7 +219,7 @@ def test_labels_entities_and_relations() -> None:
     assert question.renamed("relations.labels") == "labels"
 
 
-def test_model_that_nobody_knows_yet_is_asked_for_vectors() -> None:
+def test_unknown_model_is_called_for_vectors() -> None:
     question = ask(tensor("text", "a"))
     unknown = question.fallback(HttpError("MODEL_NOT_FOUND", "no"))
     assert unknown is not None
@@ -259,7 +260,7 @@ def test_binary_tensors() -> None:
     assert answer.body[length:] == rows.tobytes()
 
 
-def test_binary_texts_come_out_behind_their_lengths() -> None:
+def test_binary_output_texts_follow_their_lengths() -> None:
     question = ask(
         tensor("text", "a"),
         outputs=[{"name": "labels", "parameters": {"binary_data": True}}, {"name": "scores"}],
@@ -315,13 +316,13 @@ def test_binary_texts_come_out_behind_their_lengths() -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
+def test_invalid_request_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
     with pytest.raises(HttpError) as caught:
         asked(body)
     assert (caught.value.status, caught.value.field) == (400, field)
 
 
-def test_output_that_is_not_there() -> None:
+def test_unknown_output_is_refused() -> None:
     question = ask(tensor("text", "a"), outputs=[{"name": "dense"}, {"name": "other"}])
     with pytest.raises(HttpError) as caught:
         question.convert(pb.EncodeResponse(dense=dense(vectors(1))))
@@ -338,7 +339,7 @@ def test_output_that_is_not_there() -> None:
         (b"x", "9" * 20),
     ],
 )
-def test_binary_tensors_that_cannot_be_read(raw: bytes, length: str) -> None:
+def test_invalid_binary_tensors_are_refused(raw: bytes, length: str) -> None:
     spec = {
         "name": "text",
         "shape": [1],

@@ -1,4 +1,4 @@
-"""OpenAI's dialect: bytes in, a question for the mesh out, and its answer as bytes. No sockets."""
+"""OpenAI's dialect, from bytes to calls and from replies to bytes, without sockets."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_base64_is_little_endian_float32() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_large_answer_comes_in_pieces_that_say_the_same(encoding: str) -> None:
+def test_large_answer_in_pieces_equals_the_whole_answer(encoding: str) -> None:
     rows = vectors(300, 1024)
     answer = ask(input=["a"] * 300, encoding_format=encoding).convert(reply(rows))
     assert isinstance(answer, Answer)
@@ -98,7 +98,7 @@ EMBEDDINGS_FIELDS = ("model", "input", "encoding_format", "dimensions", "input_t
                      "instruction", "adapter", "pool", "priority", "user")  # fmt: skip
 
 
-def test_fields_that_nobody_knows_and_users_are_ignored() -> None:
+def test_unknown_fields_and_user_are_ignored() -> None:
     assert (
         ask(user="somebody", extra={"deep": [1, {"a": None}]}, modality="text").message
         == ask().message
@@ -117,12 +117,12 @@ def test_fields_that_nobody_knows_and_users_are_ignored() -> None:
         ("role", "query", pb.ROLE_QUERY),
     ],
 )
-def test_roles_by_the_words_of_all_dialects(field: str, word: str, role: pb.Role) -> None:
+def test_role_words_of_all_dialects(field: str, word: str, role: pb.Role) -> None:
     assert ask(**{field: word}).message.role == role  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("task", ["text-matching", "classification", "separation", "clustering"])
-def test_task_that_is_no_side_of_a_search_is_an_adapter_of_the_models_own(task: str) -> None:
+def test_other_tasks_select_the_models_adapter(task: str) -> None:
     question = ask(task=task)
     message: Any = question.message
     assert (message.adapter, message.role) == (task, pb.ROLE_UNSPECIFIED)
@@ -148,12 +148,12 @@ def test_alias_fixes_model_role_dimensions_and_adapter() -> None:
     assert told["model"] == "text-embedding-3-small"
 
 
-def test_role_behind_the_models_name() -> None:
+def test_role_suffix_of_the_models_name() -> None:
     message: Any = ask(model=f"{MODEL}:query").message
     assert (message.model, message.role) == (MODEL, pb.ROLE_QUERY)
 
 
-def test_options_of_ours_and_others() -> None:
+def test_own_and_foreign_options() -> None:
     message: Any = ask(
         output_dimension=16,
         truncation=False,
@@ -207,7 +207,7 @@ def test_int8() -> None:
     assert told["data"][0]["embedding"] == [1, -127, 5]
 
 
-def test_pictures_as_data_and_never_as_addresses() -> None:
+def test_images_are_data_and_never_urls() -> None:
     picture = base64.b64encode(b"\x89PNG").decode()
     for given in (f"data:image/png;base64,{picture}", picture):
         message: Any = ask(input=[{"image": given}, {"text": "a"}]).message
@@ -275,20 +275,20 @@ def test_malformed_bodies_name_the_field(body: bytes, field: str, words: str) ->
         ({"input": [{"image": "not base64"}]}, "input[0].image"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
+def test_unsupported_request_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
     problem = refused(**body)
     assert (problem.status, problem.field) == (400, field)
 
 
-def test_infinitys_text_has_the_models_own_dimensions() -> None:
+def test_infinitys_zero_dimensions_mean_the_models_default() -> None:
     assert ask(modality="text", dimensions=0, encoding_format="float").message == ask().message
 
 
-def test_token_ids_are_refused_with_the_cure() -> None:
+def test_token_ids_are_refused_with_advice() -> None:
     assert "check_embedding_ctx_length=False" in refused(input=[[15339, 1917]]).message
 
 
-def test_names_that_can_be_no_models_are_not_found() -> None:
+def test_invalid_model_names_are_not_found() -> None:
     problem = refused(model="gpt-4o")
     assert (problem.status, problem.reason, problem.field) == (404, "MODEL_NOT_FOUND", "model")
     assert len(refused(model="x" * 100_000).message) < 500
@@ -313,7 +313,7 @@ def test_names_that_can_be_no_models_are_not_found() -> None:
         ),
     ],
 )
-def test_errors_of_the_router_are_told_in_the_callers_names(
+def test_router_errors_use_the_callers_names(
     given: Any, field: str, message: str, told: str
 ) -> None:
     question = ask(input=given)
