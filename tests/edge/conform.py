@@ -21,7 +21,10 @@ from libs.serving.watched import Watched
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, Script, card, dense, edge, ragged, sparse, vectors
 
-CHECKS: Final = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+CHECKS: Final = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,"
+    "response_schema_conformance"
+)
 
 
 def encoded(request: pb.EncodeRequest) -> pb.EncodeResponse:

@@ -119,17 +119,13 @@ async def main() -> int:
         status = await edge.wait()
         await silent
     print(
-        (
-            f"{count:,} connections in {took:.1f} s, {each / 1024:.1f} KiB of the edge's memory "
-            "each "
-            f"({BUDGET_BYTES >> 10} may be)"
-        )
+        f"{count:,} connections in {took:.1f} s, {each / 1024:.1f} KiB of the edge's memory "
+        "each "
+        f"({BUDGET_BYTES >> 10} may be)"
     )
     print(
-        (
-            f"a good request: {alone * 1e3:.1f} ms alone, {beside * 1e3:.1f} beside them, "
-            f"{after * 1e3:.1f} after"
-        )
+        f"a good request: {alone * 1e3:.1f} ms alone, {beside * 1e3:.1f} beside them, "
+        f"{after * 1e3:.1f} after"
     )
     print(f"one connection more than may be: {beyond}; lost: {lost}")
     return int(each > BUDGET_BYTES or lost > 0 or beyond != 503 or status != 0)

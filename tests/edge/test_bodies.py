@@ -23,8 +23,9 @@ from tests.edge.parts import MODEL, Script, card, edge
 
 BODIES = 300
 JUNK: tuple[Any, ...] = (
-    None, True, 0, -1, 1 << 31, 1 << 70, 0.5, 1e300, "", "a", "\x00", "é" * 300, "data:,", "http://a/b", [], [None], ["a", 3],
-    [[1, 2]], [["a"]], {}, {"text": "a"}, {"a": [{}]}, [{}], "NONE", "float", ["float", "int8"], "search_query",
+    None, True, 0, -1, 1 << 31, 1 << 70, 0.5, 1e300, "", "a", "\x00", "é" * 300, "data:,",
+    "http://a/b", [], [None], ["a", 3], [[1, 2]], [["a"]], {}, {"text": "a"}, {"a": [{}]}, [{}],
+    "NONE", "float", ["float", "int8"], "search_query",
 )  # fmt: skip
 
 

@@ -235,8 +235,8 @@ def test_foreign_hosts_are_refused(host: str) -> None:
 
 
 async def test_rebound_name_is_refused() -> None:
-    """DNS rebinding: the browser treats the console as part of evil.example, whose name it sends as
-    Host.
+    """DNS rebinding: the browser treats the console as part of evil.example and sends its
+    name as Host.
     """
     async with console(busy()) as http:
         for path in ("/", "/console/events", "/console/static/x"):
@@ -873,7 +873,7 @@ async def test_large_labels_and_new_words_of_a_newer_router_are_shown() -> None:
 
 
 def test_wheels_contain_the_files() -> None:
-    """setup.py lists each folder below static as package data; tests/local/test_wheels.py builds
+    """The file setup.py lists each folder below static as package data; tests/local/test_wheels.py builds
     the wheels.
     """
     text = (Path(__file__).parents[2] / "setup.py").read_text()

@@ -205,7 +205,8 @@ CHUNKED = head("POST", EMBED, {"transfer-encoding": "chunked"})
         CHUNKED + b"0\r\ntrailer without colon\r\n\r\n",
         head("POST", EMBED, {"transfer-encoding": "chunked", "content-length": "5"}) + b"0\r\n\r\n",
         head("POST", EMBED, {"transfer-encoding": "gzip, identity"}) + CONTENT,
-        f"POST {EMBED} HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n".encode()
+        f"POST {EMBED} HTTP/1.1\r\nhost: a\r\n".encode()
+        + b"content-length: 2\r\ncontent-length: 3\r\n\r\n"
         + CONTENT,
         head("POST", EMBED, {"content-length": "-1"}),
         head("POST", EMBED, {"content-length": "1e3"}),

@@ -92,10 +92,13 @@ def test_null_is_absent() -> None:
     assert ask(**dict.fromkeys(names)).message == ask().message
 
 
-EMBEDDINGS_FIELDS = ("model", "input", "encoding_format", "dimensions", "input_type", "task", "prompt_name", "role",
-"embedding_type", "encoding_type", "normalized", "late_chunking", "truncate", "truncation", "output_dimension", "output_dtype",
-                     "normalize", "add_special_tokens", "truncate_prompt_tokens", "embed_dtype", "endianness", "messages",
-                     "instruction", "adapter", "pool", "priority", "user")  # fmt: skip
+EMBEDDINGS_FIELDS = (
+    "model", "input", "encoding_format", "dimensions", "input_type", "task", "prompt_name",
+    "role", "embedding_type", "encoding_type", "normalized", "late_chunking", "truncate",
+    "truncation", "output_dimension", "output_dtype", "normalize", "add_special_tokens",
+    "truncate_prompt_tokens", "embed_dtype", "endianness", "messages", "instruction", "adapter",
+    "pool", "priority", "user",
+)  # fmt: skip
 
 
 def test_unknown_fields_and_user_are_ignored() -> None:

@@ -190,7 +190,7 @@ async def test_body_of_too_many_values_is_refused_by_their_number(
 
 
 async def test_json_with_content_type_msgpack_is_not_decoded_as_json(tmp_path: Path) -> None:
-    """As MessagePack it would count as one number."""
+    """It would count as one number of MessagePack."""
     body = ATTACKS["TEI, OpenAI's form"].body()
     async with guarded(tmp_path) as process:
         peak = Peak(process.pid)

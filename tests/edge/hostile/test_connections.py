@@ -32,7 +32,7 @@ FLOOD_BYTES = 60_000_000
 
 
 async def flood(http: Http, begin: bytes, repeated: bytes, size: int = FLOOD_BYTES) -> None:
-    """Send `begin`, then `repeated` until `size` bytes are sent or the edge closes the connection."""
+    """Send `begin`, then repeat `repeated` up to `size` bytes or until the edge disconnects."""
     reader, writer = await http.open()
     piece = repeated * max(1, MIB // len(repeated))
     try:
