@@ -1,5 +1,5 @@
-"""`make fuzz`: tries generated inputs on everything that reads what others wrote, and says what
-broke. docs/fuzzing.md.
+"""`make fuzz`: try generated inputs on all code that reads untrusted data, and report failures. See
+docs/fuzzing.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.table import Table
 from tests.fuzz.run import FINDINGS, Row, run
 from tests.fuzz.target import Target, all_targets
 
-# Before anything reads them; processes of a run have them from here.
+# Set before these modules are imported; processes of a run inherit them.
 os.environ.update(OMP_NUM_THREADS="1", RUST_BACKTRACE="0", TOKENIZERS_PARALLELISM="false")
 
 

@@ -1,8 +1,6 @@
-"""Checkpoints that somebody wrote to do harm: every file that a worker reads before it serves a
-model.
+"""Hostile checkpoints: all files that a worker reads before it serves a model.
 
-Whatever they hold, they are served or refused as broken, within the memory that a process of a
-target may take.
+A checkpoint is served or refused as broken, within the memory limit of a target's process.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ def _json(value: object) -> bytes:
 
 
 def _dumped(random: Random, value: object) -> bytes:
-    """As JSON, sometimes with bytes of it changed."""
+    """Return JSON, sometimes with some bytes changed."""
     try:
         data = json.dumps(value, ensure_ascii=random.random() < 0.5).encode("utf-8", "replace")
     except (RecursionError, ValueError):
@@ -136,7 +134,7 @@ def _tensors() -> Iterator[Try]:
         yield attempt
 
 
-# indexes: shards, and which of them holds what
+# indexes: shards, and the tensors in each of them
 
 
 def _make_index(random: Random, known: Sequence[bytes]) -> bytes:
@@ -159,8 +157,8 @@ _PATHS: Final = (
 
 @contextmanager
 def _indexes() -> Iterator[Try]:
-    """Beside two shards lie a link to one, a link out, a loop, a pipe and a folder, all by names
-    that an index may use.
+    """Try indexes next to two shards, a link to one of them, a link to the outside, a loop, a pipe
+    and a folder.
     """
     with tempfile.TemporaryDirectory(dir=_memory()) as folder:
         outside, directory = Path(folder) / "secret.safetensors", Path(folder) / "model"
@@ -191,9 +189,10 @@ def _indexes() -> Iterator[Try]:
 
 
 class Directory:
-    """A checkpoint in which an input replaces files, and which is then as before. An input is a
-    JSON object by path: what a file holds, or a text for what is no JSON, or `$link`, `$pipe` or
-    `$gone`."""
+    """A checkpoint with files that an input replaces and that are then restored. An input is a JSON
+    object that maps a path to its content, to text that is not JSON, or to `$link`, `$pipe` or
+    `$gone`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = tiny.write(path)
@@ -360,7 +359,7 @@ def _try_model(directory: Path) -> None:
 # encoders: config.json of every family
 
 
-# Small ones, as transformers and the hub's own code write them.
+# Small configurations, as transformers and custom code on the hub write them.
 _FAMILIES: Final[Sequence[dict[str, object]]] = list(
     json.loads(Path(__file__).with_name("families.json").read_bytes()).values()
 )
@@ -461,8 +460,8 @@ _PARTS: Final[Sequence[object]] = (
     {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "X", "type_id": 0}}], "pair": [], "special_tokens": {}},
     {"Sequence": {"id": "A", "type_id": 4 * 10**9}}, {"SpecialToken": {"id": "[CLS]", "type_id": 7}}, {"Regex": "(\\s*\\w+)*"},
     {"Regex": "\\"}, {"String": "a"},
-    # What multiplies: ids of a special token, a text several times, growth in steps, long names,
-    # many parts.
+    # Multiplying content: ids of a special token, repeated text, stepwise growth, long names, many
+    # parts.
     {"id": "[SEP]", "ids": [3] * 20_000, "tokens": ["[SEP]"] * 20_000}, [{"SpecialToken": {"id": "[SEP]", "type_id": 0}}] * 5000,
     [{"Sequence": {"id": "A", "type_id": 0}}] * 5000, {"Regex": "\\s+$"}, {"Regex": "(?:a|a)*b"}, {"Regex": ""}, "x" * 100_000,
     [{"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}] * 20, [{"type": "ByteLevel"}] * 20,
@@ -536,13 +535,16 @@ def _refuse_many(text: TextProcessor, one: str) -> None:
 
 
 _UNICODE: Final = 72
-"""Bytes that Unicode's forms and a ByteLevel make of a character at most."""
+"""The maximum bytes per character after Unicode normalisation and ByteLevel."""
 
 
 # templates: Jinja of a checkpoint
 
 _TEMPLATES: Final = (
-    b"{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    (
+        b"{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if "
+        b"add_generation_prompt %}<|assistant|>{% endif %}"
+    ),
     b"{{ bos_token }}{{ query }}{% set ns = namespace(found=false) %}{{ document }}"
     b"{{ raise_exception('no') if instruction else '' }}",
 )
@@ -559,8 +561,14 @@ _JINJA: Final = (
     b"}}", b"{%", b"%}",
     b"{% raw %}", b"{# ", b"{{ (1,) * 10**9 }}", b"{{ range(10**9)|list }}", b"{{ query.encode }}", b"(" * 200,
     b"{{ -" + b"-" * 500, b"{% if " * 100,
-    b"{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
-    b"{% set ns = namespace(s='a') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
+    (
+        b"{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor "
+        b"%}{% endfor %}{% endfor %}"
+    ),
+    (
+        b"{% set ns = namespace(s='a') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% "
+        b"endfor %}{{ ns.s }}"
+    ),
 )  # fmt: skip
 
 
@@ -615,7 +623,7 @@ def _make_adapter(random: Random, known: Sequence[bytes]) -> bytes:
 
 
 def _pattern(random: Random) -> str:
-    """Of a few pieces, each of them often: what takes for ever is the same thing over and over."""
+    """Return a pattern of a few pieces, each repeated, since repetition causes exponential time."""
     pieces = [
         random.choice(_PATTERN_PIECES) * random.choice((1, 1, 2, 20, 40, 90))
         for _ in range(random.randrange(1, 5))

@@ -1,4 +1,4 @@
-"""Files that say they are PDF documents, through the processes that read them."""
+"""Files declared as PDF documents, through the processes that read them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""GGUF and ONNX files: good ones, changed, through the conversions of `shoal models convert` as the
-child does them.
+"""GGUF and ONNX files with changes, through the conversions of `shoal models convert` in the child
+process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.fuzz import conversions, mutate
 from tests.fuzz.target import Random, Target, Try
 
 _SLACK: Final = 1 << 20
-"""Bytes of an output beyond its proportion to the input: the names of its tensors."""
+"""Bytes of an output beyond its ratio to the input: the names of its tensors."""
 
 _TOKENS: Final = ["<unk>", "<s>", "</s>", "a", "b", "ab", "\u2581a"]
 _GGUF_WORDS: Final = (
@@ -38,7 +38,7 @@ _ONNX_WORDS: Final = (
 
 
 def _gguf(path: Path, architecture: str, tokenizer: str, kind: Type) -> bytes:
-    """A file of one layer with a small vocabulary."""
+    """Return a file of one layer with a small vocabulary."""
     writer = gguf.GGUFWriter(path, architecture)
     numbers = {"block_count": 1, "context_length": 16, "embedding_length": 32, "feed_forward_length": 32, "attention.head_count": 2,
         "attention.head_count_kv": 1, "attention.sliding_window": 4}  # fmt: skip
@@ -71,7 +71,7 @@ def _gguf(path: Path, architecture: str, tokenizer: str, kind: Type) -> bytes:
 
 
 def _onnx(path: Path) -> list[bytes]:
-    """A file of float weights, and one of quantised ones in each form."""
+    """Return a file of float weights, and one of quantised weights in each form."""
     weight, integers, base = (
         np.arange(12, dtype=np.float32).reshape(3, 4),
         np.arange(12, dtype=np.int8).reshape(3, 4),

@@ -1,5 +1,5 @@
-"""Files that say they are images: every format with its fields lying, through decoding and a
-model's preparation.
+"""Files declared as images: every format with false fields, through decoding and a model's
+preparation.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tests.fuzz.target import Broken, Random, Target, plain
 
 _LIMITS: Final = Limits(bytes=1 << 20, pixels=1 << 20)
 _FIELD: Final = "items[0].image"
-# Of as many pixels as the limits allow: in 16 bits or with alpha, composited, turned, resized, and
-# what libraries need themselves.
+# Memory for the maximum number of pixels: in 16 bits or with alpha, composited, rotated, resized,
+# and the overhead of libraries.
 _MAX_MEMORY: Final = 256 << 20
 
 _MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "F", "I")
@@ -46,7 +46,7 @@ _WORDS: Final = (
 
 @cache
 def _good() -> tuple[bytes, ...]:
-    """A file of each format and mode that Pillow writes."""
+    """Return a file of each format and mode that Pillow writes."""
     numbers = np.random.default_rng(7)
     found: list[bytes] = []
     for kind in FORMATS:
@@ -77,7 +77,7 @@ def _good() -> tuple[bytes, ...]:
 
 
 def _png(random: Random) -> bytes:
-    """Whole chunks with sums that are right, whatever their fields say."""
+    """Return complete chunks with valid checksums and arbitrary fields."""
     width, height, body = (
         random.choice((1, 2, 9, 300, 4000, mutate.edge(random))) % (1 << 32) for _ in range(3)
     )
@@ -174,7 +174,7 @@ def _gif(random: Random) -> bytes:
 
 
 def _tiff(random: Random) -> bytes:
-    """A directory of tags whose counts, types and offsets are of no file."""
+    """Return a directory of tags with random counts, types and offsets."""
     order = random.choice("<>")
     tags = []
     for tag in (
@@ -281,12 +281,13 @@ _INPUTS: Final = (
 
 
 def _try(data: bytes) -> None:
-    """InvalidInput, or what agrees: the size from the header, the pixels, and tokens that are
-    priced as they turn out.
+    """Raise InvalidInput, or check that the size from the header, the pixels and the priced tokens
+    agree.
     """
     before = _peak()
     with warnings.catch_warnings():
-        # Pillow warns of damaged metadata that it skips; of bombs as the worker sees them.
+        # Pillow warns about damaged metadata that it skips, and about bombs as the worker detects
+        # them.
         warnings.simplefilter("ignore")
         found = _decoded(data)
         for model in _INPUTS:
@@ -296,7 +297,7 @@ def _try(data: bytes) -> None:
 
 
 def _decoded(data: bytes) -> tuple[int, int] | None:
-    """Height and width, if the file is taken."""
+    """Return height and width if the file is accepted."""
     try:
         size = header_size(data, _FIELD, _LIMITS)
     except InvalidInput as refused:
@@ -341,7 +342,7 @@ def _check(refused: InvalidInput) -> None:
 
 
 def _peak() -> int:
-    """Of this process, bytes."""
+    """Return the peak memory of this process in bytes."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most << 10
 

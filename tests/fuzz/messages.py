@@ -1,5 +1,5 @@
-"""Protobuf messages from chance, made by their descriptors: every field, every edge of its type,
-and what no generator writes.
+"""Random protobuf messages by their descriptors: every field, every limit of its type, and invalid
+encodings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.fuzz import mutate
 from tests.fuzz.target import Random
 
 Words = Mapping[str, Sequence[Any]]
-"""By a field's name: values that mean something there."""
+"""Meaningful values by field name."""
 
 _SIGNED: Final = (
     FieldDescriptor.TYPE_INT32,
@@ -31,7 +31,7 @@ _WIDE: Final = (
 
 
 def message(random: Random, kind: type[Message], words: Words, depth: int = 4) -> Message:
-    """A message of that kind with some of its fields set."""
+    """Return a message of that kind with some of its fields set."""
     made = kind()
     fill(random, made, words, depth)
     return made
@@ -45,12 +45,13 @@ def fill(random: Random, made: Message, words: Words, depth: int) -> None:
 
 
 class Maker:
-    """Messages of one kind on the wire. Few are made anew, most are one that was made before with a
-    field or some bytes changed: that is twenty times as fast, and goes further with each change."""
+    """Serialised messages of one kind. A few are generated; most are earlier ones with a changed
+    field or changed bytes, which is twenty times as fast and accumulates changes.
+    """
 
     def __init__(self, kind: type[Message], words: Words, *bases: Message) -> None:
         self._kind, self._words, self._bases = kind, words, bases
-        # The state: what was made before.
+        # The state: earlier messages.
         self._pool: list[Message] = list(bases)
 
     def make(self, random: Random) -> bytes:
@@ -95,7 +96,7 @@ _WIRE: Final = (
 
 
 def _touch(random: Random, made: Message, words: Words) -> None:
-    """Sets a few fields anew, perhaps deep within."""
+    """Set a few fields to new values, possibly at a deep level."""
     for _ in range(random.randrange(1, 4)):
         one = made
         while True:

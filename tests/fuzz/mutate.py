@@ -1,4 +1,4 @@
-"""Inputs from chance: bytes changed as fuzzers change them, and odd values of every type."""
+"""Random inputs: bytes changed like in other fuzzers, and unusual values of every type."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TEXTS: Final = (
 
 
 def edge(random: Random, *, signed: bool = False) -> int:
-    """A whole number at or beside the edge of a type."""
+    """Return an integer at or next to a limit of a type."""
     near = random.choice(_EDGES) + random.choice((-1, 0, 0, 1))
     value = near if random.random() < 0.8 else random.getrandbits(random.randrange(1, 65))
     return -value if signed and random.random() < 0.4 else max(0, value)
@@ -63,8 +63,13 @@ def _code_point(random: Random) -> int:
 def mutated(
     random: Random, data: bytes, words: Sequence[bytes] = (), others: Sequence[bytes] = ()
 ) -> bytes:
-    """The same with a few changes. `words`: that mean something in the format; `others`: inputs to
-    take pieces of.
+    """Return the data with a few changes.
+
+    Args:
+        random: The source of randomness.
+        data: The original.
+        words: Meaningful bytes of the format.
+        others: Inputs from which to take pieces.
     """
     found = bytearray(data)
     for _ in range(1 << random.randrange(4)):
@@ -97,7 +102,7 @@ def _set(random: Random, data: bytearray, words: Sequence[bytes], others: Sequen
 def _number(
     random: Random, data: bytearray, words: Sequence[bytes], others: Sequence[bytes]
 ) -> None:
-    """Little-endian, big-endian or in digits."""
+    """Insert a number as little-endian, big-endian or decimal."""
     value, width = edge(random), random.choice((2, 4, 8))
     form = random.randrange(3)
     piece = (
@@ -157,7 +162,7 @@ _CHANGES: Final[Sequence[Callable[[Random, bytearray, Sequence[bytes], Sequence[
 
 
 def value(random: Random, depth: int = 3) -> object:
-    """Any JSON value."""
+    """Return any JSON value."""
     kind = random.randrange(9 if depth else 6)
     if kind == 0:
         return random.choice((None, True, False))
@@ -178,8 +183,8 @@ def value(random: Random, depth: int = 3) -> object:
 
 
 def changed(random: Random, given: object, words: Sequence[object] = ()) -> object:
-    """A JSON value with one thing in it changed, left out, doubled or nested deep. `words`: values
-    that mean something there.
+    """Return a JSON value with one part changed, removed, duplicated or deeply nested. `words` are
+    meaningful values.
     """
     if isinstance(given, dict) and given and random.random() < 0.9:
         key = random.choice(list(given))

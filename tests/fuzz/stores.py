@@ -1,6 +1,4 @@
-"""What a hub or an object store lists of a model: names that become paths on this machine's
-disk.
-"""
+"""Listings of a model by a hub or an object store: their names become paths on this machine's disk."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ _WORDS: Final[Sequence[object]] = (
 
 @dataclass(frozen=True)
 class Listed:
-    """A model in a store that answers as its listing wants it to."""
+    """A model in a store with a configurable listing."""
 
     files: tuple[RemoteFile, ...]
     modules: bytes

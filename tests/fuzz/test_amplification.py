@@ -1,5 +1,5 @@
-"""The oracle of `amplification`: recipes are requests of bounded size, and what a process takes is
-counted against its budget.
+"""The oracle of `amplification`: recipes describe requests of limited size, and a process's
+resources are compared with its budget.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from tests.fuzz.target import Broken
 
 MIB = 1 << 20
 SPENDER = (
-    "import sys, time\nprint(flush=True)\nsys.stdin.readline()\nheld = bytearray(b'x') * (64 << 20)\n"
-    + ("while time.process_time() < 0.5: pass\nprint(flush=True)\nsys.stdin.readline()\n")
-)
+    "import sys, time\nprint(flush=True)\nsys.stdin.readline()\nheld = bytearray(b'x') * (64 "
+    "<< "
+    "20)\n"
+) + ("while time.process_time() < 0.5: pass\nprint(flush=True)\nsys.stdin.readline()\n")
 
 
 def test_recipes_are_read_as_they_were_written_and_stay_small() -> None:

@@ -1,4 +1,4 @@
-"""The machinery of `make fuzz`, with targets that are known to break."""
+"""The machinery of `make fuzz`, with targets that are known to fail."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The smallest checkpoints that can be served, made without transformers: what hostile ones are
-made from.
+"""The smallest checkpoints that can be served, made without transformers. Hostile checkpoints are
+derived from them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ ADAPTER: Final[Mapping[str, object]] = {
 
 
 def files() -> dict[str, object]:
-    """All JSON of a sentence-transformers checkpoint, by path."""
+    """Return all JSON files of a sentence-transformers checkpoint by path."""
     return {
         "config.json": dict(CONFIG),
         "tokenizer.json": dict(TOKENIZER),
@@ -97,7 +97,7 @@ def files() -> dict[str, object]:
 
 
 def weights() -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
-    """Of the encoder, random, always the same."""
+    """Return the encoder's random weights, which are always the same."""
     chance = np.random.default_rng(0)
     square, wide = (HIDDEN, HIDDEN), (16, HIDDEN)
     layer = "encoder.layer.0."
@@ -125,7 +125,7 @@ def weights() -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
 
 
 def write(directory: Path) -> Path:
-    """A whole checkpoint of an embedding model with 4 dimensions; returns its directory."""
+    """Write a complete checkpoint of an embedding model with 4 dimensions; return its directory."""
     for name, value in files().items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(json.dumps(value))
