@@ -104,17 +104,15 @@ def _browser() -> str:
         )
         libraries = ":".join(str(folder) for folder in folders)
         UNPACKED.write_text(
-            (
-                f"#!/bin/sh\nLD_LIBRARY_PATH='{libraries}' exec "
-                f"'{UNPACKED.parent}/usr/lib/chromium/chromium' \"$@\"\n"
-            )
+            f"#!/bin/sh\nLD_LIBRARY_PATH='{libraries}' exec "
+            f"'{UNPACKED.parent}/usr/lib/chromium/chromium' \"$@\"\n"
         )
         UNPACKED.chmod(0o755)
     return str(UNPACKED)
 
 
 def _install() -> bool:
-    """Whether there is what package-lock.json names, by its hashes."""
+    """Install the packages of package-lock.json, checked by hash. Return whether it succeeded."""
     TOOLS.mkdir(parents=True, exist_ok=True)
     lock = TOOLS / "package-lock.json"
     if (

@@ -873,8 +873,9 @@ async def test_large_labels_and_new_words_of_a_newer_router_are_shown() -> None:
 
 
 def test_wheels_contain_the_files() -> None:
-    """The file setup.py lists each folder below static as package data; tests/local/test_wheels.py builds
-    the wheels.
+    """The file setup.py lists each folder below static as package data.
+
+    tests/local/test_wheels.py builds the wheels.
     """
     text = (Path(__file__).parents[2] / "setup.py").read_text()
     folders = {

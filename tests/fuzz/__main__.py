@@ -44,7 +44,7 @@ def main() -> int:
     )
     folder = (arguments.findings or FINDINGS / time.strftime("%Y%m%d-%H%M%S")).absolute()
     rows = _run(chosen, arguments.seconds, seed, folder, quiet=arguments.json)
-    _tell_json(rows, seed) if arguments.json else _tell(rows, seed)
+    _print_json(rows, seed) if arguments.json else _print_rows(rows, seed)
     return 1 if any(row.findings for row in rows) else 0
 
 
@@ -116,7 +116,7 @@ def _run(
         return run(targets, seconds, seed, folder, render)
 
 
-def _tell(rows: list[Row], seed: int) -> None:
+def _print_rows(rows: list[Row], seed: int) -> None:
     table = Table(title=f"seed {seed}")
     for name in (
         "target",
@@ -154,7 +154,7 @@ def _tell(rows: list[Row], seed: int) -> None:
         )
 
 
-def _tell_json(rows: list[Row], seed: int) -> None:
+def _print_json(rows: list[Row], seed: int) -> None:
     told = [asdict(row) | {"rate": row.rate} for row in rows]
     print(
         json.dumps(

@@ -147,17 +147,17 @@ class Watch:
                 raise Broken(f"{name} has ended with status {code}")
             memory, seconds, budget = spent.memory, spent.seconds, self._budgets[name]
             if memory > budget.memory(self._size):
-                told = (
+                usage = (
                     f"{memory >> 20:,} MiB for {self._size:,} bytes; "
                     f"{int(budget.memory(self._size)) >> 20:,} are allowed"
                 )
-                raise Broken(f"{self._recipe.verb}: the memory of {name} grew by {told}")
+                raise Broken(f"{self._recipe.verb}: the memory of {name} grew by {usage}")
             if seconds > budget.time(self._size, self._recipe):
                 allowed = budget.time(self._size, self._recipe)
-                told = f"{seconds:.1f} s for {self._size:,} bytes; {allowed:.1f} are allowed"
-                raise Broken(f"{self._recipe.verb}: {name} has computed for {told}")
+                usage = f"{seconds:.1f} s for {self._size:,} bytes; {allowed:.1f} are allowed"
+                raise Broken(f"{self._recipe.verb}: {name} has computed for {usage}")
 
-    def told(self) -> dict[str, tuple[float, float]]:
+    def usage(self) -> dict[str, tuple[float, float]]:
         """Return memory in MiB and seconds per process, to set budgets."""
         return {
             name: (round(spent.memory / (1 << 20), 1), round(spent.seconds, 2))
@@ -227,7 +227,8 @@ class Caller:
             for adapter in (False, True):
                 forms, entities = 3 * (verb in ("encode", "generation")), 2 * (verb == "relations")
                 warm = Recipe(
-                    verb, shared=("words", 5), labels=2, forms=forms, entities=entities, adapter=adapter, deadline=30.0
+                    verb, shared=("words", 5), labels=2, forms=forms, entities=entities,
+                    adapter=adapter, deadline=30.0
                 )  # fmt: skip
                 self._call(warm.path, warm.body(), "good", warm.deadline).result()
         self._expected = self._vectors(self._good())
@@ -273,11 +274,9 @@ class Caller:
             raise Internal(f"{recipe.path} was answered with 500")
         if (code := good.code()) is not grpc.StatusCode.OK:
             raise Broken(
-                (
-                    f"{recipe.verb}: a good request of another tenant failed beside it: "
-                    f"{code.name}: "
-                    f"{good.details()}"
-                )
+                f"{recipe.verb}: a good request of another tenant failed beside it: "
+                f"{code.name}: "
+                f"{good.details()}"
             )
         kept = resident_bytes(cluster.processes["edge-0"].pid) - self._idle_bytes
         if kept > KEPT_BYTES:
@@ -299,11 +298,9 @@ class Caller:
             )
         if (code := good.code()) is not grpc.StatusCode.OK:
             raise Broken(
-                (
-                    f"{recipe.verb}: a good request of another tenant failed beside it: "
-                    f"{code.name}: "
-                    f"{good.details()}"
-                )
+                f"{recipe.verb}: a good request of another tenant failed beside it: "
+                f"{code.name}: "
+                f"{good.details()}"
             )
         if not np.allclose(self._vectors(good), self._expected, atol=1e-4):
             raise Broken(f"{recipe.verb}: a good request of another tenant was answered wrongly")

@@ -1,5 +1,5 @@
-"""Conversions of files like those in the child process of libs/conversion: how they are tried, and
-what is a finding.
+"""Conversions of files like those in the child process of libs/conversion: tries and
+findings.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def opened(conversions: Sequence[Convert], sound: bytes, check: Check) -> Iterat
 
 
 def check_tensors(output: Path, most: int) -> None:
-    """Raise Broken unless the output is a safetensors file with tensors and at most `most` bytes."""
+    """Raise Broken unless the output is a safetensors file with tensors and at most `most`
+    bytes.
+    """
     if output.stat().st_size > most:
         raise Broken(
-            (
-                f"the output has {output.stat().st_size:,} bytes; at most {most:,} are in "
-                "proportion "
-                "to the input"
-            )
+            f"the output has {output.stat().st_size:,} bytes; at most {most:,} are in "
+            "proportion "
+            "to the input"
         )
     if not load_file(output):
         raise Broken("a file without tensors was written")

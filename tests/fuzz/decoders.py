@@ -50,10 +50,14 @@ from tests.fuzz.target import Broken, Random, Target, Try, plain
 MODELS: Final = ("org/name", "org/name@v1", "a/b", "tiny/fuzz")
 POOLS: Final = ("cpu", "l4-spot")
 WORDS: Final[Mapping[str, Sequence[Any]]] = {
-    "model": MODELS, "pool": POOLS, "adapter": ("", "", "org/adapter"), "worker_id": ("w1", "w2"), "labels": ("PER", "ORG", "O"),
-    "text": ("a text", "zwei Wörter", "x" * 200), "top_n": (0, 1, 2), "wait_seconds": (0.0, 0.01), "budget_jobs": (1, 8, 256),
-    "batch_tokens": (0, 2048), "pools": POOLS, "hypothesis": ("", "about {}"), "load_model": MODELS, "epoch": ("e1",),
-    "label": ("person", "city", "a"), "name": ("tone", "kind", "a"), "choices": ("old", "new"), "description": ("", "what"),
+    "model": MODELS, "pool": POOLS, "adapter": ("", "", "org/adapter"), "worker_id": ("w1", "w2"),
+    "labels": ("PER", "ORG", "O"),
+    "text": ("a text", "zwei Wörter", "x" * 200), "top_n": (0, 1, 2), "wait_seconds": (0.0, 0.01),
+    "budget_jobs": (1, 8, 256),
+    "batch_tokens": (0, 2048), "pools": POOLS, "hypothesis": ("", "about {}"), "load_model": MODELS,
+    "epoch": ("e1",),
+    "label": ("person", "city", "a"), "name": ("tone", "kind", "a"), "choices": ("old", "new"),
+    "description": ("", "what"),
 }  # fmt: skip
 
 CARDS: Final = (
@@ -252,7 +256,7 @@ def _tensor(random: Random) -> tensor_pb2.Tensor:
     return made
 
 
-def _answer(random: Random, kind: type[Message]) -> Message:
+def _random_answer(random: Random, kind: type[Message]) -> Message:
     if kind is pb.EncodeResponse:
         made = pb.EncodeResponse(model_revision="r")
         if random.random() < 0.7:
@@ -302,7 +306,7 @@ def _make_results(random: Random, known: Sequence[bytes]) -> bytes:
     made = bytes([verb])
     for _ in range(random.randrange(1, 4)):
         result = worker_pb2.JobResult()
-        getattr(result, _OUTCOMES[verb]).CopyFrom(_answer(random, _ANSWERS[verb]))
+        getattr(result, _OUTCOMES[verb]).CopyFrom(_random_answer(random, _ANSWERS[verb]))
         way = random.random()
         data = _RESULTS.make(random) if way < 0.3 else result.SerializeToString()
         made += _piece(data if way < 0.7 else mutate.mutated(random, data))
@@ -372,7 +376,7 @@ def _make_answer(random: Random, known: Sequence[bytes]) -> bytes:
     if kind == _STATUS:
         return bytes([kind]) + _status(random)
     if kind < 3 and random.random() < 0.6:
-        data = _answer(random, _SENT[kind]).SerializeToString()
+        data = _random_answer(random, _SENT[kind]).SerializeToString()
         return bytes([kind]) + (data if random.random() < 0.3 else mutate.mutated(random, data))
     return bytes([kind]) + _SENDERS[kind].make(random)
 
@@ -535,14 +539,19 @@ def _check_against(request: Message, card: models_pb2.ModelCard | None) -> None:
 # files of operators
 
 _YAML: Final = (
-    b"model: ", b"- ", b"pools: [", b"]", b"{", b"}", b"detect:\n  kind: dense\n", b"prompts:\n  query: 'q '\n", b"---\n", b"&a ",
+    b"model: ", b"- ", b"pools: [", b"]", b"{", b"}", b"detect:\n  kind: dense\n",
+    b"prompts:\n  query: 'q '\n", b"---\n", b"&a ",
     b"*a",
-    b"!!python/object ", b"!!int ", b"? ", b": ", b"|\n", b">-\n", b"'", b'"', b"#", b"\n", b"\n  ", b"\xef\xbb\xbf", b"\x00",
+    b"!!python/object ", b"!!int ", b"? ", b": ", b"|\n", b">-\n", b"'", b'"', b"#", b"\n", b"\n  ",
+    b"\xef\xbb\xbf", b"\x00",
     b"<<: *a\n",
-    b"memory_bytes: 1e999\n", b"max_tokens: " + b"9" * 5000, b"spot: yes\n", b"device: cpu\n", b"9" * 400 + b"GiB", b"[" * 20,
-    b"tokens:\n", b"- token: ", b"sha256: ", b"subject: s\n", b"role: client\n", b"tenants:\n", b"weight: ", b"default: ",
+    b"memory_bytes: 1e999\n", b"max_tokens: " + b"9" * 5000, b"spot: yes\n", b"device: cpu\n",
+    b"9" * 400 + b"GiB", b"[" * 20,
+    b"tokens:\n", b"- token: ", b"sha256: ", b"subject: s\n", b"role: client\n", b"tenants:\n",
+    b"weight: ", b"default: ",
     b"requests_per_second: ",
-    b"0x10", b"0b1", b"1:30", b".inf", b".nan", b"~", b"1_000", "٣".encode(), b"\xf0\x9f\x92\x80", b"2001-01-01",
+    b"0x10", b"0b1", b"1:30", b".inf", b".nan", b"~", b"1_000", "٣".encode(), b"\xf0\x9f\x92\x80",
+    b"2001-01-01",
 )  # fmt: skip
 _CARDS: Final = (
     (

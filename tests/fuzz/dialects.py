@@ -32,8 +32,10 @@ MODEL: Final = "org/model"
 ROUTES: Final = Table().routes
 NAMES: Final = Names({"embed": Alias(MODEL), "rerank": Alias(MODEL), "predict": Alias(MODEL)})
 WORDS: Final[Sequence[object]] = (
-    MODEL, "org/model:query", "query", "document", "base64", "float", "int8", "ubinary", "binary", "uint8", "END", "NONE", "start",
-    "dense", "sparse", "multivector", "float16", "search_query", "\ud800", ["a", "b"], [["a", "b"]], {"text": "a"},
+    MODEL, "org/model:query", "query", "document", "base64", "float", "int8", "ubinary", "binary",
+    "uint8", "END", "NONE", "start",
+    "dense", "sparse", "multivector", "float16", "search_query", "\ud800", ["a", "b"], [["a", "b"]],
+    {"text": "a"},
     {"image": "data:image/png;base64,AAAA"}, "https://a/b.png", [1, 2], [[1, 2]], 10**400, -1, 0,
 )  # fmt: skip
 _TASKS: Final = [

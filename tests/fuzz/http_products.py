@@ -151,10 +151,8 @@ class HttpRecipe:
             lines.append(f"content-encoding: {self.encoding}")
         if self.credential != "none":
             lines.append(
-                (
-                    "authorization: Bearer "
-                    f"{token if self.credential == 'valid' else 'nobody-issued-this'}"
-                )
+                "authorization: Bearer "
+                f"{token if self.credential == 'valid' else 'nobody-issued-this'}"
             )
         lines += [f"x-{number}: {'v' * self.header_bytes}" for number in range(self.headers)]
         lines.append(

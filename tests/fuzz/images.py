@@ -35,11 +35,16 @@ _MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "F", "I")
 _WIDE: Final = ("I;16", "F", "I")
 _SIZES: Final = ((1, 1), (7, 5), (16, 16), (33, 20), (1, 60), (64, 1))
 _WORDS: Final = (
-    b"\x89PNG\r\n\x1a\n", b"IHDR", b"IDAT", b"IEND", b"PLTE", b"tRNS", b"acTL", b"fcTL", b"fdAT", b"zTXt", b"iTXt", b"iCCP",
-    b"eXIf", b"\xff\xd8", b"\xff\xd9", b"\xff\xda", b"\xff\xc0", b"\xff\xc2", b"\xff\xc4", b"\xff\xdb", b"\xff\xdd",
-    b"\xff\xe1", b"\xff\xe2MPF\0", b"Exif\0\0", b"ICC_PROFILE\0", b"Adobe\0", b"RIFF", b"WEBP", b"VP8 ", b"VP8L", b"VP8X",
-    b"ANIM", b"ANMF", b"ALPH", b"II*\0", b"MM\0*", b"II+\0", b"GIF87a", b"GIF89a", b"\x21\xff\x0bNETSCAPE2.0", b"\x21\xf9\x04",
-    b"BM", b"\x28\0\0\0", b"ftypavif", b"ftypheic", b"meta", b"iloc", b"ispe", b"iprp", b"av01", b"PK\x03\x04", b"%!PS", b"%PDF",
+    b"\x89PNG\r\n\x1a\n", b"IHDR", b"IDAT", b"IEND", b"PLTE", b"tRNS", b"acTL", b"fcTL", b"fdAT",
+    b"zTXt", b"iTXt", b"iCCP",
+    b"eXIf", b"\xff\xd8", b"\xff\xd9", b"\xff\xda", b"\xff\xc0", b"\xff\xc2", b"\xff\xc4",
+    b"\xff\xdb", b"\xff\xdd",
+    b"\xff\xe1", b"\xff\xe2MPF\0", b"Exif\0\0", b"ICC_PROFILE\0", b"Adobe\0", b"RIFF", b"WEBP",
+    b"VP8 ", b"VP8L", b"VP8X",
+    b"ANIM", b"ANMF", b"ALPH", b"II*\0", b"MM\0*", b"II+\0", b"GIF87a", b"GIF89a",
+    b"\x21\xff\x0bNETSCAPE2.0", b"\x21\xf9\x04",
+    b"BM", b"\x28\0\0\0", b"ftypavif", b"ftypheic", b"meta", b"iloc", b"ispe", b"iprp", b"av01",
+    b"PK\x03\x04", b"%!PS", b"%PDF",
     b"<svg", b"P6\n", b"qoif", b"\0\0\1\0",
 )  # fmt: skip
 

@@ -10,17 +10,23 @@ from tests.fuzz.target import Random
 
 MAX_BYTES: Final = 1 << 16
 
-_EDGES: Final = (0, 1, 2, 7, 8, 15, 16, 31, 32, 63, 64, 100, 127, 128, 255, 256, 511, 512, 1000, 1024, 4095, 4096, 9_999, 10_000,
-    10_001, 32_767, 32_768, 65_535, 65_536, 1 << 24, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 53) + 1, (1 << 63) - 1,
+_EDGES: Final = (0, 1, 2, 7, 8, 15, 16, 31, 32, 63, 64, 100, 127, 128, 255, 256, 511, 512, 1000,
+1024, 4095, 4096, 9_999, 10_000,
+    10_001, 32_767, 32_768, 65_535, 65_536, 1 << 24, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32,
+    (1 << 53) + 1, (1 << 63) - 1,
     1 << 63, (1 << 64) - 1)  # fmt: skip
 _FLOATS: Final = (
-    0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 5e-324, 1e-9, 1e9, 3.4e38, 1e300, 1.7e308, float("inf"), float("-inf"), float("nan"),
+    0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 5e-324, 1e-9, 1e9, 3.4e38, 1e300, 1.7e308, float("inf"),
+    float("-inf"), float("nan"),
 )  # fmt: skip
 _TEXTS: Final = (
-    "", " ", "a", "\0", "\n", "\t", "..", "../..", "/etc/passwd", "a/b", "a/b@c", "org/name", "%s%n", "${x}", "{}", "{{7*7}}", "'",
+    "", " ", "a", "\0", "\n", "\t", "..", "../..", "/etc/passwd", "a/b", "a/b@c", "org/name",
+    "%s%n", "${x}", "{}", "{{7*7}}", "'",
     '"',
-    "\\", "|", "!", ":", "*", "\u202e", "\ufeff", "\U0001f480", "é", "e\u0301" * 20, "\u0300" * 200, "Ǆ", "ß", "İ", "\u2028",
-    "\ud7ff", "\ue000", "\uffff", "\U0010ffff", "ﷺ" * 10, "\uff10", "٣", "null", "NaN", "-1", "0x10", "1e999", "true", "[]", "-0",
+    "\\", "|", "!", ":", "*", "\u202e", "\ufeff", "\U0001f480", "é", "e\u0301" * 20, "\u0300" * 200,
+    "Ǆ", "ß", "İ", "\u2028",
+    "\ud7ff", "\ue000", "\uffff", "\U0010ffff", "ﷺ" * 10, "\uff10", "٣", "null", "NaN", "-1",
+    "0x10", "1e999", "true", "[]", "-0",
 )  # fmt: skip
 
 
@@ -157,7 +163,8 @@ def _splice(
 
 
 _CHANGES: Final[Sequence[Callable[[Random, bytearray, Sequence[bytes], Sequence[bytes]], None]]] = (
-    _flip, _flip, _set, _set, _number, _number, _cut, _truncate, _repeat, _insert, _word, _word, _splice,
+    _flip, _flip, _set, _set, _number, _number, _cut, _truncate, _repeat, _insert, _word, _word,
+    _splice,
 )  # fmt: skip
 
 

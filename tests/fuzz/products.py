@@ -56,7 +56,8 @@ _LABELLED: Final = ("hypotheses", "prompts", "labels", "relations", "structures"
 
 # The contract's limits of a shared text by verb, of a label and of an instruction: larger values
 # are soon refused.
-_SHARED: Final = {"encode": 16_000, "search": 130_000, "pairs": 130_000, "hypotheses": 1_000, "prompts": 1_000, "labels": 0,
+_SHARED: Final = {"encode": 16_000, "search": 130_000, "pairs": 130_000, "hypotheses": 1_000,
+"prompts": 1_000, "labels": 0,
            "relations": 0, "structures": 0, "generation": 16_000}  # fmt: skip
 _LABEL: Final = 1_000
 _INSTRUCTION: Final = 16_000
@@ -128,7 +129,8 @@ class Recipe:
         if self.verb == "encode":
             forms: list[Any] = [1 + number % 3 for number in range(self.forms)]
             return pb.EncodeRequest(
-                model=tiny_kinds.FORMS, items=items, instruction=shared, representations=forms, adapter=adapter
+                model=tiny_kinds.FORMS, items=items, instruction=shared, representations=forms,
+                adapter=adapter
             )  # fmt: skip
         if self.verb in ("search", "pairs"):
             model = tiny_kinds.FORMS if self.verb == "search" else tiny_kinds.PAIRS

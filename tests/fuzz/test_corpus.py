@@ -39,7 +39,7 @@ def test_kept_and_new_inputs_are_taken_or_refused(name: str) -> None:
             attempt(TARGETS[name].make(chance, kept))
 
 
-def test_corpus_is_small_and_of_targets_that_there_are() -> None:
+def test_corpus_is_small_and_has_existing_targets() -> None:
     files = [path for path in CORPUS.rglob("*") if path.is_file()]
     assert {path.parent.name for path in files} <= set(TARGETS)
     assert sum(path.stat().st_size for path in files) <= 300_000

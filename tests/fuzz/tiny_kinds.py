@@ -87,9 +87,12 @@ def _write_labels(directory: Path) -> None:
     _write_json(
         directory / "gliner_config.json",
         {
-            "encoder_config": encoder, "hidden_size": tiny.HIDDEN, "max_width": 4, "max_len": 60, "span_mode": "markerV0",
-            "ent_token": "<<ENT>>", "sep_token": "<<SEP>>", "class_token_index": len(words) - 2, "subtoken_pooling": "first",
-            "num_rnn_layers": 0, "words_splitter_type": "whitespace", "model_name": "tiny", "vocab_size": len(words),
+            "encoder_config": encoder, "hidden_size": tiny.HIDDEN, "max_width": 4, "max_len": 60,
+            "span_mode": "markerV0",
+            "ent_token": "<<ENT>>", "sep_token": "<<SEP>>", "class_token_index": len(words) - 2,
+            "subtoken_pooling": "first",
+            "num_rnn_layers": 0, "words_splitter_type": "whitespace", "model_name": "tiny",
+            "vocab_size": len(words),
         },
     )  # fmt: skip
     _write_tokenizer(directory, POSITIONS, words)
