@@ -886,7 +886,7 @@ class TestOverSockets:
             assert found[-1]["error"]["type"] == "server_error"
             written.put(delta("one"), NOTHING)
             reply = await http.post("/v1/chat/completions", {**HELLO, "stream": True})
-            assert "before it was whole" in events(reply.body)[-1]["error"]["message"]
+            assert "before its last reply" in events(reply.body)[-1]["error"]["message"]
             written.put(delta("one"), delta("two", restarted=True))
             reply = await http.post("/api/generate", {"model": MODEL, "prompt": "a"})
             assert reply.headers["content-type"] == "application/x-ndjson"

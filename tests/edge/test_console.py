@@ -759,7 +759,7 @@ def test_changes_are_described() -> None:
     assert described(mesh(workers=[draining]), mesh()) == ["plain: worker w left after draining"]
     assert described(mesh(workers=[worker]), mesh(workers=[draining])) == [
         "warn: worker w loses its machine in 30 s",
-        "warn: worker w drains: it takes no more work",
+        "warn: worker w is draining: it accepts no new work",
     ]
 
     def held(state: models_pb2.ModelState, **place: Any) -> mesh_pb2.Mesh:
@@ -793,7 +793,7 @@ def test_changes_are_described() -> None:
     leader = mesh_pb2.SchedulerStatus(scheduler_id="s")
     assert described(mesh(), mesh(scheduler=leader)) == ["plain: scheduler s leads"]
     assert described(mesh(scheduler=leader), mesh()) == [
-        "warn: no scheduler leads: workers claim models by themselves"
+        "warn: no scheduler leads: workers claim models themselves"
     ]
     processes = [
         mesh_pb2.ProcessStatus(name="w-0", state="running", restarts=at, detail="killed")

@@ -184,7 +184,7 @@ async def test_body_of_too_many_values_is_refused_by_their_number(
             assert reply.status in (400, 413, 422), reply
             assert any(
                 limit in reply.body.decode()
-                for limit in (f"{MAX_OBJECTS:,}", f"{MAX_VALUES:,}", "100 deep")
+                for limit in (f"{MAX_OBJECTS:,}", f"{MAX_VALUES:,}", "100 levels deep")
             )
         assert peak.grown < MAX_FACTOR * len(body) + MAX_GROWTH_BYTES
 

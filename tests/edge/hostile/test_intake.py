@@ -115,7 +115,7 @@ def test_limits_of_a_body_are_exact(is_msgpack: bool) -> None:
     assert "TOO_LARGE: the body has more than 200,000 texts" in refusal(["a"] * (MAX_OBJECTS + 1))
     assert "TOO_LARGE: the body has more than 200,000 texts" in refusal([{}] * (MAX_OBJECTS + 1))
     assert "TOO_LARGE: the body has more than 1,000,000 values" in refusal([300] * (MAX_VALUES + 1))
-    assert "INVALID_INPUT: the body is nested more than 100 deep" in refusal(nested(MAX_DEPTH + 1))
+    assert "INVALID_INPUT: the body is nested more than 100 levels deep" in refusal(nested(MAX_DEPTH + 1))
 
 
 def test_msgpack_list_is_refused_by_its_declared_length() -> None:
@@ -201,7 +201,7 @@ def test_sole_identified_request_has_no_limit() -> None:
 
 def test_sole_unidentified_request_is_limited() -> None:
     budget = Budget(512 * MIB)
-    with pytest.raises(HttpError, match="not identified"):
+    with pytest.raises(HttpError, match="unidentified callers"):
         budget.enter("10.0.0.1").take(budget.unidentified_limit + 1)
 
 
@@ -494,7 +494,7 @@ async def test_heads_of_unidentified_callers_are_refused_without_a_lookup() -> N
     setting = Setting()
     setting.fill()
     payer = setting.payer("a")
-    with pytest.raises(HttpError, match="not identified"):
+    with pytest.raises(HttpError, match="unidentified callers"):
         await payer.take_head(120 << 10)
     await payer.take_head(1000)
     assert setting.router.asked == []
