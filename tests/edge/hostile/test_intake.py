@@ -115,7 +115,9 @@ def test_limits_of_a_body_are_exact(is_msgpack: bool) -> None:
     assert "TOO_LARGE: the body has more than 200,000 texts" in refusal(["a"] * (MAX_OBJECTS + 1))
     assert "TOO_LARGE: the body has more than 200,000 texts" in refusal([{}] * (MAX_OBJECTS + 1))
     assert "TOO_LARGE: the body has more than 1,000,000 values" in refusal([300] * (MAX_VALUES + 1))
-    assert "INVALID_INPUT: the body is nested more than 100 levels deep" in refusal(nested(MAX_DEPTH + 1))
+    assert "INVALID_INPUT: the body is nested more than 100 levels deep" in refusal(
+        nested(MAX_DEPTH + 1)
+    )
 
 
 def test_msgpack_list_is_refused_by_its_declared_length() -> None:

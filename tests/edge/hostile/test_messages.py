@@ -16,7 +16,12 @@ from shoal.transport.methods import ENCODE
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput
-from services.edge.dialects.generation.common import Asked, Conversation, Spoken, Told
+from services.edge.dialects.generation.common import (
+    Conversation,
+    ConversationTurn,
+    GenerationRequest,
+    MessageContent,
+)
 from services.edge.messages.base import (
     MAX_MESSAGE_CHARACTERS,
     Answer,
@@ -122,11 +127,13 @@ def test_no_pattern_is_compiled_for_a_request(monkeypatch: pytest.MonkeyPatch) -
     def refuse(*of_pattern: object) -> None:
         raise AssertionError(f"compiled {of_pattern[0]!r}")
 
-    told = [Told("a", f"messages[0].content[{place}].text") for place in range(3)]
-    turns: Sequence[Spoken] = [
-        Spoken("user", told, f"messages[{place}].content") for place in range(3)
+    told = [MessageContent("a", f"messages[0].content[{place}].text") for place in range(3)]
+    turns: Sequence[ConversationTurn] = [
+        ConversationTurn("user", told, f"messages[{place}].content") for place in range(3)
     ]
-    fields = Asked(Target(MODEL), Conversation([], told, turns), (None, "max_tokens")).fields()
+    fields = GenerationRequest(
+        Target(MODEL), Conversation([], told, turns), (None, "max_tokens")
+    ).fields()
     monkeypatch.setattr(re, "_compile", refuse)
     asked = question(fields)
     assert (
