@@ -1,6 +1,4 @@
-"""`python -m services.edge`: one edge, until SIGTERM or Ctrl-C; then it drains and ends with status
-0.
-"""
+"""Run one edge until SIGTERM or Ctrl-C, then drain it: `python -m services.edge`."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from services.edge.settings import Settings
 
 
 def main() -> int:
-    """Exit status: 0 after a drain, 2 for what the operator must change."""
+    """Return the exit status: 0 after a drain, 2 for an error that the operator must fix."""
     return run("edge", Settings.from_env, running)
 
 

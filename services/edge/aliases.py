@@ -26,12 +26,14 @@ _KEYS: Final = frozenset({"model", "role", "dimensions", "adapter"})
 
 
 def watch_aliases(path: Path) -> Watched[Names]:
-    """Raises InvalidInput as `read_aliases` does."""
+    """Read the aliases now and again whenever the file changes. Raises InvalidInput as
+    `read_aliases`.
+    """
     return Watched([path], partial(read_aliases, path))
 
 
 def read_aliases(path: Path) -> Names:
-    """Raises InvalidInput naming the file, and the alias and key at fault."""
+    """Read the aliases. Raises InvalidInput that names the file, the alias and the key at fault."""
     try:
         content = yaml.safe_load(path.read_bytes())
     except OSError as error:
@@ -54,7 +56,8 @@ def _target(path: Path, name: str, entry: Any) -> Target:
     entry = {"model": entry} if isinstance(entry, str) else entry
     if not _NAME.fullmatch(name):
         raise _wrong(
-            path, f"{name!r} is no name: 1..256 letters, digits, '.', '_', ':', '/' or '-'"
+            path,
+            f"{name!r} is not a valid name: use 1..256 letters, digits, '.', '_', ':', '/' or '-'",
         )
     if not isinstance(entry, Mapping) or set(entry) - _KEYS:
         raise _wrong(
@@ -74,7 +77,7 @@ def _target(path: Path, name: str, entry: Any) -> Target:
         raise _wrong(path, f"{name}.dimensions must be a whole number from 0")
     if adapter and not (isinstance(adapter, str) and is_adapter_name(adapter)):
         raise _wrong(
-            path, f"{name}.adapter must be org/name, or the name of an adapter of the model's own"
+            path, f"{name}.adapter must be org/name, or the name of one of the model's adapters"
         )
     return Target(model, role, dimensions, adapter)
 

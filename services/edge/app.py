@@ -1,4 +1,4 @@
-"""The composition of an edge: its whole object graph, read top to bottom."""
+"""Compose an edge: the whole object graph, read top to bottom."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from libs.serving.security.settings import is_loopback
 from libs.telemetry import metrics
 from libs.telemetry.exposition import serving_metrics
 from libs.telemetry.logs import fields
+from services.edge.activity.history import History
 from services.edge.asgi import Application, Bounds, State
 from services.edge.console import Console
 from services.edge.console.access import name_of
@@ -25,9 +26,8 @@ from services.edge.intake import reading
 from services.edge.intake.budget import Budget
 from services.edge.messages.base import Answer, json_of
 from services.edge.openapi import document
-from services.edge.past.history import History
-from services.edge.ports.doors import PrefixApp
 from services.edge.ports.pages import Pages
+from services.edge.ports.prefix_app import PrefixApp
 from services.edge.ports.tei_grpc import TeiServer, serving_tei
 from services.edge.reference import reference_answers
 from services.edge.routers import Routers
@@ -38,16 +38,12 @@ from services.edge.settings import Settings
 log = logging.getLogger(__name__)
 
 HEALTH_NAME: Final = "edge"
-"""The health name of SHOAL_HEALTH_ADDRESS (grpc.health.v1, as of all services)."""
-LOOK_SECONDS: Final = 1.0
+"""The service name in SHOAL_HEALTH_ADDRESS (grpc.health.v1)."""
+POLL_SECONDS: Final = 1.0
 GUARD_SECONDS: Final = 30.0
-"""How often an edge that is guarded against web pages asks whether routers ask for credentials
-now.
-"""
+"""The interval at which a guarded edge checks whether routers now require credentials."""
 START_SECONDS: Final = 5.0
-"""How long the first look at the routers may take before the edge begins to serve without them, as
-not ready.
-"""
+"""The time limit for the first readiness check; after it the edge serves as not ready."""
 
 
 class Edge:
@@ -58,7 +54,7 @@ class Edge:
         self.routers = routers
         self.console_address = ""
         self.aliases = settings.aliases
-        # Beyond this machine the edge serves only for routers that know who calls.
+        # Beyond this machine the edge serves only for routers that authenticate callers.
         self._trust = Trust(
             settings.security.trust_domain if settings.security.client_ca else "", settings.vouches
         )
@@ -66,13 +62,12 @@ class Edge:
             settings.is_local or settings.security.allow_insecure or settings.security.client_ca
         )
         self.state.is_open = self._needs_authentication
-        # Where nothing else makes callers show a credential, web pages are refused until a router
-        # has refused a token.
+        # If callers need no credential, web pages are refused until a router has refused a token.
         may_be_open = (
             settings.is_local or settings.security.allow_insecure
         ) and not settings.security.client_ca
         self._may_be_open = self.state.is_guarded = may_be_open
-        self._next_guard_look = 0.0
+        self._next_guard_check = 0.0
         table = Table()
         described = json_of(document(table.routes))
         own_answers: dict[str, Callable[[], Answer]] = {
@@ -111,7 +106,7 @@ class Edge:
                     settings.body_bytes, settings.body_seconds, settings.body_pause_seconds
                 ),
                 settings.deadline_seconds,
-                settings.longest_deadline_seconds,
+                settings.max_deadline_seconds,
             ),
             trust=self._trust,
             extra=own_answers,
@@ -135,52 +130,51 @@ class Edge:
                 history=history,
             )
 
-    async def look(self) -> None:
-        """Looks once whether a router serves, and at files that may have changed."""
-        await asyncio.to_thread(self.aliases.refresh)
+    async def poll(self) -> None:
+        """Check once whether a router serves and whether watched files changed."""
+        await asyncio.to_thread(self.aliases.look)
         is_ready = await self.routers.is_serving()
         if is_ready and self._needs_authentication and self.state.is_open:
-            is_ready = await self._knows_callers()
+            is_ready = await self._authenticates()
         if is_ready and self._may_be_open:
-            await self._look_at_credentials()
+            await self._update_guard()
         if is_ready != self.state.is_ready:
             log.info("readiness changed", extra=fields({"is_ready": is_ready}))
         self.state.is_ready = is_ready
 
-    async def look_around(self, publish: Callable[[bool], Awaitable[None]]) -> None:
-        """Looks for ever."""
+    async def poll_forever(self, publish: Callable[[bool], Awaitable[None]]) -> None:
+        """Poll until cancelled."""
         while True:
-            await self.look()
+            await self.poll()
             await publish(self.state.is_ready)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
-    async def _knows_callers(self) -> bool:
+    async def _authenticates(self) -> bool:
         try:
-            self.state.is_open = await self.routers.lets_everybody_in()
+            self.state.is_open = await self.routers.accepts_anonymous()
         except ShoalError:
             return False
         if self.state.is_open:
             log.error(
-                "refusing to serve beyond this machine: the routers let everybody in. Give them SHOAL_TOKENS or SHOAL_JWKS, give "
-                "the edge SHOAL_TLS_CLIENT_CA, or set SHOAL_ALLOW_INSECURE=1 if something else protects it"
+                "refusing to serve beyond this machine: routers accept anonymous calls. Set "
+                "SHOAL_TOKENS or SHOAL_JWKS on the routers, set SHOAL_TLS_CLIENT_CA on the edge, "
+                "or set SHOAL_ALLOW_INSECURE=1 if something else protects it"
             )
         return not self.state.is_open
 
-    async def _look_at_credentials(self) -> None:
-        """Refuses web pages as long as routers let everybody in. Asks when routers begin to serve,
-        and again while they do so.
-        """
+    async def _update_guard(self) -> None:
+        """Refuse requests from web pages while routers accept anonymous calls."""
         now = asyncio.get_running_loop().time()
-        if self.state.is_ready and (not self.state.is_guarded or now < self._next_guard_look):
+        if self.state.is_ready and (not self.state.is_guarded or now < self._next_guard_check):
             return
-        self._next_guard_look = now + GUARD_SECONDS
+        self._next_guard_check = now + GUARD_SECONDS
         try:
-            self.state.is_guarded = await self.routers.lets_everybody_in()
+            self.state.is_guarded = await self.routers.accepts_anonymous()
         except ShoalError:
             self.state.is_guarded = True
 
     def tei_server(self, settings: Settings, model: str) -> TeiServer:
-        """TEI's gRPC API for one address."""
+        """Return the server of TEI's gRPC API for one address."""
         return TeiServer(
             self.routers,
             lambda: self.aliases.content,
@@ -189,11 +183,11 @@ class Edge:
             trust=self._trust,
             intake=self.application.intake,
             default_seconds=settings.deadline_seconds,
-            longest_seconds=settings.longest_deadline_seconds,
+            longest_seconds=settings.max_deadline_seconds,
         )
 
     def read_metrics(self, server: Callable[[], Server | None]) -> Iterator[Metric]:
-        """Called on the thread of a scrape."""
+        """Yield metrics. The thread that serves a scrape calls this."""
         serving_now = server()
         yield metrics.HTTP_CONNECTIONS.family(
             {(): serving_now.connections if serving_now is not None else 0}
@@ -210,9 +204,7 @@ class Edge:
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[str]:
-    """An edge that serves at the yielded address. Leaving the context drains it. Raises NoCapacity
-    if an address is taken.
-    """
+    """Serve at the yielded address; drain on exit. Raises NoCapacity if an address is in use."""
     async with AsyncExitStack() as stack:
         routers = await stack.enter_async_context(Routers(settings.routers, settings.routers_tls))
         edge = Edge(settings, routers)
@@ -224,13 +216,15 @@ async def running(settings: Settings) -> AsyncIterator[str]:
             )
         )
         tei = {address: edge.tei_server(settings, model) for address, model in settings.tei_grpc}
-        publish = _to_all(await _health(stack, settings.security.health_address), tei.values())
+        publish = _publish_to_all(
+            await _health(stack, settings.security.health_address), tei.values()
+        )
         try:
-            await asyncio.wait_for(edge.look(), START_SECONDS)
+            await asyncio.wait_for(edge.poll(), START_SECONDS)
         except TimeoutError:
             log.warning("starting without routers")
         await publish(edge.state.is_ready)
-        looking = asyncio.create_task(edge.look_around(publish))
+        looking = asyncio.create_task(edge.poll_forever(publish))
         stack.callback(looking.cancel)
         limits = Limits(
             settings.connections,
@@ -251,7 +245,7 @@ async def running(settings: Settings) -> AsyncIterator[str]:
         )
         servers.append(server)
         if edge.console is not None and settings.console_address:
-            # On this machine alone the console is plain HTTP: no certificate names a tunnel's end.
+            # A loopback console uses plain HTTP: no certificate names the end of a tunnel.
             console_tls = None if is_loopback(settings.console_address) else tls
             own = serving_http(
                 settings.console_address,
@@ -281,7 +275,7 @@ async def running(settings: Settings) -> AsyncIterator[str]:
 
 
 async def _health(stack: AsyncExitStack, address: str) -> Callable[[bool], Awaitable[None]]:
-    """Answers grpc.health.v1 at `address`, if there is one; returns what sets it."""
+    """Serve grpc.health.v1 at `address`, if it is set; return the function that sets the status."""
     if not address:
 
         async def ignore(is_ready: bool) -> None: ...
@@ -295,17 +289,17 @@ async def _health(stack: AsyncExitStack, address: str) -> Callable[[bool], Await
     return publish
 
 
-def _to_all(
+def _publish_to_all(
     publish: Callable[[bool], Awaitable[None]], servers: Collection[TeiServer]
 ) -> Callable[[bool], Awaitable[None]]:
-    """Sets the health of TEI's servers, too."""
+    """Return a function that also sets the health of TEI's servers."""
 
-    async def to_all(is_ready: bool) -> None:
+    async def publish_to_all(is_ready: bool) -> None:
         await publish(is_ready)
         for server in servers:
             await server.set_health(is_ready)
 
-    return to_all
+    return publish_to_all
 
 
 def _alive() -> Answer:

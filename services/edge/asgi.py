@@ -1,8 +1,7 @@
-"""One request, read top to bottom: its route, its body, its question for the mesh, the answer;
-every error becomes an answer here.
+"""Process one request: route, body, mesh call, answer. Every error becomes an answer here.
 
-An ASGI application. The server cancels the request's task when its client leaves, and with it the
-call to the router.
+This is an ASGI application. When a client disconnects, the server cancels the request's task and
+with it the call to the router.
 """
 
 from __future__ import annotations
@@ -25,7 +24,9 @@ from libs.environment import is_loopback_host
 from libs.serving.calls.call import new_request_id
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import MODEL, REQUEST_ID, Value, fields
-from services.edge.compression import ENCODINGS, Compression, compressed, wanted
+from services.edge.activity.cost import Cost
+from services.edge.activity.history import Finished
+from services.edge.compression import ENCODINGS, Compression, compress, negotiate_encoding
 from services.edge.credentials import (
     Trust,
     headers_of,
@@ -37,7 +38,7 @@ from services.edge.credentials import (
 from services.edge.intake import reading
 from services.edge.intake.budget import Budget
 from services.edge.intake.callers import Callers
-from services.edge.intake.reading import FREE_BYTES, Intake, Payer
+from services.edge.intake.reading import UNIDENTIFIED_BODY_BYTES, Intake, Payer
 from services.edge.messages.base import (
     Answer,
     Dialect,
@@ -47,12 +48,10 @@ from services.edge.messages.base import (
     Received,
     Route,
     Stream,
-    noting_truncation,
+    with_truncation_header,
 )
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary
-from services.edge.past.cost import Cost
-from services.edge.past.history import Finished
 from services.edge.routers import Routers
 from services.edge.routes import DEFAULT, Table
 
@@ -63,16 +62,16 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 CLIENT_LEFT: Final = 499
-_AS_IT_COMES: Final[Headers] = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
-"""Tells proxies not to collect the pieces of an answer (the second: nginx)."""
+_UNBUFFERED: Final[Headers] = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+"""Headers that keep proxies from buffering a stream (the second one is for nginx)."""
 _SEND_BYTES: Final = 256 * 1024
-"""An answer is sent in pieces of about so much: what a client that reads slowly makes wait in the
-transport's buffer.
+"""The approximate size of the pieces in which an answer is sent, which bounds the transport's
+buffer for a slow client.
 """
 
 
 class Connected(Protocol):
-    """The connection of a request (`server.Connection`), where there is a real one."""
+    """The connection of a request (`server.Connection`), if it has a real one."""
 
     @property
     def certificate(self) -> Any: ...
@@ -83,18 +82,22 @@ class Connected(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Sizes in bytes, times in seconds; as in `Settings`. `body`: of one body."""
+    """Limits of a request, as in `Settings`: sizes in bytes, times in seconds."""
 
     body: reading.Bounds = field(default_factory=reading.Bounds)
     deadline_seconds: float = 60.0
-    longest_deadline_seconds: float = 600.0
+    max_deadline_seconds: float = 600.0
 
 
 @dataclass(slots=True)
 class State:
-    """What the process knows of itself. `is_ready`: a router answers. `is_open`: nobody can tell
-    who calls, and the edge must not serve beyond this machine. `is_guarded`: callers need no
-    credential as far as is known, so web pages are refused."""
+    """State of the process.
+
+    Attributes:
+        is_ready: A router answers.
+        is_open: Routers accept anonymous calls, so the edge must not serve beyond this machine.
+        is_guarded: Callers appear to need no credential, so web pages are refused.
+    """
 
     is_ready: bool = False
     is_open: bool = False
@@ -103,13 +106,13 @@ class State:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the bodies and answers of requests in flight."""
+        """Return the memory held by bodies and answers of requests in flight."""
         return self.budget.held_bytes
 
 
 @dataclass(slots=True)
 class _Exchange:
-    """One request on its way."""
+    """The state of one request."""
 
     method: str
     headers: dict[str, str]
@@ -129,20 +132,25 @@ class _Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Along:
-    """An answer that is sent while it is made. It is not compressed, which would keep pieces
-    back.
+class _StreamedAnswer:
+    """An answer that is sent while the mesh produces it. Compression would delay its pieces, so it
+    is not compressed.
     """
 
     pieces: AsyncGenerator[bytes]
     media_type: bytes
     status: int = 200
-    headers: Headers = _AS_IT_COMES
+    headers: Headers = _UNBUFFERED
 
 
 class Application:
-    """`names`: the aliases of the moment. `extra`: routes that the edge answers by itself, by path.
-    `observe`: is given what became of each request for inference, and of each other POST."""
+    """The ASGI application.
+
+    Args:
+        names: Returns the current aliases.
+        extra: Answers of routes that the edge serves itself, by path.
+        observe: Receives the outcome of each inference request and of every other POST.
+    """
 
     def __init__(
         self,
@@ -182,12 +190,11 @@ class Application:
             try:
                 await self._exchange(exchange, scope, receive, send, connection)
             except asyncio.CancelledError:
-                pass  # The client has left, or the grace time has ended: there is nobody to answer.
+                pass  # The client disconnected or the grace time ended, so no answer can be sent.
             finally:
                 if exchange.payer is not None:
                     exchange.payer.close()
-                # The connection keeps this list for seconds, until the rest of a refused body has
-                # been dropped.
+                # The connection keeps this list until it has dropped the rest of a refused body.
                 scope["headers"].clear()
                 _report(exchange)
                 if self._observe is not None and (exchange.cost.verb or exchange.method == "POST"):
@@ -202,16 +209,16 @@ class Application:
         connection: Connected | None,
     ) -> None:
         try:
-            answer = await self._answered(exchange, scope, receive, connection)
+            answer = await self._answer_request(exchange, scope, receive, connection)
             if isinstance(answer, Answer):
-                answer = compressed(answer, self._encoding(exchange, scope))
+                answer = compress(answer, self._encoding(exchange, scope))
         except HttpError as problem:
             exchange.reason = problem.reason
-            answer = _told(exchange, problem)
+            answer = _error_answer(exchange, problem)
         except Exception:
             log.exception("request failed", extra=fields({"route": exchange.name}))
             exchange.reason = "INTERNAL"
-            answer = exchange.dialect.error(_unexpected(exchange))
+            answer = exchange.dialect.error(_unexpected_error(exchange))
         milliseconds = str(round((time.perf_counter() - exchange.begin) * 1000)).encode()
         common = (
             (b"x-request-id", exchange.request_id.encode()),
@@ -219,9 +226,9 @@ class Application:
         )
         exchange.status = await _send(send, answer, common) or CLIENT_LEFT
 
-    async def _answered(
+    async def _answer_request(
         self, exchange: _Exchange, scope: Scope, receive: Receive, connection: Connected | None
-    ) -> Answer | _Along:
+    ) -> Answer | _StreamedAnswer:
         """Raises HttpError."""
         headers = exchange.headers
         REQUEST_ID.set(exchange.request_id)
@@ -234,7 +241,10 @@ class Application:
             if self._state.is_open:
                 raise HttpError(
                     "NOT_READY",
-                    "the routers let everybody in, so this edge does not serve beyond its machine",
+                    (
+                        "routers accept anonymous calls, so this edge does not serve beyond its "
+                        "machine"
+                    ),
                 )
             certificate = (
                 connection.certificate
@@ -243,11 +253,11 @@ class Application:
             )
             metadata = metadata_of(headers, exchange.request_id, certificate, self._trust)
             payer = exchange.payer = self.intake.payer(address_of(scope), metadata)
-            # The head as it arrived, and as text: both are kept while the body arrives.
+            # Both the raw and the decoded head are kept while the body arrives.
             await payer.take_head(2 * head_bytes(scope))
             metadata += trace_of(headers, traces.traceparent_of(exchange.span))
             seconds = seconds_of(
-                headers, self._bounds.deadline_seconds, self._bounds.longest_deadline_seconds
+                headers, self._bounds.deadline_seconds, self._bounds.max_deadline_seconds
             )
             deadline = time.monotonic() + seconds
             is_whole = connection is not None and connection.is_whole
@@ -267,9 +277,9 @@ class Application:
                 int(time.time()),
             )
             await self.intake.admit(route.decoded(received), payer, is_msgpack=received.is_msgpack)
-            return await self._asked(exchange, payer, route, received, metadata, deadline)
+            return await self._ask_mesh(exchange, payer, route, received, metadata, deadline)
 
-    async def _asked(
+    async def _ask_mesh(
         self,
         exchange: _Exchange,
         payer: Payer,
@@ -277,8 +287,8 @@ class Application:
         received: Received,
         metadata: Metadata,
         deadline: float,
-    ) -> Answer | _Along:
-        """Asks the mesh until there is an answer. Raises HttpError."""
+    ) -> Answer | _StreamedAnswer:
+        """Call the mesh until there is an answer. Raises HttpError."""
         step: MeshCall | Stream | Answer
         step, message = await _maybe_in_thread(
             len(received.body), lambda: _serialised(route.ask(received))
@@ -289,59 +299,61 @@ class Application:
                 await payer.reserve(len(message) - held)
                 held = len(message)
             if isinstance(step, Stream):
-                return await self._begun(exchange, step, message, metadata, deadline)
+                return await self._start_stream(exchange, step, message, metadata, deadline)
             if step.dialect is not None:
                 exchange.dialect = step.dialect
             MODEL.set(getattr(step.message, "model", ""))
             exchange.cost.note_question(step.message)
-            seconds = _left(deadline)
+            seconds = _remaining_seconds(deadline)
             try:
                 reply, size = await self._routers.ask_sized(
                     step.method, message, seconds=seconds, metadata=metadata
                 )
             except ShoalError as error:
-                # No variable holds the problem: its traceback holds this frame, and the cycle would
-                # keep the request's body.
-                otherwise = step.otherwise(HttpError.of(error, step))
-                if otherwise is None:
-                    raise HttpError.of(error, step) from None
-                step, message = _serialised(otherwise)
+                # Bind the problem to no variable: its traceback holds this frame, and the cycle
+                # would keep the request's body alive.
+                fallback = step.fallback(HttpError.from_error(error, step))
+                if fallback is None:
+                    raise HttpError.from_error(error, step) from None
+                step, message = _serialised(fallback)
             else:
                 exchange.cost.note_reply(reply)
                 if not payer.try_reserve(size):
                     await payer.reserve(size, is_accepted=True)
-                step, message = _serialised(noting_truncation(step.answer(reply), reply))
+                step, message = _serialised(with_truncation_header(step.convert(reply), reply))
         return step
 
-    async def _begun(
+    async def _start_stream(
         self,
         exchange: _Exchange,
         stream: Stream,
         message: bytes,
         metadata: Metadata,
         deadline: float,
-    ) -> _Along:
-        """Waits for the first reply. Raises HttpError."""
+    ) -> _StreamedAnswer:
+        """Wait for the first reply. Raises HttpError."""
         MODEL.set(getattr(stream.message, "model", ""))
         exchange.cost.note_question(stream.message)
         replies = self._routers.stream(
-            stream.method, message, seconds=_left(deadline), metadata=metadata
+            stream.method, message, seconds=_remaining_seconds(deadline), metadata=metadata
         )
         try:
             first = await anext(replies)
-            begin = stream.tell(first)
+            begin = stream.render(first)
         except ShoalError as error:
-            raise HttpError.of(error, stream) from None
+            raise HttpError.from_error(error, stream) from None
         except BaseException:
             await replies.aclose()
             raise
-        return _Along(_told_along(exchange, stream, (first, begin), replies), stream.media_type)
+        return _StreamedAnswer(
+            _stream_answer(exchange, stream, (first, begin), replies), stream.media_type
+        )
 
     def _encoding(self, exchange: _Exchange, scope: Scope) -> str:
-        """How the answer is to be compressed; empty: not at all."""
-        if self._compression == "off" or (self._compression == "auto" and _is_near(scope)):
+        """Return the encoding of the answer; empty for none."""
+        if self._compression == "off" or (self._compression == "auto" and _is_local_caller(scope)):
             return ""
-        return wanted(exchange.headers.get("accept-encoding", ""))
+        return negotiate_encoding(exchange.headers.get("accept-encoding", ""))
 
 
 def _serialised(step: MeshCall | Stream | Answer) -> tuple[MeshCall | Stream | Answer, bytes]:
@@ -356,62 +368,68 @@ def head_bytes(scope: Scope) -> int:
     return size
 
 
-def _left(deadline: float) -> float:
-    """Seconds. Raises HttpError where there are none."""
+def _remaining_seconds(deadline: float) -> float:
+    """Return the seconds until the deadline. Raises HttpError if it is exceeded."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise HttpError(
-            "DEADLINE_PASSED", "the request's time was over before it could be sent to a router"
+            "DEADLINE_PASSED", "deadline exceeded before the request was sent to a router"
         )
     return seconds
 
 
-async def _told_along(
+async def _stream_answer(
     exchange: _Exchange, stream: Stream, begin: tuple[Any, bytes], replies: AsyncGenerator[Any]
 ) -> AsyncGenerator[bytes]:
-    """What is written, as it comes. `begin`: the first reply and its bytes. A failure ends it in
-    the dialect's form, since the status has been sent."""
+    """Yield the bytes of a stream. After a failure, yield an error in the dialect's form, since the
+    status has already been sent.
+
+    Args:
+        begin: The first reply and its bytes.
+    """
     async with aclosing(replies):
         try:
             reply, piece = begin
             yield piece
             async for reply in replies:
-                yield stream.tell(reply)
+                yield stream.render(reply)
             if not stream.is_last(reply):
-                raise HttpError("INTERNAL", "the router ended its answer before it was whole")
+                raise HttpError("INTERNAL", "the router ended the stream before its last reply")
             exchange.cost.note_reply(reply)
         except Exception as error:
-            yield stream.fail(_broken_off(exchange, stream, error))
+            yield stream.fail(_stream_error(exchange, stream, error))
 
 
-def _broken_off(exchange: _Exchange, stream: Stream, error: Exception) -> HttpError:
-    """Why an answer ends whose status has been sent."""
+def _stream_error(exchange: _Exchange, stream: Stream, error: Exception) -> HttpError:
+    """Return the reason why an answer ends early after its status has been sent."""
     if isinstance(error, ShoalError):
-        problem = HttpError.of(error, stream)
+        problem = HttpError.from_error(error, stream)
     elif isinstance(error, HttpError):
         problem = error
     else:
         log.exception("request failed", extra=fields({"route": exchange.name}))
-        problem = _unexpected(exchange)
+        problem = _unexpected_error(exchange)
     exchange.reason = problem.reason
-    log.info("answer broken off", extra=fields({"route": exchange.name, "reason": problem.reason}))
+    log.info("answer aborted", extra=fields({"route": exchange.name, "reason": problem.reason}))
     if exchange.span is not traces.NONE:
         exchange.span.set_attribute("error.type", problem.reason)
     return problem
 
 
-def _unexpected(exchange: _Exchange) -> HttpError:
-    return HttpError("INTERNAL", f"unexpected error; the log has it as {exchange.request_id}")
+def _unexpected_error(exchange: _Exchange) -> HttpError:
+    return HttpError("INTERNAL", f"unexpected error; see request {exchange.request_id} in the log")
 
 
 def address_of(scope: Scope) -> str:
-    """The peer's address; empty: unknown."""
+    """Return the peer's address; empty if unknown."""
     client = scope.get("client")
     return client[0] if client is not None else ""
 
 
-def _is_near(scope: Scope) -> bool:
-    """Whether the caller is on this machine, where bytes cost less than compressing them."""
+def _is_local_caller(scope: Scope) -> bool:
+    """Return whether the caller is on this machine, where sending bytes costs less than compressing
+    them.
+    """
     client = scope.get("client")
     return client is None or _is_loopback(client[0])
 
@@ -419,8 +437,8 @@ def _is_near(scope: Scope) -> bool:
 _is_loopback = lru_cache(maxsize=1024)(is_loopback_host)
 
 
-def _told(exchange: _Exchange, problem: HttpError) -> Answer:
-    """The problem in its dialect."""
+def _error_answer(exchange: _Exchange, problem: HttpError) -> Answer:
+    """Return the error in its dialect's form."""
     if exchange.span is not traces.NONE:
         exchange.span.set_attribute("error.type", problem.reason)
     answer = (problem.dialect or exchange.dialect).error(problem)
@@ -447,17 +465,17 @@ def _told(exchange: _Exchange, problem: HttpError) -> Answer:
 async def _maybe_in_thread(
     size: int, work: Callable[[], tuple[MeshCall | Stream | Answer, bytes]]
 ) -> tuple[MeshCall | Stream | Answer, bytes]:
-    return await asyncio.to_thread(work) if size > FREE_BYTES else work()
+    return await asyncio.to_thread(work) if size > UNIDENTIFIED_BODY_BYTES else work()
 
 
-async def _send(send: Send, answer: Answer | _Along, common: Headers) -> int:
-    """Writes the answer; returns its status. Between two pieces of a large one other requests have
-    their turn.
+async def _send(send: Send, answer: Answer | _StreamedAnswer, common: Headers) -> int:
+    """Send the answer and return its status. Other tasks run between the pieces of a large
+    answer.
     """
     headers = [(b"content-type", answer.media_type), *common, *answer.headers]
-    if isinstance(answer, _Along):
+    if isinstance(answer, _StreamedAnswer):
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await _send_along(send, answer.pieces)
+        await _send_stream(send, answer.pieces)
         return answer.status
     if isinstance(answer.body, bytes):
         body = answer.body
@@ -487,9 +505,9 @@ async def _send(send: Send, answer: Answer | _Along, common: Headers) -> int:
     return answer.status
 
 
-async def _send_along(send: Send, pieces: AsyncGenerator[bytes]) -> None:
-    """Sends each piece when it is there; the next one is asked for when the client has taken enough
-    of those before.
+async def _send_stream(send: Send, pieces: AsyncGenerator[bytes]) -> None:
+    """Send pieces as they become available, with backpressure: request the next one when the client
+    has read enough.
     """
     async with aclosing(pieces):
         async for piece in pieces:
@@ -512,18 +530,20 @@ def _finished(exchange: _Exchange) -> Finished:
 
 
 @lru_cache(maxsize=1024)
-def _counted(route: str, status: int) -> tuple[Counter, Histogram]:
-    """The series of a route and a status: looking them up costs more than counting."""
+def _request_metrics(route: str, status: int) -> tuple[Counter, Histogram]:
+    """Return the metrics of a route and a status. They are cached, since a lookup costs more than a
+    count.
+    """
     return metrics.HTTP_REQUESTS.labels(route, str(status)), metrics.HTTP_REQUEST_SECONDS.labels(
         route
     )
 
 
 def _report(exchange: _Exchange) -> None:
-    """Counts, logs and traces what became of a request."""
+    """Count, log and trace the outcome of a request."""
     seconds = time.perf_counter() - exchange.begin
     name, status, span = exchange.name, exchange.status, exchange.span
-    requests, times = _counted(name, status)
+    requests, times = _request_metrics(name, status)
     requests.inc()
     times.observe(seconds, traces.exemplar(span) if span is not traces.NONE else None)
     if log.isEnabledFor(logging.INFO):

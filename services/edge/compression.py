@@ -1,8 +1,7 @@
-"""Compressed bodies: requests are inflated as they come, within bounds; answers are compressed
-where that is worth it. Pure.
+"""Inflate request bodies as they arrive, within limits, and compress answers if it pays off. Pure.
 
-gzip and deflate (zlib's form; of requests the bare one, too). All work is done in steps of about a
-millisecond, so that the event loop can serve others between them.
+The encodings are gzip and deflate (zlib's format; raw deflate is accepted in requests). Work is
+done in steps of about one millisecond, so that the event loop can serve other requests in between.
 """
 
 from __future__ import annotations
@@ -15,57 +14,61 @@ from typing import Final, Literal
 from services.edge.messages.base import Answer, HttpError, invalid
 
 Compression = Literal["auto", "on", "off"]
-"""Whether answers are compressed where clients accept it. auto: for callers beyond this machine."""
+"""Whether answers are compressed for clients that accept it. auto: for callers beyond this machine.
+"""
 ENCODINGS: Final = ("gzip", "deflate")
 STEP_BYTES: Final = 64 << 10
-"""Bytes that are inflated in one go: a quarter of a millisecond, and no more than a caller may send
-that nobody has identified.
+"""Bytes inflated per step: a quarter of a millisecond, and at most the amount that an unidentified
+caller may send.
 """
 MAX_RATIO: Final = 100
-"""A body may grow to so many times its size. JSON of texts grows to 3 … 20 times; deflate can do
+"""The maximum ratio of inflated to compressed bytes. JSON texts reach 3 to 20; deflate can reach
 1,032.
 """
-FREE_BYTES: Final = 1 << 20
-"""Up to here any ratio is good: many equal short texts."""
+MIN_RATIO_BYTES: Final = 1 << 20
+"""Any ratio is allowed up to this size: a body may consist of many equal short texts."""
 MIN_BYTES: Final = 1 << 10
-"""A smaller answer is sent as it is."""
+"""Smaller answers are not compressed."""
 SLICE_BYTES: Final = 32 << 10
-"""Bytes of an answer that are compressed in one go."""
+"""Bytes of an answer compressed per step."""
 SAMPLE_BYTES: Final = 8 << 10
-WORTH_RATIO: Final = 0.7
-"""An answer whose beginning does not shrink to this is sent as it is: base64 of float32 shrinks to
-0.76, JSON to 0.45.
+MAX_COMPRESSED_RATIO: Final = 0.7
+"""Answers with a first sample that does not shrink to this ratio are sent uncompressed: base64 of
+float32 shrinks to 0.76, JSON to 0.45.
 """
 _LEVEL: Final = 1
-"""Level 6 takes four to eight times as long and saves another twentieth."""
+"""Level 6 takes four to eight times as long and saves another 5 %."""
 _GZIP, _ZLIB, _BARE = 31, 15, -15
-_HEAD_BYTES: Final = 2
+_ZLIB_HEAD_BYTES: Final = 2
 
 
-class Inflating:
-    """One body on its way. Raises HttpError UNSUPPORTED_MEDIA for an encoding that is not among
+class Inflater:
+    """Inflates one body. Raises HttpError UNSUPPORTED_MEDIA for an encoding that is not in
     ENCODINGS.
     """
 
     def __init__(self, encoding: str) -> None:
         self._is_gzip = encoding in ("gzip", "x-gzip")
         if not self._is_gzip and encoding != "deflate":
-            text = f"content-encoding {encoding[:40]!r} is not supported: send gzip, deflate, or the body as it is"
+            text = (
+                f"content-encoding {encoding[:40]!r} is not supported: "
+                "send gzip, deflate, or an uncompressed body"
+            )
             raise HttpError("UNSUPPORTED_MEDIA", text)
-        # The state: zlib's (None: not begun), bytes that wait for its beginning, and bytes in and
-        # out.
+        # The state: zlib's object (None before the first bytes), bytes that wait for it, and the
+        # counts of bytes in and out.
         self._zlib = zlib.decompressobj(_GZIP) if self._is_gzip else None
         self._waiting = b""
         self._taken = 0
         self._given = 0
 
     def feed(self, part: bytes) -> Iterator[bytes]:
-        """What the next bytes of the body hold, in pieces of at most STEP_BYTES. Raises HttpError
-        INVALID_INPUT, TOO_LARGE.
+        """Yield the inflated bytes in pieces of at most STEP_BYTES. Raises HttpError INVALID_INPUT
+        or TOO_LARGE.
         """
         if self._zlib is None:
             self._waiting += part
-            if len(self._waiting) < _HEAD_BYTES:
+            if len(self._waiting) < _ZLIB_HEAD_BYTES:
                 return
             part, self._waiting = self._waiting, b""
             self._zlib = zlib.decompressobj(_ZLIB if _is_zlib(part) else _BARE)
@@ -73,7 +76,7 @@ class Inflating:
         while part or len(piece) == STEP_BYTES:  # a whole step: zlib may hold more
             if self._zlib.eof:
                 if part:
-                    raise invalid("the compressed body goes on behind its end", "")
+                    raise invalid("the compressed body continues after its end", "")
                 return
             try:
                 piece = self._zlib.decompress(part, STEP_BYTES)
@@ -82,27 +85,33 @@ class Inflating:
             rest = self._zlib.unconsumed_tail or self._zlib.unused_data
             self._taken += len(part) - len(rest)
             self._given += len(piece)
-            if self._given > max(FREE_BYTES, MAX_RATIO * self._taken):
-                text = f"the body grows to more than {MAX_RATIO} times its size when it is decompressed: send it as it is"
+            if self._given > max(MIN_RATIO_BYTES, MAX_RATIO * self._taken):
+                text = (
+                    f"the body inflates to more than {MAX_RATIO} times its size: send it "
+                    "uncompressed"
+                )
                 raise HttpError("TOO_LARGE", text)
             part = rest
             yield piece
 
     def end(self) -> None:
-        """Raises HttpError INVALID_INPUT where the body has ended and what is compressed has
-        not.
-        """
+        """Raise HttpError INVALID_INPUT if the body ended before its compressed data did."""
         if self._zlib is None or not self._zlib.eof:
-            raise invalid("the compressed body is cut off", "")
+            raise invalid("the compressed body is truncated", "")
 
 
 def _is_zlib(begin: bytes) -> bool:
-    """Whether deflate has zlib's head (RFC 1950), as HTTP wants it; some clients leave it out."""
-    return begin[0] & 0x0F == zlib.DEFLATED and int.from_bytes(begin[:_HEAD_BYTES], "big") % 31 == 0
+    """Return whether deflate data starts with zlib's header (RFC 1950), as HTTP requires; some
+    clients omit it.
+    """
+    return (
+        begin[0] & 0x0F == zlib.DEFLATED
+        and int.from_bytes(begin[:_ZLIB_HEAD_BYTES], "big") % 31 == 0
+    )
 
 
-def wanted(accepted: str) -> str:
-    """The encoding of ENCODINGS that an Accept-Encoding header asks for; empty: none."""
+def negotiate_encoding(accepted: str) -> str:
+    """Return the encoding in ENCODINGS that an Accept-Encoding header prefers; empty for none."""
     found = {}
     for part in accepted.lower().split(","):
         name, _, parameters = part.partition(";")
@@ -122,25 +131,29 @@ def _quality(parameters: str) -> float:
     return 1.0
 
 
-def compressed(answer: Answer, encoding: str) -> Answer:
-    """The answer in that encoding where it is worth it, else as it is."""
+def compress(answer: Answer, encoding: str) -> Answer:
+    """Return the answer in that encoding, or unchanged if compression does not pay off."""
     if not encoding:
         return answer
     rest: Iterator[bytes] = iter(())
-    begin, rest = (answer.body, rest) if isinstance(answer.body, bytes) else _begun(answer.body)
+    begin, rest = (
+        (answer.body, rest) if isinstance(answer.body, bytes) else _take_sample(answer.body)
+    )
     headers = (*answer.headers, (b"vary", b"accept-encoding"))
     if len(begin) < MIN_BYTES or not _is_worth_it(begin[:SAMPLE_BYTES]):
         body = begin if isinstance(answer.body, bytes) else itertools.chain((begin,), rest)
         return Answer(body, answer.status, answer.media_type, headers)
     headers = (*headers, (b"content-encoding", encoding.encode()))
-    pieces = _pieces(itertools.chain((begin,), rest), _GZIP if encoding == "gzip" else _ZLIB)
+    pieces = _compressed_pieces(
+        itertools.chain((begin,), rest), _GZIP if encoding == "gzip" else _ZLIB
+    )
     if isinstance(answer.body, bytes) and len(begin) <= SLICE_BYTES:
         return Answer(b"".join(pieces), answer.status, answer.media_type, headers)
     return Answer(pieces, answer.status, answer.media_type, headers)
 
 
-def _begun(pieces: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
-    """At least SAMPLE_BYTES of the pieces, if they have them, and the others."""
+def _take_sample(pieces: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
+    """Return the first SAMPLE_BYTES or more, and an iterator of the remaining pieces."""
     begin = b""
     for piece in pieces:
         begin += piece
@@ -150,11 +163,11 @@ def _begun(pieces: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
 
 
 def _is_worth_it(sample: bytes) -> bool:
-    return len(zlib.compress(sample, _LEVEL)) <= WORTH_RATIO * len(sample)
+    return len(zlib.compress(sample, _LEVEL)) <= MAX_COMPRESSED_RATIO * len(sample)
 
 
-def _pieces(parts: Iterator[bytes], window: int) -> Iterator[bytes]:
-    """One a slice, perhaps empty, so that others have their turn after each."""
+def _compressed_pieces(parts: Iterator[bytes], window: int) -> Iterator[bytes]:
+    """Yield one piece per slice, even if empty, so that other tasks run after each."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, window)
     for part in parts:
         view = memoryview(part)

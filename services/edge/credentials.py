@@ -1,8 +1,8 @@
-"""From a request's headers to the metadata of the call to a router: credential, tenant, request id,
+"""Convert a request's headers to the metadata of the router call: credential, tenant, request id,
 trace, deadline.
 
-The edge checks no token. It only keeps callers from using a certificate that is the edge's own, and
-says whom a caller's certificate names, where callers present one.
+The edge does not check tokens. It only keeps callers from using the edge's certificate, and reports
+the caller that a client certificate names.
 """
 
 from __future__ import annotations
@@ -24,24 +24,28 @@ from services.edge.messages.base import HttpError, invalid
 
 AUTHORIZATION: Final = "authorization"
 API_KEY: Final = "api-key"
-"""How clients in Azure's style send their key."""
+"""The header in which Azure-style clients send their key."""
 TIMEOUTS: Final = ("x-request-timeout", "x-stainless-read-timeout", "x-stainless-timeout")
-"""Seconds that the caller will wait: ours, and what OpenAI's clients send."""
+"""Headers with the caller's timeout in seconds: Shoal's and those of OpenAI's clients."""
 _MAX_TOKEN: Final = 8192
 _CALLERS: Final = ("client", "admin")
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What the edge requires of a caller. `certificates`: callers present one, of this trust domain
-    (empty: none). `vouches`: routers would take a call without a token for the edge's own."""
+    """Requirements for callers.
+
+    Attributes:
+        certificates: The trust domain of client certificates; empty if callers present none.
+        vouches: Routers would accept a call without a token because of the edge's certificate.
+    """
 
     certificates: str = ""
     vouches: bool = False
 
 
 def headers_of(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The first value of each header, its name in lower case."""
+    """Return the first value of each header by its name in lower case."""
     found: dict[str, str] = {}
     for name, value in raw:
         found.setdefault(name.decode("latin-1"), value.decode("latin-1"))
@@ -49,7 +53,7 @@ def headers_of(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def request_id_of(headers: Mapping[str, str], new: str) -> str:
-    """The caller's, which is the idempotency key, or `new`. Raises HttpError."""
+    """Return the caller's request id, which is the idempotency key, or `new`. Raises HttpError."""
     given = headers.get(REQUEST_ID_HEADER, "")
     if given and not is_printable(given):
         raise invalid(
@@ -60,7 +64,7 @@ def request_id_of(headers: Mapping[str, str], new: str) -> str:
 
 
 def seconds_of(headers: Mapping[str, str], default: float, longest: float) -> float:
-    """Seconds that the caller will wait for the answer. Raises HttpError."""
+    """Return how many seconds the caller waits for the answer. Raises HttpError."""
     for name in TIMEOUTS:
         text = headers.get(name, "")
         if not text:
@@ -103,7 +107,10 @@ def metadata_of(
     if tenant:
         if not is_printable(tenant):
             raise invalid(
-                "the header x-shoal-tenant must be 1..128 printable ASCII characters without spaces",
+                (
+                    "the header x-shoal-tenant must be 1..128 printable ASCII characters without "
+                    "spaces"
+                ),
                 TENANT_HEADER,
             )
         metadata.append((TENANT_HEADER, tenant))
@@ -111,7 +118,7 @@ def metadata_of(
 
 
 def trace_of(headers: Mapping[str, str], traceparent: str) -> Metadata:
-    """The trace context: that of the edge's own span, else the caller's."""
+    """Return the trace context of the edge's span, or else the caller's."""
     found = traceparent or headers.get(TRACEPARENT, "")
     if not found or not is_printable(found):
         return ()
@@ -123,8 +130,8 @@ def trace_of(headers: Mapping[str, str], traceparent: str) -> Metadata:
 
 
 def _bearer(headers: Mapping[str, str]) -> str:
-    """The credential, as the router reads it. Some clients leave out the word Bearer, or send an
-    empty one.
+    """Return the credential in the form that routers read. Some clients omit the word Bearer or
+    send it without a token.
     """
     given = headers.get(AUTHORIZATION, "").strip()
     kind, _, token = given.partition(" ")
@@ -145,7 +152,7 @@ def _bearer(headers: Mapping[str, str]) -> str:
 
 
 def _uris(certificate: Mapping[str, Any] | None) -> list[bytes]:
-    """Of a caller's certificate, as ssl.SSLObject.getpeercert gives it."""
+    """Return the URIs of a caller's certificate, given in the form of ssl.SSLObject.getpeercert."""
     return [
         value.encode()
         for kind, value in (certificate or {}).get("subjectAltName", ())
@@ -154,7 +161,7 @@ def _uris(certificate: Mapping[str, Any] | None) -> list[bytes]:
 
 
 def _certified_tenant(uris: Sequence[bytes], named: str, trust_domain: str) -> str:
-    """The tenant that a caller's certificate names."""
+    """Return the tenant that a caller's certificate names."""
     try:
         identity = certified(uris, trust_domain)
         if identity.role not in _CALLERS:

@@ -1,6 +1,4 @@
-"""The OpenAPI 3.1 document of a table of routes: schemas from the Structs by which bodies are read.
-Pure.
-"""
+"""Build the OpenAPI 3.1 document of a table of routes from the Structs that parse bodies. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +12,14 @@ from services.edge.messages.base import Route
 from services.edge.routes import MODEL
 
 _ERROR: Final = {
-    "description": "An error, in the form of the path's dialect. Retry-After and x-should-retry say whether to come back.",
+    "description": "An error in the form of the path's dialect. Retry-After and x-should-retry say "
+    "whether to retry.",
     "content": {"application/json": {"schema": {"type": "object"}}},
 }
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
-    """The document, as JSON can hold it."""
+    """Return the document as values that JSON can represent."""
     given = [kind for route in routes for kind in (route.body, route.answer) if kind is not None]
     types: list[Any] = list(
         dict.fromkeys(
@@ -44,10 +43,9 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         "info": {
             "title": "Shoal over HTTP",
             "version": VERSION,
-            "description": "Small models behind the wire formats that programs already speak (docs/http.md).",
+            "description": "Small models in the wire formats of existing clients (docs/http.md).",
         },
-        # Relative to the document's own address, which a proxy in front of the edge may have
-        # changed.
+        # Relative to the document's address, because a proxy may change the path.
         "servers": [{"url": "/", "description": "The edge that serves this document."}],
         "paths": paths,
         "components": {
@@ -65,8 +63,10 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     content = {"schema": schema_of[route.answer]} if route.answer is not None else {}
     kind = "text/plain" if route.answer is str else "application/json"
     contents = {kind: content}
-    if route.along:
-        contents[route.along.decode().partition(";")[0]] = {"schema": {"type": "string"}}
+    if route.stream_media_type:
+        contents[route.stream_media_type.decode().partition(";")[0]] = {
+            "schema": {"type": "string"}
+        }
     operation: dict[str, Any] = {
         "operationId": identity,
         "summary": route.summary,

@@ -1,9 +1,8 @@
-"""The gRPC side of the edge: one channel to each router address, and failover for what no router
-has taken.
+"""The edge's gRPC client: one channel per router address, with failover for calls that no router
+has accepted.
 
-Requests go as bytes that are made beforehand, answers come as messages of protobuf. Nothing is
-repeated that a router has taken: clients of HTTP repeat by themselves, and two layers of retries
-multiply an overload.
+Requests are serialised bytes; replies are protobuf messages. A call that a router has accepted is
+never repeated: HTTP clients retry, and two layers of retries multiply an overload.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from shoal.transport.wire import Metadata
 from shoal.v1 import caller_pb2, mesh_pb2, models_pb2
 
 INFERENCE: Final = "shoal.v1.InferenceService"
-LOOK_SECONDS: Final = 2.0
+PROBE_SECONDS: Final = 2.0
 IDENTIFY_SECONDS: Final = 10.0
-"""How long a router may take to identify a caller: as long as it takes a request from an overloaded
-one to be refused.
+"""The time limit for identifying a caller, which is as long as an overloaded router takes to refuse
+a request.
 """
 
 PROBE_ID: Final = "edge-asks-whether-routers-authenticate"
-"""The request id of `lets_everybody_in`."""
+"""The request id of `accepts_anonymous`."""
 
 R = TypeVar("R")
 
@@ -57,7 +56,7 @@ class Routers:
     async def ask(
         self, method: Method[Any, R], body: bytes, *, seconds: float, metadata: Metadata
     ) -> R:
-        """The reply to a serialised request. Cancelling the task cancels the call. Raises
+        """Return the reply to a serialised request. Cancelling the task cancels the call. Raises
         shoal.errors.ShoalError.
         """
         return (await self.ask_sized(method, body, seconds=seconds, metadata=metadata))[0]
@@ -65,7 +64,7 @@ class Routers:
     async def ask_sized(
         self, method: Method[Any, R], body: bytes, *, seconds: float, metadata: Metadata
     ) -> tuple[R, int]:
-        """The same, with the reply's size in bytes as it came."""
+        """Return the reply and its size in bytes, as `ask` does."""
         as_bytes = self._methods.get(method.path)
         if as_bytes is None:
             as_bytes = self._methods[method.path] = Method(method.path, bytes, _sized(method.parse))
@@ -86,8 +85,9 @@ class Routers:
     async def stream(
         self, method: Method[Any, R], body: bytes, *, seconds: float, metadata: Metadata
     ) -> AsyncGenerator[R]:
-        """The replies to a serialised request, which goes to another router until one has replied.
-        Closing the generator cancels the call. Raises ShoalError."""
+        """Yield the replies to a serialised request. It goes to another router until one has
+        replied. Closing the generator cancels the call. Raises ShoalError.
+        """
         as_bytes: Method[bytes, R] = Method(method.path, bytes, method.parse)
         tries, has_begun = max(2, len(self._addresses)), False
         while True:
@@ -108,13 +108,13 @@ class Routers:
                     raise
 
     def _is_taken(self, error: ShoalError) -> bool:
-        """Whether the router may have got the request, or there is no other router."""
+        """Return whether the router may have accepted the request, or no other router exists."""
         return isinstance(error, CannotConnect) and (error.was_sent or len(self._addresses) == 1)
 
     async def watch(
         self, metadata: Metadata, interval_seconds: float = 1.0
     ) -> AsyncGenerator[mesh_pb2.WatchMeshResponse]:
-        """The mesh once an interval, from one router until it ends the stream. Raises
+        """Yield the mesh once per interval from one router until it ends the stream. Raises
         ShoalError.
         """
         address = self._addresses.current
@@ -129,8 +129,8 @@ class Routers:
             raise
 
     async def tenant(self, metadata: Metadata) -> str:
-        """The tenant that a caller acts for. Raises the ShoalError by which a router refuses its
-        calls.
+        """Return the caller's tenant. Raises the ShoalError by which a router refuses the
+        caller.
         """
         body = caller_pb2.GetCallerRequest().SerializeToString()
         return (
@@ -138,36 +138,36 @@ class Routers:
         ).tenant
 
     async def may_watch(self, metadata: Metadata) -> None:
-        """Raises the ShoalError by which a router refuses this caller a look at the mesh."""
+        """Raise the ShoalError by which a router refuses to let this caller watch the mesh."""
         await self.ask(
             GET_MESH,
             mesh_pb2.GetMeshRequest().SerializeToString(),
-            seconds=LOOK_SECONDS,
+            seconds=PROBE_SECONDS,
             metadata=metadata,
         )
 
     async def is_serving(self) -> bool:
-        """Whether a router takes inference requests now."""
+        """Return whether a router accepts inference requests now."""
         for _ in range(len(self._addresses)):
             address = self._addresses.current
             with suppress(ShoalError):
                 if await self._transport.send(
-                    address, HEALTH, INFERENCE, timeout=LOOK_SECONDS, metadata=()
+                    address, HEALTH, INFERENCE, timeout=PROBE_SECONDS, metadata=()
                 ):
                     return True
             self._addresses.failed(address)
         return False
 
-    async def lets_everybody_in(self) -> bool:
-        """Whether a router answers a caller whose token nobody has issued. Raises ShoalError where
-        none can be asked.
+    async def accepts_anonymous(self) -> bool:
+        """Return whether a router answers a caller with a token that was never issued. Raises
+        ShoalError if no router answers.
         """
-        metadata = (("authorization", "Bearer nobody"), ("x-request-id", PROBE_ID))
+        metadata = (("authorization", "Bearer unknown"), ("x-request-id", PROBE_ID))
         try:
             await self.ask(
                 LIST_MODELS,
                 models_pb2.ListModelsRequest().SerializeToString(),
-                seconds=LOOK_SECONDS,
+                seconds=PROBE_SECONDS,
                 metadata=metadata,
             )
         except ShoalError as error:

@@ -1,8 +1,7 @@
-"""The table of routes: which dialect answers which method and path. Pure.
+"""The table of routes: the dialect of each method and path. Pure.
 
-`{model}` in a path stands for the rest, slashes included, because model ids have one: paths are
-matched as the server has decoded them (`%2F` is a slash). To add a dialect, add its module's ROUTES
-here.
+`{model}` in a path matches the rest including slashes, because model ids contain one. Paths are
+matched after decoding (`%2F` is a slash). To add a dialect, add its module's ROUTES here.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from services.edge.dialects import (
     tokens,
     vllm,
 )
-from services.edge.dialects.writing import chat, completions, ollama_chat
+from services.edge.dialects.generation import chat, completions, ollama_chat
 from services.edge.messages.base import Dialect, HttpError, Route
 
 MODEL: Final = "{model}"
@@ -46,13 +45,11 @@ ROUTES: Final[tuple[Route, ...]] = (
     *models.ROUTES,
 )
 DEFAULT: Final[Dialect] = openai.OPENAI
-"""Whose errors are told where no route is."""
+"""The dialect of errors for paths without a route."""
 
 
 class Table:
-    """Finds the route of a request. A path without `{model}` comes before one with it, and of those
-    the longest first.
-    """
+    """Finds the route of a request. Paths without `{model}` take precedence, then longer paths."""
 
     def __init__(self, routes: Iterable[Route] = ROUTES) -> None:
         self.routes: Sequence[Route] = tuple(routes)
@@ -63,13 +60,14 @@ class Table:
         self._open.sort(key=lambda row: -len(row[0]) - len(row[1]))
 
     def find(self, method: str, path: str) -> tuple[Route, str]:
-        """The route, and what `{model}` stands for. Raises HttpError NO_SUCH_ROUTE, or WRONG_METHOD
-        with the methods in its `allow`."""
+        """Return the route and the text that `{model}` matches. Raises HttpError NO_SUCH_ROUTE, or
+        WRONG_METHOD with the allowed methods.
+        """
         methods, model = self._match(path)
         if methods is None:
             problem = HttpError(
                 "NO_SUCH_ROUTE",
-                f"there is no {method} {path[:200]} here; GET /openapi.json lists what there is",
+                f"{method} {path[:200]} does not exist; GET /openapi.json lists all routes",
             )
             if path.startswith("/api/"):
                 problem.dialect = ollama.OLLAMA

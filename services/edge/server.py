@@ -1,9 +1,8 @@
-"""The HTTP server: uvicorn's protocol on httptools, with what it lacks: timers for slow heads,
-bounded heads and connections, cancellation when a client leaves, certificates that are read again,
-and our way of draining.
+"""The HTTP server: uvicorn's protocol on httptools, plus timers for slow heads, limits of heads and
+connections, cancellation on disconnect, reloading of certificates, and graceful draining.
 
-A connection's state is uvicorn's; the application is any ASGI application. `Connection` is in the
-scope's state, under CONNECTION.
+A connection's state is uvicorn's. The application is any ASGI application. The request's
+`Connection` is in the scope's state under CONNECTION.
 """
 
 from __future__ import annotations
@@ -40,81 +39,77 @@ from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
 
-# Its warnings about clients that speak no HTTP would let strangers fill the log.
+# Its warnings about clients that do not speak HTTP would let strangers fill the log.
 logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 CONNECTION: Final = "connection"
 HEAD_BYTES: Final = 64 << 10
-"""The most bytes of a request's line and headers."""
+"""The maximum size of a request's line and headers."""
 MAX_HEADERS: Final = 128
-"""Headers of a request. Each one is three Python objects, so that a limit of bytes alone would let
-a head take thirty times its size. Proxies pass at most 100 (Envoy, Apache, Kestrel)."""
+"""The maximum number of headers. Each is three Python objects, so a head within a limit of bytes
+alone could take thirty times its size. Proxies pass at most 100 (Envoy, Apache, Kestrel).
+"""
 MAX_TRAILER_BYTES: Final = 8 << 10
-"""Bytes of a chunked body's trailers, which are dropped, and of any other stretch of a body that
-holds no content.
+"""The maximum size of a chunked body's trailers, which are dropped, and of any other part of a body
+without content.
 """
 MAX_UNFINISHED_BYTES: Final = 16 << 20
-"""Bytes of all heads of a server whose end has not arrived. Most clients send a head in one piece,
-which does not count here.
+"""The maximum size of all incomplete heads of a server. Most clients send a head in one piece,
+which is not counted.
 """
 _NOT_HTTP: Final = b"this is not an HTTP request"
-_LARGE_HEAD: Final = (
-    b"the request's headers are larger than the %d bytes that are allowed" % HEAD_BYTES
-)
-_MANY_HEADERS: Final = b"the request has more than the %d headers that are allowed" % MAX_HEADERS
-_LARGE_TRAILERS: Final = (
-    b"the request's trailers are larger than the %d bytes that are allowed" % MAX_TRAILER_BYTES
-)
+_LARGE_HEAD: Final = b"the request's headers exceed the limit of %d bytes" % HEAD_BYTES
+_MANY_HEADERS: Final = b"the request has more than %d headers" % MAX_HEADERS
+_LARGE_TRAILERS: Final = b"the request's trailers exceed the limit of %d bytes" % MAX_TRAILER_BYTES
 _MANY_HOSTS: Final = b"the request has more than one Host header: send one"
 _CODING: Final = (
     b"the only transfer-encoding supported is chunked: send a compressed body with content-encoding"
 )
-_BUSY: Final = b"this server is reading as many unfinished requests as it takes: try again"
+_BUSY: Final = b"the server is at its limit of unfinished requests: try again"
 _BLANK_LINE: Final = b"\r\n\r\n"
 LINGER_SECONDS: Final = 5.0
-"""How long the rest of a request that is answered already is read and dropped: closing at once
-would reset the connection before the client has read the answer. Also how long a connection that is
-being closed may take to send what it still has."""
-MAX_PIPELINED: Final = 64
-"""Requests that may wait behind the one being answered on a connection; each takes some
-kilobytes.
+"""How long the rest of an already answered request is read and dropped: closing at once would reset
+the connection before the client has read the answer. It also limits how long a closing connection
+may take to send its remaining data.
 """
+MAX_PIPELINED: Final = 64
+"""The maximum number of pipelined requests on a connection; each takes some kilobytes."""
 MAX_PIPELINED_BYTES: Final = 256 << 10
-"""Memory that the heads of these requests may take."""
+"""The maximum memory of pipelined requests' heads."""
 HEADER_OVERHEAD_BYTES: Final = 128
-"""Memory that a header's three Python objects take in addition to its bytes."""
+"""Memory of a header's three Python objects in addition to its bytes."""
 HANDSHAKE_SECONDS: Final = 10.0
-LOOK_SECONDS: Final = 1.0
-"""How often certificates are checked."""
+CERTIFICATE_CHECK_SECONDS: Final = 1.0
+"""The interval at which certificates are checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`connections`: at most so many at a time. Times in seconds."""
+    """Limits of a server: `connections` is their maximum number; times are in seconds."""
 
     connections: int = 10_000
     header_seconds: float = 10.0
     idle_seconds: float = 75.0
     write_seconds: float = 60.0
-    """How long a client may take nothing of an answer."""
+    """How long a client may accept no data of an answer."""
 
 
 class _Refusal(Exception):
-    """Ends the parsing of a request. Raised in callbacks of the parser with a status and a
+    """Ends the parsing of a request. Callbacks of the parser raise it with a status and a
     message.
     """
 
 
 class _State(ServerState):
-    """The state of a server. `unfinished_bytes`: as MAX_UNFINISHED_BYTES."""
+    """The state of a server. `unfinished_bytes` counts towards MAX_UNFINISHED_BYTES."""
 
     def __init__(self) -> None:
         super().__init__()
         self.unfinished_bytes = 0
 
 
-class _Answering:
-    """Within it the current task is one of `tasks`."""
+class _TaskScope:
+    """Registers the current task in `tasks` within the context."""
 
     __slots__ = ("_task", "_tasks")
 
@@ -130,24 +125,25 @@ class _Answering:
 
 
 class Cycle(RequestResponseCycle):
-    """One request and its answer. Unlike uvicorn's, it writes head and first bytes of an answer at
-    once, and cuts off a client that takes nothing of an answer for `write_seconds`."""
+    """One request and its answer. Unlike uvicorn's, it sends an answer's head and first bytes
+    together, and disconnects a client that accepts no data for `write_seconds`.
+    """
 
     write_seconds = 60.0
     head_memory_bytes = 0
-    """Memory that the request's head takes."""
+    """Memory of the request's head."""
     _head = b""
 
     async def send(self, message: ASGISendEvent) -> None:
         if self.flow.write_paused and not self.disconnected:
-            await self._taken()
+            await self._wait_for_buffer()
         if self.disconnected or self.response_complete:
             return
         if message["type"] == "http.response.start":
             self.response_started = True
             self.waiting_for_100_continue = False
             self._head = self._head_of(message["status"], list(message.get("headers", ())))
-            if self.chunked_encoding:  # whose first piece may come much later
+            if self.chunked_encoding:  # the first chunk may be much later
                 self._write(b"")
         elif message["type"] == "http.response.body":
             self._send_body(message.get("body", b""), more=message.get("more_body", False))
@@ -161,14 +157,14 @@ class Cycle(RequestResponseCycle):
         else:
             self.expected_content_length -= len(body)
         if self.expected_content_length < 0 or (self.expected_content_length and not more):
-            raise RuntimeError("an answer's body is not as long as its content-length")
+            raise RuntimeError("the length of an answer's body differs from its content-length")
         self._write(body)
         if more:
             return
         self.response_complete = True
         self.message_event.set()
         if not self.keep_alive:
-            closed(self.transport, self.write_seconds)
+            close_gracefully(self.transport, self.write_seconds)
         self.on_response()
 
     def _write(self, data: bytes) -> None:
@@ -198,8 +194,8 @@ class Cycle(RequestResponseCycle):
             raise RuntimeError("a header of an answer contains a line break")
         return head + b"\r\n"
 
-    async def _taken(self) -> None:
-        """Until the client has taken what waits to be sent to it."""
+    async def _wait_for_buffer(self) -> None:
+        """Wait until the transport's buffer has room."""
         timer = asyncio.get_running_loop().call_later(self.write_seconds, self.transport.abort)
         try:
             await self.flow.drain()
@@ -208,14 +204,14 @@ class Cycle(RequestResponseCycle):
 
 
 def _reply_to(error: httptools.HttpParserError) -> tuple[int, bytes]:
-    """Returns the status and the message for a request that cannot be parsed."""
+    """Return the status and the message for a request that cannot be parsed."""
     refusal = error.__context__
     return (refusal.args[0], refusal.args[1]) if isinstance(refusal, _Refusal) else (400, _NOT_HTTP)
 
 
-def closed(transport: asyncio.Transport, seconds: float) -> None:
-    """Closes a connection once everything is sent, at the latest after `seconds`: a client that
-    reads nothing would keep it.
+def close_gracefully(transport: asyncio.Transport, seconds: float) -> None:
+    """Close a connection after its data is sent, at the latest after `seconds`: a client that reads
+    nothing would keep it open.
     """
     transport.close()
     if transport.get_write_buffer_size():
@@ -232,9 +228,9 @@ class Connection(HttpToolsProtocol):
         self._state = state
         self.app_state = {CONNECTION: self}
         self._limits = limits
-        # The state: the request that is being answered (uvicorn's `cycle` is the last that has
-        # come) and its tasks, the timer of the head or of the rest, bytes of the head (read so far,
-        # and as they came while its end had not), and what is being read.
+        # The state: the request being answered (uvicorn's `cycle` is the newest one) and its tasks,
+        # the timer of the head or of the rest, the bytes of the head (read so far, and received
+        # while it was incomplete), and the part that is being read.
         self._answered: RequestResponseCycle | None = None
         self._answering: set[asyncio.Task[object]] = set()
         self._timer: TimerHandle | None = None
@@ -242,37 +238,37 @@ class Connection(HttpToolsProtocol):
         self._unfinished_bytes = 0
         self._reads_head = False
         self._reads_body = False
-        # Of the bytes that are being parsed: whether they hold content of a body, and how many of
-        # them, at least, are such content or heads that ended. How many bytes before them held no
-        # content, and those of trailers.
+        # Of the bytes being parsed: whether they contain body content, and a lower bound of the
+        # bytes that are content or completed heads. Then the number of preceding bytes without
+        # content, and of trailer bytes.
         self._has_content = False
         self._progress_bytes = 0
         self._bytes_without_content = 0
         self._trailer_bytes = 0
-        # Whether a second parser is told a head again, and what the connection is closed with once
-        # all requests are answered.
+        # Whether a second parser re-reads a head, and the bytes that close the connection once all
+        # requests are answered.
         self._resumes = False
         self._refused: tuple[int, bytes] | None = None
 
     def answering(self) -> AbstractContextManager[None]:
-        """The current task is cancelled if the client leaves within this context."""
-        return _Answering(self._answering)
+        """Cancel the current task if the client disconnects within this context."""
+        return _TaskScope(self._answering)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the request that is being answered has arrived."""
+        """Return whether the request being answered has completely arrived."""
         return not self.pipeline and not self._reads_head and not self._reads_body
 
     @property
     def certificate(self) -> Mapping[str, Any] | None:
-        """The client's, which the handshake has checked; None if it presented none."""
+        """Return the client's certificate, which the handshake has verified, or None."""
         tls = self.transport.get_extra_info("ssl_object")
         return tls.getpeercert() if tls is not None else None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections:
-            self._refuse(503, b"this server has as many connections as it takes; another one may")
+            self._refuse(503, b"the server is at its limit of connections: try again")
             return
         self._expect_head()
 
@@ -287,8 +283,8 @@ class Connection(HttpToolsProtocol):
             self._answered.message_event.set()
         for task in self._answering:
             task.cancel()
-        # The request refers to its connection. Without these references back, memory is free when
-        # its task ends, not only when the garbage collector runs.
+        # The request refers to its connection. Without references back, memory is freed when its
+        # task ends instead of at the next garbage collection.
         self._forget_request()
         self.scope, self.headers = cast(Any, None), []
         self.app_state = {}
@@ -306,7 +302,7 @@ class Connection(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 return self._refuse(
                     *_reply_to(error)
-                )  # no variable holds the error: its traceback holds this frame
+                )  # bind the error to no variable: its traceback holds this frame
             if self._reads_head:
                 self._count_unfinished(self._unparsed_bytes(data))
                 if self._unfinished_bytes > HEAD_BYTES:
@@ -314,7 +310,7 @@ class Connection(HttpToolsProtocol):
                 elif self._state.unfinished_bytes > MAX_UNFINISHED_BYTES:
                     self._refuse(503, _BUSY)
             elif self._reads_body:
-                # The parser collects a trailer until its end, and calls nothing before it.
+                # The parser collects a trailer until its end without callbacks.
                 self._bytes_without_content = (
                     0
                     if self._has_content
@@ -327,7 +323,7 @@ class Connection(HttpToolsProtocol):
 
     def _unparsed_bytes(self, data: bytes) -> int:
         """Return an upper bound of the bytes that the parser keeps: those after the last blank line
-        and after all that ended.
+        and after all completed parts.
         """
         return min(len(data.rpartition(_BLANK_LINE)[2]), len(data) - self._progress_bytes)
 
@@ -358,7 +354,7 @@ class Connection(HttpToolsProtocol):
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """As uvicorn's, but for WebSockets and its own limit, and with a cycle of ours."""
+        """Create our cycle as uvicorn does, without its WebSockets and concurrency limit."""
         if self._resumes:
             self._resumes = False
             return
@@ -409,11 +405,11 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _waiting_bytes(self) -> int:
-        """Return the memory that the heads of pipelined requests take."""
+        """Return the memory of pipelined requests' heads."""
         return sum(cast(Cycle, cycle).head_memory_bytes for cycle, _ in self.pipeline)
 
     def _check_head(self) -> bool:
-        """Returns whether the client waits for 100 Continue. Raises _Refusal."""
+        """Return whether the client waits for 100 Continue. Raises _Refusal."""
         head_bytes, hosts, codings, expects_continue = self._head_bytes, 0, 0, False
         for name, value in self.headers:
             head_bytes += len(name) + len(value)
@@ -440,7 +436,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade() and self._body_headers():
-            return  # `_decline_upgrade` goes on with the body
+            return  # `_decline_upgrade` continues with the body
         self._reads_body = False
         if self.transport.is_closing():
             return
@@ -461,23 +457,24 @@ class Connection(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         if not self.transport.is_closing():
-            closed(self.transport, LINGER_SECONDS)
+            close_gracefully(self.transport, LINGER_SECONDS)
 
     def _decline_upgrade(self) -> None:
-        """Goes on with HTTP/1.1 after an offer to speak another protocol. The parser takes what
-        follows the head for that protocol; Java's HttpClient, which offers HTTP/2 in its first
-        request, sends its body there. Another parser reads it, to which a head without the offer is
-        told."""
+        """Continue with HTTP/1.1 after an offer to switch protocols. The parser treats the bytes
+        after the head as the other protocol's; Java's HttpClient, which offers HTTP/2 in its first
+        request, sends its body there. So another parser reads the body, after a head without the
+        offer.
+        """
         self.parser = httptools.HttpRequestParser(self)
         if body := self._body_headers():
             self._resumes = True
             self.parser.feed_data(b"POST / HTTP/1.1\r\n" + body + b"\r\n")
 
     def _body_headers(self) -> bytes:
-        """The headers that say how long the body is; empty: there is none."""
-        told = (b"content-length", b"transfer-encoding")
+        """Return the headers that determine the body's length; empty without a body."""
+        names = (b"content-length", b"transfer-encoding")
         return b"".join(
-            b"%b: %b\r\n" % (name, value) for name, value in self.headers if name in told
+            b"%b: %b\r\n" % (name, value) for name, value in self.headers if name in names
         )
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -485,7 +482,7 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _forget_answered(self) -> None:
-        """Releases a request that is answered: an idle connection keeps none."""
+        """Release an answered request, so that idle connections keep none."""
         if (
             self._reads_body
             or self.pipeline
@@ -506,7 +503,10 @@ class Connection(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         self._timer = self.loop.call_later(
-            self._limits.header_seconds, self._refuse, 408, b"the request's headers came too slowly"
+            self._limits.header_seconds,
+            self._refuse,
+            408,
+            b"the request's headers arrived too slowly",
         )
 
     def _stop_timer(self) -> None:
@@ -515,30 +515,37 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _refuse(self, status: int, message: bytes) -> None:
-        """Answers what is no request yet, in all dialects' form, and closes the connection. What
-        came whole before it is answered first."""
+        """Answer an incomplete request in a form that all dialects share and close the connection.
+        Complete requests before it are answered first.
+        """
         if self.transport.is_closing():
             return
         if self._reads_body and self.pipeline:
-            self.pipeline.popleft()  # the newest, which is at fault
+            self.pipeline.popleft()  # the newest is the faulty one
         elif self._reads_body and self._answered is self.cycle:
             if self._answered is not None and self._answered.response_started:
-                closed(self.transport, LINGER_SECONDS)  # it has its status already
+                close_gracefully(self.transport, LINGER_SECONDS)  # its status was already sent
                 return
             self._answered = None
         if self._answered is not None and not self._answered.response_complete:
             self._refused = status, message
             self.flow.pause_reading()
             return
-        body = b'{"error":{"message":"%b","type":"invalid_request_error","param":null,"code":null},"message":"%b","detail":"%b"}'
+        body = (
+            b'{"error":{"message":"%b","type":"invalid_request_error","param":null,"code":null},'
+            b'"message":"%b","detail":"%b"}'
+        )
         body = body % (message, message, message)
-        head = b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        head = (
+            b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: "
+            b"%d\r\nconnection: close\r\n\r\n"
+        )
         self.transport.write(head % (status, len(body)) + body)
-        closed(self.transport, LINGER_SECONDS)
+        close_gracefully(self.transport, LINGER_SECONDS)
 
 
 class Server:
-    """A listening server; `address` has the port that was really bound."""
+    """A listening server. `address` has the port that was bound."""
 
     def __init__(
         self, application: Callable[[Any, Any, Any], Awaitable[None]], limits: Limits
@@ -573,8 +580,8 @@ class Server:
         return self._is_draining
 
     async def start(self, address: str, tls: TlsFiles | None) -> None:
-        """Listens. Raises NoCapacity if the address cannot be bound, InvalidInput for TLS files
-        that cannot be used.
+        """Listen. Raises NoCapacity if the address cannot be bound, InvalidInput for unusable TLS
+        files.
         """
         host, port = parse_address(address)
         context = context_of(tls) if tls is not None else None
@@ -589,24 +596,26 @@ class Server:
         except OSError as error:
             if self._socket is not None:
                 self._socket.close()
-            raise NoCapacity(f"cannot listen on {address}: is another process there?") from error
-        self._tell_time()
+            raise NoCapacity(
+                f"cannot listen on {address}: is it used by another process?"
+            ) from error
+        self._set_date_header()
         await self._listen(context)
         self.address = f"{address.rpartition(':')[0]}:{self._socket.getsockname()[1]}"
         log.info("listening", extra=fields({"address": self.address, "tls": tls is not None}))
 
-    async def keep(self, tls: TlsFiles | None) -> None:
-        """Tells the time to clients, and listens with renewed certificates, for ever."""
+    async def maintain(self, tls: TlsFiles | None) -> None:
+        """Update the date header and reload renewed certificates until cancelled."""
         watched = Watched(_paths(tls), partial(context_of, tls)) if tls is not None else None
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            self._tell_time()
-            if watched is not None and await asyncio.to_thread(watched.refresh):
+            await asyncio.sleep(CERTIFICATE_CHECK_SECONDS)
+            self._set_date_header()
+            if watched is not None and await asyncio.to_thread(watched.look):
                 await self._listen(watched.content)
 
     async def drain(self, grace_seconds: float) -> None:
-        """Closes idle connections and accepts no more; waits for requests in flight, at most
-        `grace_seconds`, and cuts the rest.
+        """Close idle connections, accept no new ones, and wait for requests in flight. After
+        `grace_seconds` the remaining ones are aborted.
         """
         self._is_draining = True
         log.info("draining", extra=fields({"grace_seconds": grace_seconds}))
@@ -621,7 +630,7 @@ class Server:
                 while tasks := list(self._state.tasks):
                     await asyncio.wait(tasks)
         except TimeoutError:
-            log.warning("requests were cut off at the end of the grace time")
+            log.warning("requests were aborted at the end of the grace time")
         for task in list(self._state.tasks):
             task.cancel()
         for connection in list(self._state.connections):
@@ -631,7 +640,7 @@ class Server:
         log.info("stopped", extra=fields({"address": self.address}))
 
     async def _listen(self, context: ssl.SSLContext | None) -> None:
-        """New connections come with this context; those that there are go on."""
+        """Accept new connections with this context; existing ones continue."""
         if self._socket is None:
             return
         before = self._listener
@@ -645,7 +654,7 @@ class Server:
         if before is not None:
             before.close()
 
-    def _tell_time(self) -> None:
+    def _set_date_header(self) -> None:
         self._state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
 
 
@@ -658,10 +667,10 @@ async def serving_http(
     *,
     grace_seconds: float,
 ) -> AsyncIterator[Server]:
-    """Serves until the context ends, then drains. Raises NoCapacity, InvalidInput."""
+    """Serve until the context ends, then drain. Raises NoCapacity, InvalidInput."""
     server = Server(application, limits)
     await server.start(address, tls)
-    keeping = asyncio.create_task(server.keep(tls))
+    keeping = asyncio.create_task(server.maintain(tls))
     try:
         yield server
     finally:
@@ -670,8 +679,8 @@ async def serving_http(
 
 
 def context_of(tls: TlsFiles) -> ssl.SSLContext:
-    """TLS 1.2 and newer by the files as they are now. Raises InvalidInput naming variable and
-    file.
+    """Return a context for TLS 1.2 and newer from the current files. Raises InvalidInput that names
+    the variable and the file.
     """
     tls.read()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -1,4 +1,4 @@
-"""An edge's configuration, read once from the environment."""
+"""The edge's configuration, read once from the environment."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from libs.serving.security.settings import DEFAULT_TRUST_DOMAIN, is_loopback
 from libs.serving.watched import Watched
 from libs.telemetry.exposition import parse_address
 from services.edge.aliases import watch_aliases
+from services.edge.cl100k import installed_cl100k
 from services.edge.compression import Compression
 from services.edge.console.access import name_of
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary, read_vocabulary
-from services.edge.ranks import installed_cl100k
 
 _ROUTERS_TLS = (
     "SHOAL_ROUTERS_TLS",
@@ -52,46 +52,48 @@ class Settings:
     edge_id: str
     address: str = "127.0.0.1:8080"
     security: Security = field(default_factory=Security)
-    """TLS towards callers: SHOAL_TLS_CERT, SHOAL_TLS_KEY, and SHOAL_TLS_CLIENT_CA where they must
-    present certificates. Tokens are passed on: routers check them."""
+    """TLS for callers: SHOAL_TLS_CERT, SHOAL_TLS_KEY, and SHOAL_TLS_CLIENT_CA if they must present
+    certificates. Tokens are passed on, and routers check them.
+    """
     tei_http: tuple[tuple[str, str], ...] = ()
-    """Addresses at which TEI's paths are one model's, each with the model."""
+    """Addresses that serve TEI's paths for one model, each with the model."""
     tei_grpc: tuple[tuple[str, str], ...] = ()
-    """Addresses of TEI's gRPC API, each with its model; an empty one: those of the aliases embed,
-    rerank and predict.
+    """Addresses of TEI's gRPC API, each with its model. An empty model stands for the aliases
+    embed, rerank and predict.
     """
     routers: tuple[str, ...] = ("127.0.0.1:50051",)
     routers_tls: Tls | None = None
-    """TLS towards routers: SHOAL_ROUTERS_CA, SHOAL_ROUTERS_CERT, SHOAL_ROUTERS_KEY,
-    SHOAL_ROUTERS_NAME.
+    """TLS for routers: SHOAL_ROUTERS_CA, SHOAL_ROUTERS_CERT, SHOAL_ROUTERS_KEY, SHOAL_ROUTERS_NAME.
     """
     aliases: Watched[Names] = field(default_factory=lambda: Watched.fixed(Names({})))
     vocabulary: Vocabulary | None = None
-    """Of OpenAI's tokenizer cl100k_base (SHOAL_CL100K, or of an installed package), by which
-    `input` of token ids is read. None: it is refused."""
+    """The vocabulary of OpenAI's cl100k_base tokenizer (SHOAL_CL100K, or an installed package),
+    which converts token ids in `input` to text. None refuses them.
+    """
     hosts: tuple[str, ...] = ()
-    """Names that the Host of a request may have, besides this machine's and addresses, where
-    routers let everybody in.
+    """Names that the Host of a request may have in addition to this machine's and to addresses, if
+    routers accept anonymous calls.
     """
     origins: tuple[str, ...] = ()
-    """Origins of web pages that may call the edge (https://app.example), by CORS. None: no page
-    elsewhere.
+    """Origins of web pages that may call the edge (https://app.example), by CORS. If empty, no
+    foreign page may.
     """
     console: bool = False
-    """Whether there is a console."""
+    """Whether the console is served."""
     console_address: str = ""
-    """Where the console listens. Empty: at `address`."""
+    """The console's address; empty for `address`."""
     console_hosts: tuple[str, ...] = ()
-    """Names by which browsers may open the console, besides those of this machine's loopback."""
+    """Names under which browsers may open the console, in addition to this machine's loopback."""
     console_origins: tuple[str, ...] = ()
-    """Origins under which browsers know the console (https://mesh.example), where a proxy stands
-    before it. Their names are among the hosts. None: the origin must be the Host's."""
+    """Origins under which browsers know the console (https://mesh.example) behind a proxy. Their
+    names become allowed hosts. If empty, the origin must match the Host.
+    """
     metrics_address: str = ""
-    """Where Prometheus scrapes: host:port, plain HTTP without credentials. Empty: nowhere."""
+    """Where Prometheus scrapes: host:port, plain HTTP without credentials. Empty disables it."""
     body_bytes: int = 64 << 20
-    """The most bytes of a request's body."""
+    """The maximum size of a request's body."""
     in_flight_bytes: int = 512 << 20
-    """Memory that the bodies of requests in flight may take; beyond it, new ones are refused with
+    """The memory limit of bodies of requests in flight; above it new requests are refused with
     QUEUE_FULL.
     """
     compression: Compression = "auto"
@@ -100,39 +102,40 @@ class Settings:
     """
     connections: int = 10_000
     header_seconds: float = 10.0
-    """How long a request's head may take to arrive."""
+    """The time limit of a request's head."""
     body_seconds: float = 60.0
-    """How long a request's body may take to arrive."""
+    """The time limit of a request's body."""
     body_pause_seconds: float = 10.0
-    """How long nothing of a request's body may arrive."""
+    """The time limit between two pieces of a request's body."""
     idle_seconds: float = 75.0
-    """How long a connection may be idle: longer than the load balancer's idle timeout (60 s at most
-    of them), or clients see resets."""
+    """The time limit of an idle connection. It must exceed the load balancer's idle timeout
+    (usually 60 s), or clients see resets.
+    """
     deadline_seconds: float = 60.0
-    """For requests that name none."""
-    longest_deadline_seconds: float = 600.0
+    """The deadline of requests that specify none."""
+    max_deadline_seconds: float = 600.0
     grace_seconds: float = 25.0
-    """How long requests in flight may take after SIGTERM."""
+    """The time limit of requests in flight after SIGTERM."""
     log_level: LogLevel = "INFO"
 
     def __post_init__(self) -> None:
         check_name(self.edge_id, "SHOAL_EDGE_ID")
         _check_address(self.address)
-        for name, doors in (
+        for name, tei_addresses in (
             ("SHOAL_TEI_HTTP_ADDRESSES", self.tei_http),
             ("SHOAL_TEI_GRPC_ADDRESSES", self.tei_grpc),
         ):
-            for address, _ in doors:
+            for address, _ in tei_addresses:
                 _check_address(address, name)
         check(
             all(model for _, model in self.tei_http),
             "SHOAL_TEI_HTTP_ADDRESSES",
-            "host:port=model, or several with commas",
+            "host:port=model, or several separated by commas",
         )
         check(
             bool(self.routers) and all(self.routers),
             "SHOAL_ROUTERS",
-            "host:port, or several of them with commas",
+            "host:port, or several separated by commas",
         )
         if self.console_address:
             _check_address(self.console_address, "SHOAL_CONSOLE_ADDRESS")
@@ -141,11 +144,19 @@ class Settings:
             (self.console_hosts, "SHOAL_CONSOLE_HOSTS"),
         ):
             check(
-                all(map(_is_host, hosts)), name, "names without ports, in lower case, with commas"
+                all(map(_is_host, hosts)),
+                name,
+                "names without ports, in lower case, separated by commas",
             )
-        allowed = "origins such as https://app.example, http://[::1]:3000 or tauri://localhost, in lower case, with commas"
+        allowed = (
+            "origins such as https://app.example, http://[::1]:3000 or tauri://localhost, "
+            "in lower case, separated by commas"
+        )
         check(all(map(_is_origin, self.origins)), "SHOAL_HTTP_ORIGINS", allowed)
-        allowed = "origins such as https://mesh.example or https://mesh.example:8443, in lower case, with commas"
+        allowed = (
+            "origins such as https://mesh.example or https://mesh.example:8443, "
+            "in lower case, separated by commas"
+        )
         check(all(map(_is_console_origin, self.console_origins)), "SHOAL_CONSOLE_ORIGINS", allowed)
         check(1024 <= self.body_bytes <= 1 << 30, "SHOAL_HTTP_BODY_BYTES", "1024..1073741824")
         check(
@@ -162,12 +173,12 @@ class Settings:
         ):
             check(0 < seconds <= 3600, name, "above 0, at most 3600")
         check(
-            0 < self.deadline_seconds <= self.longest_deadline_seconds,
+            0 < self.deadline_seconds <= self.max_deadline_seconds,
             "SHOAL_DEADLINE_SECONDS",
-            "above 0, at most the longest",
+            "above 0, at most SHOAL_LONGEST_DEADLINE_SECONDS",
         )
         check(
-            self.longest_deadline_seconds <= 86_400,
+            self.max_deadline_seconds <= 86_400,
             "SHOAL_LONGEST_DEADLINE_SECONDS",
             "at most 86400",
         )
@@ -175,7 +186,7 @@ class Settings:
         self._check_trust()
 
     def _check_trust(self) -> None:
-        """Raises InvalidInput where credentials or texts would travel in clear text beyond this
+        """Raise InvalidInput if credentials or texts would travel unencrypted beyond this
         machine.
         """
         if self.security.allow_insecure:
@@ -183,25 +194,27 @@ class Settings:
         if not self.is_local and self.security.cert is None:
             address = next(address for address in self.addresses if not is_loopback(address))
             raise InvalidInput(
-                f"refusing to listen on {address}, beyond this machine, without TLS: set SHOAL_TLS_CERT and SHOAL_TLS_KEY, or "
-                "SHOAL_ALLOW_INSECURE=1 if something else protects it",
+                f"refusing to listen on {address}, beyond this machine, without TLS: set "
+                "SHOAL_TLS_CERT "
+                "and SHOAL_TLS_KEY, or SHOAL_ALLOW_INSECURE=1 if something else protects it",
                 field="SHOAL_ALLOW_INSECURE",
             )
         if self.routers_tls is None and not all(map(is_local, self.routers)):
             raise InvalidInput(
-                f"refusing to pass tokens on to {', '.join(self.routers)} without TLS: set SHOAL_ROUTERS_CA, or "
-                "SHOAL_ALLOW_INSECURE=1 if something else protects that network",
+                f"refusing to pass tokens to {', '.join(self.routers)} without TLS: set "
+                "SHOAL_ROUTERS_CA, or SHOAL_ALLOW_INSECURE=1 if something else protects that "
+                "network",
                 field="SHOAL_ROUTERS_CA",
             )
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can connect."""
+        """Return whether only this machine can connect."""
         return all(map(is_loopback, self.addresses))
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All at which it takes requests."""
+        """Return all addresses that accept requests."""
         return (
             self.address,
             *self._console_addresses,
@@ -214,7 +227,7 @@ class Settings:
 
     @property
     def vouches(self) -> bool:
-        """Whether routers take calls without a token for the edge's own, by its certificate."""
+        """Return whether routers accept calls without a token because of the edge's certificate."""
         return self.routers_tls is not None and self.routers_tls.certificate_chain is not None
 
     @property
@@ -223,7 +236,9 @@ class Settings:
 
     @staticmethod
     def from_env(environ: Mapping[str, str]) -> Settings:
-        """Reads SHOAL_* variables; raises InvalidInput naming the variable and what it may be."""
+        """Read SHOAL_* variables. Raises InvalidInput that names the variable and the allowed
+        values.
+        """
         aliases = environ.get("SHOAL_ALIASES", "")
         address, console_address = (
             environ.get("SHOAL_HTTP_ADDRESS") or "127.0.0.1:8080",
@@ -234,8 +249,8 @@ class Settings:
             edge_id=environ.get("SHOAL_EDGE_ID") or random_id("edge"),
             address=address,
             security=security,
-            tei_http=_doors(environ.get("SHOAL_TEI_HTTP_ADDRESSES", "")),
-            tei_grpc=_doors(environ.get("SHOAL_TEI_GRPC_ADDRESSES", "")),
+            tei_http=_parse_tei_addresses(environ.get("SHOAL_TEI_HTTP_ADDRESSES", "")),
+            tei_grpc=_parse_tei_addresses(environ.get("SHOAL_TEI_GRPC_ADDRESSES", "")),
             hosts=_list(environ.get("SHOAL_HTTP_HOSTS", "")),
             origins=_list(environ.get("SHOAL_HTTP_ORIGINS", "")),
             console=_has_console(
@@ -261,19 +276,19 @@ class Settings:
             body_pause_seconds=number(environ, "SHOAL_HTTP_BODY_PAUSE_SECONDS", 10.0),
             idle_seconds=number(environ, "SHOAL_HTTP_IDLE_SECONDS", 75.0),
             deadline_seconds=number(environ, "SHOAL_DEADLINE_SECONDS", 60.0),
-            longest_deadline_seconds=number(environ, "SHOAL_LONGEST_DEADLINE_SECONDS", 600.0),
+            max_deadline_seconds=number(environ, "SHOAL_LONGEST_DEADLINE_SECONDS", 600.0),
             grace_seconds=number(environ, "SHOAL_GRACE_SECONDS", 25.0),
             log_level=choice(environ, "SHOAL_LOG_LEVEL", "INFO", LOG_LEVELS),
         )
 
     def describe(self) -> dict[str, str | float]:
-        """For the one log line at the start."""
+        """Return the values for the log line at startup."""
         security = self.security
         return {
             "edge_id": self.edge_id,
             "address": self.address,
-            "tei_http": _shown(self.tei_http),
-            "tei_grpc": _shown(self.tei_grpc),
+            "tei_http": _format_tei_addresses(self.tei_http),
+            "tei_grpc": _format_tei_addresses(self.tei_grpc),
             "tls": "none"
             if security.cert is None
             else "callers present certificates"
@@ -303,13 +318,13 @@ class Settings:
             "body_pause_seconds": self.body_pause_seconds,
             "idle_seconds": self.idle_seconds,
             "deadline_seconds": self.deadline_seconds,
-            "longest_deadline_seconds": self.longest_deadline_seconds,
+            "longest_deadline_seconds": self.max_deadline_seconds,
             "grace_seconds": self.grace_seconds,
         }
 
 
 def _security(environ: Mapping[str, str]) -> Security:
-    """Without SHOAL_TOKENS and SHOAL_JWKS: what callers send is checked by routers."""
+    """Read TLS without SHOAL_TOKENS and SHOAL_JWKS: routers check the callers' tokens."""
     allow = environ.get("SHOAL_ALLOW_INSECURE") or "0"
     check(allow in ("0", "1"), "SHOAL_ALLOW_INSECURE", "0 or 1")
     cert, key, authorities = (
@@ -328,8 +343,8 @@ def _security(environ: Mapping[str, str]) -> Security:
 
 
 def _vocabulary(given: str) -> Vocabulary | None:
-    """`given`: the path of a file; empty: the file of an installed package, if there is one;
-    `none`: no vocabulary.
+    """Read the vocabulary from `given`: a path, empty for an installed package's file if one
+    exists, or `none`.
     """
     if given == "none":
         return None
@@ -344,13 +359,13 @@ def _vocabulary(given: str) -> Vocabulary | None:
         ) from error
     except ValueError as error:
         raise InvalidInput(
-            f"SHOAL_CL100K: {path} is no file of tiktoken's: {error}", field="SHOAL_CL100K"
+            f"SHOAL_CL100K: {path} is not a tiktoken file: {error}", field="SHOAL_CL100K"
         ) from error
 
 
 def _has_console(given: str, address: str, security: Security) -> bool:
-    """Unless SHOAL_CONSOLE says it: only where it listens on this machine alone, to callers who
-    need no certificate.
+    """Return SHOAL_CONSOLE if set; otherwise whether the console would listen only on this machine,
+    for callers without certificates.
     """
     check(given in ("", "0", "1"), "SHOAL_CONSOLE", "0 or 1")
     if given:
@@ -363,8 +378,8 @@ def _list(text: str) -> tuple[str, ...]:
 
 
 def _is_origin(text: str) -> bool:
-    """Whether a browser or an app on one may send it as the Origin of a page: any scheme, no path,
-    no port that is the scheme's.
+    """Return whether a browser, or an app based on one, can send this Origin: any scheme, no path,
+    no port that is the scheme's default.
     """
     found = _ORIGIN.fullmatch(text)
     return found is not None and (found["scheme"], found["port"]) not in (
@@ -396,19 +411,19 @@ def _check_address(address: str, name: str = "SHOAL_HTTP_ADDRESS") -> None:
         raise InvalidInput(f"{name} must be host:port, not {address!r}", field=name) from None
 
 
-def _doors(text: str) -> tuple[tuple[str, str], ...]:
-    """host:port=model, with commas between them."""
+def _parse_tei_addresses(text: str) -> tuple[tuple[str, str], ...]:
+    """Parse host:port=model, separated by commas."""
     parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     return tuple((address.strip(), model.strip()) for address, _, model in parts)
 
 
-def _shown(doors: tuple[tuple[str, str], ...]) -> str:
-    return ", ".join(f"{address}={model}" if model else address for address, model in doors)
+def _format_tei_addresses(tei_addresses: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(f"{address}={model}" if model else address for address, model in tei_addresses)
 
 
 def _routers_tls(environ: Mapping[str, str]) -> Tls | None:
-    """As a worker's SHOAL_TLS…, by the names SHOAL_ROUTERS_…: SHOAL_TLS… are those of the edge as a
-    server.
+    """Read SHOAL_ROUTERS_…, which correspond to a worker's SHOAL_TLS_…: SHOAL_TLS_… configure the
+    edge as a server.
     """
     renamed = {
         name.replace("SHOAL_ROUTERS_TLS", "SHOAL_TLS").replace("SHOAL_ROUTERS_", "SHOAL_TLS_"): name

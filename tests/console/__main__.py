@@ -1,11 +1,11 @@
-"""`python -m tests.console [--only NAME] [--short] [--optional]`: opens the console of real edges
-in Chromium.
+"""`python -m tests.console [--only NAME] [--short] [--optional]`: test the console of real edges in
+Chromium.
 
-Behind the edges stand fake routers (tests/edge/fake_mesh.py) in every state of a mesh: empty, busy,
-failing, with 1,000 models, one that asks for tokens, and none at all. check.mjs drives the browser
-by playwright-core, which is installed below .cache/console from the lock file. Without a Chromium
-on the PATH, Debian's is unpacked below .cache/chromium. Screenshots lie in build/console. Exit
-status 1 if anything is wrong, 2 if something is missing here.
+The edges have fake routers (tests/edge/fake_mesh.py) in every state of a mesh: empty, busy,
+failing, with 1,000 models, one that requires tokens, and none. check.mjs drives the browser with
+playwright-core, which is installed below .cache/console from the lock file. Without Chromium on the
+PATH, Debian's package is unpacked below .cache/chromium. Screenshots are written to build/console.
+Exit status 1 means that a check failed, 2 that a program is missing.
 """
 
 from __future__ import annotations
@@ -104,14 +104,15 @@ def _browser() -> str:
         )
         libraries = ":".join(str(folder) for folder in folders)
         UNPACKED.write_text(
-            f"#!/bin/sh\nLD_LIBRARY_PATH='{libraries}' exec '{UNPACKED.parent}/usr/lib/chromium/chromium' \"$@\"\n"
+            f"#!/bin/sh\nLD_LIBRARY_PATH='{libraries}' exec "
+            f"'{UNPACKED.parent}/usr/lib/chromium/chromium' \"$@\"\n"
         )
         UNPACKED.chmod(0o755)
     return str(UNPACKED)
 
 
 def _install() -> bool:
-    """Whether there is what package-lock.json names, by its hashes."""
+    """Install the packages of package-lock.json, checked by hash. Return whether it succeeded."""
     TOOLS.mkdir(parents=True, exist_ok=True)
     lock = TOOLS / "package-lock.json"
     if (

@@ -1,5 +1,5 @@
-// Drives the console in Chromium; see __main__.py. Every page fails the run on a JavaScript error, a refused resource (CSP), or a
-// serious finding of axe. With SHORT fewer screenshots are taken, and no frame is timed.
+// Test the console in Chromium; see __main__.py. A JavaScript error, a resource refused by the CSP, or a serious axe finding on any
+// page fails the run. SHORT takes fewer screenshots and skips frame times.
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
@@ -30,7 +30,7 @@ async function open(where, hash = "", { size = WIDE, theme = "light", allows = [
   page.on("pageerror", (error) => faults.push(`${where}${hash}: ${error.stack || error}`));
   page.on("console", (message) => {
     const text = message.text();
-    // Chromium logs every answer that is no success; those that a state is about are no fault.
+    // Chromium logs every unsuccessful response; those that a test expects are not faults.
     if (message.type() === "error" && !(/^Failed to load resource/.test(text) && allows.some((one) => text.includes(one)))) faults.push(`${where}${hash}: ${text}`);
   });
   await page.addInitScript(() => {
@@ -43,7 +43,7 @@ async function open(where, hash = "", { size = WIDE, theme = "light", allows = [
 }
 
 async function inspect(page, name) {
-  // The script is given through the debugger's own world of this page, which the page's policy does not bind.
+  // The debugger injects the script into an isolated world, to which the page's CSP does not apply.
   await page.evaluate(axe);
   const { violations } = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
   for (const one of violations) {
@@ -58,7 +58,7 @@ async function shoot(page, name, { full = false } = {}) {
   shots += 1;
 }
 
-// In both themes and at a phone's width; no view may scroll sideways. Shortened: light at full width, dark at a phone's.
+// Check both themes at full and phone width; no view may scroll sideways. SHORT: light at full width, dark at phone width.
 async function record(page, name) {
   await inspect(page, `${name} light`);
   await shoot(page, `${name}-light`);
@@ -84,11 +84,11 @@ async function record(page, name) {
 }
 
 const has = (page, text) => page.getByText(text).first().waitFor();
-// Until as many of them are there: the page is drawn anew some time after what changes it.
+// Wait for this number of elements: the page is rendered some time after a change.
 const counted = (page, selector, wanted) => page.waitForFunction(([one, many]) => document.querySelectorAll(one).length === many, [selector, wanted]);
 const notice = (page, text) => page.locator(".notice", { hasText: text }).waitFor();
 
-// Scrolled from end to end while the mesh changes. The page's work is measured in CPU time: wall time is the machine's.
+// Scroll from end to end while the mesh changes. Measure CPU time, since wall time depends on the machine.
 async function scroll(page) {
   const debug = await context.newCDPSession(page);
   await debug.send("Performance.enable", { timeDomain: "threadTicks" });
@@ -122,13 +122,13 @@ async function scroll(page) {
   await page.evaluate(() => window.scrollTo(0, 0));
 }
 
-// What a shell makes of a snippet: the body that curl or grpcurl is given. Files lie in `cwd`.
+// Return the body that a shell passes to curl or grpcurl for a snippet. Files are in `cwd`.
 function bodyOf(snippet, cwd) {
   const shows = 'curl() { case "$*" in *"-d @"*) cat;; *) while [ "$1" != -d ]; do shift; done; printf %s "$2";; esac; }; grpcurl() { curl "$@"; };';
   return JSON.parse(execFileSync("bash", ["-c", `${shows} ${snippet}`], { cwd, encoding: "utf8" }));
 }
 
-// Python reads it, and nothing in it is run.
+// Parse the snippet with Python without running it.
 const parses = (snippet) => execFileSync(PYTHON, ["-c", "import ast, sys; ast.parse(sys.stdin.read())"], { input: snippet });
 
 function lastHour() {
@@ -159,16 +159,16 @@ const parts = {
     await record(page, "mesh-empty");
     await page.keyboard.press("g");
     await page.keyboard.press("c");
-    await has(page, "No worker knows a model yet");
+    await has(page, "No models yet");
     await record(page, "models-empty");
     await page.getByRole("button", { name: "Load a model by name" }).click();
     await page.getByLabel("Name").fill("org/name");
-    await page.getByRole("button", { name: "Go on" }).click();
+    await page.getByRole("button", { name: "Continue" }).click();
     await page.getByRole("button", { name: "Load", exact: true }).click();
     await notice(page, "there is no worker in pool default");
     await page.keyboard.press("g");
     await page.keyboard.press("p");
-    await has(page, "There is no model to try");
+    await has(page, "No models to try");
     await record(page, "playground-empty");
     await page.close();
   },
@@ -177,33 +177,33 @@ const parts = {
     const page = await open("busy");
     await page.locator(".worker").nth(3).waitFor();
     await page.locator(".figure.wide strong").filter({ hasText: /[1-9]/ }).waitFor();
-    // The line of jobs a second, of several looks.
+    // The chart of jobs per second, from several updates.
     await page.waitForFunction((least) => document.querySelector(".figure.wide polyline")?.points.length >= least, SHORT ? 2 : 6);
     await record(page, "mesh-busy");
     await shoot(page, "mesh-busy-whole", { full: true });
-    // Words are explained, and what nothing can scale is no alarm: this mesh has processes of shoal up.
-    await page.getByText("What waiting, leased, expired and dead mean").click();
+    // Terms are explained, and pools that cannot scale show no warning: this mesh has processes of shoal up.
+    await page.getByText("Explain waiting, leased, expired and dead").click();
     for (const word of ["waiting", "leased", "expired", "dead"]) await page.locator(".words dt", { hasText: new RegExp(`^${word}$`) }).waitFor();
     await page.locator(".pools tr", { hasText: "l4" }).waitFor();
     assert.match(await page.locator(".pools tr", { hasText: "l4" }).innerText(), /l4\s+2\s+4/);
     assert.equal(await page.locator(".pools .warn").count(), 0);
-    await has(page, "Nothing starts workers here");
+    await has(page, "Workers are not scaled here");
     await record(page, "mesh-words");
-    // Shortcuts of two keys, with the page drawn anew between them.
+    // Two-key shortcuts, with the page rendered in between.
     await page.keyboard.press("g");
     await page.waitForTimeout(SHORT ? 150 : 700);
     await page.keyboard.press("c");
     await page.getByRole("heading", { name: "Models" }).waitFor();
     await page.keyboard.press("g");
     await page.keyboard.press("m");
-    // The theme that is chosen stays.
+    // The selected theme is kept.
     const theme = (wanted) => page.waitForFunction((one) => document.documentElement.dataset.theme === one, wanted);
     await page.keyboard.press("t");
     await page.keyboard.press("t");
     await theme("dark");
     await page.reload();
     await theme("dark");
-    await page.locator(".worker").first().waitFor(); // until the keys are listened to
+    await page.locator(".worker").first().waitFor(); // wait for the key listener
     await page.keyboard.press("t");
     await theme(undefined);
     await page.keyboard.press("?");
@@ -242,7 +242,7 @@ const parts = {
     await confirm("Unpin", "Unpin this model?", "may be evicted again");
     await confirm("Evict", "Evict this model?", "will unload");
     await drawer.getByText("Cold").first().waitFor();
-    // Nothing is done unless it is confirmed.
+    // Actions need confirmation.
     await drawer.getByRole("button", { name: "Load", exact: true }).click();
     await page.getByRole("dialog", { name: "Load this model?" }).waitFor();
     await page.keyboard.press("Escape");
@@ -255,7 +255,7 @@ const parts = {
     await page.locator(".events li", { hasText: "evicted nomic-embed-text-v1.5" }).first().waitFor();
     await page.locator(".events li", { hasText: "loaded nomic-embed-text-v1.5 in 1.4 s" }).first().waitFor();
     await record(page, "mesh-events");
-    // A load that fails says why, in words.
+    // A failed load shows its reason.
     await page.evaluate(() => (location.hash = "#/models?q=jina"));
     await page.getByRole("button", { name: "jinaai/" }).click();
     await page.getByRole("button", { name: "Load", exact: true }).click();
@@ -266,7 +266,7 @@ const parts = {
   },
 
   async playground() {
-    // The model in use comes first: that of the lane with the most jobs, and not the first by name.
+    // The model of the lane with the most jobs is preselected, not the first by name.
     const first = await open("busy", "#/playground");
     await first.locator(".status", { hasText: "live" }).waitFor();
     await first.waitForFunction(() => document.getElementById("search").value === "colbert-ir/colbertv2.0");
@@ -276,7 +276,7 @@ const parts = {
     await has(page, "Cosine similarity");
     await record(page, "playground-encode");
     await shoot(page, "playground-encode-whole", { full: true });
-    // OpenAI's wire comes first.
+    // OpenAI's format is first.
     assert.match(await page.locator(".snippets code").innerText(), /^curl -s \S+\/v1\/embeddings/);
     const hard = "It's 5 $HOME `ls` \\ \"quoted\"";
     await page.getByLabel(/^Texts/).fill(hard);
@@ -340,13 +340,13 @@ const parts = {
     await page.keyboard.press("Enter");
     const sent = (await asked).postDataJSON();
     assert.deepEqual([sent.stream, sent.temperature, sent.max_tokens, sent.messages[0].role, sent.messages.length], [true, 0, 300, "system", 2]);
-    // It appears while it is written.
+    // The answer is streamed.
     await page.getByRole("button", { name: "Stop" }).waitFor();
     await page.locator(".message.assistant .said", { hasText: "Herring turn" }).waitFor();
     assert.ok(!(await page.locator(".message.assistant .said").innerText()).includes("thousands."), "it came at once");
     await shoot(page, "chat-writing");
     await page.locator(".numbers", { hasText: /^\d+ tokens · [\d.]+ tokens\/s · first after .* · 24 tokens read$/ }).waitFor();
-    // Text stays text.
+    // Text is not interpreted as HTML.
     assert.match(await page.locator(".message.assistant .said").innerText(), /<b>matches their heading<\/b>/);
     assert.equal(await page.locator(".message b").count(), 0);
     await page.getByLabel("Message", { exact: true }).fill("And <img src=x onerror=alert(1)> birds?");
@@ -356,16 +356,16 @@ const parts = {
     await page.locator(".numbers", { hasText: /^about \d+ tokens .*stopped$/ }).waitFor();
     assert.equal(await page.locator("img").count(), 0);
     await record(page, "chat-busy");
-    // A conversation stays while another view is open, and its snippet has all of it.
+    // A conversation is kept while another view is open, and its snippet contains all of it.
     await page.keyboard.press("Escape");
     await page.evaluate(() => (location.hash = "#/mesh"));
     await page.locator(".worker").first().waitFor();
     await page.goBack();
     await page.locator(".message").nth(3).waitFor();
     assert.match(await page.locator(".snippets code").innerText(), /And <img src=x/);
-    // A schema is sent as one, and what is none is refused here.
+    // A schema is sent as such, and an invalid one is refused by the page.
     await page.getByRole("button", { name: "New conversation" }).click();
-    await page.getByText("Answer by a JSON schema").click();
+    await page.getByText("Constrain the answer by a JSON schema").click();
     await page.getByLabel("JSON schema", { exact: true }).fill('{"type": "object", ');
     await page.getByLabel("Message", { exact: true }).fill("Which fish?");
     await has(page, "The schema is not JSON");
@@ -376,10 +376,10 @@ const parts = {
     // Bounds.
     await page.getByLabel("Max tokens").fill("5000");
     await page.getByLabel("Message", { exact: true }).fill("More?");
-    await has(page, "The longest answer is within 1 and 4,096 tokens.");
-    // A model that does not write is named as such, and an unknown one is the mesh's to refuse.
+    await has(page, "Max tokens must be within 1 and 4,096.");
+    // The page reports a model that does not generate text; the mesh refuses an unknown one.
     await page.getByLabel("Model", { exact: true }).fill("BAAI/bge-m3");
-    await has(page, "It does not write.");
+    await has(page, "It does not generate text.");
     await page.close();
   },
 
@@ -395,7 +395,7 @@ const parts = {
     assert.equal(sent.items[3].images[0].data, PNG.toString("base64"));
     await page.locator(".heat th", { hasText: "a dog's.png" }).waitFor();
     await record(page, "playground-images");
-    // Files are named in commands, which read them, and never with what stands in them.
+    // Commands contain the names of files, never their contents.
     const hard = "It's 5 $HOME `ls` \\ \"quoted\"";
     await page.getByLabel(/^Texts/).fill(hard);
     const cwd = mkdtempSync(join(tmpdir(), "shoal-files-"));
@@ -412,14 +412,14 @@ const parts = {
         assert.equal((dog.image || dog.images[0]).data, PNG.toString("base64"));
       }
     }
-    // What is too large is refused before it is read.
+    // Files that are too large are refused before they are read.
     await page.getByLabel(/^Images/).setInputFiles([png("large.png", Buffer.alloc((8 << 20) + 1))]);
     await has(page, "large.png has 8 MiB: at most 8 MiB.");
     await page.getByLabel(/^Images/).setInputFiles(Array.from({ length: 7 }, (_, at) => png(`${at}.png`)));
-    await has(page, "At most 8 files.");
+    await has(page, "At most 8 files are allowed.");
     await page.getByRole("button", { name: "Remove cat.png" }).click();
     await counted(page, ".files li", 1);
-    // A model that reads pages is asked for their text.
+    // A model that reads pages returns their text.
     await page.getByRole("button", { name: "Extract", exact: true }).click();
     await page.getByLabel("Model", { exact: true }).fill("zai-org/GLM-OCR");
     await page.getByRole("button", { name: "Text", exact: true }).waitFor();
@@ -440,7 +440,7 @@ const parts = {
     await record(page, "playground-structure");
     await page.getByLabel(/^Schema/).fill("{");
     await has(page, "The schema is not JSON");
-    // A model that only writes has no task here: the chat is where it is asked.
+    // A model that only generates text has no task here: it is for the chat.
     await page.getByLabel("Model", { exact: true }).fill("Qwen/Qwen3-0.6B");
     await has(page, "This model does not extract.");
     assert.equal(await page.locator("#task").count(), 0);
@@ -471,7 +471,7 @@ const parts = {
     await record(page, "history-busy");
     await page.getByLabel("Errors only").check();
     await page.locator(".requests tr", { hasText: "BAAI/bge-m3" }).first().waitFor({ state: "detached" });
-    // Nothing that a user wrote is in it.
+    // It contains no user's text.
     const told = await page.evaluate(async () => (await fetch("/console/history", { headers: { "x-shoal-console": "1" } })).text());
     assert.ok(told.includes("BAAI/bge-m3") && !told.includes("herring"));
     await page.getByRole("button", { name: "jinaai/" }).first().click();
@@ -480,7 +480,7 @@ const parts = {
     await page.getByRole("dialog").waitFor({ state: "detached" });
     assert.ok(await page.getByLabel("Errors only").isChecked());
     await page.close();
-    // A whole hour, with a while in which nobody knew the queue and an incident in it.
+    // A whole hour, with a period of unknown queue length and an incident.
     const hour = await open("busy", "#/mesh");
     await hour.route("**/console/history", (route) => route.fulfill({ json: lastHour() }));
     await hour.getByRole("link", { name: "History" }).click();
@@ -492,13 +492,13 @@ const parts = {
     await record(hour, "history-hour");
     await hour.close();
     const empty = await open("empty", "#/history");
-    await has(empty, "No request has come through this edge since it began.");
+    await has(empty, "This edge has received no requests since its start.");
     await record(empty, "history-empty");
     await empty.close();
   },
 
   async address() {
-    // The drawer is in the address, and the browser's way back closes it without touching the view.
+    // The drawer is part of the address, and the browser's back button closes it without changing the view.
     const page = await open("busy", "#/models?q=nomic");
     await page.getByRole("button", { name: "nomic-ai/" }).click();
     const drawer = page.getByRole("dialog", { name: "nomic-ai/nomic-embed-text-v1.5" });
@@ -512,14 +512,14 @@ const parts = {
     await page.keyboard.press("Escape");
     await drawer.waitFor({ state: "detached" });
     assert.doesNotMatch(page.url(), /open=/);
-    // Views, too.
+    // The back button also switches views.
     await page.getByRole("link", { name: "Playground" }).click();
     await page.getByRole("heading", { name: "Playground" }).waitFor();
     await page.goBack();
     await page.getByRole("heading", { name: "Models" }).waitFor();
     assert.equal(await page.getByLabel("Search models").inputValue(), "nomic");
     await page.close();
-    // An address that was sent opens the drawer, and closing it leaves the view. Nothing moves when "Why" arrives.
+    // A shared address opens the drawer, and closing it keeps the view. Nothing moves when "Placement" arrives.
     const other = await context.newPage();
     await other.setViewportSize(WIDE);
     await other.addInitScript(() => {
@@ -551,10 +551,10 @@ const parts = {
     for (const where of ["failing", "gone"]) {
       const page = await open(where, "", { allows: ["503"] });
       await page.getByRole("alert").first().waitFor();
-      await has(page, "There is no mesh to show");
+      await has(page, "No mesh to show");
       await record(page, `mesh-${where}`);
       await page.evaluate(() => (location.hash = "#/models"));
-      await has(page, "There is no mesh to show");
+      await has(page, "No mesh to show");
       await page.evaluate(() => (location.hash = "#/playground"));
       await page.getByLabel("Model", { exact: true }).fill("org/model");
       await page.getByRole("button", { name: "Run" }).click();
@@ -578,12 +578,12 @@ const parts = {
     await page.getByRole("button", { name: "Show all" }).click();
     await page.getByRole("button", { name: /^Warm/ }).click();
     await page.getByText("200 of 1,000").waitFor();
-    await page.getByText("What the states mean").click();
+    await page.getByText("Explain the states").click();
     for (const word of ["Warm", "Cold"]) await page.locator(".words dt", { hasText: new RegExp(`^${word}$`) }).waitFor();
     await record(page, "models-words");
-    await page.getByText("What the states mean").click();
-    // Here an autoscaler is asked, so what is missing is marked.
-    // By keyboard to the last row and back.
+    await page.getByText("Explain the states").click();
+    // This mesh has an autoscaler, so missing workers are marked.
+    // Move to the last row and back by keyboard.
     await page.locator(".window button").first().focus();
     await page.keyboard.press("End");
     await page.waitForFunction(() => document.activeElement.dataset.at === "199");
@@ -599,15 +599,15 @@ const parts = {
 
   async guarded() {
     const page = await open("guarded", "", { allows: ["401", "403"] });
-    await has(page, "This mesh asks for a token");
+    await has(page, "This mesh requires a token");
     await record(page, "mesh-guarded");
     const enter = async (value) => {
       await page.getByRole("button", { name: "Token", exact: true }).click();
       await page.getByLabel("Token", { exact: true }).last().fill(value);
-      await page.getByRole("button", { name: "Use it" }).click();
+      await page.getByRole("button", { name: "Save" }).click();
     };
     await enter("client-token");
-    await has(page, "This token may not do that");
+    await has(page, "Permission denied");
     await page.evaluate(() => (location.hash = "#/playground"));
     await page.getByRole("button", { name: "Run" }).click();
     await has(page, "Cosine similarity");
@@ -622,7 +622,7 @@ const parts = {
   },
 
   async shared() {
-    // Three pages, one watch: __main__.py counts.
+    // Three pages share one watch; __main__.py counts them.
     const pages = await Promise.all([open("busy"), open("busy"), open("busy")]);
     await Promise.all(pages.map((page) => page.locator(".worker").nth(3).waitFor()));
     await pages[0].close();
@@ -632,7 +632,7 @@ const parts = {
   },
 
   async docs() {
-    // The reference of the API: only this edge is asked, nothing breaks the page's policy, and a request can be sent from it.
+    // The API reference contacts only this edge, respects the page's policy, and can send a request.
     const page = await context.newPage();
     const asked = [];
     page.on("request", (request) => asked.push(request.url()));
@@ -656,7 +656,7 @@ const parts = {
   },
 
   async strangers() {
-    // A page of another origin may neither read nor do anything.
+    // A page of another origin can neither read data nor perform actions.
     const page = await context.newPage();
     await page.goto(urls.empty.replace("127.0.0.1", "localhost"));
     const told = await page.evaluate(async (target) => {

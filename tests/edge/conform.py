@@ -1,8 +1,8 @@
-"""`make edge-fuzz`: schemathesis, in an environment of its own, against an edge before a FakeRouter
-that answers at once.
+"""`make edge-fuzz`: run schemathesis, in a separate environment, against an edge in front of a
+FakeRouter that answers immediately.
 
-It makes requests of the OpenAPI document that the edge serves: right ones and broken ones. No
-answer may be a 500, and each must be as the document says.
+It sends valid and invalid requests of the edge's OpenAPI document. No answer may be a 500, and each
+must conform to the document.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from libs.serving.watched import Watched
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, Script, card, dense, edge, ragged, sparse, vectors
 
-CHECKS: Final = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+CHECKS: Final = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,"
+    "response_schema_conformance"
+)
 
 
 def encoded(request: pb.EncodeRequest) -> pb.EncodeResponse:
-    """Every representation that was asked for. Routers refuse a request of nothing."""
+    """Return every requested representation. Routers refuse a request for none."""
     if not request.items:
         raise InvalidInput("items must have at least one item", field="items")
     count = len(request.items)
@@ -41,8 +44,8 @@ def encoded(request: pb.EncodeRequest) -> pb.EncodeResponse:
 
 
 class Everything(dict[str, Target]):
-    """Aliases by which almost every made-up name is a model's: else most requests would end with
-    404.
+    """Aliases that resolve almost any generated name to a model; otherwise most requests would end
+    with 404.
     """
 
     def get(self, name: str, default: Any = None) -> Any:

@@ -1,8 +1,8 @@
-"""FakeMesh: a router's face with a mesh behind it that a test draws: for the console, whose states
-no real mesh shows at will.
+"""FakeMesh: a fake router with a simulated mesh for tests of the console, in states that a real
+mesh cannot show on demand.
 
-The gRPC server, its interceptors and the edge are real. Numbers of models are made up; verbs answer
-in the real forms.
+The gRPC server, its interceptors and the edge are real. Numbers of models are invented; verbs
+answer in the real formats.
 """
 
 from __future__ import annotations
@@ -58,27 +58,30 @@ OTHERS = (
     ("fastino/gliner2-base-v1", "gliner2", 0, 833),
     ("zai-org/GLM-OCR", "glm_ocr", 0, 1800),
 )
-"""Models that write, read images and follow schemas."""
+"""Models that generate text, read images and follow schemas."""
 
 
 @dataclass
 class FakeMesh:
-    """What the router shows and does. `tokens`: role of each token; none: nobody needs one.
-    `refusal`: raised by every call.
+    """The state and behaviour of the router.
+
+    Attributes:
+        tokens: The role of each token; if empty, calls need no token.
+        refusal: Raised by every call.
     """
 
     mesh: mesh_pb2.Mesh = field(default_factory=mesh_pb2.Mesh)
     tokens: Mapping[str, str] = field(default_factory=dict)
     refusal: Exception | None = None
     fails: Mapping[str, Exception] = field(default_factory=dict)
-    """By model: raised where it is asked to load or to answer."""
+    """By model: raised when it is loaded or called."""
     load_seconds: float = 0.0
     word_seconds: float = 0.0
-    """Between two words of an answer that is streamed."""
+    """The pause between two words of a streamed answer."""
     is_lively: bool = False
-    """Whether numbers change from look to look."""
+    """Whether numbers change between snapshots."""
     seconds: float = 0.1
-    """Between two looks; a real router takes what is asked for, 1 s."""
+    """The interval of snapshots; a real router uses the requested one, 1 s."""
     watchers: int = 0
     most_watchers: int = 0
     calls: list[tuple[str, Any]] = field(default_factory=list)
@@ -107,7 +110,7 @@ class FakeMesh:
         raise ModelNotFound(f"no worker knows {name}", field="model")
 
     def set(self, name: str, state: models_pb2.ModelState, **place: Any) -> models_pb2.Model:
-        """Puts the model on all its workers in a state."""
+        """Set the state of the model on all its workers."""
         model = self.model(name)
         if not model.places:
             model.places.add(worker_id=self.mesh.workers[0].worker_id, bytes=90 * MIB)
@@ -119,7 +122,7 @@ class FakeMesh:
         return model
 
     def live(self) -> None:
-        """One step of a busy mesh."""
+        """Simulate one step of a busy mesh."""
         for at, lane in enumerate(self.mesh.lanes):
             done = random.Random(lane.done_jobs + at).randint(4, 40)
             lane.done_jobs += done
@@ -153,7 +156,7 @@ class FakeMeshService(mesh_pb2_grpc.MeshServiceServicer):
                 if fake.refusal is not None:
                     raise fake.refusal
                 yield mesh_pb2.WatchMeshResponse(mesh=fake.mesh)
-                await asyncio.sleep(fake.seconds)  # the interval is what was drawn
+                await asyncio.sleep(fake.seconds)  # instead of the requested interval
                 if fake.is_lively:
                     fake.live()
         finally:
@@ -199,7 +202,10 @@ def _reason(worker: mesh_pb2.WorkerStatus, held: set[str]) -> str:
         return "it is draining"
     if worker.worker_id in held:
         return "it holds the model: 573,571,072 bytes, 28,600 tokens/s"
-    return "the scheduler may have it load the model when there is work that its present copies cannot do sooner"
+    return (
+        "the scheduler may have it load the model when there is work that its present copies "
+        "cannot do sooner"
+    )
 
 
 class FakeModelService(models_pb2_grpc.ModelServiceServicer):
@@ -268,7 +274,7 @@ TIMINGS = pb.Timings(
 
 
 def _vectors(count: int, width: int) -> np.ndarray:
-    """Rows that are like their neighbours, so that a heat map has something to show."""
+    """Return rows that resemble their neighbours, so that a heat map has structure."""
     noise = np.random.default_rng(3).standard_normal((count + 1, width)).astype(np.float32)
     return np.abs(noise[:-1]) * 0.6 + np.abs(noise[1:]) * 0.5 + noise[0] * 0.3
 
@@ -327,7 +333,7 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
         yield pb.ExtractStreamResponse(response=answer)
 
     def Multiplex(self, request_iterator: Any, context: Context) -> Any:
-        """Where no interceptor serves it."""
+        """Unused: an interceptor serves this method."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         raise NotImplementedError
 
@@ -355,10 +361,12 @@ class FakeInference(inference_pb2_grpc.InferenceServiceServicer):
 
 
 REPLY = (
-    "Herring turn as one because each fish follows its neighbours: it keeps a distance, <b>matches their heading</b> and moves "
-    "towards the middle of the group. Many eyes see a predator sooner, and a predator finds it hard to single out one of thousands."
+    "Herring turn as one because each fish follows its neighbours: it keeps a distance, "
+    "<b>matches their heading</b> and moves "
+    "towards the middle of the group. Many eyes see a predator sooner, and a predator finds it "
+    "hard to single out one of thousands."
 )
-"""With what would be bold if a page took it for HTML."""
+"""It contains markup that would be bold if a page interpreted it as HTML."""
 
 
 def _written(item: pb.Item, task: pb.TextTask) -> pb.Extraction:
@@ -427,7 +435,7 @@ def model_of(
     *workers: str,
     **place: Any,
 ) -> models_pb2.Model:
-    """A model with its card; in `state` on `workers`."""
+    """Return a model with its card, in `state` on `workers`."""
     tasks, forms = [models_pb2.TASK_ENCODE, models_pb2.TASK_SCORE], [pb.REPRESENTATION_DENSE]
     token_dimensions, inputs = 0, list[models_pb2.InputKind]()
     if "gliner_" in name:
@@ -490,7 +498,9 @@ def worker_of(name: str, pool: str, device: str, gib: float, **more: Any) -> mes
 
 
 def busy() -> FakeMesh:
-    """Four workers in two pools, ten models in all states, lanes with work, a supervised mesh."""
+    """Return a mesh of four workers in two pools, ten models in all states, lanes with work, and
+    supervised processes.
+    """
     states = [
         RESIDENT,
         RESIDENT,
@@ -525,9 +535,10 @@ def busy() -> FakeMesh:
         for at in range(len(NAMES))
     ]
     models[0].places[0].pinned = True
-    models[
-        9
-    ].last_error = "model.safetensors: tensor encoder.layer.3.output.dense.weight has 768 rows, config.json says 1024"
+    models[9].last_error = (
+        "model.safetensors: tensor encoder.layer.3.output.dense.weight has 768 rows, config.json "
+        "says 1024"
+    )
     models[9].places[0].last_error = models[9].last_error
     used = dict.fromkeys(("l4-0", "l4-1", "l4-2", "cpu-0"), 0)
     for model in models:
@@ -601,13 +612,15 @@ def busy() -> FakeMesh:
         processes=processes,
     )
     broken = ModelBroken(
-        "model.safetensors: tensor encoder.layer.3.output.dense.weight has 768 rows, config.json says 1024"
+        "model.safetensors: tensor encoder.layer.3.output.dense.weight has 768 rows, "
+        "config.json "
+        "says 1024"
     )
     return FakeMesh(mesh, is_lively=True, load_seconds=0.3, fails={NAMES[9][0]: broken})
 
 
 def with_others(fake: FakeMesh) -> FakeMesh:
-    """The mesh with resident models of OTHERS."""
+    """Return the mesh with resident models of OTHERS."""
     worker = fake.mesh.workers[0].worker_id
     fake.mesh.models.extend(
         model_of(*one, RESIDENT, worker, tokens_per_second=2_400.0) for one in OTHERS
@@ -616,7 +629,7 @@ def with_others(fake: FakeMesh) -> FakeMesh:
 
 
 def many(count: int = 1000) -> FakeMesh:
-    """As busy, with `count` models on 24 workers and a lane for every eighth."""
+    """Return a busy mesh with `count` models on 24 workers and a lane for every eighth model."""
     fake = busy()
     workers = [worker_of(f"l4-{at:02}", "l4", "NVIDIA L4", 22) for at in range(24)]
     states = (RESIDENT, models_pb2.MODEL_STATE_WARM, COLD, COLD, COLD)
@@ -656,7 +669,7 @@ def many(count: int = 1000) -> FakeMesh:
 
 @asynccontextmanager
 async def routing(fake: FakeMesh) -> AsyncIterator[str]:
-    """The fake's services at the yielded address."""
+    """Serve the fake's services at the yielded address."""
     services = [
         Service(
             "shoal.v1.InferenceService",

@@ -1,8 +1,8 @@
-"""`make edge-idle`: 10,000 idle connections to an edge of its own. Prints what each takes of its
-memory, and asks beside them.
+"""`make edge-idle`: open 10,000 idle connections to an edge process, print the memory of each, and
+send requests at the same time.
 
-Exits 1 if a connection takes more than BUDGET_BYTES, if a good request beside them is not answered,
-or if memory is not free again.
+Exits 1 if a connection takes more than BUDGET_BYTES, if a request fails at the same time, or if
+memory is not freed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.edge.test_server import BODY, EMBED
 CONNECTIONS: Final = 10_000
 AT_ONCE: Final = 500
 SPARE: Final = 10
-"""Connections that the edge takes beside them."""
+"""Additional connections that the edge accepts."""
 BUDGET_BYTES: Final = 24 << 10
 
 
 class Idle(asyncio.Protocol):
-    """A connection that asks once and then is silent."""
+    """A connection that sends one request and is then silent."""
 
     def __init__(self) -> None:
         self.answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -67,7 +67,7 @@ async def opened(port: int, count: int) -> list[Idle]:
 
 
 async def good(http: Http) -> float:
-    """Seconds of a request that must be answered."""
+    """Return the seconds of a request, which must succeed."""
     begin = time.perf_counter()
     reply = await http.post(EMBED, BODY)
     assert reply.status == 200, reply
@@ -113,16 +113,19 @@ async def main() -> int:
         for one in idle + more:
             one.transport.close()
         while resident(edge.pid) > before + count * each / 2 and time.perf_counter() < begin + 90:  # noqa: ASYNC110
-            await asyncio.sleep(0.5)  # freed memory goes back to the system once a minute
+            await asyncio.sleep(0.5)  # freed memory is returned to the system once a minute
         after = await good(http)
         edge.terminate()
         status = await edge.wait()
         await silent
     print(
-        f"{count:,} connections in {took:.1f} s, {each / 1024:.1f} KiB of the edge's memory each ({BUDGET_BYTES >> 10} may be)"
+        f"{count:,} connections in {took:.1f} s, {each / 1024:.1f} KiB of the edge's memory "
+        "each "
+        f"({BUDGET_BYTES >> 10} may be)"
     )
     print(
-        f"a good request: {alone * 1e3:.1f} ms alone, {beside * 1e3:.1f} beside them, {after * 1e3:.1f} after"
+        f"a good request: {alone * 1e3:.1f} ms alone, {beside * 1e3:.1f} beside them, "
+        f"{after * 1e3:.1f} after"
     )
     print(f"one connection more than may be: {beyond}; lost: {lost}")
     return int(each > BUDGET_BYTES or lost > 0 or beyond != 503 or status != 0)

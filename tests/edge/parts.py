@@ -1,5 +1,5 @@
-"""A router's face for tests of the edge: a real gRPC server, with answers that a test chooses; and
-HTTP as bytes on a socket.
+"""A fake router for tests of the edge, a real gRPC server with scripted answers, and an HTTP client
+on sockets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def vectors(count: int, width: int = WIDTH) -> np.ndarray:
-    """[count, width] float32; the numbers of the answers below."""
+    """Return float32 [count, width], the numbers of the answers below."""
     return np.random.default_rng(7).standard_normal((count, width)).astype(np.float32)
 
 
@@ -43,8 +43,8 @@ def dense(rows: np.ndarray) -> tensor_pb2.Tensor:
 
 @dataclass
 class Script:
-    """What a router answers, and what it was asked. `act`: called before each answer; may wait or
-    raise a ShoalError.
+    """The answers of a router, and the requests that it received. `act` is called before each
+    answer; it may wait or raise a ShoalError.
     """
 
     act: Callable[[], Awaitable[None]] | None = None
@@ -78,8 +78,8 @@ class Script:
 
 
 def tokenized(request: pb.TokenizeRequest) -> pb.TokenizeResponse:
-    """A token is a character, and its id the character's number; 1 and 2 are special tokens, before
-    and after a text.
+    """Return a token per character, with the character's number as id. Special tokens 1 and 2
+    surround a text.
     """
     special = request.add_special_tokens or not request.HasField("add_special_tokens")
     results = []
@@ -124,7 +124,7 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         )
 
     def Multiplex(self, request_iterator: Any, context: Context) -> Any:
-        """Where no interceptor serves it."""
+        """Unused: an interceptor serves this method."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         raise NotImplementedError
 
@@ -214,7 +214,7 @@ class Models(models_pb2_grpc.ModelServiceServicer):
 
 
 def card(model: str = MODEL, **more: Any) -> models_pb2.Model:
-    """A resident model that encodes."""
+    """Return a resident model with the task encode."""
     values: dict[str, Any] = {
         "tasks": [models_pb2.TASK_ENCODE],
         "representations": [pb.REPRESENTATION_DENSE],
@@ -227,7 +227,7 @@ def card(model: str = MODEL, **more: Any) -> models_pb2.Model:
 
 @asynccontextmanager
 async def routing(script: Script, security: Security | None = None) -> AsyncIterator[str]:
-    """A router's services at the yielded address."""
+    """Serve a router's services at the yielded address."""
     services = [
         Service(
             "shoal.v1.InferenceService",
@@ -251,7 +251,7 @@ async def routing(script: Script, security: Security | None = None) -> AsyncIter
 async def edge(
     script: Script, security: Security | None = None, **settings: Any
 ) -> AsyncIterator[Http]:
-    """An edge before such a router; yields how to speak to it."""
+    """Run an edge in front of such a router; yield its HTTP client."""
     async with routing(script, security) as router:
         given = Settings(
             edge_id="edge", address="127.0.0.1:0", routers=(router,), grace_seconds=5.0
@@ -273,9 +273,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Http:
-    """HTTP/1.1 as bytes: one connection a request, so that nothing stands between a test and the
-    edge.
-    """
+    """An HTTP/1.1 client that uses one connection per request and no library."""
 
     address: str
 
@@ -334,7 +332,7 @@ async def read_reply(reader: asyncio.StreamReader, method: str = "GET") -> Reply
 
 
 def scores(*values: float) -> pb.ScoreResponse:
-    """The answer with these scores, all documents ranked."""
+    """Return an answer with these scores and all documents ranked."""
     array = np.array(values, np.float32)
     tensor = tensor_pb2.Tensor(
         data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=array.shape, data=array.tobytes()

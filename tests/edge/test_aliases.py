@@ -32,7 +32,7 @@ def test_aliases_of_a_file(tmp_path: Path) -> None:
     }
 
 
-def test_names() -> None:
+def test_valid_and_invalid_names() -> None:
     names = Names({"e5": Target("org/e5", "document", 3)})
     assert names.find("org/model") == Target("org/model")
     assert names.find("org/model@v1") == Target("org/model@v1")
@@ -58,7 +58,9 @@ def test_names() -> None:
         ("a: [", "not YAML"),
     ],
 )
-def test_faults_name_file_and_key(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_aliases_are_reported_with_file_and_key(
+    tmp_path: Path, text: str, words: str
+) -> None:
     path = tmp_path / "aliases.yaml"
     path.write_text(text)
     with pytest.raises(InvalidInput, match=words) as caught:
@@ -68,7 +70,7 @@ def test_faults_name_file_and_key(tmp_path: Path, text: str, words: str) -> None
         read_aliases(tmp_path / "missing")
 
 
-async def test_changed_file_is_read_by_a_running_edge(tmp_path: Path) -> None:
+async def test_running_edge_reloads_changed_aliases(tmp_path: Path) -> None:
     path = tmp_path / "aliases.yaml"
     path.write_text(FILE)
     script = Script()
@@ -119,9 +121,9 @@ def test_settings_describe_themselves() -> None:
     )
 
 
-async def test_lists_of_models_leave_out_those_that_cannot_answer() -> None:
-    """One caller's typo is not a model for the others; `GET /v1/models/{id}` still says why it
-    failed.
+async def test_model_lists_omit_models_that_cannot_answer() -> None:
+    """Other callers do not see one caller's misspelt name; `GET /v1/models/{id}` still reports why
+    it failed.
     """
     failed, cold = models_pb2.MODEL_STATE_FAILED, models_pb2.MODEL_STATE_COLD
     broken = models_pb2.ModelPlace(worker_id="w", state=cold, last_error="no config.json")
@@ -158,9 +160,7 @@ async def test_lists_of_models_leave_out_those_that_cannot_answer() -> None:
         ({"user_agent": "python-httpx/0.28.1", "x_sie_sdk_version": "0.10.1"}, "models"),
     ],
 )
-async def test_each_client_gets_the_one_list_that_it_reads(
-    headers: dict[str, str], key: str
-) -> None:
+async def test_each_client_gets_only_its_list(headers: dict[str, str], key: str) -> None:
     async with edge(Script(models=[card(created_unix_seconds=1_700_000_000)])) as http:
         listed = (await http.get("/v1/models", **headers)).json
     assert set(listed) == {"object", key}

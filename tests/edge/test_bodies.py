@@ -1,5 +1,5 @@
-"""Bodies from chance: whatever they are, a dialect has a question or an error of 4xx, in its own
-form. And full queues.
+"""Randomly generated bodies: each dialect returns a call or a 4xx error in its form. Also full
+queues.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from tests.edge.parts import MODEL, Script, card, edge
 
 BODIES = 300
 JUNK: tuple[Any, ...] = (
-    None, True, 0, -1, 1 << 31, 1 << 70, 0.5, 1e300, "", "a", "\x00", "é" * 300, "data:,", "http://a/b", [], [None], ["a", 3],
-    [[1, 2]], [["a"]], {}, {"text": "a"}, {"a": [{}]}, [{}], "NONE", "float", ["float", "int8"], "search_query",
+    None, True, 0, -1, 1 << 31, 1 << 70, 0.5, 1e300, "", "a", "\x00", "é" * 300, "data:,",
+    "http://a/b", [], [None], ["a", 3], [[1, 2]], [["a"]], {}, {"text": "a"}, {"a": [{}]}, [{}],
+    "NONE", "float", ["float", "int8"], "search_query",
 )  # fmt: skip
 
 
@@ -126,9 +127,7 @@ IMAGE = "data:image/png;base64,iVBORw=="
         ("/pooling", {"input": [IMAGE], "task": "embed"}),
     ],
 )
-def test_text_that_is_an_image_in_base64_reaches_the_mesh_as_an_image(
-    path: str, body: dict[str, Any]
-) -> None:
+def test_base64_image_text_becomes_an_image(path: str, body: dict[str, Any]) -> None:
     route, model = Table().find("POST", path)
     names = Names({alias: Target(MODEL) for alias in ("embed", "rerank", "predict")})
     question = route.ask(Received(json.dumps({"model": MODEL, **body}).encode(), names, model))
@@ -147,7 +146,7 @@ def test_text_that_is_an_image_in_base64_reaches_the_mesh_as_an_image(
     "path",
     ["items[0].image", "items[0].image.data", "items[0].text", "items[0].parts[0].document.data"],
 )
-def test_fields_of_files_in_texts_are_named_as_the_caller_names_the_text(path: str) -> None:
+def test_errors_of_files_in_texts_use_the_callers_field(path: str) -> None:
     for given, field in (("a", "input"), (["a"], "input[0]")):
         question = openai.embeddings(
             Received(json.dumps({"model": MODEL, "input": given}).encode(), Names({}))
@@ -157,7 +156,7 @@ def test_fields_of_files_in_texts_are_named_as_the_caller_names_the_text(path: s
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_body_from_chance(number: int) -> None:
+def test_random_body(number: int) -> None:
     case, random = CASES[number], Random(number)
     names = Names({"embed": Target(MODEL), "predict": Target(MODEL)})
     outcomes: set[type] = set()
@@ -168,10 +167,10 @@ def test_body_from_chance(number: int) -> None:
         try:
             asked = case.ask(Received(body, names, MODEL))
         except HttpError as problem:
-            told = (problem.dialect or case.dialect).error(problem)
-            assert 400 <= told.status < 500
-            assert isinstance(told.body, bytes)
-            assert isinstance(json.loads(told.body), dict)
+            described = (problem.dialect or case.dialect).error(problem)
+            assert 400 <= described.status < 500
+            assert isinstance(described.body, bytes)
+            assert isinstance(json.loads(described.body), dict)
             outcomes.add(HttpError)
         else:
             assert isinstance(asked, MeshCall)
@@ -181,7 +180,7 @@ def test_body_from_chance(number: int) -> None:
 
 
 def changed(random: Random, value: Any) -> Any:
-    """With junk in one or two places."""
+    """Return the value with junk in one or two places."""
     if not isinstance(value, Mapping | list) or not value or random.random() < 0.1:
         return random.choice(JUNK)
     content = dict(value) if isinstance(value, Mapping) else dict(enumerate(value))
@@ -194,7 +193,7 @@ def changed(random: Random, value: Any) -> Any:
 
 
 def broken(random: Random, body: bytes) -> bytes:
-    """With some bytes that are others, or missing."""
+    """Return the body with some bytes changed or removed."""
     content = bytearray(body)
     for _ in range(random.choice((1, 3))):
         content[random.randrange(len(content))] = random.randrange(256)
@@ -226,18 +225,18 @@ def broken(random: Random, body: bytes) -> bytes:
         ),
     ],
 )
-async def test_full_queue_says_when_to_come_back(path: str, body: Any, told: Any) -> None:
+async def test_full_queue_returns_a_retry_time(path: str, body: Any, described: Any) -> None:
     async def act() -> None:
         raise QueueFull("full", retry_after=1.5)
 
     async with edge(Script(act=act, models=[card()])) as http:
         reply = await http.post(path, body)
-    assert (reply.status, reply.json) == (429, told)
+    assert (reply.status, reply.json) == (429, described)
     assert (reply.headers["retry-after"], reply.headers["retry-after-ms"]) == ("2", "1500")
     assert "x-should-retry" not in reply.headers
 
 
-def test_pdf_in_a_conversation_is_refused_with_the_path_that_reads_it() -> None:
+def test_pdf_in_a_conversation_is_refused_with_an_alternative_path() -> None:
     part = {"type": "image_url", "image_url": {"url": "data:application/pdf;base64,JVBERi0xLjc="}}
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": [part]}]}).encode()
     route, _ = Table().find("POST", "/v1/chat/completions")

@@ -1,5 +1,5 @@
-"""Wires of models that write: OpenAI's chat completions and Ollama's chat and generate, as bytes
-and over sockets.
+"""APIs of generative models: OpenAI's chat completions and Ollama's chat and generate, as bytes and
+over sockets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput, QueueFull, WorkerLost
 from services.edge.dialects import ollama
-from services.edge.dialects.writing import chat, completions, ollama_chat
+from services.edge.dialects.generation import chat, completions, ollama_chat
 from services.edge.messages.base import Answer, HttpError, MeshCall, Received, Stream
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, Http, Script, card, edge, head
@@ -59,7 +59,7 @@ def last(text: str, reason: pb.FinishReason = pb.FINISH_REASON_STOP) -> pb.Extra
 
 
 def events(data: bytes) -> list[Any]:
-    """The events' contents; [DONE] as it stands."""
+    """Return the events' contents, and [DONE] as text."""
     assert data.endswith(b"\n\n") or not data
     parts = [part.removeprefix("data: ") for part in data.decode().split("\n\n")[:-1]]
     return [part if part == "[DONE]" else json.loads(part) for part in parts]
@@ -167,7 +167,7 @@ class TestRequests:
         assert question.message.text.template_values == '{"enable_thinking":false,"budget":3}'
         assert question.renamed("text.template_values") == "chat_template_kwargs"
 
-    def test_what_was_said_before_is_turns(self) -> None:
+    def test_previous_messages_become_turns(self) -> None:
         messages = [
             {"role": "system", "content": "Be short."},
             {"role": "user", "content": "Who was Ada?"},
@@ -225,7 +225,7 @@ class TestRequests:
         assert json.loads(asked.message.text.json_schema) == {"type": "object"}
         assert refused({**HELLO, "response_format": {"type": "xml"}}).field == "response_format"
 
-    def test_stop_strings_and_sampling_are_passed_on_by_their_names(self) -> None:
+    def test_stop_strings_and_sampling_are_passed_on(self) -> None:
         question = ask(
             {**HELLO, "stop": "x", "top_k": -1, "min_p": 0.5, "presence_penalty": -1, "seed": -1}
         )
@@ -237,7 +237,7 @@ class TestRequests:
         assert question.renamed("text.sampling.presence_penalty is 3") == "presence_penalty is 3"
         assert question.renamed("text.stop[2] is long") == "stop is long"
 
-    def test_several_answers_are_items_with_seeds_that_follow(self) -> None:
+    def test_several_answers_are_items_with_consecutive_seeds(self) -> None:
         question = ask({**HELLO, "n": 3, "seed": 7})
         assert [item.seed for item in question.message.items] == [7, 8, 9]
         assert question.message.text.sampling.temperature == 1
@@ -245,7 +245,7 @@ class TestRequests:
         assert refused({**HELLO, "n": 2, "temperature": 0}).field == "temperature"
         assert question.renamed("items[2].text is long") == "messages[0].content is long"
 
-    def test_tools_and_what_they_returned(self) -> None:
+    def test_tools_and_their_results(self) -> None:
         call = {
             "id": "c1",
             "type": "function",
@@ -420,7 +420,7 @@ class TestRequests:
             ({"model": "no slash"}, "model"),
         ],
     )
-    def test_what_cannot_be_served_is_refused_by_its_field(
+    def test_unsupported_values_are_refused_with_their_field(
         self, change: dict[str, Any], field: str
     ) -> None:
         body = json.dumps({**HELLO, **change}).encode()
@@ -435,7 +435,7 @@ class TestRequests:
 class TestAnswers:
     def test_whole_one(self) -> None:
         question = ask(HELLO)
-        answer = question.answer(whole("a text", pb.FINISH_REASON_LENGTH))
+        answer = question.convert(whole("a text", pb.FINISH_REASON_LENGTH))
         assert isinstance(answer, Answer)
         found = json.loads(answer.body if isinstance(answer.body, bytes) else b"")
         msgspec.convert(found, chat.ChatAnswer)
@@ -450,44 +450,44 @@ class TestAnswers:
             EXTRACT_STREAM,
             b"text/event-stream; charset=utf-8",
         )
-        begin = events(stream.tell(delta("a")))
+        begin = events(stream.render(delta("a")))
         assert [one["choices"][0]["delta"] for one in begin] == [
             {"role": "assistant", "content": ""},
             {"content": "a"},
         ]
         assert begin[0]["object"] == "chat.completion.chunk"
-        assert stream.tell(pb.ExtractStreamResponse()) == b""
-        end = events(stream.tell(last("a text")))
+        assert stream.render(pb.ExtractStreamResponse()) == b""
+        end = events(stream.render(last("a text")))
         assert said(end) == " text"
         assert [one["choices"][0]["finish_reason"] for one in end[:-1]] == [None, "stop"]
         assert end[-1] == "[DONE]"
 
-    def test_usage_comes_last_if_it_is_asked_for(self) -> None:
+    def test_requested_usage_is_the_last_event(self) -> None:
         stream = ask({**HELLO, "stream": True, "stream_options": {"include_usage": True}})
-        found = events(stream.tell(last("a text")))
+        found = events(stream.render(last("a text")))
         assert (found[-2]["choices"], found[-2]["usage"]["total_tokens"]) == ([], 12)
         assert all(one["usage"] is None for one in found[:-2])
 
-    def test_text_that_is_written_again_is_told_once(self) -> None:
+    def test_regenerated_text_is_sent_once(self) -> None:
         stream = ask({**HELLO, "stream": True})
         found = [
-            *events(stream.tell(delta("one two"))),
-            *events(stream.tell(delta("one", restarted=True))),
+            *events(stream.render(delta("one two"))),
+            *events(stream.render(delta("one", restarted=True))),
         ]
         found += [
-            *events(stream.tell(delta(" two three"))),
-            *events(stream.tell(last("one two three."))),
+            *events(stream.render(delta(" two three"))),
+            *events(stream.render(last("one two three."))),
         ]
         assert said(found) == "one two three."
 
     @pytest.mark.parametrize(
         "after", [delta("another", restarted=True), last("another"), last("one")]
     )
-    def test_another_text_than_was_told_is_a_failure(self, after: pb.ExtractStreamResponse) -> None:
+    def test_different_regenerated_text_is_an_error(self, after: pb.ExtractStreamResponse) -> None:
         stream = ask({**HELLO, "stream": True})
-        stream.tell(delta("one two"))
+        stream.render(delta("one two"))
         with pytest.raises(HttpError) as caught:
-            stream.tell(after)
+            stream.render(after)
         assert caught.value.reason == "WORKER_LOST"
         (error,) = events(stream.fail(caught.value))
         assert "lost" in error["error"]["message"]
@@ -502,7 +502,7 @@ def called() -> pb.ExtractResponse:
 
 class TestTools:
     def test_calls_are_in_the_message(self) -> None:
-        (choice,) = json.loads(ask({**HELLO, "tools": TOOLS}).answer(called()).body)["choices"]
+        (choice,) = json.loads(ask({**HELLO, "tools": TOOLS}).convert(called()).body)["choices"]
         assert choice["finish_reason"] == "tool_calls"
         calls = choice["message"]["tool_calls"]
         assert [call["function"] for call in calls] == [
@@ -514,8 +514,8 @@ class TestTools:
     def test_calls_are_streamed_by_their_index(self) -> None:
         stream = ask({**HELLO, "tools": TOOLS, "stream": True})
         found = [
-            *events(stream.tell(delta("I a"))),
-            *events(stream.tell(pb.ExtractStreamResponse(response=called()))),
+            *events(stream.render(delta("I a"))),
+            *events(stream.render(pb.ExtractStreamResponse(response=called()))),
         ]
         deltas = [one["choices"][0]["delta"] for one in found[:-1]]
         assert "".join(each.get("content", "") for each in deltas) == "I add."
@@ -549,7 +549,7 @@ class TestTools:
             3,
         )
         assert question.renamed("text.sampling.repetition_penalty") == "options.repeat_penalty"
-        message = json.loads(question.answer(called()).body)["message"]
+        message = json.loads(question.convert(called()).body)["message"]
         assert message["tool_calls"][0] == {"function": {"name": "add", "arguments": {"a": 1}}}
 
 
@@ -564,7 +564,7 @@ class TestProbabilities:
     def test_of_chat(self) -> None:
         question = ask({**HELLO, "logprobs": True, "top_logprobs": 2})
         assert question.message.text.top_logprobs == 2
-        (token,) = json.loads(question.answer(self.reply()).body)["choices"][0]["logprobs"][
+        (token,) = json.loads(question.convert(self.reply()).body)["choices"][0]["logprobs"][
             "content"
         ]
         assert (token["token"], token["logprob"], token["bytes"]) == ("a", -0.5, [97])
@@ -574,7 +574,7 @@ class TestProbabilities:
 
     def test_of_completions(self) -> None:
         question = ask({"model": MODEL, "prompt": "a", "logprobs": 2}, completions.complete)
-        found = json.loads(question.answer(self.reply()).body)["choices"][0]["logprobs"]
+        found = json.loads(question.convert(self.reply()).body)["choices"][0]["logprobs"]
         assert (found["tokens"], found["token_logprobs"], found["text_offset"]) == (
             ["a"],
             [-0.5],
@@ -603,7 +603,7 @@ class TestCompletions:
             pb.Extraction(text=f" {number}", finish_reason=pb.FINISH_REASON_LENGTH)
             for number in range(4)
         ]
-        answer = json.loads(question.answer(pb.ExtractResponse(results=results)).body)
+        answer = json.loads(question.convert(pb.ExtractResponse(results=results)).body)
         assert [(one["index"], one["text"], one["finish_reason"]) for one in answer["choices"]] == [
             (number, f" {number}", "length") for number in range(4)
         ]
@@ -611,11 +611,11 @@ class TestCompletions:
     def test_streams_of_several_answers(self) -> None:
         stream = ask({"model": MODEL, "prompt": ["a", "b"], "stream": True}, completions.complete)
         told = events(
-            stream.tell(pb.ExtractStreamResponse(deltas=[pb.ExtractDelta(item=1, text=" x")]))
+            stream.render(pb.ExtractStreamResponse(deltas=[pb.ExtractDelta(item=1, text=" x")]))
         )
         results = [pb.Extraction(text=" y"), pb.Extraction(text=" xz")]
         told += events(
-            stream.tell(pb.ExtractStreamResponse(response=pb.ExtractResponse(results=results)))
+            stream.render(pb.ExtractStreamResponse(response=pb.ExtractResponse(results=results)))
         )
         texts = {0: "", 1: ""}
         for one in told[:-1]:
@@ -658,7 +658,7 @@ class TestOllama:
             model=MODEL, items=[pb.Item(parts=parts)], text=task
         )
         assert stream.renamed("items[0].parts[0]") == "messages[0].images[0]"
-        found = [*lines(stream.tell(delta("a"))), *lines(stream.tell(last("a text")))]
+        found = [*lines(stream.render(delta("a"))), *lines(stream.render(last("a text")))]
         assert "".join(one["message"]["content"] for one in found) == "a text"
         assert [one["done"] for one in found] == [False, False, True]
         assert (
@@ -671,9 +671,9 @@ class TestOllama:
             125_000_000,
         )
         for one in found:
-            msgspec.convert(one, ollama_chat.OllamaWritten)
+            msgspec.convert(one, ollama_chat.OllamaGenerated)
 
-    def test_what_was_said_before_is_turns(self) -> None:
+    def test_previous_messages_become_turns(self) -> None:
         said = [{"role": "system", "content": "short"}, {"role": "user", "content": "one"}]
         said += [
             {"role": "assistant", "content": "two", "thinking": "hm"},
@@ -698,10 +698,10 @@ class TestOllama:
         assert stream.message == pb.ExtractRequest(
             model=MODEL, items=[pb.Item(text="hello")], text=pb.TextTask(instruction="short")
         )
-        (first,) = lines(stream.tell(delta("a")))
+        (first,) = lines(stream.render(delta("a")))
         assert (first["response"], first["done"]) == ("a", False)
         question = ask({"model": MODEL, "prompt": "hello", "stream": False}, ollama_chat.generate)
-        found = json.loads(question.answer(whole("a text", pb.FINISH_REASON_LENGTH)).body)
+        found = json.loads(question.convert(whole("a text", pb.FINISH_REASON_LENGTH)).body)
         assert (found["response"], found["done"], found["done_reason"]) == (
             "a text",
             True,
@@ -712,12 +712,12 @@ class TestOllama:
     def test_characters_that_end_lines_elsewhere_are_escaped(self) -> None:
         text = "a\u2028b\u2029c\x85d\r\ne"
         stream = ask({"model": MODEL, "prompt": "hello"}, ollama_chat.generate)
-        (line,) = stream.tell(delta(text)).decode().splitlines()
+        (line,) = stream.render(delta(text)).decode().splitlines()
         assert json.loads(line)["response"] == text
         events_of = ask({**HELLO, "stream": True})
-        assert said(events(events_of.tell(delta(text)))) == text
+        assert said(events(events_of.render(delta(text)))) == text
 
-    def test_nothing_asked_says_whether_the_model_is_known(self) -> None:
+    def test_empty_request_reports_whether_the_model_is_known(self) -> None:
         for body, what in (
             ({"model": MODEL}, ollama_chat.generate),
             ({"model": MODEL, "messages": []}, ollama_chat.chat),
@@ -725,14 +725,14 @@ class TestOllama:
             question = ask(body, what)
             assert question.method is GET_MODEL
             assert (
-                json.loads(question.answer(models_pb2.GetModelResponse()).body)["done_reason"]
+                json.loads(question.convert(models_pb2.GetModelResponse()).body)["done_reason"]
                 == "load"
             )
 
-    def test_models_that_write_can_complete(self) -> None:
+    def test_generative_models_have_the_capability_completion(self) -> None:
         shown = ollama.show(Received(json.dumps({"model": MODEL}).encode(), NAMES))
         reply = models_pb2.GetModelResponse(model=card(tasks=[models_pb2.TASK_TEXT], dimensions=0))
-        answer = shown.answer(reply)
+        answer = shown.convert(reply)
         assert isinstance(answer, Answer)
         assert isinstance(answer.body, bytes)
         assert json.loads(answer.body)["capabilities"] == ["completion"]
@@ -790,11 +790,13 @@ class TestOllama:
 
 
 NOTHING = pb.ExtractStreamResponse()
-"""Ends a stream without an answer."""
+"""This reply ends a stream without an answer."""
 
 
 class Written:
-    """What a router writes: what a test puts in, until it puts in the answer or an error."""
+    """A scripted generation: it yields the replies that a test puts in, up to the result or an
+    error.
+    """
 
     def __init__(self) -> None:
         self.coming: asyncio.Queue[pb.ExtractStreamResponse | Exception] = asyncio.Queue()
@@ -826,7 +828,7 @@ async def opened(
 
 
 async def piece(reader: asyncio.StreamReader) -> bytes:
-    """One chunk of the answer; empty: the last."""
+    """Return one chunk of the answer; empty for the last one."""
     size = int(await reader.readline(), 16)
     data = await reader.readexactly(size)
     await reader.readline()
@@ -834,7 +836,7 @@ async def piece(reader: asyncio.StreamReader) -> bytes:
 
 
 class TestOverSockets:
-    async def test_each_delta_is_there_before_the_next_is_written(self) -> None:
+    async def test_each_delta_is_sent_before_the_next_is_generated(self) -> None:
         written = Written()
         async with edge(Script(write=written.write), compression="on") as http:
             reader, writer = await opened(http, {**HELLO, "stream": True})
@@ -852,7 +854,7 @@ class TestOverSockets:
             end = events(await piece(reader))
             assert (said(end), end[-1]) == (" three", "[DONE]")
             assert await piece(reader) == b""
-            # The connection is good for the next request.
+            # The connection can serve the next request.
             writer.write(head("GET", "/v1/models", {}))
             assert b"200" in await reader.readline()
             writer.close()
@@ -874,7 +876,7 @@ class TestOverSockets:
             )
             assert reply.status in (400, 504)
 
-    async def test_errors_after_it_end_the_answer_as_an_event(self) -> None:
+    async def test_errors_after_the_first_delta_are_sent_as_an_event(self) -> None:
         written = Written()
         async with edge(Script(write=written.write)) as http:
             written.put(delta("one"), WorkerLost("its worker was lost"))
@@ -884,13 +886,13 @@ class TestOverSockets:
             assert found[-1]["error"]["type"] == "server_error"
             written.put(delta("one"), NOTHING)
             reply = await http.post("/v1/chat/completions", {**HELLO, "stream": True})
-            assert "before it was whole" in events(reply.body)[-1]["error"]["message"]
+            assert "before its last reply" in events(reply.body)[-1]["error"]["message"]
             written.put(delta("one"), delta("two", restarted=True))
             reply = await http.post("/api/generate", {"model": MODEL, "prompt": "a"})
             assert reply.headers["content-type"] == "application/x-ndjson"
             assert "another text" in lines(reply.body)[-1]["error"]
 
-    async def test_client_that_leaves_cancels_the_call(self) -> None:
+    async def test_disconnect_cancels_the_call(self) -> None:
         written, script = Written(), Script()
         script.write = written.write
         async with edge(script) as http:
@@ -900,13 +902,13 @@ class TestOverSockets:
             assert await piece(reader)
             writer.close()
             await until(lambda: script.cancelled == 1)
-            # And one that leaves before the first delta.
+            # The same holds for a client that disconnects before the first delta.
             reader, writer = await opened(http, {**HELLO, "stream": True})
             await until(lambda: len(script.requests) == 2)
             writer.close()
             await until(lambda: script.cancelled == 2)
 
-    async def test_client_that_does_not_read_makes_the_router_wait(self) -> None:
+    async def test_slow_client_applies_backpressure_to_the_router(self) -> None:
         taken = 0
 
         async def much(request: pb.ExtractRequest) -> AsyncIterator[pb.ExtractStreamResponse]:
@@ -939,7 +941,7 @@ class TestOverSockets:
         ("path", "body"),
         [("/v1/chat/completions", HELLO), ("/v1/completions", {"model": MODEL, "prompt": "a"})],
     )
-    async def test_created_is_when_the_request_was_received(
+    async def test_created_is_the_time_of_the_request(
         self, path: str, body: dict[str, Any]
     ) -> None:
         async with edge(Script(extract=lambda request: whole("a text"))) as http:

@@ -1,4 +1,4 @@
-"""Cohere's embed and classify: bytes in, a question out, its answer as bytes. No sockets."""
+"""Cohere's embed and classify, from bytes to calls and from replies to bytes, without sockets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ask(what: Callable[[Received], MeshCall], **body: Any) -> MeshCall:
     return what(Received(json.dumps({"model": MODEL, **body}).encode(), NAMES, request_id="r1"))
 
 
-def told(answer: Answer | MeshCall) -> Any:
+def content_of(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     return json.loads(answer.body if isinstance(answer.body, bytes) else b"".join(answer.body))
 
@@ -59,8 +59,8 @@ def classes(*rows: dict[str, float]) -> pb.ExtractResponse:
 
 def test_v2_has_types_and_v1_the_vectors_themselves() -> None:
     rows = vectors(2)
-    second = told(
-        ask(cohere.embed_v2, texts=["a", "b"], input_type="search_document").answer(reply(rows))
+    second = content_of(
+        ask(cohere.embed_v2, texts=["a", "b"], input_type="search_document").convert(reply(rows))
     )
     assert np.array_equal(np.array(second["embeddings"]["float"], np.float32), rows)
     assert (second["id"], second["response_type"], second["texts"]) == (
@@ -69,11 +69,11 @@ def test_v2_has_types_and_v1_the_vectors_themselves() -> None:
         ["a", "b"],
     )
     assert second["meta"]["billed_units"] == {"input_tokens": 7}
-    first = told(ask(cohere.embed_v1, texts=["a", "b"]).answer(reply(rows)))
+    first = content_of(ask(cohere.embed_v1, texts=["a", "b"]).convert(reply(rows)))
     assert np.array_equal(np.array(first["embeddings"], np.float32), rows)
     assert (first["response_type"], first["texts"]) == ("embeddings_floats", ["a", "b"])
-    typed = told(
-        ask(cohere.embed_v1, texts=["a", "b"], embedding_types=["float"]).answer(reply(rows))
+    typed = content_of(
+        ask(cohere.embed_v1, texts=["a", "b"], embedding_types=["float"]).convert(reply(rows))
     )
     assert (typed["response_type"], list(typed["embeddings"])) == ("embeddings_by_type", ["float"])
     for answer in (first, second, typed):
@@ -139,7 +139,7 @@ def test_one_type_is_stored_by_the_mesh() -> None:
     )
     question = ask(cohere.embed_v2, texts=["a"], embedding_types=["int8"])
     assert question.message.data_type == tensor_pb2.DATA_TYPE_INT8  # type: ignore[attr-defined]
-    assert told(question.answer(pb.EncodeResponse(dense=tensor)))["embeddings"] == {
+    assert content_of(question.convert(pb.EncodeResponse(dense=tensor)))["embeddings"] == {
         "int8": [[1, -127, 5]]
     }
     real = vectors(2, 16)
@@ -149,20 +149,20 @@ def test_one_type_is_stored_by_the_mesh() -> None:
     )
     question = ask(cohere.embed_v2, texts=["a", "b"], embedding_types=["binary", "ubinary"])
     assert question.message.data_type == tensor_pb2.DATA_TYPE_BINARY  # type: ignore[attr-defined]
-    found = told(question.answer(pb.EncodeResponse(dense=tensor)))["embeddings"]
+    found = content_of(question.convert(pb.EncodeResponse(dense=tensor)))["embeddings"]
     assert np.array_equal(found["ubinary"], packed)
     assert np.array_equal(
         np.unpackbits((np.array(found["binary"]) + 128).astype(np.uint8), axis=1), real > 0
     )
 
 
-def test_several_types_are_those_that_the_mesh_would_store() -> None:
+def test_several_types_equal_those_stored_by_the_mesh() -> None:
     rows = vectors(3, 16)
     rows[1] = 0
     kinds = ["float", "int8", "binary", "ubinary", "base64", "float"]
     question = ask(cohere.embed_v2, texts=["a", "b", "c"], embedding_types=kinds)
     assert question.message.data_type == tensor_pb2.DATA_TYPE_UNSPECIFIED  # type: ignore[attr-defined]
-    found = told(question.answer(reply(rows)))["embeddings"]
+    found = content_of(question.convert(reply(rows)))["embeddings"]
     assert np.array_equal(np.array(found["float"], np.float32), rows)
     assert np.array_equal(found["int8"], store(rows, "int8").values)
     assert np.array_equal(found["ubinary"], store(rows, "binary").values)
@@ -173,9 +173,9 @@ def test_several_types_are_those_that_the_mesh_would_store() -> None:
 
 
 @pytest.mark.parametrize("kind", ["float", "base64"])
-def test_large_answer_comes_in_pieces(kind: str) -> None:
+def test_large_answer_is_sent_in_pieces(kind: str) -> None:
     rows, texts = vectors(300, 1024), [f"text {index}" for index in range(300)]
-    answer = ask(cohere.embed_v2, texts=texts, embedding_types=[kind]).answer(reply(rows))
+    answer = ask(cohere.embed_v2, texts=texts, embedding_types=[kind]).convert(reply(rows))
     assert isinstance(answer, Answer)
     assert not isinstance(answer.body, bytes)
     pieces = list(answer.body)
@@ -211,7 +211,9 @@ def test_classify_by_the_models_own_labels() -> None:
     message: Any = question.message
     assert (question.method, list(message.classify.labels)) == (EXTRACT, [])
     assert not message.classify.HasField("multi_label")
-    found = told(question.answer(classes({"yes": 0.75, "no": 0.25}, {"no": 0.625, "yes": 0.375})))
+    found = content_of(
+        question.convert(classes({"yes": 0.75, "no": 0.25}, {"no": 0.625, "yes": 0.375}))
+    )
     msgspec.convert(found, cohere.CohereClassifyAnswer)
     assert found["classifications"][1] == {
         "id": "r1-1",
@@ -223,9 +225,9 @@ def test_classify_by_the_models_own_labels() -> None:
         "labels": {"no": {"confidence": 0.625}, "yes": {"confidence": 0.375}},
         "classification_type": "single-label",
     }
-    several = told(question.answer(classes({"yes": 0.875, "no": 0.75, "so": 0.25}, {"no": 0.25})))[
-        "classifications"
-    ]
+    several = content_of(
+        question.convert(classes({"yes": 0.875, "no": 0.75, "so": 0.25}, {"no": 0.25}))
+    )["classifications"]
     assert [one["classification_type"] for one in several] == ["multi-label"] * 2
     assert [one["predictions"] for one in several] == [["yes", "no"], []]
     assert "prediction" not in several[0]
@@ -234,33 +236,33 @@ def test_classify_by_the_models_own_labels() -> None:
 def test_classify_by_examples_compares_vectors() -> None:
     question = ask(cohere.classify, inputs=["eel", "oak"], examples=EXAMPLES)
     assert question.method == GET_MODEL
-    shown: Any = question.answer(models_pb2.GetModelResponse(model=card()))
+    shown: Any = question.convert(models_pb2.GetModelResponse(model=card()))
     assert (shown.method, [item.text for item in shown.message.items]) == (
         ENCODE,
         ["a shark", "a chair", "trout"],
     )
     assert shown.renamed("items[1].text is empty") == "examples[1].text is empty"
     rows = np.array([[1, 0], [0, 1], [0.6, 0.8]], np.float32)
-    asked: Any = shown.answer(reply(rows))
+    asked: Any = shown.convert(reply(rows))
     assert ([item.text for item in asked.message.items], asked.message.normalize) == (
         ["eel", "oak"],
         True,
     )
     assert asked.renamed("items[1].text") == "inputs[1]"
-    found = told(asked.answer(reply(np.array([[1, 0], [0, 1]], np.float32))))
+    found = content_of(asked.convert(reply(np.array([[1, 0], [0, 1]], np.float32))))
     assert found["meta"]["billed_units"] == {"input_tokens": 14}
     assert [one["prediction"] for one in found["classifications"]] == ["fish", "wood"]
     fish = np.array([1.6, 0.8]) / np.linalg.norm([1.6, 0.8])
-    shares = np.exp(cohere.SHARPNESS * np.array([fish[1], 1.0]))
+    shares = np.exp(cohere.SOFTMAX_SCALE * np.array([fish[1], 1.0]))
     assert found["classifications"][1]["labels"]["wood"]["confidence"] == pytest.approx(
         shares[1] / shares.sum(), abs=1e-6
     )
 
 
-def test_classify_by_examples_with_a_model_that_classifies() -> None:
+def test_classify_by_examples_with_a_classifier() -> None:
     question = ask(cohere.classify, inputs=["eel"], examples=EXAMPLES, truncate="START")
     classifier = card(tasks=[models_pb2.TASK_CLASSIFY], representations=[])
-    asked: Any = question.answer(models_pb2.GetModelResponse(model=classifier))
+    asked: Any = question.convert(models_pb2.GetModelResponse(model=classifier))
     assert (asked.method, list(asked.message.classify.labels)) == (EXTRACT, ["fish", "wood"])
     assert (asked.message.classify.multi_label, asked.message.truncation) == (
         False,
@@ -268,16 +270,16 @@ def test_classify_by_examples_with_a_model_that_classifies() -> None:
     )
     assert asked.renamed("classify.labels[1]") == "examples"
     assert asked.dialect is cohere.COHERE
-    unknown = question.otherwise(HttpError("MODEL_NOT_FOUND", ""))
+    unknown = question.fallback(HttpError("MODEL_NOT_FOUND", ""))
     assert unknown is not None
     assert unknown.method == ENCODE
-    again = unknown.otherwise(HttpError("TASK_NOT_SUPPORTED", ""))
+    again = unknown.fallback(HttpError("TASK_NOT_SUPPORTED", ""))
     assert again is not None
     assert again.message == asked.message
-    assert question.otherwise(HttpError("QUEUE_FULL", "")) is None
+    assert question.fallback(HttpError("QUEUE_FULL", "")) is None
 
 
-def test_path_of_jinas_classify_is_told_apart_by_the_body() -> None:
+def test_jinas_classify_is_distinguished_by_its_body() -> None:
     question = ask(jina.classify, inputs=["a"])
     assert question.dialect is cohere.COHERE
     with pytest.raises(HttpError) as caught:
@@ -292,7 +294,7 @@ def test_path_of_jinas_classify_is_told_apart_by_the_body() -> None:
 def test_check_api_key() -> None:
     question = cohere.check_api_key(Received(b"", NAMES))
     assert question.method == LIST_MODELS
-    assert told(question.answer(models_pb2.ListModelsResponse())) == {"valid": True}
+    assert content_of(question.convert(models_pb2.ListModelsResponse())) == {"valid": True}
 
 
 @pytest.mark.parametrize(
@@ -329,7 +331,7 @@ def test_check_api_key() -> None:
         (cohere.classify, {"inputs": ["a"], "truncate": "MIDDLE"}, "truncate"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_field(
+def test_unsupported_request_is_refused_with_its_field(
     what: Callable[[Received], MeshCall], body: Any, field: str
 ) -> None:
     with pytest.raises(HttpError) as caught:
@@ -337,8 +339,8 @@ def test_what_cannot_be_done_is_refused_with_its_field(
     assert (caught.value.status, caught.value.field) == (400, field)
 
 
-def test_no_model_and_no_alias() -> None:
-    with pytest.raises(HttpError, match="an alias `embed`"):
+def test_missing_model_without_an_alias_is_refused() -> None:
+    with pytest.raises(HttpError, match="the alias `embed`"):
         cohere.embed_v1(Received(b'{"texts": ["a"]}', Names({})))
 
 
@@ -355,7 +357,7 @@ def test_no_model_and_no_alias() -> None:
 )
 def test_errors(reason: str, status: int, retry: dict[bytes, bytes]) -> None:
     answer = cohere.error(HttpError(reason, "why", field="texts"))
-    assert (answer.status, told(answer), dict(answer.headers)) == (
+    assert (answer.status, content_of(answer), dict(answer.headers)) == (
         status,
         {"message": "why"},
         retry,

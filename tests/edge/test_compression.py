@@ -1,4 +1,4 @@
-"""Compressed bodies: what is inflated, what is refused, and which answers are compressed."""
+"""Compressed bodies: inflation and its limits, and the choice of compressed answers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shoal.v1 import inference_pb2 as pb
 from libs.errors import InvalidInput
 from services.edge import asgi
 from services.edge.compression import (
-    FREE_BYTES,
     MIN_BYTES,
+    MIN_RATIO_BYTES,
     STEP_BYTES,
-    Inflating,
-    compressed,
-    wanted,
+    Inflater,
+    compress,
+    negotiate_encoding,
 )
 from services.edge.messages.base import Answer, HttpError
 from services.edge.messages.names import Names
@@ -49,7 +49,7 @@ KINDS = pytest.mark.parametrize(
 
 
 def inflated(encoding: str, content: bytes, step: int = 1 << 20) -> bytes:
-    inflating = Inflating(encoding)
+    inflating = Inflater(encoding)
     parts = [
         piece
         for first in range(0, len(content), step)
@@ -61,13 +61,13 @@ def inflated(encoding: str, content: bytes, step: int = 1 << 20) -> bytes:
 
 
 def texts(size: int) -> bytes:
-    """Bytes that shrink as JSON of numbers does."""
+    """Return bytes that compress like JSON numbers."""
     return np.random.default_rng(7).integers(48, 58, size, np.uint8).tobytes()
 
 
 @KINDS
 @pytest.mark.parametrize("step", [1, 7, 1 << 20])
-def test_bodies_are_inflated_however_they_come(
+def test_bodies_are_inflated_in_steps_of_any_size(
     encoding: str, pack: Callable[[bytes], bytes], step: int
 ) -> None:
     content = json.dumps({"input": ["text"] * 50}).encode()
@@ -82,7 +82,7 @@ def test_bodies_of_any_size(encoding: str, pack: Callable[[bytes], bytes], size:
 
 
 @KINDS
-def test_body_that_ends_early_or_late_or_is_none(
+def test_truncated_continued_or_invalid_body_is_refused(
     encoding: str, pack: Callable[[bytes], bytes]
 ) -> None:
     whole = pack(texts(1000))
@@ -93,14 +93,16 @@ def test_body_that_ends_early_or_late_or_is_none(
 
 
 @KINDS
-def test_bomb_is_refused_before_it_grows(encoding: str, pack: Callable[[bytes], bytes]) -> None:
+def test_bomb_is_refused_before_it_is_inflated(
+    encoding: str, pack: Callable[[bytes], bytes]
+) -> None:
     grown: list[int] = []
-    pieces = Inflating(encoding).feed(pack(bytes(100 << 20)))
+    pieces = Inflater(encoding).feed(pack(bytes(100 << 20)))
     with pytest.raises(HttpError) as caught:
         grown.extend(map(len, pieces))
     assert (caught.value.reason, caught.value.status) == ("TOO_LARGE", 413)
-    assert sum(grown) <= FREE_BYTES + STEP_BYTES
-    few = bytes(FREE_BYTES)
+    assert sum(grown) <= MIN_RATIO_BYTES + STEP_BYTES
+    few = bytes(MIN_RATIO_BYTES)
     assert inflated(encoding, pack(few)) == few
 
 
@@ -120,8 +122,8 @@ def test_bomb_is_refused_before_it_grows(encoding: str, pack: Callable[[bytes], 
         (";;,,q=", ""),
     ],
 )
-def test_what_clients_accept(accepted: str, encoding: str) -> None:
-    assert wanted(accepted) == encoding
+def test_accept_encoding_is_negotiated(accepted: str, encoding: str) -> None:
+    assert negotiate_encoding(accepted) == encoding
 
 
 def content(answer: Answer) -> bytes:
@@ -137,7 +139,7 @@ def test_answers_that_shrink_are_compressed(
 ) -> None:
     told = texts(size)
     for body in (told, iter([told]), iter([told[:1], told[1:9000], told[9000:]])):
-        found = compressed(Answer(body, 200, headers=((b"x-a", b"b"),)), encoding)
+        found = compress(Answer(body, 200, headers=((b"x-a", b"b"),)), encoding)
         headers = dict(found.headers)
         assert (headers[b"content-encoding"], headers[b"vary"], headers[b"x-a"]) == (
             encoding.encode(),
@@ -149,15 +151,15 @@ def test_answers_that_shrink_are_compressed(
         assert len(packed) < 0.6 * size
 
 
-def test_answers_that_do_not_shrink_or_are_small_are_not() -> None:
+def test_small_or_incompressible_answers_are_not_compressed() -> None:
     noise = np.random.default_rng(7).bytes(50_000)
     for body in (b"{}", texts(MIN_BYTES - 1), noise):
         for given in (body, iter([body])):
-            found = compressed(Answer(given), "gzip")
+            found = compress(Answer(given), "gzip")
             assert content(found) == body
             assert b"content-encoding" not in dict(found.headers)
     answer = Answer(texts(5000))
-    assert compressed(answer, "") is answer
+    assert compress(answer, "") is answer
 
 
 async def test_over_http() -> None:
@@ -214,7 +216,7 @@ async def test_bomb_over_http() -> None:
         ("off", "10.0.0.7", False),
     ],
 )
-async def test_callers_of_this_machine_get_answers_as_they_are(
+async def test_local_callers_get_uncompressed_answers(
     setting: Any, host: str, is_compressed: bool
 ) -> None:
     application: Any = asgi.Application(

@@ -1,5 +1,5 @@
-"""The console's server: who may see and do what, one watch for all pages, the files; before a fake
-mesh (fake_mesh.py).
+"""The console's server: permissions, the shared watch, and the files, in front of a fake mesh
+(fake_mesh.py).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import pytest
 from shoal.v1 import mesh_pb2, models_pb2
 
 from libs.errors import InvalidInput, NoCapacity, Unauthenticated
+from services.edge.activity.history import STEP_SECONDS
 from services.edge.app import Edge, running
 from services.edge.console import files
 from services.edge.console.access import check_host, check_page, name_of
 from services.edge.console.board import Board
 from services.edge.console.changes import changes
 from services.edge.messages.base import HttpError
-from services.edge.past.history import STEP_SECONDS
 from services.edge.routers import Routers
 from services.edge.settings import Settings
 from tests.edge import fake_mesh
@@ -51,7 +51,7 @@ async def console(fake: FakeMesh, **settings: Any) -> AsyncIterator[Http]:
 
 
 def asked(fake: FakeMesh) -> list[str]:
-    """The calls that came in a caller's name: the edge watches in its own."""
+    """Return the calls made for a caller; the edge's watch has no caller."""
     return [name for name, _ in fake.calls if name != "WatchMesh"]
 
 
@@ -73,7 +73,7 @@ async def posted(http: Http, path: str, body: bytes) -> Any:
 
 
 async def send(http: Http, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Any:
-    """As Http.send, with a Host of the test's own."""
+    """Send a request like Http.send, with the Host of the test."""
     reader, writer = await http.open()
     try:
         text = head(
@@ -115,7 +115,7 @@ class Page:
         self._writer.close()
 
     async def next(self, name: str = "mesh") -> dict[str, Any]:
-        """The data of the next event of that name."""
+        """Return the data of the next event of that name."""
         while True:
             while "\n\n" in self._text:
                 event, _, self._text = self._text.partition("\n\n")
@@ -157,15 +157,13 @@ async def test_page_and_its_files() -> None:
             ).status == 304
         assert (await get(http, "/console/static/0123456789abcdef/main.js")).status == 404
         assert (await get(http, paths[0].replace("icon.svg", "../app.py"))).status == 404
-        # What is not the console's stays the edge's.
+        # Other paths are the edge's.
         assert (await get(http, "/livez")).json == {"status": "ok"}
         assert (await get(http, "/v1/models")).status == 200
 
 
-def test_no_page_needs_what_the_policy_forbids() -> None:
-    """No address beyond this origin, no inline script or style, and all that is imported is
-    there.
-    """
+def test_pages_comply_with_their_policy() -> None:
+    """Files contain no foreign address and no inline script or style, and all imports exist."""
     page = (files.STATIC / "index.html").read_text()
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*src=)", page)
     for path in files.STATIC.glob("*.js"):
@@ -179,8 +177,8 @@ def test_no_page_needs_what_the_policy_forbids() -> None:
     assert "url(" not in (files.STATIC / "console.css").read_text()
 
 
-def test_what_others_wrote_is_as_they_published_it() -> None:
-    """By the hashes that were taken from npm's package; docs/console.md says which."""
+def test_vendored_files_equal_the_published_ones() -> None:
+    """The hashes are from npm's package; docs/console.md lists them."""
     folder = files.STATIC / "vendor"
     lines = (folder / "SHA256SUMS").read_text().splitlines()
     listed = {name: digest for digest, name in map(str.split, lines)}
@@ -211,7 +209,7 @@ def test_what_others_wrote_is_as_they_published_it() -> None:
         "localhost.",
     ],
 )
-def test_hosts_that_are_ours(host: str) -> None:
+def test_own_hosts_are_accepted(host: str) -> None:
     check_host({"host": host}, {"mesh.example"})
 
 
@@ -230,15 +228,15 @@ def test_hosts_that_are_ours(host: str) -> None:
         *("[::1].evil.com", "[::1]evil.com:80", "127.0.0.1:80:80"),
     ],
 )
-def test_hosts_that_are_not(host: str) -> None:
+def test_foreign_hosts_are_refused(host: str) -> None:
     with pytest.raises(HttpError) as caught:
         check_host({"host": host}, {"mesh.example"})
     assert caught.value.status == 421
 
 
-async def test_name_that_was_rebound_gets_nothing() -> None:
-    """DNS rebinding: the browser believes that the console is a part of evil.example, and says so
-    in Host.
+async def test_rebound_name_is_refused() -> None:
+    """DNS rebinding: the browser treats the console as part of evil.example and sends its
+    name as Host.
     """
     async with console(busy()) as http:
         for path in ("/", "/console/events", "/console/static/x"):
@@ -277,7 +275,7 @@ async def test_name_that_was_rebound_gets_nothing() -> None:
         ({}, False),
     ],
 )
-def test_requests_of_other_pages_are_told_by_their_headers(
+def test_requests_of_other_pages_are_recognised_by_their_headers(
     headers: dict[str, str], is_ours: bool
 ) -> None:
     given = {"host": "127.0.0.1:8080", **headers}
@@ -316,7 +314,7 @@ PUBLIC = ("https://mesh.example", "https://ops.example:8443")
         ("edge:8080", "https://mesh.example", "same-site", False),
     ],
 )
-def test_behind_a_proxy_the_origins_are_those_that_are_listed(
+def test_listed_origins_are_accepted_behind_a_proxy(
     host: str, origin: str | None, site: str, is_ours: bool
 ) -> None:
     given = {"host": host, "x-shoal-console": "1", "sec-fetch-site": site} | (
@@ -331,8 +329,8 @@ def test_behind_a_proxy_the_origins_are_those_that_are_listed(
 
 
 async def test_proxy_that_rewrites_host() -> None:
-    """Without the setting the page's requests are refused, and told what to set; with it they are
-    answered, and others are not.
+    """Without the setting the page's requests are refused with the setting to change; with it they
+    are answered, and requests of other pages are not.
     """
     body = {"action": "check", "model": NAMES[0][0]}
     proxied = {"host": "edge:8080", "origin": PUBLIC[0], "sec_fetch_site": "same-origin"}
@@ -348,9 +346,9 @@ async def test_proxy_that_rewrites_host() -> None:
         assert (await act(http, body, **proxied | {"host": "evil.example"})).status == 421
 
 
-async def test_forms_of_other_pages_do_nothing() -> None:
-    """CSRF: what a page elsewhere can send without a permission (CORS) is refused before any router
-    hears of it.
+async def test_forms_of_other_pages_have_no_effect() -> None:
+    """CSRF: requests that a foreign page can send without permission (CORS) are refused before they
+    reach a router.
     """
     fake = busy()
     async with console(fake) as http:
@@ -375,7 +373,7 @@ async def test_forms_of_other_pages_do_nothing() -> None:
         assert len(asked(fake)) == seen
 
 
-async def test_actions_are_the_routers_own() -> None:
+async def test_actions_call_the_router() -> None:
     fake = busy()
     async with console(fake) as http:
         loaded = await act(
@@ -419,14 +417,14 @@ async def test_actions_are_the_routers_own() -> None:
         ({"action": "load", "model": NAMES[9][0]}, 502, "MODEL_LOAD_FAILED"),
     ],
 )
-async def test_actions_that_fail_say_why(body: Any, status: int, reason: str) -> None:
+async def test_failed_actions_return_their_reason(body: Any, status: int, reason: str) -> None:
     async with console(busy()) as http:
         reply = await act(http, body)
         assert (reply.status, reply.json["error"]["reason"]) == (status, reason)
         assert reply.json["error"]["message"]
 
 
-async def test_roles_are_the_routers_business() -> None:
+async def test_router_checks_roles() -> None:
     fake = busy()
     fake.tokens = {"a": "admin", "c": "client"}
     async with console(fake) as http:
@@ -443,7 +441,7 @@ async def test_roles_are_the_routers_business() -> None:
             assert (await page.next())["full"]
 
 
-async def test_one_watch_for_all_pages() -> None:
+async def test_pages_share_one_watch() -> None:
     fake = busy()
     fake.seconds = 0.02
     async with console(fake) as http, Page(http) as one:
@@ -454,12 +452,12 @@ async def test_one_watch_for_all_pages() -> None:
             first = await one.next()
         async with Page(http) as two, Page(http) as three:
             for page in (two, three):
-                told = await page.next()
-                assert told["full"]
-                assert len(told["models"]) == 10
-                assert len(told["workers"]) == 4
+                described = await page.next()
+                assert described["full"]
+                assert len(described["models"]) == 10
+                assert len(described["workers"]) == 4
             await until(lambda: fake.watchers == 1)
-            # Later only what changed is told.
+            # Later events contain only changes.
             later = await one.next()
             assert "models" not in later
             fake.set(MODEL, RESIDENT, load_seconds=2.0)
@@ -470,11 +468,11 @@ async def test_one_watch_for_all_pages() -> None:
                 f"cpu-0 loaded {MODEL} in 2.0 s"
             ]
             assert (later["events"][0]["tone"], later["events"][0]["model"]) == ("good", MODEL)
-        # A page that comes later sees what happened before.
+        # A page that connects later receives the earlier events.
         async with Page(http) as four:
             assert (await four.next())["events"]
-        # One watch may begin before the router has ended the one that it replaces: the edge's own,
-        # and then a page's.
+        # A new watch may begin before the router has ended the previous one: the edge's, then a
+        # page's.
         assert fake.most_watchers <= 2
 
 
@@ -502,7 +500,7 @@ async def test_events_before_the_first_page_are_shown_and_the_queue_is_remembere
         )
 
 
-async def test_history_has_the_last_requests_and_no_texts() -> None:
+async def test_history_contains_the_last_requests_without_texts() -> None:
     fake = fake_mesh.with_others(busy())
     async with console(fake) as http:
         encode = json.dumps({"model": MODEL, "input": ["a secret of a caller"]}).encode()
@@ -545,7 +543,7 @@ async def test_history_has_the_last_requests_and_no_texts() -> None:
 
 
 async def test_models_are_listed_with_the_inputs_of_their_cards() -> None:
-    """The playground of a caller who may not watch the mesh offers files by them."""
+    """A caller who may not watch the mesh needs them for the playground's file input."""
     async with console(fake_mesh.with_others(busy())) as http:
         listed = {one["id"]: one["inputs"] for one in (await get(http, "/v1/models")).json["data"]}
     assert listed["google/siglip2-base-patch16-224"] == ["text", "image"]
@@ -553,7 +551,7 @@ async def test_models_are_listed_with_the_inputs_of_their_cards() -> None:
     assert listed[MODEL] == ["text"]
 
 
-async def test_history_is_for_who_may_watch_the_mesh() -> None:
+async def test_history_requires_permission_to_watch_the_mesh() -> None:
     fake = busy()
     fake.tokens = {"a": "admin", "c": "client"}
     async with console(fake) as http:
@@ -563,7 +561,7 @@ async def test_history_is_for_who_may_watch_the_mesh() -> None:
         assert (await get(http, "/console/history", **ours, authorization="Bearer a")).status == 200
         assert (await get(http, "/console/history", authorization="Bearer a")).status == 403
         assert (await send(http, "POST", "/console/history", b"", OURS)).status == 404
-        # The edge has no right of its own, and does not try.
+        # The edge has no credential, so it does not try.
         assert "WatchMesh" not in [name for name, _ in fake.calls]
 
 
@@ -588,7 +586,7 @@ async def test_heads_of_open_pages_count_as_memory_in_flight() -> None:
         await until(has_room)
 
 
-async def test_watch_goes_on_in_the_name_of_another_page_and_ends_with_the_last() -> None:
+async def test_watch_continues_for_another_page_and_ends_with_the_last() -> None:
     fake = busy()
     fake.tokens = {"a": "admin", "b": "admin"}
     async with console(fake) as http:
@@ -609,7 +607,7 @@ async def test_watch_goes_on_in_the_name_of_another_page_and_ends_with_the_last(
         await until(lambda: watchers() == ["Bearer a", "Bearer b"])
         await until(lambda: fake.watchers == 1)
         await two.next()
-        # Its token is withdrawn while it looks on.
+        # The token of an open page is revoked.
         fake.tokens = {}
         fake.refusal = Unauthenticated("this token was withdrawn")
         assert (await two.next("refused"))["reason"] == "UNAUTHENTICATED"
@@ -619,22 +617,25 @@ async def test_watch_goes_on_in_the_name_of_another_page_and_ends_with_the_last(
         await until(lambda: fake.watchers == 0)
 
 
-async def test_mesh_that_cannot_be_seen_is_told_and_seen_again() -> None:
+async def test_unreachable_mesh_is_reported_and_recovers() -> None:
     fake = busy()
     fake.seconds = 0.02
     async with console(fake) as http, Page(http) as page:
         await page.next()
         fake.refusal = NoCapacity("Redis cannot be reached")
-        while (told := await page.next()).get("problem") is None:
+        while (described := await page.next()).get("problem") is None:
             pass
-        assert told["problem"] == {"reason": "NO_CAPACITY", "message": "Redis cannot be reached"}
+        assert described["problem"] == {
+            "reason": "NO_CAPACITY",
+            "message": "Redis cannot be reached",
+        }
         fake.refusal = None
-        while "problem" not in (told := await page.next()):
+        while "problem" not in (described := await page.next()):
             pass
-        assert told["problem"] is None
+        assert described["problem"] is None
 
 
-async def test_open_pages_do_not_hold_up_a_drain() -> None:
+async def test_open_pages_do_not_delay_a_drain() -> None:
     async with console(busy()) as http:
         page = await Page(http).__aenter__()
         await page.next()
@@ -643,7 +644,7 @@ async def test_open_pages_do_not_hold_up_a_drain() -> None:
     await page.__aexit__()
 
 
-async def test_address_of_its_own() -> None:
+async def test_separate_console_address() -> None:
     fake = busy()
     async with fake_mesh.routing(fake) as router, Routers((router,), None) as routers:
         given = Settings(
@@ -679,7 +680,7 @@ async def test_address_of_its_own() -> None:
         assert await answered(edge.application, "/console/events", b"localhost") == 404
         assert await answered(edge.console, "/", b"mesh.example") == 200
         assert await answered(edge.console, "/livez", b"localhost") == 200
-        # There the whole listener is for browsers: other names get nothing at all.
+        # That listener only serves browsers, so other names are refused entirely.
         assert await answered(edge.console, "/livez", b"evil.example") == 421
     async with console(fake, console_address="127.0.0.1:0") as http:
         assert (await get(http, "/console/events")).status == 404
@@ -710,7 +711,7 @@ async def test_address_of_its_own() -> None:
         ({"SHOAL_CONSOLE_ADDRESS": "0.0.0.0:8081"}, False),
     ],
 )
-def test_switch(environment: dict[str, str], is_on: bool) -> None:
+def test_console_setting(environment: dict[str, str], is_on: bool) -> None:
     settings = Settings.from_env(environment)
     assert settings.console is is_on
     assert (settings.describe()["console"] != "off") is is_on
@@ -733,77 +734,77 @@ def test_switch(environment: dict[str, str], is_on: bool) -> None:
         {"SHOAL_CONSOLE": "1", "SHOAL_CONSOLE_ADDRESS": "0.0.0.0:8081"},
     ],
 )
-def test_settings_of_the_console_that_are_refused(environment: dict[str, str]) -> None:
+def test_invalid_console_settings_are_refused(environment: dict[str, str]) -> None:
     with pytest.raises(InvalidInput):
         Settings.from_env(environment)
 
 
-def test_origins_are_read_with_their_names() -> None:
+def test_origins_add_their_names_to_the_hosts() -> None:
     settings = Settings.from_env({"SHOAL_CONSOLE_ORIGINS": ", ".join(PUBLIC) + ","})
     assert settings.console_origins == PUBLIC
     assert [name_of(origin) for origin in PUBLIC] == ["mesh.example", "ops.example"]
 
 
-def test_changes_in_words() -> None:
+def test_changes_are_described() -> None:
     def mesh(**more: Any) -> mesh_pb2.Mesh:
         return mesh_pb2.Mesh(**more)
 
-    def told(before: mesh_pb2.Mesh, after: mesh_pb2.Mesh) -> list[str]:
+    def described(before: mesh_pb2.Mesh, after: mesh_pb2.Mesh) -> list[str]:
         return [f"{change.tone}: {change.text}" for change in changes(before, after)]
 
     worker = worker_of("w", "p", "cpu", 1)
     draining = worker_of("w", "p", "cpu", 1, draining=True, preempted_in_seconds=30.0)
-    assert told(mesh(), mesh(workers=[worker])) == ["good: worker w joined pool p"]
-    assert told(mesh(workers=[worker]), mesh()) == ["bad: worker w was lost"]
-    assert told(mesh(workers=[draining]), mesh()) == ["plain: worker w left after draining"]
-    assert told(mesh(workers=[worker]), mesh(workers=[draining])) == [
+    assert described(mesh(), mesh(workers=[worker])) == ["good: worker w joined pool p"]
+    assert described(mesh(workers=[worker]), mesh()) == ["bad: worker w was lost"]
+    assert described(mesh(workers=[draining]), mesh()) == ["plain: worker w left after draining"]
+    assert described(mesh(workers=[worker]), mesh(workers=[draining])) == [
         "warn: worker w loses its machine in 30 s",
-        "warn: worker w drains: it takes no more work",
+        "warn: worker w is draining: it accepts no new work",
     ]
 
     def held(state: models_pb2.ModelState, **place: Any) -> mesh_pb2.Mesh:
         return mesh(workers=[worker], models=[model_of("o/m", "bert", 8, 1, state, "w", **place)])
 
     resident, cold = held(RESIDENT), held(models_pb2.MODEL_STATE_COLD)
-    assert told(cold, held(models_pb2.MODEL_STATE_LOADING)) == ["plain: w loads o/m"]
-    assert told(cold, held(RESIDENT, load_seconds=1.25)) == ["good: w loaded o/m in 1.2 s"]
-    assert told(resident, cold) == ["plain: w evicted o/m: it stays on disk"]
-    assert told(resident, held(models_pb2.MODEL_STATE_WARM)) == [
+    assert described(cold, held(models_pb2.MODEL_STATE_LOADING)) == ["plain: w loads o/m"]
+    assert described(cold, held(RESIDENT, load_seconds=1.25)) == ["good: w loaded o/m in 1.2 s"]
+    assert described(resident, cold) == ["plain: w evicted o/m: it stays on disk"]
+    assert described(resident, held(models_pb2.MODEL_STATE_WARM)) == [
         "plain: w evicted o/m: it stays in host memory"
     ]
-    assert told(resident, mesh(workers=[worker])) == ["plain: w evicted o/m"]
-    assert told(resident, mesh()) == ["bad: worker w was lost"]
-    assert told(cold, held(models_pb2.MODEL_STATE_FAILED, last_error="no config")) == [
+    assert described(resident, mesh(workers=[worker])) == ["plain: w evicted o/m"]
+    assert described(resident, mesh()) == ["bad: worker w was lost"]
+    assert described(cold, held(models_pb2.MODEL_STATE_FAILED, last_error="no config")) == [
         "bad: w could not load o/m: no config"
     ]
-    assert told(resident, held(RESIDENT, pinned=True)) == ["plain: o/m is pinned on w"]
+    assert described(resident, held(RESIDENT, pinned=True)) == ["plain: o/m is pinned on w"]
     lanes = [
         mesh_pb2.LaneStatus(pool="p", model="o/m", expired_jobs=at, dead_jobs=at)
         for at in (0, 1, 3)
     ]
-    assert told(mesh(lanes=lanes[:1]), mesh(lanes=lanes[1:2])) == [
+    assert described(mesh(lanes=lanes[:1]), mesh(lanes=lanes[1:2])) == [
         "warn: 1 job of o/m passed its deadline in the lane",
         "bad: 1 job of o/m was given up after workers died with it",
     ]
-    assert told(mesh(lanes=lanes[1:2]), mesh(lanes=lanes[2:])) == [
+    assert described(mesh(lanes=lanes[1:2]), mesh(lanes=lanes[2:])) == [
         "warn: 2 jobs of o/m passed their deadline in the lane",
         "bad: 2 jobs of o/m were given up after workers died with them",
     ]
     leader = mesh_pb2.SchedulerStatus(scheduler_id="s")
-    assert told(mesh(), mesh(scheduler=leader)) == ["plain: scheduler s leads"]
-    assert told(mesh(scheduler=leader), mesh()) == [
-        "warn: no scheduler leads: workers claim models by themselves"
+    assert described(mesh(), mesh(scheduler=leader)) == ["plain: scheduler s leads"]
+    assert described(mesh(scheduler=leader), mesh()) == [
+        "warn: no scheduler leads: workers claim models themselves"
     ]
     processes = [
         mesh_pb2.ProcessStatus(name="w-0", state="running", restarts=at, detail="killed")
         for at in (0, 1)
     ]
-    assert told(mesh(processes=processes[:1]), mesh(processes=processes[1:])) == [
+    assert described(mesh(processes=processes[:1]), mesh(processes=processes[1:])) == [
         "bad: process w-0 ended and was started again: killed"
     ]
 
 
-def test_page_that_is_behind_gets_what_changed() -> None:
+def test_slow_page_receives_all_changes() -> None:
     board, fake = Board(), busy()
     assert board.since(0) is None
 
@@ -831,7 +832,7 @@ def test_page_that_is_behind_gets_what_changed() -> None:
     assert ("workers", "l4-2") in behind["gone"]
     assert [event["at"] for event in behind["events"]] == [3.0, 3.0]
     assert behind["problem"]["reason"] == "CANNOT_CONNECT"
-    # Nobody looked for a while: what differs then happened at no known time.
+    # After a pause in watching, changes have no known time.
     board.rest()
     fake.mesh.workers.append(worker_of("new", "l4", "NVIDIA L4", 4))
     show(900.0)
@@ -841,15 +842,15 @@ def test_page_that_is_behind_gets_what_changed() -> None:
     assert "events" not in after
 
 
-def test_models_that_come_and_go_for_long_take_no_more_memory() -> None:
+def test_memory_is_bounded_when_models_appear_and_disappear() -> None:
     board = Board()
     for at in range(3000):
         board.show(
             mesh_pb2.Mesh(router_id="r", models=[model_of(f"o/m-{at}", "bert", 8, 1)]), float(at)
         )
-    told = board.since(1)
-    assert told is not None
-    assert told["full"], "a page that is too far behind gets everything anew"
+    described = board.since(1)
+    assert described is not None
+    assert described["full"], "a page that is too far behind gets everything anew"
     recent = board.since(board.number - 1)
     assert recent is not None
     assert recent["gone"] == [("models", "o/m-2998")]
@@ -861,9 +862,9 @@ async def test_large_labels_and_new_words_of_a_newer_router_are_shown() -> None:
     model.state = 99  # type: ignore[assignment]
     board = Board()
     board.show(mesh_pb2.Mesh(models=[model]), 1.0)
-    told = board.since(0)
-    assert told is not None
-    shown = told["models"]["o/m"]
+    described = board.since(0)
+    assert described is not None
+    shown = described["models"]["o/m"]
     assert (shown["state"], shown["card"]["label_count"], len(shown["card"]["labels"])) == (
         "99",
         5000,
@@ -871,9 +872,10 @@ async def test_large_labels_and_new_words_of_a_newer_router_are_shown() -> None:
     )
 
 
-def test_wheels_have_the_files() -> None:
-    """setup.py names each folder below static as a package of data; tests/local/test_wheels.py
-    builds them.
+def test_wheels_contain_the_files() -> None:
+    """The file setup.py lists each folder below static as package data.
+
+    tests/local/test_wheels.py builds the wheels.
     """
     text = (Path(__file__).parents[2] / "setup.py").read_text()
     folders = {

@@ -1,5 +1,5 @@
-"""Slow, broken and hostile clients on real sockets: no 500, memory stays bounded, and the next good
-request is answered.
+"""Slow, broken and hostile clients on real sockets: no 500, bounded memory, and the next request
+succeeds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.edge.parts import (
 from tests.edge.test_server import BODY, EMBED, until
 
 LARGE = 512, 1024
-"""Vectors and numbers of each in a large answer: 2 MiB of float32, about 10 MB of JSON."""
+"""Vectors of a large answer, and their dimensions: 2 MiB of float32, about 10 MB of JSON."""
 
 
 def large(request: pb.EncodeRequest) -> pb.EncodeResponse:
@@ -50,7 +50,7 @@ async def forever() -> None:
 
 @pytest.fixture
 def connections(monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
-    """All that the edge has accepted."""
+    """Return all connections that the edge has accepted."""
     found: list[Connection] = []
     made = Connection.connection_made
 
@@ -62,7 +62,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
     return found
 
 
-async def test_slow_reader_makes_only_a_bounded_buffer_wait(connections: list[Connection]) -> None:
+async def test_slow_reader_has_a_limited_buffer(connections: list[Connection]) -> None:
     async with edge(Script(encode=large)) as http:
         reader, writer = await http.open()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -73,7 +73,7 @@ async def test_slow_reader_makes_only_a_bounded_buffer_wait(connections: list[Co
             )
         )
         assert connections[0].transport.get_write_buffer_size() < 1 << 20
-        assert (await http.get("/livez")).status == 200  # others have their turn
+        assert (await http.get("/livez")).status == 200  # other requests are served
         writer.transport.resume_reading()  # type: ignore[attr-defined]
         reply = await read_reply(reader)
         assert (reply.status, len(reply.json["data"])) == (200, LARGE[0])
@@ -103,12 +103,12 @@ async def test_answers_count_as_memory_in_flight(connections: list[Connection]) 
         await until(has_room)
 
 
-async def test_one_answer_may_be_larger_than_all_in_flight_may_be() -> None:
+async def test_single_answer_may_exceed_the_memory_in_flight() -> None:
     async with edge(Script(encode=large), body_bytes=2000, in_flight_bytes=1 << 20) as http:
         assert (await http.post(EMBED, {**BODY, "encoding_format": "base64"})).status == 200
 
 
-async def test_who_reads_nothing_is_cut_off(connections: list[Connection]) -> None:
+async def test_client_that_reads_nothing_is_disconnected(connections: list[Connection]) -> None:
     async with edge(Script(encode=large), body_seconds=0.3) as http:
         _, writer = await http.open()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -124,7 +124,7 @@ async def test_who_reads_nothing_is_cut_off(connections: list[Connection]) -> No
         writer.close()
 
 
-async def test_who_reads_nothing_is_not_kept_by_what_waits_to_be_sent(
+async def test_unsent_data_does_not_keep_a_client_that_reads_nothing(
     connections: list[Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "LINGER_SECONDS", 0.2)
@@ -142,7 +142,7 @@ async def test_who_reads_nothing_is_not_kept_by_what_waits_to_be_sent(
         writer.close()
 
 
-async def test_half_closed_connection_is_a_client_that_has_left() -> None:
+async def test_half_closed_connection_counts_as_disconnected() -> None:
     script = Script(act=forever)
     async with edge(script) as http:
         reader, writer = await http.open()
@@ -154,7 +154,7 @@ async def test_half_closed_connection_is_a_client_that_has_left() -> None:
         writer.close()
 
 
-async def test_what_comes_before_garbage_is_answered() -> None:
+async def test_request_before_garbage_is_answered() -> None:
     async with edge(Script()) as http:
         reader, writer = await http.open()
         writer.write(post() + b"\x00garbage\r\n\r\n")
@@ -165,7 +165,7 @@ async def test_what_comes_before_garbage_is_answered() -> None:
         writer.close()
 
 
-async def test_flood_of_pipelined_requests_is_cut_off(connections: list[Connection]) -> None:
+async def test_flood_of_pipelined_requests_is_disconnected(connections: list[Connection]) -> None:
     script = Script(act=forever)
     async with edge(script) as http:
         _, writer = await http.open()
@@ -205,7 +205,8 @@ CHUNKED = head("POST", EMBED, {"transfer-encoding": "chunked"})
         CHUNKED + b"0\r\ntrailer without colon\r\n\r\n",
         head("POST", EMBED, {"transfer-encoding": "chunked", "content-length": "5"}) + b"0\r\n\r\n",
         head("POST", EMBED, {"transfer-encoding": "gzip, identity"}) + CONTENT,
-        f"POST {EMBED} HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n".encode()
+        f"POST {EMBED} HTTP/1.1\r\nhost: a\r\n".encode()
+        + b"content-length: 2\r\ncontent-length: 3\r\n\r\n"
         + CONTENT,
         head("POST", EMBED, {"content-length": "-1"}),
         head("POST", EMBED, {"content-length": "1e3"}),
@@ -327,7 +328,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-async def test_numbers_beyond_reason_are_refused(number: bytes) -> None:
+async def test_extreme_numbers_are_refused(number: bytes) -> None:
     async with edge(Script()) as http:
         for path, body in (
             (EMBED, b'{"model":"org/model","input":"a","dimensions":%b}'),
@@ -343,13 +344,13 @@ async def test_numbers_beyond_reason_are_refused(number: bytes) -> None:
         assert (await http.post(EMBED, BODY, x_request_timeout="1e308")).status == 200
 
 
-async def test_name_with_many_roles_is_no_model() -> None:
+async def test_name_with_many_roles_is_not_found() -> None:
     async with edge(Script()) as http:
         for name in ("org/model:query:document", "org/model" + ":query" * 5000):
             assert (await http.post(EMBED, {**BODY, "model": name})).status == 404
 
 
-async def test_of_duplicate_keys_the_last_counts() -> None:
+async def test_last_of_duplicate_keys_is_used() -> None:
     script = Script()
     async with edge(script) as http:
         assert (
@@ -361,7 +362,7 @@ async def test_of_duplicate_keys_the_last_counts() -> None:
 
 
 async def test_offer_to_speak_http_2_is_declined() -> None:
-    """Java's HttpClient makes one with its first request to an address without TLS."""
+    """Java's HttpClient sends it with its first request to a plain HTTP address."""
     script = Script()
     async with edge(script) as http:
         reader, writer = await http.open()
@@ -378,7 +379,7 @@ async def test_offer_to_speak_http_2_is_declined() -> None:
     assert len(script.requests) == 2
 
 
-async def test_body_that_needs_a_hundred_continue() -> None:
+async def test_100_continue_is_sent() -> None:
     async with edge(Script()) as http:
         reader, writer = await http.open()
         writer.write(
@@ -390,13 +391,14 @@ async def test_body_that_needs_a_hundred_continue() -> None:
         writer.close()
 
 
-async def test_sigterm_under_load_answers_what_was_taken() -> None:
-    """A process of its own, many connections that always have a request under way, and SIGTERM:
-    every request that the router has seen is answered, and the process ends with 0."""
+async def test_sigterm_under_load_answers_accepted_requests() -> None:
+    """SIGTERM under load: every request that the router has seen is answered, and the process ends
+    with status 0.
+    """
     script = Script(act=lambda: asyncio.sleep(0.02))
     answered: list[Reply] = []
     cut: list[bytes] = []
-    """What had come of an answer when the connection was closed."""
+    """The bytes received before the connection was closed."""
 
     async def caller(http: Http) -> None:
         reader, writer = await http.open()

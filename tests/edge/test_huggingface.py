@@ -1,4 +1,4 @@
-"""Hugging Face's pipelines: bytes in, a question out, its answer as bytes. No sockets."""
+"""Hugging Face's pipelines, from bytes to calls and from replies to bytes, without sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ask(what: Callable[[Received], MeshCall], inputs: Any = "a", **parameters: A
     return what(Received(json.dumps(body).encode(), Names({}), MODEL))
 
 
-def told(answer: Answer | MeshCall) -> Any:
+def content_of(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     assert isinstance(answer.body, bytes)
     return json.loads(answer.body)
@@ -55,9 +55,14 @@ def test_text_classification_is_a_list_of_lists() -> None:
         message.classify.HasField("multi_label"),
     ) == (EXTRACT, "classify", False)
     pair = [{"label": "fish", "score": 0.75}, {"label": "wood", "score": 0.25}]
-    assert told(question.answer(classes(1))) == [pair]
-    assert told(ask(huggingface.text_classification, ["a", "b"]).answer(classes(2))) == [pair, pair]
-    assert told(ask(huggingface.text_classification, top_k=1).answer(classes(1))) == [pair[:1]]
+    assert content_of(question.convert(classes(1))) == [pair]
+    assert content_of(ask(huggingface.text_classification, ["a", "b"]).convert(classes(2))) == [
+        pair,
+        pair,
+    ]
+    assert content_of(ask(huggingface.text_classification, top_k=1).convert(classes(1))) == [
+        pair[:1]
+    ]
     for function, several in (("sigmoid", True), ("softmax", False)):
         message = ask(huggingface.text_classification, function_to_apply=function).message
         assert message.classify.multi_label is several
@@ -69,7 +74,7 @@ def test_zero_shot() -> None:
         labels=["fish", "wood"], multi_label=False, hypothesis="About {}.", among_labels=True
     )
     assert question.message.classify == task  # type: ignore[attr-defined]
-    assert told(question.answer(classes(1))) == [
+    assert content_of(question.convert(classes(1))) == [
         {"label": "fish", "score": 0.75},
         {"label": "wood", "score": 0.25},
     ]
@@ -78,7 +83,7 @@ def test_zero_shot() -> None:
         ["fish", "wood"],
         True,
     )
-    found = told(batch.answer(classes(2)))
+    found = content_of(batch.convert(classes(2)))
     assert found[1] == {"sequence": "b", "labels": ["fish", "wood"], "scores": [0.75, 0.25]}
     msgspec.convert(found, list[huggingface.ZeroShotAnswer])
     assert (
@@ -95,7 +100,7 @@ def test_zero_shot() -> None:
 def test_token_classification() -> None:
     question = ask(huggingface.token_classification, ignore_labels=["LOC"])
     assert question.message.entities == pb.EntitiesTask(aggregation=pb.AGGREGATION_SIMPLE)  # type: ignore[attr-defined]
-    found = told(question.answer(entities(1)))
+    found = content_of(question.convert(entities(1)))
     assert found == [{"entity_group": "PER", "score": 0.75, "word": "Ann", "start": 0, "end": 3}]
     msgspec.convert(found, list[huggingface.Token])
     alone = ask(
@@ -103,17 +108,17 @@ def test_token_classification() -> None:
     )
     task = pb.EntitiesTask(labels=["PER"], aggregation=pb.AGGREGATION_NONE)
     assert alone.message.entities == task  # type: ignore[attr-defined]
-    rows = told(alone.answer(entities(2)))
+    rows = content_of(alone.convert(entities(2)))
     assert [[token["entity"] for token in row] for row in rows] == [["PER", "LOC"]] * 2
     assert alone.renamed("entities.labels is empty") == "parameters.labels is empty"
 
 
 def chosen(question: MeshCall, **values: Any) -> Any:
-    """What is asked once the model's card is known."""
-    return question.answer(models_pb2.GetModelResponse(model=card(**values)))
+    """Return the call that follows the model's card."""
+    return question.convert(models_pb2.GetModelResponse(model=card(**values)))
 
 
-def test_base_url_goes_by_the_body_and_then_by_the_models_task() -> None:
+def test_base_url_uses_the_body_and_then_the_models_task() -> None:
     assert ask(huggingface.by_task, **ZERO_SHOT).message.classify.labels == ["fish", "wood"]  # type: ignore[attr-defined]
     for name, value in (("aggregation_strategy", "max"), ("ignore_labels", [])):
         assert ask(huggingface.by_task, **{name: value}).message.HasField("entities")
@@ -126,26 +131,28 @@ def test_base_url_goes_by_the_body_and_then_by_the_models_task() -> None:
     assert [item.text for item in classifier.message.items] == [
         "a",
         "b",
-    ]  # with parameters these are two texts and no pair
+    ]  # with parameters these are two texts and not a pair
 
 
 def test_one_text_without_parameters_is_flat_only_for_tei() -> None:
     classifier = {"tasks": [models_pb2.TASK_CLASSIFY], "representations": []}
     received = Received(b'{"inputs": "a"}', Names({}), MODEL)
-    flat = told(chosen(huggingface.by_task(received), **classifier).answer(classes(1)))
-    assert told(chosen(huggingface.hosted(received), **classifier).answer(classes(1))) == [flat]
+    flat = content_of(chosen(huggingface.by_task(received), **classifier).convert(classes(1)))
+    assert content_of(chosen(huggingface.hosted(received), **classifier).convert(classes(1))) == [
+        flat
+    ]
 
 
-def test_model_that_no_worker_knows_is_tried_with_each_task() -> None:
-    found: Any = ask(huggingface.by_task).otherwise(HttpError("MODEL_NOT_FOUND", ""))
+def test_unknown_model_is_tried_with_each_task() -> None:
+    found: Any = ask(huggingface.by_task).fallback(HttpError("MODEL_NOT_FOUND", ""))
     assert found.method == ENCODE
-    assert found.otherwise(HttpError("INVALID_INPUT", "")) is None
-    found = found.otherwise(HttpError("TASK_NOT_SUPPORTED", ""))
+    assert found.fallback(HttpError("INVALID_INPUT", "")) is None
+    found = found.fallback(HttpError("TASK_NOT_SUPPORTED", ""))
     assert found.message.HasField("classify")
-    found = found.otherwise(HttpError("TASK_NOT_SUPPORTED", ""))
+    found = found.fallback(HttpError("TASK_NOT_SUPPORTED", ""))
     assert found.message.HasField("entities")
-    assert found.otherwise(HttpError("TASK_NOT_SUPPORTED", "")) is None
-    assert ask(huggingface.by_task).otherwise(HttpError("QUEUE_FULL", "")) is None
+    assert found.fallback(HttpError("TASK_NOT_SUPPORTED", "")) is None
+    assert ask(huggingface.by_task).fallback(HttpError("QUEUE_FULL", "")) is None
 
 
 @pytest.mark.parametrize(
@@ -213,7 +220,7 @@ def test_paths_of_the_hosted_inference(name: str) -> None:
         (huggingface.by_task, {"inputs": {"text": "a"}}, "inputs.source_sentence"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_field(
+def test_unsupported_request_is_refused_with_its_field(
     what: Callable[[Received], MeshCall], body: Any, field: str
 ) -> None:
     with pytest.raises(HttpError) as caught:

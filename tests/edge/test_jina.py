@@ -1,5 +1,5 @@
-"""What Jina has beside OpenAI's fields: a vector a token, and labels. Bytes in, a question out, its
-answer as bytes.
+"""Jina's additions to OpenAI's fields: a vector per token, and labels; from bytes to calls and from
+replies to bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def ask(what: Callable[[Received], MeshCall], **body: Any) -> MeshCall:
     return what(Received(json.dumps({"model": MODEL, **body}).encode(), NAMES))
 
 
-def told(answer: Answer | MeshCall) -> Any:
+def content_of(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     return json.loads(answer.body if isinstance(answer.body, bytes) else b"".join(answer.body))
 
@@ -50,7 +50,7 @@ def test_multi_vectors_on_both_paths() -> None:
         [pb.REPRESENTATION_MULTI_VECTOR],
         pb.ROLE_QUERY,
     )
-    found = told(path.answer(reply(*rows)))
+    found = content_of(path.convert(reply(*rows)))
     assert [(one["object"], one["index"]) for one in found["data"]] == [
         ("embeddings", 0),
         ("embeddings", 1),
@@ -60,9 +60,9 @@ def test_multi_vectors_on_both_paths() -> None:
     assert (found["model"], found["object"], found["usage"]["total_tokens"]) == (MODEL, "list", 7)
     msgspec.convert(found, EmbeddingsAnswer)
     assert (
-        told(ask(embeddings, input="a", return_multivector=False).answer(dense_reply()))["data"][0][
-            "object"
-        ]
+        content_of(ask(embeddings, input="a", return_multivector=False).convert(dense_reply()))[
+            "data"
+        ][0]["object"]
         == "embedding"
     )
 
@@ -80,24 +80,25 @@ def test_kinds_of_multi_vectors() -> None:
     rows = vectors(3, 16)
     for said in ({"embedding_type": "base64"}, {"encoding_format": "base64"}):
         question = ask(jina.multi_vector, input="a", **said)
-        found = told(question.answer(reply(rows)))["data"][0]["embeddings"]
+        found = content_of(question.convert(reply(rows)))["data"][0]["embeddings"]
         assert np.array_equal([np.frombuffer(base64.b64decode(row), "<f4") for row in found], rows)
     question = ask(jina.multi_vector, input="a", embedding_type="ubinary")
     assert question.message.data_type == tensor_pb2.DATA_TYPE_UNSPECIFIED  # type: ignore[attr-defined]
     assert np.array_equal(
-        told(question.answer(reply(rows)))["data"][0]["embeddings"], np.packbits(rows > 0, axis=1)
+        content_of(question.convert(reply(rows)))["data"][0]["embeddings"],
+        np.packbits(rows > 0, axis=1),
     )
-    signed = told(ask(jina.multi_vector, input="a", embedding_type="binary").answer(reply(rows)))[
-        "data"
-    ][0]["embeddings"]
+    signed = content_of(
+        ask(jina.multi_vector, input="a", embedding_type="binary").convert(reply(rows))
+    )["data"][0]["embeddings"]
     assert np.array_equal(
         np.unpackbits((np.array(signed) + 128).astype(np.uint8), axis=1), rows > 0
     )
 
 
-def test_large_answer_comes_in_pieces() -> None:
+def test_large_answer_is_sent_in_pieces() -> None:
     rows = vectors(1000, 128)
-    answer = ask(jina.multi_vector, input=["a", "b"]).answer(reply(rows, rows))
+    answer = ask(jina.multi_vector, input=["a", "b"]).convert(reply(rows, rows))
     assert isinstance(answer, Answer)
     assert not isinstance(answer.body, bytes)
     pieces = list(answer.body)
@@ -120,8 +121,8 @@ def test_classify() -> None:
     assert [item.text for item in message.items] == ["a", "b"]
     labels = [pb.LabelScore(label="yes", score=0.75), pb.LabelScore(label="no", score=0.25)]
     extraction = pb.Extraction(labels=labels)
-    found = told(
-        question.answer(
+    found = content_of(
+        question.convert(
             pb.ExtractResponse(results=[extraction, extraction], usage=pb.Usage(input_tokens=7))
         )
     )
@@ -140,7 +141,7 @@ def test_classify() -> None:
     assert (message.model, message.adapter) == ("org/classifier", "org/a")
 
 
-def test_late_chunking_makes_one_text_of_the_inputs() -> None:
+def test_late_chunking_joins_the_inputs() -> None:
     texts = ["Berlin is a city.", "It has rivers. ", "日本語。", "次の文。"]
     question = ask(embeddings, input=texts, late_chunking=True)
     message: Any = question.message
@@ -174,7 +175,7 @@ def test_late_chunking_makes_one_text_of_the_inputs() -> None:
         (jina.classify, {"input": ["a"], "classifier_id": "c"}, "classifier_id"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_field(
+def test_unsupported_request_is_refused_with_its_field(
     what: Callable[[Received], MeshCall], body: Any, field: str
 ) -> None:
     with pytest.raises(HttpError) as caught:

@@ -1,4 +1,4 @@
-"""KServe v2 over HTTP: bytes in, questions out, their answers as bytes, with JSON and with binary
+"""KServe v2 over HTTP, from bytes to calls and from replies to bytes, with JSON and with binary
 tensors.
 """
 
@@ -51,26 +51,27 @@ def ask(*inputs: dict[str, Any], **more: Any) -> MeshCall:
 
 
 def embed(*inputs: dict[str, Any], **more: Any) -> MeshCall:
-    """The question after the card."""
+    """Return the call that follows the card."""
     question = ask(*inputs, **more)
     assert question.method is GET_MODEL
     return following(question, models_pb2.GetModelResponse(model=card()))
 
 
 def following(question: MeshCall, reply: Any) -> MeshCall:
-    found = question.answer(reply)
+    found = question.convert(reply)
     assert isinstance(found, MeshCall)
     return found
 
 
-def told(answer: Answer | MeshCall) -> Any:
+def content_of(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     return json.loads(answer.body if isinstance(answer.body, bytes) else b"".join(answer.body))
 
 
 def outputs(answer: Answer | MeshCall) -> dict[str, Any]:
     return {
-        one["name"]: (one["datatype"], one["shape"], one["data"]) for one in told(answer)["outputs"]
+        one["name"]: (one["datatype"], one["shape"], one["data"])
+        for one in content_of(answer)["outputs"]
     }
 
 
@@ -85,8 +86,8 @@ def test_vectors() -> None:
     assert question.message == pb.EncodeRequest(
         model=MODEL, items=[pb.Item(text="a"), pb.Item(text="b")]
     )
-    answer = question.answer(pb.EncodeResponse(dense=dense(rows), model_revision="r1"))
-    content = told(answer)
+    answer = question.convert(pb.EncodeResponse(dense=dense(rows), model_revision="r1"))
+    content = content_of(answer)
     assert {
         name: content[name] for name in ("model_name", "model_version", "id", "parameters")
     } == {
@@ -102,9 +103,9 @@ def test_vectors() -> None:
     assert question.renamed("items[1].text is empty") == "text[1] is empty"
 
 
-def test_large_answer_comes_in_pieces_that_say_the_same() -> None:
+def test_large_answer_in_pieces_equals_the_whole_answer() -> None:
     rows = vectors(3, numbers.PIECE_NUMBERS // 2)
-    answer = embed(tensor("text", "a", "b", "c")).answer(pb.EncodeResponse(dense=dense(rows)))
+    answer = embed(tensor("text", "a", "b", "c")).convert(pb.EncodeResponse(dense=dense(rows)))
     assert isinstance(answer, Answer)
     assert not isinstance(answer.body, bytes)
     assert np.array_equal(
@@ -146,14 +147,14 @@ def test_names_and_versions(path: str, model: str) -> None:
     assert asked({"inputs": [tensor("text", "a")]}, model=path).message.model == model  # type: ignore[attr-defined]
 
 
-def test_outputs_say_what_is_meant() -> None:
+def test_outputs_determine_the_task() -> None:
     question = ask(
         tensor("text", "a", "b"),
         outputs=[{"name": "sparse_offsets"}, {"name": "sparse_indices"}, {"name": "sparse_values"}],
     )
     assert question.method is ENCODE
     assert list(question.message.representations) == [pb.REPRESENTATION_SPARSE]  # type: ignore[attr-defined]
-    found = outputs(question.answer(pb.EncodeResponse(sparse=sparse({3: 0.5, 7: 1.5}, {1: 2}))))
+    found = outputs(question.convert(pb.EncodeResponse(sparse=sparse({3: 0.5, 7: 1.5}, {1: 2}))))
     assert found == {
         "sparse_offsets": ("INT64", [3], [0, 2, 3]),
         "sparse_indices": ("UINT32", [3], [3, 7, 1]),
@@ -164,7 +165,7 @@ def test_outputs_say_what_is_meant() -> None:
 def test_vectors_of_tokens() -> None:
     rows = vectors(2), vectors(3)
     found = outputs(
-        embed(tensor("text", "a", "b")).answer(pb.EncodeResponse(multi_vector=ragged(*rows)))
+        embed(tensor("text", "a", "b")).convert(pb.EncodeResponse(multi_vector=ragged(*rows)))
     )
     assert found["multi_vector"][:2] == ("FP32", [5, WIDTH])
     assert np.array_equal(
@@ -180,7 +181,7 @@ def test_scores() -> None:
     assert question.method is SCORE
     message: Any = question.message
     assert (message.query.text, message.scale) == ("q", pb.SCORE_SCALE_PROBABILITY)
-    assert outputs(question.answer(scores(0.5, 0.25))) == {"scores": ("FP32", [2], [0.5, 0.25])}
+    assert outputs(question.convert(scores(0.5, 0.25))) == {"scores": ("FP32", [2], [0.5, 0.25])}
     assert question.renamed("documents[1].text") == "documents[1]"
 
 
@@ -194,14 +195,14 @@ def test_labels_entities_and_relations() -> None:
     reply = pb.ExtractResponse(
         results=[pb.Extraction(labels=[one, two]), pb.Extraction(labels=[two])]
     )
-    assert outputs(question.answer(reply)) == {
+    assert outputs(question.convert(reply)) == {
         "labels": ("BYTES", [2, 2], ["x", "y", "y", ""]),
         "scores": ("FP32", [2, 2], [0.5, 0.25, 0.25, 0.0]),
     }
     question = ask(tensor("text", "a"), tensor("labels", "ship"), outputs=[{"name": "entities"}])
     entity = pb.Entity(text="a", label="ship", score=0.5, start=0, end=1)
     kind_of, shape, data = outputs(
-        question.answer(pb.ExtractResponse(results=[pb.Extraction(entities=[entity])]))
+        question.convert(pb.ExtractResponse(results=[pb.Extraction(entities=[entity])]))
     )["entities"]
     assert (kind_of, shape) == ("BYTES", [1])
     assert json.loads(data[0]) == [
@@ -212,21 +213,21 @@ def test_labels_entities_and_relations() -> None:
     assert list(question.message.relations.entity_labels) == ["ship"]  # type: ignore[attr-defined]
     relation = pb.Relation(head=entity, tail=entity, label="by", score=0.25)
     found = outputs(
-        question.answer(pb.ExtractResponse(results=[pb.Extraction(relations=[relation])]))
+        question.convert(pb.ExtractResponse(results=[pb.Extraction(relations=[relation])]))
     )
     assert json.loads(found["relations"][2][0])[0]["label"] == "by"
     assert question.renamed("relations.labels") == "labels"
 
 
-def test_model_that_nobody_knows_yet_is_asked_for_vectors() -> None:
+def test_unknown_model_is_called_for_vectors() -> None:
     question = ask(tensor("text", "a"))
-    unknown = question.otherwise(HttpError("MODEL_NOT_FOUND", "no"))
+    unknown = question.fallback(HttpError("MODEL_NOT_FOUND", "no"))
     assert unknown is not None
     assert unknown.method is ENCODE
-    assert question.otherwise(HttpError("INTERNAL", "no")) is None
+    assert question.fallback(HttpError("INTERNAL", "no")) is None
     ranker = models_pb2.GetModelResponse(model=card(tasks=[models_pb2.TASK_SCORE]))
     with pytest.raises(HttpError, match="query and documents"):
-        question.answer(ranker)
+        question.convert(ranker)
 
 
 def test_binary_tensors() -> None:
@@ -243,7 +244,7 @@ def test_binary_tensors() -> None:
         models_pb2.GetModelResponse(model=card()),
     )
     assert [item.text for item in question.message.items] == ["a", "Ü🐟"]  # type: ignore[attr-defined]
-    answer = question.answer(pb.EncodeResponse(dense=dense(rows)))
+    answer = question.convert(pb.EncodeResponse(dense=dense(rows)))
     assert isinstance(answer, Answer)
     assert isinstance(answer.body, bytes)
     length = int(dict(answer.headers)[kserve.JSON_LENGTH])
@@ -259,7 +260,7 @@ def test_binary_tensors() -> None:
     assert answer.body[length:] == rows.tobytes()
 
 
-def test_binary_texts_come_out_behind_their_lengths() -> None:
+def test_binary_output_texts_follow_their_lengths() -> None:
     question = ask(
         tensor("text", "a"),
         outputs=[{"name": "labels", "parameters": {"binary_data": True}}, {"name": "scores"}],
@@ -267,7 +268,7 @@ def test_binary_texts_come_out_behind_their_lengths() -> None:
     reply = pb.ExtractResponse(
         results=[pb.Extraction(labels=[pb.LabelScore(label="Ü", score=0.5)])]
     )
-    answer = question.answer(reply)
+    answer = question.convert(reply)
     assert isinstance(answer, Answer)
     assert isinstance(answer.body, bytes)
     length = int(dict(answer.headers)[kserve.JSON_LENGTH])
@@ -315,16 +316,16 @@ def test_binary_texts_come_out_behind_their_lengths() -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
+def test_invalid_request_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
     with pytest.raises(HttpError) as caught:
         asked(body)
     assert (caught.value.status, caught.value.field) == (400, field)
 
 
-def test_output_that_is_not_there() -> None:
+def test_unknown_output_is_refused() -> None:
     question = ask(tensor("text", "a"), outputs=[{"name": "dense"}, {"name": "other"}])
     with pytest.raises(HttpError) as caught:
-        question.answer(pb.EncodeResponse(dense=dense(vectors(1))))
+        question.convert(pb.EncodeResponse(dense=dense(vectors(1))))
     assert (caught.value.status, caught.value.field) == (400, "outputs[1].name")
 
 
@@ -338,7 +339,7 @@ def test_output_that_is_not_there() -> None:
         (b"x", "9" * 20),
     ],
 )
-def test_binary_tensors_that_cannot_be_read(raw: bytes, length: str) -> None:
+def test_invalid_binary_tensors_are_refused(raw: bytes, length: str) -> None:
     spec = {
         "name": "text",
         "shape": [1],

@@ -1,4 +1,4 @@
-"""Ollama's API: bytes in, a question out, its answer as bytes. No sockets."""
+"""Ollama's API, from bytes to calls and from replies to bytes, without sockets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ask(what: Callable[[Received], MeshCall], body: Any = None) -> MeshCall:
     return what(Received(json.dumps(body).encode() if body is not None else b"", NAMES))
 
 
-def told(answer: Answer | MeshCall) -> Any:
+def content_of(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     return json.loads(answer.body if isinstance(answer.body, bytes) else b"".join(answer.body))
 
@@ -43,8 +43,8 @@ def test_embed() -> None:
         normalize=True,
     )
     timings = pb.Timings(total_seconds=0.25, queue_seconds=0.125)
-    found = told(
-        question.answer(
+    found = content_of(
+        question.convert(
             pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=7), timings=timings)
         )
     )
@@ -52,10 +52,10 @@ def test_embed() -> None:
     assert (found["model"], found["prompt_eval_count"]) == (MODEL, 7)
     assert (found["total_duration"], found["load_duration"]) == (250_000_000, 125_000_000)
     msgspec.convert(found, ollama.OllamaEmbedAnswer)
-    large = question.answer(pb.EncodeResponse(dense=dense(vectors(300, 1024))))
+    large = question.convert(pb.EncodeResponse(dense=dense(vectors(300, 1024))))
     assert isinstance(large, Answer)
     assert not isinstance(large.body, bytes)
-    assert len(told(large)["embeddings"]) == 300
+    assert len(content_of(large)["embeddings"]) == 300
 
 
 def test_options_and_names() -> None:
@@ -76,20 +76,20 @@ def test_embeddings_has_one_text() -> None:
     assert (question.method, [item.text for item in question.message.items]) == (ENCODE, ["a"])  # type: ignore[attr-defined]
     assert not question.message.HasField("normalize")
     rows = vectors(1)
-    found = told(question.answer(pb.EncodeResponse(dense=dense(rows))))
+    found = content_of(question.convert(pb.EncodeResponse(dense=dense(rows))))
     assert np.array_equal(np.array(found["embedding"], np.float32), rows[0])
     assert question.renamed("items[0].text is empty") == "prompt is empty"
 
 
 @pytest.mark.parametrize("given", ["", [], None])
-def test_empty_input_asks_whether_the_model_is_there(given: Any) -> None:
+def test_empty_input_reports_whether_the_model_is_known(given: Any) -> None:
     body = {"model": MODEL, "input": given} if given is not None else {"model": MODEL}
     question = ask(ollama.embed, body)
     assert question.method == GET_MODEL
-    assert told(question.answer(models_pb2.GetModelResponse()))["embeddings"] == []
-    assert told(ask(ollama.embeddings, {"model": MODEL}).answer(models_pb2.GetModelResponse())) == {
-        "embedding": []
-    }
+    assert content_of(question.convert(models_pb2.GetModelResponse()))["embeddings"] == []
+    assert content_of(
+        ask(ollama.embeddings, {"model": MODEL}).convert(models_pb2.GetModelResponse())
+    ) == {"embedding": []}
 
 
 def test_tags_and_ps() -> None:
@@ -104,7 +104,7 @@ def test_tags_and_ps() -> None:
     reply = models_pb2.ListModelsResponse(models=[warm, cold])
     question = ask(ollama.tags)
     assert question.method == LIST_MODELS
-    found = told(question.answer(reply))
+    found = content_of(question.convert(reply))
     msgspec.convert(found, ollama.OllamaModels)
     assert [one["model"] for one in found["models"]] == [
         "e5:latest",
@@ -128,7 +128,7 @@ def test_tags_and_ps() -> None:
         "bert",
         "float32",
     )
-    loaded = told(ask(ollama.resident).answer(reply))
+    loaded = content_of(ask(ollama.resident).convert(reply))
     msgspec.convert(loaded, ollama.OllamaModels)
     assert [(one["name"], one["size_vram"], one["context_length"]) for one in loaded["models"]] == [
         (MODEL, 90, 256)
@@ -139,7 +139,7 @@ def test_tags_and_ps() -> None:
 def test_show(key: str) -> None:
     question = ask(ollama.show, {key: f"{MODEL}:latest"})
     assert (question.method, question.message.model) == (GET_MODEL, MODEL)  # type: ignore[attr-defined]
-    found = told(question.answer(models_pb2.GetModelResponse(model=card(family="bert"))))
+    found = content_of(question.convert(models_pb2.GetModelResponse(model=card(family="bert"))))
     msgspec.convert(found, ollama.OllamaShown)
     assert found["capabilities"] == ["embedding"]
     assert (
@@ -147,7 +147,10 @@ def test_show(key: str) -> None:
         found["model_info"]["bert.embedding_length"],
     ) == (256, 8)
     ranker = card(tasks=[models_pb2.TASK_SCORE], representations=[], dimensions=0)
-    assert told(question.answer(models_pb2.GetModelResponse(model=ranker)))["capabilities"] == []
+    assert (
+        content_of(question.convert(models_pb2.GetModelResponse(model=ranker)))["capabilities"]
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +167,7 @@ def test_show(key: str) -> None:
         (ollama.show, {}, 404, "model"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_field(
+def test_unsupported_request_is_refused_with_its_field(
     what: Callable[[Received], MeshCall], body: Any, status: int, field: str
 ) -> None:
     with pytest.raises(HttpError) as caught:
@@ -175,13 +178,13 @@ def test_what_cannot_be_done_is_refused_with_its_field(
 @pytest.mark.parametrize(
     ("reason", "status"), [("INVALID_INPUT", 400), ("MODEL_NOT_FOUND", 404), ("QUEUE_FULL", 429)]
 )
-def test_errors_are_a_text(reason: str, status: int) -> None:
+def test_errors_are_text(reason: str, status: int) -> None:
     answer = ollama.error(HttpError(reason, "why"))
-    assert (answer.status, told(answer)) == (status, {"error": "why"})
+    assert (answer.status, content_of(answer)) == (status, {"error": "why"})
     assert (b"retry-after" in dict(answer.headers)) == (status == 429)
 
 
-async def test_pull_says_whether_a_model_is_there() -> None:
+async def test_pull_reports_whether_a_model_exists() -> None:
     failed = models_pb2.Model(
         model="org/failed", state=models_pb2.MODEL_STATE_FAILED, last_error="no config.json"
     )

@@ -1,4 +1,4 @@
-"""OpenAI's dialect: bytes in, a question for the mesh out, and its answer as bytes. No sockets."""
+"""OpenAI's dialect, from bytes to calls and from replies to bytes, without sockets."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_one_text_and_many() -> None:
 
 def test_floats_are_the_shortest_digits_of_float32() -> None:
     rows = vectors(3)
-    told = content(ask(input=["a", "b", "c"]).answer(reply(rows)))
+    told = content(ask(input=["a", "b", "c"]).convert(reply(rows)))
     assert [entry["index"] for entry in told["data"]] == [0, 1, 2]
     assert np.array_equal(
         np.array([entry["embedding"] for entry in told["data"]], np.float32), rows
@@ -63,16 +63,16 @@ def test_floats_are_the_shortest_digits_of_float32() -> None:
 
 def test_base64_is_little_endian_float32() -> None:
     rows = vectors(2)
-    told = content(ask(input=["a", "b"], encoding_format="base64").answer(reply(rows)))
+    told = content(ask(input=["a", "b"], encoding_format="base64").convert(reply(rows)))
     found = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in told["data"]]
     assert np.array_equal(found, rows)
     msgspec.convert(told, EmbeddingsAnswer)
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
-def test_large_answer_comes_in_pieces_that_say_the_same(encoding: str) -> None:
+def test_large_answer_in_pieces_equals_the_whole_answer(encoding: str) -> None:
     rows = vectors(300, 1024)
-    answer = ask(input=["a"] * 300, encoding_format=encoding).answer(reply(rows))
+    answer = ask(input=["a"] * 300, encoding_format=encoding).convert(reply(rows))
     assert isinstance(answer, Answer)
     assert not isinstance(answer.body, bytes)
     pieces = list(answer.body)
@@ -92,13 +92,16 @@ def test_null_is_absent() -> None:
     assert ask(**dict.fromkeys(names)).message == ask().message
 
 
-EMBEDDINGS_FIELDS = ("model", "input", "encoding_format", "dimensions", "input_type", "task", "prompt_name", "role",
-"embedding_type", "encoding_type", "normalized", "late_chunking", "truncate", "truncation", "output_dimension", "output_dtype",
-                     "normalize", "add_special_tokens", "truncate_prompt_tokens", "embed_dtype", "endianness", "messages",
-                     "instruction", "adapter", "pool", "priority", "user")  # fmt: skip
+EMBEDDINGS_FIELDS = (
+    "model", "input", "encoding_format", "dimensions", "input_type", "task", "prompt_name",
+    "role", "embedding_type", "encoding_type", "normalized", "late_chunking", "truncate",
+    "truncation", "output_dimension", "output_dtype", "normalize", "add_special_tokens",
+    "truncate_prompt_tokens", "embed_dtype", "endianness", "messages", "instruction", "adapter",
+    "pool", "priority", "user",
+)  # fmt: skip
 
 
-def test_fields_that_nobody_knows_and_users_are_ignored() -> None:
+def test_unknown_fields_and_user_are_ignored() -> None:
     assert (
         ask(user="somebody", extra={"deep": [1, {"a": None}]}, modality="text").message
         == ask().message
@@ -117,12 +120,12 @@ def test_fields_that_nobody_knows_and_users_are_ignored() -> None:
         ("role", "query", pb.ROLE_QUERY),
     ],
 )
-def test_roles_by_the_words_of_all_dialects(field: str, word: str, role: pb.Role) -> None:
+def test_role_words_of_all_dialects(field: str, word: str, role: pb.Role) -> None:
     assert ask(**{field: word}).message.role == role  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("task", ["text-matching", "classification", "separation", "clustering"])
-def test_task_that_is_no_side_of_a_search_is_an_adapter_of_the_models_own(task: str) -> None:
+def test_other_tasks_select_the_models_adapter(task: str) -> None:
     question = ask(task=task)
     message: Any = question.message
     assert (message.adapter, message.role) == (task, pb.ROLE_UNSPECIFIED)
@@ -144,16 +147,16 @@ def test_alias_fixes_model_role_dimensions_and_adapter() -> None:
         model="text-embedding-3-small", role="document", dimensions=2, adapter="org/other"
     ).message
     assert (message.role, message.dimensions, message.adapter) == (pb.ROLE_DOCUMENT, 2, "org/other")
-    told = content(ask(model="text-embedding-3-small").answer(reply(vectors(1))))
+    told = content(ask(model="text-embedding-3-small").convert(reply(vectors(1))))
     assert told["model"] == "text-embedding-3-small"
 
 
-def test_role_behind_the_models_name() -> None:
+def test_role_suffix_of_the_models_name() -> None:
     message: Any = ask(model=f"{MODEL}:query").message
     assert (message.model, message.role) == (MODEL, pb.ROLE_QUERY)
 
 
-def test_options_of_ours_and_others() -> None:
+def test_own_and_foreign_options() -> None:
     message: Any = ask(
         output_dimension=16,
         truncation=False,
@@ -186,12 +189,12 @@ def test_bits_signed_and_unsigned() -> None:
     answer = pb.EncodeResponse(dense=stored)
     asked = ask(input=["a", "b"], embedding_type=["binary", "ubinary"])
     assert asked.message.data_type == tensor_pb2.DATA_TYPE_BINARY  # type: ignore[attr-defined]
-    told = content(asked.answer(answer))["data"]
+    told = content(asked.convert(answer))["data"]
     signed = np.array([entry["embeddings"]["binary"] for entry in told])
     unsigned = np.array([entry["embeddings"]["ubinary"] for entry in told])
     assert np.array_equal(unsigned, packed)
     assert np.array_equal(np.unpackbits((signed + 128).astype(np.uint8), axis=1), rows > 0)
-    voyage = content(ask(output_dtype="ubinary", encoding_format="base64").answer(answer))["data"]
+    voyage = content(ask(output_dtype="ubinary", encoding_format="base64").convert(answer))["data"]
     assert base64.b64decode(voyage[0]["embedding"]) == packed[0].tobytes()
 
 
@@ -203,11 +206,11 @@ def test_int8() -> None:
         data=rows.tobytes(),
         scale=np.array([0.5], np.float32).tobytes(),
     )
-    told = content(ask(output_dtype="int8").answer(pb.EncodeResponse(dense=tensor)))
+    told = content(ask(output_dtype="int8").convert(pb.EncodeResponse(dense=tensor)))
     assert told["data"][0]["embedding"] == [1, -127, 5]
 
 
-def test_pictures_as_data_and_never_as_addresses() -> None:
+def test_images_are_data_and_never_urls() -> None:
     picture = base64.b64encode(b"\x89PNG").decode()
     for given in (f"data:image/png;base64,{picture}", picture):
         message: Any = ask(input=[{"image": given}, {"text": "a"}]).message
@@ -275,20 +278,20 @@ def test_malformed_bodies_name_the_field(body: bytes, field: str, words: str) ->
         ({"input": [{"image": "not base64"}]}, "input[0].image"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
+def test_unsupported_request_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
     problem = refused(**body)
     assert (problem.status, problem.field) == (400, field)
 
 
-def test_infinitys_text_has_the_models_own_dimensions() -> None:
+def test_infinitys_zero_dimensions_mean_the_models_default() -> None:
     assert ask(modality="text", dimensions=0, encoding_format="float").message == ask().message
 
 
-def test_token_ids_are_refused_with_the_cure() -> None:
+def test_token_ids_are_refused_with_advice() -> None:
     assert "check_embedding_ctx_length=False" in refused(input=[[15339, 1917]]).message
 
 
-def test_names_that_can_be_no_models_are_not_found() -> None:
+def test_invalid_model_names_are_not_found() -> None:
     problem = refused(model="gpt-4o")
     assert (problem.status, problem.reason, problem.field) == (404, "MODEL_NOT_FOUND", "model")
     assert len(refused(model="x" * 100_000).message) < 500
@@ -313,7 +316,7 @@ def test_names_that_can_be_no_models_are_not_found() -> None:
         ),
     ],
 )
-def test_errors_of_the_router_are_told_in_the_callers_names(
+def test_router_errors_use_the_callers_names(
     given: Any, field: str, message: str, told: str
 ) -> None:
     question = ask(input=given)
@@ -363,4 +366,4 @@ def test_retry_headers() -> None:
 
 def test_model_without_dense_vectors() -> None:
     with pytest.raises(HttpError, match="no dense vectors"):
-        ask().answer(pb.EncodeResponse())
+        ask().convert(pb.EncodeResponse())

@@ -1,5 +1,5 @@
-"""What unmodified clients sent (`make interop` has recorded it) is understood, before a router
-whose answers are made up.
+"""The edge understands the recorded requests of unmodified clients (`make interop` records them),
+in front of a fake router.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ RECORDED: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "interop/recorded.json").read_text()
 )
 REFUSED = (b'"gpt-4o"', b'"nobody"', b'"input": [[', b'"input":[[')
-"""In bodies that are to be refused by the edge itself: models that there are not, and ids of
-tokens.
-"""
+"""Parts of bodies that the edge refuses: unknown models, and token ids."""
 ALIASES = Names(
     {
         name: Target(MINILM)
@@ -44,8 +42,8 @@ MODELS = [
 
 
 def is_refused(path: str, body: bytes) -> bool:
-    """Whether the edge itself refuses it: by its model or input, or a chat that the user does not
-    end.
+    """Return whether the edge refuses the request: by its model or input, or because the last chat
+    message is not the user's.
     """
     if "/chat/completions" in path:
         asked = json.loads(body)
@@ -54,7 +52,7 @@ def is_refused(path: str, body: bytes) -> bool:
 
 
 def extracted(request: pb.ExtractRequest) -> pb.ExtractResponse:
-    """Of each item the labels that were named, and an entity."""
+    """Return the requested labels and an entity for each item."""
     labels = [
         pb.LabelScore(label=label, score=0.5) for label in request.classify.labels or ("yes", "no")
     ]
@@ -70,7 +68,7 @@ async def written(request: pb.ExtractRequest) -> AsyncIterator[pb.ExtractStreamR
     )
 
 
-def test_all_clients_are_there() -> None:
+def test_recording_contains_all_clients() -> None:
     assert {one["client"] for one in RECORDED} == {client.name for client in CLIENTS}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.rerank import RerankAnswer, rerank, squashed
+from services.edge.dialects.rerank import RerankAnswer, rerank, squash_scores
 from services.edge.messages.base import Answer, HttpError, MeshCall, Received
 from services.edge.messages.names import Names, Target
 from tests.edge.parts import MODEL, scores
@@ -24,8 +24,8 @@ def ask(names: Names = NAMES, **body: Any) -> MeshCall:
     return rerank(Received(json.dumps(content).encode(), names, request_id="r1"))
 
 
-def told(question: MeshCall, reply: pb.ScoreResponse | None = None) -> Any:
-    answer = question.answer(reply or scores(0.1, 0.9, 0.5))
+def content_of(question: MeshCall, reply: pb.ScoreResponse | None = None) -> Any:
+    answer = question.convert(reply or scores(0.1, 0.9, 0.5))
     assert isinstance(answer, Answer)
     assert isinstance(answer.body, bytes)
     return json.loads(answer.body)
@@ -40,7 +40,7 @@ def test_cohere_jina_and_vllm_read_results() -> None:
         scale=pb.SCORE_SCALE_PROBABILITY,
         top_n=2,
     )
-    answer = told(question)
+    answer = content_of(question)
     assert [result["index"] for result in answer["results"]] == [1, 2, 0]
     assert np.float32(answer["results"][0]["relevance_score"]) == np.float32(0.9)
     assert (answer["id"], answer["model"], answer["usage"]["total_tokens"]) == ("r1", MODEL, 9)
@@ -51,30 +51,33 @@ def test_cohere_jina_and_vllm_read_results() -> None:
 
 def test_voyage_reads_data() -> None:
     for more in ({"top_k": 2}, {"top_k": None, "truncation": True}):
-        answer = told(ask(**more))
+        answer = content_of(ask(**more))
         assert "results" not in answer
         assert answer["data"][0]["index"] == 1
         assert answer["usage"] == {"total_tokens": 9}
         msgspec.convert(answer, RerankAnswer)
-    assert told(ask(top_k=1, truncation=True, return_documents=True))["data"][0]["document"] == "b"
+    assert (
+        content_of(ask(top_k=1, truncation=True, return_documents=True))["data"][0]["document"]
+        == "b"
+    )
     assert ask(top_k=2).message.top_n == 2  # type: ignore[attr-defined]
     assert ask(truncation=False).message.truncation == pb.TRUNCATION_NONE  # type: ignore[attr-defined]
 
 
 def test_infinity_reads_plain_documents() -> None:
-    answer = told(ask(raw_scores=False, return_documents=True, top_n=2))
+    answer = content_of(ask(raw_scores=False, return_documents=True, top_n=2))
     assert answer["object"] == "rerank"
     assert answer["results"][0] == {"index": 1, "relevance_score": 0.9, "document": "b"}
     msgspec.convert(answer, RerankAnswer)
     raw = ask(raw_scores=True)
     assert isinstance(raw.message, pb.ScoreRequest)
     assert raw.message.scale == pb.SCORE_SCALE_LOGIT
-    assert raw.otherwise(HttpError("INVALID_INPUT", "scale", field="scale")) is None
+    assert raw.fallback(HttpError("INVALID_INPUT", "scale", field="scale")) is None
     assert raw.renamed("scale") == "raw_scores"
 
 
-def test_documents_come_back_when_asked_for() -> None:
-    answer = told(ask(return_documents=True))
+def test_documents_are_returned_on_request() -> None:
+    answer = content_of(ask(return_documents=True))
     assert [result["document"] for result in answer["results"]] == [
         {"text": "b"},
         {"text": "c"},
@@ -90,12 +93,12 @@ def test_documents_as_maps() -> None:
     assert [item.text for item in question.documents] == ["title: T\nyear: 3", "plain"]
 
 
-def test_alias_stands_for_requests_without_a_model() -> None:
+def test_default_alias_serves_requests_without_a_model() -> None:
     assert ask(Names({"rerank": Target("org/r")}), model=None).message.model == "org/r"  # type: ignore[attr-defined]
     with pytest.raises(HttpError, match="alias") as caught:
         ask(model=None)
     assert caught.value.field == "model"
-    assert told(ask(model="rerank-v3.5"))["model"] == "rerank-v3.5"
+    assert content_of(ask(model="rerank-v3.5"))["model"] == "rerank-v3.5"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +117,7 @@ def test_alias_stands_for_requests_without_a_model() -> None:
         ({"priority": "soon"}, "priority"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
+def test_unsupported_request_is_refused_with_its_field(body: dict[str, Any], field: str) -> None:
     with pytest.raises(HttpError) as caught:
         ask(**body)
     assert (caught.value.status, caught.value.field) == (400, field)
@@ -129,33 +132,34 @@ def test_missing_fields() -> None:
         assert caught.value.field == missing
 
 
-def test_fields_of_the_router_in_the_callers_names() -> None:
+def test_router_fields_are_renamed_to_the_callers() -> None:
     question = ask()
     assert question.renamed("documents[3].text") == "documents[3]"
     assert question.renamed("query.text") == "query"
 
 
-def test_model_without_probabilities_is_asked_for_its_own_scores() -> None:
+def test_model_without_probabilities_is_called_for_raw_scores() -> None:
     question = ask()
-    assert question.otherwise(HttpError("INVALID_INPUT", "", field="documents")) is None
-    again = question.otherwise(HttpError("INVALID_INPUT", "sums of maxima", field="scale"))
+    assert question.fallback(HttpError("INVALID_INPUT", "", field="documents")) is None
+    again = question.fallback(HttpError("INVALID_INPUT", "sums of maxima", field="scale"))
     assert again is not None
     assert again.message.scale == pb.SCORE_SCALE_UNSPECIFIED  # type: ignore[attr-defined]
     found = [
-        result["relevance_score"] for result in told(again, scores(-30.0, 25.0, 24.0))["results"]
+        result["relevance_score"]
+        for result in content_of(again, scores(-30.0, 25.0, 24.0))["results"]
     ]
     assert 1 > found[0] > found[1] > 0.5 > found[2] > 0
 
 
 def test_squashing_keeps_the_order() -> None:
     values = np.linspace(-40, 40, 1000, dtype=np.float32)
-    found = squashed(values)
+    found = squash_scores(values)
     assert (np.diff(found) > 0).all()
     assert found.min() > 0
     assert found.max() < 1
 
 
-def test_field_of_a_query_is_named_as_the_caller_names_it() -> None:
+def test_query_errors_use_the_callers_name() -> None:
     question = rerank(
         Received(json.dumps({"model": MODEL, "query": "a", "documents": ["b"]}).encode(), Names({}))
     )

@@ -1,4 +1,4 @@
-"""The edge through real sockets, before a real gRPC server whose answers a test chooses."""
+"""The edge over real sockets, in front of a real gRPC server with scripted answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BODY: dict[str, Any] = {"model": MODEL, "input": "text"}
 
 
 async def until(what: Callable[[], Any], seconds: float = 30.0) -> None:
-    """Returns once `what()`, or what it returns to be awaited, is true."""
+    """Wait until `what()`, or the awaitable that it returns, is true."""
     end = time.monotonic() + seconds
     while True:
         found = what()
@@ -43,7 +43,7 @@ async def until(what: Callable[[], Any], seconds: float = 30.0) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_ids_tenant_trace_credential_and_deadline_go_on_to_the_router() -> None:
+async def test_metadata_is_passed_to_the_router() -> None:
     script = Script()
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
     async with edge(script) as http:
@@ -102,7 +102,7 @@ async def test_ids_in_paths_of_verbs() -> None:
         assert {request.model for request in script.requests} == {MODEL}
 
 
-async def test_what_is_not_there_is_told_in_json() -> None:
+async def test_unknown_paths_return_a_json_error() -> None:
     async with edge(Script()) as http:
         for method, path, status in (
             ("GET", "/nothing", 404),
@@ -153,8 +153,8 @@ async def test_docs_page_names_only_files_that_the_edge_serves() -> None:
             assert (await http.get(f"/{name}")).status == 200
 
 
-def test_docs_page_serves_rapidoc_as_it_is_published() -> None:
-    """By the hash of npm's package; docs/http.md names its version."""
+def test_docs_page_serves_the_published_rapidoc() -> None:
+    """The hash is from npm's package; docs/http.md names its version."""
     folder = reference.STATIC / "vendor"
     lines = (folder / "SHA256SUMS").read_text().splitlines()
     listed = {name: digest for digest, name in map(str.split, lines)}
@@ -198,7 +198,7 @@ async def test_malformed_bodies_are_never_500(path: str, field: str, body: bytes
         assert field in reply.json
 
 
-async def test_errors_of_the_router_reach_the_caller_in_its_names() -> None:
+async def test_router_errors_reach_the_caller_in_its_names() -> None:
     async def act() -> None:
         raise errors.pop(0)
 
@@ -243,7 +243,7 @@ async def test_errors_of_the_router_reach_the_caller_in_its_names() -> None:
         assert "fault" not in reply.json["error"]["message"]
 
 
-async def test_call_is_sent_once_and_a_router_that_is_gone_is_told() -> None:
+async def test_call_is_sent_once_and_a_lost_router_is_reported() -> None:
     calls = 0
 
     async def act() -> None:
@@ -268,7 +268,7 @@ async def test_call_is_sent_once_and_a_router_that_is_gone_is_told() -> None:
         assert (await Http(address).get("/livez")).status == 200
 
 
-async def test_router_that_is_gone_is_passed_over() -> None:
+async def test_unreachable_router_is_skipped() -> None:
     script = Script()
     async with routing(script) as router:
         both = Settings(
@@ -282,7 +282,7 @@ async def test_router_that_is_gone_is_passed_over() -> None:
     assert len(script.requests) == 1
 
 
-async def test_deadline_passes() -> None:
+async def test_deadline_is_exceeded() -> None:
     async def act() -> None:
         await asyncio.Event().wait()
 
@@ -294,7 +294,7 @@ async def test_deadline_passes() -> None:
             assert (await http.post(EMBED, BODY, x_request_timeout=wrong)).status == 400
 
 
-async def test_client_that_leaves_cancels_its_call(caplog: pytest.LogCaptureFixture) -> None:
+async def test_disconnect_cancels_the_call(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
         await asyncio.Event().wait()
 
@@ -315,7 +315,7 @@ async def test_client_that_leaves_cancels_its_call(caplog: pytest.LogCaptureFixt
         )
 
 
-async def test_client_that_leaves_while_it_sends(caplog: pytest.LogCaptureFixture) -> None:
+async def test_disconnect_while_sending(caplog: pytest.LogCaptureFixture) -> None:
     script = Script()
     async with edge(script) as http:
         _, writer = await http.open()
@@ -326,7 +326,7 @@ async def test_client_that_leaves_while_it_sends(caplog: pytest.LogCaptureFixtur
     assert len(script.requests) == 1
 
 
-async def test_bodies_are_bounded_before_and_while_they_are_read() -> None:
+async def test_bodies_are_limited_before_and_while_they_are_read() -> None:
     script = Script()
     async with edge(script, body_bytes=2000) as http:
         reply = await http.post(EMBED, b" " * 2001)
@@ -338,7 +338,7 @@ async def test_bodies_are_bounded_before_and_while_they_are_read() -> None:
             writer.write(b"3e8\r\n" + b" " * 1000 + b"\r\n")
         reply = await read_reply(reader)
         assert reply.status == 413
-        writer.write(b"0\r\n\r\n")  # the rest is read and dropped; the connection stays
+        writer.write(b"0\r\n\r\n")  # the rest is read and dropped; the connection stays open
         content = json.dumps(BODY).encode()
         writer.write(head("POST", EMBED, {"content-length": str(len(content))}) + content)
         assert (await read_reply(reader)).status == 200
@@ -346,7 +346,7 @@ async def test_bodies_are_bounded_before_and_while_they_are_read() -> None:
     assert len(script.requests) == 1
 
 
-async def test_bodies_in_flight_are_bounded() -> None:
+async def test_bodies_in_flight_are_limited() -> None:
     script = Script()
     async with edge(script, body_bytes=2000, in_flight_bytes=3000) as http:
         _, writer = await http.open()
@@ -375,7 +375,7 @@ async def test_unknown_encodings_of_bodies_are_refused() -> None:
         assert (await http.post(EMBED, BODY, content_encoding="identity")).status == 200
 
 
-async def test_slow_heads_and_slow_bodies_are_cut_off() -> None:
+async def test_slow_heads_and_bodies_time_out() -> None:
     async with edge(Script(), header_seconds=0.2, body_seconds=0.2) as http:
         reader, writer = await http.open()
         writer.write(b"POST /v1/embeddings HTTP/1.1\r\nhost:")
@@ -403,7 +403,7 @@ async def test_idle_connections_are_closed_and_used_ones_kept() -> None:
         writer.close()
 
 
-async def test_rest_of_a_refused_body_is_read_for_a_while_only(
+async def test_rest_of_a_refused_body_is_read_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "LINGER_SECONDS", 0.2)
@@ -415,7 +415,7 @@ async def test_rest_of_a_refused_body_is_read_for_a_while_only(
         writer.close()
 
 
-async def test_large_heads_and_what_is_no_http() -> None:
+async def test_large_heads_and_invalid_http_are_refused() -> None:
     async with edge(Script()) as http:
         for sent, status in (
             (head("GET", "/livez", {"x": "y" * server.HEAD_BYTES}), 431),
@@ -431,7 +431,7 @@ async def test_large_heads_and_what_is_no_http() -> None:
             writer.close()
 
 
-async def test_connections_are_bounded() -> None:
+async def test_connections_are_limited() -> None:
     async with edge(Script(), connections=2) as http:
         kept = [await http.open() for _ in range(2)]
         reader, writer = await http.open()
@@ -454,7 +454,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         writer.close()
 
 
-async def test_drain_answers_what_is_in_flight_and_takes_no_more() -> None:
+async def test_drain_answers_requests_in_flight_and_accepts_no_new_ones() -> None:
     go = asyncio.Event()
     script = Script(act=go.wait)  # type: ignore[arg-type]
     async with routing(script) as router:
@@ -477,7 +477,7 @@ async def test_drain_answers_what_is_in_flight_and_takes_no_more() -> None:
         await leaving
 
 
-async def test_grace_time_ends() -> None:
+async def test_requests_are_aborted_after_the_grace_time() -> None:
     async def act() -> None:
         await asyncio.Event().wait()
 
@@ -536,7 +536,7 @@ async def test_listening_beyond_this_machine_needs_tls() -> None:
         Settings(edge_id="edge", routers=("router.example:50051",))
 
 
-async def test_beyond_this_machine_routers_must_know_who_calls(tmp_path: Path) -> None:
+async def test_beyond_this_machine_routers_must_authenticate(tmp_path: Path) -> None:
     made = Certificates(tmp_path).issue("router")
     tls = Security(cert=made.certificate, key=made.key)
     context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
@@ -606,7 +606,7 @@ async def test_callers_certificates_name_their_tenant(tmp_path: Path) -> None:
     assert [call.tenant for call in script.calls] == ["search"]
 
 
-async def test_edge_with_a_certificate_of_its_own_lends_it_to_nobody(tmp_path: Path) -> None:
+async def test_callers_cannot_use_the_edges_certificate(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     router, gate = certificates.issue("router"), certificates.issue("client/*")
     security = Security(cert=router.certificate, key=router.key, client_ca=certificates.ca)
@@ -631,7 +631,7 @@ async def test_edge_with_a_certificate_of_its_own_lends_it_to_nobody(tmp_path: P
 async def test_renewed_certificates_are_presented(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(server, "CERTIFICATE_CHECK_SECONDS", 0.05)
     certificates = Certificates(tmp_path)
     made = certificates.issue("router")
     context = ssl.create_default_context(cafile=str(certificates.ca))
@@ -664,7 +664,7 @@ async def test_renewed_certificates_are_presented(
             assert (await http.post(EMBED, BODY)).status == 200
 
 
-async def test_metrics_name_routes_and_not_what_callers_make_up() -> None:
+async def test_metrics_name_routes_instead_of_callers_paths() -> None:
     async with edge(Script(), metrics_address="127.0.0.1:0") as http:
         await http.post(EMBED, BODY)
         await http.get("/made/up")

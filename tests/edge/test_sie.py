@@ -1,4 +1,4 @@
-"""SIE's wire: our verbs in JSON and msgpack. No sockets."""
+"""SIE's API: Shoal's verbs in JSON and msgpack, without sockets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from services.edge.messages.base import (
     HttpError,
     MeshCall,
     Received,
-    noting_truncation,
+    with_truncation_header,
 )
 from services.edge.messages.names import Names
 from tests.edge.parts import MODEL, card, dense, ragged, scores, sparse, vectors
@@ -45,7 +45,7 @@ def ask(what: Ask, body: Any, *, packed: bool = False, model: str = MODEL) -> Me
     return what(Received(json.dumps(body).encode(), NAMES, model, "application/json", "*/*"))
 
 
-def told(answer: Answer | MeshCall) -> Any:
+def content_of(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     body = answer.body if isinstance(answer.body, bytes) else b"".join(answer.body)
     return (
@@ -54,7 +54,7 @@ def told(answer: Answer | MeshCall) -> Any:
 
 
 def unpacked(content: Any) -> Any:
-    """As msgpack-numpy reads it."""
+    """Decode arrays like msgpack-numpy."""
     if isinstance(content, dict) and b"nd" in content:
         return np.frombuffer(content[b"data"], np.dtype(content[b"type"])).reshape(
             content[b"shape"]
@@ -85,8 +85,8 @@ def test_encode_in_all_forms(packed: bool) -> None:
     message: Any = question.message
     assert list(message.representations) == [1, 2, 3]
     assert message.role == pb.ROLE_DOCUMENT
-    answer = question.answer(forms(2))
-    found = told(answer)
+    answer = question.convert(forms(2))
+    found = content_of(answer)
     first, second = found["items"]
     assert (second["id"], "id" in first, found["model"], found["timing"]["total_ms"]) == (
         "x",
@@ -110,8 +110,8 @@ def test_encode_in_all_forms(packed: bool) -> None:
         assert first["sparse"]["indices"].dtype == np.int32
 
 
-def test_msgpack_is_what_msgpack_numpy_writes() -> None:
-    answer = ask(sie.encode, {"items": [{"text": "a"}]}, packed=True).answer(
+def test_msgpack_equals_that_of_msgpack_numpy() -> None:
+    answer = ask(sie.encode, {"items": [{"text": "a"}]}, packed=True).convert(
         pb.EncodeResponse(dense=dense(vectors(1)))
     )
     assert isinstance(answer, Answer)
@@ -126,13 +126,13 @@ def test_msgpack_is_what_msgpack_numpy_writes() -> None:
     }
 
 
-def test_large_json_comes_in_pieces_that_say_the_same() -> None:
+def test_large_json_in_pieces_equals_the_whole_answer() -> None:
     rows = vectors(200, 512)
     body = {"items": [{"text": "a", "id": index} for index in range(200)]}
-    answer = ask(sie.encode, body).answer(pb.EncodeResponse(dense=dense(rows)))
+    answer = ask(sie.encode, body).convert(pb.EncodeResponse(dense=dense(rows)))
     assert isinstance(answer, Answer)
     assert not isinstance(answer.body, bytes)
-    found = told(answer)
+    found = content_of(answer)
     assert np.array_equal(
         np.array([item["dense"]["values"] for item in found["items"]], np.float32), rows
     )
@@ -168,7 +168,7 @@ def test_encode_options() -> None:
     )
 
 
-def test_pictures() -> None:
+def test_images() -> None:
     for packed, data in ((True, b"png"), (False, base64.b64encode(b"png").decode())):
         question = ask(
             sie.encode, {"items": [{"images": [{"data": data, "format": "png"}]}]}, packed=packed
@@ -180,7 +180,7 @@ def test_pictures() -> None:
 def test_score(packed: bool) -> None:
     body = {"query": {"text": "q"}, "items": [{"text": "a"}, {"text": "b", "id": "x"}]}
     question = ask(sie.score, body, packed=packed)
-    found = told(question.answer(scores(0.25, 0.5)))
+    found = content_of(question.convert(scores(0.25, 0.5)))
     assert found["scores"] == [
         {"item_id": "x", "score": 0.5, "rank": 0},
         {"item_id": "item-0", "score": 0.25, "rank": 1},
@@ -191,7 +191,7 @@ def test_score(packed: bool) -> None:
 def extracted(body: Any, *tasks: models_pb2.Task, packed: bool = False) -> MeshCall:
     question = ask(sie.extract, body, packed=packed)
     assert question.method == GET_MODEL
-    found = question.answer(
+    found = question.convert(
         models_pb2.GetModelResponse(model=card(tasks=tasks, representations=[]))
     )
     assert isinstance(found, MeshCall)
@@ -199,7 +199,7 @@ def extracted(body: Any, *tasks: models_pb2.Task, packed: bool = False) -> MeshC
     return found
 
 
-def test_card_says_which_task_is_meant() -> None:
+def test_card_determines_the_task() -> None:
     body = {
         "items": [{"text": "Ada in London", "id": 7}],
         "params": {"labels": ["person"], "options": {"threshold": 0.5}},
@@ -218,7 +218,7 @@ def test_card_says_which_task_is_meant() -> None:
     assert extracted(body, models_pb2.TASK_CLASSIFY).message.classify.multi_label is True  # type: ignore[attr-defined]
 
 
-def test_caller_says_the_task_of_a_model_that_has_several() -> None:
+def test_caller_selects_one_of_several_tasks() -> None:
     kinds = (models_pb2.TASK_ENTITIES, models_pb2.TASK_CLASSIFY, models_pb2.TASK_RELATIONS)
     for task in ("entities", "classify", "relations"):
         body = {
@@ -249,8 +249,8 @@ def test_document_reaches_the_mesh_with_its_pages() -> None:
 
 
 def test_text_of_a_document_is_read_over_http() -> None:
-    """By a model that reads, and by the text layer alone with any other one that takes
-    documents.
+    """A model that reads pages returns their text, and any other model for documents their text
+    layer.
     """
     body: Any = {"items": [{"document": base64.b64encode(b"%PDF-1.7").decode()}]}
     message: Any = extracted(body, models_pb2.TASK_TEXT).message
@@ -262,13 +262,13 @@ def test_text_of_a_document_is_read_over_http() -> None:
     question = extracted(body | {"params": {"options": {"task": "text"}}}, models_pb2.TASK_ENCODE)
     assert question.message.WhichOneof("task") == "text"
     pages = [pb.PageText(page=1, text="Ada", is_text_layer=True)]
-    found = told(question.answer(pb.ExtractResponse(results=[pb.Extraction(pages=pages)])))
+    found = content_of(question.convert(pb.ExtractResponse(results=[pb.Extraction(pages=pages)])))
     assert found["items"][0]["pages"] == [{"page": 1, "text": "Ada", "is_text_layer": True}]
 
 
 @pytest.mark.parametrize("value", [{"a": [1]}, "text", 3, [1]])
-def test_unsupported_field_is_named_whatever_its_value_is(value: Any) -> None:
-    """The reader's message was "expected null" for every value."""
+def test_unsupported_field_is_named_for_any_value(value: Any) -> None:
+    """The parser's own message would be "expected null" for every value."""
     for item, field in (({"audio": value}, "audio"), ({"video": value}, "video")):
         with pytest.raises(HttpError, match=f"{field} is not supported") as caught:
             ask(sie.encode, {"items": [{"text": "a"} | item]})
@@ -280,18 +280,20 @@ def test_unsupported_field_is_named_whatever_its_value_is(value: Any) -> None:
         openai.embeddings(Received(body, Names({})))
 
 
-def test_task_that_the_model_does_not_have_is_about_the_model() -> None:
-    """gRPC names the task's field, which no HTTP wire has."""
+def test_unsupported_task_is_an_error_of_the_model_field() -> None:
+    """The gRPC error names the task's field, which HTTP requests lack."""
     question = ask(sie.encode, {"items": [{"text": "a"}]})
     for field in ("text", "entities", "classify", "relations", "regions", "structure", "model"):
-        problem = HttpError.of(
+        problem = HttpError.from_error(
             TaskNotSupported(f"org/a has no task {field}", field=field), question
         )
         assert (problem.field, problem.status) == ("model", 400)
 
 
 def test_regions() -> None:
-    """By the card, by the caller's word, and for images of a model that nobody has read yet."""
+    """The task follows from the card, from the caller's field, and for an unknown model from
+    images.
+    """
     body: Any = {
         "items": [{"images": [{"data": b"png"}]}],
         "params": {"labels": ["cat"], "options": {"threshold": 0.5}},
@@ -312,7 +314,7 @@ def test_regions() -> None:
         == "regions"
     )
     del body["params"]["options"]["task"]
-    unknown = ask(sie.extract, body, packed=True).otherwise(HttpError("MODEL_NOT_FOUND", ""))
+    unknown = ask(sie.extract, body, packed=True).fallback(HttpError("MODEL_NOT_FOUND", ""))
     assert unknown is not None
     assert unknown.message.regions == wanted  # type: ignore[attr-defined]
 
@@ -356,7 +358,7 @@ def test_schemas(packed: bool) -> None:
             )
         ]
     )
-    [item] = told(extracted(body, models_pb2.TASK_STRUCTURE).answer(reply))["items"]
+    [item] = content_of(extracted(body, models_pb2.TASK_STRUCTURE).convert(reply))["items"]
     assert item["classifications"] == [{"task": "tone", "label": "calm", "score": 0.5}]
     assert item["data"] == {
         "ship": [{"name": None, "crew": [{"text": "Ada", "score": 0.5, "start": 0, "end": 3}]}]
@@ -367,7 +369,7 @@ def test_schemas(packed: bool) -> None:
         assert caught.value.field == "params.output_schema"
 
 
-def test_stages_are_told_as_browsers_read_them() -> None:
+def test_stages_are_in_the_server_timing_header() -> None:
     timings = pb.Timings(
         queue_seconds=0.002,
         prepare_seconds=0.0004,
@@ -378,18 +380,21 @@ def test_stages_are_told_as_browsers_read_them() -> None:
     question = ask(sie.score, {"query": {"text": "q"}, "items": [{"text": "a"}]})
     reply = scores(0.5)
     reply.timings.CopyFrom(timings)
-    answer = question.answer(reply)
+    answer = question.convert(reply)
     assert not isinstance(answer, MeshCall)
-    expected = b"queue;dur=2.000, prepare;dur=0.400, wait;dur=1.000, forward;dur=62.500, finish;dur=0.000, total;dur=70.000"
+    expected = (
+        b"queue;dur=2.000, prepare;dur=0.400, wait;dur=1.000, forward;dur=62.500, "
+        b"finish;dur=0.000, total;dur=70.000"
+    )
     assert dict(answer.headers)[b"server-timing"] == expected
 
 
-def test_model_that_no_worker_knows_is_asked_all_the_same() -> None:
+def test_unknown_model_is_called_anyway() -> None:
     question = ask(sie.extract, {"items": [{"text": "a"}], "params": {"labels": ["person"]}})
-    found = question.otherwise(HttpError("MODEL_NOT_FOUND", ""))
+    found = question.fallback(HttpError("MODEL_NOT_FOUND", ""))
     assert found is not None
     assert found.message.WhichOneof("task") == "entities"
-    assert question.otherwise(HttpError("UNAUTHENTICATED", "")) is None
+    assert question.fallback(HttpError("UNAUTHENTICATED", "")) is None
 
 
 def test_extractions() -> None:
@@ -404,8 +409,8 @@ def test_extractions() -> None:
             )
         ]
     )
-    found = told(
-        extracted({"items": [{"text": "Ada", "id": 7}]}, models_pb2.TASK_ENTITIES).answer(reply)
+    found = content_of(
+        extracted({"items": [{"text": "Ada", "id": 7}]}, models_pb2.TASK_ENTITIES).convert(reply)
     )
     assert found["items"] == [
         {
@@ -418,22 +423,22 @@ def test_extractions() -> None:
     ]
 
 
-def test_item_with_results_left_out_says_so_and_the_answer_has_a_header() -> None:
+def test_truncated_results_are_marked_in_item_and_header() -> None:
     reply = pb.ExtractResponse(results=[pb.Extraction(), pb.Extraction(truncated=True)])
     question = extracted({"items": [{"text": "a"}, {"text": "b"}]}, models_pb2.TASK_ENTITIES)
-    found = told(question.answer(reply))
+    found = content_of(question.convert(reply))
     assert ["truncated" in item for item in found["items"]] == [False, True]
-    noted = noting_truncation(question.answer(reply), reply)
+    noted = with_truncation_header(question.convert(reply), reply)
     assert isinstance(noted, Answer)
     assert (b"x-shoal-truncated", b"true") in noted.headers
     whole = pb.ExtractResponse(results=[pb.Extraction()] * 2)
-    assert noting_truncation(question.answer(whole), whole) == question.answer(whole)
+    assert with_truncation_header(question.convert(whole), whole) == question.convert(whole)
 
 
-def test_sparse_vectors_with_weights_left_out_have_the_header() -> None:
+def test_truncated_sparse_vectors_set_the_header() -> None:
     reply = forms(2)
     reply.sparse.truncated = True
-    noted = noting_truncation(Answer(b""), reply)
+    noted = with_truncation_header(Answer(b""), reply)
     assert isinstance(noted, Answer)
     assert noted.headers == ((b"x-shoal-truncated", b"true"),)
 
@@ -487,7 +492,7 @@ def test_sparse_vectors_with_weights_left_out_have_the_header() -> None:
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
-def test_what_cannot_be_done_is_refused_with_its_field(
+def test_unsupported_request_is_refused_with_its_field(
     what: Ask, body: Any, field: str, packed: bool
 ) -> None:
     with pytest.raises(HttpError) as caught:
@@ -495,7 +500,7 @@ def test_what_cannot_be_done_is_refused_with_its_field(
     assert (caught.value.status, caught.value.field) == (400, field)
 
 
-def test_bytes_that_are_no_msgpack() -> None:
+def test_invalid_msgpack_is_refused() -> None:
     for body in (
         b"\xc1",
         b"\x81",
@@ -508,7 +513,7 @@ def test_bytes_that_are_no_msgpack() -> None:
         assert caught.value.status == 400
 
 
-def test_profile_that_is_not_there_is_no_model() -> None:
+def test_unknown_profile_is_not_found() -> None:
     with pytest.raises(HttpError) as caught:
         ask(sie.encode, {"items": [{"text": "a"}]}, model=f"{MODEL}:fast")
     assert sie.error(caught.value).status == 404
@@ -534,5 +539,5 @@ def test_profile_that_is_not_there_is_no_model() -> None:
 def test_errors_have_sies_codes(reason: str, status: int, code: str) -> None:
     answer = sie.error(HttpError(reason, "why"))
     assert answer.status == status
-    assert told(answer) == {"detail": {"code": code, "message": "why"}}
+    assert content_of(answer) == {"detail": {"code": code, "message": "why"}}
     assert dict(answer.headers)[b"x-sie-error-code"] == code.encode()

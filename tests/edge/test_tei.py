@@ -1,4 +1,4 @@
-"""TEI's HTTP API: bytes in, a question out, its answer as bytes. No sockets."""
+"""TEI's HTTP API, from bytes to calls and from replies to bytes, without sockets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ask(what: Callable[[Received], MeshCall], body: Any, model: str = MODEL) -> 
     return what(Received(json.dumps(body).encode(), NAMES, model))
 
 
-def told(answer: Answer | MeshCall) -> Any:
+def content_of(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     return json.loads(answer.body if isinstance(answer.body, bytes) else b"".join(answer.body))
 
@@ -45,12 +45,12 @@ def test_embed_is_a_list_of_lists_also_for_one_text() -> None:
         pb.TRUNCATION_UNSPECIFIED,
         MODEL,
     )
-    answer = question.answer(
+    answer = question.convert(
         pb.EncodeResponse(
             dense=dense(rows), timings=pb.Timings(total_seconds=0.25, queue_seconds=0.1)
         )
     )
-    assert np.array_equal(np.array(told(answer), np.float32), rows)
+    assert np.array_equal(np.array(content_of(answer), np.float32), rows)
     assert isinstance(answer, Answer)
     assert dict(answer.headers)[b"x-total-time"] == b"250"
     assert dict(answer.headers)[b"x-queue-time"] == b"100"
@@ -83,13 +83,13 @@ def test_embed_options() -> None:
 def test_embed_sparse_and_all() -> None:
     question = ask(tei.embed_sparse, {"inputs": ["a", "b"]})
     reply = pb.EncodeResponse(sparse=sparse({3: 0.5, 7: 1.5}, {}))
-    assert told(question.answer(reply)) == [
+    assert content_of(question.convert(reply)) == [
         [{"index": 3, "value": 0.5}, {"index": 7, "value": 1.5}],
         [],
     ]
     rows = vectors(2), vectors(3)
-    found = told(
-        ask(tei.embed_all, {"inputs": ["a", "b"]}).answer(
+    found = content_of(
+        ask(tei.embed_all, {"inputs": ["a", "b"]}).convert(
             pb.EncodeResponse(multi_vector=ragged(*rows))
         )
     )
@@ -101,7 +101,7 @@ def test_rerank_has_texts_instead_of_documents() -> None:
     question = ask(reranking.rerank, {"query": "q", "texts": ["a", "b"], "return_text": True}, "")
     assert question.dialect is tei.TEI
     assert (question.method, question.message.model) == (SCORE, "org/ranker")  # type: ignore[attr-defined]
-    assert told(question.answer(scores(0.25, 0.5))) == [
+    assert content_of(question.convert(scores(0.25, 0.5))) == [
         {"index": 1, "score": 0.5, "text": "b"},
         {"index": 0, "score": 0.25, "text": "a"},
     ]
@@ -120,23 +120,23 @@ def classes(*texts: str) -> pb.ExtractResponse:
 def test_predict_one_and_a_batch() -> None:
     one = ask(tei.predict, {"inputs": "a"})
     assert one.method == EXTRACT
-    assert told(one.answer(classes("a"))) == [
+    assert content_of(one.convert(classes("a"))) == [
         {"score": 0.75, "label": "yes"},
         {"score": 0.25, "label": "no"},
     ]
     batch = ask(tei.predict, {"inputs": [["a"], ["b"]]})
-    assert len(told(batch.answer(classes("a", "b")))) == 2
+    assert len(content_of(batch.convert(classes("a", "b")))) == 2
     hub = ask(tei.predict, {"inputs": "a", "parameters": {"top_k": 1}})
-    assert told(hub.answer(classes("a"))) == [[{"score": 0.75, "label": "yes"}]]
+    assert content_of(hub.convert(classes("a"))) == [[{"score": 0.75, "label": "yes"}]]
 
 
 def test_predict_pairs() -> None:
     pair = ask(tei.predict, {"inputs": ["a", "b"]})
     assert pair.method == SCORE
-    assert told(pair.answer(scores(0.5))) == [{"score": 0.5, "label": "LABEL_0"}]
+    assert content_of(pair.convert(scores(0.5))) == [{"score": 0.5, "label": "LABEL_0"}]
     pairs = ask(tei.predict, {"inputs": [["a", "b"], ["a", "c"]]})
     assert [item.text for item in pairs.message.documents] == ["b", "c"]  # type: ignore[attr-defined]
-    assert len(told(pairs.answer(scores(0.5, 0.25)))) == 2
+    assert len(content_of(pairs.convert(scores(0.5, 0.25)))) == 2
 
 
 def test_similarity() -> None:
@@ -145,21 +145,21 @@ def test_similarity() -> None:
         {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}, "parameters": {}},
     )
     rows = np.array([[1, 0], [0.6, 0.8], [0, 1]], np.float32)
-    assert np.allclose(told(question.answer(pb.EncodeResponse(dense=dense(rows)))), [0.6, 0])
+    assert np.allclose(content_of(question.convert(pb.EncodeResponse(dense=dense(rows)))), [0.6, 0])
     assert question.renamed("items[0].text") == "inputs.source_sentence"
     assert question.renamed("items[2].text") == "inputs.sentences"
 
 
-def test_base_url_answers_by_task() -> None:
+def test_base_url_uses_the_models_task() -> None:
     question = ask(huggingface.by_task, {"inputs": "a"})
     assert question.method == GET_MODEL
     embedder = models_pb2.GetModelResponse(model=card())
-    assert question.answer(embedder).method == ENCODE  # type: ignore[union-attr]
+    assert question.convert(embedder).method == ENCODE  # type: ignore[union-attr]
     classifier = models_pb2.GetModelResponse(
         model=card(tasks=[models_pb2.TASK_CLASSIFY], representations=[])
     )
-    assert question.answer(classifier).method == EXTRACT  # type: ignore[union-attr]
-    unknown = question.otherwise(HttpError("MODEL_NOT_FOUND", ""))
+    assert question.convert(classifier).method == EXTRACT  # type: ignore[union-attr]
+    unknown = question.fallback(HttpError("MODEL_NOT_FOUND", ""))
     assert unknown is not None
     assert unknown.method == ENCODE
     assert ask(huggingface.by_task, {"query": "a", "texts": ["b"]}).method == SCORE
@@ -171,8 +171,10 @@ def test_base_url_answers_by_task() -> None:
 
 def test_info() -> None:
     question = tei.info(Received(b"", NAMES))
-    found = told(
-        question.answer(models_pb2.GetModelResponse(model=card(data_type="bfloat16", revision="r")))
+    found = content_of(
+        question.convert(
+            models_pb2.GetModelResponse(model=card(data_type="bfloat16", revision="r"))
+        )
     )
     assert (
         found["model_id"],
@@ -187,7 +189,7 @@ def test_info() -> None:
     )
 
 
-def test_openais_form_below_a_prefix_has_the_model_of_the_path() -> None:
+def test_openais_form_below_a_prefix_uses_the_paths_model() -> None:
     question = ask(tei.embeddings, {"model": "whatever", "input": "a"})
     assert question.message.model == MODEL  # type: ignore[attr-defined]
     with pytest.raises(HttpError, match="not JSON"):
@@ -222,7 +224,7 @@ def test_openais_form_below_a_prefix_has_the_model_of_the_path() -> None:
         (huggingface.by_task, [], ""),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_field(
+def test_unsupported_request_is_refused_with_its_field(
     what: Callable[[Received], MeshCall], body: Any, field: str
 ) -> None:
     with pytest.raises(HttpError) as caught:
@@ -250,4 +252,4 @@ def test_errors_are_flat_and_have_teis_names(
 ) -> None:
     answer = tei.error(HttpError(reason, message))
     assert answer.status == status
-    assert told(answer) == {"error": message, "error_type": kind}
+    assert content_of(answer) == {"error": message, "error_type": kind}

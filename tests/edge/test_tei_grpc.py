@@ -1,5 +1,5 @@
-"""TEI's gRPC API through real channels, and ports that stand for one model, before a real gRPC
-server with chosen answers.
+"""TEI's gRPC API over real channels, and ports with a fixed model, in front of a real gRPC server
+with scripted answers.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ SERVICES = {f"tei.v1.{name}" for name in ("Info", "Embed", "Predict", "Rerank", 
 
 
 class Channel:
-    """Calls by path, with messages; no stubs, so that paths are what clients use."""
+    """A client without stubs, so that the paths are those of TEI's clients."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
@@ -212,7 +212,7 @@ async def test_stream_is_answered_in_order_and_in_batches() -> None:
         assert await tei_at.many("Embed/EmbedStream", []) == []
 
 
-async def test_large_messages_of_a_stream_pass_one_after_the_other() -> None:
+async def test_large_messages_of_a_stream_are_processed_in_order() -> None:
     script = Script()
     async with serving(script) as tei_at:
         texts = ["x" * (3 << 20)] * 6
@@ -336,7 +336,7 @@ async def test_errors_of_the_router(error: ShoalError, code: grpc.StatusCode) ->
         )
 
 
-async def test_what_cannot_be_done_is_refused() -> None:
+async def test_unsupported_request_is_refused() -> None:
     async with serving(Script(), aliases=Watched.fixed(Names({}))) as tei_at:
         assert (
             await code_of(tei_at.one("Embed/Embed", tei.EmbedRequest(inputs="a")))
@@ -370,7 +370,7 @@ async def test_what_cannot_be_done_is_refused() -> None:
         assert not script.requests
 
 
-async def test_credential_and_the_id_go_on_to_the_router() -> None:
+async def test_credential_and_id_are_passed_to_the_router() -> None:
     script = Script()
     async with serving(script) as tei_at:
         metadata = (
@@ -419,7 +419,7 @@ async def test_call_that_ends_without_a_message_is_refused() -> None:
         assert await code_of(call) == CODE.INVALID_ARGUMENT
 
 
-async def test_client_that_leaves_cancels_its_call() -> None:
+async def test_disconnect_cancels_the_call() -> None:
     started = asyncio.Event()
 
     async def act() -> None:
@@ -473,11 +473,15 @@ NUMBERS = {
     "EncodeRequest": "inputs add_special_tokens prompt_name",
     "SimpleToken": "id text special start stop",
     "DecodeRequest": "ids skip_special_tokens",
-    "Metadata": "compute_chars compute_tokens total_time_ns tokenization_time_ns queue_time_ns inference_time_ns",
-    "InfoResponse": "version sha docker_label model_id model_sha model_dtype model_type max_concurrent_requests max_input_length "
+    "Metadata": (
+        "compute_chars compute_tokens total_time_ns tokenization_time_ns queue_time_ns "
+        "inference_time_ns"
+    ),
+    "InfoResponse": "version sha docker_label model_id model_sha model_dtype model_type "
+    "max_concurrent_requests max_input_length "
     "max_batch_tokens max_batch_requests max_client_batch_size tokenization_workers",
 }
-"""The fields of TEI's messages, in the order of their numbers, as its clients send them."""
+"""The fields of TEI's messages in the order of their numbers, which its clients use."""
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -489,7 +493,7 @@ def test_numbers_on_the_wire(name: str) -> None:
     assert [field.name for field in found] == NUMBERS[name].split()
 
 
-async def test_port_for_each_model() -> None:
+async def test_ports_with_a_fixed_model() -> None:
     ports = [free_port(), free_port()]
     doors = ((f"127.0.0.1:{ports[0]}", MODEL), (f"127.0.0.1:{ports[1]}", "rerank"))
     script = Script(models=[card()], score=lambda request: scores(0.25, 0.5))
@@ -602,7 +606,7 @@ async def test_callers_certificates_name_their_tenant(tmp_path: Path) -> None:
     assert [call.tenant for call in script.calls] == ["search"]
 
 
-async def test_beyond_this_machine_routers_must_know_who_calls(tmp_path: Path) -> None:
+async def test_beyond_this_machine_routers_must_authenticate(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     port = free_port()
     async with routing(Script()) as router:

@@ -1,4 +1,4 @@
-"""`/tokenize`, `/decode` and `/detokenize` as TEI, vLLM and Cohere have them."""
+"""`/tokenize`, `/decode` and `/detokenize` in the forms of TEI, vLLM and Cohere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEI = [
 ]
 
 
-async def test_tei_tokenizes_one_text_or_several_with_places_in_bytes() -> None:
+async def test_tei_tokenizes_one_or_several_texts_with_byte_offsets() -> None:
     script = Script()
     async with edge(script, aliases=Watched.fixed(NAMES)) as http:
         reply = await http.post(f"/tei/{MODEL}/tokenize", {"inputs": TEXT})
@@ -42,7 +42,7 @@ async def test_tei_tokenizes_one_text_or_several_with_places_in_bytes() -> None:
         assert not script.requests[-1].return_tokens, "only special tokens have their names"
 
 
-async def test_many_tokens_are_written_in_pieces() -> None:
+async def test_many_tokens_are_sent_in_pieces() -> None:
     async with edge(Script(), aliases=Watched.fixed(NAMES)) as http:
         texts = ["x" * 900] * 40
         reply = await http.post("/tokenize", {"inputs": texts})
@@ -114,7 +114,7 @@ async def test_cohere_tokenizes_without_special_tokens() -> None:
         ("/decode", {"ids": [1] * 131_073}, "131,072"),
     ],
 )
-async def test_wrong_requests_of_tei_are_refused_in_its_form(
+async def test_invalid_tei_requests_are_refused_in_its_form(
     path: str, body: dict[str, Any], told: str
 ) -> None:
     async with edge(Script(), aliases=Watched.fixed(NAMES)) as http:
@@ -133,7 +133,7 @@ async def test_wrong_requests_of_tei_are_refused_in_its_form(
         ("/detokenize", {"model": MODEL}, "tokens"),
     ],
 )
-async def test_wrong_requests_of_vllm_are_refused_in_its_form(
+async def test_invalid_vllm_requests_are_refused_in_its_form(
     path: str, body: dict[str, Any], field: str
 ) -> None:
     async with edge(Script(), aliases=Watched.fixed(Names({}))) as http:
@@ -142,7 +142,7 @@ async def test_wrong_requests_of_vllm_are_refused_in_its_form(
         assert reply.json["error"]["param"] == field, reply.json
 
 
-async def test_failures_of_the_mesh_name_the_callers_fields() -> None:
+async def test_mesh_errors_name_the_callers_fields() -> None:
     async def too_long() -> None:
         raise InputTooLong("texts[1] has 999 tokens", field="texts[1]")
 

@@ -1,4 +1,4 @@
-"""vLLM's /score, /classify and /pooling: bytes in, questions out, their answers as bytes. No
+"""vLLM's /score, /classify and /pooling, from bytes to calls and from replies to bytes, without
 sockets.
 """
 
@@ -42,7 +42,7 @@ def ask(what: Callable[[Received], MeshCall], **body: Any) -> MeshCall:
     )
 
 
-def told(answer: Answer | MeshCall) -> Any:
+def content_of(answer: Answer | MeshCall) -> Any:
     assert isinstance(answer, Answer)
     return json.loads(answer.body if isinstance(answer.body, bytes) else b"".join(answer.body))
 
@@ -77,7 +77,7 @@ def test_one_text_against_several(sides: dict[str, Any]) -> None:
     message: Any = question.message
     assert (message.query.text, [one.text for one in message.documents]) == ("q", ["a", "b"])
     assert message.scale == pb.SCORE_SCALE_UNSPECIFIED
-    answer = told(question.answer(scores(-0.25, 0.5)))
+    answer = content_of(question.convert(scores(-0.25, 0.5)))
     assert answer == {
         "id": "score-r",
         "object": "list",
@@ -100,10 +100,10 @@ def test_pairs_are_asked_for_by_their_first_text() -> None:
     first: Any = question.message
     assert (first.query.text, [one.text for one in first.documents]) == ("q", ["a", "c"])
     assert question.renamed("documents[1].text") == "text_2"
-    second = asked(question.answer(scores(0.1, 0.3)))
+    second = asked(question.convert(scores(0.1, 0.3)))
     message: Any = second.message
     assert (message.query.text, [one.text for one in message.documents]) == ("p", ["b"])
-    answer = told(second.answer(scores(0.2)))
+    answer = content_of(second.convert(scores(0.2)))
     assert [one["score"] for one in answer["data"]] == [0.1, 0.2, 0.3]
     assert answer["usage"]["total_tokens"] == 18
 
@@ -141,7 +141,7 @@ def test_logits_and_the_alias() -> None:
         (vllm.pooling, {"input": "a", "task": "classify", "softmax": False}, "softmax"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_its_field(
+def test_unsupported_request_is_refused_with_its_field(
     what: Callable[[Received], MeshCall], body: Any, field: str
 ) -> None:
     with pytest.raises(HttpError) as caught:
@@ -153,12 +153,12 @@ def test_probabilities_in_the_order_of_the_models_labels() -> None:
     question = ask(vllm.classify, input=["a", "b"])
     assert question.method is EXTRACT
     next_one = asked(
-        question.answer(
+        question.convert(
             extracted(found(good=0.5, bad=0.25, odd=0.125), found(bad=0.75, good=0.25, odd=0))
         )
     )
     assert next_one.method is GET_MODEL
-    answer = told(next_one.answer(CARD))
+    answer = content_of(next_one.convert(CARD))
     assert answer["data"] == [
         {"index": 0, "label": "good", "probs": [0.25, 0.5, 0.125], "num_classes": 3},
         {"index": 1, "label": "bad", "probs": [0.75, 0.25, 0.0], "num_classes": 3},
@@ -171,12 +171,15 @@ def test_labels_of_the_request_are_the_order() -> None:
     question = ask(vllm.classify, input="a", labels=["x", "y"])
     message: Any = question.message
     assert list(message.classify.labels) == ["x", "y"]
-    assert told(question.answer(extracted(found(y=0.5, x=0.25))))["data"][0]["probs"] == [0.25, 0.5]
+    assert content_of(question.convert(extracted(found(y=0.5, x=0.25))))["data"][0]["probs"] == [
+        0.25,
+        0.5,
+    ]
 
 
 def test_infinity_reads_labels_with_scores() -> None:
-    answer = told(
-        ask(vllm.classify, input=["a"], raw_scores=False).answer(
+    answer = content_of(
+        ask(vllm.classify, input=["a"], raw_scores=False).convert(
             extracted(found(good=0.5, bad=0.25))
         )
     )
@@ -189,14 +192,14 @@ def test_pooling_gives_vectors() -> None:
     rows = vectors(2)
     question = ask(vllm.pooling, input=["a", "b"])
     assert question.method is ENCODE
-    answer = told(
-        question.answer(pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=3)))
+    answer = content_of(
+        question.convert(pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=3)))
     )
     assert np.array_equal(np.array([one["data"] for one in answer["data"]], np.float32), rows)
     assert [one["object"] for one in answer["data"]] == ["pooling"] * 2
     msgspec.convert(answer, vllm.Pooled)
-    encoded = told(
-        ask(vllm.pooling, input="a", encoding_format="base64").answer(
+    encoded = content_of(
+        ask(vllm.pooling, input="a", encoding_format="base64").convert(
             pb.EncodeResponse(dense=dense(rows[:1]))
         )
     )
@@ -224,22 +227,22 @@ def test_pooling_options() -> None:
 
 def test_pooling_gives_vectors_of_tokens() -> None:
     rows = vectors(2), vectors(3)
-    answer = told(
-        ask(vllm.pooling, input=["a", "b"]).answer(pb.EncodeResponse(multi_vector=ragged(*rows)))
+    answer = content_of(
+        ask(vllm.pooling, input=["a", "b"]).convert(pb.EncodeResponse(multi_vector=ragged(*rows)))
     )
     assert [len(one["data"]) for one in answer["data"]] == [2, 3]
     assert np.array_equal(np.array(answer["data"][1]["data"], np.float32), rows[1])
     with pytest.raises(HttpError, match="sparse"):
-        ask(vllm.pooling, input="a").answer(pb.EncodeResponse(sparse=sparse({1: 0.5})))
+        ask(vllm.pooling, input="a").convert(pb.EncodeResponse(sparse=sparse({1: 0.5})))
 
 
 def test_pooling_gives_probabilities_of_a_classifier() -> None:
     question = ask(vllm.pooling, input="a")
-    second = question.otherwise(HttpError("TASK_NOT_SUPPORTED", "no vectors"))
-    assert question.otherwise(HttpError("INVALID_INPUT", "else")) is None
+    second = question.fallback(HttpError("TASK_NOT_SUPPORTED", "no vectors"))
+    assert question.fallback(HttpError("INVALID_INPUT", "else")) is None
     assert second is not None
-    third = asked(second.answer(extracted(found(good=0.5, bad=0.25, odd=0.125))))
-    assert told(third.answer(CARD))["data"] == [
+    third = asked(second.convert(extracted(found(good=0.5, bad=0.25, odd=0.125))))
+    assert content_of(third.convert(CARD))["data"] == [
         {"index": 0, "object": "pooling", "data": [0.25, 0.5, 0.125]}
     ]
     assert (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from libs.errors import InvalidInput
-from services.edge import ranks
+from services.edge import cl100k
 from services.edge.dialects.openai import embeddings
 from services.edge.messages.base import HttpError, Received
 from services.edge.messages.names import Names
@@ -63,11 +63,11 @@ def test_vocabulary_of_an_installed_package_is_found(
     data = tmp_path / "tiktoken_ext" / "data" / "cl100k_base.tiktoken"
     data.parent.mkdir(parents=True)
     data.write_bytes(FILE)
-    monkeypatch.setattr(ranks, "PLACES", ranks.PLACES[:1])
+    monkeypatch.setattr(cl100k, "INSTALLED_FILES", cl100k.INSTALLED_FILES[:1])
     monkeypatch.syspath_prepend(tmp_path)
-    assert ranks.installed_cl100k() is None, "another file"
-    monkeypatch.setattr(ranks, "SHA256", hashlib.sha256(FILE).hexdigest())
-    assert ranks.installed_cl100k() == data
+    assert cl100k.installed_cl100k() is None, "another file"
+    monkeypatch.setattr(cl100k, "SHA256", hashlib.sha256(FILE).hexdigest())
+    assert cl100k.installed_cl100k() == data
     found = Settings.from_env({}).vocabulary
     assert found is not None
     assert found.text([0, 1]) == "hello world"

@@ -1,1 +1,1 @@
-"""Hostile input: targets, generators, and the corpus of what found something (docs/fuzzing.md)."""
+"""Hostile input: targets, generators, and the corpus of inputs with findings (docs/fuzzing.md)."""

@@ -1,5 +1,5 @@
-"""`make fuzz`: tries generated inputs on everything that reads what others wrote, and says what
-broke. docs/fuzzing.md.
+"""`make fuzz`: try generated inputs on all code that reads untrusted data, and report failures. See
+docs/fuzzing.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.table import Table
 from tests.fuzz.run import FINDINGS, Row, run
 from tests.fuzz.target import Target, all_targets
 
-# Before anything reads them; processes of a run have them from here.
+# Set before these modules are imported; processes of a run inherit them.
 os.environ.update(OMP_NUM_THREADS="1", RUST_BACKTRACE="0", TOKENIZERS_PARALLELISM="false")
 
 
@@ -44,7 +44,7 @@ def main() -> int:
     )
     folder = (arguments.findings or FINDINGS / time.strftime("%Y%m%d-%H%M%S")).absolute()
     rows = _run(chosen, arguments.seconds, seed, folder, quiet=arguments.json)
-    _tell_json(rows, seed) if arguments.json else _tell(rows, seed)
+    _print_json(rows, seed) if arguments.json else _print_rows(rows, seed)
     return 1 if any(row.findings for row in rows) else 0
 
 
@@ -103,7 +103,7 @@ def _run(
         task = progress.add_task("", total=1.0, told="")
         inputs: dict[tuple[str, str], int] = {}
 
-        def tell(row: Row, done: float) -> None:
+        def render(row: Row, done: float) -> None:
             inputs[row.target, row.engine] = row.inputs
             progress.update(
                 task,
@@ -113,10 +113,10 @@ def _run(
                 refresh=True,
             )
 
-        return run(targets, seconds, seed, folder, tell)
+        return run(targets, seconds, seed, folder, render)
 
 
-def _tell(rows: list[Row], seed: int) -> None:
+def _print_rows(rows: list[Row], seed: int) -> None:
     table = Table(title=f"seed {seed}")
     for name in (
         "target",
@@ -154,7 +154,7 @@ def _tell(rows: list[Row], seed: int) -> None:
         )
 
 
-def _tell_json(rows: list[Row], seed: int) -> None:
+def _print_json(rows: list[Row], seed: int) -> None:
     told = [asdict(row) | {"rate": row.rate} for row in rows]
     print(
         json.dumps(

@@ -1,12 +1,12 @@
-"""The memory and processor time that a request makes edge, router, worker and Redis spend, in
-proportion to its bytes.
+"""Measure the memory and CPU time that a request costs edge, router, worker and Redis, relative to
+its size.
 
-A mesh of separate processes with small checkpoints of every kind whose work or answers multiply. An
-input is one tenant's request by gRPC (`products.py`), or any number of connections to the edge, by
-HTTP or TEI's gRPC, with or without a credential (`http_products.py`). A good request of another
-tenant follows at once. Both are watched: as soon as a process has spent more than the input may
-cost it, the mesh is ended and the input is a finding, so that no machine runs out of memory over
-it. Memory that remains after all connections are closed counts, too.
+The mesh has separate processes and small checkpoints of every kind that multiplies work or answers.
+An input is one tenant's gRPC request (`products.py`), or a number of connections to the edge, by
+HTTP or TEI's gRPC, with or without a credential (`http_products.py`). A request of another tenant
+follows immediately, and both are observed. If a process exceeds its budget, the mesh is stopped
+before the machine runs out of memory, and the input is a finding. Memory that remains after all
+connections are closed counts too.
 """
 
 from __future__ import annotations
@@ -38,20 +38,22 @@ from tests.support.waiting import wait_until
 
 _LOOK_SECONDS: Final = 0.02
 _CALM_SECONDS: Final = 0.06
-"""Who has spent less than a hundredth of a second in so long is done."""
+"""A process with less CPU time than this during an interval is idle."""
 _GOOD_SECONDS: Final = 15.0
 GUARDED: Final = "router-1"
-"""The router behind the edge; it asks for tokens."""
+"""The router behind the edge; it requires tokens."""
 _CORES: Final = len(os.sched_getaffinity(0))
 _TICK: Final = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one request may cost a process: so much whatever it is, and so much for each byte of it.
+    """The limits of one request for one process: a constant part, and a part per byte of the
+    request.
 
-    `sequence_seconds`: for each sequence that it may put through the model; as long as its deadline
-    lasts.
+    Attributes:
+        sequence_seconds: Additional time per sequence that the model may process, up to the
+            request's deadline.
     """
 
     memory_bytes: int
@@ -74,24 +76,24 @@ BUDGETS: Final[Mapping[str, Budget]] = {
     "worker-0": Budget(128 << 20, 64, 1.5, 2.0, 0.002),
     "redis": Budget(32 << 20, 8, 0.5, 0.25),
 }
-"""By process. docs/fuzzing.md explains the numbers."""
+"""Budgets by process. docs/fuzzing.md explains the numbers."""
 STRANGERS_BUDGET: Final = Budget(64 << 20, 0, 1.0, 0.5)
-"""The budget of an edge or router for input without a valid credential: no memory in proportion to
-its bytes.
+"""The budget of an edge or router for input without a valid credential: memory does not depend on
+its size.
 """
 KEPT_BYTES: Final = 64 << 20
-"""Memory that an edge may keep, over its size when it was idle, once all connections of an input
-are closed.
+"""The memory that an edge may keep above its idle size after all connections of an input are
+closed.
 """
 LIVEZ_SECONDS: Final = 1.0
-"""The longest time to an answer of /livez beside an input, on cores that sender, edge, router and
-worker share.
+"""The longest response time of /livez during an input, on cores shared by sender, edge, router and
+worker.
 """
 TOKEN: Final = "a-valid-token-0123456789"
 
 
 class Spent:
-    """What a process has taken since this was made."""
+    """Resources that a process has used since this was constructed."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -112,7 +114,7 @@ class Spent:
 
 
 class Watch:
-    """One input's spending against what it may cost."""
+    """Compares one input's resources with its budget."""
 
     def __init__(self, cluster: Cluster, recipe: Recipe | HttpRecipe, size: int) -> None:
         self._recipe, self._size = recipe, size
@@ -121,7 +123,7 @@ class Watch:
         self._processes = {name: cluster.processes[name] for name in self._budgets}
 
     def wait(self, call: Any) -> None:
-        """Until the call is over. Raises Broken if one of them spends too much meanwhile."""
+        """Wait for the end of the call. Raises Broken if a process exceeds its budget."""
         over = threading.Event()
         call.add_done_callback(lambda _: over.set())
         while not over.wait(_LOOK_SECONDS):
@@ -129,7 +131,7 @@ class Watch:
         self.check()
 
     def calm(self) -> None:
-        """Until nobody works on it any more."""
+        """Wait until no process works on the input."""
         still = threading.Event()
         while True:
             before = [spent.seconds for spent in self._spent.values()]
@@ -145,15 +147,18 @@ class Watch:
                 raise Broken(f"{name} has ended with status {code}")
             memory, seconds, budget = spent.memory, spent.seconds, self._budgets[name]
             if memory > budget.memory(self._size):
-                told = f"{memory >> 20:,} MiB for {self._size:,} bytes; {int(budget.memory(self._size)) >> 20:,} are allowed"
-                raise Broken(f"{self._recipe.verb}: the memory of {name} grew by {told}")
+                usage = (
+                    f"{memory >> 20:,} MiB for {self._size:,} bytes; "
+                    f"{int(budget.memory(self._size)) >> 20:,} are allowed"
+                )
+                raise Broken(f"{self._recipe.verb}: the memory of {name} grew by {usage}")
             if seconds > budget.time(self._size, self._recipe):
                 allowed = budget.time(self._size, self._recipe)
-                told = f"{seconds:.1f} s for {self._size:,} bytes; {allowed:.1f} are allowed"
-                raise Broken(f"{self._recipe.verb}: {name} has computed for {told}")
+                usage = f"{seconds:.1f} s for {self._size:,} bytes; {allowed:.1f} are allowed"
+                raise Broken(f"{self._recipe.verb}: {name} has computed for {usage}")
 
-    def told(self) -> dict[str, tuple[float, float]]:
-        """Memory in MiB and seconds of each, for those who set budgets."""
+    def usage(self) -> dict[str, tuple[float, float]]:
+        """Return memory in MiB and seconds per process, to set budgets."""
         return {
             name: (round(spent.memory / (1 << 20), 1), round(spent.seconds, 2))
             for name, spent in self._spent.items()
@@ -168,13 +173,13 @@ def _budgets(recipe: Recipe | HttpRecipe) -> Mapping[str, Budget]:
 
 
 class Caller:
-    """Tries inputs on a mesh, which is started again after each that has broken it."""
+    """Tries inputs on a mesh, which is restarted after each finding."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         tiny_kinds.write_kinds(root / "models")
         write_package_kinds(root / "models")
-        # The state: a mesh that is well, its channel, and what it answers to a good request.
+        # The state: a healthy mesh, its channel, and its reply to a valid request.
         self._cluster: Cluster | None = None
         self._channel: grpc.Channel
         self._expected: NDArray[np.float32]
@@ -198,7 +203,7 @@ class Caller:
             raise
 
     def close(self) -> None:
-        """Nothing is finished: what it works on is what was too much."""
+        """Stop the mesh without waiting for its work, which may be the finding."""
         if self._cluster is None:
             return
         self._channel.close()
@@ -222,15 +227,16 @@ class Caller:
             for adapter in (False, True):
                 forms, entities = 3 * (verb in ("encode", "generation")), 2 * (verb == "relations")
                 warm = Recipe(
-                    verb, shared=("words", 5), labels=2, forms=forms, entities=entities, adapter=adapter, deadline=30.0
+                    verb, shared=("words", 5), labels=2, forms=forms, entities=entities,
+                    adapter=adapter, deadline=30.0
                 )  # fmt: skip
                 self._call(warm.path, warm.body(), "good", warm.deadline).result()
         self._expected = self._vectors(self._good())
         return self._cluster
 
     def _start_edge(self, cluster: Cluster, directory: Path) -> None:
-        """Start an edge before a router that asks for tokens, beside the open one that gRPC inputs
-        go to.
+        """Start an edge in front of a router that requires tokens, in addition to the open router
+        for gRPC inputs.
         """
         (directory / "tokens.yaml").write_text(
             f"tokens:\n  - {{token: {TOKEN}, subject: fuzz, role: client, tenant: hostile}}\n"
@@ -268,7 +274,9 @@ class Caller:
             raise Internal(f"{recipe.path} was answered with 500")
         if (code := good.code()) is not grpc.StatusCode.OK:
             raise Broken(
-                f"{recipe.verb}: a good request of another tenant failed beside it: {code.name}: {good.details()}"
+                f"{recipe.verb}: a good request of another tenant failed beside it: "
+                f"{code.name}: "
+                f"{good.details()}"
             )
         kept = resident_bytes(cluster.processes["edge-0"].pid) - self._idle_bytes
         if kept > KEPT_BYTES:
@@ -290,7 +298,9 @@ class Caller:
             )
         if (code := good.code()) is not grpc.StatusCode.OK:
             raise Broken(
-                f"{recipe.verb}: a good request of another tenant failed beside it: {code.name}: {good.details()}"
+                f"{recipe.verb}: a good request of another tenant failed beside it: "
+                f"{code.name}: "
+                f"{good.details()}"
             )
         if not np.allclose(self._vectors(good), self._expected, atol=1e-4):
             raise Broken(f"{recipe.verb}: a good request of another tenant was answered wrongly")
@@ -326,7 +336,7 @@ def _open() -> Iterator[Try]:
 
 
 def make(random: Random, known: Sequence[bytes]) -> bytes:
-    """An input of either kind."""
+    """Return an input of either kind."""
     return (http_products if random.random() < 0.5 else products).make(random, known)
 
 

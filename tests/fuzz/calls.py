@@ -1,6 +1,6 @@
-"""Every RPC of every service, over real gRPC, to a mesh that has one good worker: no call is
-answered with INTERNAL, none outlives its deadline, and what others ask is answered rightly all the
-while."""
+"""Call every RPC of every service over real gRPC on a mesh with one good worker. No call may return
+INTERNAL or exceed its deadline, and valid requests in between must succeed.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _TOLD: Final = (
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.FAILED_PRECONDITION,
 )
-"""These come with details, or a client cannot tell what is wrong."""
+"""These errors must have details, or a client cannot find the cause."""
 _SECONDS: Final = {
     "Pull": 0.2,
     "LoadModel": 0.2,
@@ -62,7 +62,7 @@ _SECONDS: Final = {
 _LATE_SECONDS: Final = 15.0
 _FLYING: Final = 64
 _EACH: Final = 200
-"""After so many inputs a good request must be answered rightly."""
+"""The number of inputs between two valid requests."""
 _TEXTS: Final = ["a text", "text text e"]
 
 _WORDS: Final[Mapping[str, Sequence[Any]]] = {
@@ -126,12 +126,12 @@ def _bases(kind: type[Message]) -> list[Message]:
 
 
 _MAKERS: Final = [messages.Maker(kind, _WORDS, *_bases(kind)) for kind in _KINDS]
-# Those without fields are worth little.
+# Messages without fields have a low weight.
 _WEIGHTS: Final = [1 + min(9, len(method.input_type.fields)) for method in METHODS]
 
 
 def _make(random: Random, known: Sequence[bytes]) -> bytes:
-    """A byte for the method, one for headers, then the request."""
+    """Return a byte for the method, one for headers, and the request."""
     if known and random.random() < 0.2:
         return mutate.mutated(random, random.choice(known), others=known)
     number = random.choices(range(len(METHODS)), _WEIGHTS)[0]
@@ -139,9 +139,11 @@ def _make(random: Random, known: Sequence[bytes]) -> bytes:
 
 
 def _tamed(number: int, data: bytes) -> bytes:
-    """A worker that lies about what it has harms what it lies about, as any worker of a pool may:
-    this is about garbage. So none bears the good worker's name, takes the good model's jobs, or
-    tells of the good model's card or of workers in its pool."""
+    """Return the request without claims about the good worker. A worker that lies harms its own
+    models, as any worker of a pool can, and this target tests invalid data. So no request may use
+    the good worker's name, pull its model's jobs, or report its model's card or workers in its
+    pool.
+    """
     request = messages.parsed(_KINDS[number], data)
     if isinstance(request, worker_pb2.PullRequest):
         kept = [lane for lane in request.lanes if (lane.pool, lane.model) != ("cpu", MODEL)]
@@ -162,8 +164,8 @@ def _tamed(number: int, data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A call under way: an answer to come, or a stream of them, of which the first is enough.
-    `until`: by then it must be over.
+    """A call in progress: a reply, or a stream of which the first reply suffices. It must end
+    before `until`.
     """
 
     method: MethodDescriptor
@@ -187,7 +189,7 @@ class _Flight:
 
 
 class Caller:
-    """Calls the mesh with inputs, and in between as a good client does."""
+    """Calls the mesh with inputs, and in between like a valid client."""
 
     def __init__(self, mesh: Mesh) -> None:
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -197,7 +199,7 @@ class Caller:
             for address in (mesh.router, mesh.scheduler)
         }
         self._expected = _vectors(mesh)
-        # The state: calls under way, and how many there were.
+        # The state: calls in progress, and the number of calls.
         self._flying: deque[_Flight] = deque()
         self._count = 0
 
@@ -206,7 +208,7 @@ class Caller:
             channel.close()
 
     def one(self, data: bytes) -> None:
-        """Sends a call, and judges the one that was sent 64 calls ago."""
+        """Send a call, and judge the one that was sent 64 calls ago."""
         number, header = (data[0] % len(METHODS), data[1]) if len(data) > 1 else (0, 0)
         self._send(number, header, _tamed(number, data[2:]), data)
         self._count += 1
@@ -216,7 +218,7 @@ class Caller:
             self.check()
 
     def finish(self) -> None:
-        """Judges what is still under way."""
+        """Judge the calls in progress."""
         while self._flying:
             self._flying.popleft().judge()
         self.check()
@@ -242,12 +244,12 @@ class Caller:
         )
 
     def check(self) -> None:
-        """What a good client sees."""
+        """Check the results of a valid client."""
         if self._mesh.ended.done():
             self._mesh.ended.result()
             raise Broken("the mesh has ended")
-        # In its pool: a worker that lies of having the model draws requests that name none to its
-        # own.
+        # Use the good worker's pool: a lying worker attracts requests without a pool to its own
+        # pool.
         request = pb.EncodeRequest(
             model=MODEL, pool="cpu", items=[pb.Item(text=text) for text in _TEXTS]
         )

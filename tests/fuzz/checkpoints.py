@@ -1,8 +1,6 @@
-"""Checkpoints that somebody wrote to do harm: every file that a worker reads before it serves a
-model.
+"""Hostile checkpoints: all files that a worker reads before it serves a model.
 
-Whatever they hold, they are served or refused as broken, within the memory that a process of a
-target may take.
+A checkpoint is served or refused as broken, within the memory limit of a target's process.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ def _json(value: object) -> bytes:
 
 
 def _dumped(random: Random, value: object) -> bytes:
-    """As JSON, sometimes with bytes of it changed."""
+    """Return JSON, sometimes with some bytes changed."""
     try:
         data = json.dumps(value, ensure_ascii=random.random() < 0.5).encode("utf-8", "replace")
     except (RecursionError, ValueError):
@@ -64,9 +62,11 @@ def _dumped(random: Random, value: object) -> bytes:
 
 
 _WORDS: Final = (
-    b"{", b"}", b"[", b"]", b":", b",", b'"', b"null", b"NaN", b"Infinity", b"-Infinity", b"1e999", b"9" * 50, b"9" * 5000,
+    b"{", b"}", b"[", b"]", b":", b",", b'"', b"null", b"NaN", b"Infinity", b"-Infinity", b"1e999",
+    b"9" * 50, b"9" * 5000,
     b"\\ud800",
-    b"\\u0000", b"[" * 2000, b'{"a":' * 500, b"\xff\xfe", b"\xef\xbb\xbf", b"-1", b"0.5", b"1000000000", b"1000000000000",
+    b"\\u0000", b"[" * 2000, b'{"a":' * 500, b"\xff\xfe", b"\xef\xbb\xbf", b"-1", b"0.5",
+    b"1000000000", b"1000000000000",
 )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def _tensors() -> Iterator[Try]:
         yield attempt
 
 
-# indexes: shards, and which of them holds what
+# indexes: shards, and the tensors in each of them
 
 
 def _make_index(random: Random, known: Sequence[bytes]) -> bytes:
@@ -150,17 +150,19 @@ def _make_index(random: Random, known: Sequence[bytes]) -> bytes:
 
 
 _PATHS: Final = (
-    "../model-1.safetensors", "/etc/passwd", "model-1.safetensors", "model.safetensors.index.json", "model-2.safetensors", ".",
+    "../model-1.safetensors", "/etc/passwd", "model-1.safetensors", "model.safetensors.index.json",
+    "model-2.safetensors", ".",
     "..", "a\0b",
-    "x" * 300, "link.safetensors", "pipe.safetensors", "out.safetensors", "folder.safetensors", "loop.safetensors",
+    "x" * 300, "link.safetensors", "pipe.safetensors", "out.safetensors", "folder.safetensors",
+    "loop.safetensors",
     "gone.safetensors", "",
 )  # fmt: skip
 
 
 @contextmanager
 def _indexes() -> Iterator[Try]:
-    """Beside two shards lie a link to one, a link out, a loop, a pipe and a folder, all by names
-    that an index may use.
+    """Try indexes next to two shards, a link to one of them, a link to the outside, a loop, a pipe
+    and a folder.
     """
     with tempfile.TemporaryDirectory(dir=_memory()) as folder:
         outside, directory = Path(folder) / "secret.safetensors", Path(folder) / "model"
@@ -191,9 +193,10 @@ def _indexes() -> Iterator[Try]:
 
 
 class Directory:
-    """A checkpoint in which an input replaces files, and which is then as before. An input is a
-    JSON object by path: what a file holds, or a text for what is no JSON, or `$link`, `$pipe` or
-    `$gone`."""
+    """A checkpoint with files that an input replaces and that are then restored. An input is a JSON
+    object that maps a path to its content, to text that is not JSON, or to `$link`, `$pipe` or
+    `$gone`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = tiny.write(path)
@@ -239,9 +242,12 @@ class Directory:
 
 _NAMES: Final = frozenset(
     {
-        *tiny.files(), "model.safetensors", "2_Dense/model.safetensors", "model.safetensors.index.json", "special_tokens_map.json",
-        "chat_template.jinja", "additional_chat_templates/rerank.jinja", "artifact.metadata", "router_config.json", "idf.json",
-        "gliner_config.json", "sparse_linear.safetensors", "2_Dense/config.json", "1_Pooling/config.json", "0/config.json",
+        *tiny.files(), "model.safetensors", "2_Dense/model.safetensors",
+        "model.safetensors.index.json", "special_tokens_map.json",
+        "chat_template.jinja", "additional_chat_templates/rerank.jinja", "artifact.metadata",
+        "router_config.json", "idf.json",
+        "gliner_config.json", "sparse_linear.safetensors", "2_Dense/config.json",
+        "1_Pooling/config.json", "0/config.json",
     }
 )  # fmt: skip
 
@@ -251,18 +257,26 @@ def _is_plain(name: str) -> bool:
 
 
 _CONFIG_WORDS: Final[Sequence[object]] = (
-    0, -1, 1, 2, 10**9, 10**12, 10**30, 1e30, 0.5, float("nan"), float("inf"), "", "x" * 5000, "\ud800", "../..", "/etc",
+    0, -1, 1, 2, 10**9, 10**12, 10**30, 1e30, 0.5, float("nan"), float("inf"), "", "x" * 5000,
+    "\ud800", "../..", "/etc",
     "1_Pooling", True,
-    None, [], {}, "BertForSequenceClassification", "BertForMaskedLM", "BertForTokenClassification", "HF_ColBERT",
+    None, [], {}, "BertForSequenceClassification", "BertForMaskedLM", "BertForTokenClassification",
+    "HF_ColBERT",
     "Qwen3ForCausalLM", "bert",
-    "qwen3", "gliclass", "GLiClass", "mpnet", "deberta-v2", "t5", "mean", "lasttoken", "MultiVectorEncoder", "SparseEncoder",
+    "qwen3", "gliclass", "GLiClass", "mpnet", "deberta-v2", "t5", "mean", "lasttoken",
+    "MultiVectorEncoder", "SparseEncoder",
     "CrossEncoder",
-    "sentence_transformers.models.Transformer", "sentence_transformers.models.Router", "sentence_transformers.models.LogitScore",
-    "sentence_transformers.models.MultiVectorMask", "sentence_transformers.models.SpladePooling", "evil.Module", "torch.nn.Tanh",
-    {"0": "a", "1": "b"}, {"0": "entailment", "1": "contradiction"}, {str(number): "x" for number in range(300)},
+    "sentence_transformers.models.Transformer", "sentence_transformers.models.Router",
+    "sentence_transformers.models.LogitScore",
+    "sentence_transformers.models.MultiVectorMask", "sentence_transformers.models.SpladePooling",
+    "evil.Module", "torch.nn.Tanh",
+    {"0": "a", "1": "b"}, {"0": "entailment", "1": "contradiction"},
+    {str(number): "x" for number in range(300)},
     {"message": {"format": "flat"}},
-    {"strategy": "fixed", "length": 10**9}, {"$link": "/etc/passwd"}, {"$link": "config.json"}, {"$link": "../../x"}, {"$pipe": 1},
-    {"$gone": 1}, {"rope_type": "yarn", "factor": 0}, {"type": "linear", "factor": float("nan")}, "{{ messages }}",
+    {"strategy": "fixed", "length": 10**9}, {"$link": "/etc/passwd"}, {"$link": "config.json"},
+    {"$link": "../../x"}, {"$pipe": 1},
+    {"$gone": 1}, {"rope_type": "yarn", "factor": 0}, {"type": "linear", "factor": float("nan")},
+    "{{ messages }}",
 )  # fmt: skip
 
 
@@ -360,7 +374,7 @@ def _try_model(directory: Path) -> None:
 # encoders: config.json of every family
 
 
-# Small ones, as transformers and the hub's own code write them.
+# Small configurations, as transformers and custom code on the hub write them.
 _FAMILIES: Final[Sequence[dict[str, object]]] = list(
     json.loads(Path(__file__).with_name("families.json").read_bytes()).values()
 )
@@ -444,33 +458,50 @@ _MODELS: Final = _models()
 _PARTS: Final[Sequence[object]] = (
     {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},
     {"type": "Split", "pattern": {"Regex": "(a|a)*b"}, "behavior": "Removed", "invert": True},
-    {"type": "Split", "pattern": {"Regex": "((a{1,1000}){1,1000}){1,1000}"}, "behavior": "Removed", "invert": False},
-    {"type": "Split", "pattern": {"Regex": "(?<x>a)\\g<x>*"}, "behavior": "MergedWithNext", "invert": False},
+    {"type": "Split", "pattern": {"Regex": "((a{1,1000}){1,1000}){1,1000}"}, "behavior": "Removed",
+    "invert": False},
+    {"type": "Split", "pattern": {"Regex": "(?<x>a)\\g<x>*"}, "behavior": "MergedWithNext",
+    "invert": False},
     {"type": "Split", "pattern": {"String": ""}, "behavior": "Contiguous", "invert": False},
     {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 2000},
     {"type": "Replace", "pattern": {"Regex": "."}, "content": "ab" * 30},
-    {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": "."}, "content": "ab" * 10}] * 6},
-    {"type": "Prepend", "prepend": "x" * 5000}, {"type": "Strip", "strip_left": True, "strip_right": True}, {"type": "NFKD"},
+    {"type": "Sequence",
+    "normalizers": [{"type": "Replace", "pattern": {"Regex": "."}, "content": "ab" * 10}] * 6},
+    {"type": "Prepend", "prepend": "x" * 5000},
+    {"type": "Strip", "strip_left": True, "strip_right": True}, {"type": "NFKD"},
     {"type": "Nmt"},
-    {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8AAAA="},
-    {"type": "FixedLength", "length": 0}, {"type": "Punctuation", "behavior": "Isolated"}, {"type": "Digits",
+    {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
+    {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8AAAA="},
+    {"type": "FixedLength", "length": 0}, {"type": "Punctuation", "behavior": "Isolated"},
+    {"type": "Digits",
     "individual_digits": True},
-    {"type": "UnicodeScripts"}, {"type": "CharDelimiterSplit", "delimiter": "a"}, {"type": "BertProcessing", "sep": ["x",
+    {"type": "UnicodeScripts"}, {"type": "CharDelimiterSplit", "delimiter": "a"},
+    {"type": "BertProcessing", "sep": ["x",
     4 * 10**9], "cls": ["y", 7]},
-    {"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 10**9], "trim_offsets": True, "add_prefix_space": False},
-    {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "X", "type_id": 0}}], "pair": [], "special_tokens": {}},
-    {"Sequence": {"id": "A", "type_id": 4 * 10**9}}, {"SpecialToken": {"id": "[CLS]", "type_id": 7}}, {"Regex": "(\\s*\\w+)*"},
+    {"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 10**9], "trim_offsets": True,
+    "add_prefix_space": False},
+    {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "X", "type_id": 0}}],
+    "pair": [], "special_tokens": {}},
+    {"Sequence": {"id": "A", "type_id": 4 * 10**9}},
+    {"SpecialToken": {"id": "[CLS]", "type_id": 7}}, {"Regex": "(\\s*\\w+)*"},
     {"Regex": "\\"}, {"String": "a"},
-    # What multiplies: ids of a special token, a text several times, growth in steps, long names,
-    # many parts.
-    {"id": "[SEP]", "ids": [3] * 20_000, "tokens": ["[SEP]"] * 20_000}, [{"SpecialToken": {"id": "[SEP]", "type_id": 0}}] * 5000,
-    [{"Sequence": {"id": "A", "type_id": 0}}] * 5000, {"Regex": "\\s+$"}, {"Regex": "(?:a|a)*b"}, {"Regex": ""}, "x" * 100_000,
-    [{"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}] * 20, [{"type": "ByteLevel"}] * 20,
-    [{"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}] * 20, 10**9,
+    # Multiplying content: ids of a special token, repeated text, stepwise growth, long names, many
+    # parts.
+    {"id": "[SEP]", "ids": [3] * 20_000, "tokens": ["[SEP]"] * 20_000},
+    [{"SpecialToken": {"id": "[SEP]", "type_id": 0}}] * 5000,
+    [{"Sequence": {"id": "A", "type_id": 0}}] * 5000, {"Regex": "\\s+$"}, {"Regex": "(?:a|a)*b"},
+    {"Regex": ""}, "x" * 100_000,
+    [{"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True,
+    "use_regex": False}] * 20, [{"type": "ByteLevel"}] * 20,
+    [{"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}] * 20,
+    10**9,
     {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}},
-    *[{"SpecialToken": {"id": "X", "type_id": 0}}] * 1000], "pair": [{"Sequence": {"id": "A", "type_id": 0}},
-    {"Sequence": {"id": "B", "type_id": 0}}], "special_tokens": {"X": {"id": "X", "ids": [1] * 5000, "tokens": ["X"] * 5000}}},
-    {"max_length": 0, "strategy": "LongestFirst", "stride": 9, "direction": "Left"}, {"strategy": {"Fixed": 10**9},
+    *[{"SpecialToken": {"id": "X", "type_id": 0}}] * 1000],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}},
+    {"Sequence": {"id": "B", "type_id": 0}}],
+    "special_tokens": {"X": {"id": "X", "ids": [1] * 5000, "tokens": ["X"] * 5000}}},
+    {"max_length": 0, "strategy": "LongestFirst", "stride": 9, "direction": "Left"},
+    {"strategy": {"Fixed": 10**9},
     "direction": "Right", "pad_id": 0},
     4294967295, -1, 0, 10**12, 0.5, float("nan"), "", "a", "\ud800", None, True, [], {},
 )  # fmt: skip
@@ -536,31 +567,45 @@ def _refuse_many(text: TextProcessor, one: str) -> None:
 
 
 _UNICODE: Final = 72
-"""Bytes that Unicode's forms and a ByteLevel make of a character at most."""
+"""The maximum bytes per character after Unicode normalisation and ByteLevel."""
 
 
 # templates: Jinja of a checkpoint
 
 _TEMPLATES: Final = (
-    b"{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    (
+        b"{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if "
+        b"add_generation_prompt %}<|assistant|>{% endif %}"
+    ),
     b"{{ bos_token }}{{ query }}{% set ns = namespace(found=false) %}{{ document }}"
     b"{{ raise_exception('no') if instruction else '' }}",
 )
 _JINJA: Final = (
-    b"{% for i in range(100000) %}", b"{% endfor %}", b"{{ 'a' * 10**9 }}", b"{{ 'a' * 10**10 }}", b"{{ 10**10**8 }}",
+    b"{% for i in range(100000) %}", b"{% endfor %}", b"{{ 'a' * 10**9 }}", b"{{ 'a' * 10**10 }}",
+    b"{{ 10**10**8 }}",
     b"{{ 'x'|center(10**9) }}",
     b"{% set a = [0] * 10**9 %}", b"{{ ''.__class__.__mro__ }}", b"{{ self.__init__.__globals__ }}",
     b"{{ cycler.__init__.__globals__.os }}",
-    b"{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", b"{% include '/etc/passwd' %}", b"{% extends 'x' %}",
+    b"{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", b"{% include '/etc/passwd' %}",
+    b"{% extends 'x' %}",
     b"{% import 'os' as o %}",
-    b"{{ lipsum(n=100) }}", b"{{ '%1000000000d' % 1 }}", b"{{ '{:>1000000000}'.format(1) }}", b"{{ messages|tojson }}",
+    b"{{ lipsum(n=100) }}", b"{{ '%1000000000d' % 1 }}", b"{{ '{:>1000000000}'.format(1) }}",
+    b"{{ messages|tojson }}",
     b"{% set x = x ~ x %}",
-    b"{{ messages.append(1) }}", b"{% do messages %}", b"{% break %}", b"{{ messages|map(attribute='__class__')|list }}", b"{{",
+    b"{{ messages.append(1) }}", b"{% do messages %}", b"{% break %}",
+    b"{{ messages|map(attribute='__class__')|list }}", b"{{",
     b"}}", b"{%", b"%}",
-    b"{% raw %}", b"{# ", b"{{ (1,) * 10**9 }}", b"{{ range(10**9)|list }}", b"{{ query.encode }}", b"(" * 200,
+    b"{% raw %}", b"{# ", b"{{ (1,) * 10**9 }}", b"{{ range(10**9)|list }}", b"{{ query.encode }}",
+    b"(" * 200,
     b"{{ -" + b"-" * 500, b"{% if " * 100,
-    b"{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
-    b"{% set ns = namespace(s='a') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
+    (
+        b"{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor "
+        b"%}{% endfor %}{% endfor %}"
+    ),
+    (
+        b"{% set ns = namespace(s='a') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% "
+        b"endfor %}{{ ns.s }}"
+    ),
 )  # fmt: skip
 
 
@@ -615,7 +660,7 @@ def _make_adapter(random: Random, known: Sequence[bytes]) -> bytes:
 
 
 def _pattern(random: Random) -> str:
-    """Of a few pieces, each of them often: what takes for ever is the same thing over and over."""
+    """Return a pattern of a few pieces, each repeated, since repetition causes exponential time."""
     pieces = [
         random.choice(_PATTERN_PIECES) * random.choice((1, 1, 2, 20, 40, 90))
         for _ in range(random.randrange(1, 5))
@@ -624,14 +669,18 @@ def _pattern(random: Random) -> str:
 
 
 _PATTERN_PIECES: Final = (
-    ".?", ".*", "a?", "a*", "a+", "(a|a)*", "(a+)+", "(.*)*", "(", ")", "[x]", "[^x]", "\\d", "\\w*", "\\.", ".", "x", "a", "{9}",
+    ".?", ".*", "a?", "a*", "a+", "(a|a)*", "(a+)+", "(.*)*", "(", ")", "[x]", "[^x]", "\\d",
+    "\\w*", "\\.", ".", "x", "a", "{9}",
     "{1,2}", "|", "^", "$", "query", "layer", "(?:", "[", "]", "\\",
 )  # fmt: skip
 _ADAPTER_WORDS: Final[Sequence[object]] = (
-    0, -1, 10**30, float("nan"), float("inf"), True, "all-linear", {"(a+)+": 1}, {".*.*.*.*": 2}, {"(": 1}, {"a{1,99999}": 3},
+    0, -1, 10**30, float("nan"), float("inf"), True, "all-linear", {"(a+)+": 1}, {".*.*.*.*": 2},
+    {"(": 1}, {"a{1,99999}": 3},
     {"\\": 1}, {"a|b": 0},
-    {"(.*)*": 1}, {"x" * 201: 1}, ["query"] * 100, [[1]], None, "gaussian", "pissa", "\ud800", {"layers.[0-9]+": 8}, {"(?R)": 1},
-    {"(?P<a>x)": 1}, {".?" * 40 + "[x]" * 40: 2}, {"[x]" + ".?" * 90: 2}, {"(a|a)*" * 20 + "[x]": 1}, {"((a{99}){99}){99}": 1},
+    {"(.*)*": 1}, {"x" * 201: 1}, ["query"] * 100, [[1]], None, "gaussian", "pissa", "\ud800",
+    {"layers.[0-9]+": 8}, {"(?R)": 1},
+    {"(?P<a>x)": 1}, {".?" * 40 + "[x]" * 40: 2}, {"[x]" + ".?" * 90: 2},
+    {"(a|a)*" * 20 + "[x]": 1}, {"((a{99}){99}){99}": 1},
     {f"^{number}": 1 for number in range(9000)}, ["query"] * 20_000,
 )  # fmt: skip
 
@@ -661,18 +710,24 @@ def _adapters() -> Iterator[Try]:
 
 _SETTINGS: Final[Mapping[str, object]] = {
     "generation": {
-        "eos_token_id": [2, 3], "bos_token_id": 1, "decoder_start_token_id": 1, "max_new_tokens": 20, "min_new_tokens": 2,
-        "num_beams": 2, "length_penalty": 0.8, "early_stopping": True, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3,
-        "bad_words_ids": [[5], [7, 8]], "suppress_tokens": [9], "begin_suppress_tokens": [10], "forced_bos_token_id": 0,
+        "eos_token_id": [2, 3], "bos_token_id": 1, "decoder_start_token_id": 1,
+        "max_new_tokens": 20, "min_new_tokens": 2,
+        "num_beams": 2, "length_penalty": 0.8, "early_stopping": True, "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 3,
+        "bad_words_ids": [[5], [7, 8]], "suppress_tokens": [9], "begin_suppress_tokens": [10],
+        "forced_bos_token_id": 0,
         "forced_eos_token_id": 2,
     },
     "images": {
-        "image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 24}, "crop_size": 20, "resample": 3,
-        "do_rescale": True, "rescale_factor": 1 / 255, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.4, 0.3],
+        "image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 24},
+        "crop_size": 20, "resample": 3,
+        "do_rescale": True, "rescale_factor": 1 / 255, "image_mean": [0.5, 0.4, 0.3],
+        "image_std": [0.5, 0.4, 0.3],
     },
 }  # fmt: skip
 _SETTINGS_WORDS: Final[Sequence[object]] = (
-    1e308, -1e308, 1e-308, 5e-324, float("nan"), float("inf"), list(range(100_000)), [[1] * 1000], [[1]] * 5000, [300], [-1], -1,
+    1e308, -1e308, 1e-308, 5e-324, float("nan"), float("inf"), list(range(100_000)), [[1] * 1000],
+    [[1]] * 5000, [300], [-1], -1,
     299, 300, 10**30, [], [[]], "never", {}, [0.0, 0.0, 0.0], [1e308] * 3,
 )  # fmt: skip
 _VOCABULARY: Final = 300

@@ -1,5 +1,5 @@
-"""Conversions of files as the child of libs/conversion does them: what a try is, and what counts as
-a finding.
+"""Conversions of files like those in the child process of libs/conversion: tries and
+findings.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _FORBIDDEN: Final = (
     "os.remove",
     "import",
 )
-"""Events of Python's audit that no conversion causes."""
+"""Python audit events that no conversion causes."""
 
 Convert = Callable[[BinaryIO, mmap.mmap, BinaryIO, Callable[[int, int], None]], Any]
 Check = Callable[[bytes, Path], None]
-"""Called with the input and the file that the first conversion made of it. Raises Broken."""
+"""Called with the input and the output of the first conversion. Raises Broken."""
 
 
 @contextmanager
 def opened(conversions: Sequence[Convert], sound: bytes, check: Check) -> Iterator[Try]:
-    """Tries of files in a folder that is deleted afterwards.
+    """Yield a function that tries files in a temporary folder.
 
     Args:
-        conversions: run one after another on each input; each may refuse it.
-        sound: an input that is converted first, so that libraries have opened their files.
-        check: judges the output of the first conversion.
+        conversions: Run one after another on each input; each may refuse it.
+        sound: A valid input that is converted first, so that libraries have opened their files.
+        check: Judges the output of the first conversion.
     """
     is_watched = False
 
@@ -71,12 +71,14 @@ def opened(conversions: Sequence[Convert], sound: bytes, check: Check) -> Iterat
 
 
 def check_tensors(output: Path, most: int) -> None:
-    """Raise Broken unless the output is a safetensors file with tensors, of at most so many
+    """Raise Broken unless the output is a safetensors file with tensors and at most `most`
     bytes.
     """
     if output.stat().st_size > most:
         raise Broken(
-            f"the output has {output.stat().st_size:,} bytes; at most {most:,} are in proportion to the input"
+            f"the output has {output.stat().st_size:,} bytes; at most {most:,} are in "
+            "proportion "
+            "to the input"
         )
     if not load_file(output):
         raise Broken("a file without tensors was written")
@@ -86,7 +88,7 @@ def _convert(convert: Convert, data: bytes, place: Path) -> Path:
     source, output = place / "source", place / "output"
     source.write_bytes(data)
     with source.open("rb") as file, output.open("wb") as out:
-        # Not closed here: arrays in the traceback of a refusal are views of it.
+        # Not closed here: a refusal's traceback has arrays that are views of it.
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         convert(file, mapping, out, lambda done, total: None)
     return output

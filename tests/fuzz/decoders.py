@@ -1,5 +1,5 @@
-"""What turns bytes of others into values, in this process: requests, jobs, answers, heartbeats, and
-the files of operators.
+"""Code that decodes untrusted bytes, in this process: requests, jobs, answers, heartbeats, and
+operators' files.
 """
 
 from __future__ import annotations
@@ -50,10 +50,14 @@ from tests.fuzz.target import Broken, Random, Target, Try, plain
 MODELS: Final = ("org/name", "org/name@v1", "a/b", "tiny/fuzz")
 POOLS: Final = ("cpu", "l4-spot")
 WORDS: Final[Mapping[str, Sequence[Any]]] = {
-    "model": MODELS, "pool": POOLS, "adapter": ("", "", "org/adapter"), "worker_id": ("w1", "w2"), "labels": ("PER", "ORG", "O"),
-    "text": ("a text", "zwei Wörter", "x" * 200), "top_n": (0, 1, 2), "wait_seconds": (0.0, 0.01), "budget_jobs": (1, 8, 256),
-    "batch_tokens": (0, 2048), "pools": POOLS, "hypothesis": ("", "about {}"), "load_model": MODELS, "epoch": ("e1",),
-    "label": ("person", "city", "a"), "name": ("tone", "kind", "a"), "choices": ("old", "new"), "description": ("", "what"),
+    "model": MODELS, "pool": POOLS, "adapter": ("", "", "org/adapter"), "worker_id": ("w1", "w2"),
+    "labels": ("PER", "ORG", "O"),
+    "text": ("a text", "zwei Wörter", "x" * 200), "top_n": (0, 1, 2), "wait_seconds": (0.0, 0.01),
+    "budget_jobs": (1, 8, 256),
+    "batch_tokens": (0, 2048), "pools": POOLS, "hypothesis": ("", "about {}"), "load_model": MODELS,
+    "epoch": ("e1",),
+    "label": ("person", "city", "a"), "name": ("tone", "kind", "a"), "choices": ("old", "new"),
+    "description": ("", "what"),
 }  # fmt: skip
 
 CARDS: Final = (
@@ -125,7 +129,7 @@ def _make_request(random: Random, known: Sequence[bytes]) -> bytes:
 def _try_request(data: bytes) -> None:
     kind, check = _VERBS[data[0] % len(_VERBS) if data else 0]
     with suppress(InvalidInput):
-        decode._refuse_crowded(kind, data[1:])  # which parse() asks of large requests only
+        decode._refuse_crowded(kind, data[1:])  # parse() only checks large requests
     try:
         request = decode.parse(kind, data[1:])
     except InvalidInput:
@@ -158,12 +162,12 @@ def _check_jobs(request: Request, sizes: requests.Sizes, card: models_pb2.ModelC
 
 
 def _check_sayable(error: ShoalError) -> None:
-    """Whether it can be put into messages."""
+    """Check that the error's fields can be put into messages."""
     worker_codec.failed(error)
     codec.failed(error)
 
 
-# fields: bytes that need not be any message, as every service parses them
+# fields: bytes that may not be a valid message, as every service parses them
 
 
 _KINDS: Final[Sequence[type[Message]]] = (
@@ -200,7 +204,7 @@ def _try_fields(data: bytes) -> None:
     message.SerializeToString()
 
 
-# jobs: what a worker is handed
+# jobs: the input of a worker
 
 
 _JOBS: Final = messages.Maker(
@@ -252,7 +256,7 @@ def _tensor(random: Random) -> tensor_pb2.Tensor:
     return made
 
 
-def _answer(random: Random, kind: type[Message]) -> Message:
+def _random_answer(random: Random, kind: type[Message]) -> Message:
     if kind is pb.EncodeResponse:
         made = pb.EncodeResponse(model_revision="r")
         if random.random() < 0.7:
@@ -295,14 +299,14 @@ _RESULTS: Final = messages.Maker(
 
 
 def _make_results(random: Random, known: Sequence[bytes]) -> bytes:
-    """A byte of which verb was asked, then one to three results, each behind its length."""
+    """Return a byte for the verb, then one to three results, each after its length."""
     if known and random.random() < 0.3:
         return mutate.mutated(random, random.choice(known), others=known)
     verb = random.randrange(3)
     made = bytes([verb])
     for _ in range(random.randrange(1, 4)):
         result = worker_pb2.JobResult()
-        getattr(result, _OUTCOMES[verb]).CopyFrom(_answer(random, _ANSWERS[verb]))
+        getattr(result, _OUTCOMES[verb]).CopyFrom(_random_answer(random, _ANSWERS[verb]))
         way = random.random()
         data = _RESULTS.make(random) if way < 0.3 else result.SerializeToString()
         made += _piece(data if way < 0.7 else mutate.mutated(random, data))
@@ -326,7 +330,7 @@ def _try_results(data: bytes) -> None:
             merged = codec.merge_extract(parts)
     except ShoalError:
         return
-    # What a router passes on, a client can read.
+    # A client can read every result that a router passes on.
     _walk(_DECODERS[verb](type(merged).FromString(merged.SerializeToString())))
 
 
@@ -343,7 +347,7 @@ def _pieces(data: bytes) -> Iterator[bytes]:
         position += 2 + length
 
 
-# answers: what a server may send to a client
+# answers: messages of a server to a client
 
 _DECODERS: Final[Sequence[Callable[[Any], Any]]] = (
     shoal.requests.codec.encode_result,
@@ -372,13 +376,13 @@ def _make_answer(random: Random, known: Sequence[bytes]) -> bytes:
     if kind == _STATUS:
         return bytes([kind]) + _status(random)
     if kind < 3 and random.random() < 0.6:
-        data = _answer(random, _SENT[kind]).SerializeToString()
+        data = _random_answer(random, _SENT[kind]).SerializeToString()
         return bytes([kind]) + (data if random.random() < 0.3 else mutate.mutated(random, data))
     return bytes([kind]) + _SENDERS[kind].make(random)
 
 
 def _status(random: Random) -> bytes:
-    """A google.rpc.Status with details as ours, and then not quite."""
+    """Return a google.rpc.Status with Shoal's details, or a modified one."""
     status = status_pb2.Status(code=3, message=mutate.text(random))
     parts: list[type[Message]] = [
         error_details_pb2.ErrorInfo,
@@ -420,7 +424,7 @@ def _try_answer(data: bytes) -> None:
 
 
 def _walk(found: object) -> None:
-    """Looks at all of an answer, as its reader would."""
+    """Access all parts of an answer, like its reader."""
     if isinstance(found, shoal.EncodeResult):
         if "dense" in found.representations:
             found.dequantize()
@@ -437,7 +441,7 @@ def _walk(found: object) -> None:
             _walk(one)
 
 
-# heartbeats: what workers say of themselves, and all that is decided by it
+# heartbeats: reports of workers, and all decisions based on them
 
 
 def _heartbeats(worker_id: str) -> Iterator[worker_pb2.HeartbeatRequest]:
@@ -502,7 +506,9 @@ def _try_heartbeats(data: bytes) -> None:
 
 
 def _decide(fleet: FleetSnapshot) -> None:
-    """As routers and schedulers do. None of it may fail, or one worker would stop the mesh."""
+    """Make the decisions of routers and schedulers. An exception would let one worker stop the
+    mesh.
+    """
     busy = busy_shares(fleet, _GAUGES.values())
     for lane in _GAUGES:
         choose_lane(
@@ -533,24 +539,35 @@ def _check_against(request: Message, card: models_pb2.ModelCard | None) -> None:
 # files of operators
 
 _YAML: Final = (
-    b"model: ", b"- ", b"pools: [", b"]", b"{", b"}", b"detect:\n  kind: dense\n", b"prompts:\n  query: 'q '\n", b"---\n", b"&a ",
+    b"model: ", b"- ", b"pools: [", b"]", b"{", b"}", b"detect:\n  kind: dense\n",
+    b"prompts:\n  query: 'q '\n", b"---\n", b"&a ",
     b"*a",
-    b"!!python/object ", b"!!int ", b"? ", b": ", b"|\n", b">-\n", b"'", b'"', b"#", b"\n", b"\n  ", b"\xef\xbb\xbf", b"\x00",
+    b"!!python/object ", b"!!int ", b"? ", b": ", b"|\n", b">-\n", b"'", b'"', b"#", b"\n", b"\n  ",
+    b"\xef\xbb\xbf", b"\x00",
     b"<<: *a\n",
-    b"memory_bytes: 1e999\n", b"max_tokens: " + b"9" * 5000, b"spot: yes\n", b"device: cpu\n", b"9" * 400 + b"GiB", b"[" * 20,
-    b"tokens:\n", b"- token: ", b"sha256: ", b"subject: s\n", b"role: client\n", b"tenants:\n", b"weight: ", b"default: ",
+    b"memory_bytes: 1e999\n", b"max_tokens: " + b"9" * 5000, b"spot: yes\n", b"device: cpu\n",
+    b"9" * 400 + b"GiB", b"[" * 20,
+    b"tokens:\n", b"- token: ", b"sha256: ", b"subject: s\n", b"role: client\n", b"tenants:\n",
+    b"weight: ", b"default: ",
     b"requests_per_second: ",
-    b"0x10", b"0b1", b"1:30", b".inf", b".nan", b"~", b"1_000", "٣".encode(), b"\xf0\x9f\x92\x80", b"2001-01-01",
+    b"0x10", b"0b1", b"1:30", b".inf", b".nan", b"~", b"1_000", "٣".encode(), b"\xf0\x9f\x92\x80",
+    b"2001-01-01",
 )  # fmt: skip
 _CARDS: Final = (
-    b"model: org/name\npools: [cpu, l4-spot]\nmax_tokens: 512\nmemory_bytes: 1000\ndtype: float32\npinned: true\n",
-    b"model: [org/a, org/b@v1]\nprompts:\n  query: 'find: '\n  document: ''\ndefault_prompt: query\nrevision: abc\n---\n"
+    (
+        b"model: org/name\npools: [cpu, l4-spot]\nmax_tokens: 512\nmemory_bytes: 1000\ndtype: "
+        b"float32\npinned: true\n"
+    ),
+    b"model: [org/a, org/b@v1]\nprompts:\n  query: 'find: '\n  document: ''\ndefault_prompt: "
+    b"query\nrevision: abc\n---\n"
     b"model: org/c\ndetect:\n  kind: yes_no\n  answers: ['yes', 'no']\n"
     b"  template: '{{ query }}'\n  normalize: false\n  pooling: mean\n",
 )
 _POOLS: Final = (
-    b"default: cpu\npools:\n  cpu: {device: cpu, max_workers: 3}\n  l4-spot:\n    device: cuda\n    memory_bytes: 22.5GiB\n"
-    b"    spot: true\n    cold_start_seconds: 30\n    target_utilization: 0.5\n    fallback_for: cpu\n",
+    b"default: cpu\npools:\n  cpu: {device: cpu, max_workers: 3}\n  l4-spot:\n    device: cuda\n "
+    b"   memory_bytes: 22.5GiB\n"
+    b"    spot: true\n    cold_start_seconds: 30\n    target_utilization: 0.5\n    fallback_for: "
+    b"cpu\n",
 )
 _TOKENS: Final = (
     b"tokens:\n- {token: 0123456789abcdef, subject: a, role: client, tenant: t}\n- sha256: '"
@@ -558,7 +575,8 @@ _TOKENS: Final = (
     + b"'\n  subject: b\n  role: admin\n",
 )
 _TENANTS: Final = (
-    b"default: {weight: 1, requests_per_second: 10}\ntenants:\n  a: {weight: 2.5, tokens_per_second: 1e6, burst_seconds: 2}\n"
+    b"default: {weight: 1, requests_per_second: 10}\ntenants:\n  a: {weight: 2.5, "
+    b"tokens_per_second: 1e6, burst_seconds: 2}\n"
     b"  b: {queued_tokens: 1000}\n",
 )
 _TRACE: Final = (
@@ -584,7 +602,7 @@ _CSV: Final = (
 
 
 _MAX_TEXT: Final = 4000
-"""PyYAML takes seconds for some kilobytes of brackets; these files are the operator's own."""
+"""PyYAML takes seconds for some kilobytes of brackets; operators write these files."""
 
 
 def _text_file(
@@ -599,7 +617,7 @@ def _text_file(
 
 @contextmanager
 def _reading(read: Callable[[Path], object], name: str) -> Iterator[Try]:
-    """Each input as a file of that name in memory."""
+    """Try each input as a file of that name in memory."""
     with tempfile.TemporaryDirectory(
         dir="/dev/shm" if os.path.isdir("/dev/shm") else None
     ) as folder:

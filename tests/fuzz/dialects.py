@@ -1,8 +1,8 @@
-"""Bodies of HTTP requests through every dialect of the edge, and what a router answers, made into
-what the client reads.
+"""Bodies of HTTP requests through every dialect of the edge, and conversion of router replies to
+answers.
 
-Bodies are made by the types of the table of routes, so that a new dialect is tried as soon as it is
-in the table. No router, no sockets: dialects are pure.
+Bodies are generated from the types in the table of routes, so a new dialect in the table is tried
+automatically. Dialects are pure, so neither routers nor sockets are needed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ MODEL: Final = "org/model"
 ROUTES: Final = Table().routes
 NAMES: Final = Names({"embed": Alias(MODEL), "rerank": Alias(MODEL), "predict": Alias(MODEL)})
 WORDS: Final[Sequence[object]] = (
-    MODEL, "org/model:query", "query", "document", "base64", "float", "int8", "ubinary", "binary", "uint8", "END", "NONE", "start",
-    "dense", "sparse", "multivector", "float16", "search_query", "\ud800", ["a", "b"], [["a", "b"]], {"text": "a"},
+    MODEL, "org/model:query", "query", "document", "base64", "float", "int8", "ubinary", "binary",
+    "uint8", "END", "NONE", "start",
+    "dense", "sparse", "multivector", "float16", "search_query", "\ud800", ["a", "b"], [["a", "b"]],
+    {"text": "a"},
     {"image": "data:image/png;base64,AAAA"}, "https://a/b.png", [1, 2], [[1, 2]], 10**400, -1, 0,
 )  # fmt: skip
 _TASKS: Final = [
@@ -50,11 +52,11 @@ _PIECES: Final = {
     "source_sentence": "a",
     "role": "query",
 }
-"""Values of fields by which a made-up body gets further."""
+"""Field values that pass more checks than random ones."""
 
 
 def _example(random: Random, kind: Any, name: str = "", depth: int = 4) -> object:
-    """A value of a type as msgspec describes it."""
+    """Return a value of a type that msgspec describes."""
     match kind:
         case inspect.StructType():
             return {
@@ -92,7 +94,7 @@ def _example(random: Random, kind: Any, name: str = "", depth: int = 4) -> objec
 
 
 def _make(random: Random, known: Sequence[bytes]) -> bytes:
-    """A byte of the route, one of flags (1: msgpack), and the body."""
+    """Return a byte for the route, one for flags (1: msgpack), and the body."""
     if known and random.random() < 0.1:
         return mutate.mutated(random, random.choice(known), others=known)
     number = random.randrange(len(ROUTES))
@@ -144,36 +146,36 @@ def _try(data: bytes) -> None:
                     step.renamed("items[0].text is wrong"),
                     field=step.renamed("items[0].text"),
                 )
-                otherwise = step.otherwise(problem)
-                if otherwise is None:
+                fallback = step.fallback(problem)
+                if fallback is None:
                     raise problem
-                step = otherwise
+                step = fallback
                 continue
             is_right = random.random() < 0.85
             try:
-                step = step.answer(_reply(random, step, is_right=is_right))
+                step = step.convert(_reply(random, step, is_right=is_right))
             except (LookupError, ValueError):
                 if is_right:
                     raise
-                return  # a router's fault, which the edge tells as INTERNAL
+                return  # a router's fault, which the edge reports as INTERNAL
         raise Broken(f"{route.path}: more than {MAX_STEPS} questions")
     except HttpError as problem:
         _check_problem(route, (problem.dialect or dialect).error(problem), problem)
 
 
 def _try_stream(stream: Stream, random: Random) -> None:
-    """Texts that come in pieces, and from the beginning again; an answer of another text, or of
-    none, may follow.
-    """
+    """Try streamed text, including restarts, a different final text, or a missing result."""
     stream.message.SerializeToString()
     texts = ["", "a", " shoal", " of fish", "\n\n", "data: é"]
     told = b""
     try:
         for _ in range(random.randrange(4)):
             one = pb.ExtractDelta(text=random.choice(texts), restarted=random.random() < 0.2)
-            told += stream.tell(pb.ExtractStreamResponse(deltas=[one]))
+            told += stream.render(pb.ExtractStreamResponse(deltas=[one]))
         results = [_extraction(random) for _ in range(random.random() < 0.9)]
-        told += stream.tell(pb.ExtractStreamResponse(response=pb.ExtractResponse(results=results)))
+        told += stream.render(
+            pb.ExtractStreamResponse(response=pb.ExtractResponse(results=results))
+        )
     except HttpError as problem:
         told += stream.fail(problem)
     except IndexError:
@@ -189,7 +191,7 @@ def _try_stream(stream: Stream, random: Random) -> None:
 
 
 def _reply(random: Random, question: MeshCall, *, is_right: bool) -> Message:
-    """What a router answers; `is_right`: of the shape that was asked for."""
+    """Return a router's reply; `is_right` gives it the requested shape."""
     kind = question.method.parse(b"")
     message: Any = question.message
     if isinstance(kind, pb.EncodeResponse):
@@ -303,7 +305,7 @@ def _check_answer(answer: Answer) -> None:
 def _check_problem(route: Route, answer: Answer, problem: HttpError) -> None:
     if (
         not 400 <= answer.status < 500 and problem.reason != "INTERNAL"
-    ):  # which is told of replies that cannot be read
+    ):  # reported for replies that cannot be read
         raise Broken(f"{route.path}: {problem.reason} became {answer.status}: {problem.message}")
     _check_body(answer)
 

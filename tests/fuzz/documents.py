@@ -1,4 +1,4 @@
-"""Files that say they are PDF documents, through the processes that read them."""
+"""Files declared as PDF documents, through the processes that read them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ _BOUNDS: Final = Bounds(memory=512 << 20, seconds=1, pixels=1 << 20)
 _GOOD: Final = pdfs.document(["a good page"])
 _PAGES: Final = 3
 _WORDS: Final = (
-    b"%PDF-1.7", b"%%EOF", b"startxref", b"xref", b"trailer", b"obj", b"endobj", b"stream", b"endstream", b"<<", b">>", b"[", b"]",
-    b"/Kids", b"/Count", b"/Parent", b"/MediaBox", b"/CropBox", b"/Rotate", b"/UserUnit", b"/Contents", b"/Resources", b"/XObject",
-    b"/Font", b"/Length", b"/Filter", b"/FlateDecode", b"/JBIG2Decode", b"/JPXDecode", b"/DCTDecode", b"/CCITTFaxDecode",
-    b"/LZWDecode", b"/ASCII85Decode", b"/Crypt", b"/Encrypt", b"/ObjStm", b"/XRef", b"/Prev", b"/AcroForm", b"/XFA", b"/JS",
-    b"/Type3", b"/ToUnicode", b"/Annots", b"/SMask", b"/Pattern", b"/Shading", b"1 0 R", b"2 0 R", b"5 0 R", b"-1", b"99999999999",
-    b"(", b")", b"Tj", b"Do", b"re", b"f", b"BT", b"ET", b"cm", b"q", b"Q", b"sh", b"BI", b"ID", b"EI",
+    b"%PDF-1.7", b"%%EOF", b"startxref", b"xref", b"trailer", b"obj", b"endobj", b"stream",
+    b"endstream", b"<<", b">>", b"[", b"]",
+    b"/Kids", b"/Count", b"/Parent", b"/MediaBox", b"/CropBox", b"/Rotate", b"/UserUnit",
+    b"/Contents", b"/Resources", b"/XObject",
+    b"/Font", b"/Length", b"/Filter", b"/FlateDecode", b"/JBIG2Decode", b"/JPXDecode",
+    b"/DCTDecode", b"/CCITTFaxDecode",
+    b"/LZWDecode", b"/ASCII85Decode", b"/Crypt", b"/Encrypt", b"/ObjStm", b"/XRef", b"/Prev",
+    b"/AcroForm", b"/XFA", b"/JS",
+    b"/Type3", b"/ToUnicode", b"/Annots", b"/SMask", b"/Pattern", b"/Shading", b"1 0 R", b"2 0 R",
+    b"5 0 R", b"-1", b"99999999999",
+    b"(", b")", b"Tj", b"Do", b"re", b"f", b"BT", b"ET", b"cm", b"q", b"Q", b"sh", b"BI", b"ID",
+    b"EI",
 )  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""GGUF and ONNX files: good ones, changed, through the conversions of `shoal models convert` as the
-child does them.
+"""GGUF and ONNX files with changes, through the conversions of `shoal models convert` in the child
+process.
 """
 
 from __future__ import annotations
@@ -22,25 +22,31 @@ from tests.fuzz import conversions, mutate
 from tests.fuzz.target import Random, Target, Try
 
 _SLACK: Final = 1 << 20
-"""Bytes of an output beyond its proportion to the input: the names of its tensors."""
+"""Bytes of an output beyond its ratio to the input: the names of its tensors."""
 
 _TOKENS: Final = ["<unk>", "<s>", "</s>", "a", "b", "ab", "\u2581a"]
 _GGUF_WORDS: Final = (
-    b"GGUF", b"general.architecture", b"general.alignment", b"llama", b"qwen2", b"gemma3", b"tokenizer.ggml.tokens",
-    b"tokenizer.ggml.model", b"gpt2", b"tokenizer.ggml.merges", b"tokenizer.ggml.scores", b"blk.0.attn_q.weight",
+    b"GGUF", b"general.architecture", b"general.alignment", b"llama", b"qwen2", b"gemma3",
+    b"tokenizer.ggml.tokens",
+    b"tokenizer.ggml.model", b"gpt2", b"tokenizer.ggml.merges", b"tokenizer.ggml.scores",
+    b"blk.0.attn_q.weight",
     b"rope_freqs.weight",
-    *(struct.pack("<I", kind) for kind in range(16)), struct.pack("<Q", 1 << 63), struct.pack("<Q", 1 << 32), struct.pack("<Q", 0),
+    *(struct.pack("<I", kind) for kind in range(16)), struct.pack("<Q", 1 << 63),
+    struct.pack("<Q", 1 << 32), struct.pack("<Q", 0),
 )  # fmt: skip
 _ONNX_WORDS: Final = (
-    b"onnx::MatMul_7", b"_quantized", b"_scale", b"_zero_point", b"DequantizeLinear", b"axis", b"/lin/MatMul", b"MatMulInteger",
-    b"\x3a", b"\x2a", b"\x0a", b"\x08\x01", b"\x10\x01", b"\x10\x03", b"\x4a", b"\x72\x01\x01", b"\xff" * 9 + b"\x01",
+    b"onnx::MatMul_7", b"_quantized", b"_scale", b"_zero_point", b"DequantizeLinear", b"axis",
+    b"/lin/MatMul", b"MatMulInteger",
+    b"\x3a", b"\x2a", b"\x0a", b"\x08\x01", b"\x10\x01", b"\x10\x03", b"\x4a", b"\x72\x01\x01",
+    b"\xff" * 9 + b"\x01",
 )  # fmt: skip
 
 
 def _gguf(path: Path, architecture: str, tokenizer: str, kind: Type) -> bytes:
-    """A file of one layer with a small vocabulary."""
+    """Return a file of one layer with a small vocabulary."""
     writer = gguf.GGUFWriter(path, architecture)
-    numbers = {"block_count": 1, "context_length": 16, "embedding_length": 32, "feed_forward_length": 32, "attention.head_count": 2,
+    numbers = {"block_count": 1, "context_length": 16, "embedding_length": 32,
+    "feed_forward_length": 32, "attention.head_count": 2,
         "attention.head_count_kv": 1, "attention.sliding_window": 4}  # fmt: skip
     for key, number in numbers.items():
         writer.add_uint32(f"{architecture}.{key}", number)
@@ -71,7 +77,7 @@ def _gguf(path: Path, architecture: str, tokenizer: str, kind: Type) -> bytes:
 
 
 def _onnx(path: Path) -> list[bytes]:
-    """A file of float weights, and one of quantised ones in each form."""
+    """Return a file of float weights, and one of quantised weights in each form."""
     weight, integers, base = (
         np.arange(12, dtype=np.float32).reshape(3, 4),
         np.arange(12, dtype=np.int8).reshape(3, 4),

@@ -1,7 +1,7 @@
 """HTTP and TEI gRPC requests that are larger than they look: a recipe of a few numbers, and the
-bytes that it stands for.
+bytes that it describes.
 
-A recipe covers what multiplies at the edge: values in a body, compression, header and trailer
+A recipe covers the multiplying parts at the edge: values in a body, compression, header and trailer
 lines, connections, and messages of TEI's gRPC port. An input is the recipe as JSON, like those of
 `products.py`.
 """
@@ -23,14 +23,14 @@ from tests.fuzz.target import Random
 
 MAX_BODY_BYTES: Final = 24 << 20
 MAX_WIRE_BYTES: Final = 64 << 20
-"""Bytes of one input on the wire, all its connections together."""
+"""The maximum bytes of one input over all its connections."""
 MAX_CONNECTIONS: Final = 200
 
 Credential = Literal["none", "wrong", "valid"]
 Encoding = Literal["identity", "gzip", "deflate"]
 Ending = Literal["answered", "unfinished", "closed"]
-"""What the client does with its connections: read the answer, send all but the last byte, or send
-all and close.
+"""How the client ends its connections: read the answer, send all but the last byte, or send
+everything and close.
 """
 
 HTTP_PATHS: Final[Mapping[str, str]] = {
@@ -69,19 +69,25 @@ SHAPES: Final[Mapping[str, tuple[bytes, bytes]]] = {
     "msgpack maps": (b"\x80", b"\x80"),
     "msgpack lists": (b"\x90", b"\x90"),
 }
-"""What a body repeats: a piece, and the last piece."""
+"""The repeated part of a body, and its last part."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRecipe:
-    """One input: `connections` times the same request.
+    """One input: the same request on `connections` connections.
 
     Args:
-        path: a key of HTTP_PATHS or one of TEI_PATHS. shape: a key of SHAPES. body: bytes of the
-        body before compression. encoding: its content coding. credential: what the request says of
-        its caller. headers: additional header lines; header_bytes: bytes of each. trailers: trailer
-        lines after a chunked body of 8 bytes each; 0 sends the body by its length. connections:
-        connections that are opened one after the other. ending: what becomes of them.
+        path: A key of HTTP_PATHS or one of TEI_PATHS.
+        shape: A key of SHAPES.
+        body: Bytes of the body before compression.
+        encoding: Its content coding.
+        credential: The request's credential.
+        headers: The number of additional header lines.
+        header_bytes: The bytes of each additional header.
+        trailers: Trailer lines after a chunked body, of 8 bytes each; 0 sends the body by its
+            length.
+        connections: The number of connections, opened one after the other.
+        ending: How the connections end.
     """
 
     path: str = "/v1/embeddings"
@@ -97,7 +103,7 @@ class HttpRecipe:
 
     @property
     def verb(self) -> str:
-        """What a finding is called."""
+        """Return the name of a finding."""
         return f"{self.path} ({self.credential})"
 
     @property
@@ -106,24 +112,24 @@ class HttpRecipe:
 
     @property
     def deadline(self) -> float:
-        """Seconds: the edge's own, since no request names one."""
+        """Return the edge's default deadline in seconds, since requests specify none."""
         return 60.0
 
     @property
     def sequences(self) -> int:
-        """Texts that go through a model, of all connections; other shapes are refused before."""
+        """Return the number of texts that a model processes; other shapes are refused earlier."""
         if self.shape != "texts" or self.credential != "valid" or self.ending != "answered":
             return 0
         piece, last = SHAPES[self.shape]
         return self.connections * min(MAX_ITEMS, 1 + max(0, (self.body - len(last)) // len(piece)))
 
     def content(self) -> bytes:
-        """The body as it is sent."""
+        """Return the body as it is sent."""
         return _content(self.path, self.shape, self.body, self.encoding)
 
     def to_json(self) -> bytes:
-        """Only what differs from the defaults, and the path, which marks it as a request of this
-        kind.
+        """Return the path, which marks an HTTP recipe, and the fields that differ from the
+        defaults.
         """
         own = asdict(self)
         return json.dumps(
@@ -135,7 +141,7 @@ class HttpRecipe:
         ).encode()
 
     def request(self, token: str) -> bytes:
-        """The bytes of one connection; `token` is the valid one."""
+        """Return the bytes of one connection; `token` is the valid one."""
         content, kind = (
             self.content(),
             "application/msgpack" if self.shape.startswith("msgpack") else "application/json",
@@ -145,7 +151,8 @@ class HttpRecipe:
             lines.append(f"content-encoding: {self.encoding}")
         if self.credential != "none":
             lines.append(
-                f"authorization: Bearer {token if self.credential == 'valid' else 'nobody-issued-this'}"
+                "authorization: Bearer "
+                f"{token if self.credential == 'valid' else 'nobody-issued-this'}"
             )
         lines += [f"x-{number}: {'v' * self.header_bytes}" for number in range(self.headers)]
         lines.append(
@@ -204,8 +211,8 @@ def _msgpack(text: str) -> bytes:
 
 
 def read(data: bytes) -> HttpRecipe | None:
-    """The recipe of an input; None for another kind of input, or one beyond the bounds of this
-    module.
+    """Return the recipe of an input; None for another kind of input, or one above this module's
+    limits.
     """
     try:
         recipe = HttpRecipe(**json.loads(data))
@@ -241,7 +248,7 @@ def read(data: bytes) -> HttpRecipe | None:
 
 
 def make(random: Random, known: Sequence[bytes]) -> bytes:
-    """A recipe in which one or two quantities are large, or a known one with two values changed."""
+    """Return a recipe with one or two large quantities, or a known one with two values changed."""
     old = next(
         (
             found

@@ -1,6 +1,4 @@
-"""Sends the recipes of `http_products.py` to an edge, and watches how long the edge takes to say
-that it lives.
-"""
+"""Send the recipes of `http_products.py` to an edge, and measure its response time."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ _LIVEZ: Final = b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 
 
 def send(recipe: HttpRecipe, address: str, tei_address: str, token: str) -> list[int]:
-    """Send all connections of a recipe, and return the HTTP or gRPC statuses that were received (0:
-    none).
-    """
+    """Send all connections of a recipe; return the HTTP or gRPC statuses received (0 for none)."""
     one = (
         (lambda: _call(recipe, tei_address, token))
         if recipe.is_grpc
@@ -68,15 +64,15 @@ def _call(recipe: HttpRecipe, address: str, token: str) -> int:
 
 
 class Liveness:
-    """Asks an edge for `/livez` again and again; `worst_seconds` is the longest time to an answer
-    within the context.
+    """Requests `/livez` repeatedly; `worst_seconds` is the longest response time within the
+    context.
     """
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self._place = host, int(port)
-        # The state: whether to go on, the longest wait so far, and when the current one began (0:
-        # none is open).
+        # The state: whether to continue, the longest wait, and the start of the current one (0 for
+        # none).
         self._ends = threading.Event()
         self._worst = 0.0
         self._begun = 0.0

@@ -1,5 +1,5 @@
-"""Files that say they are images: every format with its fields lying, through decoding and a
-model's preparation.
+"""Files declared as images: every format with false fields, through decoding and a model's
+preparation.
 """
 
 from __future__ import annotations
@@ -27,26 +27,31 @@ from tests.fuzz.target import Broken, Random, Target, plain
 
 _LIMITS: Final = Limits(bytes=1 << 20, pixels=1 << 20)
 _FIELD: Final = "items[0].image"
-# Of as many pixels as the limits allow: in 16 bits or with alpha, composited, turned, resized, and
-# what libraries need themselves.
+# Memory for the maximum number of pixels: in 16 bits or with alpha, composited, rotated, resized,
+# and the overhead of libraries.
 _MAX_MEMORY: Final = 256 << 20
 
 _MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "F", "I")
 _WIDE: Final = ("I;16", "F", "I")
 _SIZES: Final = ((1, 1), (7, 5), (16, 16), (33, 20), (1, 60), (64, 1))
 _WORDS: Final = (
-    b"\x89PNG\r\n\x1a\n", b"IHDR", b"IDAT", b"IEND", b"PLTE", b"tRNS", b"acTL", b"fcTL", b"fdAT", b"zTXt", b"iTXt", b"iCCP",
-    b"eXIf", b"\xff\xd8", b"\xff\xd9", b"\xff\xda", b"\xff\xc0", b"\xff\xc2", b"\xff\xc4", b"\xff\xdb", b"\xff\xdd",
-    b"\xff\xe1", b"\xff\xe2MPF\0", b"Exif\0\0", b"ICC_PROFILE\0", b"Adobe\0", b"RIFF", b"WEBP", b"VP8 ", b"VP8L", b"VP8X",
-    b"ANIM", b"ANMF", b"ALPH", b"II*\0", b"MM\0*", b"II+\0", b"GIF87a", b"GIF89a", b"\x21\xff\x0bNETSCAPE2.0", b"\x21\xf9\x04",
-    b"BM", b"\x28\0\0\0", b"ftypavif", b"ftypheic", b"meta", b"iloc", b"ispe", b"iprp", b"av01", b"PK\x03\x04", b"%!PS", b"%PDF",
+    b"\x89PNG\r\n\x1a\n", b"IHDR", b"IDAT", b"IEND", b"PLTE", b"tRNS", b"acTL", b"fcTL", b"fdAT",
+    b"zTXt", b"iTXt", b"iCCP",
+    b"eXIf", b"\xff\xd8", b"\xff\xd9", b"\xff\xda", b"\xff\xc0", b"\xff\xc2", b"\xff\xc4",
+    b"\xff\xdb", b"\xff\xdd",
+    b"\xff\xe1", b"\xff\xe2MPF\0", b"Exif\0\0", b"ICC_PROFILE\0", b"Adobe\0", b"RIFF", b"WEBP",
+    b"VP8 ", b"VP8L", b"VP8X",
+    b"ANIM", b"ANMF", b"ALPH", b"II*\0", b"MM\0*", b"II+\0", b"GIF87a", b"GIF89a",
+    b"\x21\xff\x0bNETSCAPE2.0", b"\x21\xf9\x04",
+    b"BM", b"\x28\0\0\0", b"ftypavif", b"ftypheic", b"meta", b"iloc", b"ispe", b"iprp", b"av01",
+    b"PK\x03\x04", b"%!PS", b"%PDF",
     b"<svg", b"P6\n", b"qoif", b"\0\0\1\0",
 )  # fmt: skip
 
 
 @cache
 def _good() -> tuple[bytes, ...]:
-    """A file of each format and mode that Pillow writes."""
+    """Return a file of each format and mode that Pillow writes."""
     numbers = np.random.default_rng(7)
     found: list[bytes] = []
     for kind in FORMATS:
@@ -77,7 +82,7 @@ def _good() -> tuple[bytes, ...]:
 
 
 def _png(random: Random) -> bytes:
-    """Whole chunks with sums that are right, whatever their fields say."""
+    """Return complete chunks with valid checksums and arbitrary fields."""
     width, height, body = (
         random.choice((1, 2, 9, 300, 4000, mutate.edge(random))) % (1 << 32) for _ in range(3)
     )
@@ -174,7 +179,7 @@ def _gif(random: Random) -> bytes:
 
 
 def _tiff(random: Random) -> bytes:
-    """A directory of tags whose counts, types and offsets are of no file."""
+    """Return a directory of tags with random counts, types and offsets."""
     order = random.choice("<>")
     tags = []
     for tag in (
@@ -281,12 +286,13 @@ _INPUTS: Final = (
 
 
 def _try(data: bytes) -> None:
-    """InvalidInput, or what agrees: the size from the header, the pixels, and tokens that are
-    priced as they turn out.
+    """Raise InvalidInput, or check that the size from the header, the pixels and the priced tokens
+    agree.
     """
     before = _peak()
     with warnings.catch_warnings():
-        # Pillow warns of damaged metadata that it skips; of bombs as the worker sees them.
+        # Pillow warns about damaged metadata that it skips, and about bombs as the worker detects
+        # them.
         warnings.simplefilter("ignore")
         found = _decoded(data)
         for model in _INPUTS:
@@ -296,7 +302,7 @@ def _try(data: bytes) -> None:
 
 
 def _decoded(data: bytes) -> tuple[int, int] | None:
-    """Height and width, if the file is taken."""
+    """Return height and width if the file is accepted."""
     try:
         size = header_size(data, _FIELD, _LIMITS)
     except InvalidInput as refused:
@@ -341,7 +347,7 @@ def _check(refused: InvalidInput) -> None:
 
 
 def _peak() -> int:
-    """Of this process, bytes."""
+    """Return the peak memory of this process in bytes."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most << 10
 

@@ -1,4 +1,4 @@
-"""Targets that are known to break, by which the machinery itself is tested."""
+"""Targets that are known to fail, to test the fuzzing machinery."""
 
 from __future__ import annotations
 

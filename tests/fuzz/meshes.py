@@ -1,5 +1,5 @@
-"""A whole mesh within this process, for targets that call it: real Redis, router, scheduler, and a
-worker with one tiny model.
+"""A mesh within this process for targets that call it: real Redis, router, scheduler, and a worker
+with a tiny model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WORKER: Final = "w-good"
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Where its servers listen, and where its model lies. `ended` is done if one of its parts has
+    """The addresses of the mesh's servers and the path of its model. `ended` is done if a part has
     died.
     """
 
@@ -46,7 +46,7 @@ class Mesh:
 
 @contextmanager
 def serving(*, has_worker: bool = True) -> Iterator[Mesh]:
-    """The mesh on an event loop and a thread of its own."""
+    """Run the mesh on an event loop in a separate thread."""
     with tempfile.TemporaryDirectory() as folder, RedisServer() as redis:
         model = tiny.write(Path(folder) / MODEL)
         ready: Future[tuple[str, str]] = Future()
@@ -65,7 +65,7 @@ def serving(*, has_worker: bool = True) -> Iterator[Mesh]:
 
         sys.setswitchinterval(
             0.0005
-        )  # the caller and the mesh take turns, thousands of times a second
+        )  # the caller and the mesh alternate thousands of times a second
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         router, scheduler = ready.result(60)
@@ -84,7 +84,7 @@ async def _serve(
     has_worker: bool,
 ) -> None:
     async with AsyncExitStack() as stack:
-        # Leases are short, so that what a faulty worker takes is soon given to another.
+        # Leases are short, so that jobs of a faulty worker are soon given to another.
         router = await stack.enter_async_context(
             router_app.running(
                 RouterSettings(

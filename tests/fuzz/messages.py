@@ -1,5 +1,5 @@
-"""Protobuf messages from chance, made by their descriptors: every field, every edge of its type,
-and what no generator writes.
+"""Random protobuf messages by their descriptors: every field, every limit of its type, and invalid
+encodings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.fuzz import mutate
 from tests.fuzz.target import Random
 
 Words = Mapping[str, Sequence[Any]]
-"""By a field's name: values that mean something there."""
+"""Meaningful values by field name."""
 
 _SIGNED: Final = (
     FieldDescriptor.TYPE_INT32,
@@ -31,7 +31,7 @@ _WIDE: Final = (
 
 
 def message(random: Random, kind: type[Message], words: Words, depth: int = 4) -> Message:
-    """A message of that kind with some of its fields set."""
+    """Return a message of that kind with some of its fields set."""
     made = kind()
     fill(random, made, words, depth)
     return made
@@ -45,12 +45,13 @@ def fill(random: Random, made: Message, words: Words, depth: int) -> None:
 
 
 class Maker:
-    """Messages of one kind on the wire. Few are made anew, most are one that was made before with a
-    field or some bytes changed: that is twenty times as fast, and goes further with each change."""
+    """Serialised messages of one kind. A few are generated; most are earlier ones with a changed
+    field or changed bytes, which is twenty times as fast and accumulates changes.
+    """
 
     def __init__(self, kind: type[Message], words: Words, *bases: Message) -> None:
         self._kind, self._words, self._bases = kind, words, bases
-        # The state: what was made before.
+        # The state: earlier messages.
         self._pool: list[Message] = list(bases)
 
     def make(self, random: Random) -> bytes:
@@ -88,14 +89,16 @@ def parsed(kind: type[Message], data: bytes) -> Message | None:
 _MAX_POOL: Final = 256
 _MAX_KEPT: Final = 4096
 _WIRE: Final = (
-    b"\xff\xfe", b"\xc3\x28", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"\x80" * 10 + b"\x01", b"\xff" * 9 + b"\x01", b"\x0b",
+    b"\xff\xfe", b"\xc3\x28", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"\x80" * 10 + b"\x01",
+    b"\xff" * 9 + b"\x01", b"\x0b",
     b"\x0c",
-    b"\xfb\x07", b"\x0a\x00", b"\x12\x00", b"\x0a\xff\xff\xff\xff\x0f", b"\x00", b"\x07", b"\xa0\x06\x01",
+    b"\xfb\x07", b"\x0a\x00", b"\x12\x00", b"\x0a\xff\xff\xff\xff\x0f", b"\x00", b"\x07",
+    b"\xa0\x06\x01",
 )  # fmt: skip
 
 
 def _touch(random: Random, made: Message, words: Words) -> None:
-    """Sets a few fields anew, perhaps deep within."""
+    """Set a few fields to new values, possibly at a deep level."""
     for _ in range(random.randrange(1, 4)):
         one = made
         while True:

@@ -1,4 +1,4 @@
-"""Inputs from chance: bytes changed as fuzzers change them, and odd values of every type."""
+"""Random inputs: bytes changed like in other fuzzers, and unusual values of every type."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ from tests.fuzz.target import Random
 
 MAX_BYTES: Final = 1 << 16
 
-_EDGES: Final = (0, 1, 2, 7, 8, 15, 16, 31, 32, 63, 64, 100, 127, 128, 255, 256, 511, 512, 1000, 1024, 4095, 4096, 9_999, 10_000,
-    10_001, 32_767, 32_768, 65_535, 65_536, 1 << 24, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 53) + 1, (1 << 63) - 1,
+_EDGES: Final = (0, 1, 2, 7, 8, 15, 16, 31, 32, 63, 64, 100, 127, 128, 255, 256, 511, 512, 1000,
+1024, 4095, 4096, 9_999, 10_000,
+    10_001, 32_767, 32_768, 65_535, 65_536, 1 << 24, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32,
+    (1 << 53) + 1, (1 << 63) - 1,
     1 << 63, (1 << 64) - 1)  # fmt: skip
 _FLOATS: Final = (
-    0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 5e-324, 1e-9, 1e9, 3.4e38, 1e300, 1.7e308, float("inf"), float("-inf"), float("nan"),
+    0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 5e-324, 1e-9, 1e9, 3.4e38, 1e300, 1.7e308, float("inf"),
+    float("-inf"), float("nan"),
 )  # fmt: skip
 _TEXTS: Final = (
-    "", " ", "a", "\0", "\n", "\t", "..", "../..", "/etc/passwd", "a/b", "a/b@c", "org/name", "%s%n", "${x}", "{}", "{{7*7}}", "'",
+    "", " ", "a", "\0", "\n", "\t", "..", "../..", "/etc/passwd", "a/b", "a/b@c", "org/name",
+    "%s%n", "${x}", "{}", "{{7*7}}", "'",
     '"',
-    "\\", "|", "!", ":", "*", "\u202e", "\ufeff", "\U0001f480", "é", "e\u0301" * 20, "\u0300" * 200, "Ǆ", "ß", "İ", "\u2028",
-    "\ud7ff", "\ue000", "\uffff", "\U0010ffff", "ﷺ" * 10, "\uff10", "٣", "null", "NaN", "-1", "0x10", "1e999", "true", "[]", "-0",
+    "\\", "|", "!", ":", "*", "\u202e", "\ufeff", "\U0001f480", "é", "e\u0301" * 20, "\u0300" * 200,
+    "Ǆ", "ß", "İ", "\u2028",
+    "\ud7ff", "\ue000", "\uffff", "\U0010ffff", "ﷺ" * 10, "\uff10", "٣", "null", "NaN", "-1",
+    "0x10", "1e999", "true", "[]", "-0",
 )  # fmt: skip
 
 
 def edge(random: Random, *, signed: bool = False) -> int:
-    """A whole number at or beside the edge of a type."""
+    """Return an integer at or next to a limit of a type."""
     near = random.choice(_EDGES) + random.choice((-1, 0, 0, 1))
     value = near if random.random() < 0.8 else random.getrandbits(random.randrange(1, 65))
     return -value if signed and random.random() < 0.4 else max(0, value)
@@ -63,8 +69,13 @@ def _code_point(random: Random) -> int:
 def mutated(
     random: Random, data: bytes, words: Sequence[bytes] = (), others: Sequence[bytes] = ()
 ) -> bytes:
-    """The same with a few changes. `words`: that mean something in the format; `others`: inputs to
-    take pieces of.
+    """Return the data with a few changes.
+
+    Args:
+        random: The source of randomness.
+        data: The original.
+        words: Meaningful bytes of the format.
+        others: Inputs from which to take pieces.
     """
     found = bytearray(data)
     for _ in range(1 << random.randrange(4)):
@@ -97,7 +108,7 @@ def _set(random: Random, data: bytearray, words: Sequence[bytes], others: Sequen
 def _number(
     random: Random, data: bytearray, words: Sequence[bytes], others: Sequence[bytes]
 ) -> None:
-    """Little-endian, big-endian or in digits."""
+    """Insert a number as little-endian, big-endian or decimal."""
     value, width = edge(random), random.choice((2, 4, 8))
     form = random.randrange(3)
     piece = (
@@ -152,12 +163,13 @@ def _splice(
 
 
 _CHANGES: Final[Sequence[Callable[[Random, bytearray, Sequence[bytes], Sequence[bytes]], None]]] = (
-    _flip, _flip, _set, _set, _number, _number, _cut, _truncate, _repeat, _insert, _word, _word, _splice,
+    _flip, _flip, _set, _set, _number, _number, _cut, _truncate, _repeat, _insert, _word, _word,
+    _splice,
 )  # fmt: skip
 
 
 def value(random: Random, depth: int = 3) -> object:
-    """Any JSON value."""
+    """Return any JSON value."""
     kind = random.randrange(9 if depth else 6)
     if kind == 0:
         return random.choice((None, True, False))
@@ -178,8 +190,8 @@ def value(random: Random, depth: int = 3) -> object:
 
 
 def changed(random: Random, given: object, words: Sequence[object] = ()) -> object:
-    """A JSON value with one thing in it changed, left out, doubled or nested deep. `words`: values
-    that mean something there.
+    """Return a JSON value with one part changed, removed, duplicated or deeply nested. `words` are
+    meaningful values.
     """
     if isinstance(given, dict) and given and random.random() < 0.9:
         key = random.choice(list(given))

@@ -1,7 +1,7 @@
-"""Small checkpoints of the kinds whose answers multiply, made by the packages that define them:
+"""Small checkpoints of kinds with multiplying answers, made by the packages that define them:
 relations, structures, generation.
 
-Their packages take seconds to import, so they are apart from `tiny_kinds.py`.
+Importing these packages takes seconds, so they are separate from `tiny_kinds.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.generation import served
 from tests.parity import gliner2_models, glirel_models
 
 POSITIONS: Final = 8192
-"""Of the chat model, which has rotary positions: more than the longest answer."""
+"""The positions of the chat model, which are rotary: more than the longest answer."""
 
 
 def write_package_kinds(root: Path) -> None:

@@ -1,9 +1,9 @@
 """Requests that are larger than they look: a recipe of a few numbers, and the request of up to
-megabytes that it stands for.
+megabytes that it describes.
 
-What multiplies is what is tried most: an instruction, a query or a hypothesis with each item,
-labels with each item, forms with each token. An input is the recipe as JSON, so that a corpus of
-whole megabytes is small and can be read.
+Multiplying parts are tried most: an instruction, a query or a hypothesis with each item, labels
+with each item, forms with each token. An input is the recipe as JSON, so a corpus of megabytes
+stays small and readable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from tests.fuzz import tiny_kinds
 from tests.fuzz.target import Random
 
 MAX_BYTES: Final = 4 << 20
-"""Of each repeated or single text of a request; about, since a letter may have four bytes."""
+"""The approximate maximum bytes of each repeated or single text, since a letter may have four
+bytes.
+"""
 MAX_ITEMS: Final = 20_000
 MAX_LABELS: Final = 300
 DEADLINES: Final = (2.0, 2.0, 2.0, 0.5, 0.05)
@@ -31,11 +33,11 @@ LETTERS: Final[Mapping[str, str]] = {
     "spaces": " ",
     "lines": "\n",
     "controls": "\x01",
-    "ligatures": "\ufdfa",  # eighteen letters once it is normalised
+    "ligatures": "\ufdfa",  # eighteen letters after normalisation
     "accents": "e\u0301",
     "emoji": "\U0001f480",
     "hangul": "\ud55c",
-    "places": "{}",  # of labels, in a hypothesis
+    "places": "{}",  # placeholders of labels in a hypothesis
     "quotes": "``",  # replaced by the tokenizer
     "unknown": "\u6771 ",
 }
@@ -52,29 +54,32 @@ VERBS: Final = (
 )
 _LABELLED: Final = ("hypotheses", "prompts", "labels", "relations", "structures")
 
-# What the contract allows of a shared text, by verb, and of a label and an instruction: most of
-# what is beyond is soon refused.
-_SHARED: Final = {"encode": 16_000, "search": 130_000, "pairs": 130_000, "hypotheses": 1_000, "prompts": 1_000, "labels": 0,
+# The contract's limits of a shared text by verb, of a label and of an instruction: larger values
+# are soon refused.
+_SHARED: Final = {"encode": 16_000, "search": 130_000, "pairs": 130_000, "hypotheses": 1_000,
+"prompts": 1_000, "labels": 0,
            "relations": 0, "structures": 0, "generation": 16_000}  # fmt: skip
 _LABEL: Final = 1_000
 _INSTRUCTION: Final = 16_000
 
 RELATIONS, STRUCTURES, GENERATION = "tiny/relations", "tiny/structures", "tiny/generation"
-"""Models of `package_kinds.py`, whose import takes seconds."""
+"""Models of `package_kinds.py`, which takes seconds to import."""
 
 Text = tuple[str, int]
-"""A key of LETTERS, and about how many bytes."""
+"""A key of LETTERS, and the approximate bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A request: `items` times `text`; `shared` is the instruction, query or hypothesis,
-    `instruction` the one beside a query.
+    """A request with `items` times `text`.
 
     Args:
-        entities: entities given with each item, for `relations`. empty: items without content.
-        unknown: a field that the contract lacks, as nested groups: their depth, and bytes in the
-        innermost. deadline: the caller's, in seconds.
+        shared: The instruction, query or hypothesis.
+        instruction: The instruction of a request with a query.
+        entities: Entities given with each item, for `relations`.
+        empty: Items without content.
+        unknown: An unknown field of nested groups: their depth, and bytes in the innermost.
+        deadline: The caller's, in seconds.
     """
 
     verb: str = "encode"
@@ -93,14 +98,14 @@ class Recipe:
 
     @property
     def path(self) -> str:
-        """Of the method."""
+        """Return the method's path."""
         verb = {"encode": "Encode", "search": "Score", "pairs": "Score"}.get(self.verb, "Extract")
         return f"/shoal.v1.InferenceService/{verb}"
 
     @property
     def sequences(self) -> int:
-        """The most passes through the model, which a legal request pays for: one for each token
-        that is generated.
+        """Return the maximum number of forward passes that a valid request pays for: one per
+        generated token.
         """
         each = {"hypotheses": self.labels, "prompts": self.labels, "generation": self.forms}.get(
             self.verb, 1
@@ -108,7 +113,7 @@ class Recipe:
         return self.items * max(1, each)
 
     def body(self) -> bytes:
-        """On the wire."""
+        """Return the serialised request."""
         return self._request().SerializeToString() + _unknown(*self.unknown)
 
     def _request(self) -> Message:
@@ -124,7 +129,8 @@ class Recipe:
         if self.verb == "encode":
             forms: list[Any] = [1 + number % 3 for number in range(self.forms)]
             return pb.EncodeRequest(
-                model=tiny_kinds.FORMS, items=items, instruction=shared, representations=forms, adapter=adapter
+                model=tiny_kinds.FORMS, items=items, instruction=shared, representations=forms,
+                adapter=adapter
             )  # fmt: skip
         if self.verb in ("search", "pairs"):
             model = tiny_kinds.FORMS if self.verb == "search" else tiny_kinds.PAIRS
@@ -165,7 +171,7 @@ class Recipe:
         )
 
     def to_json(self) -> bytes:
-        """Only what is not the default."""
+        """Return the fields that differ from the defaults."""
         own = asdict(self)
         return json.dumps(
             {one.name: own[one.name] for one in fields(self) if own[one.name] != one.default}
@@ -173,7 +179,7 @@ class Recipe:
 
 
 def read(data: bytes) -> Recipe | None:
-    """None for what is no recipe, or one of more than MAX_BYTES in any of its texts."""
+    """Return the recipe; None if it is invalid or a text exceeds MAX_BYTES."""
     try:
         told = json.loads(data).items()
         values: dict[str, Any] = {
@@ -204,7 +210,7 @@ def read(data: bytes) -> Recipe | None:
 
 
 def make(random: Random, known: Sequence[bytes]) -> bytes:
-    """A recipe with one product at least, or a known one with a value or two changed."""
+    """Return a recipe with at least one product, or a known one with one or two values changed."""
     old = read(random.choice(known)) if known and random.random() < 0.3 else None
     drawn = asdict(_drawn(random))
     if old is None:
@@ -252,7 +258,7 @@ def _letters(random: Random, least: int, most: int) -> Text:
 
 
 def _text(text: Text, times: int = 1) -> str:
-    """So that so many of them have no more than MAX_BYTES."""
+    """Return a text of which `times` copies have at most MAX_BYTES."""
     letters, size = LETTERS[text[0]], min(_bytes(text), MAX_BYTES // max(1, times))
     return letters * max(-(-size // len(letters.encode())), min(1, _bytes(text)))
 
@@ -265,8 +271,8 @@ def _bytes(text: Text) -> int:
 
 
 def _unknown(depth: int, size: int) -> bytes:
-    """Field 100, which nobody knows: groups within groups, and bytes in the innermost. Nothing for
-    neither.
+    """Return the unknown field 100 of nested groups with bytes in the innermost; empty if both
+    arguments are 0.
     """
     if not depth and not size:
         return b""

@@ -1,8 +1,8 @@
-"""One run: each target in processes of its own, watched from outside: a crash or a hang costs a
-process and names its input.
+"""Run each target in separate processes that are watched from outside: a crash or a hang costs one
+process and identifies its input.
 
-The process writes each input to a page of memory that it shares with its watcher, then tries it.
-The watcher sees the count rise, the process end, or neither.
+The process writes each input to a memory page that it shares with its watcher, then tries it. The
+watcher observes the count rise, the process end, or neither.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.fuzz.target import Broken, Internal, Target, Try, targets_of
 ROOT: Final = Path(__file__).parents[2]
 CORPUS: Final = Path(__file__).parent / "corpus"
 KEPT: Final = ROOT / ".cache/fuzz/corpus"
-"""What coverage found to be new, beside the corpus that is committed."""
+"""Inputs with new coverage, in addition to the committed corpus."""
 FINDINGS: Final = ROOT / ".cache/fuzz/findings"
 
 Kind = Literal["crash", "hang", "internal", "wrong"]
@@ -47,7 +47,7 @@ _MAX_STARTS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`path`: of the input, beside which a .txt tells what happened."""
+    """A finding. Next to the input at `path` a .txt file describes it."""
 
     target: str
     kind: Kind
@@ -57,7 +57,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Row:
-    """What a target's slice of a run came to."""
+    """The results of a target's slice of a run."""
 
     target: str
     engine: Engine
@@ -75,9 +75,7 @@ class Row:
 
 
 class Page:
-    """A count of inputs that were begun, and the last of them; shared by a process and its
-    watcher.
-    """
+    """The number of started inputs and the last input; shared by a process and its watcher."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -101,7 +99,7 @@ class Page:
 
 
 Progress = Callable[[Row, float], None]
-"""Called with a row and how much of the whole run is over, 0..1."""
+"""Called with a row and the completed fraction of the run."""
 
 
 def run(
@@ -113,8 +111,8 @@ def run(
     *,
     fork: bool = True,
 ) -> list[Row]:
-    """Tries all targets for so long in all. `fork`: this process has one thread, and has imported
-    what the targets need.
+    """Try all targets for `seconds` in total. With `fork` this process must have a single thread
+    and the targets' imports.
     """
     plan = [(target, engine) for target in targets for engine in _engines(target)]
     shares = sum(_share(target, engine) for target, engine in plan)
@@ -124,18 +122,18 @@ def run(
         slice_seconds = seconds * _share(target, engine) / shares
         begun = done
 
-        def tell(row: Row, begun: float = begun, length: float = slice_seconds) -> None:
+        def render(row: Row, begun: float = begun, length: float = slice_seconds) -> None:
             progress(row, (begun + min(row.seconds, length)) / seconds)
 
-        rows.append(_Slice(target, engine, slice_seconds, seed, findings, fork).run(tell))
+        rows.append(_Slice(target, engine, slice_seconds, seed, findings, fork).run(render))
         done += slice_seconds
         progress(rows[-1], done / seconds)
     return rows
 
 
 def _share(target: Target, engine: Engine) -> float:
-    """Coverage goes deeper, and is slower: a third of a target's time is for it where it can be
-    had.
+    """Return the engine's share of time. Coverage goes deeper but is slower, so it gets a third if
+    available.
     """
     return target.share * (
         1.0 if len(_engines(target)) == 1 else 2 / 3 if engine == "chance" else 1 / 3
@@ -153,7 +151,7 @@ def has_atheris() -> bool:
 
 
 class _Slice:
-    """The time of one target with one engine."""
+    """One target's time with one engine."""
 
     def __init__(
         self, target: Target, engine: Engine, seconds: float, seed: int, findings: Path, fork: bool
@@ -168,16 +166,16 @@ class _Slice:
         )
         self._row = Row(target.name, engine, corpus=len(corpus(target.name)))
 
-    def run(self, tell: Callable[[Row], None]) -> Row:
+    def run(self, render: Callable[[Row], None]) -> Row:
         left, starts = self._seconds, 0
         while left > 0.2 and starts < _MAX_STARTS and self._row.count("crash", "hang") < 5:
-            left -= self._start(left, starts, tell)
+            left -= self._start(left, starts, render)
             starts += 1
         self._row.findings = list(_read(self._folder, self._target.name)) or self._row.findings
         return self._row
 
-    def _start(self, seconds: float, number: int, tell: Callable[[Row], None]) -> float:
-        """One process; returns how long it was at work."""
+    def _start(self, seconds: float, number: int, render: Callable[[Row], None]) -> float:
+        """Run one process; return how long it worked."""
         self._folder.mkdir(parents=True, exist_ok=True)
         place = self._folder / f"{self._target.name}.page"
         place.unlink(missing_ok=True)
@@ -188,14 +186,14 @@ class _Slice:
             _forked(self._target, *arguments) if self._fork else _spawned(self._target, *arguments)
         )
         try:
-            return self._watch(process, page, before, tell)
+            return self._watch(process, page, before, render)
         finally:
             process.kill()
             self._row.inputs = before + page.count
             place.unlink()
 
     def _watch(
-        self, process: Process, page: Page, before: int, tell: Callable[[Row], None]
+        self, process: Process, page: Page, before: int, render: Callable[[Row], None]
     ) -> float:
         launched = moved = time.monotonic()
         begun, seen, worked = 0.0, 0, self._row.seconds
@@ -208,7 +206,7 @@ class _Slice:
                 before + count,
                 worked + (now - begun if begun else 0.0),
             )
-            tell(self._row)
+            render(self._row)
             if now - moved > (self._target.hang_seconds if seen else _OPEN_SECONDS):
                 process.kill()
                 self._found("hang", f"no answer within {self._target.hang_seconds:g} s", page.input)
@@ -225,21 +223,21 @@ class _Slice:
 
 
 class Process:
-    """A child of this process that leads a session of its own."""
+    """A child process that leads its own session."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit status, below 0 for a signal; None while it runs."""
+        """Return the exit status, negative for a signal; None while it runs."""
         if self._code is None:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code
 
     def kill(self) -> None:
-        """It and what it has started."""
+        """Kill the process and its children."""
         with suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)
         if self._code is None:
@@ -247,8 +245,8 @@ class Process:
 
 
 def _forked(target: Target, engine: str, seconds: str, seed: str, folder: str) -> Process:
-    """Of this process, which has imported all targets: that takes no time. It has one thread, so
-    that a fork of it is whole.
+    """Fork this process, which has already imported all targets. It has one thread, so the fork is
+    complete.
     """
     pid = os.fork()
     if pid:
@@ -269,7 +267,7 @@ def _forked(target: Target, engine: str, seconds: str, seed: str, folder: str) -
 
 
 def _spawned(target: Target, engine: str, seconds: str, seed: str, folder: str) -> Process:
-    """Anew: coverage is told by code that is changed when it is imported."""
+    """Start a new interpreter, because coverage instruments code when it is imported."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'libs/api'}"}
     command = [
         sys.executable,
@@ -289,7 +287,7 @@ def _spawned(target: Target, engine: str, seconds: str, seed: str, folder: str) 
 
 
 def corpus(target: str) -> list[bytes]:
-    """Committed, and kept from earlier runs here."""
+    """Return the committed inputs and those kept from earlier local runs."""
     return [
         path.read_bytes()
         for folder in (CORPUS, KEPT)
@@ -299,7 +297,7 @@ def corpus(target: str) -> list[bytes]:
 
 
 def save(folder: Path, target: str, kind: Kind, what: str, data: bytes, told: str) -> Finding:
-    """Writes a finding's input and what is told of it."""
+    """Write a finding's input and its description."""
     name = hashlib.sha256(f"{kind} {what}".encode() if kind != "hang" else data).hexdigest()[:12]
     path = folder / target / f"{name}.bin"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -316,11 +314,11 @@ def _read(folder: Path, target: str) -> Iterator[Finding]:
         yield Finding(target, kind, what, str(path.with_suffix(".bin")))
 
 
-# In the process that is watched.
+# The following code runs in the watched process.
 
 
 class Tries:
-    """Tries inputs, and saves those that find something: once for each place in the code."""
+    """Tries inputs, and saves one finding for each place in the code."""
 
     def __init__(self, target: Target, attempt: Try, page: Page, folder: Path) -> None:
         self._target, self._attempt, self._page, self._folder = target, attempt, page, folder
@@ -344,7 +342,7 @@ class Tries:
 
 
 def signature(error: BaseException) -> str:
-    """What was raised, and the last place of ours that it came from."""
+    """Return the exception's type and the last place in Shoal's code in its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [
         frame
@@ -371,7 +369,7 @@ def by_chance(target: Target, tries: Tries, seconds: float, seed: str) -> None:
 
 
 def by_coverage(target: Target, tries: Tries, seconds: float, seed: str) -> None:
-    """Does not return: libFuzzer ends the process."""
+    """Run libFuzzer, which ends the process."""
     import atheris
 
     known = corpus(target.name)
@@ -405,7 +403,7 @@ def by_coverage(target: Target, tries: Tries, seconds: float, seed: str) -> None
 
 @contextmanager
 def limited(extra: int) -> Iterator[None]:
-    """The process may take so many bytes of addresses beyond what it has."""
+    """Limit the process to `extra` more bytes of address space."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + extra, before[1]))
@@ -416,7 +414,7 @@ def limited(extra: int) -> Iterator[None]:
 
 
 def main(place: str, engine: str, seconds: str, seed: str, folder: str) -> None:
-    """The process that `_spawned` starts. `place`: module and name of the target."""
+    """Run the process that `_spawned` starts. `place` is the module and name of the target."""
     module, _, name = place.partition(":")
     if engine == "coverage":
         import atheris

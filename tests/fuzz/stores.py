@@ -1,4 +1,4 @@
-"""What a hub or an object store lists of a model: names that become paths on this machine's
+"""Listings of a model by a hub or an object store: their names become paths on this machine's
 disk.
 """
 
@@ -19,15 +19,20 @@ from tests.fuzz import mutate
 from tests.fuzz.target import Broken, Random, Target, plain
 
 _NAMES: Final = (
-    "config.json", "model.safetensors", "modules.json", "tokenizer.json", "1_Pooling/config.json", "2_Dense/model.safetensors",
+    "config.json", "model.safetensors", "modules.json", "tokenizer.json", "1_Pooling/config.json",
+    "2_Dense/model.safetensors",
     "README.md",
-    "../config.json", "/etc/passwd.json", "a/../../b.json", "a//b.json", "./config.json", "config.json/", "CONFIG.JSON",
+    "../config.json", "/etc/passwd.json", "a/../../b.json", "a//b.json", "./config.json",
+    "config.json/", "CONFIG.JSON",
     "config.json\0.json",
-    ".hidden.json", "a\\..\\b.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+    ".hidden.json", "a\\..\\b.json", "model-00001-of-00002.safetensors",
+    "model.safetensors.index.json", "pytorch_model.bin",
     "x/" * 100 + "a.json",
-    "adapter_config.json", "adapter_model.safetensors", "router_config.json", "1_Router/router_config.json", "C:config.json", "..",
+    "adapter_config.json", "adapter_model.safetensors", "router_config.json",
+    "1_Router/router_config.json", "C:config.json", "..",
     "", "a" * 300 + ".json",
-    "config.json ", "\u202econfig.json", "1_Pooling", ".shoal.json", "listing.json", "config.json.part",
+    "config.json ", "\u202econfig.json", "1_Pooling", ".shoal.json", "listing.json",
+    "config.json.part",
     "labels_tokenizer/tokenizer.json",
 )  # fmt: skip
 _MODULES: Final[Sequence[object]] = (
@@ -56,7 +61,7 @@ _WORDS: Final[Sequence[object]] = (
 
 @dataclass(frozen=True)
 class Listed:
-    """A model in a store that answers as its listing wants it to."""
+    """A model in a store with a configurable listing."""
 
     files: tuple[RemoteFile, ...]
     modules: bytes

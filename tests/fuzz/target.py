@@ -1,4 +1,4 @@
-"""What is fuzzed: a target makes inputs, which are bytes, and tries them on real code of ours."""
+"""A fuzzing target generates inputs (bytes) and tries them on Shoal's code."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Final, TypeAlias
 
 Random: TypeAlias = random.Random
 Make: TypeAlias = Callable[[Random, Sequence[bytes]], bytes]
-"""An input from chance and what the corpus holds, which may be nothing."""
+"""Returns an input from a random source and the corpus, which may be empty."""
 
 Try: TypeAlias = Callable[[bytes], object]
-"""Returns for an input that was taken, or refused as it should be. Whatever it raises is a
+"""Returns for an accepted input, or one that is refused as it should be. Any exception is a
 finding.
 """
 
@@ -23,12 +23,14 @@ HANG_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`name`: also its folder of the corpus. `open`: what the tries of one process share, such as a
-    running mesh.
+    """A target.
 
-    `guided`: Python code alone, so that coverage can guide atheris to new inputs. `share`: of the
-    time of a run, beside others. `memory_bytes`: what a process of it may take beyond what it has
-    when it is open.
+    Attributes:
+        name: Its name, and that of its folder in the corpus.
+        open: Provides resources shared by the tries of a process, such as a running mesh.
+        guided: The code is pure Python, so that coverage can guide atheris to new inputs.
+        share: The weight of its time in a run.
+        memory_bytes: Memory that a process may take in addition to its size after `open`.
     """
 
     name: str
@@ -41,18 +43,18 @@ class Target:
 
     @property
     def module(self) -> str:
-        """Where it is defined: a process that tries one target imports no others."""
+        """Return the defining module: a process that tries one target imports no others."""
         return self.make.__module__
 
 
 def plain(attempt: Try) -> Callable[[], AbstractContextManager[Try]]:
-    """Of a target that needs nothing but its input."""
+    """Return `open` for a target that needs only its input."""
     return lambda: nullcontext(attempt)
 
 
 class Broken(AssertionError):
-    """A target's own judgement: the input was taken, and what came of it is wrong. `data`: the
-    input, if it is not the last one.
+    """A failed check of the target: the input was accepted with a wrong result. `data` is the input
+    if it is not the last one.
     """
 
     def __init__(self, told: str, data: bytes | None = None) -> None:
@@ -61,12 +63,12 @@ class Broken(AssertionError):
 
 
 class Internal(Broken):
-    """A call was answered with INTERNAL or UNKNOWN, though its input was at fault."""
+    """A call returned INTERNAL or UNKNOWN although its input was at fault."""
 
 
 def all_targets(names: Collection[str] = ()) -> Mapping[str, Target]:
-    """By name; no more than are needed to have those of `names`, since importing all of them takes
-    a while.
+    """Return targets by name, importing only the modules needed for `names`, since importing all
+    takes a while.
     """
     found: dict[str, Target] = {}
     for module in (

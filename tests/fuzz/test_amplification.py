@@ -1,5 +1,5 @@
-"""The oracle of `amplification`: recipes are requests of bounded size, and what a process takes is
-counted against its budget.
+"""The oracle of `amplification`: recipes describe requests of limited size, and a process's
+resources are compared with its budget.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from tests.fuzz.target import Broken
 
 MIB = 1 << 20
 SPENDER = (
-    "import sys, time\nprint(flush=True)\nsys.stdin.readline()\nheld = bytearray(b'x') * (64 << 20)\n"
-    + ("while time.process_time() < 0.5: pass\nprint(flush=True)\nsys.stdin.readline()\n")
-)
+    "import sys, time\nprint(flush=True)\nsys.stdin.readline()\nheld = bytearray(b'x') * (64 "
+    "<< "
+    "20)\n"
+) + ("while time.process_time() < 0.5: pass\nprint(flush=True)\nsys.stdin.readline()\n")
 
 
-def test_recipes_are_read_as_they_were_written_and_stay_small() -> None:
+def test_recipes_round_trip_and_stay_small() -> None:
     chance, known = random.Random(3), list[bytes]()
     for _ in range(200):
         data = products.make(chance, known)
@@ -44,11 +45,11 @@ def test_recipes_are_read_as_they_were_written_and_stay_small() -> None:
     "data",
     [b"", b"[]", b"{", b'{"verb": "gone"}', b'{"items": 1e99}', b'{"shared": ["words", 99999999]}'],
 )
-def test_what_is_no_recipe_is_no_request(data: bytes) -> None:
+def test_invalid_recipe_is_not_a_request(data: bytes) -> None:
     assert products.read(data) is None
 
 
-def test_http_recipes_are_read_as_they_were_written_and_stay_within_their_bounds() -> None:
+def test_http_recipes_round_trip_within_their_limits() -> None:
     chance, known = random.Random(5), list[bytes]()
     for _ in range(100):
         data = http_products.make(chance, known)
@@ -63,7 +64,7 @@ def test_http_recipes_are_read_as_they_were_written_and_stay_within_their_bounds
         known.append(data)
 
 
-def test_http_recipe_is_a_request_of_its_size() -> None:
+def test_http_recipe_produces_a_request_of_its_size() -> None:
     recipe = HttpRecipe(
         "/v1/embeddings", body=4000, encoding="gzip", credential="valid", headers=3, header_bytes=10
     )
@@ -73,7 +74,7 @@ def test_http_recipe_is_a_request_of_its_size() -> None:
     assert len(json.loads(gzip.decompress(body))["input"]) == 1000
 
 
-def test_recipe_is_the_request_that_it_tells_of() -> None:
+def test_recipe_produces_the_described_request() -> None:
     recipe = Recipe(
         "hypotheses",
         items=3,
@@ -97,7 +98,7 @@ def test_recipe_is_the_request_that_it_tells_of() -> None:
     )
 
 
-def test_what_a_process_takes_is_counted() -> None:
+def test_resources_of_a_process_are_counted() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SPENDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -113,7 +114,7 @@ def test_what_a_process_takes_is_counted() -> None:
         process.stdin.write(b"\n")
 
 
-def test_request_that_costs_more_than_its_budget_is_found_and_the_next_has_a_mesh_that_is_well(
+def test_request_above_its_budget_is_found_and_the_mesh_is_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caller = Caller(tmp_path)

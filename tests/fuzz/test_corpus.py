@@ -1,5 +1,5 @@
-"""Every input that was kept still does no harm, and each target still tries: a few hundred inputs
-of one seed.
+"""Every kept input causes no failure, and each target still works on a few hundred inputs of one
+seed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ INPUTS = {
     "amplification": 12,
     "documents": 12,
 }
-"""Of those that take long; of all others 200."""
+"""The number of inputs of slow targets; 200 for all others."""
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_kept_and_new_inputs_are_taken_or_refused(name: str) -> None:
-    """What a target raises is a finding: `python -m tests.fuzz --replay FILE --target NAME` tells
-    more.
+    """An exception of a target is a finding. Details: `python -m tests.fuzz --replay FILE --target
+    NAME`.
     """
     chance = random.Random(20261122)
     kept = [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
@@ -39,7 +39,7 @@ def test_kept_and_new_inputs_are_taken_or_refused(name: str) -> None:
             attempt(TARGETS[name].make(chance, kept))
 
 
-def test_corpus_is_small_and_of_targets_that_there_are() -> None:
+def test_corpus_is_small_and_has_existing_targets() -> None:
     files = [path for path in CORPUS.rglob("*") if path.is_file()]
     assert {path.parent.name for path in files} <= set(TARGETS)
     assert sum(path.stat().st_size for path in files) <= 300_000

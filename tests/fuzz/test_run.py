@@ -1,4 +1,4 @@
-"""The machinery of `make fuzz`, with targets that are known to break."""
+"""The machinery of `make fuzz`, with targets that are known to fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tried(name: str, folder: Path) -> Row:
     return row
 
 
-def test_what_an_input_raises_is_found_once_for_each_place_and_saved(tmp_path: Path) -> None:
+def test_exceptions_are_saved_once_per_place(tmp_path: Path) -> None:
     row = tried("fails", tmp_path)
     assert row.inputs > 100
     assert (row.count("wrong"), row.count("internal")) == (1, 1)
@@ -34,14 +34,14 @@ def test_what_an_input_raises_is_found_once_for_each_place_and_saved(tmp_path: P
 
 
 @pytest.mark.parametrize(("name", "kind"), [("dies", "crash"), ("hangs", "hang")])
-def test_process_that_dies_or_hangs_names_its_input(name: str, kind: str, tmp_path: Path) -> None:
+def test_crash_or_hang_identifies_its_input(name: str, kind: str, tmp_path: Path) -> None:
     row = tried(name, tmp_path)
     assert row.findings
     assert {finding.kind for finding in row.findings} == {kind}
     assert all(Path(finding.path).read_bytes().endswith(b"h") for finding in row.findings)
 
 
-def test_memory_that_an_input_asks_for_is_limited(tmp_path: Path) -> None:
+def test_memory_of_an_input_is_limited(tmp_path: Path) -> None:
     (finding,) = tried("grows", tmp_path).findings
     assert finding.what.startswith("MemoryError")
 
@@ -58,7 +58,7 @@ def test_finding_may_name_an_input_that_was_tried_earlier(tmp_path: Path) -> Non
     assert [path.read_bytes() for path in (tmp_path / "known").glob("*.bin")] == [b"earlier"]
 
 
-def test_command_tells_what_it_tried_and_replays_it(tmp_path: Path) -> None:
+def test_command_reports_and_replays_inputs(tmp_path: Path) -> None:
     done = command(
         "--json",
         "--seconds",

@@ -1,5 +1,5 @@
-"""The smallest checkpoints that can be served, made without transformers: what hostile ones are
-made from.
+"""The smallest checkpoints that can be served, made without transformers. Hostile checkpoints are
+derived from them.
 """
 
 from __future__ import annotations
@@ -25,41 +25,52 @@ WORDS: Final = (
 )
 
 CONFIG: Final[Mapping[str, object]] = {
-    "model_type": "bert", "architectures": ["BertModel"], "hidden_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "intermediate_size": 16, "vocab_size": len(WORDS), "max_position_embeddings": 32, "type_vocab_size": 2, "hidden_act": "gelu",
+    "model_type": "bert", "architectures": ["BertModel"], "hidden_size": HIDDEN,
+    "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 16, "vocab_size": len(WORDS), "max_position_embeddings": 32,
+    "type_vocab_size": 2, "hidden_act": "gelu",
     "layer_norm_eps": 1e-12, "pad_token_id": 0,
 }  # fmt: skip
 TOKENIZER: Final[Mapping[str, object]] = {
     "version": "1.0", "truncation": None, "padding": None,
     "added_tokens": [
-        {"id": number, "content": WORDS[number], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+        {"id": number, "content": WORDS[number], "single_word": False, "lstrip": False,
+        "rstrip": False, "normalized": False,
         "special": True}
         for number in range(5)
     ],
-    "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}, {"type": "Replace",
+    "normalizer": {"type": "Sequence",
+    "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}, {"type": "Replace",
     "pattern": {"String": "``"}, "content": "'"}]},
     "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-        {"type": "Split", "pattern": {"Regex": "\\s+|\\w+"}, "behavior": "Removed", "invert": True}, {"type": "BertPreTokenizer"},
+        {"type": "Split", "pattern": {"Regex": "\\s+|\\w+"}, "behavior": "Removed", "invert": True},
+        {"type": "BertPreTokenizer"},
     ]},
     "post_processor": {
         "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+        "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
         {"SpecialToken": {"id": "[SEP]", "type_id": 0}}],
         "pair": [
-            {"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": "[CLS]", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
             {"SpecialToken": {"id": "[SEP]", "type_id": 0}},
-            {"Sequence": {"id": "B", "type_id": 1}}, {"SpecialToken": {"id": "[SEP]", "type_id": 1}},
+            {"Sequence": {"id": "B", "type_id": 1}},
+            {"SpecialToken": {"id": "[SEP]", "type_id": 1}},
         ],
-        "special_tokens": {name: {"id": name, "ids": [WORDS.index(name)], "tokens": [name]} for name in ("[CLS]", "[SEP]")},
+        "special_tokens": {name: {"id": name, "ids": [WORDS.index(name)],
+        "tokens": [name]} for name in ("[CLS]", "[SEP]")},
     },
     "decoder": None,
     "model": {
-        "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+        "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
         "vocab": {word: number for number, word in enumerate(WORDS)},
     },
 }  # fmt: skip
 TOKENIZER_CONFIG: Final[Mapping[str, object]] = {
-    "model_max_length": 32, "unk_token": "[UNK]", "mask_token": "[MASK]", "tokenizer_class": "BertTokenizer",
+    "model_max_length": 32, "unk_token": "[UNK]", "mask_token": "[MASK]",
+    "tokenizer_class": "BertTokenizer",
 }  # fmt: skip
 MODULES: Final = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -73,31 +84,35 @@ MODULES: Final = [
     },
 ]
 ADAPTER: Final[Mapping[str, object]] = {
-    "peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["query", "value"], "base_model_name_or_path": "org/tiny",
+    "peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["query", "value"],
+    "base_model_name_or_path": "org/tiny",
     "bias": "none", "use_rslora": False, "rank_pattern": {"layer.0.*query": 2}, "alpha_pattern": {},
     "task_type": "FEATURE_EXTRACTION",
 }  # fmt: skip
 
 
 def files() -> dict[str, object]:
-    """All JSON of a sentence-transformers checkpoint, by path."""
+    """Return all JSON files of a sentence-transformers checkpoint by path."""
     return {
         "config.json": dict(CONFIG),
         "tokenizer.json": dict(TOKENIZER),
         "tokenizer_config.json": dict(TOKENIZER_CONFIG),
         "modules.json": [dict(module) for module in MODULES],
-        "1_Pooling/config.json": {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True,
+        "1_Pooling/config.json": {"word_embedding_dimension": HIDDEN,
+        "pooling_mode_mean_tokens": True,
         "pooling_mode_cls_token": False},
         "2_Dense/config.json": {
-            "in_features": HIDDEN, "out_features": 4, "bias": True, "activation_function": "torch.nn.modules.activation.Tanh"
+            "in_features": HIDDEN, "out_features": 4, "bias": True,
+            "activation_function": "torch.nn.modules.activation.Tanh"
         },
-        "config_sentence_transformers.json": {"prompts": {"query": "q: ", "document": ""}, "default_prompt_name": None},
+        "config_sentence_transformers.json": {"prompts": {"query": "q: ", "document": ""},
+        "default_prompt_name": None},
         "sentence_bert_config.json": {"max_seq_length": 16, "do_lower_case": False},
     }  # fmt: skip
 
 
 def weights() -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
-    """Of the encoder, random, always the same."""
+    """Return the encoder's random weights, which are always the same."""
     chance = np.random.default_rng(0)
     square, wide = (HIDDEN, HIDDEN), (16, HIDDEN)
     layer = "encoder.layer.0."
@@ -125,7 +140,7 @@ def weights() -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
 
 
 def write(directory: Path) -> Path:
-    """A whole checkpoint of an embedding model with 4 dimensions; returns its directory."""
+    """Write a complete checkpoint of an embedding model with 4 dimensions; return its directory."""
     for name, value in files().items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(json.dumps(value))

@@ -1,8 +1,7 @@
-"""A tiny checkpoint of each kind that multiplies something: vectors of three forms with a LoRA
-adapter, pairs, hypotheses, labels.
+"""A tiny checkpoint of each kind with multiplying work: vectors of three forms with a LoRA adapter,
+pairs, hypotheses, labels.
 
-All share the encoder and the words of `tiny.py`, so that a whole mesh of them starts as fast as
-one.
+All share the encoder and words of `tiny.py`, so a mesh with all of them starts as fast as with one.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from tests.fuzz import tiny
 FORMS, PAIRS, HYPOTHESES, LABELS = "tiny/forms", "tiny/pairs", "tiny/hypotheses", "tiny/labels"
 ADAPTER: Final = "tiny/adapter"
 POSITIONS: Final = 2048
-"""Of the model that reads labels before each text; the others take 32 tokens."""
+"""The positions of the model that reads labels before each text; the others accept 32 tokens."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def write_kinds(root: Path) -> None:
-    """Writes `<root>/tiny/<kind>` for each of them, and the adapter of FORMS."""
+    """Write `<root>/tiny/<kind>` for each kind, and the adapter of FORMS."""
     _write_forms(root / FORMS)
     _write_adapter(root / ADAPTER)
     _write_classifier(root / PAIRS, {"0": "LABEL_0"})
@@ -35,7 +34,7 @@ def write_kinds(root: Path) -> None:
 
 
 def _write_forms(directory: Path) -> None:
-    """Dense, sparse and token vectors, as bge-m3 has them."""
+    """Write a model with dense, sparse and token vectors, like bge-m3."""
     tiny.write(directory)
     _write_tokenizer(directory, 32)
     for name, width in (("sparse_linear", 1), ("colbert_linear", 4)):
@@ -81,16 +80,19 @@ def _write_classifier(directory: Path, labels: Mapping[str, str]) -> None:
 
 
 def _write_labels(directory: Path) -> None:
-    """GLiNER, whose labels stand before each text."""
+    """Write a GLiNER model, which reads labels before each text."""
     directory.mkdir(parents=True)
     words = [*tiny.WORDS, "<<ENT>>", "<<SEP>>"]
     encoder = dict(tiny.CONFIG) | {"vocab_size": len(words), "max_position_embeddings": POSITIONS}
     _write_json(
         directory / "gliner_config.json",
         {
-            "encoder_config": encoder, "hidden_size": tiny.HIDDEN, "max_width": 4, "max_len": 60, "span_mode": "markerV0",
-            "ent_token": "<<ENT>>", "sep_token": "<<SEP>>", "class_token_index": len(words) - 2, "subtoken_pooling": "first",
-            "num_rnn_layers": 0, "words_splitter_type": "whitespace", "model_name": "tiny", "vocab_size": len(words),
+            "encoder_config": encoder, "hidden_size": tiny.HIDDEN, "max_width": 4, "max_len": 60,
+            "span_mode": "markerV0",
+            "ent_token": "<<ENT>>", "sep_token": "<<SEP>>", "class_token_index": len(words) - 2,
+            "subtoken_pooling": "first",
+            "num_rnn_layers": 0, "words_splitter_type": "whitespace", "model_name": "tiny",
+            "vocab_size": len(words),
         },
     )  # fmt: skip
     _write_tokenizer(directory, POSITIONS, words)
@@ -119,11 +121,11 @@ def _write_labels(directory: Path) -> None:
 
 
 def _write_tokenizer(directory: Path, length: int, words: list[str] | None = None) -> None:
-    """That of `tiny.py`, split as published models of the family split; words beyond its own are
-    special.
+    """Write the tokenizer of `tiny.py` with the pre-tokenizer of published models of the family.
+    Additional words are special tokens.
 
-    A pattern of the checkpoint's own would have each text tokenised whole, since nobody knows how
-    far it looks.
+    With a custom pattern each text would be tokenised as a whole, because the pattern's lookahead
+    is unknown.
     """
     made = json.loads(json.dumps(tiny.TOKENIZER)) | {"pre_tokenizer": {"type": "BertPreTokenizer"}}
     made["normalizer"] = {

@@ -1,5 +1,5 @@
-"""Torch checkpoints: good and hostile ones, changed, through the conversion to safetensors as the
-child does it.
+"""Torch checkpoints, valid and hostile, with changes, through the conversion to safetensors of the
+child process.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from tests.conversion.hostile import HOSTILE, SOUND, SOUND_LEGACY, archive, pick
 from tests.fuzz import conversions, mutate
 from tests.fuzz.target import Random, Target, Try
 
-_LARGE: Final = ("gigabytes of bytearray", "a million tensors", "a hundred thousand tensors", "a hundred thousand entries",
+_LARGE: Final = ("gigabytes of bytearray", "a million tensors", "a hundred thousand tensors",
+"a hundred thousand entries",
     "deep nesting", "a key of nested tuples", "a zip bomb", "overlapping views")  # fmt: skip
-"""Left to tests/conversion: they are for the limits of the child, and an input here has at most 256
-KiB.
-"""
+"""Left to tests/conversion: they test the child's limits, and an input here has at most 256 KiB."""
 
 _WORDS: Final = (
-    b"cposix\nsystem\n", b"c__builtin__\neval\n", b"ctorch\nFloatStorage\n", b"ctorch._utils\n_rebuild_tensor_v2\n",
-    b"ccollections\nOrderedDict\n", b"R", b"\x81", b"b", b"Q", b"0", b"(", b"t", b"u.", b"\x8a\x08" + b"\xff" * 8,
+    b"cposix\nsystem\n", b"c__builtin__\neval\n", b"ctorch\nFloatStorage\n",
+    b"ctorch._utils\n_rebuild_tensor_v2\n",
+    b"ccollections\nOrderedDict\n", b"R", b"\x81", b"b", b"Q", b"0", b"(", b"t", b"u.",
+    b"\x8a\x08" + b"\xff" * 8,
     b"J\xff\xff\xff\x7f",
-    b"K\x00", b"]", b"}", b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06", b"archive/data/0", b"data.pkl",
+    b"K\x00", b"]", b"}", b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06", b"archive/data/0",
+    b"data.pkl",
 )  # fmt: skip
 
 
@@ -61,8 +63,8 @@ def _make(random: Random, known: Sequence[bytes]) -> bytes:
 
 
 def _with_other_pickle(random: Random, data: bytes) -> bytes:
-    """The same archive with a changed pickle, so that the layout is sound and the machine reads
-    it.
+    """Return the same archive with a changed pickle, so that the layout is valid and the pickle is
+    read.
     """
     out = io.BytesIO()
     try:

@@ -1,5 +1,5 @@
-"""Raw bytes on a router's port: what is no HTTP/2, what is nearly, and connections that never come
-to anything.
+"""Raw bytes on a router's port: almost valid HTTP/2, other data, and connections that are never
+used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DATA, _HEADERS, _PRIORITY, _RST, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CO
 _END_STREAM, _END_HEADERS = 0x1, 0x4
 _EACH: Final = 25
 _LINGERING: Final = 100
-"""Connections that are left open, as if their clients had gone."""
+"""Connections that are left open, as if their clients had disappeared."""
 _PATHS: Final = (
     "/shoal.v1.InferenceService/Encode",
     "/grpc.health.v1.Health/Check",
@@ -46,7 +46,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes, length: int | Non
 
 
 def _field(name: str, value: str) -> bytes:
-    """HPACK (RFC 7541): a literal that is added to the table."""
+    """Return an HPACK literal (RFC 7541) that is added to the table."""
     return b"\x40" + _text(name.encode()) + _text(value.encode())
 
 
@@ -63,14 +63,14 @@ def _varint(value: int) -> bytes:
 
 
 def _call(random: Random) -> bytes:
-    """The headers of a call, and perhaps more than that."""
+    """Return the headers of a call, possibly with more data."""
     block = b"\x83\x86" + _field(":path", random.choice(_PATHS)) + _field(":authority", "x")
     block += _field("content-type", "application/grpc") + _field("te", "trailers")
     way = random.randrange(7)
     if way == 0:
         block += _field("x-big", "a" * random.choice((100, 4000, 9000, 20_000)))
     elif way == 1:
-        # A bomb: one large field into the table, then a byte for each time that it is meant.
+        # A bomb: one large field in the table, then one byte per reference to it.
         block += _field("x-bomb", "a" * 3500) + b"\xbe" * random.choice((10, 1000, 8000))
     elif way == 2:
         block += _field(
@@ -138,7 +138,7 @@ def _control(random: Random) -> bytes:
 
 
 def _make(random: Random, known: Sequence[bytes]) -> bytes:
-    """A byte for how the connection ends, then what is sent on it."""
+    """Return a byte for how the connection ends, then the bytes to send."""
     ending = bytes([random.randrange(256)])
     way = random.random()
     if known and way < 0.2:
@@ -161,7 +161,7 @@ def _make(random: Random, known: Sequence[bytes]) -> bytes:
 
 
 class Sender:
-    """Opens a connection for each input; some of them are left open, half open or reset."""
+    """Opens a connection per input; some are left open, half closed or reset."""
 
     def __init__(self, mesh: Mesh) -> None:
         host, _, port = mesh.router.rpartition(":")
@@ -196,7 +196,7 @@ class Sender:
             if len(self._open) > _LINGERING:
                 self._open.popleft().close()
             return
-        if ending >= 128:  # reset, not closed
+        if ending >= 128:  # reset instead of close
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
 

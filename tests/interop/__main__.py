@@ -1,9 +1,9 @@
-"""`python -m tests.interop [CLIENT …]`: runs unmodified clients against a mesh of this checkout,
-and records what they send.
+"""`python -m tests.interop [CLIENT …]`: run unmodified clients against a mesh of this checkout, and
+record their requests.
 
-Which clients there are is in environments.py. The table in docs/http.md and the bodies in
-recorded.json, which `make test` replays (tests/edge/test_recorded.py), are written anew; with names
-of clients as arguments only theirs.
+environments.py lists the clients. This rewrites the table in docs/http.md and the bodies in
+recorded.json, which `make test` replays (tests/edge/test_recorded.py). With names of clients as
+arguments it rewrites only theirs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shoal.tasks import Turn
 from services.edge.aliases import watch_aliases
 from services.edge.app import Edge
 from services.edge.messages.vocabulary import read_vocabulary
-from services.edge.ports.doors import PrefixApp
+from services.edge.ports.prefix_app import PrefixApp
 from services.edge.ports.tei_grpc import serving_tei
 from services.edge.routers import Routers
 from services.edge.server import Limits, serving_http
@@ -64,29 +64,27 @@ KEPT_HEADERS: Final = (
     "inference-header-content-length",
 )
 HEAD_LINES: Final = 4
-"""Of the table, before its rows."""
+"""The lines of the table before its rows."""
 CLASSIFIER: Final = "random/bert-classes"
 TAGGER: Final = "random/bert-entities"
 WRITER: Final = "random/qwen3-chat"
 CALLER: Final = "random/qwen3-calls"
 """A model that calls functions."""
 SYSTEM, USER, TOKENS = "Be short.", "a text about fish", 30
-"""What the writer is asked, by all clients."""
+"""The prompt of all clients for the generative model."""
 TURNS: Final[Sequence[Turn]] = (("user", "a text"), ("assistant", "about fish"))
-"""What was said before it, in a conversation."""
+"""The preceding messages of a conversation."""
 ALIASES: Final = {
     "text-embedding-3-small": {"model": MINILM, "dimensions": 384},
     "embed-english-v3.0": MINILM,
     "embed": MINILM,
     "rerank": MINILM,
 }
-"""Names that clients insist on."""
+"""Names that clients require."""
 SLOW: Final = {"requests_per_second": 0.5, "burst_seconds": 2}
-"""The tenant of whom only one request in two seconds is answered."""
+"""The limits of a tenant that gets one request per two seconds."""
 WAITED: Final = "(told to wait)"
-"""How calls end in the table of which at least one try must have been answered by 429 with
-Retry-After.
-"""
+"""The suffix of calls in the table that must have received at least one 429 with Retry-After."""
 TEXTS: Final = [
     "a shoal of fish",
     "a table of wood",
@@ -99,7 +97,7 @@ TEXTS: Final = [
 
 @dataclass
 class Recorder:
-    """The edge's application, and the requests that came."""
+    """Wraps the edge's application and records its requests."""
 
     application: Any
     client: str = ""
@@ -129,7 +127,7 @@ class Recorder:
 
 @dataclass
 class Limited:
-    """The same for a tenant that is slowed down. `told`: how many requests were answered by 429."""
+    """Wraps the application for a rate-limited tenant. `told` counts the responses with 429."""
 
     application: Any
     tenant: str = ""
@@ -154,7 +152,7 @@ class Limited:
 async def calls(
     client: Client, program: Path, variables: Mapping[str, str], limited: Limited
 ) -> list[dict[str, Any]]:
-    """What its script says, a row a call."""
+    """Return the results of the client's script, one row per call."""
     process = await asyncio.create_subprocess_exec(
         str(program),
         str(script_of(client)),
@@ -254,8 +252,8 @@ def _tenant(client: Client) -> str:
 
 
 def record(requests: list[dict[str, Any]]) -> None:
-    """Writes what was sent, each request once, over what the same clients sent before. The order is
-    that of CLIENTS.
+    """Write the requests, without duplicates, in place of the same clients' earlier ones, in the
+    order of CLIENTS.
     """
     seen = {request["client"] for request in requests}
     others = [
@@ -268,7 +266,7 @@ def record(requests: list[dict[str, Any]]) -> None:
 
 
 def write_checkpoints(root: Path) -> Path:
-    """Small random models with the heads that MiniLM lacks, below `root`."""
+    """Write small random models with the heads that MiniLM lacks below `root`."""
     if not (root / ".done").exists():
         write_checkpoint("bert", root / CLASSIFIER, head="sequence_classification", labels=CLASSES)
         write_checkpoint("bert", root / TAGGER, head="token_classification", labels=LABELS)
@@ -281,9 +279,9 @@ def write_checkpoints(root: Path) -> Path:
 
 
 def wanted_numbers(address: str) -> dict[str, Any]:
-    """What `shoal.Client` says. A batch of another size is another answer: sums in float32 are
-    rounded in another order, which moves a classifier's probabilities by up to 1.2e-7; so what
-    clients ask of one text is asked of one text here."""
+    """Return the results of `shoal.Client`. The batches have the size of the clients' requests,
+    since float32 sums depend on the batch: a classifier's probabilities vary by up to 1.2e-7.
+    """
     with shoal.Client(address) as client:
         dense = client.encode(MINILM, TEXTS).dense
         alone = client.encode(MINILM, TEXTS[:1]).dense
@@ -337,7 +335,7 @@ def _scores(result: Any) -> dict[str, float]:
 
 
 def merged(page: str, text: str) -> str:
-    """The page with the rows of `text`: those of clients that were not run now stay."""
+    """Return the page with the rows of `text`; rows of clients that did not run stay."""
     old = re.search(r"<!-- interop -->\n(.*?)\n<!-- /interop -->", page, flags=re.DOTALL)
     assert old is not None
     rows: dict[str, list[str]] = {client_of(line): [] for line in rows_of(old[1])}
@@ -354,7 +352,7 @@ def rows_of(text: str) -> list[str]:
 
 
 def client_of(line: str) -> str:
-    """A row's client without its versions."""
+    """Return a row's client without its versions."""
     return re.sub(r" [0-9][^ ,|]*", "", line.split("|")[1]).strip()
 
 

@@ -1,5 +1,5 @@
-"""The clients that `make interop` runs, and an environment for each of them below .cache/interop,
-because their pins collide.
+"""The clients that `make interop` runs. Each has its own environment below .cache/interop, because
+their pinned versions conflict.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ ENVIRONMENTS: Final = ROOT / ".cache/interop"
 
 @dataclass(frozen=True)
 class Client:
-    """`script`: its path below clients/. `install`: pip's arguments, or npm's for a script of Node.
-    `versions`: the packages of which the table names versions. `note`: tells clients with the same
-    packages apart there."""
+    """A client.
+
+    Attributes:
+        script: The path of its script below clients/.
+        install: Arguments of pip, or of npm for a Node script.
+        versions: The packages with versions in the table.
+        note: Distinguishes clients with the same packages in the table.
+    """
 
     name: str
     script: str
@@ -36,7 +41,7 @@ class Client:
 
     @property
     def place(self) -> Path:
-        """Its environment."""
+        """Return its environment's path."""
         return ENVIRONMENTS / self.name
 
 
@@ -146,11 +151,11 @@ CLIENTS: Final = (
     ),
 )
 CL100K: Final = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
-"""The file of tiktoken's `cl100k_base` in packages that have it."""
+"""The name of the cl100k_base file in packages that contain it."""
 
 
 def install(client: Client) -> Path:
-    """The program that runs the client's script. An environment that is there is taken as it is."""
+    """Return the program that runs the client's script. An existing environment is reused."""
     place = client.place
     done = place / ".done"
     if client.is_node:
@@ -183,8 +188,8 @@ def install(client: Client) -> Path:
 
 
 def script_of(client: Client) -> Path:
-    """What to run: modules of Node are found from the script's folder on, so that its script is
-    copied to them.
+    """Return the script to run. Node searches modules from the script's folder, so its script is
+    copied next to them.
     """
     script = SCRIPTS / client.script
     if not client.is_node:
@@ -201,7 +206,10 @@ def versions(client: Client, program: Path) -> str:
             for name in client.versions
         )
         return f"{', '.join(f'{name} {version}' for name, version in found)} (npm){client.note}"
-    code = "import sys; from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' for n in sys.argv[1:]))"
+    code = (
+        "import sys; from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' "
+        "for n in sys.argv[1:]))"
+    )
     told = subprocess.run(
         [str(program), "-c", code, *client.versions], check=True, capture_output=True, text=True
     )
@@ -209,5 +217,5 @@ def versions(client: Client, program: Path) -> str:
 
 
 def tokenizer_of_openai() -> Path | None:
-    """tiktoken's file of cl100k_base, which llama-index-core and litellm bring."""
+    """Return the path of the cl100k_base file, which llama-index-core and litellm contain."""
     return next(ENVIRONMENTS.glob(f"*/lib/python*/site-packages/**/{CL100K}"), None)

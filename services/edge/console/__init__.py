@@ -1,8 +1,9 @@
-"""The console: a page that shows the mesh, steers its models and tries them out (docs/console.md).
+"""The console: a page that shows the mesh, controls its models and tries them out
+(docs/console.md).
 
-`app` answers `/` and `/console/…` and leaves all else to the edge's application; `access` says
-which requests are a page's own; `hub` watches the mesh once for all pages; `board` and `changes`
-are what it shows, without effects; `files` are the page itself.
+`app` answers `/` and `/console/…` and passes all other requests to the edge's application; `access`
+decides which requests are from a page of the console; `hub` watches the mesh once for all pages;
+`board` and `changes` compute the shown state without side effects; `files` serves the page itself.
 """
 
 from services.edge.console.app import Console

@@ -1,19 +1,16 @@
-"""Which requests come from the console's own page, opened by a name that is ours. Pure.
+"""Decide whether a request is from the console's page, opened under a known name. Pure.
 
-A browser is asked by any page to send requests to any address, this machine's included. Three
-checks keep other pages out:
+Any web page can make a browser send requests to any address, including this machine's. Three checks
+keep other pages out:
 
-- Host: a name that somebody else owns can be made to resolve to this machine (DNS rebinding), and
-  the browser then takes the
-  console for a part of that page. Addresses of this machine and the names that an operator lists
-  are answered, no others.
-- The header x-shoal-console: no form and no link can send it, and a script of another page needs a
-  permission (CORS) that the
-  edge gives to listed origins only, whose requests the third check refuses.
-- Origin and Sec-Fetch-Site, where a browser sends them: the page's own. That is the Host's, unless
-  an operator lists the origins
-  under which browsers know the console, because a proxy before it has another name or another
-  scheme.
+- Host: an attacker's name can be made to resolve to this machine (DNS rebinding), and the browser
+  then treats the console as part of that page. Only addresses of this machine and names that an
+  operator lists are answered.
+- The header x-shoal-console: no form or link can send it, and a script of another page needs
+  permission (CORS), which the edge grants only to listed origins. The third check refuses those.
+- Origin and Sec-Fetch-Site, if the browser sends them: they must be those of the page. Its origin
+  matches the Host, unless an operator lists the console's origins because a proxy in front of it
+  has another name or scheme.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ _ORIGIN: Final = re.compile(
 
 
 def check_host(headers: Mapping[str, str], names: Collection[str]) -> None:
-    """Raises HttpError (421) unless the request's Host is this machine's loopback or one of
+    """Raise HttpError (421) unless the request's Host is this machine's loopback or one of
     `names`.
     """
     given = headers.get("host", "")
@@ -42,18 +39,20 @@ def check_host(headers: Mapping[str, str], names: Collection[str]) -> None:
     if is_local(host) or host in names:
         return
     text = (
-        f"the console does not answer for the host {given[:100]!r}: open it as http://127.0.0.1, or add the name to "
+        f"the console does not answer for the host {given[:100]!r}: open it as http://127.0.0.1, "
+        "or add the name to "
         "SHOAL_CONSOLE_HOSTS"
     )
     raise HttpError("PERMISSION_DENIED", text, field="host", status=421)
 
 
 def check_page(headers: Mapping[str, str], origins: Collection[str] = ()) -> None:
-    """Raises HttpError (403) unless a page of this origin, or a program, sent the request on
-    purpose.
+    """Raise HttpError (403) unless the console's page, or a program, sent the request on purpose.
 
-    `origins`: those of the page, letter for letter; none: the Host's, by http or https. A Host of
-    this machine's loopback counts besides, since tunnels end there.
+    Args:
+        headers: The request's headers.
+        origins: The exact origins of the page. If empty, the Host's by http or https. A loopback
+            Host is always accepted too, since tunnels end there.
     """
     origin, site, host = (
         headers.get("origin"),
@@ -67,31 +66,33 @@ def check_page(headers: Mapping[str, str], origins: Collection[str] = ()) -> Non
     if site != "same-origin":
         raise HttpError(
             "PERMISSION_DENIED",
-            "this request comes from another page than the console",
+            "this request is not from the console's page",
             field="origin",
         )
     if origin is None or origin in origins:
         return
     if not (is_same(origin, host) and (not origins or is_local(host_of(host)))):
         text = (
-            f"this request comes from {origin[:100]!r}, another page than the console: if a proxy stands before it, list that in "
+            f"this request is from {origin[:100]!r}, which is not the console's page: if a proxy "
+            "is in front of it, list its origin in "
             "SHOAL_CONSOLE_ORIGINS"
         )
         raise HttpError("PERMISSION_DENIED", text, field="origin")
 
 
 def name_of(origin: str) -> str:
-    """The name in `https://mesh.example:8443`. Raises ValueError unless it is an origin as browsers
-    write it: http or https, a name or an address of IPv4 in lower case, a port only if it is not
-    the scheme's own, and nothing behind it."""
+    """Return the name in `https://mesh.example:8443`. Raises ValueError unless `origin` has the
+    form that browsers send: http or https, a name or an IPv4 address in lower case, a port only if
+    it is not the scheme's default, and nothing after it.
+    """
     found = _ORIGIN.fullmatch(origin)
     if found is None or (found["scheme"], found["port"]) in (("http", "80"), ("https", "443")):
-        raise ValueError(f"{origin!r} is no origin")
+        raise ValueError(f"{origin!r} is not an origin")
     return found["name"]
 
 
 def check_json(headers: Mapping[str, str]) -> None:
-    """Raises HttpError unless the body is declared as JSON, which no form can send."""
+    """Raise HttpError unless the body is declared as JSON, which no form can send."""
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HttpError(
             "UNSUPPORTED_MEDIA", "the content-type must be application/json", field="content-type"
@@ -99,7 +100,7 @@ def check_json(headers: Mapping[str, str]) -> None:
 
 
 def is_same(origin: str, host: str) -> bool:
-    """Whether a page of this origin was served by this Host, over http or https."""
+    """Return whether this Host served a page of this origin over http or https."""
     scheme, separator, name = origin.partition("://")
     return (
         bool(separator)
@@ -110,15 +111,15 @@ def is_same(origin: str, host: str) -> bool:
 
 
 def host_of(given: str) -> str:
-    """Returns a Host header without its port, an address of IPv6 without its brackets; empty if it
-    is not a host.
+    """Return a Host header without its port and without the brackets of an IPv6 address; empty if
+    it is invalid.
     """
     found = _HOST.fullmatch(given.lower())
     return (found["address"] or found["name"]) if found is not None else ""
 
 
 def is_local(host: str) -> bool:
-    """Whether a host is this machine's loopback, by name or address."""
+    """Return whether a host is this machine's loopback, by name or address."""
     return (
         host == _LOCAL
         or host.endswith(f".{_LOCAL}")
@@ -127,7 +128,7 @@ def is_local(host: str) -> bool:
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is an IP address, so that no resolver decides where it leads."""
+    """Return whether a host is an IP address, which no resolver can redirect."""
     try:
         ip_address(host)
     except ValueError:

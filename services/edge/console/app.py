@@ -1,15 +1,16 @@
-"""The console's part of the edge's ASGI application: `/`, its files, the stream of the mesh, and
-what a page may do.
+"""The console's part of the edge's ASGI application: `/`, its files, the event stream, and actions.
 
 | | |
 | --- | --- |
 | `GET /`, `GET /console/static/…` | the page |
 | `GET /console/events` | server-sent events: the mesh, then its changes |
-| `GET /console/history` | the last hour and the last requests through this edge, for who may watch the mesh |
-| `POST /console/act` | `{"action": "load", "model": …, "pool": …}`: load, evict, pin, unpin, check |
+| `GET /console/history` | the last hour and the last requests through this edge, for callers who
+may watch the mesh |
+| `POST /console/act` | `{"action": "load", "model": …, "pool": …}`: load, evict, pin, unpin, check
+|
 
-What it may do is the caller's own right: the credential goes on to the router, which wants the role
-admin.
+Actions need the caller's own permission: the credential is passed to the router, which requires the
+role admin.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from shoal.version import VERSION
 from libs.serving.calls.call import new_request_id
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
+from services.edge.activity.history import History
 from services.edge.asgi import Receive, Scope, Send, State, address_of, head_bytes
 from services.edge.console.access import check_host, check_json, check_page, name_of
 from services.edge.console.board import model_content
@@ -39,16 +41,15 @@ from services.edge.console.hub import Hub
 from services.edge.credentials import Trust, headers_of, metadata_of
 from services.edge.intake.reading import Intake, Payer
 from services.edge.messages.base import Answer, HttpError, json_of, retry_headers
-from services.edge.past.history import History
 from services.edge.routers import Routers
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 16 << 10
-"""Of the body of an action."""
+"""The maximum size of an action's body."""
 ACTION_SECONDS: Final = 600.0
-"""How long a load may take before the page is told that it goes on by itself."""
-LOOK_SECONDS: Final = 10.0
+"""How long the page waits for a load; afterwards the load continues in the background."""
+CHECK_SECONDS: Final = 10.0
 _EVENTS: Final = "/console/events"
 _HISTORY: Final = "/console/history"
 _ACT: Final = "/console/act"
@@ -59,7 +60,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Action(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The body of `POST /console/act`. `pool`: for a load; empty: the model's own."""
+    """The body of `POST /console/act`. `pool` is for a load; empty for the model's default pool."""
 
     action: Literal["load", "evict", "pin", "unpin", "check"]
     model: str
@@ -67,8 +68,10 @@ class Action(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Console:
-    """Answers the console's paths and leaves the others to `application`. `guards_all`: the Host of
-    those is checked, too.
+    """Answers the console's paths and passes the others to `application`.
+
+    Args:
+        guards_all: Whether the Host of the other requests is checked too.
     """
 
     def __init__(
@@ -104,25 +107,25 @@ class Console:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not (_is_ours(scope) or self._guards_all):
+        if scope["type"] != "http" or not (_is_console_path(scope) or self._guards_all):
             await self._application(scope, receive, send)
             return
         headers = headers_of(scope["headers"])
         try:
             check_host(headers, self._hosts)
         except HttpError as problem:
-            await self._send(send, "/console", _told(problem))
+            await self._send(send, "/console", _error_answer(problem))
             return
-        if not _is_ours(scope):
+        if not _is_console_path(scope):
             await self._application(scope, receive, send)
             return
         connection = scope.get("state", {}).get("connection")
         answering = connection.answering() if connection is not None else nullcontext()
-        # Cancelled: the page was closed, or the grace time has ended.
+        # Cancelled: the page was closed, or the grace time ended.
         with answering, suppress(asyncio.CancelledError):
-            await self._answer(scope, headers, receive, send, connection)
+            await self._handle(scope, headers, receive, send, connection)
 
-    async def _answer(
+    async def _handle(
         self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send, connection: Any
     ) -> None:
         method, path = scope["method"], scope["path"]
@@ -135,8 +138,7 @@ class Console:
                 check_page(headers, self._origins)
                 metadata = self._metadata(headers, connection)
                 with closing(self._intake.payer(address_of(scope), metadata)) as payer:
-                    # The head as it arrived, and as text: both are kept for as long as the page is
-                    # open.
+                    # Both the raw and the decoded head are kept while the page is open.
                     await payer.take_head(2 * head_bytes(scope))
                     if path == _EVENTS:
                         await self._stream(metadata, send)
@@ -153,26 +155,30 @@ class Console:
             elif path.startswith(ASSETS):
                 raise HttpError(
                     "NO_SUCH_ROUTE",
-                    "this file is of another version of the console: load the page again",
+                    "this file belongs to another version of the console: reload the page",
                 )
             else:
-                raise HttpError("NO_SUCH_ROUTE", f"the console has no {method} {path[:200]}")
+                raise HttpError(
+                    "NO_SUCH_ROUTE", f"{method} {path[:200]} does not exist in the console"
+                )
         except HttpError as problem:
-            await self._send(send, route, _told(problem))
+            await self._send(send, route, _error_answer(problem))
         except ShoalError as error:
-            await self._send(send, route, _told(_problem(error)))
+            await self._send(send, route, _error_answer(_problem(error)))
         except Exception:
-            log.exception("request of the console failed", extra=fields({"route": route}))
+            log.exception("console request failed", extra=fields({"route": route}))
             await self._send(
-                send, route, _told(HttpError("INTERNAL", "unexpected error; the edge's log has it"))
+                send,
+                route,
+                _error_answer(HttpError("INTERNAL", "unexpected error; see the edge's log")),
             )
 
     def _see(self, mesh: mesh_pb2.Mesh, now: float) -> None:
         self._history.note_queue(sum(lane.queued_jobs for lane in mesh.lanes), now)
 
     async def _stream(self, metadata: Metadata, send: Send) -> None:
-        """Send the mesh and its changes. Raises HttpError and ShoalError before the first byte;
-        sends them as an event after it.
+        """Send the mesh and its changes. Raises HttpError and ShoalError before the first byte and
+        sends them as an event afterwards.
         """
         has_begun = False
         try:
@@ -211,7 +217,7 @@ class Console:
         receive: Receive,
         connection: Any,
     ) -> Answer:
-        """Raises HttpError and ShoalError."""
+        """Parse and perform an action. Raises HttpError and ShoalError."""
         check_json(headers)
         is_whole = connection is not None and connection.is_whole
         body = await self._intake.body(receive, headers, payer, is_whole=is_whole, limit=MAX_BYTES)
@@ -221,13 +227,13 @@ class Console:
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise HttpError("INVALID_INPUT", str(error)) from None
         log.info("console action", extra=fields({"action": action.action, "model": action.model}))
-        return Answer(json_of(await self._done(action, metadata)), headers=(_NO_STORE,))
+        return Answer(json_of(await self._perform(action, metadata)), headers=(_NO_STORE,))
 
-    async def _done(self, action: Action, metadata: Metadata) -> dict[str, Any]:
-        """Does it, and says what was done. Raises ShoalError."""
+    async def _perform(self, action: Action, metadata: Metadata) -> dict[str, Any]:
+        """Perform the action and return a message about it. Raises ShoalError."""
         name = action.model
         if action.action == "check":
-            return await self._checked(name, metadata)
+            return await self._check(name, metadata)
         if action.action == "load":
             load = models_pb2.LoadModelRequest(model=name, pool=action.pool)
             loaded = await self._ask(LOAD_MODEL, load, metadata, ACTION_SECONDS)
@@ -236,14 +242,14 @@ class Console:
                 for place in loaded.model.places
                 if place.state == models_pb2.MODEL_STATE_RESIDENT
             ]
-            return {"message": f"{name} is resident on {_listed(holders)}"}
+            return {"message": f"{name} is resident on {_join_names(holders)}"}
         if action.action == "evict":
             evicted = await self._ask(
                 EVICT_MODEL, models_pb2.EvictModelRequest(model=name), metadata
             )
             ids = list(evicted.worker_ids)
             return {
-                "message": f"{_listed(ids)} will unload {name}"
+                "message": f"{_join_names(ids)} will unload {name}"
                 if ids
                 else f"no worker holds {name}"
             }
@@ -253,24 +259,24 @@ class Console:
         )
         holders = [place.worker_id for place in reply.model.places if place.pinned]
         if pinned and not holders:
-            return {"message": f"no worker holds {name}, so there is nothing to pin: load it first"}
+            return {"message": f"no worker holds {name}, so it cannot be pinned: load it first"}
         return {
-            "message": f"{name} is pinned on {_listed(holders)}"
+            "message": f"{name} is pinned on {_join_names(holders)}"
             if pinned
             else f"{name} may be evicted again"
         }
 
-    async def _checked(self, name: str, metadata: Metadata) -> dict[str, Any]:
-        """What is known of a model, and why it is where it is."""
+    async def _check(self, name: str, metadata: Metadata) -> dict[str, Any]:
+        """Return the model's state and the reason for it. Raises ShoalError."""
         placement = await self._ask(
-            EXPLAIN, mesh_pb2.ExplainPlacementRequest(model=name), metadata, LOOK_SECONDS
+            EXPLAIN, mesh_pb2.ExplainPlacementRequest(model=name), metadata, CHECK_SECONDS
         )
         known: dict[str, Any] | None = None
         try:
             known = model_content(
                 (
                     await self._ask(
-                        GET_MODEL, models_pb2.GetModelRequest(model=name), metadata, LOOK_SECONDS
+                        GET_MODEL, models_pb2.GetModelRequest(model=name), metadata, CHECK_SECONDS
                     )
                 ).model
             )
@@ -310,7 +316,7 @@ class Console:
         if self._state.is_open:
             raise HttpError(
                 "NOT_READY",
-                "the routers let everybody in, so this edge does not serve beyond its machine",
+                "routers accept anonymous calls, so this edge does not serve beyond its machine",
             )
         certificate = (
             connection.certificate if connection is not None and self._trust.certificates else None
@@ -325,7 +331,7 @@ class Console:
         await send({"type": "http.response.body", "body": body})
 
 
-def _is_ours(scope: Scope) -> bool:
+def _is_console_path(scope: Scope) -> bool:
     path = scope["path"]
     return (
         (path == "/" and scope["method"] in ("GET", "HEAD"))
@@ -344,7 +350,7 @@ def _start(status: int, kind: bytes, headers: Collection[tuple[bytes, bytes]]) -
     }
 
 
-def _told(problem: HttpError) -> Answer:
+def _error_answer(problem: HttpError) -> Answer:
     content = {
         "error": {"reason": problem.reason, "message": problem.message, "field": problem.field}
     }
@@ -360,5 +366,5 @@ def _problem(error: ShoalError) -> HttpError:
     return problem
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,8 +1,8 @@
-"""The mesh as pages see it: entries by section and key, each with the number of the look at which
-it last changed. Pure.
+"""The mesh as pages see it: entries by section and key, each with the number of the snapshot that
+last changed it. Pure.
 
-A page that is behind is told what changed since the last number that it has; so no page needs a
-queue, and a slow one skips to the latest by itself.
+A page receives the changes since the last number that it has. So no page needs a queue, and a slow
+page skips to the latest state.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from shoal.v1 import inference_pb2, mesh_pb2, models_pb2
 
 from services.edge.console.changes import Change, changes
 
-EVENTS: Final = 200
-EVENT_CHARACTERS: Final = 1_000
-"""Of an event's text, which may repeat a worker's error."""
-_GONE: Final = 2_000
-"""So many removed entries are remembered; a page that is further behind gets everything anew."""
-_LABELS: Final = 32
-"""A card's labels that are shown; there may be thousands."""
+MAX_EVENTS: Final = 200
+MAX_EVENT_CHARACTERS: Final = 1_000
+"""The maximum length of an event's text, which may contain a worker's error."""
+_MAX_REMOVED: Final = 2_000
+"""The number of removed entries that are remembered; a page that is further behind receives
+everything again.
+"""
+_MAX_LABELS: Final = 32
+"""The number of a card's labels that are shown; a model may have thousands."""
 
 
 @dataclass(slots=True)
@@ -38,7 +40,7 @@ class _Section:
     entries: dict[str, _Entry] = field(default_factory=dict)
 
     def set(self, rows: Iterable[tuple[str, Message]], number: int) -> list[str]:
-        """Keeps what is the same; returns the keys that are gone."""
+        """Replace the rows, keeping the number of unchanged ones. Return the removed keys."""
         left = set(self.entries)
         for key, message in rows:
             left.discard(key)
@@ -55,7 +57,7 @@ class _Section:
 
 
 class Board:
-    """What all pages show. `number` grows with each change."""
+    """The state that all pages show. `number` increases with each change."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -65,16 +67,16 @@ class Board:
         }
         self._gone: deque[tuple[int, str, str]] = deque()
         self._forgotten = 0
-        self._events: deque[tuple[int, dict[str, Any]]] = deque(maxlen=EVENTS)
+        self._events: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MAX_EVENTS)
         self._problem: tuple[int, dict[str, str] | None] = (0, None)
 
     def show(self, mesh: mesh_pb2.Mesh, now: float) -> None:
-        """Takes a look at the mesh; `now` in seconds since 1970."""
+        """Apply a snapshot of the mesh at Unix time `now`."""
         self.number += 1
         for name, rows in _rows(mesh):
             for key in self._sections[name].set(rows, self.number):
                 self._gone.append((self.number, name, key))
-        while len(self._gone) > _GONE:
+        while len(self._gone) > _MAX_REMOVED:
             self._forgotten = self._gone.popleft()[0]
         if self._mesh is not None:
             for change in changes(self._mesh, mesh):
@@ -84,20 +86,22 @@ class Board:
             self._problem = (self.number, None)
 
     def fail(self, reason: str, message: str) -> None:
-        """The mesh cannot be seen, and why; what was seen last stays."""
+        """Show why the mesh is not visible; the last snapshot stays."""
         told = {"reason": reason, "message": message}
         if self._problem[1] != told:
             self.number += 1
             self._problem = (self.number, told)
 
-    def rest(self) -> None:
-        """Nobody looks any more: what differs at the next look happened at no known time, and is no
-        event.
+    def pause(self) -> None:
+        """Stop recording: the time of changes before the next snapshot is unknown, so they are not
+        events.
         """
         self._mesh = None
 
     def since(self, number: int) -> dict[str, Any] | None:
-        """What changed after `number`; everything for 0, with `full`. None: nothing did."""
+        """Return the changes after `number`, or everything with `full` for 0. Return None without
+        changes.
+        """
         if number >= self.number:
             return None
         full = number == 0 or number < self._forgotten
@@ -135,7 +139,7 @@ class Board:
         event = {
             "at": round(now, 3),
             "tone": change.tone,
-            "text": change.text[:EVENT_CHARACTERS],
+            "text": change.text[:MAX_EVENT_CHARACTERS],
             "model": change.model,
             "worker": change.worker,
         }
@@ -143,7 +147,7 @@ class Board:
 
 
 def model_content(model: models_pb2.Model) -> dict[str, Any]:
-    """A model as pages see it; states and tasks as words in lower case."""
+    """Return a model as pages see it, with states and tasks as words in lower case."""
     content: dict[str, Any] = {
         "id": model.model,
         "state": _word(models_pb2.ModelState, model.state, "MODEL_STATE_"),
@@ -182,9 +186,9 @@ def model_content(model: models_pb2.Model) -> dict[str, Any]:
             "max_tokens": card.max_tokens,
             "bytes": card.bytes,
             "data_type": card.data_type,
-            "labels": list(card.labels[:_LABELS]),
+            "labels": list(card.labels[:_MAX_LABELS]),
             "label_count": len(card.labels),
-            "prompts": list(card.prompts[:_LABELS]),
+            "prompts": list(card.prompts[:_MAX_LABELS]),
             "pools": list(card.pools),
             "open_labels": card.open_labels,
             "given_entities": card.given_entities,
@@ -194,7 +198,9 @@ def model_content(model: models_pb2.Model) -> dict[str, Any]:
 
 
 def _word(kind: Any, value: int, prefix: str) -> str:
-    """An enum's value in lower case; a number that only a newer router knows as it is."""
+    """Return an enum's value in lower case; a value that only a newer router knows stays a
+    number.
+    """
     try:
         return str(kind.Name(value).removeprefix(prefix).lower())
     except ValueError:

@@ -1,4 +1,4 @@
-"""What happened between two looks at the mesh, in words. Pure."""
+"""Describe the changes between two snapshots of the mesh in words. Pure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,18 @@ _LEFT: Final = {
 }
 
 Place = tuple[str, str]
-"""Model and worker."""
+"""The names of a model and a worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One event. `tone`: how it is meant (GOOD, PLAIN, WARN, BAD). `model`, `worker`: whom it
-    concerns, or empty.
+    """One event.
+
+    Attributes:
+        tone: The severity: GOOD, PLAIN, WARN or BAD.
+        text: The event in words.
+        model: The model concerned; may be empty.
+        worker: The worker concerned; may be empty.
     """
 
     tone: str
@@ -39,7 +44,7 @@ class Change:
 
 
 def changes(before: mesh_pb2.Mesh, after: mesh_pb2.Mesh) -> list[Change]:
-    """What happened from `before` to `after`: workers first, then models, lanes, scheduler and
+    """Return the changes from `before` to `after`: workers first, then models, lanes, scheduler and
     processes.
     """
     gone = {worker.worker_id for worker in before.workers} - {
@@ -71,7 +76,7 @@ def _workers(
                 worker=name,
             )
         if worker.draining and not was.draining:
-            yield Change(WARN, f"worker {name} drains: it takes no more work", worker=name)
+            yield Change(WARN, f"worker {name} is draining: it accepts no new work", worker=name)
     for name, worker in earlier.items():
         how = "left after draining" if worker.draining else "was lost"
         yield Change(PLAIN if worker.draining else BAD, f"worker {name} {how}", worker=name)
@@ -147,7 +152,10 @@ def _lanes(
         if dead > 0:
             yield Change(
                 BAD,
-                f"{_jobs(dead)} of {lane.model} {_was(dead)} given up after workers died with {_them(dead)}",
+                (
+                    f"{_jobs(dead)} of {lane.model} {_was(dead)} given up after workers died with "
+                    f"{_them(dead)}"
+                ),
                 lane.model,
             )
 
@@ -164,7 +172,7 @@ def _scheduler(
     if after.scheduler_id:
         yield Change(PLAIN, f"scheduler {after.scheduler_id} leads")
     else:
-        yield Change(WARN, "no scheduler leads: workers claim models by themselves")
+        yield Change(WARN, "no scheduler leads: workers claim models themselves")
 
 
 def _processes(

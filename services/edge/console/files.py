@@ -1,6 +1,7 @@
-"""The console's files, read once. Assets have the digest of all of them in their path, so that
-browsers keep them for ever and fetch a new version whole; the page itself is asked for again each
-time, by its ETag."""
+"""The console's files, read once at start. The paths of assets contain a digest of all of them, so
+browsers cache them indefinitely and fetch a new version as a whole. The page itself is revalidated
+each time by its ETag.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from services.edge.messages.base import Answer, Headers
 STATIC: Final = Path(__file__).parent / "static"
 ASSETS: Final = "/console/static/"
 _PLACE: Final = b"{assets}"
-"""Where the page names the folder of its assets."""
+"""The placeholder of the assets' folder in the page."""
 _KINDS: Final = {
     ".css": b"text/css; charset=utf-8",
     ".html": b"text/html; charset=utf-8",
@@ -24,7 +25,8 @@ _KINDS: Final = {
     ".txt": b"text/plain; charset=utf-8",
 }
 POLICY: Final = (
-    "default-src 'self'; base-uri 'none'; connect-src 'self'; form-action 'none'; frame-ancestors 'none'; img-src 'self' data:; "
+    "default-src 'self'; base-uri 'none'; connect-src 'self'; form-action 'none'; "
+    "frame-ancestors 'none'; img-src 'self' data:; "
     "object-src 'none'; require-trusted-types-for 'script'"
 )
 PROTECTION: Final[Headers] = (
@@ -35,7 +37,7 @@ PROTECTION: Final[Headers] = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
 )
-"""Of every answer of the console."""
+"""Headers of every answer of the console."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class _File:
 
 
 class Files:
-    """What `folder` holds, by path. `digest`: of all files together."""
+    """The files of `folder` by path. `digest` covers all of them."""
 
     def __init__(self, folder: Path = STATIC) -> None:
         read = {
@@ -69,7 +71,7 @@ class Files:
         self._files["/"] = _file("index.html", page, b"no-cache")
 
     def get(self, path: str, headers: Mapping[str, str]) -> Answer | None:
-        """The file, 304 without a body if the browser has it already, or None."""
+        """Return the file, a 304 without a body if the browser has it, or None."""
         found = self._files.get(path)
         if found is None:
             return None

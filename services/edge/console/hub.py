@@ -22,21 +22,21 @@ from shoal.transport.wire import Metadata
 from shoal.v1 import mesh_pb2
 
 from libs.serving.calls.call import new_request_id
+from services.edge.activity.history import STEP_SECONDS
 from services.edge.console.board import Board
 from services.edge.messages.base import HttpError, json_of
-from services.edge.past.history import STEP_SECONDS
 
 log = logging.getLogger(__name__)
 
 MAX_PAGES: Final = 256
 HEARTBEAT_SECONDS: Final = 15.0
-"""A page hears at least so often that the stream lives; proxies close what is silent for longer."""
+"""The interval of keep-alive comments; proxies close streams that are silent for longer."""
 CHECK_SECONDS: Final = 60.0
 FIRST_PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE_SECONDS: Final = 10.0
 WATCH_SECONDS: Final = 1.0
 """The interval of WatchMesh while a page is open; otherwise STEP_SECONDS."""
-ALONE_PAUSE_SECONDS: Final = 30.0
+ANONYMOUS_CHECK_SECONDS: Final = 30.0
 """The interval at which the edge checks whether routers still require no credential."""
 REFUSED: Final = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 
@@ -47,32 +47,37 @@ See = Callable[[mesh_pb2.Mesh, float], None]
 
 @dataclass(eq=False, slots=True)
 class _Page:
-    """One open page. `refusal`: why its credential no longer lets it look on."""
+    """One open page. `refusal` is the error by which its credential became invalid."""
 
     metadata: Metadata
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     refusal: HttpError | None = None
 
 
 class Hub:
-    """`watch` opens WatchMesh, `allow` asks a router whether a caller may; both raise ShoalError.
-    `see` is given each look at the mesh, and the time since 1970. `may_watch_alone`: whether
-    routers ask for no credential, as far as is known."""
+    """Shares the watch of the mesh.
+
+    Args:
+        watch: Opens WatchMesh; raises ShoalError.
+        allow: Asks a router whether a caller may watch; raises ShoalError.
+        see: Receives each snapshot of the mesh and its Unix time.
+        may_watch_alone: Returns whether routers are known to require no credential.
+    """
 
     def __init__(
         self,
         watch: Watch,
         allow: Allow,
         see: See = lambda mesh, now: None,
-        may_watch_alone: Callable[[], bool] = lambda: False,
+        may_watch_anonymously: Callable[[], bool] = lambda: False,
     ) -> None:
         self._watch = watch
         self._allow = allow
         self._see = see
-        self._may_watch_alone = may_watch_alone
-        # The state: what is shown, the pages in the order in which they came, the task that watches
-        # and the page in whose name it does (None: the edge's own), whether it watches without
-        # pages, and whether the edge drains.
+        self._may_watch_alone = may_watch_anonymously
+        # The state: the board, the pages in order of arrival, the task that watches and the page
+        # with the credential that it uses (None: no credential), whether it watches without pages,
+        # and whether the edge is draining.
         self._board = Board()
         self._pages: list[_Page] = []
         self._watching: asyncio.Task[None] | None = None
@@ -81,7 +86,7 @@ class Hub:
         self._is_closed = False
 
     def start(self) -> None:
-        """Watch from now on, whether or not a page is open."""
+        """Watch from now on, with or without an open page."""
         self._is_started = True
         self._restart()
 
@@ -90,12 +95,13 @@ class Hub:
         return len(self._pages)
 
     async def events(self, metadata: Metadata, about: dict[str, Any]) -> AsyncIterator[bytes]:
-        """Server-sent events for one page: everything, then what changes. The first has `about`,
-        too. Raises ShoalError and Problem for a caller who may not look, at the beginning or
-        later."""
+        """Yield server-sent events for one page: everything, then the changes. The first event also
+        has `about`. Raises ShoalError and HttpError at the start or later for a caller without
+        permission.
+        """
         if len(self._pages) >= MAX_PAGES:
             raise HttpError(
-                "QUEUE_FULL", f"{MAX_PAGES} pages look at the mesh here already", retry_after=10.0
+                "QUEUE_FULL", f"{MAX_PAGES} pages already watch the mesh here", retry_after=10.0
             )
         await self._allow(metadata)
         page = _Page(metadata)
@@ -106,15 +112,15 @@ class Hub:
             while not self._is_closed:
                 if page.refusal is not None:
                     raise page.refusal
-                page.news.clear()
-                told = self._board.since(number)
-                if told is not None:
+                page.changed.clear()
+                changes = self._board.since(number)
+                if changes is not None:
                     number = self._board.number
-                    yield b"id: %d\nevent: mesh\ndata: %b\n\n" % (number, json_of(told))
+                    yield b"id: %d\nevent: mesh\ndata: %b\n\n" % (number, json_of(changes))
                     continue
                 try:
                     async with asyncio.timeout(HEARTBEAT_SECONDS):
-                        await page.news.wait()
+                        await page.changed.wait()
                 except TimeoutError:
                     yield b": still here\n\n"
                 if time.monotonic() - checked > CHECK_SECONDS:
@@ -125,18 +131,18 @@ class Hub:
             self._leave(page)
 
     def close(self) -> None:
-        """Ends all pages' streams: the edge drains."""
+        """End all pages' streams because the edge is draining."""
         self._is_closed = True
-        self._tell()
+        self._notify_pages()
         if self._watching is not None:
             self._watching.cancel()
 
     async def check(self, metadata: Metadata) -> None:
-        """Raises ShoalError for a caller who may not look at the mesh."""
+        """Raise ShoalError for a caller who may not watch the mesh."""
         await self._allow(metadata)
 
     async def _check_again(self, metadata: Metadata) -> None:
-        """Raises ShoalError if the credential is refused by now; that no router answers is no
+        """Raise ShoalError if the credential is now refused. An unreachable router is not a
         refusal.
         """
         try:
@@ -156,23 +162,23 @@ class Hub:
             self._restart()
 
     def _restart(self) -> None:
-        """Watch on in the name of another page or of the edge, or not at all."""
+        """Restart the watch for another page or for the edge, or stop it."""
         if self._watching is not None:
             self._watching.cancel()
         self._watcher = None
         watches = bool(self._pages or self._is_started) and not self._is_closed
-        self._watching = asyncio.create_task(self._look()) if watches else None
+        self._watching = asyncio.create_task(self._watch_mesh()) if watches else None
         if not watches:
-            self._board.rest()
+            self._board.pause()
 
-    async def _look(self) -> None:
+    async def _watch_mesh(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while True:
             page = next((one for one in self._pages if one.refusal is None), None)
             self._watcher = page
             if page is None and not self._may_watch_alone():
-                self._board.rest()
-                await asyncio.sleep(ALONE_PAUSE_SECONDS)
+                self._board.pause()
+                await asyncio.sleep(ANONYMOUS_CHECK_SECONDS)
                 continue
             metadata = page.metadata if page is not None else (("x-request-id", new_request_id()),)
             interval = WATCH_SECONDS if page is not None else STEP_SECONDS
@@ -182,30 +188,30 @@ class Hub:
                         now = time.time()
                         self._board.show(look.mesh, now)
                         self._see(look.mesh, now)
-                        self._tell()
+                        self._notify_pages()
                         pause = FIRST_PAUSE_SECONDS
             except ShoalError as error:
                 if error.code in REFUSED and page is not None:
                     page.refusal = HttpError(error.reason, error.message)
-                    page.news.set()
+                    page.changed.set()
                     continue
                 self._board.fail(error.reason, error.message)
-                pause = max(pause, ALONE_PAUSE_SECONDS if error.code in REFUSED else 0.0)
+                pause = max(pause, ANONYMOUS_CHECK_SECONDS if error.code in REFUSED else 0.0)
             except Exception:
-                log.exception("the watch of the mesh failed")
-                self._board.fail("INTERNAL", "the mesh could not be shown: the edge's log says why")
+                log.exception("watching the mesh failed")
+                self._board.fail("INTERNAL", "the mesh cannot be shown: see the edge's log")
             else:
                 self._board.fail("CANNOT_CONNECT", "the router ended the watch")
-            self._tell()
+            self._notify_pages()
             await asyncio.sleep(pause)
             pause = min(MAX_PAUSE_SECONDS, 2 * pause)
 
-    def _tell(self) -> None:
+    def _notify_pages(self) -> None:
         for page in self._pages:
-            page.news.set()
+            page.changed.set()
 
     async def stop(self) -> None:
-        """Waits for the watch to end."""
+        """Wait until the watch has ended."""
         self.close()
         if self._watching is not None:
             with suppress(asyncio.CancelledError):

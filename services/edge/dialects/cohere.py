@@ -1,9 +1,9 @@
 """Cohere's `POST /v2/embed`, `/v1/embed`, `/v1/classify` and `/v1/check-api-key`. Pure. Reranking
 is in rerank.py.
 
-`response_type` tells clients of v1 which of two forms an answer has. Classifying goes by examples:
-a model with vectors compares a text with the mean of each label's examples; one that classifies by
-itself is given the labels alone.
+`response_type` distinguishes the two forms of v1's answer. Classification is by examples: for an
+embedding model a text is compared with the mean of each label's examples; a classifier receives
+only the labels.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from services.edge.messages.reading import (
     truncation_of,
 )
 
-SHARPNESS: Final = 20.0
-"""By which cosines are multiplied before their softmax: the scale at which sentence-transformers
-trains embedding models.
+SOFTMAX_SCALE: Final = 20.0
+"""The factor of cosines before their softmax: the scale at which sentence-transformers trains
+embedding models.
 """
-_TEXTS_IN_A_PIECE: Final = 256
-_LIKELY: Final = 0.5
-"""From where on a label of several that may fit is predicted."""
+_TEXTS_PER_PIECE: Final = 256
+_MIN_PROBABILITY: Final = 0.5
+"""In multi-label classification, labels from this probability on are predicted."""
 
 
 def error(problem: HttpError) -> Answer:
-    """`{"message": text}`; Cohere's clients make an exception of the status."""
+    """Return `{"message": text}`; Cohere's clients derive the exception from the status."""
     return Answer(
         json_of({"message": problem.message}), problem.status, headers=retry_headers(problem)
     )
@@ -86,13 +86,13 @@ class CohereContent(msgspec.Struct, kw_only=True):
 
 
 class CohereInput(msgspec.Struct, kw_only=True):
-    """Exactly one content."""
+    """One input with exactly one content."""
 
     content: Annotated[list[CohereContent], PARTS]
 
 
 class CohereEmbedRequest(msgspec.Struct, kw_only=True):
-    """Of v1 and v2. One of `texts`, `images` and `inputs`."""
+    """A request of v1 or v2. Exactly one of `texts`, `images` and `inputs` is required."""
 
     model: str | None = None
     texts: Annotated[list[str], ITEMS] | None = None
@@ -103,7 +103,7 @@ class CohereEmbedRequest(msgspec.Struct, kw_only=True):
     output_dimension: int | None = None
     max_tokens: int | None = None
     truncate: str | None = None
-    # Ours.
+    # Shoal's.
     instruction: str | None = None
     adapter: str | None = None
     pool: str | None = None
@@ -111,7 +111,9 @@ class CohereEmbedRequest(msgspec.Struct, kw_only=True):
 
 
 class CohereEmbedAnswer(msgspec.Struct, kw_only=True):
-    """`embeddings`: by type; of v1, where no types were asked for, the vectors themselves."""
+    """The answer. `embeddings` is keyed by type; in v1 without `embedding_types` it is the list of
+    vectors.
+    """
 
     id: str
     embeddings: dict[str, list[list[float] | str]] | list[list[float]]
@@ -128,22 +130,26 @@ class CohereExample(msgspec.Struct, kw_only=True):
 
 
 class CohereClassifyRequest(msgspec.Struct, kw_only=True):
-    """Without `examples` the labels are the model's own."""
+    """A request to classify. Without `examples` the model's labels are used."""
 
     inputs: Annotated[list[str], ITEMS]
     examples: Annotated[list[CohereExample], ITEMS] | None = None
     model: str | None = None
     preset: str | None = None
     truncate: str | None = None
-    # Ours.
+    # Shoal's.
     adapter: str | None = None
     pool: str | None = None
     priority: str | int | None = None
 
 
 class CohereClassified(msgspec.Struct, kw_only=True):
-    """`prediction`, `confidence`: of single-label models. `predictions`: the best label; of
-    multi-label models all from 0.5 on.
+    """One classified text.
+
+    Attributes:
+        predictions: The best label; all labels from 0.5 on for multi-label models.
+        prediction: The best label of a single-label model.
+        confidence: Its probability.
     """
 
     id: str
@@ -157,7 +163,7 @@ class CohereClassified(msgspec.Struct, kw_only=True):
 
 
 class CohereClassifyAnswer(msgspec.Struct, kw_only=True):
-    """`classifications` in the order of `inputs`."""
+    """The answer. `classifications` has the order of `inputs`."""
 
     id: str
     classifications: list[CohereClassified]
@@ -165,7 +171,7 @@ class CohereClassifyAnswer(msgspec.Struct, kw_only=True):
 
 
 class CohereKeyAnswer(msgspec.Struct, kw_only=True):
-    """A credential that is not valid has an error instead."""
+    """The answer for a valid credential; an invalid one gets an error."""
 
     valid: bool
 
@@ -193,7 +199,7 @@ def _embed(received: Received, version: str) -> MeshCall:
     request = read(CohereEmbedRequest, received)
     if request.max_tokens is not None:
         raise invalid(
-            "max_tokens is not supported: texts are cut at the model's own limit", "max_tokens"
+            "max_tokens is not supported: texts are truncated at the model's limit", "max_tokens"
         )
     named = named_or_default(received, request.model, "embed")
     kinds = _kinds(request.embedding_types)
@@ -204,7 +210,7 @@ def _embed(received: Received, version: str) -> MeshCall:
         items=items,
         representations=[pb.REPRESENTATION_DENSE],
         role=role_of(named, input_type=request.input_type),
-        # Several kinds are made of float32 here.
+        # Several types are derived from float32 here.
         data_type=stored.pop() if len(stored) == 1 else tensor_pb2.DATA_TYPE_UNSPECIFIED,
         dimensions=count_of(request.output_dimension, "output_dimension") or named.dimensions,
         truncation=truncation_of(request.truncate, "truncate"),
@@ -215,7 +221,7 @@ def _embed(received: Received, version: str) -> MeshCall:
     )
     is_plain = version == "1" and not request.embedding_types
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         rows = dense_rows(reply.dense)
         head = b'{"id":' + json_of(received.request_id) + b',"embeddings":'
         tail = b'],"meta":' + json_of(_meta(version, reply.usage)) + b"}"
@@ -228,12 +234,12 @@ def _embed(received: Received, version: str) -> MeshCall:
             else:
                 for number, kind in enumerate(kinds):
                     yield b'%s"%s":' % (b"," if number else b"{", kind.encode())
-                    yield from listed(_as(rows, kind), is_base64=kind == "base64")
+                    yield from listed(_convert_rows(rows, kind), is_base64=kind == "base64")
                 yield b"}"
             yield b',"response_type":"' + form + b'","texts":['
             texts = request.texts or []
-            for first in range(0, len(texts), _TEXTS_IN_A_PIECE):
-                yield (b"," if first else b"") + json_of(texts[first : first + _TEXTS_IN_A_PIECE])[
+            for first in range(0, len(texts), _TEXTS_PER_PIECE):
+                yield (b"," if first else b"") + json_of(texts[first : first + _TEXTS_PER_PIECE])[
                     1:-1
                 ]
             yield tail
@@ -241,16 +247,20 @@ def _embed(received: Received, version: str) -> MeshCall:
         return Answer(b"".join(pieces()) if rows.size <= PIECE_NUMBERS else pieces())
 
     renamed = {**fields, "dimensions": "output_dimension", "representations[]": "model"}
-    return MeshCall(ENCODE, message, answer, fields=renamed)
+    return MeshCall(ENCODE, message, convert, fields=renamed)
 
 
 def _kinds(said: list[str] | None) -> list[str]:
-    """The types asked for, each once."""
+    """Return the requested types without duplicates."""
     for index, kind in enumerate(said or ()):
         field = f"embedding_types[{index}]"
         if kind == "uint8":
             raise invalid(
-                f"{field}: uint8 has an offset for each vector that this format cannot carry: use int8 or float",
+                (
+                    f"{field}: uint8 needs an offset per vector, which this format cannot carry: "
+                    "use "
+                    "int8 or float"
+                ),
                 field,
             )
         if kind not in _STORED:
@@ -258,8 +268,8 @@ def _kinds(said: list[str] | None) -> list[str]:
     return list(dict.fromkeys(said or ("float",)))
 
 
-def _as(rows: Rows, kind: str) -> Rows:
-    """Rows as the mesh has answered them, in the kind that was asked for."""
+def _convert_rows(rows: Rows, kind: str) -> Rows:
+    """Convert rows of the mesh's reply to the requested type."""
     if rows.dtype == np.float32:
         return quantised(rows, kind)
     return signed(rows) if kind == "binary" else rows
@@ -288,7 +298,7 @@ def _items(request: CohereEmbedRequest) -> tuple[list[pb.Item], Fields]:
 def _item(given: CohereInput, field: str) -> pb.Item:
     if len(given.content) != 1:
         raise invalid(
-            f"{field} must have one entry: a vector is of one text or of one picture", field
+            f"{field} must have one entry: a vector is of one text or of one image", field
         )
     (one,) = given.content
     if one.type == "text" and one.text is not None:
@@ -310,36 +320,34 @@ def _meta(version: str, usage: pb.Usage) -> dict[str, Any]:
 
 
 def classify(received: Received) -> MeshCall:
-    """`POST /v1/classify`. Asks for the model's card first, where there are examples. Raises
-    HttpError.
-    """
+    """`POST /v1/classify`. With examples it requests the model's card first. Raises HttpError."""
     request = read(CohereClassifyRequest, received)
     if request.preset is not None:
         raise invalid("preset is not supported: send model and examples", "preset")
     named = named_or_default(received, request.model, "predict")
-    plan = _Classifying(request, received, named)
+    plan = _Classification(request, received, named)
     plan.texts()
     if request.examples is None:
         return plan.by_labels()
     if not request.examples:
         raise invalid("examples is empty", "examples")
 
-    def answer(reply: models_pb2.GetModelResponse) -> MeshCall:
+    def convert(reply: models_pb2.GetModelResponse) -> MeshCall:
         return (
             plan.by_examples()
             if pb.REPRESENTATION_DENSE in reply.model.card.representations
             else plan.by_labels()
         )
 
-    def otherwise(problem: HttpError) -> MeshCall | None:
-        """No worker knows the model yet: a request makes one look for it."""
+    def fallback(problem: HttpError) -> MeshCall | None:
+        """Call an unknown model anyway, which makes a worker load it."""
         return plan.by_examples() if problem.reason == "MODEL_NOT_FOUND" else None
 
     card = models_pb2.GetModelRequest(model=named.model)
-    return MeshCall(GET_MODEL, card, answer, otherwise=otherwise, dialect=COHERE)
+    return MeshCall(GET_MODEL, card, convert, fallback=fallback, dialect=COHERE)
 
 
-class _Classifying:
+class _Classification:
     """The ways to answer one request."""
 
     def __init__(self, request: CohereClassifyRequest, received: Received, named: Target) -> None:
@@ -356,40 +364,40 @@ class _Classifying:
         ]
 
     def by_examples(self) -> MeshCall:
-        """By vectors: first those of the examples."""
+        """Classify by vectors; encode the examples first."""
         examples = self.request.examples or []
         items = [
             text_item(example.text, f"examples[{index}].text")
             for index, example in enumerate(examples)
         ]
 
-        def answer(reply: pb.EncodeResponse) -> MeshCall:
+        def convert(reply: pb.EncodeResponse) -> MeshCall:
             rows = dense_rows(reply.dense)
             own = np.array([self.labels.index(example.label) for example in examples])
             means = np.stack(
                 [rows[own == number].mean(axis=0) for number in range(len(self.labels))]
             )
-            return self._compared(_unit(means), reply.usage.input_tokens)
+            return self._compare_with_means(_unit(means), reply.usage.input_tokens)
 
-        def otherwise(problem: HttpError) -> MeshCall | None:
+        def fallback(problem: HttpError) -> MeshCall | None:
             return self.by_labels() if problem.reason == "TASK_NOT_SUPPORTED" else None
 
         fields = item_fields("items", "examples", ".text")
         return MeshCall(
-            ENCODE, self._encode(items), answer, fields=fields, otherwise=otherwise, dialect=COHERE
+            ENCODE, self._encode(items), convert, fields=fields, fallback=fallback, dialect=COHERE
         )
 
-    def _compared(self, means: Rows, tokens: int) -> MeshCall:
-        def answer(reply: pb.EncodeResponse) -> Answer:
-            shares = np.exp(SHARPNESS * (dense_rows(reply.dense) @ means.T - 1))
+    def _compare_with_means(self, means: Rows, tokens: int) -> MeshCall:
+        def convert(reply: pb.EncodeResponse) -> Answer:
+            shares = np.exp(SOFTMAX_SCALE * (dense_rows(reply.dense) @ means.T - 1))
             shares /= shares.sum(axis=1, keepdims=True)
             found = [dict(zip(self.labels, row, strict=True)) for row in shares.tolist()]
-            return self._answer(found, tokens + reply.usage.input_tokens)
+            return self._to_answer(found, tokens + reply.usage.input_tokens)
 
         return MeshCall(
             ENCODE,
             self._encode(self.texts()),
-            answer,
+            convert,
             fields=item_fields("items", "inputs"),
             dialect=COHERE,
         )
@@ -407,12 +415,12 @@ class _Classifying:
         )
 
     def by_labels(self) -> MeshCall:
-        """By a model that classifies: among the examples' labels, or among its own, as its
-        configuration says.
+        """Classify with a classifier: among the examples' labels, or its own labels if its
+        configuration has them.
         """
         task = pb.ClassifyTask(labels=self.labels, among_labels=True)
         if self.labels:
-            task.multi_label = False  # each example has one
+            task.multi_label = False  # each example has one label
         message = pb.ExtractRequest(
             model=self.named.model,
             items=self.texts(),
@@ -423,16 +431,16 @@ class _Classifying:
             priority=self.priority,
         )
 
-        def answer(reply: pb.ExtractResponse) -> Answer:
+        def convert(reply: pb.ExtractResponse) -> Answer:
             found = [{one.label: one.score for one in result.labels} for result in reply.results]
-            return self._answer(found, reply.usage.input_tokens)
+            return self._to_answer(found, reply.usage.input_tokens)
 
         fields = {**item_fields("items", "inputs"), **single_field("classify.labels", "examples")}
-        return MeshCall(EXTRACT, message, answer, fields=fields, dialect=COHERE)
+        return MeshCall(EXTRACT, message, convert, fields=fields, dialect=COHERE)
 
-    def _answer(self, found: list[dict[str, float]], tokens: int) -> Answer:
-        # Shares of one whole add up to 1, chances of labels each on its own do not: nothing else
-        # says which they are.
+    def _to_answer(self, found: list[dict[str, float]], tokens: int) -> Answer:
+        # Probabilities of exclusive labels sum to 1, those of independent labels do not. The reply
+        # has no other indication.
         is_single = bool(self.labels) or all(abs(sum(one.values()) - 1) < 1e-3 for one in found)
         entries = [
             _entry(f"{self.request_id}-{index}", text, confidences, is_single=is_single)
@@ -449,7 +457,9 @@ def _entry(
 ) -> dict[str, Any]:
     ranked = sorted(confidences, key=lambda label: -confidences[label])
     chosen = (
-        ranked[:1] if is_single else [label for label in ranked if confidences[label] >= _LIKELY]
+        ranked[:1]
+        if is_single
+        else [label for label in ranked if confidences[label] >= _MIN_PROBABILITY]
     )
     entry: dict[str, Any] = {
         "id": identity,
@@ -471,7 +481,7 @@ def _unit(rows: Rows) -> Rows:
 
 
 def check_api_key(received: Received) -> MeshCall:
-    """`POST /v1/check-api-key`: whether a router takes the credential."""
+    """`POST /v1/check-api-key`: check whether a router accepts the credential."""
     return MeshCall(
         LIST_MODELS, models_pb2.ListModelsRequest(), lambda reply: Answer(json_of({"valid": True}))
     )
@@ -502,7 +512,7 @@ ROUTES: Final = (
         "/v1/check-api-key",
         COHERE,
         check_api_key,
-        "Whether the credential is valid",
+        "Checks whether the credential is valid",
         answer=CohereKeyAnswer,
     ),
 )

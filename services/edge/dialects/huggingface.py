@@ -1,9 +1,9 @@
-"""Hugging Face's pipelines, as huggingface_hub's and npm's InferenceClient call them: `POST` of a
-base URL whose body says what is wanted, and the paths of the hosted inference, `/models/{model}`
+"""Hugging Face's pipelines as huggingface_hub's and npm's InferenceClient call them: `POST` to a
+base URL with a body that determines the task, and the hosted inference's paths `/models/{model}`
 and `/models/{model}/pipeline/{task}`. Pure.
 
-Bodies are `{inputs, parameters}`. A list of inputs is a batch, whose answer has a list more. Errors
-are those of TEI.
+Bodies are `{inputs, parameters}`. A list of inputs is a batch, and its answer is a list of answers.
+Errors have TEI's form.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects import tei
-from services.edge.dialects.tei import TEI, Prediction, target_here, timed, truncation_said
+from services.edge.dialects.tei import (
+    TEI,
+    Prediction,
+    parse_truncation,
+    path_target,
+    timing_headers,
+)
 from services.edge.messages.base import (
     Answer,
     Fields,
@@ -38,7 +44,7 @@ Texts = str | list[str]
 
 
 class TextClassificationParameters(msgspec.Struct, kw_only=True):
-    """`top_k`: how many labels; all if it is left out."""
+    """`top_k` is the number of labels; all if omitted."""
 
     top_k: int | None = None
     function_to_apply: str | None = None
@@ -46,15 +52,15 @@ class TextClassificationParameters(msgspec.Struct, kw_only=True):
 
 
 class TextClassificationRequest(msgspec.Struct, kw_only=True):
-    """Which of a classifier's own labels fit."""
+    """Classification with a classifier's labels."""
 
     inputs: Texts
     parameters: TextClassificationParameters | None = None
 
 
 class ZeroShotParameters(msgspec.Struct, kw_only=True):
-    """`candidate_labels`: a list, or names with commas. `hypothesis_template` has `{}` where the
-    label goes.
+    """`candidate_labels` is a list, or names separated by commas. `hypothesis_template` has `{}` in
+    place of the label.
     """
 
     candidate_labels: str | Annotated[list[str], LABELS]
@@ -63,15 +69,15 @@ class ZeroShotParameters(msgspec.Struct, kw_only=True):
 
 
 class ZeroShotRequest(msgspec.Struct, kw_only=True):
-    """Which of the labels that are given fit."""
+    """Classification with the request's labels."""
 
     inputs: Texts
     parameters: ZeroShotParameters
 
 
 class ZeroShotAnswer(msgspec.Struct, kw_only=True):
-    """Of each text of a batch, best first, as transformers' pipeline; one text alone has a list of
-    labels with scores.
+    """The answer for each text of a batch, best label first, like transformers' pipeline; a single
+    text gets a list of labels with scores.
     """
 
     sequence: str
@@ -80,7 +86,7 @@ class ZeroShotAnswer(msgspec.Struct, kw_only=True):
 
 
 class TokenClassificationParameters(msgspec.Struct, kw_only=True):
-    """`labels`, ours: what a zero-shot model looks for."""
+    """`labels` (Shoal's) are the types that a zero-shot model finds."""
 
     aggregation_strategy: str | None = None
     ignore_labels: list[str] | None = None
@@ -89,14 +95,14 @@ class TokenClassificationParameters(msgspec.Struct, kw_only=True):
 
 
 class TokenClassificationRequest(msgspec.Struct, kw_only=True):
-    """Named things in texts."""
+    """Named entities in texts."""
 
     inputs: Texts
     parameters: TokenClassificationParameters | None = None
 
 
 class Token(msgspec.Struct, kw_only=True):
-    """Characters `start` … `end` of the text. `entity_group`, or `entity` where
+    """An entity: characters `start` … `end` of the text. `entity` replaces `entity_group` if
     `aggregation_strategy` is none.
     """
 
@@ -118,30 +124,32 @@ _AGGREGATIONS: Final = {
 
 
 def text_classification(received: Received) -> MeshCall:
-    """Raises HttpError."""
+    """The text-classification pipeline. Raises HttpError."""
     request = read(TextClassificationRequest, received)
     parameters = request.parameters or TextClassificationParameters()
     most = count_of(parameters.top_k, "parameters.top_k") or None
     if parameters.function_to_apply not in (None, "sigmoid", "softmax"):
         raise invalid(
-            "parameters.function_to_apply must be sigmoid or softmax, or be left out",
+            "parameters.function_to_apply must be sigmoid or softmax, or be omitted",
             "parameters.function_to_apply",
         )
     message = _extract(received, request.inputs, "predict")
-    message.truncation = truncation_said(parameters.truncation, None)
+    message.truncation = parse_truncation(parameters.truncation, None)
     message.classify.SetInParent()
     if parameters.function_to_apply is not None:
         message.classify.multi_label = parameters.function_to_apply == "sigmoid"
 
-    def answer(reply: pb.ExtractResponse) -> Answer:
-        # One text has a list of lists, too: huggingface_hub takes its first.
-        return _told([_scored(result.labels[:most]) for result in reply.results], reply, message)
+    def convert(reply: pb.ExtractResponse) -> Answer:
+        # A single text also gets a list of lists: huggingface_hub takes its first element.
+        return _json_answer(
+            [_scored(result.labels[:most]) for result in reply.results], reply, message
+        )
 
-    return MeshCall(EXTRACT, message, answer, fields=_renamed(request.inputs), dialect=TEI)
+    return MeshCall(EXTRACT, message, convert, fields=_field_names(request.inputs), dialect=TEI)
 
 
 def zero_shot(received: Received) -> MeshCall:
-    """Raises HttpError."""
+    """The zero-shot-classification pipeline. Raises HttpError."""
     request = read(ZeroShotRequest, received)
     given = request.parameters.candidate_labels
     if isinstance(given, str) and given.count(",") >= MAX_LABELS:
@@ -162,9 +170,9 @@ def zero_shot(received: Received) -> MeshCall:
     if not labels:
         raise invalid("parameters.candidate_labels is empty", "parameters.candidate_labels")
 
-    def answer(reply: pb.ExtractResponse) -> Answer:
+    def convert(reply: pb.ExtractResponse) -> Answer:
         if isinstance(request.inputs, str):
-            return _told(_scored(reply.results[0].labels), reply, message)
+            return _json_answer(_scored(reply.results[0].labels), reply, message)
         content = [
             {
                 "sequence": text,
@@ -173,18 +181,20 @@ def zero_shot(received: Received) -> MeshCall:
             }
             for text, result in zip(request.inputs, reply.results, strict=True)
         ]
-        return _told(content, reply, message)
+        return _json_answer(content, reply, message)
 
     fields = {
-        **_renamed(request.inputs),
+        **_field_names(request.inputs),
         "classify.labels": "parameters.candidate_labels",
         "classify.hypothesis": "parameters.hypothesis_template",
     }
-    return MeshCall(EXTRACT, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(EXTRACT, message, convert, fields=fields, dialect=TEI)
 
 
 def token_classification(received: Received) -> MeshCall:
-    """Tokens outside of all entities, label "O", are never in the answer. Raises HttpError."""
+    """The token-classification pipeline. Tokens outside of entities, label "O", are never in the
+    answer. Raises HttpError.
+    """
     request = read(TokenClassificationRequest, received)
     parameters = request.parameters or TokenClassificationParameters()
     if parameters.stride:
@@ -204,7 +214,7 @@ def token_classification(received: Received) -> MeshCall:
     ignored = frozenset(parameters.ignore_labels or ())
     name = "entity" if strategy == "none" else "entity_group"
 
-    def answer(reply: pb.ExtractResponse) -> Answer:
+    def convert(reply: pb.ExtractResponse) -> Answer:
         found = [
             [
                 {
@@ -219,19 +229,19 @@ def token_classification(received: Received) -> MeshCall:
             ]
             for result in reply.results
         ]
-        return _told(found[0] if isinstance(request.inputs, str) else found, reply, message)
+        return _json_answer(found[0] if isinstance(request.inputs, str) else found, reply, message)
 
-    fields = {**_renamed(request.inputs), "entities.labels": "parameters.labels"}
-    return MeshCall(EXTRACT, message, answer, fields=fields, dialect=TEI)
+    fields = {**_field_names(request.inputs), "entities.labels": "parameters.labels"}
+    return MeshCall(EXTRACT, message, convert, fields=fields, dialect=TEI)
 
 
 def hosted(received: Received) -> MeshCall:
-    """`POST /models/{model}`: the body says which of the others is meant, else the model's task."""
+    """`POST /models/{model}`: the pipeline follows from the body, or else from the model's task."""
     return _by_task(received, read(_Hosted, received), text_classification)
 
 
 def by_task(received: Received) -> MeshCall:
-    """`POST` of TEI's base URL. Its own clients send no parameters, and there two texts are a
+    """`POST` to TEI's base URL. TEI's clients send no parameters, and for them two texts are a
     pair.
     """
     found = read(_Hosted, received)
@@ -252,9 +262,9 @@ def _by_task(
         return zero_shot(received)
     if said & {"aggregation_strategy", "ignore_labels", "stride"}:
         return token_classification(received)
-    named = target_here(received, "embed")
+    named = path_target(received, "embed")
 
-    def answer(reply: models_pb2.GetModelResponse) -> MeshCall:
+    def convert(reply: models_pb2.GetModelResponse) -> MeshCall:
         card = reply.model.card
         if models_pb2.TASK_ENCODE in card.tasks:
             is_sparse = list(card.representations) == [pb.REPRESENTATION_SPARSE]
@@ -263,16 +273,16 @@ def _by_task(
             return token_classification(received)
         return classify(received)
 
-    def otherwise(problem: HttpError) -> MeshCall | None:
-        """No worker knows the model yet: a request makes one look for it."""
+    def fallback(problem: HttpError) -> MeshCall | None:
+        """Call an unknown model anyway, which makes a worker load it."""
         return (
-            _first_served((tei.embed, classify, token_classification), received)
+            _first_supported((tei.embed, classify, token_classification), received)
             if problem.reason == "MODEL_NOT_FOUND"
             else None
         )
 
     question = models_pb2.GetModelRequest(model=named.model)
-    return MeshCall(GET_MODEL, question, answer, otherwise=otherwise, dialect=TEI)
+    return MeshCall(GET_MODEL, question, convert, fallback=fallback, dialect=TEI)
 
 
 class _Hosted(msgspec.Struct, kw_only=True):
@@ -281,21 +291,25 @@ class _Hosted(msgspec.Struct, kw_only=True):
     parameters: dict[str, Any] | None = None
 
 
-def _first_served(asks: tuple[Callable[[Received], MeshCall], ...], received: Received) -> MeshCall:
-    """The first question, and instead of one whose task the model does not have the next."""
+def _first_supported(
+    asks: tuple[Callable[[Received], MeshCall], ...], received: Received
+) -> MeshCall:
+    """Return the first call, replaced by the next one if the model does not have its task."""
     question = asks[0](received)
     if len(asks) == 1:
         return question
 
-    def otherwise(problem: HttpError) -> MeshCall | None:
-        return _first_served(asks[1:], received) if problem.reason == "TASK_NOT_SUPPORTED" else None
+    def fallback(problem: HttpError) -> MeshCall | None:
+        return (
+            _first_supported(asks[1:], received) if problem.reason == "TASK_NOT_SUPPORTED" else None
+        )
 
-    return replace(question, otherwise=otherwise)
+    return replace(question, fallback=fallback)
 
 
 def _extract(received: Received, given: Texts, default: str) -> pb.ExtractRequest:
-    """Without its task."""
-    named = target_here(received, default)
+    """Return the request without its task."""
+    named = path_target(received, default)
     texts = [given] if isinstance(given, str) else given
     items = [text_item(text, f"inputs[{index}]") for index, text in enumerate(texts)]
     return pb.ExtractRequest(
@@ -303,7 +317,7 @@ def _extract(received: Received, given: Texts, default: str) -> pb.ExtractReques
     )
 
 
-def _renamed(given: Texts) -> Fields:
+def _field_names(given: Texts) -> Fields:
     return (
         single_field("items", "inputs")
         if isinstance(given, str)
@@ -315,8 +329,8 @@ def _scored(labels: Any) -> list[dict[str, Any]]:
     return [{"label": one.label, "score": one.score} for one in labels]
 
 
-def _told(content: object, reply: pb.ExtractResponse, message: pb.ExtractRequest) -> Answer:
-    return Answer(json_of(content), headers=timed(reply.timings, reply.usage, message))
+def _json_answer(content: object, reply: pb.ExtractResponse, message: pb.ExtractRequest) -> Answer:
+    return Answer(json_of(content), headers=timing_headers(reply.timings, reply.usage, message))
 
 
 _PIPELINES: Final[tuple[tuple[str, Callable[[Received], MeshCall], type, Any], ...]] = (
@@ -339,12 +353,16 @@ _PIPELINES: Final[tuple[tuple[str, Callable[[Received], MeshCall], type, Any], .
 
 ROUTES: Final = (
     *(
-        Route("POST", path, TEI, ask, "What the body says, else by the model's task")
+        Route("POST", path, TEI, ask, "Runs the pipeline of the body or of the model's task")
         for path, ask in (("/tei/{model}", by_task), ("/models/{model}", hosted))
     ),
     *(
         Route(
-            "POST", f"{start}/invocations", TEI, by_task, "By the model's task, as SageMaker asks"
+            "POST",
+            f"{start}/invocations",
+            TEI,
+            by_task,
+            "Runs the model's task, for SageMaker clients",
         )
         for start in ("/tei/{model}", "")
     ),
@@ -358,5 +376,5 @@ ROUTES: Final = (
         )
     ),
     Route("GET", "/models/{model}/info", TEI, tei.info, "Describes the model", answer=tei.Info),
-    Route("GET", "/models/{model}/health", TEI, tei.health, "This process answers"),
+    Route("GET", "/models/{model}/health", TEI, tei.health, "Reports that this process is alive"),
 )

@@ -1,7 +1,7 @@
 """Jina's `POST /v1/multi-vector` and `/v1/classify`. Pure. `/v1/embeddings` (openai.py) and
-`/v1/rerank` (rerank.py) have Jina's fields, too.
+`/v1/rerank` (rerank.py) support Jina's fields too.
 
-`/v1/classify` is Cohere's as well: a body with `inputs` is theirs (cohere.py), one with `input`
+Cohere and Jina share `/v1/classify`: a body with `inputs` is Cohere's (cohere.py), one with `input`
 Jina's.
 """
 
@@ -36,22 +36,22 @@ from services.edge.messages.reading import (
 
 
 class JinaClassifyRequest(msgspec.Struct, kw_only=True):
-    """`labels`: what to choose from; left out, the model's own. `classifier_id` is refused: no
-    classifiers are kept here.
+    """`labels` are the labels to choose from; the model's if omitted. `classifier_id` is refused,
+    because classifiers are not stored.
     """
 
     input: Annotated[list[str | Part], ITEMS]
     model: str | None = None
     labels: Annotated[list[str], LABELS] | None = None
     classifier_id: str | None = None
-    # Ours.
+    # Shoal's.
     adapter: str | None = None
     pool: str | None = None
     priority: str | int | None = None
 
 
 class JinaPrediction(msgspec.Struct, kw_only=True):
-    """`score`: 0…1; of embedding models the cosine to the label."""
+    """`score` is 0…1, or the cosine to the label for embedding models."""
 
     label: str
     score: float
@@ -68,7 +68,7 @@ class JinaClassified(msgspec.Struct, kw_only=True):
 
 
 class JinaClassifyAnswer(msgspec.Struct, kw_only=True):
-    """`data` in the order of `input`."""
+    """The answer. `data` has the order of `input`."""
 
     data: list[JinaClassified]
     usage: dict[str, int]
@@ -77,14 +77,14 @@ class JinaClassifyAnswer(msgspec.Struct, kw_only=True):
 
 
 def multi_vector(received: Received) -> MeshCall:
-    """A vector a token. Raises HttpError."""
+    """`POST /v1/multi-vector`: one vector per token. Raises HttpError."""
     request = read(EmbeddingsRequest, received)
     request.return_multivector = True
-    return openai.question_of(request, received)
+    return openai.make_call(request, received)
 
 
 def classify(received: Received) -> MeshCall:
-    """Cohere's or Jina's form, by the body. Raises HttpError."""
+    """`POST /v1/classify` in Cohere's or Jina's form, by the body. Raises HttpError."""
     if not received.is_msgpack and _has_inputs(received.body):
         try:
             return cohere.classify(received)
@@ -113,14 +113,14 @@ def _classify(received: Received) -> MeshCall:
     request = read(JinaClassifyRequest, received)
     if request.classifier_id is not None:
         raise invalid(
-            "classifier_id is not supported: no classifiers are kept here, send labels",
+            "classifier_id is not supported because classifiers are not stored: send labels",
             "classifier_id",
         )
     named = named_or_default(received, request.model, "predict")
     message = pb.ExtractRequest(
         model=named.model,
         items=[_item(one, f"input[{index}]") for index, one in enumerate(request.input)],
-        # The shares are among the labels that were named.
+        # The probabilities are normalised over the requested labels.
         classify=pb.ClassifyTask(labels=request.labels or (), among_labels=True),
         truncation=pb.TRUNCATION_END,
         adapter=request.adapter or named.adapter,
@@ -129,14 +129,14 @@ def _classify(received: Received) -> MeshCall:
     )
     name = request.model or "predict"
 
-    def answer(reply: pb.ExtractResponse) -> Answer:
+    def convert(reply: pb.ExtractResponse) -> Answer:
         tokens = reply.usage.input_tokens
         data = [_entry(index, result) for index, result in enumerate(reply.results)]
         usage = {"total_tokens": tokens, "prompt_tokens": tokens}
         return Answer(json_of({"object": "list", "model": name, "data": data, "usage": usage}))
 
     fields = {**item_fields("items", "input"), "classify.labels": "labels"}
-    return MeshCall(EXTRACT, message, answer, fields=fields)
+    return MeshCall(EXTRACT, message, convert, fields=fields)
 
 
 def _item(given: str | Part, field: str) -> pb.Item:
@@ -178,7 +178,7 @@ ROUTES: Final = (
         "/v1/classify",
         OPENAI,
         classify,
-        "Says which labels fit texts",
+        "Classifies texts by labels",
         (JinaClassifyRequest, cohere.CohereClassifyRequest),
         (JinaClassifyAnswer, cohere.CohereClassifyAnswer),
     ),

@@ -1,10 +1,10 @@
 """KServe v2, the Open Inference Protocol over HTTP, with Triton's extension for binary tensors,
-which its clients use unasked. Pure.
+which its clients use by default. Pure.
 
-A tensor's name says what it is: `text` (or any name, if it is the only one) goes in, and `dense`,
-`sparse_*`, `multi_vector*`, or `labels` and `scores`, `entities` or `relations` come out; `query`
-and `documents` go in, and `scores` come out. Ragged answers are two tensors: values and `_offsets`,
-row i being values offsets[i] … offsets[i + 1]. Options of ours stand in `parameters`.
+Tensor names determine the task. Input `text` (or a single tensor of any name) returns `dense`,
+`sparse_*` or `multi_vector*`, or `labels` and `scores`, `entities` or `relations`; inputs `query`
+and `documents` return `scores`. Ragged outputs are two tensors: values and `_offsets`, with row i
+in values offsets[i] … offsets[i + 1]. Shoal's options are in `parameters`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LATEST: Final = "1"
 
 
 def error(problem: HttpError) -> Answer:
-    """`{"error": text}`."""
+    """Return `{"error": text}`."""
     message = problem.message
     if problem.field and problem.field not in message:
         message = f"{problem.field}: {message}"
@@ -67,7 +67,9 @@ KSERVE: Final = Dialect("kserve", error)
 
 
 class InParameters(msgspec.Struct, kw_only=True):
-    """Of a request; others are ignored. `binary_data_output` is Triton's, the others are ours."""
+    """Parameters of a request; others are ignored. `binary_data_output` is Triton's, the rest
+    Shoal's.
+    """
 
     binary_data_output: bool = False
     role: str | None = None
@@ -84,8 +86,11 @@ class InParameters(msgspec.Struct, kw_only=True):
 
 
 class TensorParameters(msgspec.Struct, kw_only=True):
-    """Triton's: bytes of this input behind the JSON; whether this output shall be there; its
-    `classification` is not supported.
+    """Triton's parameters of a tensor. `classification` is not supported.
+
+    Attributes:
+        binary_data_size: The size of this input after the JSON.
+        binary_data: Whether this output follows the JSON as bytes.
     """
 
     binary_data_size: int | None = None
@@ -103,8 +108,8 @@ class InTensor(msgspec.Struct, kw_only=True):
     parameters: TensorParameters | None = None
 
 
-class OutWanted(msgspec.Struct, kw_only=True):
-    """A tensor that is to be in the answer."""
+class RequestedOutput(msgspec.Struct, kw_only=True):
+    """A requested output tensor."""
 
     name: str
     parameters: TensorParameters | None = None
@@ -116,11 +121,13 @@ class InferIn(msgspec.Struct, kw_only=True):
     inputs: Annotated[list[InTensor], PARTS]
     id: str | None = None
     parameters: InParameters | None = None
-    outputs: Annotated[list[OutWanted], PARTS] | None = None
+    outputs: Annotated[list[RequestedOutput], PARTS] | None = None
 
 
 class OutTensor(msgspec.Struct, kw_only=True):
-    """`data` flat, in row-major order; absent where it follows the JSON as bytes."""
+    """An output tensor. `data` is flat in row-major order, or absent if it follows the JSON as
+    bytes.
+    """
 
     name: str
     shape: list[int]
@@ -191,44 +198,46 @@ _TASK_OF: Final = {
     "relations": models_pb2.TASK_RELATIONS,
     **dict.fromkeys(_FORMS, models_pb2.TASK_ENCODE),
 }
-"""The task of which a tensor is an answer."""
+"""The task that produces each tensor."""
 
 
 def server(received: Received) -> Answer:
-    """`GET /v2`."""
+    """`GET /v2`: describe the server."""
     return Answer(json_of({"name": NAME, "version": VERSION, "extensions": ["binary_tensor_data"]}))
 
 
 def described(received: Received) -> MeshCall:
-    """`GET /v2/models/{model}`: its tensors."""
+    """`GET /v2/models/{model}`: describe the model's tensors."""
     name, named = _named(received)
 
-    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+    def convert(reply: models_pb2.GetModelResponse) -> Answer:
         inputs, outputs = _signature(reply.model.card)
         content = {"name": name, "versions": [_LATEST], "platform": NAME}
         return Answer(json_of({**content, "inputs": inputs, "outputs": outputs}))
 
-    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
 
 def ready(received: Received) -> MeshCall:
-    """`GET /v2/models/{model}/ready`: whether the mesh knows the model and its last load did not
-    fail. A model is loaded when it is first asked for."""
+    """`GET /v2/models/{model}/ready`: report whether the mesh knows the model and its last load
+    succeeded. A model is loaded by its first request.
+    """
     name, named = _named(received)
 
-    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+    def convert(reply: models_pb2.GetModelResponse) -> Answer:
         is_ready = reply.model.state != models_pb2.MODEL_STATE_FAILED
         return Answer(json_of({"name": name, "ready": is_ready}), 200 if is_ready else 503)
 
-    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
 
 def infer(received: Received) -> MeshCall:
-    """`POST /v2/models/{model}/infer`. Where neither inputs nor outputs say what is meant, the
-    model's card does. Raises Problem."""
+    """`POST /v2/models/{model}/infer`. If neither inputs nor outputs determine the task, the
+    model's card does. Raises HttpError.
+    """
     request, tensors = _inputs(received)
     name, named = _named(received)
-    ask = _Asking(name, named, request, tensors)
+    ask = _InferCall(name, named, request, tensors)
     for index, one in enumerate(request.outputs or ()):
         if one.parameters is not None and one.parameters.classification:
             raise invalid(
@@ -240,22 +249,22 @@ def infer(received: Received) -> MeshCall:
     ask.texts()
     tasks = {_TASK_OF[one.name] for one in request.outputs or () if one.name in _TASK_OF}
     if tasks:
-        return ask.of(tasks)
+        return ask.call_for(tasks)
 
-    def answer(reply: models_pb2.GetModelResponse) -> MeshCall:
-        return ask.of(set(reply.model.card.tasks))
+    def convert(reply: models_pb2.GetModelResponse) -> MeshCall:
+        return ask.call_for(set(reply.model.card.tasks))
 
-    def otherwise(problem: HttpError) -> MeshCall | None:
-        """No worker knows the model yet: a request makes one look for it."""
-        return ask.of(set()) if problem.reason == "MODEL_NOT_FOUND" else None
+    def fallback(problem: HttpError) -> MeshCall | None:
+        """Call an unknown model anyway, which makes a worker load it."""
+        return ask.call_for(set()) if problem.reason == "MODEL_NOT_FOUND" else None
 
     return MeshCall(
-        GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, otherwise=otherwise
+        GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert, fallback=fallback
     )
 
 
-class _Asking:
-    """The questions that one request may become."""
+class _InferCall:
+    """The mesh calls that one request may become."""
 
     def __init__(
         self, name: str, named: Target, request: InferIn, tensors: Mapping[str, Texts]
@@ -267,18 +276,21 @@ class _Asking:
         self._options = request.parameters or InParameters()
 
     def texts(self) -> tuple[str, Texts]:
-        """The tensor of what is read, and what the caller calls it. Raises HttpError."""
+        """Return the input tensor's texts and the caller's name of it. Raises HttpError."""
         others = [name for name in self._tensors if name not in ("labels", "entity_labels")]
         if len(others) != 1:
             given = ", ".join(self._tensors) or "nothing"
             raise invalid(
-                f"inputs must be text, with labels where the model needs them, or query and documents; not {given}",
+                (
+                    "inputs must be text, with labels if the model needs them, or query and "
+                    f"documents; not {given}"
+                ),
                 "inputs",
             )
         return others[0], self._tensors[others[0]]
 
-    def of(self, tasks: set[Any]) -> MeshCall:
-        """The question for a model that can do these tasks; none: for one that nobody knows yet."""
+    def call_for(self, tasks: set[Any]) -> MeshCall:
+        """Return the call for a model with these tasks; empty for an unknown model."""
         if models_pb2.TASK_ENCODE in tasks or not tasks:
             return self._encode()
         if tasks & {models_pb2.TASK_RELATIONS, models_pb2.TASK_ENTITIES, models_pb2.TASK_CLASSIFY}:
@@ -292,7 +304,11 @@ class _Asking:
             raise invalid(f"the tensor query has {len(query)} texts: it must have one", "query")
         if options.scale not in _SCALES:
             raise invalid(
-                f"parameters.scale is {options.scale!r}; it must be logit or probability, or be left out",
+                (
+                    f"parameters.scale is {options.scale!r}; it must be logit or probability, or "
+                    "be "
+                    "omitted"
+                ),
                 "parameters.scale",
             )
         message = pb.ScoreRequest(
@@ -309,11 +325,11 @@ class _Asking:
             priority=priority_of(options.priority),
         )
 
-        def answer(reply: pb.ScoreResponse) -> Answer:
+        def convert(reply: pb.ScoreResponse) -> Answer:
             scores = np.asarray(decoded(codec.score_result, reply).scores, np.float32)
-            return self._told([("scores", scores, [len(scores)])], reply.model_revision)
+            return self._to_answer([("scores", scores, [len(scores)])], reply.model_revision)
 
-        return MeshCall(SCORE, message, answer, fields=item_fields("documents", "documents"))
+        return MeshCall(SCORE, message, convert, fields=item_fields("documents", "documents"))
 
     def _encode(self) -> MeshCall:
         options, named = self._options, self._named
@@ -336,13 +352,13 @@ class _Asking:
         if options.normalize is not None:
             message.normalize = options.normalize
 
-        def answer(reply: pb.EncodeResponse) -> Answer:
-            return self._told(list(_encoded(reply)), reply.model_revision)
+        def convert(reply: pb.EncodeResponse) -> Answer:
+            return self._to_answer(list(_encoded(reply)), reply.model_revision)
 
         return MeshCall(
             ENCODE,
             message,
-            answer,
+            convert,
             fields={**item_fields("items", field), "dimensions": "parameters.dimensions"},
         )
 
@@ -371,8 +387,8 @@ class _Asking:
                 message.classify.multi_label = options.multi_label
         kind = message.WhichOneof("task")
 
-        def answer(reply: pb.ExtractResponse) -> Answer:
-            return self._told(list(_found(kind or "", reply)), reply.model_revision)
+        def convert(reply: pb.ExtractResponse) -> Answer:
+            return self._to_answer(list(_extracted(kind or "", reply)), reply.model_revision)
 
         names = dict.fromkeys(("entities.labels", "classify.labels", "relations.labels"), "labels")
         fields = {
@@ -380,23 +396,26 @@ class _Asking:
             **names,
             "relations.entity_labels": "entity_labels",
         }
-        return MeshCall(EXTRACT, message, answer, fields=fields)
+        return MeshCall(EXTRACT, message, convert, fields=fields)
 
-    def _told(self, tensors: list[Tensor], revision: str) -> Answer:
-        """Those that were asked for, in the order of the question."""
+    def _to_answer(self, tensors: list[Tensor], revision: str) -> Answer:
+        """Return the requested tensors in the order of the request."""
         request = self._request
         known = {name: (name, content, shape) for name, content, shape in tensors}
-        wanted = request.outputs or [OutWanted(name=name) for name in known]
+        wanted = request.outputs or [RequestedOutput(name=name) for name in known]
         chosen = []
         for index, one in enumerate(wanted):
             if one.name not in known:
                 raise invalid(
-                    f"{one.name[:100]!r} is no output here; there are {', '.join(known)}",
+                    (
+                        f"{one.name[:100]!r} is not an output of this model; its outputs are "
+                        f"{', '.join(known)}"
+                    ),
                     f"outputs[{index}].name",
                 )
             said = one.parameters.binary_data if one.parameters is not None else None
             chosen.append(
-                _Chosen(
+                _OutputTensor(
                     *known[one.name],
                     is_binary=self._options.binary_data_output if said is None else said,
                 )
@@ -406,11 +425,11 @@ class _Asking:
             head["id"] = request.id
         if revision:
             head["parameters"] = {"revision": revision}
-        return _written(head, chosen)
+        return _serialise(head, chosen)
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _OutputTensor:
     """A tensor of the answer."""
 
     name: str
@@ -424,14 +443,14 @@ class _Chosen:
         return {"name": self.name, "shape": self.shape, "datatype": kind}
 
     def octets(self) -> bytes:
-        """Numbers as little-endian; texts each behind its length in four bytes."""
+        """Return numbers as little-endian, or texts, each after its length in four bytes."""
         if not isinstance(self.content, list):
             return self.content.astype(self.content.dtype.newbyteorder("<"), copy=False).tobytes()
         texts = [text.encode() for text in self.content]
         return b"".join(part for text in texts for part in (struct.pack("<I", len(text)), text))
 
     def pieces(self) -> Iterator[bytes]:
-        """The tensor as JSON."""
+        """Yield the tensor as JSON."""
         yield json_of(self.head)[:-1] + b',"data":['
         flat = self.content if isinstance(self.content, list) else self.content.reshape(-1)
         for first in range(0, len(flat), PIECE_NUMBERS):
@@ -439,7 +458,7 @@ class _Chosen:
         yield b"]}"
 
 
-def _written(head: dict[str, Any], chosen: Sequence[_Chosen]) -> Answer:
+def _serialise(head: dict[str, Any], chosen: Sequence[_OutputTensor]) -> Answer:
     behind = {index: one.octets() for index, one in enumerate(chosen) if one.is_binary}
 
     def pieces() -> Iterator[bytes]:
@@ -461,7 +480,7 @@ def _written(head: dict[str, Any], chosen: Sequence[_Chosen]) -> Answer:
 
 
 def _encoded(reply: pb.EncodeResponse) -> Iterator[Tensor]:
-    """All forms of the answer."""
+    """Yield all representations of the reply."""
     if reply.HasField("dense"):
         rows = np.ascontiguousarray(dense_rows(reply.dense), np.float32)
         yield "dense", rows, list(rows.shape)
@@ -486,16 +505,16 @@ def _offsets(lengths: Sequence[int]) -> tuple[Rows, list[int]]:
     return found, [len(found)]
 
 
-def _found(kind: str, reply: pb.ExtractResponse) -> Iterator[Tensor]:
-    """Labels as two tensors [texts, labels], best first, short rows filled up with "" and 0; else a
-    list in JSON a text.
+def _extracted(kind: str, reply: pb.ExtractResponse) -> Iterator[Tensor]:
+    """Yield labels as two tensors [texts, labels], best first, with short rows padded by "" and 0.
+    Yield other results as one JSON list per text.
     """
     results = reply.results
     if kind == "classify":
         width = max((len(result.labels) for result in results), default=0)
-        names = [one.label for result in results for one in _filled(result, width)]
+        names = [one.label for result in results for one in _pad_labels(result, width)]
         scores = np.array(
-            [one.score for result in results for one in _filled(result, width)], np.float32
+            [one.score for result in results for one in _pad_labels(result, width)], np.float32
         )
         shape = [len(results), width]
         yield "labels", names, shape
@@ -519,7 +538,7 @@ def _found(kind: str, reply: pb.ExtractResponse) -> Iterator[Tensor]:
             yield name, [json_of(row).decode() for row in rows], [len(rows)]
 
 
-def _filled(result: pb.Extraction, width: int) -> list[pb.LabelScore]:
+def _pad_labels(result: pb.Extraction, width: int) -> list[pb.LabelScore]:
     return [*result.labels, *([pb.LabelScore()] * (width - len(result.labels)))]
 
 
@@ -534,7 +553,7 @@ def _entity(one: pb.Entity) -> dict[str, Any]:
 
 
 def _signature(card: models_pb2.ModelCard) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The tensors of a model, by what it can be asked to do."""
+    """Return the input and output tensors of a model by its tasks."""
 
     def tensor(name: str, kind: str, *shape: int) -> dict[str, Any]:
         return {"name": name, "datatype": kind, "shape": list(shape)}
@@ -576,7 +595,7 @@ def _signature(card: models_pb2.ModelCard) -> tuple[list[dict[str, Any]], list[d
 
 
 def _named(received: Received) -> tuple[str, Target]:
-    """The name of the path, and the model; a version is a revision, and 1 is whichever there is.
+    """Return the name in the path and the model. A version is a revision; 1 is the current one.
     Raises HttpError.
     """
     name, _, version = (
@@ -589,7 +608,7 @@ def _named(received: Received) -> tuple[str, Target]:
 
 
 def head_of(received: Received) -> bytes:
-    """The JSON of a body, behind which tensors may follow as bytes. Raises HttpError."""
+    """Return the JSON of a body; tensors may follow it as bytes. Raises HttpError."""
     length = received.json_length
     if not length:
         return received.body
@@ -599,14 +618,14 @@ def head_of(received: Received) -> bytes:
         or int(length) > len(received.body)
     ):
         raise invalid(
-            "the header inference-header-content-length must be the bytes of the JSON in the body",
+            "the header inference-header-content-length must be the size of the JSON in the body",
             "inputs",
         )
     return received.body[: int(length)]
 
 
 def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
-    """The request, and its texts by the names of their tensors. Raises HttpError."""
+    """Return the request and its texts by tensor name. Raises HttpError."""
     head = head_of(received)
     raw = received.body[len(head) :]
     request = read(InferIn, received.with_body(head))
@@ -616,7 +635,8 @@ def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
         field = f"inputs[{index}]"
         if tensor.name in tensors:
             raise invalid(
-                f"{field}.name is {tensor.name[:100]!r}, as that of another input", f"{field}.name"
+                f"{field}.name {tensor.name[:100]!r} is also the name of another input",
+                f"{field}.name",
             )
         if tensor.datatype != "BYTES":
             raise invalid(
@@ -627,13 +647,13 @@ def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
         if size is not None:
             if not 0 <= size <= len(raw) - at:
                 raise invalid(
-                    f"{field} is longer than what follows the JSON",
+                    f"{field} is longer than the data after the JSON",
                     f"{field}.parameters.binary_data_size",
                 )
             texts = _unpacked(raw[at : at + size], field)
             at += size
         elif tensor.data is not None:
-            texts = _flat(tensor.data, field)
+            texts = _flatten(tensor.data, field)
         else:
             raise invalid(f"{field}.data is required", f"{field}.data")
         if (
@@ -642,7 +662,7 @@ def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
             or math.prod(tensor.shape) != len(texts)
         ):
             raise invalid(
-                f"{field}.shape is {tensor.shape[:8]}, which is not that of {len(texts)} texts",
+                f"{field}.shape {tensor.shape[:8]} does not match {len(texts)} texts",
                 f"{field}.shape",
             )
         tensors[tensor.name] = texts
@@ -650,14 +670,14 @@ def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
 
 
 def _unpacked(raw: bytes, field: str) -> Texts:
-    """Texts each behind its length in four bytes. Raises HttpError."""
+    """Return the texts of a tensor, each after its length in four bytes. Raises HttpError."""
     texts = []
     at = 0
     while at < len(raw):
         end = at + 4
         size = int.from_bytes(raw[at:end], "little")
         if end + size > len(raw):
-            raise invalid(f"{field}: a text ends behind the tensor", field)
+            raise invalid(f"{field}: a text extends beyond the tensor", field)
         try:
             texts.append(raw[end : end + size].decode())
         except UnicodeDecodeError:
@@ -667,8 +687,8 @@ def _unpacked(raw: bytes, field: str) -> Texts:
     return texts
 
 
-def _flat(data: list[Any], field: str) -> Texts:
-    """The texts of nested lists, in row-major order. Raises HttpError."""
+def _flatten(data: list[Any], field: str) -> Texts:
+    """Return the texts of nested lists in row-major order. Raises HttpError."""
     texts: Texts = []
     waiting: list[Any] = [iter(data)]
     while waiting:
@@ -688,7 +708,7 @@ def _flat(data: list[Any], field: str) -> Texts:
 _GETS: Final[tuple[tuple[str, Callable[[Received], MeshCall | Answer], str, type], ...]] = (
     ("/v2", server, "Describes the server", ServerOut),
     ("/v2/models/{model}", described, "Describes a model's tensors", ModelOut),
-    ("/v2/models/{model}/ready", ready, "Says whether a model can be asked", ReadyOut),
+    ("/v2/models/{model}/ready", ready, "Reports whether a model is available", ReadyOut),
 )
 ROUTES: Final = (
     *(

@@ -1,7 +1,8 @@
-"""`GET /v1/models` and `GET /v1/models/{id}` for all dialects: clients of OpenAI read `data`, those
+"""`GET /v1/models` and `GET /v1/models/{id}` for all dialects: OpenAI's clients read `data`, those
 of Cohere and SIE `models`.
 
-Each client gets the one list that it reads, so that no model appears twice. Pure."""
+Each client gets only the list that it reads, so that no model appears twice. Pure.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +34,9 @@ _STATES: Final = {
     models_pb2.MODEL_STATE_RESIDENT: "loaded",
     models_pb2.MODEL_STATE_FAILED: "failed",
 }
-"""SIE's words; all other states are "available"."""
+"""SIE's names; all other states are "available"."""
 _READ: Final = (models_pb2.MODEL_STATE_RESIDENT, models_pb2.MODEL_STATE_WARM)
-"""States of a copy whose files could be read, whatever happened later."""
+"""States that prove that a copy's files were readable."""
 _FORMS: Final = {
     pb.REPRESENTATION_DENSE: "dense",
     pb.REPRESENTATION_SPARSE: "sparse",
@@ -49,23 +50,21 @@ _ENDPOINTS: Final = {
 
 
 _READERS_OF_MODELS: Final = ("cohere", "sie-sdk")
-"""How `Received.client` begins for clients that read the list under `models`."""
+"""Prefixes of `Received.client` for clients that read the list under `models`."""
 
 
 class ModelEntry(msgspec.Struct, kw_only=True):
-    """One model, for all dialects: OpenAI's fields, Cohere's (`name`, `endpoints`,
-    `context_length`) and SIE's.
+    """One model for all dialects: OpenAI's fields, Cohere's (`name`, `endpoints`, `context_length`)
+    and SIE's.
     """
 
     id: str
     object: Literal["model"]
     created: int
-    """Unix time at which the newest of the model's files was written; 0 while no worker has read
-    them.
-    """
+    """Unix time of the newest of the model's files; 0 if no worker has read them."""
     owned_by: str
     root: str
-    """The model that an alias stands for; else the id."""
+    """The model of an alias; otherwise the id."""
     name: str
     endpoints: list[str]
     context_length: int
@@ -81,7 +80,7 @@ class ModelEntry(msgspec.Struct, kw_only=True):
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """The entries are under `models` for the clients of Cohere and SIE, and under `data` for all
+    """The entries are under `models` for clients of Cohere and SIE, and under `data` for all
     others.
     """
 
@@ -91,7 +90,7 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 def error(problem: HttpError) -> Answer:
-    """OpenAI's form, with SIE's `detail`: both ask for models here."""
+    """Return OpenAI's form with SIE's `detail`, since both list models here."""
     told = orjson.loads(cast(bytes, openai.error(problem).body))
     code = problem.reason if problem.status < 500 else "INFERENCE_ERROR"
     return Answer(
@@ -105,39 +104,38 @@ MODELS: Final = Dialect("models", error)
 
 
 def can_answer(model: models_pb2.Model) -> bool:
-    """Whether a worker may answer a request for the model, as far as is known: lists for callers
-    leave out the others, which are mostly names that another caller misspelt. `shoal models` and
-    the console show them, with the error."""
+    """Return whether a worker may be able to serve the model. The other models are mostly names
+    that another caller misspelt, so lists for callers omit them; `shoal models` and the console
+    show them with the error.
+    """
     if model.state == models_pb2.MODEL_STATE_FAILED:
         return False
     places = [place for place in model.places if place.state != models_pb2.MODEL_STATE_FAILED]
     return not places or any(not place.last_error or place.state in _READ for place in places)
 
 
-def listed(received: Received) -> MeshCall:
-    """`GET /v1/models`: models that can answer, and aliases of these and of models that no worker
-    has looked for yet.
+def list_models(received: Received) -> MeshCall:
+    """`GET /v1/models`: models that can be served, and aliases of these and of models that no
+    worker has tried to load.
     """
 
-    def answer(reply: models_pb2.ListModelsResponse) -> Answer:
+    def convert(reply: models_pb2.ListModelsResponse) -> Answer:
         entries = [_entry(model.model, model) for model in reply.models if can_answer(model)]
         entries += _aliased(received.names, {model.model: model for model in reply.models})
         key = "models" if received.client.startswith(_READERS_OF_MODELS) else "data"
         return Answer(json_of({"object": "list", key: entries}))
 
-    return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
+    return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), convert)
 
 
-def one(received: Received) -> MeshCall:
-    """`GET /v1/models/{model}`. Raises HttpError MODEL_NOT_FOUND for a name that can be no
-    model's.
-    """
+def get_model(received: Received) -> MeshCall:
+    """`GET /v1/models/{model}`. Raises HttpError MODEL_NOT_FOUND for an invalid name."""
     named = target(received, received.model)
 
-    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+    def convert(reply: models_pb2.GetModelResponse) -> Answer:
         return Answer(json_of(_entry(received.model, reply.model, named)))
 
-    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
 
 def _aliased(names: Names, known: dict[str, models_pb2.Model]) -> list[dict[str, Any]]:
@@ -186,11 +184,11 @@ def _entry(name: str, model: models_pb2.Model, target: Target | None = None) -> 
 
 ROUTES: Final = (
     *(
-        Route("GET", path, MODELS, listed, "Lists models and aliases", answer=ModelList)
+        Route("GET", path, MODELS, list_models, "Lists models and aliases", answer=ModelList)
         for path in ("/v1/models", "/models", "/openai/v1/models")
     ),
     *(
-        Route("GET", path, MODELS, one, "Describes one model", answer=ModelEntry)
+        Route("GET", path, MODELS, get_model, "Describes one model", answer=ModelEntry)
         for path in ("/v1/models/{model}", "/openai/v1/models/{model}")
     ),
 )

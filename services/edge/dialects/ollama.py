@@ -1,9 +1,9 @@
-"""Ollama's HTTP API, as far as models here can serve it: embeddings and the list of models;
-`writing` has what models write. Pure.
+"""Ollama's HTTP API, as far as Shoal's models can serve it: embeddings and the list of models.
+Generation is in `generation`. Pure.
 
-Names may end in `:latest`, which is left away. Ollama's wire cannot say on which side of a search a
-text stands: the name does, `org/model:query`, or an alias. `options` and `keep_alive` are about
-Ollama's runner and are ignored.
+A suffix `:latest` of names is ignored. Ollama's API has no field for query or document: the name
+(`org/model:query`) or an alias determines it. `options` and `keep_alive` concern Ollama's runner
+and are ignored.
 """
 
 from __future__ import annotations
@@ -33,28 +33,32 @@ from services.edge.messages.base import (
 )
 from services.edge.messages.limits import ITEMS
 from services.edge.messages.names import Target
-from services.edge.messages.numbers import dense_rows, joined, per_piece
+from services.edge.messages.numbers import dense_rows, join_rows, rows_per_piece
 from services.edge.messages.reading import count_of, read, role_of, target, text_item, truncation_of
 
 VERSION: Final = "0.12.0"
-"""The version of Ollama whose API this is."""
+"""The version of Ollama that has this API."""
 NDJSON: Final = b"application/x-ndjson"
 _LATEST: Final = ":latest"
 LONG_AGO: Final = "1970-01-01T00:00:00Z"
-"""Stands where clients parse a time and none is known."""
+"""A placeholder for unknown times where clients require one."""
 _MAX_UNIX_SECONDS: Final = 253_402_300_799
-"""The last second of the year 9999, the last that `datetime` can write."""
+"""The last second of the year 9999, the maximum of `datetime`."""
 _NEVER: Final = "2318-01-01T00:00:00Z"
 _RESIDENT: Final = models_pb2.MODEL_STATE_RESIDENT
 
 
 def error(problem: HttpError) -> Answer:
-    """`{"error": text}`."""
-    return Answer(json_of({"error": told(problem)}), problem.status, headers=retry_headers(problem))
+    """Return `{"error": text}`."""
+    return Answer(
+        json_of({"error": error_text(problem)}), problem.status, headers=retry_headers(problem)
+    )
 
 
-def told(problem: HttpError) -> str:
-    """The message, of a bad request with its field, for which there is no other place."""
+def error_text(problem: HttpError) -> str:
+    """Return the message, preceded by the field of an invalid request, since the body has no other
+    place for it.
+    """
     is_told = problem.status != 400 or not problem.field or problem.field in problem.message
     return problem.message if is_told else f"{problem.field}: {problem.message}"
 
@@ -63,7 +67,9 @@ OLLAMA: Final = Dialect("ollama", error)
 
 
 class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
-    """`input` empty: nothing is encoded, and the answer says whether the model is known."""
+    """`POST /api/embed`. If `input` is empty nothing is encoded, and the answer reports whether the
+    model is known.
+    """
 
     model: str
     input: str | Annotated[list[str], ITEMS] = ""
@@ -72,8 +78,8 @@ class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaEmbedAnswer(msgspec.Struct, kw_only=True):
-    """Vectors of length 1. Durations in nanoseconds; `load_duration`: in the queue, a model's load
-    included.
+    """Normalised vectors. Durations are in nanoseconds; `load_duration` is the time in the queue,
+    including loading.
     """
 
     model: str
@@ -84,27 +90,29 @@ class OllamaEmbedAnswer(msgspec.Struct, kw_only=True):
 
 
 class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """The older form: one text."""
+    """The older form of embed: one text."""
 
     model: str
     prompt: str = ""
 
 
 class OllamaEmbeddingsAnswer(msgspec.Struct, kw_only=True):
-    """As long as the model's configuration makes it."""
+    """The vector, normalised only if the model's configuration says so."""
 
     embedding: list[float]
 
 
 class OllamaShowRequest(msgspec.Struct, kw_only=True):
-    """`name`: the older name of `model`."""
+    """`name` is the older name of `model`."""
 
     model: str | None = None
     name: str | None = None
 
 
 class OllamaPullRequest(msgspec.Struct, kw_only=True):
-    """`name`: the older name of `model`. `stream` false: one object instead of a line."""
+    """`name` is the older name of `model`. If `stream` is false the answer is one object instead of
+    a line.
+    """
 
     model: str | None = None
     name: str | None = None
@@ -112,14 +120,14 @@ class OllamaPullRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaPulled(msgspec.Struct, kw_only=True):
-    """`status`: success."""
+    """`status` is success."""
 
     status: str
 
 
 class OllamaDetails(msgspec.Struct, kw_only=True):
-    """`quantization_level`: the number format of the forward pass; empty until the model was
-    loaded.
+    """`quantization_level` is the number format of the forward pass; empty before the model's first
+    load.
     """
 
     parent_model: str
@@ -131,8 +139,8 @@ class OllamaDetails(msgspec.Struct, kw_only=True):
 
 
 class OllamaModel(msgspec.Struct, kw_only=True):
-    """`size`: bytes of weights; 0 until the model was loaded. `expires_at` and `size_vram` in
-    `/api/ps` only.
+    """`size` is the bytes of weights; 0 before the model's first load. Only `/api/ps` has
+    `expires_at` and `size_vram`.
     """
 
     name: str
@@ -147,14 +155,15 @@ class OllamaModel(msgspec.Struct, kw_only=True):
 
 
 class OllamaModels(msgspec.Struct, kw_only=True):
-    """Sorted by name."""
+    """The models sorted by name."""
 
     models: list[OllamaModel]
 
 
 class OllamaShown(msgspec.Struct, kw_only=True):
-    """`capabilities`: embedding, for models with dense vectors; completion, for models that write.
-    `model_info` has names such as `bert.embedding_length`."""
+    """`capabilities` has embedding for models with dense vectors and completion for generative
+    models. `model_info` has keys such as `bert.embedding_length`.
+    """
 
     modelfile: str
     parameters: str
@@ -166,7 +175,7 @@ class OllamaShown(msgspec.Struct, kw_only=True):
 
 
 class OllamaVersion(msgspec.Struct, kw_only=True):
-    """Of Ollama's API."""
+    """The version of Ollama's API."""
 
     version: str
 
@@ -183,7 +192,7 @@ def embed(received: Received) -> MeshCall:
             "load_duration": 0,
             "prompt_eval_count": 0,
         }
-        return if_known(named, nothing)
+        return answer_if_known(named, nothing)
     is_one = isinstance(request.input, str)
     texts = [request.input] if isinstance(request.input, str) else request.input
     message = pb.EncodeRequest(
@@ -200,7 +209,7 @@ def embed(received: Received) -> MeshCall:
         adapter=named.adapter,
     )
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         rows = dense_rows(reply.dense)
         timings = reply.timings
         rest = {
@@ -211,9 +220,9 @@ def embed(received: Received) -> MeshCall:
         head = b'{"model":' + json_of(request.model) + b',"embeddings":['
         tail = b"]," + json_of(rest)[1:]
         return Answer(
-            joined(
+            join_rows(
                 len(rows),
-                per_piece(rows.shape[1]),
+                rows_per_piece(rows.shape[1]),
                 head,
                 lambda first, last: json_of(rows[first:last])[1:-1],
                 tail,
@@ -221,7 +230,7 @@ def embed(received: Received) -> MeshCall:
         )
 
     fields = single_field("items", "input") if is_one else item_fields("items", "input")
-    return MeshCall(ENCODE, message, answer, fields=fields)
+    return MeshCall(ENCODE, message, convert, fields=fields)
 
 
 def embeddings(received: Received) -> MeshCall:
@@ -229,7 +238,7 @@ def embeddings(received: Received) -> MeshCall:
     request = read(OllamaEmbeddingsRequest, received)
     named = model_named(received, request.model)
     if not request.prompt:
-        return if_known(named, {"embedding": []})
+        return answer_if_known(named, {"embedding": []})
     message = pb.EncodeRequest(
         model=named.model,
         items=[text_item(request.prompt, "prompt")],
@@ -240,16 +249,16 @@ def embeddings(received: Received) -> MeshCall:
         adapter=named.adapter,
     )
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         return Answer(json_of({"embedding": dense_rows(reply.dense)[0]}))
 
-    return MeshCall(ENCODE, message, answer, fields=single_field("items", "prompt"))
+    return MeshCall(ENCODE, message, convert, fields=single_field("items", "prompt"))
 
 
 def tags(received: Received) -> MeshCall:
-    """`GET /api/tags`: models that can answer, and aliases, as `GET /v1/models`."""
+    """`GET /api/tags`: models that can be served, and aliases, as in `GET /v1/models`."""
 
-    def answer(reply: models_pb2.ListModelsResponse) -> Answer:
+    def convert(reply: models_pb2.ListModelsResponse) -> Answer:
         known = {model.model: model for model in reply.models}
         found = known | {
             name: known.get(alias.model, models_pb2.Model(model=alias.model))
@@ -267,13 +276,13 @@ def tags(received: Received) -> MeshCall:
             )
         )
 
-    return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
+    return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), convert)
 
 
 def resident(received: Received) -> MeshCall:
-    """`GET /api/ps`: models that are on a device now."""
+    """`GET /api/ps`: models that are loaded on a device."""
 
-    def answer(reply: models_pb2.ListModelsResponse) -> Answer:
+    def convert(reply: models_pb2.ListModelsResponse) -> Answer:
         entries = [
             _entry(model.model, model)
             | {
@@ -286,7 +295,7 @@ def resident(received: Received) -> MeshCall:
         ]
         return Answer(json_of({"models": entries}))
 
-    return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), answer)
+    return MeshCall(LIST_MODELS, models_pb2.ListModelsRequest(), convert)
 
 
 def show(received: Received) -> MeshCall:
@@ -294,7 +303,7 @@ def show(received: Received) -> MeshCall:
     request = read(OllamaShowRequest, received)
     named = model_named(received, request.model or request.name or "")
 
-    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+    def convert(reply: models_pb2.GetModelResponse) -> Answer:
         card = reply.model.card
         family = card.family or "unknown"
         info: dict[str, str | int] = {
@@ -314,28 +323,28 @@ def show(received: Received) -> MeshCall:
         }
         return Answer(json_of(content))
 
-    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
 
-def ordered(received: Received) -> MeshCall:
-    """`POST /api/rerank`, as clients of Ollama send it: Cohere's fields. Raises HttpError."""
+def rerank_documents(received: Received) -> MeshCall:
+    """`POST /api/rerank` as clients of Ollama send it, with Cohere's fields. Raises HttpError."""
     request = read(RerankRequest, received)
     if request.model and request.model not in received.names.aliases:
         request.model = request.model.removesuffix(_LATEST)
-    return rerank.question_of(request, received)
+    return rerank.make_call(request, received)
 
 
 def pull(received: Received) -> MeshCall:
-    """`POST /api/pull`: says at once that a model is there. One that no worker knows is fetched by
-    its first request.
+    """`POST /api/pull`: report at once that a model exists. An unknown model is loaded by its first
+    request.
 
-    Raises HttpError for a name that can be no model's.
+    Raises HttpError for an invalid name.
     """
     request = read(OllamaPullRequest, received)
     named = model_named(received, request.model or request.name or "")
     is_streamed = request.stream is not False
 
-    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+    def convert(reply: models_pb2.GetModelResponse) -> Answer:
         if not can_answer(reply.model):
             raise HttpError(
                 "MODEL_NOT_FOUND",
@@ -345,7 +354,7 @@ def pull(received: Received) -> MeshCall:
         done = json_of({"status": "success"})
         return Answer(done + b"\n", media_type=NDJSON) if is_streamed else Answer(done)
 
-    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
 
 def version(received: Received) -> Answer:
@@ -354,19 +363,19 @@ def version(received: Received) -> Answer:
 
 
 def running(received: Received) -> Answer:
-    """`GET /`, by which clients see that there is a server."""
+    """`GET /`, which clients use to detect a server."""
     return Answer(b"Ollama is running", media_type=b"text/plain; charset=utf-8")
 
 
 def model_named(received: Received, name: str) -> Target:
-    """The model of that name. Raises HttpError."""
+    """Return the model of that name. Raises HttpError."""
     return target(
         received, name if name in received.names.aliases else name.removesuffix(_LATEST) or name
     )
 
 
-def if_known(named: Target, content: dict[str, Any]) -> MeshCall:
-    """Answers with `content` if the model is known."""
+def answer_if_known(named: Target, content: dict[str, Any]) -> MeshCall:
+    """Answer with `content` if the model is known."""
     return MeshCall(
         GET_MODEL,
         models_pb2.GetModelRequest(model=named.model),
@@ -380,7 +389,7 @@ def _capabilities(card: models_pb2.ModelCard) -> list[str]:
 
 
 def _modified_at(card: models_pb2.ModelCard) -> str:
-    """Return when the model's files were written; `LONG_AGO` while no worker has read them."""
+    """Return when the model's files were written; `LONG_AGO` if no worker has read them."""
     seconds = min(card.created_unix_seconds, _MAX_UNIX_SECONDS)
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -431,8 +440,8 @@ ROUTES: Final = (
         "POST",
         "/api/rerank",
         OLLAMA,
-        ordered,
-        "Orders documents by how well they answer",
+        rerank_documents,
+        "Ranks documents by relevance to a query",
         RerankRequest,
         RerankAnswer,
     ),
@@ -441,16 +450,21 @@ ROUTES: Final = (
         "/api/pull",
         OLLAMA,
         pull,
-        "Says whether a model is there",
+        "Reports whether a model exists",
         OllamaPullRequest,
         OllamaPulled,
-        along=NDJSON,
+        stream_media_type=NDJSON,
     ),
     Route("GET", "/api/tags", OLLAMA, tags, "Lists models and aliases", answer=OllamaModels),
     Route("GET", "/api/ps", OLLAMA, resident, "Lists models that are loaded", answer=OllamaModels),
     Route("POST", "/api/show", OLLAMA, show, "Describes one model", OllamaShowRequest, OllamaShown),
     Route(
-        "GET", "/api/version", OLLAMA, version, "The version of Ollama's API", answer=OllamaVersion
+        "GET",
+        "/api/version",
+        OLLAMA,
+        version,
+        "Returns the version of Ollama's API",
+        answer=OllamaVersion,
     ),
-    Route("GET", "/", OLLAMA, running, "This process answers", answer=str),
+    Route("GET", "/", OLLAMA, running, "Reports that this process is alive", answer=str),
 )

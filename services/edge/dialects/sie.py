@@ -1,8 +1,9 @@
-"""Our own verbs in JSON and msgpack, in the form of SIE's server 0.10: `POST
+"""Shoal's verbs in JSON and msgpack, in the form of SIE's server 0.10: `POST
 /v1/encode|score|extract/{model}`. Pure.
 
-sie-sdk and the packages over it speak msgpack with arrays of numpy, others JSON with lists. Errors
-are JSON for both. The model's card says which task of Extract is meant; SIE's wire does not.
+sie-sdk and packages based on it use msgpack with numpy arrays, other clients JSON with lists.
+Errors are JSON for both. SIE's requests do not name a task of Extract, so the model's card
+determines it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from services.edge.messages.reading import (
 )
 
 VERSION: Final = b"0.10.1"
-"""The server's version that sie-sdk expects; it warns of another."""
+"""The server version that sie-sdk expects; it warns about others."""
 _CODES: Final = {
     "INPUT_TOO_LONG": (400, "INPUT_TOO_LONG"),
     "OUT_OF_MEMORY": (400, "INPUT_TOO_LONG"),
@@ -66,7 +67,7 @@ _CODES: Final = {
 
 
 def error(problem: HttpError) -> Answer:
-    """`{"detail": {code, message}}`, by which sie-sdk decides whether it tries again."""
+    """Return `{"detail": {code, message}}`, from which sie-sdk decides whether to retry."""
     status, code = _CODES.get(
         problem.reason,
         (problem.status, "INFERENCE_ERROR" if problem.status >= 500 else "INVALID_INPUT"),
@@ -88,15 +89,15 @@ SIE: Final = Dialect("sie", error)
 PageNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
-class Picture(msgspec.Struct, kw_only=True):
-    """A file's bytes; base64 in JSON."""
+class ImageIn(msgspec.Struct, kw_only=True):
+    """The bytes of an image file; base64 in JSON."""
 
     data: bytes
     format: str | None = None
 
 
 Id = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""Numbers are those that JSON's and MessagePack's writers take."""
+"""An id. Its numbers are limited to those that JSON and MessagePack encoders support."""
 
 
 class DocumentIn(msgspec.Struct, kw_only=True):
@@ -104,72 +105,75 @@ class DocumentIn(msgspec.Struct, kw_only=True):
 
     Attributes:
         data: The file's bytes; base64 in JSON.
-        format: `pdf`, or nothing.
-        first_page: From 1; 0 is the first.
-        last_page: 0 is the last, and then at most 16 pages.
-        dots_per_inch: Of the pages that a model reads; 0 is 144.
+        format: `pdf`, or omitted.
+        first_page: From 1; 0 is the first page.
+        last_page: 0 is the last page, for at most 16 pages.
+        dots_per_inch: The resolution of pages that a model reads; 0 is 144.
     """
 
     data: bytes
     format: str | None = None
-    # Ours.
+    # Shoal's.
     first_page: PageNumber = 0
     last_page: PageNumber = 0
     dots_per_inch: PageNumber = 0
 
 
-Place = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Position = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class SpanIn(msgspec.Struct, kw_only=True):
-    """A chunk of a text: `start` and `end` (exclusive) in Unicode code points. `context` is read
-    before the chunk.
+    """A chunk of a text: `start` and `end` (exclusive) in Unicode code points. The model reads
+    `context` before the chunk.
     """
 
-    start: Place
-    end: Place
+    start: Position
+    end: Position
     context: str = ""
 
 
 class ItemIn(msgspec.Struct, kw_only=True):
-    """A text, an image, or a document, which is a file's bytes or an object; `id` is repeated in
-    the answer.
+    """A text, an image, or a document (the bytes of a file, or an object). `id` is repeated in the
+    answer.
     """
 
     text: str | None = None
     id: Id | None = None
-    images: Annotated[list[Picture], PARTS] | None = None
+    images: Annotated[list[ImageIn], PARTS] | None = None
     audio: Any = None
     video: Any = None
     document: DocumentIn | bytes | None = None
-    # Ours, for encode with `chunking`.
+    # Shoal's, for encode with `chunking`.
     spans: Annotated[list[SpanIn], SPANS] | None = None
-    """The chunks of the text, of method `spans`."""
+    """The chunks of the text for the method `spans`."""
     context: str | None = None
-    """Read before each chunk, such as a title."""
+    """A text to read before each chunk, such as a title."""
 
 
 class ChunkingIn(msgspec.Struct, kw_only=True):
-    """How each text is divided into chunks, which have vectors of their own.
+    """The division of each text into chunks with their own vectors.
 
     Attributes:
-        method: Where chunks end: at sentences, after so many tokens, at Markdown's headings and
-        blocks, or the `spans` of items. max_tokens: Of a chunk, by the model's tokenizer; 0 is 512,
-        or as many as the model takes if those are fewer. overlap: Tokens that a chunk repeats of
-        the one before, at most half of `max_tokens`. late: The model reads each text whole, and the
-        states of a chunk's tokens are pooled (late chunking). return_text: Chunks are answered with
-        their texts.
+        method: Where chunks end: at sentences, after a number of tokens, at Markdown's headings and
+            blocks, or at the items' `spans`.
+        max_tokens: The maximum length by the model's tokenizer; 0 is 512, or the model's limit if
+            that is lower.
+        overlap: Tokens that a chunk repeats of the previous one, at most half of `max_tokens`.
+        late: Encode each text as a whole and pool the states of a chunk's tokens (late chunking).
+        return_text: Return the chunks' texts.
     """
 
     method: Literal["sentences", "tokens", "markdown", "spans"] = "sentences"
-    max_tokens: Place = 0
-    overlap: Place = 0
+    max_tokens: Position = 0
+    overlap: Position = 0
     late: bool = False
     return_text: bool = False
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """What changes numbers and cannot be done is refused; other options are ignored."""
+    """Options of a request. An unsupported option that would change numbers is refused; other
+    options are ignored.
+    """
 
     is_query: bool | None = None
     normalize: bool | None = None
@@ -178,12 +182,12 @@ class Options(msgspec.Struct, kw_only=True):
     relation_labels: Annotated[list[str], LABELS] | None = None
     classification_type: str | None = None
     task: Literal["entities", "classify", "relations", "regions", "structure", "text"] | None = None
-    """Ours: what is meant where a model can do several things."""
+    """Shoal's: the task of a model with several."""
     profile: str | None = None
     overflow_policy: str | None = None
     dimensions: int | None = None
     pooling_factor: int | None = None
-    """Ours: how many times fewer vectors a multi-vector is pooled to."""
+    """Shoal's: the factor by which a multi-vector's length is reduced by pooling."""
     pooling: Any = None
     query_template: Any = None
     doc_template: Any = None
@@ -193,17 +197,17 @@ class Options(msgspec.Struct, kw_only=True):
 
 
 class Params(msgspec.Struct, kw_only=True):
-    """Of encode and extract."""
+    """Parameters of encode and extract."""
 
     output_types: list[str] | None = None
     output_dtype: str | None = None
     instruction: str | None = None
     labels: Annotated[list[str], LABELS] | None = None
     output_schema: dict[str, Any] | None = None
-    """What to find, in the gliner2 package's form; SIE leaves the form open."""
+    """The structures to find, in the gliner2 package's form; SIE does not define the form."""
     options: Options | None = None
     chunking: ChunkingIn | None = None
-    """Ours, of encode alone."""
+    """Shoal's, only for encode."""
 
 
 class EncodeIn(msgspec.Struct, kw_only=True):
@@ -211,7 +215,7 @@ class EncodeIn(msgspec.Struct, kw_only=True):
 
     items: Annotated[list[ItemIn], ITEMS]
     params: Params | None = None
-    # Ours.
+    # Shoal's.
     pool: str | None = None
     priority: str | int | None = None
 
@@ -223,7 +227,7 @@ class ScoreIn(msgspec.Struct, kw_only=True):
     items: Annotated[list[ItemIn], ITEMS]
     instruction: str | None = None
     options: Options | None = None
-    # Ours.
+    # Shoal's.
     pool: str | None = None
     priority: str | int | None = None
 
@@ -233,13 +237,13 @@ class ExtractIn(msgspec.Struct, kw_only=True):
 
     items: Annotated[list[ItemIn], ITEMS]
     params: Params | None = None
-    # Ours.
+    # Shoal's.
     pool: str | None = None
     priority: str | int | None = None
 
 
 class ScoreOut(msgspec.Struct, kw_only=True):
-    """Best first; `rank` from 0."""
+    """The scores, best first; `rank` starts at 0."""
 
     model: str
     scores: list[dict[str, Any]]
@@ -248,8 +252,8 @@ class ScoreOut(msgspec.Struct, kw_only=True):
 
 
 class ItemsOut(msgspec.Struct, kw_only=True):
-    """One entry an item, in order; with `chunking` its `chunks`, of which each has `start`, `end`,
-    `tokens` and its vectors.
+    """One entry per item in order. With `chunking` each has `chunks` with `start`, `end`, `tokens`
+    and vectors.
     """
 
     model: str
@@ -278,9 +282,11 @@ _TASKS: Final = {
     "text": models_pb2.TASK_TEXT,
 }
 _FINDS: Final = frozenset(_TASKS.values()) - {models_pb2.TASK_TEXT}
-"""Tasks of Extract that find something, which is meant before reading where a model can do both."""
+"""Tasks of Extract that find something. They take precedence over generating text if a model has
+both.
+"""
 _DOCUMENTS: Final = {"items[].parts[].document": "items[].document"}
-"""What callers call the document of an item."""
+"""The caller's name of an item's document."""
 _CHUNKED: Final = {"chunking": "params.chunking"}
 _METHODS: Final = {
     "sentences": pb.Chunking.METHOD_SENTENCES,
@@ -300,7 +306,7 @@ _WRONG_OPTIONS: Final = (
 
 
 def encode(received: Received) -> MeshCall:
-    """Raises HttpError."""
+    """`POST /v1/encode/{model}`. Raises HttpError."""
     request = read(EncodeIn, received)
     named = _named(received)
     params = request.params or Params()
@@ -333,19 +339,19 @@ def encode(received: Received) -> MeshCall:
     if chunking is not None:
         message.chunking.CopyFrom(_chunking(chunking))
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         if chunking is None:
             rows = _encoded(reply, len(request.items), dtype)
         else:
-            rows = _divided(
+            rows = _chunk_entries(
                 reply,
                 [item.text or "" for item in message.items] if chunking.return_text else [],
                 dtype,
             )
         items = (_with_id(one, row) for one, row in zip(request.items, rows, strict=True))
-        return _written(received, {"model": received.model}, items, reply, _numbers(reply))
+        return _stream_items(received, {"model": received.model}, items, reply, _numbers(reply))
 
-    return MeshCall(ENCODE, message, answer, fields=_DOCUMENTS | _CHUNKED)
+    return MeshCall(ENCODE, message, convert, fields=_DOCUMENTS | _CHUNKED)
 
 
 def _chunking(given: ChunkingIn) -> pb.Chunking:
@@ -356,7 +362,7 @@ def _chunking(given: ChunkingIn) -> pb.Chunking:
 
 
 def score(received: Received) -> MeshCall:
-    """Raises HttpError."""
+    """`POST /v1/score/{model}`. Raises HttpError."""
     request = read(ScoreIn, received)
     named = _named(received)
     options = _options(request.options, "options")
@@ -371,7 +377,7 @@ def score(received: Received) -> MeshCall:
         priority=priority_of(request.priority),
     )
 
-    def answer(reply: pb.ScoreResponse) -> Answer:
+    def convert(reply: pb.ScoreResponse) -> Answer:
         found = decoded(codec.score_result, reply)
         scores = [
             {
@@ -386,13 +392,15 @@ def score(received: Received) -> MeshCall:
     return MeshCall(
         SCORE,
         message,
-        answer,
+        convert,
         fields={"documents": "items", "documents[].parts[].document": "items[].document"},
     )
 
 
 def extract(received: Received) -> MeshCall:
-    """Asks for the model's card first: it says which task is meant. Raises HttpError."""
+    """`POST /v1/extract/{model}`. It requests the model's card first, which determines the task.
+    Raises HttpError.
+    """
     request = read(ExtractIn, received)
     named = _named(received)
     params = request.params or Params()
@@ -400,17 +408,17 @@ def extract(received: Received) -> MeshCall:
     _schema(params)
     _items(request.items)
 
-    def answer(reply: models_pb2.GetModelResponse) -> MeshCall:
+    def convert(reply: models_pb2.GetModelResponse) -> MeshCall:
         return _extract(received, request, named, list(reply.model.card.tasks))
 
-    def otherwise(problem: HttpError) -> MeshCall | None:
+    def fallback(problem: HttpError) -> MeshCall | None:
         """No worker knows the model yet: a request makes one look for it."""
         return (
             _extract(received, request, named, []) if problem.reason == "MODEL_NOT_FOUND" else None
         )
 
     return MeshCall(
-        GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, otherwise=otherwise
+        GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert, fallback=fallback
     )
 
 
@@ -429,7 +437,7 @@ def _extract(
     )
     _set_task(message, params, options, tasks)
 
-    def answer(reply: pb.ExtractResponse) -> Answer:
+    def convert(reply: pb.ExtractResponse) -> Answer:
         items = [
             _with_id(one, _extraction(result))
             for one, result in zip(request.items, reply.results, strict=True)
@@ -448,7 +456,7 @@ def _extract(
         "structure": "params.output_schema",
         **_DOCUMENTS,
     }
-    return MeshCall(EXTRACT, message, answer, fields=fields)
+    return MeshCall(EXTRACT, message, convert, fields=fields)
 
 
 def _set_task(
@@ -491,10 +499,10 @@ def _set_task(
 
 
 def _schema(params: Params) -> pb.StructureTask | None:
-    """Raises HttpError for what is no schema."""
+    """Return the parsed schema. Raises HttpError for an invalid one."""
     asked = params.output_schema
     if asked is not None and not asked:
-        raise invalid("params.output_schema asks for nothing", "params.output_schema")
+        raise invalid("params.output_schema is empty", "params.output_schema")
     if asked is None:
         if params.options is not None and params.options.task == "structure":
             raise invalid(
@@ -504,9 +512,7 @@ def _schema(params: Params) -> pb.StructureTask | None:
     try:
         return schema_message(Schema.from_dict(asked))
     except InvalidInput as error:
-        raise invalid(
-            f"params.output_schema is no schema: {error}", "params.output_schema"
-        ) from None
+        raise invalid(f"params.output_schema is invalid: {error}", "params.output_schema") from None
 
 
 def _extraction(result: pb.Extraction) -> dict[str, Any]:
@@ -557,7 +563,7 @@ def _extraction(result: pb.Extraction) -> dict[str, Any]:
 
 
 def _data(result: pb.Extraction) -> dict[str, Any]:
-    """The structures of a schema: a list of instances by name."""
+    """Return the structures of a schema: a list of instances by name."""
     data: dict[str, Any] = {}
     for one in result.structures:
         fields = {field.name: [_value(value) for value in field.values] for field in one.fields}
@@ -576,7 +582,7 @@ def _value(value: pb.StructureValue) -> dict[str, Any]:
 
 
 def _named(received: Received) -> Target:
-    """`:default` is SIE's name of the profile that every model has."""
+    """Return the model's target. `:default` is SIE's name of the profile that every model has."""
     return target(received, received.model.removesuffix(":default"))
 
 
@@ -585,11 +591,11 @@ def _options(options: Options | None, path: str) -> Options:
     for name in _WRONG_OPTIONS:
         if getattr(options, name) not in (None, False):
             raise invalid(
-                f"{path}.{name} is not supported: models are used as their files say",
+                f"{path}.{name} is not supported: the model's files determine it",
                 f"{path}.{name}",
             )
     if options.profile not in (None, "default"):
-        raise invalid(f"{path}.profile must be default, or be left out", f"{path}.profile")
+        raise invalid(f"{path}.profile must be default, or be omitted", f"{path}.profile")
     if options.dimensions is not None and options.dimensions < 1:
         raise invalid(f"{path}.dimensions must be at least 1", f"{path}.dimensions")
     return options
@@ -615,9 +621,7 @@ def _items(items: list[ItemIn]) -> list[pb.Item]:
 def _item(item: ItemIn, field: str) -> pb.Item:
     for name in ("audio", "video"):
         if getattr(item, name) is not None:
-            raise invalid(
-                f"{field}.{name} is not supported: no model here reads it", f"{field}.{name}"
-            )
+            raise invalid(f"{field}.{name} is not supported by any model here", f"{field}.{name}")
     pictures = item.images or []
     given = (item.text is not None) + bool(pictures) + (item.document is not None)
     if given != 1 or len(pictures) > 1:
@@ -660,7 +664,7 @@ def _with_id(item: ItemIn, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(reply: pb.EncodeResponse, items: int, dtype: str) -> Iterator[dict[str, Any]]:
-    """The forms of each item."""
+    """Yield the representations of each item."""
     makers: list[Callable[[int], dict[str, Any]]] = []
     if reply.HasField("dense"):
         rows = (
@@ -682,9 +686,13 @@ def _encoded(reply: pb.EncodeResponse, items: int, dtype: str) -> Iterator[dict[
         yield {name: form for maker in makers for name, form in maker(index).items()}
 
 
-def _divided(reply: pb.EncodeResponse, texts: list[str], dtype: str) -> Iterator[dict[str, Any]]:
-    """The chunks of each item with their forms. `texts`: of the items; empty: chunks have no
-    texts.
+def _chunk_entries(
+    reply: pb.EncodeResponse, texts: list[str], dtype: str
+) -> Iterator[dict[str, Any]]:
+    """Yield each item's chunks with their representations.
+
+    Args:
+        texts: The items' texts; empty if chunks are returned without text.
     """
     chunks = reply.chunks
     forms = _encoded(reply, len(chunks.starts), dtype)
@@ -716,7 +724,7 @@ def _token_vectors(values: Rows) -> dict[str, Any]:
 
 
 def _numbers(reply: pb.EncodeResponse) -> int:
-    """About how many numbers the answer has."""
+    """Return the approximate number of numbers in the reply."""
     return (
         sum(
             len(tensor.data)
@@ -726,15 +734,15 @@ def _numbers(reply: pb.EncodeResponse) -> int:
     )
 
 
-def _written(
+def _stream_items(
     received: Received,
     head: dict[str, Any],
     items: Iterator[dict[str, Any]],
     reply: pb.EncodeResponse,
     numbers: int,
 ) -> Answer:
-    """`head`, the items and the tail. Large answers in JSON are made in pieces; msgpack copies
-    buffers only.
+    """Return an answer of `head`, the items and the tail. A large JSON answer is made in pieces;
+    msgpack only copies buffers.
     """
     if received.wants_msgpack or numbers <= PIECE_NUMBERS:
         return _whole(received, {**head, "items": list(items)}, reply)
@@ -742,7 +750,7 @@ def _written(
     def pieces() -> Iterator[bytes]:
         yield json_of(head)[:-1] + b',"items":['
         for index, item in enumerate(items):
-            yield (b"," if index else b"") + json_of(_narrowed(item))
+            yield (b"," if index else b"") + json_of(_to_json_types(item))
         yield b"]," + json_of(_tail(reply))[1:]
 
     return Answer(pieces(), headers=_headers(received, reply))
@@ -752,8 +760,10 @@ def _whole(received: Received, content: dict[str, Any], reply: Any) -> Answer:
     content |= _tail(reply)
     headers = _headers(received, reply)
     if received.wants_msgpack:
-        return Answer(msgspec.msgpack.encode(_packed(content)), media_type=MSGPACK, headers=headers)
-    return Answer(json_of(_narrowed(content)), headers=headers)
+        return Answer(
+            msgspec.msgpack.encode(_pack_arrays(content)), media_type=MSGPACK, headers=headers
+        )
+    return Answer(json_of(_to_json_types(content)), headers=headers)
 
 
 def _tail(reply: Any) -> dict[str, Any]:
@@ -788,8 +798,8 @@ def _headers(received: Received, reply: Any) -> Headers:
 
 
 def _server_timing(timings: pb.Timings) -> bytes:
-    """All stages in milliseconds, in the header that browsers know (W3C Server Timing); the fields
-    above join two of them.
+    """Return all stages in milliseconds as the header Server-Timing (W3C), which browsers support.
+    The fields of the answer combine two of them.
     """
     stages = ("queue", "prepare", "wait", "forward", "finish", "total")
     return ", ".join(
@@ -797,8 +807,8 @@ def _server_timing(timings: pb.Timings) -> bytes:
     ).encode()
 
 
-def _packed(content: Any) -> Any:
-    """msgpack-numpy's form of arrays: a map whose keys are bytes."""
+def _pack_arrays(content: Any) -> Any:
+    """Return msgpack-numpy's form of arrays: a map with keys that are bytes."""
     if isinstance(content, np.ndarray):
         array = np.ascontiguousarray(content)
         return {
@@ -809,20 +819,22 @@ def _packed(content: Any) -> Any:
             b"data": array.tobytes(),
         }
     if isinstance(content, dict):
-        return {key: _packed(value) for key, value in content.items()}
+        return {key: _pack_arrays(value) for key, value in content.items()}
     if isinstance(content, list):
-        return [_packed(value) for value in content]
+        return [_pack_arrays(value) for value in content]
     return content
 
 
-def _narrowed(content: Any) -> Any:
-    """orjson writes rows that are contiguous, and float32 with the shortest digits."""
+def _to_json_types(content: Any) -> Any:
+    """Convert arrays for orjson, which needs contiguous rows and writes float32 with the shortest
+    digits.
+    """
     if isinstance(content, np.ndarray):
         return np.ascontiguousarray(content, np.float32 if content.dtype == np.float16 else None)
     if isinstance(content, dict):
-        return {key: _narrowed(value) for key, value in content.items()}
+        return {key: _to_json_types(value) for key, value in content.items()}
     if isinstance(content, list):
-        return [_narrowed(value) for value in content]
+        return [_to_json_types(value) for value in content]
     return content
 
 

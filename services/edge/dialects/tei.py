@@ -1,8 +1,8 @@
 """TEI's HTTP API (text-embeddings-inference 1.9). Pure. Hugging Face's pipelines, on the same base
 URL, are in huggingface.py.
 
-No request of TEI's names its model. So it stands in the path, `/tei/{model}/embed` (base URL
-`…/tei/org/name`), or it is that of an alias, `embed`, `rerank` or `predict`, for the bare paths.
+TEI's requests do not name a model. So it is in the path, `/tei/{model}/embed` (base URL
+`…/tei/org/name`), or the bare paths use the aliases `embed`, `rerank` and `predict`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from services.edge.messages.base import (
 )
 from services.edge.messages.limits import ITEMS
 from services.edge.messages.names import Target
-from services.edge.messages.numbers import decoded, dense_rows, joined, per_piece
+from services.edge.messages.numbers import decoded, dense_rows, join_rows, rows_per_piece
 from services.edge.messages.reading import (
     count_of,
     named_or_default,
@@ -46,7 +46,7 @@ from services.edge.messages.reading import (
 )
 
 VERSION: Final = "1.9.3"
-"""TEI's version that is spoken."""
+"""The TEI version with this API."""
 _TYPES: Final = {
     400: "Empty",
     401: "Unauthenticated",
@@ -69,7 +69,7 @@ _STATUS: Final = {
 
 
 def error(problem: HttpError) -> Answer:
-    """TEI's flat form, with its statuses and names of types."""
+    """Return TEI's flat form, with its statuses and error types."""
     status = _STATUS.get(problem.reason, problem.status)
     if status == 422 and "is empty" in problem.message:
         status = 400
@@ -89,7 +89,7 @@ Inputs = str | Annotated[list[str | int | list[int]], ITEMS]
 
 
 class EmbedRequest(msgspec.Struct, kw_only=True):
-    """Also of huggingface_hub's feature_extraction."""
+    """A request to embed, including huggingface_hub's feature_extraction."""
 
     inputs: Inputs
     truncate: bool | None = None
@@ -101,7 +101,7 @@ class EmbedRequest(msgspec.Struct, kw_only=True):
 
 
 class RankRequest(msgspec.Struct, kw_only=True):
-    """TEI's form of reranking."""
+    """A request to rerank."""
 
     query: str
     texts: Annotated[list[str], ITEMS]
@@ -112,7 +112,7 @@ class RankRequest(msgspec.Struct, kw_only=True):
 
 
 class Parameters(msgspec.Struct, kw_only=True):
-    """What clients of Hugging Face put beside `inputs`."""
+    """Parameters that clients of Hugging Face send next to `inputs`."""
 
     truncate: bool | None = None
     truncation_direction: str | None = None
@@ -122,7 +122,9 @@ class Parameters(msgspec.Struct, kw_only=True):
 
 
 class PredictRequest(msgspec.Struct, kw_only=True):
-    """A flat list of two texts is a pair; a batch is a list of lists of one or two."""
+    """A request to classify. A flat list of two texts is a pair; a batch is a list of lists of one
+    or two.
+    """
 
     inputs: str | Annotated[list[str | list[str]], ITEMS]
     truncate: bool | None = None
@@ -132,21 +134,21 @@ class PredictRequest(msgspec.Struct, kw_only=True):
 
 
 class Sentences(msgspec.Struct, kw_only=True):
-    """One text and those that it is compared with."""
+    """A text and the texts to compare it with."""
 
     source_sentence: str
     sentences: Annotated[list[str], ITEMS]
 
 
 class SimilarityRequest(msgspec.Struct, kw_only=True):
-    """The cosines of one text to others."""
+    """A request for the cosines of one text to others."""
 
     inputs: Sentences
     parameters: Parameters | None = None
 
 
 class Rank(msgspec.Struct, kw_only=True):
-    """`index` in `texts`; best first."""
+    """One result. `index` is its position in `texts`; results are best first."""
 
     index: int
     score: float
@@ -154,14 +156,14 @@ class Rank(msgspec.Struct, kw_only=True):
 
 
 class Prediction(msgspec.Struct, kw_only=True):
-    """A label and how well it fits."""
+    """A label and its probability."""
 
     score: float
     label: str
 
 
 class Info(msgspec.Struct, kw_only=True):
-    """What TEI says of itself."""
+    """TEI's description of the server and its model."""
 
     model_id: str
     model_sha: str | None
@@ -179,7 +181,7 @@ class Info(msgspec.Struct, kw_only=True):
 
 
 def has_texts(body: bytes) -> bool:
-    """Whether a body for `/rerank` is of TEI's form."""
+    """Return whether a body for `/rerank` has TEI's form."""
     if b'"texts"' not in body:
         return False
     try:
@@ -195,7 +197,7 @@ class _Peek(msgspec.Struct):
 
 
 def embed(received: Received) -> MeshCall:
-    """`/embed`: dense vectors, normalised unless told otherwise."""
+    """`/embed`: dense vectors, normalised by default."""
     request = read(EmbedRequest, received)
     if request.encoding_format not in (None, "float"):
         raise invalid(
@@ -204,26 +206,26 @@ def embed(received: Received) -> MeshCall:
     message, fields = _encode(received, request, pb.REPRESENTATION_DENSE)
     message.normalize = request.normalize is not False
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         rows = dense_rows(reply.dense)
-        body = joined(
+        body = join_rows(
             len(rows),
-            per_piece(rows.shape[1]),
+            rows_per_piece(rows.shape[1]),
             b"[",
             lambda first, last: json_of(rows[first:last])[1:-1],
             b"]",
         )
-        return Answer(body, headers=timed(reply.timings, reply.usage, message))
+        return Answer(body, headers=timing_headers(reply.timings, reply.usage, message))
 
-    return MeshCall(ENCODE, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(ENCODE, message, convert, fields=fields, dialect=TEI)
 
 
 def embed_sparse(received: Received) -> MeshCall:
-    """`/embed_sparse`."""
+    """`/embed_sparse`: sparse vectors."""
     request = read(EmbedRequest, received)
     message, fields = _encode(received, request, pb.REPRESENTATION_SPARSE)
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         matrix = decoded(codec.sparse, reply.sparse)
         rows = [
             [
@@ -232,19 +234,19 @@ def embed_sparse(received: Received) -> MeshCall:
             ]
             for columns, weights in matrix
         ]
-        return Answer(json_of(rows), headers=timed(reply.timings, reply.usage, message))
+        return Answer(json_of(rows), headers=timing_headers(reply.timings, reply.usage, message))
 
-    return MeshCall(ENCODE, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(ENCODE, message, convert, fields=fields, dialect=TEI)
 
 
 def embed_all(received: Received) -> MeshCall:
-    """`/embed_all`: a vector a token, of models that are made for it. TEI gives the last hidden
-    states of any model.
+    """`/embed_all`: one vector per token, for models that are made for it. TEI returns the last
+    hidden states of any model.
     """
     request = read(EmbedRequest, received)
     message, fields = _encode(received, request, pb.REPRESENTATION_MULTI_VECTOR)
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         ragged = decoded(codec.ragged, reply.multi_vector)
 
         def pieces() -> Iterator[bytes]:
@@ -255,25 +257,25 @@ def embed_all(received: Received) -> MeshCall:
                 )
             yield b"]"
 
-        return Answer(pieces(), headers=timed(reply.timings, reply.usage, message))
+        return Answer(pieces(), headers=timing_headers(reply.timings, reply.usage, message))
 
-    return MeshCall(ENCODE, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(ENCODE, message, convert, fields=fields, dialect=TEI)
 
 
 def rerank(received: Received) -> MeshCall:
-    """`/rerank` with `texts`."""
+    """`/rerank` with `texts`: scores, best first."""
     request = read(RankRequest, received)
-    named = target_here(received, "rerank")
+    named = path_target(received, "rerank")
     message = pb.ScoreRequest(
         model=named.model,
         query=text_item(request.query, "query"),
         documents=[text_item(text, f"texts[{index}]") for index, text in enumerate(request.texts)],
         scale=pb.SCORE_SCALE_LOGIT if request.raw_scores else pb.SCORE_SCALE_PROBABILITY,
-        truncation=truncation_said(request.truncate, request.truncation_direction),
+        truncation=parse_truncation(request.truncate, request.truncation_direction),
         adapter=named.adapter,
     )
 
-    def answer(reply: pb.ScoreResponse) -> Answer:
+    def convert(reply: pb.ScoreResponse) -> Answer:
         scores = decoded(codec.score_result, reply)
         ranks: list[dict[str, Any]] = [
             {"index": int(index), "score": scores.scores[index]} for index in scores.ranking
@@ -281,29 +283,29 @@ def rerank(received: Received) -> MeshCall:
         if request.return_text:
             for rank in ranks:
                 rank["text"] = request.texts[rank["index"]]
-        return Answer(json_of(ranks), headers=timed(reply.timings, reply.usage, message))
+        return Answer(json_of(ranks), headers=timing_headers(reply.timings, reply.usage, message))
 
     fields = item_fields("documents", "texts")
-    return MeshCall(SCORE, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(SCORE, message, convert, fields=fields, dialect=TEI)
 
 
 def predict(received: Received) -> MeshCall:
-    """`/predict`: the labels of a classifier, or the score of pairs with one text in common."""
+    """`/predict`: a classifier's labels, or the scores of pairs with a common first text."""
     request = read(PredictRequest, received)
     if request.raw_scores:
-        raise invalid("raw_scores are not supported: labels have probabilities", "raw_scores")
+        raise invalid("raw_scores is not supported: labels have probabilities", "raw_scores")
     if request.parameters is not None and request.parameters.function_to_apply not in (
         None,
         "sigmoid",
         "softmax",
     ):
         raise invalid(
-            "parameters.function_to_apply must be sigmoid or softmax, or be left out",
+            "parameters.function_to_apply must be sigmoid or softmax, or be omitted",
             "parameters.function_to_apply",
         )
-    named = target_here(received, "predict")
-    texts, is_batch, is_pair = _predicted(request.inputs)
-    truncation = truncation_said(request.truncate, request.truncation_direction)
+    named = path_target(received, "predict")
+    texts, is_batch, is_pair = _parse_inputs(request.inputs)
+    truncation = parse_truncation(request.truncate, request.truncation_direction)
     if is_pair:
         return _pairs(named, texts, truncation, is_batch)
     message = pb.ExtractRequest(
@@ -318,24 +320,24 @@ def predict(received: Received) -> MeshCall:
         message.classify.multi_label = function == "sigmoid"
     most = request.parameters.top_k if request.parameters is not None else None
 
-    def answer(reply: pb.ExtractResponse) -> Answer:
+    def convert(reply: pb.ExtractResponse) -> Answer:
         found = [
             [{"score": label.score, "label": label.label} for label in result.labels[:most]]
             for result in reply.results
         ]
-        # huggingface_hub's client, which alone sends parameters, takes the first of a list of
-        # lists.
+        # huggingface_hub's client, the only one that sends parameters, takes the first element of a
+        # list of lists.
         content: object = found if is_batch or request.parameters is not None else found[0]
-        return Answer(json_of(content), headers=timed(reply.timings, reply.usage, message))
+        return Answer(json_of(content), headers=timing_headers(reply.timings, reply.usage, message))
 
     fields = item_fields("items", "inputs") if is_batch else single_field("items", "inputs")
-    return MeshCall(EXTRACT, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(EXTRACT, message, convert, fields=fields, dialect=TEI)
 
 
 def similarity(received: Received) -> MeshCall:
-    """`/similarity`: cosines of one text to others."""
+    """`/similarity`: the cosines of one text to others."""
     request = read(SimilarityRequest, received)
-    named = target_here(received, "embed")
+    named = path_target(received, "embed")
     texts = [request.inputs.source_sentence, *request.inputs.sentences]
     parameters = request.parameters or Parameters()
     message = pb.EncodeRequest(
@@ -343,30 +345,30 @@ def similarity(received: Received) -> MeshCall:
         items=[text_item(text, "inputs") for text in texts],
         representations=[pb.REPRESENTATION_DENSE],
         role=role_of(named, prompt_name=parameters.prompt_name),
-        truncation=truncation_said(parameters.truncate, parameters.truncation_direction),
+        truncation=parse_truncation(parameters.truncate, parameters.truncation_direction),
         normalize=True,
         adapter=named.adapter,
     )
     if len(texts) < 2:
         raise invalid("inputs.sentences is empty", "inputs.sentences")
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         rows = dense_rows(reply.dense)
         cosines = np.ascontiguousarray(rows[1:] @ rows[0], np.float32)
-        return Answer(json_of(cosines), headers=timed(reply.timings, reply.usage, message))
+        return Answer(json_of(cosines), headers=timing_headers(reply.timings, reply.usage, message))
 
     fields = dict.fromkeys(
         ("items[].text", "items[]"),
         lambda index: "inputs.sentences" if index else "inputs.source_sentence",
     )
-    return MeshCall(ENCODE, message, answer, fields=fields, dialect=TEI)
+    return MeshCall(ENCODE, message, convert, fields=fields, dialect=TEI)
 
 
 def info(received: Received) -> MeshCall:
-    """`/info`."""
-    named = target_here(received, "embed")
+    """`/info`: describe the model."""
+    named = path_target(received, "embed")
 
-    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+    def convert(reply: models_pb2.GetModelResponse) -> Answer:
         card = reply.model.card
         labels = {str(index): label for index, label in enumerate(card.labels)}
         classes = {
@@ -393,41 +395,43 @@ def info(received: Received) -> MeshCall:
         }
         return Answer(json_of(content))
 
-    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer, dialect=TEI)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert, dialect=TEI)
 
 
 def embeddings(received: Received) -> MeshCall:
-    """OpenAI's form, with the model of the path whatever the body says, as TEI does."""
+    """OpenAI's embeddings with the path's model, whatever the body says, as in TEI."""
     form = msgspec.msgpack if received.is_msgpack else msgspec.json
     try:
         body = form.decode(received.body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return openai.embeddings(received)  # it says what is wrong
+        return openai.embeddings(received)  # reports the error
     body["model"] = msgspec.Raw(form.encode(received.model))
     return openai.embeddings(received.with_body(form.encode(body)))
 
 
 def health(received: Received) -> Answer:
-    """`/health` below a prefix or at a door: this process answers."""
+    """`/health` below a prefix or at an address with a fixed model: report that this process is
+    alive.
+    """
     return Answer(b"")
 
 
-def target_here(received: Received, default: str) -> Target:
-    """The model of the path, else what the alias `default` stands for. Raises HttpError."""
+def path_target(received: Received, default: str) -> Target:
+    """Return the model of the path, or else the target of the alias `default`. Raises HttpError."""
     return named_or_default(received, received.model, default)
 
 
 def _encode(
     received: Received, request: EmbedRequest, form: pb.Representation
 ) -> tuple[pb.EncodeRequest, Fields]:
-    named = target_here(received, "embed")
+    named = path_target(received, "embed")
     given = request.inputs
     texts = [given] if isinstance(given, str) else given
     items = []
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise invalid(
-                "inputs are token ids, which mean something only with the model's own tokenizer: send texts",
+                "inputs are token ids, which require the model's tokenizer: send texts",
                 "inputs",
             )
         items.append(text_item(text, f"inputs[{index}]"))
@@ -437,7 +441,7 @@ def _encode(
         representations=[form],
         role=role_of(named, prompt_name=request.prompt_name),
         dimensions=count_of(request.dimensions, "dimensions") or named.dimensions,
-        truncation=truncation_said(request.truncate, request.truncation_direction),
+        truncation=parse_truncation(request.truncate, request.truncation_direction),
         adapter=named.adapter,
     )
     return message, single_field("items", "inputs") if isinstance(given, str) else item_fields(
@@ -445,8 +449,8 @@ def _encode(
     )
 
 
-def truncation_said(truncate: bool | None, side: str | None) -> pb.Truncation:
-    """Of `truncate` and `truncation_direction`. Raises HttpError."""
+def parse_truncation(truncate: bool | None, side: str | None) -> pb.Truncation:
+    """Parse `truncate` and `truncation_direction`. Raises HttpError."""
     if side is not None and side.lower() not in ("left", "right"):
         raise invalid(
             f"truncation_direction is {side!r}; it must be Left or Right", "truncation_direction"
@@ -454,9 +458,9 @@ def truncation_said(truncate: bool | None, side: str | None) -> pb.Truncation:
     return truncation_of(truncate, "truncate", side=side)
 
 
-def _predicted(inputs: str | list[str | list[str]]) -> tuple[list[list[str]], bool, bool]:
-    """The texts, each a list of one or two; whether they are a batch, and whether they are pairs.
-    Raises HttpError.
+def _parse_inputs(inputs: str | list[str | list[str]]) -> tuple[list[list[str]], bool, bool]:
+    """Return the inputs as lists of one or two texts, whether they are a batch, and whether they
+    are pairs. Raises HttpError.
     """
     if isinstance(inputs, str):
         return [[inputs]], False, False
@@ -464,7 +468,7 @@ def _predicted(inputs: str | list[str | list[str]]) -> tuple[list[list[str]], bo
         texts = [str(one) for one in inputs]
         if len(texts) > 2:
             raise invalid(
-                "inputs has more than two texts, which is no pair: a batch is a list of lists",
+                "inputs has more than two texts, which is not a pair: a batch is a list of lists",
                 "inputs",
             )
         return [texts], False, len(texts) == 2
@@ -475,7 +479,7 @@ def _predicted(inputs: str | list[str | list[str]]) -> tuple[list[list[str]], bo
     if lengths == {2} and len({one[0] for one in found}) == 1:
         return found, True, True
     raise invalid(
-        "inputs must be texts, or pairs that have their first text in common, all of one kind and at least one",
+        "inputs must be texts, or pairs with the same first text; all of one kind and at least one",
         "inputs",
     )
 
@@ -492,19 +496,21 @@ def _pairs(
         adapter=named.adapter,
     )
 
-    def answer(reply: pb.ScoreResponse) -> Answer:
+    def convert(reply: pb.ScoreResponse) -> Answer:
         scores = decoded(codec.score_result, reply).scores
         found = [[{"score": score, "label": "LABEL_0"}] for score in scores]
         return Answer(
             json_of(found if is_batch else found[0]),
-            headers=timed(reply.timings, reply.usage, message),
+            headers=timing_headers(reply.timings, reply.usage, message),
         )
 
-    return MeshCall(SCORE, message, answer, fields=single_field("documents", "inputs"), dialect=TEI)
+    return MeshCall(
+        SCORE, message, convert, fields=single_field("documents", "inputs"), dialect=TEI
+    )
 
 
-def timed(timings: pb.Timings, usage: pb.Usage, message: Request) -> Headers:
-    """TEI's headers: milliseconds, characters and tokens."""
+def timing_headers(timings: pb.Timings, usage: pb.Usage, message: Request) -> Headers:
+    """Return TEI's headers: milliseconds, characters and tokens."""
     characters = _characters(message)
     numbers: tuple[tuple[bytes, float], ...] = (
         (b"x-compute-characters", characters),
@@ -539,7 +545,7 @@ _POSTS: Final[tuple[tuple[str, Callable[[Received], MeshCall], str, type, Any], 
         EmbedRequest,
         list[list[list[float]]],
     ),
-    ("predict", predict, "Says which labels fit texts", PredictRequest, None),
+    ("predict", predict, "Classifies texts by labels", PredictRequest, None),
     ("similarity", similarity, "Compares a text with others", SimilarityRequest, list[float]),
 )
 
@@ -555,7 +561,7 @@ ROUTES: Final = (
         "/tei/{model}/rerank",
         TEI,
         rerank,
-        "Orders texts by how well they answer a query",
+        "Ranks texts by relevance to a query",
         RankRequest,
         list[Rank],
     ),
@@ -564,7 +570,7 @@ ROUTES: Final = (
         for start in ("/tei/{model}", "")
     ),
     *(
-        Route("GET", f"/tei/{{model}}{path}", TEI, health, "This process answers")
+        Route("GET", f"/tei/{{model}}{path}", TEI, health, "Reports that this process is alive")
         for path in ("/health", "/ping", "")
     ),
     *(

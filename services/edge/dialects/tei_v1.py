@@ -1,8 +1,9 @@
-"""TEI's gRPC API, `tei.v1`: its messages in, questions for the mesh, its messages out. Pure.
+"""TEI's gRPC API, `tei.v1`: convert its messages to mesh calls and the replies to its messages.
+Pure.
 
-No message names its model: it is that of the address, or of the aliases `embed`, `rerank` and
-`predict`. `truncate` is false unless it is sent. Texts of a stream are asked for together as far as
-they agree on everything else (`Batch.key`).
+Messages do not name a model: the address or the aliases `embed`, `rerank` and `predict` determine
+it. `truncate` defaults to false. Texts of a stream that agree on all other fields share a call
+(`Batch.key`).
 """
 
 from __future__ import annotations
@@ -56,26 +57,31 @@ CODES: Final = {
     "DEADLINE_PASSED": "DEADLINE_EXCEEDED",
     "NO_SUCH_ROUTE": "UNIMPLEMENTED",
 }
-"""The gRPC status of a reason; INTERNAL for those that are not here."""
+"""The gRPC status of a reason; INTERNAL for all others."""
 Ask = Callable[[Sequence[Any], Received], MeshCall]
-"""The question for messages that agree. The pieces of its Answer's body are their answers,
-serialised, in order.
+"""Returns the call for messages that agree. The pieces of its Answer's body are their serialised
+replies in order.
 """
 _TEXT: Final = single_field("items", "inputs")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One kind of call. `request`: the type of its messages. `ask`: asks for several at once.
-    `agree`: the fields that must be equal in messages that are asked for together; none: each is
-    asked for alone."""
+    """One method.
+
+    Attributes:
+        request: The type of its messages.
+        ask: Returns one call for several messages.
+        agree: The fields that must be equal in messages of one call; empty if each message needs
+            its own.
+    """
 
     request: type[Message]
     ask: Ask
     agree: tuple[str, ...] = ()
 
     def key(self, message: Any) -> tuple[object, ...]:
-        """Equal for messages that may be asked for together."""
+        """Return a key that is equal for messages that can share a call."""
         return tuple(
             (
                 message.HasField(name) if _has_presence(message, name) else True,
@@ -94,7 +100,7 @@ def _replies(messages: Sequence[Message]) -> Answer:
 
 
 def embed(requests: Sequence[Any], received: Received) -> MeshCall:
-    """Embed. Raises HttpError."""
+    """Convert Embed. Raises HttpError."""
     first = requests[0]
     message = _encode(requests, received, pb.REPRESENTATION_DENSE)
     message.normalize = first.normalize if first.HasField("normalize") else True
@@ -103,20 +109,20 @@ def embed(requests: Sequence[Any], received: Received) -> MeshCall:
             raise invalid(f"dimensions is {first.dimensions}; it must be at least 1", "dimensions")
         message.dimensions = first.dimensions
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         rows = np.ascontiguousarray(dense_rows(reply.dense), np.float32)
         told = zip(rows, _shares(requests, reply), strict=True)
         return _replies(
             [tei_pb2.EmbedResponse(embeddings=row.tolist(), metadata=share) for row, share in told]
         )
 
-    return MeshCall(ENCODE, message, answer, fields=_TEXT)
+    return MeshCall(ENCODE, message, convert, fields=_TEXT)
 
 
 def embed_sparse(requests: Sequence[Any], received: Received) -> MeshCall:
-    """EmbedSparse. Raises HttpError."""
+    """Convert EmbedSparse. Raises HttpError."""
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         matrix = decoded(codec.sparse, reply.sparse)
         answers = []
         for (columns, weights), share in zip(matrix, _shares(requests, reply), strict=True):
@@ -126,14 +132,14 @@ def embed_sparse(requests: Sequence[Any], received: Received) -> MeshCall:
         return _replies(answers)
 
     return MeshCall(
-        ENCODE, _encode(requests, received, pb.REPRESENTATION_SPARSE), answer, fields=_TEXT
+        ENCODE, _encode(requests, received, pb.REPRESENTATION_SPARSE), convert, fields=_TEXT
     )
 
 
 def embed_all(requests: Sequence[Any], received: Received) -> MeshCall:
-    """EmbedAll: of models that are made for a vector a token. Raises HttpError."""
+    """Convert EmbedAll, for models with a vector per token. Raises HttpError."""
 
-    def answer(reply: pb.EncodeResponse) -> Answer:
+    def convert(reply: pb.EncodeResponse) -> Answer:
         ragged = decoded(codec.ragged, reply.multi_vector)
         answers = []
         for index, share in enumerate(_shares(requests, reply)):
@@ -143,17 +149,17 @@ def embed_all(requests: Sequence[Any], received: Received) -> MeshCall:
         return _replies(answers)
 
     return MeshCall(
-        ENCODE, _encode(requests, received, pb.REPRESENTATION_MULTI_VECTOR), answer, fields=_TEXT
+        ENCODE, _encode(requests, received, pb.REPRESENTATION_MULTI_VECTOR), convert, fields=_TEXT
     )
 
 
 def predict(requests: Sequence[Any], received: Received) -> MeshCall:
-    """Predict. Raises HttpError."""
+    """Convert Predict. Raises HttpError."""
     return _labels([request.inputs for request in requests], requests, received)
 
 
 def predict_pair(requests: Sequence[Any], received: Received) -> MeshCall:
-    """PredictPair, of one message. Raises HttpError."""
+    """Convert PredictPair, one message. Raises HttpError."""
     (request,) = requests
     if len(request.inputs) == 1:
         return _labels([request.inputs[0]], requests, received)
@@ -170,18 +176,18 @@ def predict_pair(requests: Sequence[Any], received: Received) -> MeshCall:
         adapter=named.adapter,
     )
 
-    def answer(reply: pb.ScoreResponse) -> Answer:
+    def convert(reply: pb.ScoreResponse) -> Answer:
         score = float(decoded(codec.score_result, reply).scores[0])
         prediction = tei_pb2.Prediction(score=score, label="LABEL_0")
         metadata = _metadata(reply, sum(map(len, request.inputs)), reply.usage.input_tokens)
         return _replies([tei_pb2.PredictResponse(predictions=[prediction], metadata=metadata)])
 
     fields = {**single_field("documents", "inputs"), "query.text": "inputs", "query": "inputs"}
-    return MeshCall(SCORE, message, answer, fields=fields)
+    return MeshCall(SCORE, message, convert, fields=fields)
 
 
 def rerank(requests: Sequence[Any], received: Received) -> MeshCall:
-    """Rerank, of one message. Raises HttpError."""
+    """Convert Rerank, one message. Raises HttpError."""
     (request,) = requests
     named = _named(received, "rerank")
     message = pb.ScoreRequest(
@@ -193,7 +199,7 @@ def rerank(requests: Sequence[Any], received: Received) -> MeshCall:
         adapter=named.adapter,
     )
 
-    def answer(reply: pb.ScoreResponse) -> Answer:
+    def convert(reply: pb.ScoreResponse) -> Answer:
         found = decoded(codec.score_result, reply)
         ranks = []
         for index in found.ranking:
@@ -206,11 +212,11 @@ def rerank(requests: Sequence[Any], received: Received) -> MeshCall:
         return _replies([tei_pb2.RerankResponse(ranks=ranks, metadata=metadata)])
 
     fields = item_fields("documents", "texts")
-    return MeshCall(SCORE, message, answer, fields=fields)
+    return MeshCall(SCORE, message, convert, fields=fields)
 
 
 def rerank_stream(requests: Sequence[Any], received: Received) -> MeshCall:
-    """RerankStream: all of its messages. Raises HttpError."""
+    """Convert RerankStream with all of its messages. Raises HttpError."""
     if not requests:
         raise invalid("the stream is empty: send a message for each text", "text")
     first = requests[0]
@@ -226,10 +232,10 @@ def rerank_stream(requests: Sequence[Any], received: Received) -> MeshCall:
 
 
 def info(requests: Sequence[Any], received: Received) -> MeshCall:
-    """Info. Raises HttpError."""
+    """Convert Info. Raises HttpError."""
     named = _named(received, "embed")
 
-    def answer(reply: models_pb2.GetModelResponse) -> Answer:
+    def convert(reply: models_pb2.GetModelResponse) -> Answer:
         card = reply.model.card
         kind = tei_pb2.MODEL_TYPE_EMBEDDING
         if models_pb2.TASK_ENCODE not in card.tasks:
@@ -250,11 +256,11 @@ def info(requests: Sequence[Any], received: Received) -> MeshCall:
             found.model_sha = card.revision
         return _replies([found])
 
-    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), answer)
+    return MeshCall(GET_MODEL, models_pb2.GetModelRequest(model=named.model), convert)
 
 
 def tokenize(requests: Sequence[Any], received: Received) -> MeshCall:
-    """Tokenize. Raises HttpError."""
+    """Convert Tokenize. Raises HttpError."""
     first = requests[0]
     if first.HasField("prompt_name"):
         raise invalid("prompt_name is not supported: put the prompt before the text", "prompt_name")
@@ -265,7 +271,7 @@ def tokenize(requests: Sequence[Any], received: Received) -> MeshCall:
         return_tokens=first.add_special_tokens,  # names of special tokens
     )
 
-    def answer(reply: pb.TokenizeResponse) -> Answer:
+    def convert(reply: pb.TokenizeResponse) -> Answer:
         found = zip(requests, reply.results, strict=True)
         return _replies(
             [
@@ -278,24 +284,24 @@ def tokenize(requests: Sequence[Any], received: Received) -> MeshCall:
             ]
         )
 
-    return MeshCall(TOKENIZE, message, answer, fields={"texts[]": "inputs", "texts": "inputs"})
+    return MeshCall(TOKENIZE, message, convert, fields={"texts[]": "inputs", "texts": "inputs"})
 
 
 def decode(requests: Sequence[Any], received: Received) -> MeshCall:
-    """Decode. Raises HttpError."""
+    """Convert Decode. Raises HttpError."""
     message = pb.DetokenizeRequest(
         model=_named(received, "embed").model,
         sequences=[pb.TokenIds(ids=request.ids) for request in requests],
         skip_special_tokens=requests[0].skip_special_tokens,
     )
 
-    def answer(reply: pb.DetokenizeResponse) -> Answer:
+    def convert(reply: pb.DetokenizeResponse) -> Answer:
         return _replies([tei_pb2.DecodeResponse(text=text) for text in reply.texts])
 
     return MeshCall(
         DETOKENIZE,
         message,
-        answer,
+        convert,
         fields={
             "sequences[].ids[]": lambda index: f"ids[{index}]",
             "sequences[]": "ids",
@@ -333,19 +339,19 @@ def _labels(texts: Sequence[str], requests: Sequence[Any], received: Received) -
         adapter=named.adapter,
     )
 
-    def answer(reply: pb.ExtractResponse) -> Answer:
+    def convert(reply: pb.ExtractResponse) -> Answer:
         answers = []
         for result, share in zip(reply.results, _shares(requests, reply), strict=True):
             found = [tei_pb2.Prediction(score=one.score, label=one.label) for one in result.labels]
             answers.append(tei_pb2.PredictResponse(predictions=found, metadata=share))
         return _replies(answers)
 
-    return MeshCall(EXTRACT, message, answer, fields=_TEXT)
+    return MeshCall(EXTRACT, message, convert, fields=_TEXT)
 
 
 def _refuse_raw(request: Any) -> None:
     if request.raw_scores:
-        raise invalid("raw_scores are not supported: labels have probabilities", "raw_scores")
+        raise invalid("raw_scores is not supported: labels have probabilities", "raw_scores")
 
 
 def _named(received: Received, default: str) -> Target:
@@ -367,7 +373,7 @@ def _truncation(request: Any) -> pb.Truncation:
 
 
 def _shares(requests: Sequence[Any], reply: Any) -> list[tei_pb2.Metadata]:
-    """What each message of a batch took: the batch's tokens by its characters."""
+    """Return the metadata of each message: the batch's tokens in proportion to its characters."""
     lengths = [
         len(one.inputs) if isinstance(one.inputs, str) else sum(map(len, one.inputs))
         for one in requests
@@ -432,4 +438,4 @@ SERVICES: Final[dict[str, dict[str, Batch]]] = {
         "DecodeStream": _IDS,
     },
 }
-"""All methods, by service and name. RerankStream is asked with all of its messages."""
+"""All methods by service and name. RerankStream is called with all of its messages."""

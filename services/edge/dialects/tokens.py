@@ -1,7 +1,7 @@
-"""Tokens of texts and texts of tokens, as TEI, vLLM and Cohere ask for them. Pure.
+"""Tokens of texts and texts of tokens, in the forms of TEI, vLLM and Cohere. Pure.
 
-TEI and vLLM share the path `/tokenize`: a request of vLLM's has `prompt` or `messages`, one of
-TEI's `inputs`.
+TEI and vLLM share the path `/tokenize`: a request of vLLM has `prompt` or `messages`, one of TEI
+`inputs`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.v1 import inference_pb2 as pb
 
 from services.edge.dialects import openai
 from services.edge.dialects.cohere import COHERE
-from services.edge.dialects.tei import TEI, target_here, timed
+from services.edge.dialects.tei import TEI, path_target, timing_headers
 from services.edge.messages.base import (
     Answer,
     Fields,
@@ -29,16 +29,16 @@ from services.edge.messages.base import (
     json_of,
 )
 from services.edge.messages.limits import IDS, ITEMS, check_items
-from services.edge.messages.numbers import joined, per_piece
+from services.edge.messages.numbers import join_rows, rows_per_piece
 from services.edge.messages.reading import named_or_default, read
 
 _ID_MOST: Final = (1 << 32) - 1
 _TOKEN_NUMBERS: Final = 8
-"""Numbers that take as long to write as a token of TEI's answer."""
+"""The number of JSON numbers that take as long to write as one token of TEI's answer."""
 
 
 class TokenizeIn(msgspec.Struct, kw_only=True):
-    """TEI's `inputs`, or vLLM's `prompt`."""
+    """TEI's form has `inputs`, vLLM's `prompt`."""
 
     inputs: str | Annotated[list[str], ITEMS] | None = None
     prompt_name: str | None = None
@@ -52,28 +52,30 @@ class TokenizeIn(msgspec.Struct, kw_only=True):
 
 
 class DecodeIn(msgspec.Struct, kw_only=True):
-    """Ids of one text, or of several."""
+    """The ids of one text, or of several."""
 
     ids: Annotated[list[int | Annotated[list[int], IDS]], IDS]
     skip_special_tokens: bool | None = None
 
 
 class DetokenizeIn(msgspec.Struct, kw_only=True):
-    """vLLM's, and Cohere's of `/v1/detokenize`."""
+    """The form of vLLM, and of Cohere's `/v1/detokenize`."""
 
     tokens: Annotated[list[int], IDS]
     model: str | None = None
 
 
 class CohereTokenizeIn(msgspec.Struct, kw_only=True):
-    """Cohere's. Its own limit is 65,536 characters."""
+    """Cohere's form. Its limit is 65,536 characters."""
 
     text: str
     model: str | None = None
 
 
 class SimpleToken(msgspec.Struct, kw_only=True):
-    """TEI's. `start` and `stop` count bytes of UTF-8, and are null for special tokens."""
+    """A token in TEI's form. `start` and `stop` are byte offsets in UTF-8; null for special
+    tokens.
+    """
 
     id: int
     text: str
@@ -83,7 +85,7 @@ class SimpleToken(msgspec.Struct, kw_only=True):
 
 
 class Tokenized(msgspec.Struct, kw_only=True):
-    """vLLM's."""
+    """The answer in vLLM's form."""
 
     count: int
     max_model_len: int
@@ -92,13 +94,13 @@ class Tokenized(msgspec.Struct, kw_only=True):
 
 
 class Detokenized(msgspec.Struct, kw_only=True):
-    """vLLM's."""
+    """The answer in vLLM's form."""
 
     prompt: str
 
 
 class CohereTokens(msgspec.Struct, kw_only=True):
-    """Cohere's."""
+    """Cohere's answer."""
 
     tokens: list[int]
     token_strings: list[str]
@@ -106,7 +108,7 @@ class CohereTokens(msgspec.Struct, kw_only=True):
 
 
 class CohereText(msgspec.Struct, kw_only=True):
-    """Cohere's."""
+    """Cohere's answer."""
 
     text: str
     meta: dict[str, Any]
@@ -122,7 +124,7 @@ class _Peek(msgspec.Struct):
 
 
 def tokenize(received: Received) -> MeshCall:
-    """`/tokenize` of TEI and of vLLM. Raises HttpError."""
+    """`/tokenize` of TEI and vLLM. Raises HttpError."""
     if not _is_vllm(received.body):
         return _tei_tokenize(received)
     try:
@@ -142,25 +144,25 @@ def decode(received: Received) -> MeshCall:
     is_batch = bool(batch)
     check_items(batch, "ids")
     message = pb.DetokenizeRequest(
-        model=target_here(received, "embed").model,
+        model=path_target(received, "embed").model,
         sequences=[_ids(one, f"ids[{index}]") for index, one in enumerate(batch)]
         if is_batch
         else [_ids(alone, "ids")],
         skip_special_tokens=request.skip_special_tokens is not False,
     )
 
-    def answer(reply: pb.DetokenizeResponse) -> Answer:
+    def convert(reply: pb.DetokenizeResponse) -> Answer:
         return Answer(
-            json_of(list(reply.texts)), headers=timed(reply.timings, reply.usage, message)
+            json_of(list(reply.texts)), headers=timing_headers(reply.timings, reply.usage, message)
         )
 
     return MeshCall(
-        DETOKENIZE, message, answer, fields=_sequence_fields("ids", is_batch=is_batch), dialect=TEI
+        DETOKENIZE, message, convert, fields=_sequence_fields("ids", is_batch=is_batch), dialect=TEI
     )
 
 
 def detokenize(received: Received) -> MeshCall:
-    """vLLM's `/detokenize`. Raises HttpError."""
+    """Serve vLLM's `/detokenize`. Raises HttpError."""
     request = read(DetokenizeIn, received)
     named = named_or_default(received, request.model or received.model, "embed")
     message = pb.DetokenizeRequest(model=named.model, sequences=[_ids(request.tokens, "tokens")])
@@ -174,19 +176,19 @@ def detokenize(received: Received) -> MeshCall:
 
 
 def cohere_tokenize(received: Received) -> MeshCall:
-    """Cohere's `/v1/tokenize`, whose tokens have no special ones around them. Raises HttpError."""
+    """Cohere's `/v1/tokenize`, which adds no special tokens. Raises HttpError."""
     request = read(CohereTokenizeIn, received)
     named = named_or_default(received, request.model, "embed")
     message = pb.TokenizeRequest(model=named.model, texts=[request.text], add_special_tokens=False)
 
-    def answer(reply: pb.TokenizeResponse) -> Answer:
+    def convert(reply: pb.TokenizeResponse) -> Answer:
         found = reply.results[0]
         texts = [
             request.text[start:end] for start, end in zip(found.starts, found.ends, strict=True)
         ]
         return Answer(json_of({"tokens": list(found.ids), "token_strings": texts, "meta": _META}))
 
-    return MeshCall(TOKENIZE, message, answer, fields=_text_fields("text", is_batch=False))
+    return MeshCall(TOKENIZE, message, convert, fields=_text_fields("text", is_batch=False))
 
 
 def cohere_detokenize(received: Received) -> MeshCall:
@@ -195,15 +197,15 @@ def cohere_detokenize(received: Received) -> MeshCall:
     named = named_or_default(received, request.model, "embed")
     message = pb.DetokenizeRequest(model=named.model, sequences=[_ids(request.tokens, "tokens")])
 
-    def answer(reply: pb.DetokenizeResponse) -> Answer:
+    def convert(reply: pb.DetokenizeResponse) -> Answer:
         return Answer(json_of({"text": reply.texts[0], "meta": _META}))
 
-    return MeshCall(DETOKENIZE, message, answer, fields=_sequence_fields("tokens", is_batch=False))
+    return MeshCall(DETOKENIZE, message, convert, fields=_sequence_fields("tokens", is_batch=False))
 
 
 def tei_tokens(text: str, found: pb.Tokenization) -> list[dict[str, Any]]:
-    """The tokens of a text in TEI's form: a token's text is its part of the text, a special token's
-    its name.
+    """Return the tokens of a text in TEI's form. A token's text is its part of the input; a special
+    token's is its name.
     """
     places = _byte_places(text)
     after = len(found.ids) - found.special_after
@@ -238,13 +240,13 @@ def _tei_tokenize(received: Received) -> MeshCall:
     texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     special = request.add_special_tokens is not False
     message = pb.TokenizeRequest(
-        model=target_here(received, "embed").model,
+        model=path_target(received, "embed").model,
         texts=texts,
         add_special_tokens=special,
         return_tokens=special,  # names of special tokens
     )
 
-    def answer(reply: pb.TokenizeResponse) -> Answer:
+    def convert(reply: pb.TokenizeResponse) -> Answer:
         if len(reply.results) != len(texts):
             raise HttpError(
                 "INTERNAL",
@@ -257,11 +259,11 @@ def _tei_tokenize(received: Received) -> MeshCall:
             )[1:-1]
 
         longest = max((len(one.ids) for one in reply.results), default=1)
-        body = joined(len(texts), per_piece(longest * _TOKEN_NUMBERS), b"[", piece, b"]")
-        return Answer(body, headers=timed(reply.timings, reply.usage, message))
+        body = join_rows(len(texts), rows_per_piece(longest * _TOKEN_NUMBERS), b"[", piece, b"]")
+        return Answer(body, headers=timing_headers(reply.timings, reply.usage, message))
 
     return MeshCall(
-        TOKENIZE, message, answer, fields=_text_fields("inputs", is_batch=is_batch), dialect=TEI
+        TOKENIZE, message, convert, fields=_text_fields("inputs", is_batch=is_batch), dialect=TEI
     )
 
 
@@ -269,7 +271,10 @@ def _vllm_tokenize(received: Received) -> MeshCall:
     request = read(TokenizeIn, received)
     if request.messages is not None:
         raise invalid(
-            "messages are not supported: no chat template is applied here, send the whole prompt",
+            (
+                "messages are not supported, because no chat template is applied: send the whole "
+                "prompt"
+            ),
             "messages",
         )
     if request.prompt is None:
@@ -282,7 +287,7 @@ def _vllm_tokenize(received: Received) -> MeshCall:
         return_tokens=bool(request.return_token_strs),
     )
 
-    def answer(reply: pb.TokenizeResponse) -> Answer:
+    def convert(reply: pb.TokenizeResponse) -> Answer:
         found = reply.results[0]
         content = {
             "count": found.count,
@@ -295,22 +300,20 @@ def _vllm_tokenize(received: Received) -> MeshCall:
     return MeshCall(
         TOKENIZE,
         message,
-        answer,
+        convert,
         fields=_text_fields("prompt", is_batch=False),
         dialect=openai.OPENAI,
     )
 
 
 def _is_vllm(body: bytes) -> bool:
-    """Whether a body for `/tokenize` is of vLLM's form."""
+    """Return whether a body for `/tokenize` has vLLM's form."""
     if b'"prompt"' not in body and b'"messages"' not in body:
         return False
     try:
         found = msgspec.json.decode(body, type=_Peek)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return (
-            b'"inputs"' not in body
-        )  # the reader says what is wrong, in the form of whoever asked
+        return b'"inputs"' not in body  # the parser reports the error in the dialect's form
     return found.inputs is msgspec.UNSET and (
         found.prompt is not msgspec.UNSET or found.messages is not msgspec.UNSET
     )
@@ -320,14 +323,15 @@ def _ids(given: Sequence[int], field: str) -> pb.TokenIds:
     wrong = next((index for index, number in enumerate(given) if not 0 <= number <= _ID_MOST), None)
     if wrong is not None:
         raise invalid(
-            f"{field}[{wrong}] is {given[wrong]}, which is no token's id", f"{field}[{wrong}]"
+            f"{field}[{wrong}] is {given[wrong]}, which is not a valid token id",
+            f"{field}[{wrong}]",
         )
     return pb.TokenIds(ids=given)
 
 
 def _byte_places(text: str) -> NDArray[np.int64] | None:
-    """Where each character begins in the text's UTF-8, and where the text ends; None where these
-    are the characters' own places.
+    """Return the byte offset of each character in UTF-8, and of the end. None if they equal the
+    character offsets.
     """
     if text.isascii():
         return None

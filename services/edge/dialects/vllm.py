@@ -1,9 +1,8 @@
-"""vLLM's own paths: `POST /score`, `/v1/score`, `/classify`, `/pooling`. Pure. `/classify` is
-Infinity's as well, whose requests have `raw_scores`.
+"""vLLM's paths: `POST /score`, `/v1/score`, `/classify`, `/pooling`. Pure. Infinity shares
+`/classify`; its requests have `raw_scores`.
 
-Errors have OpenAI's form. Scores are on the model's own scale, as vLLM's are: cosines of embedding
-models, and of a cross-encoder the activation that its files name, a sigmoid where they name none.
-`created` is 0: nothing here reads a clock.
+Errors have OpenAI's form. Scores have the model's scale, as in vLLM: cosines for embedding models,
+and for a cross-encoder the activation that its files name, sigmoid by default.
 """
 
 from __future__ import annotations
@@ -34,7 +33,14 @@ from services.edge.messages.base import (
 )
 from services.edge.messages.limits import ITEMS, LABELS
 from services.edge.messages.names import Target
-from services.edge.messages.numbers import Rows, base64_of, decoded, dense_rows, joined, per_piece
+from services.edge.messages.numbers import (
+    Rows,
+    base64_of,
+    decoded,
+    dense_rows,
+    join_rows,
+    rows_per_piece,
+)
 from services.edge.messages.reading import (
     count_of,
     named_or_default,
@@ -47,7 +53,9 @@ from services.edge.messages.reading import (
 
 VLLM: Final = Dialect("vllm", openai.error)
 MAX_QUERIES: Final = 64
-"""Different first texts of one request: each is a call of its own, one after the other."""
+"""The maximum number of different first texts per request. Each is a separate call, one after the
+other.
+"""
 
 Texts = str | Annotated[list[str], ITEMS]
 _PAIRS: Final = (
@@ -56,11 +64,11 @@ _PAIRS: Final = (
     ("queries", "documents"),
     ("queries", "items"),
 )
-"""How versions of vLLM call the two sides."""
+"""The names of the two sides in different versions of vLLM."""
 
 
 class PairsIn(msgspec.Struct, kw_only=True):
-    """One text against one or several, or two lists of one length. Other fields are ignored."""
+    """A text and one or several others, or two lists of equal length. Other fields are ignored."""
 
     model: str | None = None
     text_1: Texts | None = None
@@ -74,7 +82,7 @@ class PairsIn(msgspec.Struct, kw_only=True):
     use_activation: bool | None = None
     activation: bool | None = None
     chat_template: str | None = None
-    # Ours.
+    # Shoal's.
     instruction: str | None = None
     adapter: str | None = None
     pool: str | None = None
@@ -82,7 +90,7 @@ class PairsIn(msgspec.Struct, kw_only=True):
 
 
 class LabelsIn(msgspec.Struct, kw_only=True):
-    """`labels`, for models without labels of their own, is ours."""
+    """A request to classify. `labels` (Shoal's) is for models without labels."""
 
     input: Texts
     model: str | None = None
@@ -93,7 +101,7 @@ class LabelsIn(msgspec.Struct, kw_only=True):
     activation: bool | None = None
     # Infinity.
     raw_scores: bool | msgspec.UnsetType | None = msgspec.UNSET
-    # Ours.
+    # Shoal's.
     labels: Annotated[list[str], LABELS] | None = None
     adapter: str | None = None
     pool: str | None = None
@@ -101,7 +109,7 @@ class LabelsIn(msgspec.Struct, kw_only=True):
 
 
 class PoolingIn(msgspec.Struct, kw_only=True):
-    """`task`: embed, token_embed or classify; left out: what the model is for."""
+    """A request to pool. `task` is embed, token_embed or classify; by default the model's own."""
 
     input: str | Annotated[list[str | int | list[int]], ITEMS]
     model: str | None = None
@@ -117,7 +125,7 @@ class PoolingIn(msgspec.Struct, kw_only=True):
     use_activation: bool | None = None
     activation: bool | None = None
     softmax: bool | None = None
-    # Ours.
+    # Shoal's.
     role: str | None = None
     instruction: str | None = None
     adapter: str | None = None
@@ -126,7 +134,7 @@ class PoolingIn(msgspec.Struct, kw_only=True):
 
 
 class PairScore(msgspec.Struct, kw_only=True):
-    """`index` of the pair."""
+    """The score of pair `index`."""
 
     index: int
     object: Literal["score"]
@@ -134,7 +142,7 @@ class PairScore(msgspec.Struct, kw_only=True):
 
 
 class ClassifiedText(msgspec.Struct, kw_only=True):
-    """`probs` in the order of the model's labels; `label` the best."""
+    """One text's result. `probs` has the order of the model's labels; `label` is the best one."""
 
     index: int
     label: str | None
@@ -143,8 +151,8 @@ class ClassifiedText(msgspec.Struct, kw_only=True):
 
 
 class PooledText(msgspec.Struct, kw_only=True):
-    """`data`: a vector, a vector a token, probabilities, or any of them as base64 of little-endian
-    float32.
+    """One text's result. `data` is a vector, a vector per token, probabilities, or any of them as
+    base64 of little-endian float32.
     """
 
     index: int
@@ -153,7 +161,7 @@ class PooledText(msgspec.Struct, kw_only=True):
 
 
 class PairScores(msgspec.Struct, kw_only=True):
-    """`data` in the order of the request."""
+    """The answer. `data` has the order of the request."""
 
     id: str
     object: Literal["list"]
@@ -164,13 +172,13 @@ class PairScores(msgspec.Struct, kw_only=True):
 
 
 class Classified(PairScores, kw_only=True):
-    """The same with labels."""
+    """The answer with labels."""
 
     data: list[ClassifiedText]  # type: ignore[assignment]
 
 
 class Pooled(PairScores, kw_only=True):
-    """The same with vectors."""
+    """The answer with vectors."""
 
     data: list[PooledText]  # type: ignore[assignment]
 
@@ -183,7 +191,7 @@ class InfinityLabel(msgspec.Struct, kw_only=True):
 
 
 class InfinityClassified(msgspec.Struct, kw_only=True):
-    """`data`: of each text its labels, best first."""
+    """Infinity's answer. `data` has each text's labels, best first."""
 
     id: str
     object: Literal["classify"]
@@ -194,7 +202,7 @@ class InfinityClassified(msgspec.Struct, kw_only=True):
 
 
 def score(received: Received) -> MeshCall:
-    """`/score`. Raises HttpError."""
+    """`POST /score`. Raises HttpError."""
     request = read(PairsIn, received)
     named = named_or_default(received, request.model, "rerank")
     _refuse(request, ("chat_template",))
@@ -217,7 +225,7 @@ def score(received: Received) -> MeshCall:
             priority=priority_of(request.priority),
         )
 
-        def answer(reply: pb.ScoreResponse) -> Answer | MeshCall:
+        def convert(reply: pb.ScoreResponse) -> Answer | MeshCall:
             scores[places] = decoded(codec.score_result, reply).scores
             used = tokens + reply.usage.input_tokens
             if at + 1 < len(groups):
@@ -226,43 +234,47 @@ def score(received: Received) -> MeshCall:
                 {"index": index, "object": "score", "score": one}
                 for index, one in enumerate(scores)
             ]
-            return Answer(json_of(_told(received, "score", request.model, named, data, used)))
+            return Answer(json_of(_envelope(received, "score", request.model, named, data, used)))
 
-        # With several queries the router's indices are those of a part of the caller's list.
+        # With several queries the router's indices refer to a part of the caller's list.
         fields = (
             item_fields("documents", right)
             if len(groups) == 1
             else single_field("documents", right)
         )
         return MeshCall(
-            SCORE, message, answer, fields={**fields, "query.text": left, "query": left}
+            SCORE, message, convert, fields={**fields, "query.text": left, "query": left}
         )
 
     return ask(0, 0)
 
 
 def classify(received: Received) -> MeshCall:
-    """`/classify`. The model's card says in which order its labels stand. Raises HttpError."""
+    """`POST /classify`. The model's card determines the order of labels. Raises HttpError."""
     request = read(LabelsIn, received)
     _refuse(request, ("messages",))
     named = named_or_default(received, request.model, "predict")
     items, fields = _items(request.input)
     message = _classification(named, items, request)
 
-    def answer(reply: pb.ExtractResponse) -> Answer | MeshCall:
+    def convert(reply: pb.ExtractResponse) -> Answer | MeshCall:
         if request.raw_scores is not msgspec.UNSET:
             rows = [
                 [{"label": one.label, "score": one.score} for one in result.labels]
                 for result in reply.results
             ]
-            told = _told(received, "classify", request.model, named, rows, reply.usage.input_tokens)
-            return Answer(json_of(told | {"object": "classify"}))
+            body = _envelope(
+                received, "classify", request.model, named, rows, reply.usage.input_tokens
+            )
+            return Answer(json_of(body | {"object": "classify"}))
         if request.labels:
-            return tell(request.labels, reply)
+            return convert_labels(request.labels, reply)
         known = models_pb2.GetModelRequest(model=named.model)
-        return MeshCall(GET_MODEL, known, lambda model: tell(list(model.model.card.labels), reply))
+        return MeshCall(
+            GET_MODEL, known, lambda model: convert_labels(list(model.model.card.labels), reply)
+        )
 
-    def tell(labels: list[str], reply: pb.ExtractResponse) -> Answer:
+    def convert_labels(labels: list[str], reply: pb.ExtractResponse) -> Answer:
         data = []
         for index, result in enumerate(reply.results):
             probs = _probabilities(result, labels)
@@ -270,15 +282,17 @@ def classify(received: Received) -> MeshCall:
             data.append({"index": index, "label": best, "probs": probs, "num_classes": len(probs)})
         return Answer(
             json_of(
-                _told(received, "classify", request.model, named, data, reply.usage.input_tokens)
+                _envelope(
+                    received, "classify", request.model, named, data, reply.usage.input_tokens
+                )
             )
         )
 
-    return MeshCall(EXTRACT, message, answer, fields={**fields, "classify.labels": "labels"})
+    return MeshCall(EXTRACT, message, convert, fields={**fields, "classify.labels": "labels"})
 
 
 def pooling(received: Received) -> MeshCall:
-    """`/pooling`: vectors, vectors of tokens, or probabilities, whichever the model makes. Raises
+    """`POST /pooling`: vectors, vectors of tokens, or probabilities, depending on the model. Raises
     HttpError.
     """
     request = read(PoolingIn, received)
@@ -289,14 +303,12 @@ def pooling(received: Received) -> MeshCall:
             "encoding_format",
         )
     if request.embed_dtype not in (None, "float32"):
-        raise invalid("embed_dtype must be float32, or be left out", "embed_dtype")
+        raise invalid("embed_dtype must be float32, or be omitted", "embed_dtype")
     if request.endianness == "big":
-        raise invalid("endianness must be little, or be left out", "endianness")
+        raise invalid("endianness must be little, or be omitted", "endianness")
     if request.task not in (None, *_FORMS, *_LABELS):
         known = ", ".join((*_FORMS, *_LABELS))
-        raise invalid(
-            f"task is {request.task!r}; it must be one of {known}, or be left out", "task"
-        )
+        raise invalid(f"task is {request.task!r}; it must be one of {known}, or be omitted", "task")
     default = "predict" if request.task in _LABELS else "embed"
     named = named_or_default(received, request.model, default)
     items, fields = _items(request.input)
@@ -313,7 +325,7 @@ _LABELS: Final = ("classify",)
 
 
 class _Pooling:
-    """The two ways in which `/pooling` may be answered."""
+    """The two ways to answer `/pooling`."""
 
     def __init__(
         self,
@@ -347,49 +359,49 @@ class _Pooling:
         if normalize is not None:
             message.normalize = normalize
 
-        def otherwise(problem: HttpError) -> MeshCall | None:
-            """A classifier has no vectors."""
+        def fallback(problem: HttpError) -> MeshCall | None:
+            """Classify instead, since a classifier has no vectors."""
             return (
                 self.labels()
                 if problem.reason == "TASK_NOT_SUPPORTED" and request.task is None
                 else None
             )
 
-        return MeshCall(ENCODE, message, self._encoded, fields=self._fields, otherwise=otherwise)
+        return MeshCall(ENCODE, message, self._encoded, fields=self._fields, fallback=fallback)
 
     def labels(self) -> MeshCall:
         request, named = self._request, self._named
         message = _classification(named, self._items, request)
 
-        def answer(reply: pb.ExtractResponse) -> MeshCall:
+        def convert(reply: pb.ExtractResponse) -> MeshCall:
             known = models_pb2.GetModelRequest(model=named.model)
             return MeshCall(
-                GET_MODEL, known, lambda model: tell(list(model.model.card.labels), reply)
+                GET_MODEL, known, lambda model: convert_labels(list(model.model.card.labels), reply)
             )
 
-        def tell(labels: list[str], reply: pb.ExtractResponse) -> Answer:
+        def convert_labels(labels: list[str], reply: pb.ExtractResponse) -> Answer:
             rows = [
                 np.array(_probabilities(result, labels), np.float32) for result in reply.results
             ]
-            return self._told(rows, max(map(len, rows), default=1), reply.usage.input_tokens)
+            return self._to_answer(rows, max(map(len, rows), default=1), reply.usage.input_tokens)
 
-        return MeshCall(EXTRACT, message, answer, fields=self._fields)
+        return MeshCall(EXTRACT, message, convert, fields=self._fields)
 
     def _encoded(self, reply: pb.EncodeResponse) -> Answer:
         if reply.HasField("dense"):
             rows = dense_rows(reply.dense)
-            return self._told(rows, rows.shape[1], reply.usage.input_tokens)
+            return self._to_answer(rows, rows.shape[1], reply.usage.input_tokens)
         if reply.HasField("multi_vector"):
             ragged = decoded(codec.ragged, reply.multi_vector)
             most = max((ragged[index].size for index in range(len(ragged))), default=1)
-            return self._told(ragged, most, reply.usage.input_tokens)
+            return self._to_answer(ragged, most, reply.usage.input_tokens)
         raise HttpError(
             "TASK_NOT_SUPPORTED",
-            f"the model {self._named.model} has sparse vectors only: /v1/encode answers them",
+            f"the model {self._named.model} has only sparse vectors: use /v1/encode",
             field="model",
         )
 
-    def _told(self, rows: Any, width: int, tokens: int) -> Answer:
+    def _to_answer(self, rows: Any, width: int, tokens: int) -> Answer:
         is_base64 = self._request.encoding_format == "base64"
 
         def one(index: int) -> dict[str, Any]:
@@ -403,15 +415,19 @@ class _Pooling:
         def piece(first: int, last: int) -> bytes:
             return json_of([one(index) for index in range(first, last)])[1:-1]
 
-        told = json_of(_told(self._received, "pool", self._request.model, self._named, [], tokens))
-        head, _, tail = told.partition(b'"data":[]')
-        return Answer(joined(len(rows), per_piece(width), head + b'"data":[', piece, b"]" + tail))
+        body = json_of(
+            _envelope(self._received, "pool", self._request.model, self._named, [], tokens)
+        )
+        head, _, tail = body.partition(b'"data":[]')
+        return Answer(
+            join_rows(len(rows), rows_per_piece(width), head + b'"data":[', piece, b"]" + tail)
+        )
 
 
-def _told(
+def _envelope(
     received: Received, kind: str, model: str | None, named: Target, data: list[Any], tokens: int
 ) -> dict[str, Any]:
-    """What all three answers have, in vLLM's order."""
+    """Return the fields that all three answers share, in vLLM's order."""
     return {
         "id": f"{kind}-{received.request_id}",
         "object": "list",
@@ -427,13 +443,13 @@ def _classification(
 ) -> pb.ExtractRequest:
     if request.use_activation is False or request.activation is False:
         field = "use_activation" if request.use_activation is False else "activation"
-        raise invalid(f"{field} must be true, or be left out: labels have probabilities", field)
+        raise invalid(f"{field} must be true, or be omitted: labels have probabilities", field)
     if isinstance(request, LabelsIn) and request.raw_scores is True:
         raise invalid(
-            "raw_scores must be false, or be left out: labels have probabilities", "raw_scores"
+            "raw_scores must be false, or be omitted: labels have probabilities", "raw_scores"
         )
     if isinstance(request, PoolingIn) and request.softmax is False:
-        raise invalid("softmax must be true, or be left out: labels have probabilities", "softmax")
+        raise invalid("softmax must be true, or be omitted: labels have probabilities", "softmax")
     return pb.ExtractRequest(
         model=named.model,
         items=items,
@@ -448,16 +464,18 @@ def _classification(
 
 
 def _probabilities(result: pb.Extraction, labels: list[str]) -> list[float]:
-    """In the order of `labels`; those that the card does not name follow, best first."""
+    """Return the probabilities in the order of `labels`, then those of labels that the card lacks,
+    best first.
+    """
     found = {one.label: one.score for one in result.labels}
     return [found.pop(label) for label in labels if label in found] + list(found.values())
 
 
 def _refuse(request: PairsIn | LabelsIn | PoolingIn, absent: Sequence[str]) -> None:
-    """What would change the numbers is refused, not ignored."""
+    """Refuse fields that would change the numbers, instead of ignoring them."""
     if request.truncate_prompt_tokens not in (None, -1):
         raise invalid(
-            "truncate_prompt_tokens must be -1, the model's own limit, or be left out",
+            "truncate_prompt_tokens must be -1, the model's limit, or be omitted",
             "truncate_prompt_tokens",
         )
     if getattr(request, "add_special_tokens", None) is False:
@@ -470,8 +488,8 @@ def _refuse(request: PairsIn | LabelsIn | PoolingIn, absent: Sequence[str]) -> N
 
 
 def _sides(request: PairsIn) -> tuple[list[str], list[str], tuple[str, str]]:
-    """The texts of both sides and what the caller calls them: one length, or one text on the left.
-    Raises HttpError.
+    """Return the texts of both sides and the caller's names of them: equal lengths, or one text on
+    the left. Raises HttpError.
     """
     for left, right in _PAIRS:
         one, other = getattr(request, left), getattr(request, right)
@@ -483,7 +501,11 @@ def _sides(request: PairsIn) -> tuple[list[str], list[str], tuple[str, str]]:
             raise invalid(f"{left if not first else right} is empty", left if not first else right)
         if len(first) not in (1, len(second)):
             raise invalid(
-                f"{left} has {len(first)} texts and {right} {len(second)}: there must be one, or as many",
+                (
+                    f"{left} has {len(first)} texts and {right} {len(second)}: there must be "
+                    "one, or "
+                    "as many"
+                ),
                 left,
             )
         return first, second, (left, right)
@@ -495,7 +517,7 @@ def _sides(request: PairsIn) -> tuple[list[str], list[str], tuple[str, str]]:
 def _groups(
     first: list[str], second: list[str], left: str, right: str
 ) -> list[tuple[str, list[int]]]:
-    """The different texts of the left side, each with the places of what it is paired with."""
+    """Return the different texts of the left side with the indices of their pairs."""
     if len(first) == 1:
         return [(first[0], list(range(len(second))))]
     groups: dict[str, list[int]] = {}
@@ -503,7 +525,7 @@ def _groups(
         groups.setdefault(text, []).append(place)
     if len(groups) > MAX_QUERIES:
         raise invalid(
-            f"{left} has {len(groups)} different texts, of which one request may have {MAX_QUERIES}",
+            f"{left} has {len(groups)} different texts; at most {MAX_QUERIES} are allowed",
             left,
         )
     return list(groups.items())
@@ -516,7 +538,7 @@ def _items(given: str | list[str] | list[str | int | list[int]]) -> tuple[list[p
     for index, text in enumerate(given):
         if not isinstance(text, str):
             raise invalid(
-                "input is token ids, which mean something only with the model's own tokenizer: send texts",
+                "input is token ids, which require the model's tokenizer: send texts",
                 "input",
             )
         items.append(text_item(text, f"input[{index}]"))
@@ -529,14 +551,14 @@ _POSTS: Final[tuple[tuple[str, Callable[[Received], MeshCall], str, type, Any], 
     (
         "/classify",
         classify,
-        "Says which labels fit texts",
+        "Classifies texts by labels",
         LabelsIn,
         (Classified, InfinityClassified),
     ),
     (
         "/pooling",
         pooling,
-        "What a model makes of texts: vectors, vectors of tokens, probabilities",
+        "Returns vectors, vectors of tokens, or probabilities of texts, depending on the model",
         PoolingIn,
         Pooled,
     ),

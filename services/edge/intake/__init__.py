@@ -1,3 +1,3 @@
-"""What a request may cost before it is answered: who pays for its bytes, how a body is read, and
-what decoding would create.
+"""Bound the cost of a request before it is answered: who pays for its bytes, how its body is read,
+and the number of objects that decoding would create.
 """

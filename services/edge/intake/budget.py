@@ -1,10 +1,10 @@
-"""Memory of the bodies and answers in flight, and who may take how much of it. Pure.
+"""Memory of the bodies and answers in flight, and the share that each caller may hold. Pure.
 
 No caller can fill the budget. Each may hold as much as is still free (dynamic thresholds: Choudhury
-and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998): one tenant alone holds at most half of
-the budget, two hold a third each, and as much as each of them holds is left for the next one. A
-peer address may hold ADDRESS_SHARE times what is free, since many tenants may be behind one proxy.
-Callers that no router has identified share a small allowance.
+and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998): a single tenant holds at most half of
+the budget, two hold a third each, and the same amount stays free for the next one. A peer address
+may hold ADDRESS_SHARE times the free memory, since many tenants may share a proxy. Callers that no
+router has identified share a small allowance.
 """
 
 from __future__ import annotations
@@ -15,23 +15,31 @@ from typing import Final
 
 from services.edge.messages.base import HttpError
 
-ADDRESS_SHARE: Final = 4
-"""An address may hold four fifths of the budget while no other holds any."""
+ADDRESS_FACTOR: Final = 4
+"""The free memory times this factor is an address's limit: four fifths of an otherwise unused
+budget.
+"""
 UNIDENTIFIED_BYTES: Final = 24 << 20
-"""What all callers together may hold that no router has identified."""
-UNIDENTIFIED_SHARE: Final = 8
-"""Of a small budget they may hold an eighth."""
-FREE_SHARE: Final = 3
-"""From a third of that allowance on, a caller is identified however little it sends."""
-ONE_BYTES: Final = 256 << 10
-"""What one request may hold before its caller is identified, its decoded objects included."""
+"""The maximum that all unidentified callers may hold together."""
+UNIDENTIFIED_DIVISOR: Final = 8
+"""Unidentified callers may hold at most an eighth of a small budget."""
+IDENTIFY_DIVISOR: Final = 3
+"""Above a third of that allowance, even small requests are identified first."""
+UNIDENTIFIED_REQUEST_BYTES: Final = 256 << 10
+"""The maximum that one request may hold before its caller is identified, including decoded objects.
+"""
 _NETWORK_BITS: Final = 64
 RETRY_SECONDS: Final = 1.0
 
 
 class _Holder:
-    """A tenant or an address: `bytes` that its requests in flight hold, those that no router has
-    identified among them (`unidentified_bytes`), and how many `requests` refer to it."""
+    """A tenant or an address with requests in flight.
+
+    Attributes:
+        bytes: Memory that its requests hold.
+        unidentified_bytes: The part held by requests that no router has identified.
+        requests: The number of requests that refer to it.
+    """
 
     __slots__ = ("bytes", "requests", "unidentified_bytes")
 
@@ -42,22 +50,25 @@ class _Holder:
 
 
 class Budget:
-    """All memory in flight of an edge. `held_bytes`: what is held now; `unidentified_bytes`: by
-    callers that are not identified.
+    """The memory in flight of an edge.
+
+    Attributes:
+        held_bytes: The memory held now.
+        unidentified_bytes: The part held by unidentified callers.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.held_bytes = 0
         self.unidentified_bytes = 0
         self.limit_bytes = limit_bytes
-        self.unidentified_limit = min(UNIDENTIFIED_BYTES, limit_bytes // UNIDENTIFIED_SHARE)
+        self.unidentified_limit = min(UNIDENTIFIED_BYTES, limit_bytes // UNIDENTIFIED_DIVISOR)
         # The state: tenants and addresses of the requests in flight.
         self._tenants: dict[str, _Holder] = {}
         self._addresses: dict[str, _Holder] = {}
 
     def enter(self, address: str) -> Reservation:
-        """A request from a peer address (empty: unknown), which holds nothing yet. It must be
-        released.
+        """Return the reservation of a new request, which the caller must release. An empty address
+        is unknown.
         """
         return Reservation(self, network_of(address))
 
@@ -67,10 +78,9 @@ class Budget:
 
 
 class Reservation:
-    """What one request holds. `tenant`: whose it is; None: no router has identified the caller.
+    """The memory that one request holds. `tenant` is None until a router has identified the caller.
 
-    A request takes memory five times, so the holders are looked up once, and what they hold is
-    counted in place.
+    A request takes memory five times, so its holders are looked up once and counted in place.
     """
 
     __slots__ = ("_budget", "_network", "_of_address", "_of_tenant", "bytes", "tenant")
@@ -78,74 +88,79 @@ class Reservation:
     def __init__(self, budget: Budget, network: str) -> None:
         self._budget = budget
         self._network = network
-        self._of_address = _joined(budget._addresses, network)
+        self._of_address = _acquire_holder(budget._addresses, network)
         self._of_tenant: _Holder | None = None
         self.tenant: str | None = None
         self.bytes = 0
 
     def take(self, size: int) -> None:
-        """Holds `size` bytes more. Raises HttpError QUEUE_FULL for more than the caller may hold. A
-        request that is alone may take what it needs, once its caller is identified."""
+        """Hold `size` more bytes. Raises HttpError QUEUE_FULL above the caller's limit. If no other
+        request holds memory, an identified caller has no limit.
+        """
         if size and (self._of_tenant is None or self._budget.held_bytes > self.bytes):
             self._check(size)
         self._add(size)
 
     def must_identify(self, size: int) -> bool:
-        """Whether the caller must be identified before the request holds `size` bytes more."""
+        """Return whether the caller must be identified before the request holds `size` more
+        bytes.
+        """
         if self._of_tenant is not None:
             return False
         budget = self._budget
         return (
-            self.bytes + size > ONE_BYTES
-            or budget.unidentified_bytes + size > budget.unidentified_limit // FREE_SHARE
+            self.bytes + size > UNIDENTIFIED_REQUEST_BYTES
+            or budget.unidentified_bytes + size > budget.unidentified_limit // IDENTIFY_DIVISOR
         )
 
     def identify(self, tenant: str) -> None:
-        """What is held is the tenant's from now on. Raises HttpError QUEUE_FULL where the tenant
-        holds too much.
+        """Charge the held bytes to the tenant. Raises HttpError QUEUE_FULL if the tenant holds too
+        much.
         """
         size = self.bytes
         self._add(-size)
-        self.tenant, self._of_tenant = tenant, _joined(self._budget._tenants, tenant)
+        self.tenant, self._of_tenant = tenant, _acquire_holder(self._budget._tenants, tenant)
         self.take(size)
 
     def give(self, size: int) -> None:
-        """Hold `size` bytes less."""
+        """Release `size` bytes."""
         self._add(-size)
 
     def release(self) -> None:
-        """The request has ended."""
+        """Release everything when the request ends."""
         self._add(-self.bytes)
-        _left(self._budget._addresses, self._network, self._of_address)
+        _release_holder(self._budget._addresses, self._network, self._of_address)
         if self.tenant is not None and self._of_tenant is not None:
-            _left(self._budget._tenants, self.tenant, self._of_tenant)
+            _release_holder(self._budget._tenants, self.tenant, self._of_tenant)
 
     def _check(self, size: int) -> None:
         budget, address = self._budget, self._of_address
         free = budget.limit_bytes - budget.held_bytes
         if size > free:
+            raise _full("requests in flight use all memory for bodies and answers: try again later")
+        if address.bytes + size > free * ADDRESS_FACTOR:
             raise _full(
-                "the bodies and answers of requests in flight take as much memory as they may here: try again later"
-            )
-        if address.bytes + size > free * ADDRESS_SHARE:
-            raise _full(
-                "requests in flight from this address take as much memory as one address may: send fewer at a time"
+                "requests in flight from this address use the memory limit of one address: send "
+                "fewer at "
+                "a time"
             )
         if self._of_tenant is not None:
             if self._of_tenant.bytes + size > free:
                 raise _full(
-                    "requests in flight of this tenant take as much memory as one tenant may: send fewer at a time"
+                    "requests in flight of this tenant use the memory limit of one tenant: send "
+                    "fewer at "
+                    "a time"
                 )
         elif (
             address.unidentified_bytes + size
             > budget.unidentified_limit - budget.unidentified_bytes
         ):
             raise _full(
-                "requests whose callers are not identified yet take as much memory as they may: try again later"
+                "requests of unidentified callers use all memory reserved for them: try again later"
             )
 
     def _add(self, size: int) -> None:
-        """Add to what the request, its tenant and its address hold; `size` may be negative."""
+        """Add `size` bytes, which may be negative, to the request, its tenant and its address."""
         budget, address = self._budget, self._of_address
         self.bytes += size
         budget.held_bytes += size
@@ -157,7 +172,7 @@ class Reservation:
             address.unidentified_bytes += size
 
 
-def _joined(holders: dict[str, _Holder], name: str) -> _Holder:
+def _acquire_holder(holders: dict[str, _Holder], name: str) -> _Holder:
     holder = holders.get(name)
     if holder is None:
         holder = holders[name] = _Holder()
@@ -165,7 +180,7 @@ def _joined(holders: dict[str, _Holder], name: str) -> _Holder:
     return holder
 
 
-def _left(holders: dict[str, _Holder], name: str, holder: _Holder) -> None:
+def _release_holder(holders: dict[str, _Holder], name: str, holder: _Holder) -> None:
     holder.requests -= 1
     if not holder.requests:
         del holders[name]
@@ -177,7 +192,9 @@ def _full(message: str) -> HttpError:
 
 @lru_cache(maxsize=4096)
 def network_of(address: str) -> str:
-    """Whose an address is: of IPv6 the first 64 bits, of which one customer has all addresses."""
+    """Return the key of an address. For IPv6 it is the first 64 bits, the block that one customer
+    has.
+    """
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:

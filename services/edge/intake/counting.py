@@ -1,16 +1,15 @@
-"""Counts what decoding a body would create, before anything is decoded. Pure.
+"""Count the objects that decoding a body would create, before anything is decoded. Pure.
 
-Decoding makes an object of each text, list and map: 8 MiB of `"a",` would become 1.5 GB of
-messages. A body of JSON is counted in two steps:
+Decoding creates an object for each text, list and map: 8 MiB of `"a",` would become 1.5 GB of
+messages. A JSON body is counted in two steps:
 
-1. An upper bound by counting bytes, with numpy in pieces that fit the processor's cache: 0.26 ns a
-   byte, a hundredth of the time
-   in which a list of texts becomes a message. Brackets and commas within texts are counted, too.
-2. Only if that bound is above a limit, or for a large body MAX_LOOSE_FACTOR times as many bytes, an
-   exact count without what stands
-   in texts. It ends as soon as a limit is passed.
+1. Compute an upper bound by counting bytes, with numpy in pieces that fit the processor's cache:
+  0.26 ns per byte, a hundredth of the time in which a list of texts becomes a message. Brackets and
+  commas inside texts are counted too.
+2. If that bound exceeds a limit, or MAX_LOOSE_FACTOR times the size of a large body, count exactly,
+  without the contents of texts. The count ends as soon as a limit is exceeded.
 
-One of MessagePack is walked, value by value.
+A MessagePack body is walked value by value.
 """
 
 from __future__ import annotations
@@ -25,40 +24,48 @@ from libs.serving.calls.decode import MAX_FIELDS
 from services.edge.messages.base import HttpError, invalid
 
 MAX_OBJECTS: Final = MAX_FIELDS
-"""The most texts (keys included), lists and maps of a body: the router's own limit of fields."""
+"""The maximum number of texts (including keys), lists and maps of a body: the router's limit of
+fields.
+"""
 MAX_VALUES: Final = 1_000_000
-"""The most values of a body, numbers included: three times as many token ids as OpenAI takes at a
-time.
+"""The maximum number of values of a body, including numbers: three times OpenAI's limit of token
+ids.
 """
 MAX_DEPTH: Final = 100
-"""The deepest that lists and maps may be nested: as deep as protobuf parses."""
+"""The maximum nesting depth of lists and maps, equal to protobuf's."""
 OBJECT_BYTES: Final = 512
-"""Memory that one text, list or map takes until its request is sent: decoded, as a message, and
-serialised. Measured: 560 for an item of a letter, 120 for others."""
+"""Memory per text, list or map until its request is sent: decoded, as a message, and serialised.
+Measured: 560 bytes for an item of one letter, 120 for others.
+"""
 VALUE_BYTES: Final = 40
-"""Memory that any other value takes: a number of Python's, and its place in a list."""
+"""Memory per other value: a Python number and its slot in a list."""
 MIN_EXACT_BYTES: Final = 64 * 1024
-"""Bodies up to this size are counted on the event loop: exactly only above a limit, since that
-takes thirty times as long.
+"""Bodies up to this size are counted on the event loop, exactly only above a limit, since exact
+counting takes thirty times as long.
 """
 MAX_LOOSE_FACTOR: Final = 4
-"""Memory that is charged by the upper bound, in bytes of the body: source code has quotes and
-brackets of ten times as much.
+"""The maximum memory charged by the upper bound, as a multiple of the body's bytes. Source code has
+quotes and brackets for ten times its size.
 """
 _PIECE_BYTES: Final = 64 * 1024
 _SHORT_BYTES: Final = 4 * 1024
-"""Below this size numpy's fixed costs are higher than counting with bytes.count."""
+"""Below this size numpy's fixed costs exceed those of bytes.count."""
 _QUOTE, _COMMA, _BACKSLASH = ord('"'), ord(","), ord("\\")
 _OPEN, _CLOSE, _FOLD = ord("["), ord("]"), 0xDF
-"""`_FOLD` makes braces the same bytes as square brackets; no other bytes become those."""
+"""`_FOLD` maps braces, and no other bytes, to square brackets."""
 
 Positions = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """`objects`: texts, lists and maps. `values`: entries of lists and maps, at least. `depth`: of
-    nested lists and maps; 0 where it is within MAX_DEPTH for certain."""
+    """The size of a body's contents.
+
+    Attributes:
+        objects: Texts, lists and maps.
+        values: A lower bound of the entries of lists and maps.
+        depth: Nesting of lists and maps; 0 if it is certainly within MAX_DEPTH.
+    """
 
     objects: int
     values: int
@@ -66,21 +73,24 @@ class Count:
 
     @property
     def bytes(self) -> int:
-        """Memory that they take when they are decoded, beside the body's own bytes."""
+        """Return the memory of the decoded objects, in addition to the body's bytes."""
         return self.objects * OBJECT_BYTES + self.values * VALUE_BYTES
 
 
-def counted(body: bytes, *, is_msgpack: bool) -> Count:
-    """What decoding the body creates, at most. Raises HttpError TOO_LARGE above MAX_OBJECTS or
-    MAX_VALUES, INVALID_INPUT above MAX_DEPTH."""
-    count = _msgpack(body) if is_msgpack else _json(body)
+def count_objects(body: bytes, *, is_msgpack: bool) -> Count:
+    """Return an upper bound of what decoding the body creates. Raises HttpError TOO_LARGE above
+    MAX_OBJECTS or MAX_VALUES, INVALID_INPUT above MAX_DEPTH.
+    """
+    count = _count_msgpack(body) if is_msgpack else _count_json(body)
     _check(count)
     return count
 
 
 def _check(count: Count) -> None:
     if count.depth > MAX_DEPTH:
-        raise invalid(f"the body is nested more than {MAX_DEPTH} deep, which is the limit", "")
+        raise invalid(
+            f"the body is nested more than {MAX_DEPTH} levels deep, which is the limit", ""
+        )
     for number, limit, what in (
         (count.objects, MAX_OBJECTS, "texts, lists and objects"),
         (count.values, MAX_VALUES, "values"),
@@ -88,21 +98,27 @@ def _check(count: Count) -> None:
         if number > limit:
             raise HttpError(
                 "TOO_LARGE",
-                f"the body has more than {limit:,} {what}, which is the limit: send fewer items at a time",
+                (
+                    f"the body has more than {limit:,} {what}, which is the limit: send fewer "
+                    "items "
+                    "at a time"
+                ),
             )
 
 
-def _json(body: bytes) -> Count:
-    quotes, commas, opens = _bytes_of(body)
+def _count_json(body: bytes) -> Count:
+    quotes, commas, opens = _count_bytes(body)
     count = Count(quotes // 2 + opens, commas + opens)
     is_loose = len(body) > MIN_EXACT_BYTES and count.bytes > MAX_LOOSE_FACTOR * len(body)
     if is_loose or count.objects > MAX_OBJECTS or count.values > MAX_VALUES or opens > MAX_DEPTH:
-        return _exact(body)
+        return _count_exactly(body)
     return count
 
 
-def _bytes_of(body: bytes) -> tuple[int, int, int]:
-    """How many quotes, commas, and opening brackets of both kinds there are, in texts or not."""
+def _count_bytes(body: bytes) -> tuple[int, int, int]:
+    """Return the numbers of quotes, commas, and opening brackets of both kinds, inside texts or
+    not.
+    """
     if len(body) <= _SHORT_BYTES:
         return body.count(b'"'), body.count(b","), body.count(b"[") + body.count(b"{")
     quotes = commas = opens = 0
@@ -118,16 +134,17 @@ def _bytes_of(body: bytes) -> tuple[int, int, int]:
     return quotes, commas, opens
 
 
-def _exact(body: bytes) -> Count:
-    """The same without what stands in texts, until a limit is passed. What is not JSON is left to
-    the decoder, which stops where the count becomes wrong."""
+def _count_exactly(body: bytes) -> Count:
+    """Count without the contents of texts until a limit is exceeded. If the count goes wrong
+    because the body is not JSON, the decoder stops at the same place.
+    """
     objects = values = deepest = depth = first = 0
     is_text = 0
-    """1 where a piece begins within a text."""
+    """1 if a piece begins inside a text."""
     while first < len(body):
         piece = body[first : first + _PIECE_BYTES]
         if first + len(piece) < len(body) and (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            piece = piece[:-1]  # an escape would be cut in two
+            piece = piece[:-1]  # do not split an escape sequence
         first += len(piece)
         found = np.frombuffer(piece, np.uint8)
         folded = found & _FOLD
@@ -149,7 +166,7 @@ def _exact(body: bytes) -> Count:
 
 
 def _unescaped(piece: NDArray[np.uint8], quotes: Positions) -> Positions:
-    """The quotes that end or begin a text: those behind an even number of backslashes."""
+    """Return the quotes that end or begin a text: those after an even number of backslashes."""
     behind = (quotes > 0) & (piece[quotes - 1] == _BACKSLASH)
     if not behind.any():
         return quotes
@@ -163,7 +180,7 @@ def _unescaped(piece: NDArray[np.uint8], quotes: Positions) -> Positions:
 
 
 def _outside(positions: Positions, quotes: Positions, is_text: int) -> NDArray[np.bool_]:
-    """Which of the positions are not within a text: an even number of quotes stands before them."""
+    """Return which positions are outside texts: those after an even number of quotes."""
     is_outside: NDArray[np.bool_] = (np.searchsorted(quotes, positions) + is_text) % 2 == 0
     return is_outside
 
@@ -195,22 +212,22 @@ _LENGTHS: Final = {
     **dict.fromkeys((0xC5, 0xC8, 0xDA, 0xDC, 0xDE), 2),
     **dict.fromkeys((0xC6, 0xC9, 0xDB, 0xDD, 0xDF), 4),
 }
-"""MessagePack (github.com/msgpack/msgpack/blob/master/spec.md), by the first byte of a value: its
-bytes, that one included, for numbers, and for short texts, extensions, and empty maps and lists;
-bytes of the length that follows for what is longer. Besides there are short maps (from 0x81) and
-lists (from 0x91)."""
+"""MessagePack (github.com/msgpack/msgpack/blob/master/spec.md), by the first byte of a value.
+`_SCALARS` and `_TEXTS` hold the value's size including that byte; `_LENGTHS` holds the size of the
+length that follows. Short maps (from 0x81) and lists (from 0x91) are separate.
+"""
 _SIZES: Final = bytes((_SCALARS | _TEXTS).get(byte, 0) for byte in range(256))
 _EXTENSIONS: Final = (0xC7, 0xC8, 0xC9)
 _MAPS, _LISTS = (0xDE, 0xDF), (0xDC, 0xDD)
 
 
-def _msgpack(body: bytes) -> Count:
-    """Walks the body until a limit is passed. Bytes that are not MessagePack are left to the
-    decoder, which stops there as well.
+def _count_msgpack(body: bytes) -> Count:
+    """Walk the body until a limit is exceeded. At bytes that are not MessagePack the decoder stops
+    too.
     """
     end, sizes, position = len(body), _SIZES, 0
     left, missing = [0], 1
-    """Values that are missing yet: of the lists and maps around the innermost one, and of that."""
+    """The numbers of values still missing in the innermost list or map and in those around it."""
     values = scalars = deepest = 0
     while position < end:
         while not missing:
@@ -231,22 +248,22 @@ def _msgpack(body: bytes) -> Count:
             if byte < 0xA0:  # an empty map or list
                 deepest = max(deepest, len(left))
             continue
-        entries, position = _begun(body, position, byte)
+        entries, position = _read_header(body, position, byte)
         if entries < 0:
             continue
         left.append(missing)
         missing = entries
         deepest = max(deepest, len(left) - 1)
-        # A list is refused by its announced length, before it is walked; every value has at least a
+        # A list is refused by its declared length before it is walked; each value has at least one
         # byte.
         if values + entries > MAX_VALUES or deepest > MAX_DEPTH:
             return Count(values - scalars, values + entries, deepest)
     return Count(values - scalars, values, deepest)
 
 
-def _begun(body: bytes, position: int, byte: int) -> tuple[int, int]:
-    """Of a text, list or map: how many values it has (-1: it is a text), and where they begin or
-    the text ends.
+def _read_header(body: bytes, position: int, byte: int) -> tuple[int, int]:
+    """Return a container's number of values (-1 for a text) and where they begin or the text
+    ends.
     """
     if byte <= 0x9F:
         return (byte - 0x90 if byte >= 0x90 else 2 * (byte - 0x80)), position + 1

@@ -1,3 +1,3 @@
-"""What all dialects share: requests and answers, names of models and roles, numbers on the wire,
-bodies that are read.
+"""Types and conversions that all dialects share: requests and answers, names of models and roles,
+numbers, and parsing of bodies.
 """

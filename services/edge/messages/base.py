@@ -1,6 +1,4 @@
-"""What all dialects share: a request as it came, a question for the mesh, an answer, a problem.
-Pure.
-"""
+"""The types that all dialects share: a received request, a mesh call, an answer, an error. Pure."""
 
 from __future__ import annotations
 
@@ -54,8 +52,8 @@ STATUS: Final[Mapping[str, int]] = MappingProxyType(
         "DEADLINE_PASSED": 504,
     }
 )
-"""The HTTP status of a reason: those of libs/errors.py, and the edge's own. Dialects that differ
-have a table of their own.
+"""The HTTP status of each reason of libs/errors.py and of the edge. Dialects that differ have their
+own table.
 """
 _OF_CODE: Final[Mapping[str, int]] = MappingProxyType(
     {
@@ -66,33 +64,42 @@ _OF_CODE: Final[Mapping[str, int]] = MappingProxyType(
         "DEADLINE_EXCEEDED": 504,
     }
 )
-"""For reasons that only a newer router knows, by their gRPC status."""
+"""Statuses by gRPC code, for reasons that only a newer router knows."""
 Fields = Mapping[str, str | Callable[[int], str]]
-"""What a caller calls our fields. A key is a path of ours, `items[].text`; each `[]` of its value
-is replaced by the index in the same place. A function is called with the last index. A key that
-ends with `.*` includes all paths below it; of another key's match, the rest of the path is kept. A
-key of one word is replaced only where a text begins with it."""
+"""The caller's names of Shoal's fields. A key is a path such as `items[].text`; each `[]` of its
+value is replaced by the index at the same place. A function is called with the last index. A key
+that ends with `.*` includes all paths below it; otherwise the rest of the path after the match is
+kept. A key of one word is replaced only at the beginning of a text.
+"""
 MAX_MESSAGE_CHARACTERS: Final = 4096
-"""Of an error's message; the rest is cut off."""
+"""Longer error messages are cut off."""
 _PATH: Final = re.compile(r"(?<![\w.])[a-z_]+(?:\.[a-z_]+|\[\d+\])*(?!\w)")
 _STEP: Final = re.compile(r"\.?[a-z_]+|\[\d+\]")
 _MAX_STEPS: Final = 8
-"""Of a path, in the longest key."""
+"""The maximum number of steps of a key's path."""
 DEFAULT_RETRY_SECONDS: Final = 1.0
-"""For 429 and 503 where the router has named no time."""
+"""Used for 429 and 503 if the router named no time."""
 
 
 _TASK_FIELDS: Final = frozenset(
     task.name for task in pb.ExtractRequest.DESCRIPTOR.oneofs_by_name["task"].fields
 )
-"""Fields that only gRPC has, one for each task. The path or the model says the task here, so a
-model that does not have it is the caller's `model`."""
+"""Fields of the gRPC API, one per task. Over HTTP the path or the model determines the task, so for
+a model without it the faulty field is `model`.
+"""
 
 
 class HttpError(Exception):
-    """Why a request has no answer. `reason`: a key of STATUS. `field`: its path in the caller's own
-    names. `retry_after`: seconds; None: a repetition would fail, too. `allow`: the methods that a
-    path takes, with commas."""
+    """The reason why a request has no answer.
+
+    Args:
+        reason: A key of STATUS.
+        message: The text for the caller.
+        field: The path of the faulty field in the caller's names.
+        retry_after: Seconds; None if a retry would fail too.
+        status: The HTTP status; 0 for that of the reason.
+        allow: The methods of a path, separated by commas.
+    """
 
     def __init__(
         self,
@@ -116,11 +123,11 @@ class HttpError(Exception):
         if retry_after is None and self.status in (429, 503):
             self.retry_after = DEFAULT_RETRY_SECONDS
         self.dialect: Dialect | None = None
-        """Whose error it is, where that follows only from the body; else the route's."""
+        """The dialect of the error if only the body determines it; otherwise the route's."""
 
     @staticmethod
-    def of(error: ShoalError, question: MeshCall | Stream) -> HttpError:
-        """The problem of a failed call to a router, in the names of the question's dialect."""
+    def from_error(error: ShoalError, question: MeshCall | Stream) -> HttpError:
+        """Return the error of a failed router call, in the names of the call's dialect."""
         status = STATUS.get(error.reason) or _OF_CODE.get(error.code, 500)
         message = question.renamed(error.message)
         field = "model" if error.field in _TASK_FIELDS else question.renamed(error.field)
@@ -130,15 +137,19 @@ class HttpError(Exception):
 
 
 def invalid(message: str, field: str) -> HttpError:
-    """INVALID_INPUT for a field of the caller's."""
+    """Return an INVALID_INPUT error for a field of the caller's request."""
     return HttpError("INVALID_INPUT", message, field=field)
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A request as it came: its whole body, the part of the path that `{model}` stands for
-    (decoded), and some of its headers. `vocabulary`: the text of ids of OpenAI's tokenizer, where
-    the edge has it."""
+    """A received request.
+
+    Attributes:
+        body: The whole body.
+        model: The decoded part of the path that `{model}` matches.
+        vocabulary: Converts ids of OpenAI's tokenizer to text, if the edge has it.
+    """
 
     body: bytes
     names: Names
@@ -149,18 +160,18 @@ class Received:
     json_length: str = ""
     vocabulary: Vocabulary | None = None
     client: str = ""
-    """The User-Agent, or `sie-sdk`, which has no User-Agent of its own."""
+    """The User-Agent, or `sie-sdk`, which sends none."""
     received_at: int = 0
-    """Seconds since 1970: `created` of the answers that have it."""
+    """Unix time in seconds, for answers with a `created` field."""
 
     def with_body(self, body: bytes) -> Received:
-        """The same request with another body."""
+        """Return the same request with another body."""
         return replace(self, body=body)
 
     @property
     def is_msgpack(self) -> bool:
-        """Whether the body is msgpack; anything else is read as JSON, whatever it is called: shell
-        scripts send text/plain.
+        """Return whether the body is msgpack. Anything else is read as JSON whatever its content
+        type, since shell scripts send text/plain.
         """
         return "msgpack" in self.content_type
 
@@ -171,8 +182,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response. `body`: its bytes or, for large ones, pieces of them, each made in about a
-    millisecond when it is asked for.
+    """A response. A large `body` is an iterator of pieces, each made on demand in about one
+    millisecond.
     """
 
     body: bytes | Iterator[bytes]
@@ -181,9 +192,9 @@ class Answer:
     headers: Headers = ()
 
 
-def noting_truncation(step: Answer | MeshCall, reply: Message) -> Answer | MeshCall:
-    """The answer made of a reply, with the header `x-shoal-truncated: true` if the reply lacks
-    results that were found.
+def with_truncation_header(step: Answer | MeshCall, reply: Message) -> Answer | MeshCall:
+    """Return the answer with the header `x-shoal-truncated: true` if the reply lacks results that
+    were found.
     """
     match reply:
         case pb.ExtractResponse():
@@ -199,43 +210,50 @@ def noting_truncation(step: Answer | MeshCall, reply: Message) -> Answer | MeshC
 
 @dataclass(frozen=True, slots=True)
 class MeshCall:
-    """A call of the mesh. `answer`: makes a response of its reply, or the next question. `fields`:
-    what the caller calls our fields. `otherwise`: what to ask instead after a failure, None:
-    nothing."""
+    """A call of the mesh.
+
+    Attributes:
+        convert: Converts the reply to a response, or to the next call.
+        fields: The caller's names of Shoal's fields.
+        otherwise: Returns the call to make after a failure, or None.
+    """
 
     method: Method[Any, Any]
     message: Message
-    answer: Callable[[Any], Answer | MeshCall]
+    convert: Callable[[Any], Answer | MeshCall]
     fields: Fields = dataclasses.field(default_factory=dict)
-    otherwise: Callable[[HttpError], MeshCall | None] = lambda problem: None
+    fallback: Callable[[HttpError], MeshCall | None] = lambda problem: None
     dialect: Dialect | None = None
-    """Whose errors its failures are, where that follows only from the body; else the route's."""
+    """The dialect of errors if only the body determines it; otherwise the route's."""
 
     def renamed(self, text: str) -> str:
-        """A field's path, or a message with such paths, in the caller's names."""
+        """Return a field's path, or a message with such paths, in the caller's names."""
         return _renamed(self.fields, text)
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A call of the mesh whose replies are told as they come. The first of them decides about the
-    status.
+    """A call of the mesh with replies that are streamed to the client. The first reply determines
+    the status.
 
-    `tell`: the bytes for a reply, perhaps none; raises Problem, which ends the answer. `is_last`:
-    whether nothing follows the reply. `fail`: the bytes that end an answer which has begun.
-    `fields`: as of Question.
+    Attributes:
+        render: Converts a reply to bytes, which may be empty. Raises HttpError, which ends the
+            stream.
+        is_last: Returns whether a reply is the last one.
+        fail: Returns the bytes that end a stream after an error.
+        fields: The caller's names of Shoal's fields.
     """
 
     method: Method[Any, Any]
     message: Message
-    tell: Callable[[Any], bytes]
+    render: Callable[[Any], bytes]
     is_last: Callable[[Any], bool]
     fail: Callable[[HttpError], bytes]
     media_type: bytes
     fields: Fields = dataclasses.field(default_factory=dict)
 
     def renamed(self, text: str) -> str:
-        """As of Question."""
+        """Return a field's path, or a message with such paths, in the caller's names."""
         return _renamed(self.fields, text)
 
 
@@ -244,11 +262,11 @@ def _renamed(fields: Fields, text: str) -> str:
 
 
 def _name_of(fields: Fields, found: re.Match[str]) -> str:
-    """What the caller calls a path of ours, or the path itself."""
+    """Return the caller's name of a path, or the path itself."""
     path = found[0]
     steps = _STEP.findall(path)
     if len(steps) == 1 and found.start():
-        return path  # a word in a sentence
+        return path  # an ordinary word of a sentence
     for count in range(min(len(steps), _MAX_STEPS), 0, -1):
         key = "".join("[]" if step[0] == "[" else step for step in steps[:count])
         rest = "".join(steps[count:])
@@ -270,42 +288,49 @@ def _filled(name: str | Callable[[int], str], indices: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """`error`: how a problem is told."""
+    """A wire format. `error` converts an error to a response."""
 
     name: str
     error: Callable[[HttpError], Answer]
 
 
-Asked = Callable[[Received], "MeshCall | Stream | Answer"]
+Handler = Callable[[Received], "MeshCall | Stream | Answer"]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One row of the table of routes. `path`: `{model}` stands for the rest up to what follows it,
-    slashes included. `body` and `answer`: msgspec Structs and types of them, for OpenAPI; a tuple:
-    one of these; `str`: plain text. `along`: the media type of an answer that is sent while it is
-    made; empty: there is none."""
+    """One row of the table of routes.
+
+    Attributes:
+        path: `{model}` matches the rest, including slashes, up to the text that follows it.
+        body: The type of the body for OpenAPI: a msgspec Struct, a type of them, or a tuple of
+            alternatives.
+        answer: The type of the answer for OpenAPI, as `body`; `str` is plain text.
+        along: The media type of the streamed answer; empty if none exists.
+    """
 
     method: str
     path: str
     dialect: Dialect
-    ask: Asked
+    ask: Handler
     summary: str
     body: Any = None
     answer: Any = None
-    along: bytes = b""
+    stream_media_type: bytes = b""
     decoded: Callable[[Received], bytes] = lambda received: received.body
-    """The part of a body that is decoded: JSON or MessagePack."""
+    """Returns the part of a body that is decoded as JSON or MessagePack."""
 
 
 def json_of(content: object) -> bytes:
-    """JSON of anything that orjson knows, arrays of numpy included (shortest digits of float32)."""
+    """Return any value that orjson supports as JSON, including numpy arrays (shortest digits of
+    float32).
+    """
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def retry_headers(problem: HttpError) -> Headers:
-    """What tells clients whether and when to try again: Retry-After (whole seconds), retry-after-ms
-    and x-should-retry.
+    """Return the headers that inform clients whether and when to retry: Retry-After (whole
+    seconds), retry-after-ms and x-should-retry.
     """
     headers: list[tuple[bytes, bytes]] = []
     if problem.status == 401:
@@ -333,13 +358,13 @@ _CONTENTS: Final = tuple(
         ("document", ".data"),
     )
 )
-"""Where an item's one text or file is."""
+"""The paths of an item's single text or file."""
 
 
 @lru_cache(maxsize=64)
 def item_fields(field: str, given: str, suffix: str = "") -> Fields:
-    """Renames the items of a request, `items[3].text`, to `given[3]` and what follows there, and a
-    query's text to `query`.
+    """Map the paths of items, `items[3].text`, to `given[3]` and the rest, and a query's text to
+    `query`.
     """
     content = {f"{field}[]{content}": f"{given}[]{suffix}" for content in _CONTENTS}
     return {
@@ -352,7 +377,7 @@ def item_fields(field: str, given: str, suffix: str = "") -> Fields:
 
 @lru_cache(maxsize=64)
 def single_field(field: str, given: str) -> Fields:
-    """The same where the caller gave one text instead of a list."""
+    """Return the same mapping for a caller that sent one text instead of a list."""
     return dict.fromkeys(
         (*(f"{field}[]{content}" for content in _CONTENTS), f"{field}[]", field), given
     )

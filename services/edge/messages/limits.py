@@ -1,7 +1,7 @@
-"""How many entries lists of a request have at most: the router's own limits, so that nothing longer
-is made into messages. Pure.
+"""The maximum lengths of a request's lists. They equal the router's, so that nothing longer is
+converted to messages. Pure.
 
-The annotations are of the types of requests, and stand in the OpenAPI document.
+The annotations are part of the request types and appear in the OpenAPI document.
 tests/edge/hostile/test_intake.py compares the numbers with the router's
 (services/router/admission/validation/limits.py).
 """
@@ -16,17 +16,17 @@ from msgspec import Meta
 from services.edge.messages.base import HttpError, invalid
 
 MAX_ITEMS: Final = 10_000
-"""Texts, documents, images or pairs of a request."""
+"""Texts, documents, images or pairs per request."""
 MAX_LABELS: Final = 256
-"""Labels of a list."""
+"""Labels per list."""
 MAX_PARTS: Final = 64
-"""Parts of an item: what one message of a conversation has."""
+"""Parts per item, such as the contents of one message of a conversation."""
 MAX_SPANS: Final = 8192
-"""Spans of an item that is divided into chunks."""
+"""Spans per item that is divided into chunks."""
 MAX_MESSAGES: Final = 130
-"""Messages of a conversation: an instruction, 128 turns, and the message that is answered."""
+"""Messages per conversation: an instruction, 128 turns, and the message that is answered."""
 MAX_IDS: Final = 131_072
-"""Ids of tokens of a request."""
+"""Token ids per request."""
 
 ITEMS: Final = Meta(max_length=MAX_ITEMS)
 LABELS: Final = Meta(max_length=MAX_LABELS)
@@ -37,15 +37,13 @@ IDS: Final = Meta(max_length=MAX_IDS)
 
 
 def too_many(field: str, limit: int) -> HttpError:
-    """The problem of a list with more entries than it may have."""
+    """Return the error for a list that exceeds its limit."""
     return invalid(
         f"{field or 'the body'} has more than {limit:,} entries, which is the limit", field
     )
 
 
 def check_items(given: Sized, field: str) -> None:
-    """Raises HttpError for more than MAX_ITEMS entries, where the type of the request cannot say
-    it.
-    """
+    """Raise HttpError above MAX_ITEMS entries, for types that cannot declare the limit."""
     if len(given) > MAX_ITEMS:
         raise too_many(field, MAX_ITEMS)

@@ -1,9 +1,9 @@
-"""Names of models as callers give them: ids, aliases, and ids with a role. Pure.
+"""Names of models as callers send them: ids, aliases, and ids with a role. Pure.
 
-Many clients refuse names that they do not know, and OpenAI's wire cannot say whether a text is a
-query or a document, without which models of the E5 kind lose points. So an alias maps a name to a
-model and may fix its role, dimensions and adapter; `model:query` and `model:document` fix the role
-of any model.
+Many clients refuse names that they do not know, and OpenAI's API cannot express whether a text is a
+query or a document, without which E5 models lose accuracy. So an alias maps a name to a model and
+may fix its role, dimensions and adapter; `model:query` and `model:document` fix the role of any
+model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROLES: Final[tuple[Role, ...]] = ("query", "document")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a name stands for. `dimensions` 0: all of the model's."""
+    """The model and options that a name resolves to. `dimensions` 0 means all."""
 
     model: str
     role: Role = ""
@@ -30,12 +30,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The aliases of one moment."""
+    """A snapshot of the aliases."""
 
     aliases: Mapping[str, Target]
 
     def find(self, name: str) -> Target | None:
-        """What the name stands for; None: it can be no model's name and is no alias."""
+        """Return the target of a name, or None if it is neither an alias nor a valid model id."""
         known = self._whole(name)
         if known is not None:
             return known

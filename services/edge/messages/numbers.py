@@ -1,9 +1,9 @@
-"""Numbers of the mesh's answers as dialects write them: float32 with the shortest digits, base64 of
-little-endian bytes. Pure.
+"""Convert numbers of the mesh's replies to JSON with the shortest digits of float32, or to base64
+of little-endian bytes. Pure.
 
-orjson writes a row of 1,024 float32 in 15 µs and holds the interpreter's lock meanwhile, so that a
-thread would not help; a large answer is therefore made in pieces of at most PIECE_NUMBERS numbers,
-between which the event loop serves others.
+orjson writes a row of 1,024 float32 in 15 µs and holds the GIL, so a thread would not help. Large
+answers are made in pieces of at most PIECE_NUMBERS numbers, and the event loop runs other tasks in
+between.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ A = TypeVar("A")
 T = TypeVar("T")
 Rows = npt.NDArray[Any]
 PIECE_NUMBERS: Final = 1 << 16
-"""Numbers that are written in one go: about 1 ms as JSON."""
+"""Numbers written per step: about 1 ms as JSON."""
 
 
 def decoded(decode: Callable[[A], T], message: A) -> T:
-    """What a decoder of the client's codec makes of a message. Raises HttpError for one that cannot
-    be read.
+    """Apply a decoder of the client's codec. Raises HttpError for a message that cannot be
+    decoded.
     """
     try:
         return decode(message)
@@ -38,8 +38,8 @@ def decoded(decode: Callable[[A], T], message: A) -> T:
 
 
 def dense_rows(tensor: tensor_pb2.Tensor) -> Rows:
-    """The stored numbers, [items, dimensions] (BINARY: whole bytes as uint8), float16 as float32.
-    Raises HttpError.
+    """Return the stored numbers, [items, dimensions]: whole bytes as uint8 for BINARY, float32 for
+    float16. Raises HttpError.
     """
     rows: Rows = decoded(codec.vectors, tensor).array
     if rows.dtype == np.float16:
@@ -48,13 +48,14 @@ def dense_rows(tensor: tensor_pb2.Tensor) -> Rows:
 
 
 def signed(rows: Rows) -> Rows:
-    """`binary` of `ubinary`: the same bits as signed bytes, which are smaller by 128."""
+    """Convert `ubinary` to `binary`: the same bits as signed bytes, with 128 subtracted."""
     return (rows.astype(np.int16) - 128).astype(np.int8)
 
 
 def quantised(rows: Rows, kind: str) -> Rows:
-    """float32 [rows, dimensions] as `float`, `base64`, `int8`, `ubinary` or `binary`: what the mesh
-    answers if asked for them. For answers that have several kinds, and for multi-vectors."""
+    """Quantise float32 [rows, dimensions] to `float`, `base64`, `int8`, `ubinary` or `binary`
+    exactly as the mesh does. This is for answers with several types and for multi-vectors.
+    """
     if kind == "int8":
         scale = np.abs(rows).max(axis=-1, keepdims=True) / np.float32(127)
         return np.rint(rows / np.where(scale > 0, scale, 1)).clip(-127, 127).astype(np.int8)
@@ -65,45 +66,52 @@ def quantised(rows: Rows, kind: str) -> Rows:
 
 
 def base64_of(row: Rows) -> str:
-    """Standard alphabet with padding, no line breaks."""
+    """Return base64 in the standard alphabet with padding and no line breaks."""
     return binascii.b2a_base64(row.data, newline=False).decode("ascii")
 
 
-def per_piece(width: int) -> int:
-    """Rows of so many numbers that make one piece."""
+def rows_per_piece(width: int) -> int:
+    """Return the number of rows of `width` numbers per piece."""
     return max(1, PIECE_NUMBERS // max(1, width))
 
 
-def joined(
-    rows: int, each: int, head: bytes, piece: Callable[[int, int], bytes], tail: bytes
+def join_rows(
+    rows: int, max_rows: int, head: bytes, piece: Callable[[int, int], bytes], tail: bytes
 ) -> bytes | Iterator[bytes]:
-    """`head`, the rows with commas between them, `tail`. `piece(first, last)`: the elements of rows
-    first … last - 1, as JSON with commas and without brackets. As one piece if there are at most
-    `each` rows."""
-    if rows <= each:
+    """Return `head`, the rows separated by commas, and `tail`.
+
+    Args:
+        rows: The number of rows.
+        max_rows: Up to this number of rows the result is one piece.
+        head: The bytes before the rows.
+        piece: `piece(first, last)` returns rows first … last - 1 as JSON with commas and without
+            brackets.
+        tail: The bytes after the rows.
+    """
+    if rows <= max_rows:
         return head + piece(0, rows) + tail
 
     def pieces() -> Iterator[bytes]:
         yield head
-        for first in range(0, rows, each):
-            yield (b"," if first else b"") + piece(first, min(rows, first + each))
+        for first in range(0, rows, max_rows):
+            yield (b"," if first else b"") + piece(first, min(rows, first + max_rows))
         yield tail
 
     return pieces()
 
 
 def listed(rows: Rows, *, is_base64: bool = False) -> Iterator[bytes]:
-    """A list of rows as JSON, each a list of numbers or their bytes in base64, in pieces."""
+    """Yield a JSON list of rows in pieces: lists of numbers, or their bytes in base64."""
 
     def piece(first: int, last: int) -> bytes:
         some = rows[first:last]
         return json_of([base64_of(row) for row in some] if is_base64 else some)[1:-1]
 
-    written = joined(len(rows), per_piece(rows.shape[1]), b"[", piece, b"]")
+    written = join_rows(len(rows), rows_per_piece(rows.shape[1]), b"[", piece, b"]")
     return iter((written,)) if isinstance(written, bytes) else written
 
 
 def token_vectors(message: tensor_pb2.Ragged) -> list[Rows]:
-    """Multi-vectors, float32 [tokens, dimensions] an item. Raises HttpError."""
+    """Return multi-vectors, float32 [tokens, dimensions] per item. Raises HttpError."""
     ragged = decoded(codec.ragged, message)
     return [np.ascontiguousarray(ragged[index], np.float32) for index in range(len(ragged))]

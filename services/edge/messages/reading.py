@@ -1,4 +1,4 @@
-"""From a body's bytes to a Struct, every fault as a Problem with the field's name. Pure."""
+"""Parse a body into a Struct. Every fault becomes an HttpError with the field's name. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from services.edge.messages.names import Role, Target
 
 S = TypeVar("S", bound=msgspec.Struct)
 _AT: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
-_LONGEST: Final = re.compile(r"Expected `array` of length <= (\d+)")
+_MAX_LENGTH: Final = re.compile(r"Expected `array` of length <= (\d+)")
 _FIELD: Final = re.compile(r"field `([^`]+)`")
 
 
 def read(kind: type[S], received: Received) -> S:
-    """The body as a Struct. Raises HttpError with the field's path."""
+    """Return the body as a Struct. Raises HttpError with the field's path."""
     if not received.body:
         raise invalid("the request has no body: send JSON", "")
     decoder = _decoder(kind, received.is_msgpack)
@@ -46,13 +46,13 @@ def _decoder(kind: type[Any], is_msgpack: bool) -> Any:
 
 
 def _misfit(text: str) -> HttpError:
-    """The problem of a value of the wrong type, or of a missing field: "Expected `str`, got `int` -
-    at `$.input[0]`".
+    """Return the error of a value of the wrong type or of a missing field, from msgspec's message:
+    "Expected `str`, got `int` - at `$.input[0]`".
     """
     found = _AT.search(text)
     parent = found[1] if found else ""
     message = text[: found.start()] if found else text
-    if longest := _LONGEST.fullmatch(message):
+    if longest := _MAX_LENGTH.fullmatch(message):
         return too_many(parent, int(longest[1]))
     missing = _FIELD.search(message)
     if missing and "missing" in message:
@@ -63,15 +63,13 @@ def _misfit(text: str) -> HttpError:
 
 
 def target(received: Received, name: str, field: str = "model") -> Target:
-    """What the name of a model stands for. Raises HttpError MODEL_NOT_FOUND for one that can be no
-    model's.
-    """
+    """Return the target of a model's name. Raises HttpError MODEL_NOT_FOUND for an invalid name."""
     found = received.names.find(name)
     if found is None:
         shown = name if len(name) <= 200 else f"{name[:200]}…"
         raise HttpError(
             "MODEL_NOT_FOUND",
-            f"the model {shown!r} does not exist: a model is called org/name or org/name@revision, or has an alias here",
+            f"the model {shown!r} does not exist: use org/name, org/name@revision, or an alias",
             field=field,
         )
     return found
@@ -94,19 +92,19 @@ _WORDS: Final[dict[str, Role]] = {
     "retrieval.passage": "document",
     "code.passage": "document",
 }
-"""How the dialects call the two sides of a search."""
+"""The dialects' words for the two sides of a search."""
 _NEITHER: Final = ("classification", "clustering", "image")
-"""Cohere's words for texts that stand on neither side."""
+"""Cohere's words for texts on neither side of a search."""
 
 
 def is_role_word(word: str) -> bool:
-    """Whether a dialect calls a side of a search so."""
+    """Return whether a dialect uses this word for a side of a search."""
     return word in _WORDS
 
 
 def role_of(target: Target, **said: str | None) -> pb.Role:
-    """The role that a request's fields say, else the alias'. Raises HttpError for an unknown word,
-    or for two roles at once.
+    """Return the role that a request's fields name, or else the alias's. Raises HttpError for an
+    unknown word or two different roles.
     """
     found: dict[Role, str] = {}
     for field, word in said.items():
@@ -126,8 +124,14 @@ def role_of(target: Target, **said: str | None) -> pb.Role:
 
 
 def truncation_of(word: bool | str | None, field: str, *, side: str | None = None) -> pb.Truncation:
-    """Truncation as clients say it: true or false, or NONE, START (LEFT) or END (RIGHT) in any
-    case. `side`: where to cut if `word` is true or None; None: where the model's files say."""
+    """Parse a truncation: true or false, or NONE, START (LEFT) or END (RIGHT) in any case.
+
+    Args:
+        word: The caller's value.
+        field: Its name.
+        side: Where to cut if `word` is true or None; None for the side that the model's files
+            specify.
+    """
     sides = {
         "end": pb.TRUNCATION_END,
         "right": pb.TRUNCATION_END,
@@ -146,9 +150,7 @@ def truncation_of(word: bool | str | None, field: str, *, side: str | None = Non
 
 
 def priority_of(value: str | int | None) -> pb.Priority:
-    """`interactive` or `bulk`. A number, vLLM's order within its queue, has no meaning here and is
-    ignored.
-    """
+    """Parse `interactive` or `bulk`. Numbers, vLLM's order within its queue, are ignored."""
     if value is None or isinstance(value, int):
         return pb.PRIORITY_UNSPECIFIED
     known = {"interactive": pb.PRIORITY_INTERACTIVE, "bulk": pb.PRIORITY_BULK}
@@ -158,7 +160,7 @@ def priority_of(value: str | int | None) -> pb.Priority:
 
 
 def count_of(value: int | None, field: str) -> int:
-    """A number that fits the wire; None: 0, which is the default there."""
+    """Return a number that fits the wire; 0, the default there, for None."""
     if value is None:
         return 0
     if not 1 <= value < 1 << 31:
@@ -167,9 +169,10 @@ def count_of(value: int | None, field: str) -> int:
 
 
 def text_item(text: str, field: str) -> pb.Item:
-    """The item of a text, or of the file that it is: a text that begins with `data:<media
-    type>;base64,` (`shoal.requests.uris`). Raises HttpError for a file that no model reads, and as
-    `plain_text_item`."""
+    """Return the item of a text, or of the file in a text that begins with `data:<media
+    type>;base64,` (`shoal.requests.uris`). Raises HttpError for a file type that no model reads,
+    and as `plain_text_item`.
+    """
     try:
         return file_item(field, text) or plain_text_item(text, field)
     except InvalidInput as error:
@@ -177,7 +180,7 @@ def text_item(text: str, field: str) -> pb.Item:
 
 
 def plain_text_item(text: str, field: str) -> pb.Item:
-    """The item of a text as it is. Raises HttpError for one that is not Unicode: half of a
+    """Return the item of an uninterpreted text. Raises HttpError for invalid Unicode: half of a
     surrogate pair, written as \\ud800.
     """
     try:
@@ -189,18 +192,18 @@ def plain_text_item(text: str, field: str) -> pb.Item:
 
 
 def image_item(uri: str, field: str) -> pb.Item:
-    """An image or a PDF of a `data:` URI, or an image in plain base64. Addresses are never fetched.
-    Raises HttpError.
+    """Return the item of a `data:` URI with an image or a PDF, or of an image in plain base64. URLs
+    are never fetched. Raises HttpError.
     """
     part = image_part(uri, field)
     return pb.Item(image=part.image) if part.HasField("image") else pb.Item(parts=[part])
 
 
 def image_part(uri: str, field: str) -> pb.Part:
-    """The same as a part of an item. Raises HttpError."""
+    """Return the same as a part of an item. Raises HttpError."""
     if re.match(r"[a-z][a-z0-9+.-]*://", uri, re.IGNORECASE):
         raise invalid(
-            f"{field} is an address, and addresses are not fetched: send data:image/png;base64,…",
+            f"{field} is a URL, and URLs are not fetched: send data:image/png;base64,…",
             field,
         )
     try:
@@ -216,7 +219,7 @@ def image_part(uri: str, field: str) -> pb.Part:
 
 
 def named_or_default(received: Received, name: str | None, default: str) -> Target:
-    """What a model's name stands for; where a request names none, what the alias `default` does.
+    """Return the target of a model's name, or of the alias `default` if a request names none.
     Raises HttpError.
     """
     if name:
@@ -224,7 +227,7 @@ def named_or_default(received: Received, name: str | None, default: str) -> Targ
     found = received.names.aliases.get(default)
     if found is None:
         raise invalid(
-            f"model is required: this wire may leave it out only where there is an alias `{default}`",
+            f"model is required: it is optional only if the alias `{default}` exists",
             "model",
         )
     return found

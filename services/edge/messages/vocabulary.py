@@ -1,8 +1,8 @@
-"""Texts of token ids by a vocabulary of OpenAI's tokenizers, in tiktoken's format (SHOAL_CL100K).
-Pure.
+"""Convert token ids of OpenAI's tokenizers to text, by a vocabulary in tiktoken's format
+(SHOAL_CL100K). Pure.
 
-LangChain's OpenAIEmbeddings sends ids of cl100k_base unless it is told not to. Turned back into
-text they are what the caller meant, whatever the model's own tokenizer is.
+LangChain's OpenAIEmbeddings sends ids of cl100k_base by default. Converted to text, they have the
+caller's meaning for any tokenizer of the model.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ SPECIAL: Final[Mapping[int, bytes]] = {
     100260: b"<|fim_suffix|>",
     100276: b"<|endofprompt|>",
 }
-"""Those of cl100k_base, which stand in no file."""
+"""The special tokens of cl100k_base, which no file contains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The bytes of each token, by its id."""
+    """The bytes of each token by its id."""
 
     tokens: Mapping[int, bytes]
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of ids. Where it was cut within a character (LangChain cuts at 8,191 tokens),
-        U+FFFD stands for what is left of that. Raises KeyError with an id that there is not."""
+        """Return the text of ids. If it was cut inside a character (LangChain cuts at 8,191
+        tokens), U+FFFD replaces the incomplete character. Raises KeyError for an unknown id.
+        """
         return b"".join([self.tokens[one] for one in ids]).decode("utf-8", "replace")
 
 
 def read_vocabulary(content: bytes) -> Vocabulary:
-    """A file of tiktoken's: a line a token, its bytes in base64, a blank, its id. Raises ValueError
-    naming the line.
+    """Parse a tiktoken file: per line the token's bytes in base64, a space, and its id. Raises
+    ValueError that names the line.
     """
     tokens = dict(SPECIAL)
     for number, line in enumerate(content.splitlines(), start=1):
@@ -47,8 +48,8 @@ def read_vocabulary(content: bytes) -> Vocabulary:
             tokens[int(rank)] = binascii.a2b_base64(token, strict_mode=True)
         except ValueError:
             raise ValueError(
-                f"line {number} is not a token in base64, a blank and its id"
+                f"line {number} is not a token in base64, a space and its id"
             ) from None
     if len(tokens) == len(SPECIAL):
-        raise ValueError("there is no token in it")
+        raise ValueError("the file contains no tokens")
     return Vocabulary(tokens)

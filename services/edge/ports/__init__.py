@@ -1,3 +1,3 @@
-"""Addresses of TEI's besides the edge's own: `doors.py`, HTTP ports that are one model's, and
-`tei_grpc.py`, `tei.v1` over gRPC.
+"""TEI's additional addresses: `prefix_app.py` for HTTP ports with a fixed model, `tei_grpc.py` for
+`tei.v1` over gRPC.
 """

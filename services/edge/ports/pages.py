@@ -1,19 +1,18 @@
-"""Which web pages may call the edge: those of listed origins (CORS), and where no credential is
-needed, no others.
+"""Decide which web pages may call the edge: those of listed origins (CORS), and no others if calls
+need no credential.
 
-A browser sends requests for any page, to any address, this machine's included. A page elsewhere has
-no credential, so that routers refuse it. Where they let everybody in, two checks stand in for the
-credential, at all paths:
+Any web page can make a browser send requests to any address, including this machine's. A foreign
+page has no credential, so routers refuse it. If routers accept anonymous calls, two checks at all
+paths replace the credential:
 
-- Host is an address, this machine, or a listed name: a page can make its own name resolve to this
-  machine (DNS rebinding), and the
-  browser then takes the edge for a part of the page.
-- Sec-Fetch-Site, or Origin from browsers that do not send it: the request is not for a page
-  elsewhere, unless its origin is listed.
+- Host must be an address, this machine, or a listed name: a page can make its name resolve to this
+  machine (DNS rebinding), and the browser then treats the edge as part of the page.
+- Sec-Fetch-Site, or Origin from browsers without it: the request must not be from a foreign page,
+  unless its origin is listed.
 
-A link elsewhere may open the console: a navigation to its page or files is answered, since no page
-can read the answer. Programs send neither Sec-Fetch-Site nor Origin, and are not affected. Probes
-have any Host.
+A foreign link may open the console: a navigation to its page or files is answered, since the page
+cannot read the answer. Programs send neither Sec-Fetch-Site nor Origin and are not affected. Probes
+may have any Host.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 MAX_AGE_SECONDS: Final = 600
-"""How long a browser may remember what a page is allowed."""
+"""How long a browser may cache a preflight's result."""
 _HOST: Final = b"host"
 _ORIGIN: Final = b"origin"
 _SITE: Final = b"sec-fetch-site"
@@ -116,8 +115,8 @@ class Pages:
             await application(scope, receive, send)
 
     def _check(self, method: str, path: str, headers: dict[bytes, bytes]) -> None:
-        """Raises HttpError: 421 for a Host that may be a page's own name, 403 for a page
-        elsewhere.
+        """Raise HttpError: 421 for a Host that may be a foreign page's name, 403 for a foreign
+        page.
         """
         given = headers.get(_HOST, b"").decode("latin-1")
         if (
@@ -129,13 +128,14 @@ class Pages:
             host = host_of(given)
             if not (is_address(host) or is_local(host) or host in self._hosts):
                 text = (
-                    f"this edge needs no credential, so it does not answer for the host {given[:100]!r}: use http://127.0.0.1, "
+                    "this edge needs no credential, so it does not answer for the host "
+                    f"{given[:100]!r}: use http://127.0.0.1, "
                     "or list the name in SHOAL_HTTP_HOSTS"
                 )
                 raise HttpError("PERMISSION_DENIED", text, field="host", status=421)
             self._answered_host = given
         if _SITE not in headers and _ORIGIN not in headers:
-            return  # no browser leaves both out of a request that a page elsewhere makes
+            return  # a browser sends at least one of them for a foreign page
         origin, site = (
             headers.get(_ORIGIN, b"").decode("latin-1"),
             headers.get(_SITE, b"").decode("latin-1"),
@@ -149,7 +149,8 @@ class Pages:
         )
         if not is_own:
             text = (
-                f"this edge needs no credential, so it refuses requests of web pages elsewhere, here {(origin or site)[:100]!r}: "
+                "this edge needs no credential, so it refuses requests of web pages elsewhere, "
+                f"here {(origin or site)[:100]!r}: "
                 "list the page's origin, such as https://app.example, in SHOAL_HTTP_ORIGINS"
             )
             raise HttpError("PERMISSION_DENIED", text, field="origin")
@@ -159,8 +160,8 @@ class Pages:
 
 
 def _opens_console(method: str, path: str, headers: dict[bytes, bytes]) -> bool:
-    """Whether a browser asks for the console's page or one of its files for a tab or window, not
-    for a frame or a script.
+    """Return whether a browser requests the console's page or files for a tab or window, rather
+    than for a frame or a script.
     """
     is_navigation = headers.get(_MODE) == b"navigate" and headers.get(_DESTINATION) == b"document"
     return is_navigation and method in ("GET", "HEAD") and (path == "/" or path.startswith(ASSETS))

@@ -1,8 +1,8 @@
-"""TEI's gRPC API at addresses of its own: server reflection, health, and all methods of `tei.v1` as
-questions for the mesh.
+"""TEI's gRPC API at separate addresses: server reflection, health, and all methods of `tei.v1` as
+mesh calls.
 
-As over HTTP credentials go on to the router. Messages of a stream that arrive while the last ones
-are answered are then asked for together.
+Credentials go on to the router, as over HTTP. Messages of a stream that arrive during a call share
+the next call.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 MAX_TOGETHER: Final = 256
-"""Messages of a stream that are asked for at once."""
+"""The maximum number of a stream's messages per call."""
 MAX_WAITING: Final = 1024
-"""Messages of a stream that are read ahead; then its client has to wait."""
+"""The maximum number of a stream's messages that are read ahead; then its client waits."""
 AHEAD_BYTES: Final = 4 << 20
-"""Bytes of a stream that are read ahead."""
+"""The maximum bytes of a stream that are read ahead."""
 MESSAGE_BYTES: Final = 16 << 20
-"""The most bytes of a message, and of all messages of RerankStream."""
+"""The maximum bytes of a message, and of all messages of RerankStream."""
 MESSAGE_SECONDS: Final = 60.0
-"""How long a message may take to arrive; of a stream only the first one's time is limited."""
+"""The time limit for a message to arrive. In a stream it applies only to the first one."""
 ARRIVING_BYTES: Final = 2 * MESSAGE_BYTES
-"""The most bytes that the process may grow by while such messages arrive: those that are arriving
-then are cut off.
+"""The maximum growth of the process while messages arrive; above it the arriving messages are
+aborted.
 """
 MAX_CALLS: Final = 1000
 _MAX_ERROR_CHARACTERS: Final = 1000
-"""Of an error's text: statuses travel in headers of 8 KiB."""
+"""The maximum length of an error's text: statuses travel in headers of 8 KiB."""
 _COLLECTED: Final = "/tei.v1.Rerank/RerankStream"
 _CERTIFICATE: Final = "x509_pem_cert"
 
@@ -70,9 +70,9 @@ class TeiServer:
     """One listening address.
 
     Args:
-        model: what its callers ask; empty: what the aliases name. intake: identifies a caller
-        before a message is read, and lets its tenant pay for the bytes of its messages.
-        default_seconds: for calls without a deadline.
+        model: The model of its calls; empty to use the aliases.
+        intake: Identifies a caller before a message is read, and charges its tenant for messages.
+        default_seconds: The deadline of calls without one.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class TeiServer:
         self._server = guarded_server(Guard(), MESSAGE_BYTES)
 
     async def start(self, address: str, security: Security) -> None:
-        """Listens. Raises NoCapacity if the address cannot be bound, InvalidInput for TLS files
-        that cannot be used.
+        """Listen. Raises NoCapacity if the address cannot be bound, InvalidInput for unusable TLS
+        files.
         """
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for service, methods in SERVICES.items():
@@ -125,12 +125,12 @@ class TeiServer:
         )
 
     async def stop(self, grace_seconds: float) -> None:
-        """Takes no more calls, and waits for those in flight, at most `grace_seconds`."""
+        """Accept no more calls, and wait for those in flight for at most `grace_seconds`."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_seconds)
 
     async def set_health(self, is_serving: bool) -> None:
-        """For the whole server and each service."""
+        """Set the health of the server and of each service."""
         status = (
             health_pb2.HealthCheckResponse.SERVING
             if is_serving
@@ -159,8 +159,8 @@ class TeiServer:
         return grpc.stream_unary_rpc_method_handler(unary, None, None)
 
     async def _one(self, call: _Call, batch: Batch) -> bytes:
-        """The answer to the call's one message. Raises HttpError, InvalidInput, NoCapacity,
-        DeadlinePassed.
+        """Return the reply to the call's single message. Raises HttpError, InvalidInput,
+        NoCapacity, DeadlinePassed.
         """
         body = await self._arrivals.read(call.context, MESSAGE_SECONDS)
         if not isinstance(body, bytes):  # the end
@@ -169,20 +169,20 @@ class TeiServer:
         return (await self._ask(call, batch, [_parsed(batch, body)]))[0]
 
     async def _all(self, call: _Call, batch: Batch) -> bytes:
-        """The one answer to all messages of a stream. Raises HttpError, InvalidInput."""
+        """Return the single reply to all messages of a stream. Raises HttpError, InvalidInput."""
         requests = []
         async for body in self._bodies(call):
             await call.hold(len(body))
             if call.held > MESSAGE_BYTES:
                 raise HttpError(
                     "TOO_LARGE",
-                    f"the stream has more than the {MESSAGE_BYTES:,} bytes that are allowed",
+                    f"the stream exceeds the limit of {MESSAGE_BYTES:,} bytes",
                 )
             requests.append(_parsed(batch, body))
         return (await self._ask(call, batch, requests))[0]
 
     async def _stream(self, call: _Call, batch: Batch) -> None:
-        """Answers a stream: what has arrived meanwhile is asked for together, in order. Raises
+        """Answer a stream in order; messages that arrive during a call share the next call. Raises
         HttpError, InvalidInput.
         """
         waiting: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_WAITING)
@@ -219,7 +219,7 @@ class TeiServer:
                 del held[:together]
 
     async def _bodies(self, call: _Call) -> AsyncIterator[bytes]:
-        """The messages of a request stream. After the first one they may take any time to arrive.
+        """Yield the messages of a request stream. After the first one they have no time limit.
 
         Raises NoCapacity, DeadlinePassed.
         """
@@ -236,7 +236,7 @@ class TeiServer:
                 is_first = False
 
     async def _ask(self, call: _Call, batch: Batch, requests: Sequence[Message]) -> list[bytes]:
-        """The answers' bytes, one a message. Raises HttpError."""
+        """Return the serialised replies, one per message. Raises HttpError."""
         received = Received(b"", self._names(), self._model, request_id=call.request_id)
         step: Any = batch.ask(requests, received)
         while isinstance(step, MeshCall):
@@ -247,19 +247,23 @@ class TeiServer:
                     step.method, body, seconds=seconds, metadata=call.metadata
                 )
             except ShoalError as error:
-                raise HttpError.of(error, step) from None
-            step = step.answer(reply)
+                raise HttpError.from_error(error, step) from None
+            step = step.convert(reply)
         return list(step.body)
 
     async def _answered(self, call: _Call, work: Callable[[], Awaitable[T]]) -> T:
-        """What `work` returns; what goes wrong becomes a status, and the call is reported."""
+        """Return the result of `work`. Errors become a status, and the call is reported."""
         try:
             call.begin()
             with self._calls:
                 if self._state.is_open:
                     raise HttpError(
                         "NOT_READY",
-                        "the routers let everybody in, so this edge does not serve beyond its machine",
+                        (
+                            "routers accept anonymous calls, so this edge does not serve beyond "
+                            "its "
+                            "machine"
+                        ),
                     )
                 await call.identify(self._intake, self._trust)
                 found = await work()
@@ -276,14 +280,14 @@ class TeiServer:
 
 
 class _Call:
-    """One call on its way."""
+    """The state of one call."""
 
     def __init__(self, path: str, context: Context) -> None:
         self.path = path
         self.context = context
         self.held = 0
         self.metadata: Metadata = ()
-        """What goes on to the router; empty before `identify`."""
+        """Metadata for the router; empty before `identify`."""
         self._payer: Payer | None = None
         self.outcome = "CANCELLED"
         self.request_id = new_request_id()
@@ -291,7 +295,7 @@ class _Call:
         self._headers: dict[str, str] = {}
 
     def begin(self) -> None:
-        """Raises HttpError for headers that cannot be read."""
+        """Parse the headers. Raises HttpError for invalid ones."""
         given = self.context.invocation_metadata() or ()
         self._headers = {key.lower(): value for key, value in given if isinstance(value, str)}
         REQUEST_ID.set(self.request_id)
@@ -299,7 +303,7 @@ class _Call:
         REQUEST_ID.set(self.request_id)
 
     async def identify(self, intake: Intake, trust: Trust) -> None:
-        """Ask a router who calls. Raises HttpError for a caller that it refuses."""
+        """Ask a router for the caller's tenant. Raises HttpError for a refused caller."""
         certificate = _certificate(self.context) if trust.certificates else None
         metadata = metadata_of(self._headers, self.request_id, certificate, trust)
         self._payer = intake.payer(_address(self.context.peer()), metadata)
@@ -307,7 +311,7 @@ class _Call:
         await self._payer.identify()
 
     async def hold(self, size: int) -> None:
-        """Count the memory of a message as that of HTTP's bodies. Raises HttpError."""
+        """Charge a message's memory like that of HTTP bodies. Raises HttpError."""
         if self._payer is None:
             raise TypeError("the caller must be identified before its messages are held")
         await self._payer.take(size)
@@ -319,18 +323,18 @@ class _Call:
         self.held -= size
 
     def seconds_left(self, default: float, longest: float) -> float:
-        """Raises HttpError once there are none."""
+        """Return the seconds until the deadline. Raises HttpError if it is exceeded."""
         left = cast("float | None", self.context.time_remaining())
         if left is None:
             left = seconds_of(self._headers, default, longest) - (time.monotonic() - self._begin)
         if left <= 0:
             raise HttpError(
-                "DEADLINE_PASSED", "the call's time was over before it could be sent to a router"
+                "DEADLINE_PASSED", "deadline exceeded before the call was sent to a router"
             )
         return min(left, longest)
 
     def report(self) -> None:
-        """Counts and logs what became of it."""
+        """Count and log the outcome."""
         if self._payer is not None:
             self._payer.close()
         seconds = time.monotonic() - self._begin
@@ -351,7 +355,7 @@ class _Call:
 async def serving_tei(
     servers: Mapping[str, TeiServer], security: Security, *, grace_seconds: float
 ) -> AsyncIterator[Sequence[TeiServer]]:
-    """Serves each at its address until the context ends, then drains. Raises NoCapacity,
+    """Serve each server at its address until the context ends, then drain. Raises NoCapacity,
     InvalidInput.
     """
     started: list[TeiServer] = []
@@ -365,12 +369,12 @@ async def serving_tei(
 
 
 def _parsed(batch: Batch, body: bytes) -> Message:
-    """Raises InvalidInput."""
+    """Parse a message. Raises InvalidInput."""
     return parse(batch.request, body)
 
 
 def _together(batch: Batch, held: Sequence[Message]) -> int:
-    """How many of the first messages may be asked for at once; at least one."""
+    """Return how many of the first messages can share a call; at least one."""
     if not batch.agree:
         return 1
     first = batch.key(held[0])
@@ -380,7 +384,7 @@ def _together(batch: Batch, held: Sequence[Message]) -> int:
 
 
 def _problem(call: _Call, error: BaseException) -> HttpError:
-    """What a call failed with. Raises CancelledError if its client has gone."""
+    """Return the error of a failed call. Raises CancelledError if its client disconnected."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, HttpError):
@@ -390,19 +394,19 @@ def _problem(call: _Call, error: BaseException) -> HttpError:
     if isinstance(error, grpc.aio.InternalError):
         raise asyncio.CancelledError from None
     log.error("call failed", extra=fields({"method": call.path}), exc_info=error)
-    return HttpError("INTERNAL", f"unexpected error; the log has it as {call.request_id}")
+    return HttpError("INTERNAL", f"unexpected error; see request {call.request_id} in the log")
 
 
 def _address(peer: str) -> str:
-    """The IP address in gRPC's form of a peer, such as ipv4:10.0.0.1:5000 and ipv6:[::1]:5000;
-    empty for others.
+    """Return the IP address of a gRPC peer such as ipv4:10.0.0.1:5000 or ipv6:[::1]:5000; empty for
+    others.
     """
     kind, _, address = unquote(peer).partition(":")
     return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 
 def _certificate(context: Context) -> Mapping[str, Any] | None:
-    """The caller's, in the form of ssl.SSLObject.getpeercert."""
+    """Return the caller's certificate in the form of ssl.SSLObject.getpeercert."""
     pems = context.auth_context().get(_CERTIFICATE, ())
     uris = [uri.decode() for pem in pems for uri in uris_of(pem)]
     return {"subjectAltName": [("URI", uri) for uri in uris]} if uris else None

@@ -1,5 +1,5 @@
-"""The page `/docs`: the OpenAPI document, rendered in the browser by RapiDoc, which is served from
-here. It asks no other host.
+"""The page `/docs`: the OpenAPI document, rendered in the browser by RapiDoc. It contacts no other
+host.
 """
 
 from services.edge.reference.page import reference_answers

@@ -1,5 +1,5 @@
-"""The page `/docs` and its files, read once. Their paths hold a digest of all of them, so that
-browsers keep them.
+"""The page `/docs` and its files, read once at start. Their paths contain a digest of all of them,
+so browsers cache them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ _ASSETS: Final = {
     "vendor/rapidoc-min.js": b"text/javascript; charset=utf-8",
 }
 _PLACE: Final = b"{assets}"
-"""Where the page names the folder of its assets."""
+"""The placeholder of the assets' folder in the page."""
 _DOCS_POLICY: Final = f"{POLICY}; style-src 'self' 'unsafe-inline'".encode()
-"""The console's policy, with inline styles, which RapiDoc writes. Scripts are the edge's files
-alone.
-"""
+"""The console's policy plus inline styles, which RapiDoc writes. Only the edge's scripts run."""
 
 
 def reference_answers(folder: Path = STATIC) -> Mapping[str, Callable[[], Answer]]:
@@ -32,7 +30,7 @@ def reference_answers(folder: Path = STATIC) -> Mapping[str, Callable[[], Answer
     read = {name: (folder / name).read_bytes() for name in _ASSETS}
     page = (folder / "index.html").read_bytes()
     digest = hashlib.sha256(b"\0".join([page, *read.values()])).hexdigest()[:16]
-    # Relative to the page, which a proxy may serve below another path.
+    # Relative to the page, because a proxy may serve it below another path.
     page = page.replace(_PLACE, f"docs/{digest}".encode())
     assets = {
         f"{PAGE}/{digest}/{name}": _asset(content, _ASSETS[name]) for name, content in read.items()

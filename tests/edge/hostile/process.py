@@ -1,5 +1,5 @@
-"""An edge in a process, for tests that measure memory, processor time and how long other callers
-wait.
+"""An edge in a separate process, for tests that measure its memory, its CPU time and the delay of
+other callers.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from tests.edge.parts import Http, Script, head, read_reply, routing
 
 MIB: Final = 1 << 20
 MAX_GROWTH_BYTES: Final = 64 * MIB
-"""How much memory an input without a credential may cost."""
+"""The maximum memory that an input without a credential may cost."""
 MAX_DELAY_SECONDS: Final = 0.1
-"""How long such an input may delay other callers, on a machine that does nothing else."""
+"""The maximum delay that such an input may cause for other callers on an otherwise idle machine."""
 
 
 @dataclass(frozen=True)
 class EdgeProcess:
-    """A running edge. `pid`: its process id. `http`: sends requests to it."""
+    """A running edge with its process id and its HTTP client."""
 
     pid: int
     http: Http
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that the process holds now."""
+        """Return the process's resident memory."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf(
             "SC_PAGE_SIZE"
         )
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time of all threads since the start."""
+        """Return the CPU time of all threads since the start."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @asynccontextmanager
 async def edge_process(script: Script, **environment: str) -> AsyncIterator[EdgeProcess]:
-    """Starts an edge before a scripted router; it has answered its first requests when the context
-    begins.
+    """Start an edge in front of a scripted router. It has answered its first requests when the
+    context begins.
     """
     async with routing(script) as router:
         variables = {
@@ -84,9 +84,7 @@ async def edge_process(script: Script, **environment: str) -> AsyncIterator[Edge
 
 @asynccontextmanager
 async def measured_delay(http: Http) -> AsyncIterator[list[float]]:
-    """Asks for `/livez` over one connection again and again; yields the seconds that each answer
-    took.
-    """
+    """Request `/livez` repeatedly over one connection; yield the seconds of each answer."""
     seconds: list[float] = []
     reader, writer = await http.open()
 

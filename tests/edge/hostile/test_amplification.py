@@ -1,5 +1,5 @@
-"""What a body may cost an edge before and after its caller is identified: memory, other callers'
-waits, and their share.
+"""The cost of a body before and after its caller is identified: memory, other callers' delay, and
+their share.
 """
 
 from __future__ import annotations
@@ -47,28 +47,30 @@ from tests.serving.parts import CLIENT, ROAMING, write_tokens
 from tests.support.peak import Peak
 
 LOADED_MACHINE: Final = 5
-"""How many times longer a wait may be where other processes use the cores."""
+"""The factor of allowed delays while other processes use the cores."""
 MAX_FACTOR: Final = 16
-"""Memory that an identified caller's body may cost, in its own bytes, beside MAX_GROWTH_BYTES."""
+"""The memory that an identified caller's body may cost, as a multiple of its size, in addition to
+MAX_GROWTH_BYTES.
+"""
 MSGPACK: Final = {"content_type": "application/msgpack"}
 MANY: Final = 8 * MIB
 RATIO: Final = 87
 
 
 def repeated(begin: str, entry: str, end: str, size: int = MANY) -> bytes:
-    """JSON with a list of `entry` again and again."""
+    """Return JSON with a list that repeats `entry`."""
     count = size // (len(entry) + 1)
     return (begin + ",".join([entry] * count) + end).encode()
 
 
 def packed(items: bytes) -> bytes:
-    """MessagePack of a map whose `items` are a list of one byte each."""
+    """Return MessagePack of a map with `items`, a list of one byte each."""
     return b"\x81\xa5items\xdd" + len(items).to_bytes(4, "big") + items
 
 
 def bomb(begin: str, entry: str, end: str, size: int, ratio: int = RATIO) -> bytes:
-    """gzip of JSON with a list of `entry` again and again, and of as much noise as lets it grow by
-    `ratio` when it is inflated.
+    """Return compressed JSON with a list that repeats `entry`, and enough noise for a compression
+    factor of `ratio`.
     """
     noise, step = random.Random(1), 64 << 10
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
@@ -131,7 +133,7 @@ ATTACKS: Final = {
 async def guarded(
     tmp_path: Path, environment: Mapping[str, str] = MappingProxyType({})
 ) -> AsyncIterator[EdgeProcess]:
-    """An edge in a process, before a router that wants tokens."""
+    """Run an edge process in front of a router that requires tokens."""
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     async with AsyncExitStack() as stack:
         router = await stack.enter_async_context(routing(Script(), security))
@@ -148,7 +150,7 @@ async def sent(http: Http, attack: Attack, body: bytes, token: str = "") -> Repl
 
 
 async def opened(http: Http, begin: bytes) -> asyncio.StreamWriter:
-    """A connection on which something was sent."""
+    """Open a connection and send `begin`."""
     _, writer = await http.open()
     writer.write(begin)
     return writer
@@ -182,13 +184,13 @@ async def test_body_of_too_many_values_is_refused_by_their_number(
             assert reply.status in (400, 413, 422), reply
             assert any(
                 limit in reply.body.decode()
-                for limit in (f"{MAX_OBJECTS:,}", f"{MAX_VALUES:,}", "100 deep")
+                for limit in (f"{MAX_OBJECTS:,}", f"{MAX_VALUES:,}", "100 levels deep")
             )
         assert peak.grown < MAX_FACTOR * len(body) + MAX_GROWTH_BYTES
 
 
-async def test_json_that_is_called_msgpack_is_not_decoded_as_json(tmp_path: Path) -> None:
-    """It would be counted as MessagePack: one number."""
+async def test_json_with_content_type_msgpack_is_not_decoded_as_json(tmp_path: Path) -> None:
+    """It would count as one number of MessagePack."""
     body = ATTACKS["TEI, OpenAI's form"].body()
     async with guarded(tmp_path) as process:
         peak = Peak(process.pid)
@@ -202,7 +204,7 @@ async def test_json_that_is_called_msgpack_is_not_decoded_as_json(tmp_path: Path
         assert peak.grown < MAX_GROWTH_BYTES
 
 
-async def test_largest_legal_request_is_answered_within_the_bound(tmp_path: Path) -> None:
+async def test_largest_valid_request_stays_within_the_memory_limit(tmp_path: Path) -> None:
     body = json.dumps(
         {**BODY, "input": ["é🐟 " + "long text " * 80] * 10_000}, ensure_ascii=False
     ).encode()
@@ -213,23 +215,22 @@ async def test_largest_legal_request_is_answered_within_the_bound(tmp_path: Path
         assert peak.grown < MAX_FACTOR * len(body) + MAX_GROWTH_BYTES
 
 
-async def test_unfinished_bodies_of_unknown_callers_take_a_bounded_part_of_memory(
+async def test_unfinished_bodies_of_unknown_callers_use_limited_memory(
     tmp_path: Path,
 ) -> None:
-    """Each from a caller that no router knows, and just below what is read before it is
-    identified.
-    """
+    """The bodies are just below the size at which an unknown caller is identified."""
     async with guarded(tmp_path) as process:
         peak = Peak(process.pid)
         writers = []
         for number in range(1000):
             headers = {
-                "content-length": str(reading.FREE_BYTES),
+                "content-length": str(reading.UNIDENTIFIED_BODY_BYTES),
                 "authorization": f"Bearer made-up-{number}",
             }
             writers.append(
                 await opened(
-                    process.http, head("POST", EMBED, headers) + b" " * (reading.FREE_BYTES - 1000)
+                    process.http,
+                    head("POST", EMBED, headers) + b" " * (reading.UNIDENTIFIED_BODY_BYTES - 1000),
                 )
             )
         reply = await process.http.post(EMBED, BODY, authorization=f"Bearer {CLIENT}")
@@ -240,8 +241,8 @@ async def test_unfinished_bodies_of_unknown_callers_take_a_bounded_part_of_memor
 
 
 async def filled(http: Http, size: int, credential: dict[str, str]) -> list[asyncio.StreamWriter]:
-    """Sends gzip bodies without an end, eight that become `size` bytes each, and plain ones, each
-    as large as still fits.
+    """Send unfinished gzip bodies, eight that inflate to `size` bytes each, then plain ones as
+    large as still fit.
     """
     inflating = bomb('{"a":[', '"a"', "]}", size, 95)[:-100]
     begin = head(
@@ -260,10 +261,8 @@ async def filled(http: Http, size: int, credential: dict[str, str]) -> list[asyn
 
 
 @pytest.mark.parametrize("token", ["", CLIENT], ids=["no credential", "a tenant's"])
-async def test_unfinished_bodies_leave_room_for_other_tenants(token: str, tmp_path: Path) -> None:
-    """Unfinished bodies, together as many bytes as may be in flight: on their way while others
-    ask.
-    """
+async def test_unfinished_bodies_do_not_block_other_tenants(token: str, tmp_path: Path) -> None:
+    """Unfinished bodies that together fill the budget are arriving while others send requests."""
     size = 14 * MIB
     limits = {"SHOAL_HTTP_IN_FLIGHT_BYTES": str(9 * size), "SHOAL_HTTP_BODY_BYTES": str(16 * MIB)}
     async with guarded(tmp_path, environment=limits) as process:
@@ -319,8 +318,8 @@ async def test_body_that_stops_arriving_ends_with_408() -> None:
         writer.close()
 
 
-async def test_refused_caller_is_not_asked_for_its_body(tmp_path: Path) -> None:
-    """A client that waits for 100-continue sends nothing."""
+async def test_refused_caller_gets_no_100_continue(tmp_path: Path) -> None:
+    """A client that waits for 100 Continue sends no body."""
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     async with edge(Script(), security) as http:
         reader, writer = await http.open()
@@ -334,8 +333,10 @@ async def test_refused_caller_is_not_asked_for_its_body(tmp_path: Path) -> None:
         writer.close()
 
 
-@pytest.mark.parametrize("length", [reading.FREE_BYTES // 2, 2 * reading.FREE_BYTES])
-async def test_known_caller_is_answered_whatever_the_size(length: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "length", [reading.UNIDENTIFIED_BODY_BYTES // 2, 2 * reading.UNIDENTIFIED_BODY_BYTES]
+)
+async def test_known_caller_is_answered_for_any_size(length: int, tmp_path: Path) -> None:
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     script = Script()
     async with edge(script, security) as http:
@@ -345,8 +346,8 @@ async def test_known_caller_is_answered_whatever_the_size(length: int, tmp_path:
     assert len(script.requests) == 1
 
 
-async def test_heads_of_unknown_callers_take_a_bounded_part_of_memory(tmp_path: Path) -> None:
-    """Each head is nearly as large as may be, whole, and before a body that does not end."""
+async def test_heads_of_unknown_callers_use_limited_memory(tmp_path: Path) -> None:
+    """Each head is complete and nearly at the limit, and precedes a body that does not end."""
     async with guarded(tmp_path) as process:
         peak = Peak(process.pid)
         writers = []
@@ -387,7 +388,7 @@ async def test_request_head_counts_as_memory_in_flight() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_prompts_are_not_copied_beyond_a_bound(path: str, tmp_path: Path) -> None:
+async def test_copies_of_prompts_are_limited(path: str, tmp_path: Path) -> None:
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))
     script = Script()
     prompt = "a" * (4 * MIB)
@@ -436,7 +437,7 @@ async def test_copies_of_a_prompt_are_charged_before_they_are_sent(tmp_path: Pat
     assert len(script.requests[-1].items) == 16
 
 
-async def test_small_request_with_a_large_answer_is_answered_beside_strangers(
+async def test_large_answer_is_sent_while_unidentified_callers_fill_the_allowance(
     tmp_path: Path,
 ) -> None:
     security = Security(tokens=write_tokens(tmp_path / "tokens.yaml"))

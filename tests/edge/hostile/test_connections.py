@@ -1,5 +1,5 @@
-"""What heads, headers and trailers may cost an edge: memory while they arrive, and after their
-connection is closed.
+"""The memory cost of heads, headers and trailers, while they arrive and after their connection is
+closed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ FLOOD_BYTES = 60_000_000
 
 
 async def flood(http: Http, begin: bytes, repeated: bytes, size: int = FLOOD_BYTES) -> None:
-    """Sends `begin`, and then `repeated` until `size` bytes are sent or the edge closes the
-    connection.
-    """
+    """Send `begin`, then repeat `repeated` up to `size` bytes or until the edge disconnects."""
     reader, writer = await http.open()
     piece = repeated * max(1, MIB // len(repeated))
     try:
@@ -82,7 +80,7 @@ async def test_trailers_beyond_the_limit_are_refused(trailers: bytes) -> None:
 @pytest.mark.parametrize(
     "repeated", [b"a: b\r\n", b"b"], ids=["many trailers", "one trailer without end"]
 )
-async def test_flood_of_trailers_takes_no_memory(repeated: bytes) -> None:
+async def test_flood_of_trailers_uses_no_memory(repeated: bytes) -> None:
     async with edge_process(Script()) as process:
         peak = Peak(process.pid)
         await flood(process.http, CHUNKED + b"a: ", repeated)
@@ -124,15 +122,15 @@ async def test_number_of_headers_is_limited() -> None:
         assert "128 headers" in reply.json["detail"]
 
 
-async def test_header_too_many_is_refused_before_the_head_ends() -> None:
+async def test_excess_headers_are_refused_before_the_head_ends() -> None:
     async with edge(Script()) as http:
         assert (
             await reply_to(http, b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * (server.MAX_HEADERS + 2))
         ).status == 431
 
 
-async def test_unfinished_heads_of_many_headers_take_no_memory() -> None:
-    """300 connections, 16,000 headers each."""
+async def test_unfinished_heads_with_many_headers_use_limited_memory() -> None:
+    """300 connections send 16,000 headers each."""
     async with edge_process(Script()) as process:
         peak = Peak(process.pid)
         opened = []
@@ -141,7 +139,7 @@ async def test_unfinished_heads_of_many_headers_take_no_memory() -> None:
             opened.append((reader, writer))
             writer.write(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + b"a:\r\n" * 16_000)
         for reader, _ in opened:
-            with suppress(ConnectionError):  # the edge closes while it is still being sent to
+            with suppress(ConnectionError):  # the edge closes while data is still being sent
                 assert await reader.read(13) in (b"HTTP/1.1 431 ", b"")
         assert peak.grown < MAX_GROWTH_BYTES
         for _, writer in opened:
@@ -170,10 +168,10 @@ async def test_unfinished_heads_share_a_budget(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def closed_requests(process: EdgeProcess, sent: bytes, count: int = 200) -> set[int]:
-    """Sends each request over a connection that is then closed; returns the statuses."""
+    """Send each request over a connection that is then closed; return the statuses."""
     statuses: set[int] = set()
     for _ in range(count):
-        with suppress(ConnectionError):  # the edge closes while it is still being sent to
+        with suppress(ConnectionError):  # the edge closes while data is still being sent
             statuses.add((await reply_to(process.http, sent)).status)
     return statuses
 
@@ -183,10 +181,10 @@ async def closed_requests(process: EdgeProcess, sent: bytes, count: int = 200) -
     [(b"a:b\r\n" * 12_000, 431), (b"a:" + b"b" * 59_000 + b"\r\n", 200)],
     ids=["many", "large"],
 )
-async def test_closed_connections_with_large_heads_leave_no_memory(
+async def test_closed_connections_with_large_heads_free_their_memory(
     headers: bytes, status: int
 ) -> None:
-    """60 KB of headers, 200 times."""
+    """Each of 200 requests has 60 KB of headers."""
     async with edge_process(Script()) as process:
         begin = process.resident_bytes
         peak = Peak(process.pid)
@@ -199,7 +197,7 @@ async def test_closed_connections_with_large_heads_leave_no_memory(
 
 @pytest.fixture
 def accepted(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Connection]]:
-    """Weak references to all connections that the edge has accepted."""
+    """Return weak references to all connections that the edge has accepted."""
     found: list[weakref.ref[Connection]] = []
     made = Connection.connection_made
 
@@ -245,7 +243,7 @@ POST = head("POST", EMBED, {"content-length": str(len(CONTENT))}) + CONTENT
     ],
 )
 @pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
-async def test_closed_connection_is_free_without_the_garbage_collector(
+async def test_closed_connection_is_freed_without_the_garbage_collector(
     accepted: list[weakref.ref[Connection]], sent: bytes, replies: int, is_reset: bool
 ) -> None:
     async with edge(Script()) as http, no_collector():
@@ -260,7 +258,7 @@ async def test_closed_connection_is_free_without_the_garbage_collector(
         await until(lambda: accepted and accepted[0]() is None)
 
 
-async def test_client_that_leaves_its_request_frees_the_connection(
+async def test_disconnect_during_a_request_frees_the_connection(
     accepted: list[weakref.ref[Connection]],
 ) -> None:
     async def forever() -> None:
@@ -332,8 +330,8 @@ UNFINISHED = b"GET /livez HTTP/1.1\r\nx: " + b"y" * 60_000
 async def replies_to_reads(
     http: Http, accepted: list[weakref.ref[Connection]], reads: list[bytes], replies: int
 ) -> list[int]:
-    """Has the edge parse these bytes, read by read, on a new connection; returns the statuses of
-    its replies.
+    """Let the edge parse these bytes, one read at a time, on a new connection; return the statuses
+    of its replies.
     """
     reader, writer = await http.open()
     try:
@@ -395,7 +393,7 @@ async def test_only_the_unfinished_head_of_a_read_is_counted(
     replies: int,
     split: int,
 ) -> None:
-    """`split`: how many of the bytes arrive in a read before."""
+    """`split` is the number of bytes that arrive in a preceding read."""
     monkeypatch.setattr(server, "MAX_UNFINISHED_BYTES", 61_000)
     reads = [finished[:split], finished[split:] + UNFINISHED, b"\r\n\r\n"]
     async with edge(Script()) as http:

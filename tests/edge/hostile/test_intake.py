@@ -1,4 +1,4 @@
-"""How bodies are counted, who pays for them, and how callers are remembered: pure modules."""
+"""Counting and charging of bodies, and the cache of callers, tested without sockets."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from services.edge.intake import counting, reading
 from services.edge.intake.budget import Budget, Reservation, network_of
 from services.edge.intake.callers import (
     FRESH_SECONDS,
-    KEPT_SECONDS,
     MAX_CALLERS,
     MAX_LOOKUPS,
     MAX_REFUSED_CALLERS,
+    MAX_STALE_SECONDS,
     REFUSED_SECONDS,
     Callers,
 )
-from services.edge.intake.counting import MAX_DEPTH, MAX_OBJECTS, MAX_VALUES, Count, counted
+from services.edge.intake.counting import MAX_DEPTH, MAX_OBJECTS, MAX_VALUES, Count, count_objects
 from services.edge.intake.reading import MAX_WALKED_BYTES, Intake, Payer
 from services.edge.messages import limits
 from services.edge.messages.base import HttpError
@@ -49,7 +49,7 @@ def value(random: Random, depth: int = 0) -> Any:
 
 
 def true_count(found: Any) -> Count:
-    """Of a decoded value."""
+    """Return the count of a decoded value."""
     if not isinstance(found, list | dict):
         return Count(int(isinstance(found, str)), 0)
     within = [true_count(one) for one in (found.values() if isinstance(found, dict) else found)]
@@ -62,7 +62,7 @@ def true_count(found: Any) -> Count:
 
 
 @pytest.mark.parametrize("piece_bytes", [8, 64, 1 << 16])
-def test_exact_counts_are_those_of_the_decoded_value(
+def test_exact_counts_match_the_decoded_value(
     piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counting, "_PIECE_BYTES", piece_bytes)
@@ -73,26 +73,26 @@ def test_exact_counts_are_those_of_the_decoded_value(
         body = json.dumps(
             content, ensure_ascii=random.random() < 0.5, indent=random.choice((None, 1))
         ).encode()
-        exact, fast = counting._exact(body), counted(body, is_msgpack=False)
+        exact, fast = counting._count_exactly(body), count_objects(body, is_msgpack=False)
         assert (exact.objects, exact.depth) == (expected.objects, expected.depth), content
         assert exact.values >= expected.values
         assert fast.objects >= expected.objects
         assert fast.values >= expected.values
-        walked = counted(msgspec.msgpack.encode(content), is_msgpack=True)
+        walked = count_objects(msgspec.msgpack.encode(content), is_msgpack=True)
         assert (walked.objects, walked.depth) == (expected.objects, expected.depth), content
         assert walked.values >= expected.values
 
 
-def test_brackets_commas_and_quotes_within_texts_are_not_counted() -> None:
+def test_punctuation_within_texts_is_not_counted() -> None:
     text = '[{",' * MAX_OBJECTS
-    count = counted(json.dumps([text, "\\" * 99_999, text]).encode(), is_msgpack=False)
+    count = count_objects(json.dumps([text, "\\" * 99_999, text]).encode(), is_msgpack=False)
     assert (count.objects, count.depth) == (4, 1)
 
 
 def test_source_code_is_charged_by_its_exact_count() -> None:
     code = 'if (names["key"] == "a") { list[0] = {"b": [1, 2]}; }\n' * 20_000
     body = json.dumps({"model": "org/model", "input": code}).encode()
-    assert counted(body, is_msgpack=False).bytes < 4 * 1024
+    assert count_objects(body, is_msgpack=False).bytes < 4 * 1024
 
 
 @pytest.mark.parametrize("is_msgpack", [False, True])
@@ -100,7 +100,7 @@ def test_limits_of_a_body_are_exact(is_msgpack: bool) -> None:
     def refusal(content: Any) -> str:
         body = msgspec.msgpack.encode(content) if is_msgpack else msgspec.json.encode(content)
         with pytest.raises(HttpError) as raised:
-            counted(body, is_msgpack=is_msgpack)
+            count_objects(body, is_msgpack=is_msgpack)
         return f"{raised.value.reason}: {raised.value.message}"
 
     def nested(depth: int) -> Any:
@@ -111,28 +111,30 @@ def test_limits_of_a_body_are_exact(is_msgpack: bool) -> None:
 
     encode = msgspec.msgpack.encode if is_msgpack else msgspec.json.encode
     for content in (["a"] * (MAX_OBJECTS - 1), [300] * (MAX_VALUES - 1), nested(MAX_DEPTH)):
-        counted(encode(content), is_msgpack=is_msgpack)
+        count_objects(encode(content), is_msgpack=is_msgpack)
     assert "TOO_LARGE: the body has more than 200,000 texts" in refusal(["a"] * (MAX_OBJECTS + 1))
     assert "TOO_LARGE: the body has more than 200,000 texts" in refusal([{}] * (MAX_OBJECTS + 1))
     assert "TOO_LARGE: the body has more than 1,000,000 values" in refusal([300] * (MAX_VALUES + 1))
-    assert "INVALID_INPUT: the body is nested more than 100 deep" in refusal(nested(MAX_DEPTH + 1))
+    assert "INVALID_INPUT: the body is nested more than 100 levels deep" in refusal(
+        nested(MAX_DEPTH + 1)
+    )
 
 
-def test_list_of_msgpack_is_refused_by_its_announced_length() -> None:
+def test_msgpack_list_is_refused_by_its_declared_length() -> None:
     with pytest.raises(HttpError, match="values"):
-        counted(b"\xdd\xff\xff\xff\xff", is_msgpack=True)
+        count_objects(b"\xdd\xff\xff\xff\xff", is_msgpack=True)
 
 
-def test_bytes_that_are_neither_are_left_to_the_decoder() -> None:
+def test_invalid_bodies_are_left_to_the_decoder() -> None:
     random = Random(5)
     for _ in range(2000):
         body = random.randbytes(random.randrange(200))
         for is_msgpack in (False, True):
             with suppress(HttpError):
-                counted(body, is_msgpack=is_msgpack)
+                count_objects(body, is_msgpack=is_msgpack)
 
 
-def test_lists_are_bounded_as_by_the_router() -> None:
+def test_list_limits_equal_the_routers() -> None:
     assert router_limits.ITEMS.most == limits.MAX_ITEMS
     assert router_limits.LABELS.most == limits.MAX_LABELS
     assert router_limits.IDS.most == limits.MAX_IDS
@@ -148,7 +150,7 @@ def known(budget: Budget, tenant: str, address: str = "10.0.0.1") -> Reservation
 
 
 def filled(budget: Budget, reservation: Reservation, step: int = MIB) -> int:
-    """What a reservation gets until it is refused."""
+    """Take bytes until the reservation is refused; return their sum."""
     with suppress(HttpError):
         while True:
             reservation.take(step)
@@ -178,7 +180,7 @@ def test_no_address_can_fill_the_budget() -> None:
     known(budget, "late", "10.0.0.9").take(32 * MIB)
 
 
-def test_all_requests_of_a_tenant_share_what_it_may_hold() -> None:
+def test_requests_of_a_tenant_share_its_limit() -> None:
     budget = Budget(64 * MIB)
     known(budget, "other").take(MIB)
     first, second = known(budget, "a"), known(budget, "a")
@@ -191,7 +193,7 @@ def test_all_requests_of_a_tenant_share_what_it_may_hold() -> None:
     assert budget.held_bytes == MIB
 
 
-def test_request_that_is_alone_takes_what_it_needs() -> None:
+def test_sole_identified_request_has_no_limit() -> None:
     budget = Budget(MIB)
     alone = known(budget, "a")
     alone.take(5 * MIB)
@@ -199,13 +201,13 @@ def test_request_that_is_alone_takes_what_it_needs() -> None:
     assert budget.held_bytes == 0
 
 
-def test_unidentified_request_that_is_alone_is_bounded() -> None:
+def test_sole_unidentified_request_is_limited() -> None:
     budget = Budget(512 * MIB)
-    with pytest.raises(HttpError, match="not identified"):
+    with pytest.raises(HttpError, match="unidentified callers"):
         budget.enter("10.0.0.1").take(budget.unidentified_limit + 1)
 
 
-def test_callers_must_be_identified_before_they_hold_more_than_a_little() -> None:
+def test_callers_are_identified_before_they_hold_more_than_the_allowance() -> None:
     budget = Budget(512 * MIB)
     one = budget.enter("10.0.0.1")
     assert not one.must_identify(10_000)
@@ -220,7 +222,7 @@ def test_callers_must_be_identified_before_they_hold_more_than_a_little() -> Non
     assert not one.must_identify(MIB)
 
 
-def test_address_holds_at_most_half_of_what_unidentified_callers_may() -> None:
+def test_address_holds_at_most_half_of_the_unidentified_allowance() -> None:
     budget = Budget(512 * MIB)
     budget.enter("10.0.0.2").take(1)
     assert filled(budget, budget.enter("10.0.0.1"), 1 << 16) <= budget.unidentified_limit // 2 + (
@@ -229,7 +231,7 @@ def test_address_holds_at_most_half_of_what_unidentified_callers_may() -> None:
     budget.enter("10.0.0.2").take(1 << 20)
 
 
-def test_budget_forgets_tenants_and_addresses_without_requests() -> None:
+def test_budget_drops_tenants_and_addresses_without_requests() -> None:
     budget = Budget(512 * MIB)
     first, second, stranger = known(budget, "a"), known(budget, "a"), budget.enter("10.0.0.2")
     first.take(3)
@@ -251,7 +253,7 @@ def test_budget_forgets_tenants_and_addresses_without_requests() -> None:
     ) == ({}, {}, 0, 0)
 
 
-def test_addresses_of_one_customer_are_one() -> None:
+def test_ipv6_addresses_of_one_network_share_a_limit() -> None:
     assert (
         network_of("2001:db8:1:2::5")
         == network_of("2001:db8:1:2:ffff::7")
@@ -262,7 +264,7 @@ def test_addresses_of_one_customer_are_one() -> None:
 
 
 class FakeClock:
-    """Shows `seconds`."""
+    """A clock that shows `seconds`."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -272,7 +274,12 @@ class FakeClock:
 
 
 class FakeRouter:
-    """Answers who a caller is. `error`: what it raises instead; `go`: answers wait for it."""
+    """Identifies callers.
+
+    Attributes:
+        error: Raised instead of an answer.
+        go: Answers wait for it.
+    """
 
     def __init__(self) -> None:
         self.asked: list[dict[str, str]] = []
@@ -292,7 +299,7 @@ def caller(name: str, request_id: str = "r") -> Metadata:
     return (("x-request-id", request_id), ("authorization", name))
 
 
-async def test_caller_is_asked_about_once_at_a_time() -> None:
+async def test_concurrent_lookups_of_one_caller_are_shared() -> None:
     router, clock = FakeRouter(), FakeClock()
     callers = Callers(router.tenant, clock)
     router.go.clear()
@@ -307,7 +314,7 @@ async def test_caller_is_asked_about_once_at_a_time() -> None:
     assert len(router.asked) == 1
 
 
-async def test_what_is_known_is_asked_again_while_it_is_still_taken() -> None:
+async def test_stale_caller_is_used_while_it_is_refreshed() -> None:
     router, clock = FakeRouter(), FakeClock()
     callers = Callers(router.tenant, clock)
     await callers.tenant(caller("a"))
@@ -319,13 +326,13 @@ async def test_what_is_known_is_asked_again_while_it_is_still_taken() -> None:
     await until(lambda: not callers._asking)
     assert len(router.asked) == 2
     assert await callers.tenant(caller("a")) == "a", "that no router answers is no refusal"
-    clock.seconds += KEPT_SECONDS
+    clock.seconds += MAX_STALE_SECONDS
     with pytest.raises(HttpError) as raised:
         await callers.tenant(caller("a"))
     assert raised.value.status == 503
 
 
-async def test_refusal_is_remembered_for_a_moment() -> None:
+async def test_refusals_are_cached_briefly() -> None:
     router, clock = FakeRouter(), FakeClock()
     callers = Callers(router.tenant, clock)
     router.error = Unauthenticated("unknown token")
@@ -339,7 +346,7 @@ async def test_refusal_is_remembered_for_a_moment() -> None:
     assert await callers.tenant(caller("a")) == "a"
 
 
-async def test_remembered_callers_are_bounded() -> None:
+async def test_cached_callers_are_limited() -> None:
     router = FakeRouter()
     callers = Callers(router.tenant, FakeClock())
     for number in range(MAX_CALLERS + 5):
@@ -389,7 +396,7 @@ async def test_one_address_cannot_take_all_lookups() -> None:
     )
 
 
-async def test_revoked_caller_is_forgotten() -> None:
+async def test_revoked_caller_is_removed() -> None:
     router, clock = FakeRouter(), FakeClock()
     callers = Callers(router.tenant, clock)
     await callers.tenant(caller("a"))
@@ -403,8 +410,8 @@ async def test_revoked_caller_is_forgotten() -> None:
 
 
 class Setting:
-    """An intake before a fake router. Strangers hold as much as all unidentified callers of one
-    address may.
+    """An intake in front of a fake router. Strangers hold the maximum of all unidentified callers
+    of one address.
     """
 
     def __init__(self) -> None:
@@ -420,7 +427,7 @@ class Setting:
         filled(self.budget, self.budget.enter("10.0.0.1"), 16 << 10)
 
 
-async def test_strangers_at_an_address_keep_out_no_known_caller() -> None:
+async def test_unidentified_callers_do_not_block_known_callers_of_their_address() -> None:
     setting = Setting()
     await setting.callers.tenant(caller("a"))
     setting.fill()
@@ -431,7 +438,9 @@ async def test_strangers_at_an_address_keep_out_no_known_caller() -> None:
     assert len(setting.router.asked) == 1
 
 
-async def test_answer_is_charged_to_its_tenant_while_strangers_fill_memory_and_lookups() -> None:
+async def test_answer_is_charged_to_its_tenant_while_unidentified_callers_fill_the_allowance() -> (
+    None
+):
     setting = Setting()
     setting.fill()
     setting.router.go.clear()
@@ -458,9 +467,9 @@ async def test_msgpack_is_walked_after_its_caller_is_identified(
 
     def count(body: bytes, *, is_msgpack: bool) -> Count:
         walked.append(threading.get_ident())
-        return counted(body, is_msgpack=is_msgpack)
+        return count_objects(body, is_msgpack=is_msgpack)
 
-    monkeypatch.setattr(reading, "counted", count)
+    monkeypatch.setattr(reading, "count_objects", count)
     setting.router.error = Unauthenticated("unknown token")
     body = b"\x90" * (MAX_WALKED_BYTES + 1)
     with pytest.raises(HttpError, match="unknown token"):
@@ -473,7 +482,7 @@ async def test_msgpack_is_walked_after_its_caller_is_identified(
     assert len(setting.router.asked) == 2
 
 
-async def test_small_request_asks_no_router_for_its_caller() -> None:
+async def test_small_request_needs_no_lookup() -> None:
     setting = Setting()
     payer = setting.payer("a")
     for size in (1000, 500, 3000):
@@ -483,11 +492,11 @@ async def test_small_request_asks_no_router_for_its_caller() -> None:
     assert setting.router.asked == []
 
 
-async def test_heads_of_strangers_are_refused_without_asking_a_router() -> None:
+async def test_heads_of_unidentified_callers_are_refused_without_a_lookup() -> None:
     setting = Setting()
     setting.fill()
     payer = setting.payer("a")
-    with pytest.raises(HttpError, match="not identified"):
+    with pytest.raises(HttpError, match="unidentified callers"):
         await payer.take_head(120 << 10)
     await payer.take_head(1000)
     assert setting.router.asked == []

@@ -1,5 +1,5 @@
-"""What a conversation of very many messages may cost, and how paths in errors get the caller's
-names without new patterns.
+"""The cost of a conversation with very many messages, and the renaming of paths in errors without
+new patterns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from shoal.transport.methods import ENCODE
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import InvalidInput
-from services.edge.dialects.writing.along import Asked, Conversation, Spoken, Told
+from services.edge.dialects.generation.common import (
+    Conversation,
+    ConversationTurn,
+    GenerationRequest,
+    MessageContent,
+)
 from services.edge.messages.base import (
     MAX_MESSAGE_CHARACTERS,
     Answer,
@@ -56,7 +61,7 @@ async def refuse_turns() -> None:
 
 
 @pytest.mark.parametrize("size", [2 * MIB, 8 * MIB])
-async def test_conversation_of_very_many_messages_delays_no_other_caller(size: int) -> None:
+async def test_very_long_conversation_does_not_delay_other_callers(size: int) -> None:
     message = b'{"role":"user","content":"a"}'
     count = size // (len(message) + 1)
     body = b'{"model":"org/model","messages":[' + b",".join([message] * count) + b"]}"
@@ -90,7 +95,7 @@ async def test_conversation_of_very_many_messages_delays_no_other_caller(size: i
         ),
     ],
 )
-async def test_lists_beyond_what_a_router_takes_are_refused(
+async def test_lists_above_the_routers_limits_are_refused(
     path: str, body: dict[str, Any], field: str
 ) -> None:
     script = Script()
@@ -101,14 +106,14 @@ async def test_lists_beyond_what_a_router_takes_are_refused(
     assert not script.requests
 
 
-def test_limits_are_a_routers() -> None:
+def test_message_limits_equal_the_routers() -> None:
     assert (
         limits.TURNS.most + 2 == MAX_MESSAGES
     )  # a system message before the turns, and the user's last one
     assert limits.PARTS.most == MAX_PARTS
 
 
-async def test_longest_conversation_is_asked_and_its_errors_have_the_callers_names() -> None:
+async def test_longest_conversation_is_accepted_and_its_errors_use_the_callers_names() -> None:
     script = Script(act=refuse_turns)
     async with edge(script) as http:
         body = conversation(MAX_MESSAGES)
@@ -122,11 +127,13 @@ def test_no_pattern_is_compiled_for_a_request(monkeypatch: pytest.MonkeyPatch) -
     def refuse(*of_pattern: object) -> None:
         raise AssertionError(f"compiled {of_pattern[0]!r}")
 
-    told = [Told("a", f"messages[0].content[{place}].text") for place in range(3)]
-    turns: Sequence[Spoken] = [
-        Spoken("user", told, f"messages[{place}].content") for place in range(3)
+    told = [MessageContent("a", f"messages[0].content[{place}].text") for place in range(3)]
+    turns: Sequence[ConversationTurn] = [
+        ConversationTurn("user", told, f"messages[{place}].content") for place in range(3)
     ]
-    fields = Asked(Target(MODEL), Conversation([], told, turns), (None, "max_tokens")).fields()
+    fields = GenerationRequest(
+        Target(MODEL), Conversation([], told, turns), (None, "max_tokens")
+    ).fields()
     monkeypatch.setattr(re, "_compile", refuse)
     asked = question(fields)
     assert (
@@ -153,13 +160,13 @@ def test_no_pattern_is_compiled_for_a_request(monkeypatch: pytest.MonkeyPatch) -
         ("see items[3].", "see input[3]."),
     ],
 )
-def test_paths_get_the_callers_names(given: str, renamed: str) -> None:
+def test_paths_are_renamed_to_the_callers_fields(given: str, renamed: str) -> None:
     assert question(item_fields("items", "input")).renamed(given) == renamed
 
 
 @pytest.mark.parametrize("name", [r"a\1", r"\g<9>", "a[]b", "{0}", "("])
-def test_names_that_a_caller_makes_up_are_no_patterns(name: str) -> None:
-    """Tensors of KServe's protocol have any names."""
+def test_callers_names_are_not_interpreted_as_patterns(name: str) -> None:
+    """Tensors of KServe's protocol may have any name."""
     assert (
         question(single_field("items", name)).renamed("items[0].text is empty").endswith("is empty")
     )
@@ -171,6 +178,6 @@ def test_names_that_a_caller_makes_up_are_no_patterns(name: str) -> None:
 @pytest.mark.parametrize(
     "text", ["a" * MIB, "a.a" * MIB, "items[1]" * MIB, "items[0]." * MIB, "a[1][1]" * MIB]
 )
-def test_long_messages_are_cut_off(text: str) -> None:
-    problem = HttpError.of(ShoalError(text), question(item_fields("items", "input")))
+def test_long_messages_are_truncated(text: str) -> None:
+    problem = HttpError.from_error(ShoalError(text), question(item_fields("items", "input")))
     assert len(problem.message) <= MAX_MESSAGE_CHARACTERS + 1

@@ -1,4 +1,4 @@
-"""Which web pages an edge answers, where routers let everybody in and where they do not."""
+"""The web pages that an edge answers, with routers that accept anonymous calls and with others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PREFLIGHT = {
 async def ask(
     http: Http, method: str, path: str, headers: Mapping[str, str], body: bytes = b""
 ) -> Reply:
-    """Sends exactly these headers and a content-length."""
+    """Send exactly these headers and a content-length."""
     reader, writer = await http.open()
     try:
         lines = [
@@ -51,7 +51,7 @@ async def ask(
 
 
 async def post(http: Http, headers: Mapping[str, str]) -> Reply:
-    """Posts as a page may without asking: text/plain."""
+    """Send text/plain, which a page may do without a preflight."""
     content = b'{"model":"org/model","input":"text"}'
     return await ask(
         http, "POST", EMBED, {"host": "localhost", "content-type": "text/plain", **headers}, content
@@ -83,7 +83,7 @@ async def post(http: Http, headers: Mapping[str, str]) -> Reply:
         ({"origin": "null"}, 403),
     ],
 )
-async def test_edge_without_credentials_refuses_pages_elsewhere(
+async def test_edge_without_credentials_refuses_foreign_pages(
     headers: dict[str, str], status: int
 ) -> None:
     script = Script()
@@ -98,7 +98,7 @@ async def test_edge_without_credentials_refuses_pages_elsewhere(
     "path",
     ["/v1/models", "/v1/models/org/model", "/openapi.json", "/livez", "/", "/console/events", "/x"],
 )
-async def test_every_path_refuses_pages_elsewhere(path: str) -> None:
+async def test_every_path_refuses_foreign_pages(path: str) -> None:
     script = Script(models=[card()])
     async with edge(script, console=True) as http:
         assert (await ask(http, "GET", path, {"host": "localhost", **CROSS_SITE})).status == 403
@@ -116,7 +116,7 @@ LINK = {
 }
 
 
-async def test_link_elsewhere_opens_the_console_and_no_other_path() -> None:
+async def test_foreign_link_opens_only_the_console() -> None:
     script = Script(models=[card()])
     async with edge(script, console=True) as http:
         page = await ask(http, "GET", "/", LINK)
@@ -138,7 +138,7 @@ async def test_link_elsewhere_opens_the_console_and_no_other_path() -> None:
     assert not script.requests
 
 
-async def test_other_addresses_refuse_pages_elsewhere() -> None:
+async def test_other_addresses_refuse_foreign_pages() -> None:
     door, console = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     script = Script()
     async with edge(script, tei_http=((door, "org/model"),), console=True, console_address=console):
@@ -247,7 +247,7 @@ async def test_pages_of_listed_origins_may_call(tmp_path: Path) -> None:
 async def test_pages_are_refused_until_a_router_has_refused_a_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(app, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(app, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(app, "START_SECONDS", 0.1)
     settings = Settings(
         edge_id="edge", address="127.0.0.1:0", routers=("127.0.0.1:1",), grace_seconds=0.1
@@ -256,17 +256,17 @@ async def test_pages_are_refused_until_a_router_has_refused_a_token(
         assert (await post(Http(address), CROSS_SITE)).status == 403
 
 
-async def test_routers_that_begin_to_ask_for_credentials_are_noticed(
+async def test_routers_that_start_to_require_credentials_are_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(app, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(app, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(app, "GUARD_SECONDS", 0.0)
     answers = [True, True, False]
 
-    async def lets_everybody_in(self: Any) -> bool:
+    async def accepts_anonymous(self: Any) -> bool:
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
-    monkeypatch.setattr(Routers, "lets_everybody_in", lets_everybody_in)
+    monkeypatch.setattr(Routers, "accepts_anonymous", accepts_anonymous)
     async with edge(Script()) as http:
 
         async def is_let_through() -> bool:
@@ -317,6 +317,6 @@ async def test_origins_of_apps_and_extensions_may_be_listed(origin: str) -> None
         assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, origin)
 
 
-async def test_program_is_not_affected() -> None:
+async def test_programs_are_not_affected() -> None:
     async with edge(Script()) as http:
         assert (await http.post(EMBED, BODY)).status == 200

@@ -1,8 +1,8 @@
-"""What all client scripts share: they run in environments of their own, by the standard library
-alone.
+"""Shared code of all client scripts, which run in separate environments with only the standard
+library.
 
-Each prints a line of JSON for each call: its name, and the largest difference to what shoal.Client
-answers, or an error.
+Each prints a line of JSON per call: its name, and the largest difference to the result of
+shoal.Client, or an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 BASE = os.environ["INTEROP_BASE"]
 LIMITED = os.environ["INTEROP_LIMITED"]
-"""The same edge for a tenant of whom one request in two seconds is answered, the others by 429 with
+"""The same edge for a tenant that gets one request per two seconds; the others receive 429 with
 Retry-After.
 """
 EXPECTED: dict[str, Any] = json.loads(Path(os.environ["INTEROP_EXPECTED"]).read_text())
@@ -26,25 +26,25 @@ TEXTS: list[str] = EXPECTED["texts"]
 QUERY: str = EXPECTED["query"]
 VECTORS: list[list[float]] = EXPECTED["vectors"]
 ALONE: list[list[float]] = EXPECTED["alone"]
-"""Of the first text, asked for alone."""
+"""The vector of the first text, requested alone."""
 SCORES: list[float] = EXPECTED["scores"]
 CLASSIFIER: str = EXPECTED["classifier"]
 TAGGER: str = EXPECTED["tagger"]
 WRITER: str = EXPECTED["writer"]
 CALLER: str = EXPECTED["caller"]
-"""A model that writes, and what shoal.Client has it write at most `TOKENS` tokens long."""
+"""A generative model, and the text that shoal.Client generates with at most `TOKENS` tokens."""
 SYSTEM, USER, TOKENS = (EXPECTED["asked"][name] for name in ("system", "user", "tokens"))
 WRITTEN: str = EXPECTED["written"]
 MESSAGES = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER}]
 CONVERSATION = [MESSAGES[0], *EXPECTED["turns"], MESSAGES[1]]
 CONVERSED: str = EXPECTED["conversed"]
 WAITED = "(told to wait)"
-"""The end of such calls' names: somebody has counted that at least one try was answered by 429."""
+"""The suffix of calls for which at least one response with 429 is counted."""
 TRIES = 10
 
 
 def check(name: str, call: Callable[[], float | None]) -> None:
-    """`call` returns the largest difference, or None where there are no numbers."""
+    """Run a check. `call` returns the largest difference, or None without numbers."""
     try:
         found = call()
         print(json.dumps({"call": name, "difference": found, "error": ""}), flush=True)
@@ -63,7 +63,7 @@ def check(name: str, call: Callable[[], float | None]) -> None:
 
 
 def distance(found: Iterable[Iterable[float]], wanted: Iterable[Iterable[float]]) -> float:
-    """The largest difference of two tables."""
+    """Return the largest difference of two tables."""
     pairs = zip(found, wanted, strict=True)
     return max(
         abs(float(one) - float(other))
@@ -73,7 +73,7 @@ def distance(found: Iterable[Iterable[float]], wanted: Iterable[Iterable[float]]
 
 
 def ranked(results: Iterable[tuple[int, float]]) -> float:
-    """The largest difference of scores, by index; the order must be falling."""
+    """Return the largest difference of scores by index; the order must be descending."""
     found = list(results)
     assert [score for _, score in found] == sorted((score for _, score in found), reverse=True), (
         "not in order"
@@ -82,30 +82,30 @@ def ranked(results: Iterable[tuple[int, float]]) -> float:
 
 
 def labelled(found: dict[str, float], wanted: dict[str, float]) -> float:
-    """The largest difference of labels' scores."""
+    """Return the largest difference of labels' scores."""
     assert set(found) == set(wanted), f"{sorted(found)}, not {sorted(wanted)}"
     return max(abs(found[label] - wanted[label]) for label in wanted)
 
 
 def answered(answer: object) -> None:
-    """There is an answer, whose numbers are others than those expected."""
+    """Check that an answer exists; its numbers differ from the expected ones."""
     assert answer
 
 
 def is_written(text: str | None) -> None:
-    """The text is that of shoal.Client."""
+    """Check that the text is that of shoal.Client."""
     assert text == WRITTEN, f"{text!r}, not {WRITTEN!r}"
 
 
 def is_conversed(text: str | None) -> None:
-    """The answer to CONVERSATION is that of shoal.Client."""
+    """Check that the answer to CONVERSATION is that of shoal.Client."""
     assert text == CONVERSED != WRITTEN, f"{text!r}, not {CONVERSED!r}"
 
 
 def refused(
     kind: type[Exception], call: Callable[[], object], *attributes: tuple[str, object]
 ) -> None:
-    """The call raises this, with these attributes."""
+    """Check that the call raises this exception with these attributes."""
     raised: Exception | None = None
     try:
         call()
@@ -117,17 +117,15 @@ def refused(
 
 
 def waits(call: Callable[[], float | None]) -> float | None:
-    """For clients that repeat by themselves: calls one after the other, of which only the first
-    passes at once.
-    """
+    """Check clients that retry: of consecutive calls only the first succeeds at once."""
     return [call() for _ in range(3)][-1]
 
 
 def is_told(
     kind: type[Exception], call: Callable[[], float | None], seconds: Callable[[Any], float]
 ) -> float | None:
-    """For clients that leave it to their caller: the call is repeated when the error says, after
-    `seconds`, until it passes.
+    """Check clients that leave retries to their caller: repeat the call after the error's `seconds`
+    until it succeeds.
     """
     was_told = False
     for _ in range(TRIES):

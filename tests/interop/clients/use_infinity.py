@@ -1,4 +1,4 @@
-"""infinity-client, which is generated of Infinity's OpenAPI document."""
+"""infinity-client, which is generated from Infinity's OpenAPI document."""
 
 from checking import (
     BASE,
@@ -25,7 +25,7 @@ limited = Client(base_url=LIMITED, timeout=60)
 
 
 class Refused(Exception):
-    """A status that is not 200: the client raises nothing by itself."""
+    """A status other than 200: the client raises no errors."""
 
 
 def embed(to: Client, model: str = MODEL) -> float:
@@ -49,9 +49,7 @@ def classes() -> float:
 
 
 def described() -> None:
-    """Its type of models wants "infinity" for an owner, so that its list cannot be read of anybody
-    else.
-    """
+    """Its model type requires the owner "infinity", so it can only read Infinity's list."""
     assert health.sync_detailed(client=client).status_code == 200
 
 

@@ -1,4 +1,4 @@
-// What models can do, by their cards, and which one a view offers first. A model without a card may do anything.
+// The capabilities of models by their cards, and the model that a view selects first. A model without a card may support anything.
 
 import { useRef } from "./vendor/htm-preact.js";
 
@@ -11,10 +11,10 @@ export const takes = ({ card }, kind) => {
 
 export const takesFiles = (model) => takes(model, "image") || takes(model, "document");
 
-// Whether it answers messages: the chat view is for these.
+// Return whether the model answers messages, as the chat view requires.
 export const writes = (model) => Boolean(model.card?.tasks?.includes("text")) && takes(model, "text");
 
-// The tasks of Extract that can work. A model that only writes has none here: it is asked in the chat view.
+// Return the supported tasks of Extract. A model that only generates text has none: it is for the chat view.
 export function extractTasks(model) {
   const tasks = model?.card?.tasks;
   if (!tasks?.length) return [...FINDS, "text"];
@@ -27,14 +27,14 @@ export function serves(model, verb) {
   return verb === "extract" ? extractTasks(model).length > 0 : verb === "chat" ? writes(model) : tasks.includes(verb);
 }
 
-// Where a model is tried: the address of the view that suits it.
+// Return the address of the view in which to try a model.
 export function tryAddress(id, model) {
   const verb = model && ["encode", "score", "extract"].find((one) => serves(model, one));
   if (model && writes(model) && (!verb || verb === "extract")) return `#/chat?model=${encodeURIComponent(id)}`;
   return `#/playground?${verb ? `verb=${verb}&` : ""}model=${encodeURIComponent(id)}`;
 }
 
-// The model in use: most jobs of its lanes; else the first that is resident; else the first.
+// Return the model with the most jobs, or else the first resident one, or else the first.
 export function usual(mesh, fitting) {
   const jobs = new Map();
   for (const lane of mesh.lanes.values()) jobs.set(lane.model, (jobs.get(lane.model) || 0) + lane.enqueued);
@@ -46,7 +46,7 @@ export function usual(mesh, fitting) {
   return [...fitting].sort(better)[0]?.id ?? "";
 }
 
-// The same, chosen once for each `key`, so that a field does not change under the user's hands.
+// The same, chosen once per `key`, so that the field does not change while the user works.
 export function useUsual(mesh, fitting, key) {
   const chosen = useRef({});
   const known = chosen.current[key];

@@ -1,4 +1,4 @@
-// A small chart of an hour: lines over time, with the values under the pointer.
+// A small chart of one hour: lines over time, with the values at the pointer.
 
 import { html, useState } from "./vendor/htm-preact.js";
 import { clock } from "./text.js";
@@ -15,7 +15,7 @@ function ceiling(value) {
   return [1, 2, 5, 10].map((one) => one * power).find((one) => one >= value * 0.999);
 }
 
-// Lines of neighbouring values; a gap is where none is known. A value alone is a point.
+// Lines through adjacent values, with gaps for unknown ones. An isolated value is a point.
 function pathOf(values, left, most) {
   let path = "";
   let open = false;
@@ -31,7 +31,7 @@ function pathOf(values, left, most) {
   return path;
 }
 
-// `series`: [{name, tone, values}], oldest first; the last value is of now, and the chart is `slots` values wide.
+// `series`: [{name, tone, values}], oldest first, up to the current time. The chart is `slots` values wide.
 export function Chart({ title, series, slots, step, end, format }) {
   const [at, setAt] = useState(-1);
   const count = series[0].values.length;
@@ -46,7 +46,7 @@ export function Chart({ title, series, slots, step, end, format }) {
     setAt(index >= 0 && index < count ? index : -1);
   };
   const peak = (values) => values.reduce((best, value) => (value !== null && (best === null || value > best) ? value : best), null);
-  const told = series.map((one) => `${one.name} now ${worded(one.values[count - 1])}, at most ${worded(peak(one.values))}`).join("; ");
+  const summary = series.map((one) => `${one.name} now ${worded(one.values[count - 1])}, at most ${worded(peak(one.values))}`).join("; ");
   return html`<figure class="card chart">
     <figcaption>
       <h2>${title}</h2>
@@ -55,7 +55,7 @@ export function Chart({ title, series, slots, step, end, format }) {
     </figcaption>
     <div class="plot">
       <span class="most small muted" aria-hidden="true">${format(most)}</span>
-      <svg viewBox="0 0 ${WIDTH} ${HEIGHT}" role="img" aria-label="${title} over the last hour: ${told}" preserveAspectRatio="none" onPointerMove=${move} onPointerLeave=${() => setAt(-1)}>
+      <svg viewBox="0 0 ${WIDTH} ${HEIGHT}" role="img" aria-label="${title} over the last hour: ${summary}" preserveAspectRatio="none" onPointerMove=${move} onPointerLeave=${() => setAt(-1)}>
         <path class="base" d="M0 ${TOP}H${WIDTH}M0 ${(HEIGHT + TOP) / 2}H${WIDTH}M0 ${HEIGHT - 0.5}H${WIDTH}" />
         ${series.map((one) => html`<path key=${one.name} class="series ${one.tone}" d=${pathOf(one.values, left, most)} />`)}
         ${at >= 0 && html`<path class="pointer" d=${`M${(left(shown) * WIDTH).toFixed(1)} 0V${HEIGHT}`} />`}

@@ -1,4 +1,4 @@
-// All requests to the edge, with the token of this tab.
+// All requests to the edge, with this tab's token.
 
 const TOKEN = "shoal.token";
 let memory = "";
@@ -17,7 +17,7 @@ export function setToken(value) {
     if (value) sessionStorage.setItem(TOKEN, value);
     else sessionStorage.removeItem(TOKEN);
   } catch {
-    // It lives as long as the page.
+    // The token is stored as long as the page is open.
   }
 }
 
@@ -26,7 +26,7 @@ export function headers(more = {}) {
   return { "x-shoal-console": "1", ...(own ? { authorization: `Bearer ${own}` } : {}), ...more };
 }
 
-// What every failure becomes: reason, message, field.
+// Every failure: reason, message, field.
 export class Failure extends Error {
   constructor(reason, message, field = "", requestId = "") {
     super(message);
@@ -35,14 +35,14 @@ export class Failure extends Error {
 }
 
 export async function failureOf(response) {
-  let told = {};
+  let content = {};
   try {
-    told = await response.json();
+    content = await response.json();
   } catch {
     // Not JSON: a proxy's page.
   }
   const requestId = response.headers.get("x-request-id") || "";
-  const { error = {}, detail } = told;
+  const { error = {}, detail } = content;
   if (error.reason) return new Failure(error.reason, error.message, error.field, requestId);
   if (detail && detail.code) return new Failure(detail.code, detail.message, "", requestId);
   return new Failure(error.code || "", error.message || `The edge answered ${response.status}.`, "", requestId);
@@ -65,7 +65,7 @@ export const post = (path, body, more = {}, signal = undefined) =>
 
 export const act = async (action, model, pool = "") => (await post("/console/act", { action, model, pool })).json();
 
-// Server-sent events over fetch: EventSource can send no header, and a token belongs into none but a header.
+// Server-sent events over fetch: EventSource cannot send headers, and the token must be sent in one.
 async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let waiting = "";
@@ -90,7 +90,7 @@ export async function events(take, signal) {
   }
 }
 
-// A conversation's next answer while it is written: each chunk of OpenAI's wire goes to `take`. Throws a Failure where it breaks off.
+// Stream a conversation's next answer: each chunk of OpenAI's format goes to `take`. Throws a Failure if the stream is aborted.
 export async function chat(body, take, signal) {
   const response = await post("/v1/chat/completions", { ...body, stream: true, stream_options: { include_usage: true } }, {}, signal);
   const requestId = response.headers.get("x-request-id") || "";
@@ -100,7 +100,7 @@ export async function chat(body, take, signal) {
     if (chunk.error) throw new Failure(chunk.error.reason || chunk.error.code || "", chunk.error.message, chunk.error.param || "", requestId);
     take(chunk);
   }
-  throw new Failure("NO_EDGE", "The connection to the edge was cut before the answer was whole.", "", requestId);
+  throw new Failure("NO_EDGE", "The connection to the edge was lost before the answer was complete.", "", requestId);
 }
 
 // The last hour and the last requests through this edge.

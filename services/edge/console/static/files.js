@@ -1,4 +1,4 @@
-// Files that a request carries: chosen here, read as base64, and bounded before they are read.
+// Files of a request: selected here, checked for their size, and read as base64.
 
 import { html, useState } from "./vendor/htm-preact.js";
 import { bytes } from "./text.js";
@@ -17,18 +17,18 @@ const read = (file) =>
     reader.readAsDataURL(file);
   });
 
-// Why these files cannot all be sent; empty: they can. `takes`: the kinds that the model takes.
+// Return why these files cannot be sent; empty if they can. `takes`: the kinds that the model supports.
 function refusal(before, chosen, takes) {
-  if (before.length + chosen.length > MAX_FILES) return `At most ${MAX_FILES} files.`;
+  if (before.length + chosen.length > MAX_FILES) return `At most ${MAX_FILES} files are allowed.`;
   for (const file of chosen) {
     const kind = kindOf(file);
     if (!kind) return `${file.name} is neither an image nor a PDF.`;
-    if (!takes.includes(kind)) return `This model does not take ${kind === "image" ? "images" : "PDFs"}.`;
+    if (!takes.includes(kind)) return `This model does not support ${kind === "image" ? "images" : "PDFs"}.`;
     if (!file.size) return `${file.name} is empty.`;
-    if (file.size > MAX_FILE_BYTES) return `${file.name} has ${bytes(file.size)}: at most ${bytes(MAX_FILE_BYTES)}.`;
+    if (file.size > MAX_FILE_BYTES) return `${file.name} has ${bytes(file.size)}; at most ${bytes(MAX_FILE_BYTES)} are allowed.`;
   }
   const sum = [...before, ...chosen].reduce((all, file) => all + file.size, 0);
-  return sum > MAX_ALL_BYTES ? `The files have ${bytes(sum)} together: at most ${bytes(MAX_ALL_BYTES)}.` : "";
+  return sum > MAX_ALL_BYTES ? `The files have ${bytes(sum)} together; at most ${bytes(MAX_ALL_BYTES)} are allowed.` : "";
 }
 
 // `files`: [{name, kind, size, url, data}], `data` as base64.

@@ -1,4 +1,4 @@
-// The frame: views and the open drawer by the address' fragment, theme, token, shortcuts.
+// The page frame: the view and the open drawer from the URL fragment, theme, token, shortcuts.
 
 import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { setToken, token } from "./edge.js";
@@ -12,12 +12,12 @@ import { ModelDrawer, ModelsView } from "./views/models.js";
 import { PlaygroundView } from "./views/playground.js";
 
 const VIEWS = [["mesh", "Mesh", MeshView], ["history", "History", HistoryView], ["models", "Models", ModelsView], ["playground", "Playground", PlaygroundView], ["chat", "Chat", ChatView]];
-// Views that are for admins alone, and those that need no look at the mesh.
+// Views for admins only, and views that work without watching the mesh.
 const NEEDS_ADMIN = ["mesh", "history"];
 const TRIES = ["playground", "chat"];
 const THEMES = [["", "system", "the system's"], ["light", "sun", "light"], ["dark", "moon", "dark"]];
-// Failures of the way to the mesh, whose titles fit above all views.
-const OURS = ["CANNOT_CONNECT", "NO_EDGE", "UNAUTHENTICATED", "PERMISSION_DENIED"];
+// Connection failures; their titles apply to all views.
+const CONNECTION_FAILURES = ["CANNOT_CONNECT", "NO_EDGE", "UNAUTHENTICATED", "PERMISSION_DENIED"];
 const GOES = { gm: "mesh", gh: "history", gc: "models", gp: "playground", gt: "chat" };
 const KEYS = [
   ["/", "Search"],
@@ -26,15 +26,15 @@ const KEYS = [
   ["g c", "Models (the catalogue)"],
   ["g p", "Playground"],
   ["g t", "Chat (talk)"],
-  ["↑ ↓", "Go through the list of models"],
+  ["↑ ↓", "Move through the list of models"],
   ["Enter", "Open a model"],
   ["Ctrl Enter", "Run the request"],
   ["t", "Change the theme"],
-  ["?", "This list"],
-  ["Esc", "Close what is open"],
+  ["?", "Show this list"],
+  ["Esc", "Close the open dialog"],
 ];
 
-// An address is #/view?query. `open` in it is the model whose drawer is open; the rest is the view's.
+// A URL fragment is #/view?query. `open` is the model shown in the drawer; the other parameters belong to the view.
 function place() {
   const [name, rest = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const view = VIEWS.some(([known]) => known === name) ? name : "mesh";
@@ -47,7 +47,7 @@ function addressOf(view, query, drawer) {
   return `#/${view}${given ? `?${given}` : ""}`;
 }
 
-// Quietly: the address follows what is shown, without a step in the browser's history.
+// If `quietly`, replace the address without adding an entry to the browser's history.
 function go(view, query = {}, quietly = false) {
   const hash = addressOf(view, query, quietly ? place().drawer : "");
   if (hash === location.hash) return;
@@ -57,8 +57,8 @@ function go(view, query = {}, quietly = false) {
 
 const sameView = (one, two) => one.view === two.view && addressOf("", one.query, "") === addressOf("", two.query, "");
 
-// Where the page is. `epoch` grows when the address names another view, or another state of this one, so that it begins anew; opening
-// and closing a drawer leaves the view as it is. Views write their state into the address, which is no move.
+// The current location. `epoch` increases when the address names another view or another state of this view, which resets it.
+// Opening and closing a drawer keeps the view. A view that writes its state into the address does not count as navigation.
 function usePlace() {
   const [where, setWhere] = useState({ ...place(), epoch: 0 });
   const address = useRef(place());
@@ -83,7 +83,7 @@ function usePlace() {
     history.pushState({ isDrawer: true }, "", addressOf(view, query, drawer));
     setWhere((before) => ({ ...before, drawer }));
   };
-  // Back to where it was opened; an address that was opened with its drawer has nothing before it.
+  // Go back to the entry before the drawer; a page that was loaded with an open drawer has none.
   const close = () => {
     if (history.state?.isDrawer) {
       history.back();
@@ -108,7 +108,7 @@ function useTheme() {
       if (next) localStorage.setItem("shoal.theme", next);
       else localStorage.removeItem("shoal.theme");
     } catch {
-      // It holds for this page.
+      // The theme applies to this page only.
     }
     setTheme(next);
   };
@@ -124,7 +124,7 @@ function Page() {
   useEffect(() => {
     document.title = `${VIEWS.find(([name]) => name === where.view)[1]} · Shoal`;
   }, [where.view]);
-  const before = useRef(""); // the key before, for shortcuts of two; the page may be drawn between them
+  const before = useRef(""); // the previous key of a two-key shortcut; the page may be rendered in between
   useEffect(() => {
     const pressed = (event) => {
       const typing = event.target.closest?.("input, textarea, select");
@@ -147,8 +147,8 @@ function Page() {
 
   const [, , View] = VIEWS.find(([name]) => name === where.view);
   const isRefused = mesh.status === "refused";
-  const again = isRefused ? "" : OURS.includes(mesh.failure?.reason) ? cure(mesh.failure.reason) : "This page tries again by itself.";
-  return html`<a class="skip" href="#main" onClick=${(event) => [event.preventDefault(), document.getElementById("main").focus()]}>To the content</a>
+  const again = isRefused ? "" : CONNECTION_FAILURES.includes(mesh.failure?.reason) ? cure(mesh.failure.reason) : "This page reconnects automatically.";
+  return html`<a class="skip" href="#main" onClick=${(event) => [event.preventDefault(), document.getElementById("main").focus()]}>Skip to content</a>
     <header class="top">
       <a class="brand" href="#/mesh"><svg viewBox="0 0 34 22" aria-hidden="true"><path d="M2 7c4-5 10-5 14-1l4-3v8l-4-3C12 12 6 12 2 7zM14 16c3.500-4.300 8.500-4.300 12-.9l3.500-2.600v7L26 16.900c-3.500 3.400-8.500 3.400-12-.9z" /></svg>Shoal</a>
       <nav aria-label="Views">
@@ -165,17 +165,17 @@ function Page() {
     </header>
     ${mesh.failure &&
     html`<div class="banner ${isRefused ? "asks" : ""}" role="alert">
-      <div><strong>${OURS.includes(mesh.failure.reason) ? title(mesh.failure.reason) : "The mesh cannot be shown"}.</strong> ${sentence(mesh.failure.message)} ${again} ${mesh.seen && !isRefused ? `What is shown is ${seconds((Date.now() - mesh.seen) / 1000)} old.` : ""}</div>
+      <div><strong>${CONNECTION_FAILURES.includes(mesh.failure.reason) ? title(mesh.failure.reason) : "The mesh is unavailable"}.</strong> ${sentence(mesh.failure.message)} ${again} ${mesh.seen && !isRefused ? `The data is ${seconds((Date.now() - mesh.seen) / 1000)} old.` : ""}</div>
       ${isRefused && html`<button class="primary" onClick=${() => setAsksToken(true)}>Enter a token</button>`}
     </div>`}
     <main id="main" tabindex="-1" class=${mesh.status === "lost" && mesh.seen ? "old" : ""}>
       ${NEEDS_ADMIN.includes(where.view) && isRefused
-        ? html`<div class="view"><section class="card"><div class="empty"><h1>The mesh is not shown without the role admin</h1>
+        ? html`<div class="view"><section class="card"><div class="empty"><h1>Watching the mesh requires the role admin</h1>
             <p>${cure("PERMISSION_DENIED")}</p></div></section></div>`
         : !TRIES.includes(where.view) && mesh.status === "connecting"
-          ? html`<div class="view"><p class="muted waiting" role="status">Looking at the mesh …</p></div>`
+          ? html`<div class="view"><p class="muted waiting" role="status">Loading the mesh …</p></div>`
           : !TRIES.includes(where.view) && mesh.status === "lost" && !mesh.seen
-            ? html`<div class="view"><section class="card"><div class="empty"><h1>There is no mesh to show</h1><p>${again}</p></div></section></div>`
+            ? html`<div class="view"><section class="card"><div class="empty"><h1>No mesh to show</h1><p>${again}</p></div></section></div>`
             : html`<${View} key=${`${where.view} ${where.epoch}`} query=${where.query} go=${go} open=${open} />`}
     </main>
     ${where.drawer && html`<${ModelDrawer} key=${where.drawer} id=${where.drawer} onClose=${close} />`}
@@ -194,7 +194,7 @@ function Status() {
     connecting: ["warn", "connecting"],
     live: ["good", "live"],
     lost: ["bad", "not connected"],
-    refused: ["warn", "no view of the mesh"],
+    refused: ["warn", "no access to the mesh"],
   }[mesh.status];
   return html`<span class="state ${tone} status" role="status"><i></i><span>${word}</span></span>`;
 }
@@ -204,9 +204,9 @@ function Token({ onClose }) {
   const keep = (given) => [setToken(given.trim()), follow(), onClose()];
   return html`<${Dialog} kind="ask" label="Token" onClose=${onClose}>
     <form onSubmit=${(event) => [event.preventDefault(), keep(value)]}>
-      <p class="muted">It is kept in this tab until it is closed, and goes to the router with each request. Watching and changing need the role admin.</p>
+      <p class="muted">The token is stored until this tab is closed and sent to the router with each request. Watching the mesh and changing models require the role admin.</p>
       <label class="field"><span>Token</span><input type="password" autocomplete="off" spellcheck=${false} autofocus value=${value} onInput=${(event) => setValue(event.target.value)} /></label>
-      <footer>${token() && html`<button type="button" onClick=${() => keep("")}>Forget it</button>`}<button type="button" onClick=${onClose}>Cancel</button><button class="primary">Use it</button></footer>
+      <footer>${token() && html`<button type="button" onClick=${() => keep("")}>Remove</button>`}<button type="button" onClick=${onClose}>Cancel</button><button class="primary">Save</button></footer>
     </form>
   <//>`;
 }

@@ -1,15 +1,15 @@
-// The mesh as this page knows it: filled by the edge's events, read by the views.
+// This page's copy of the mesh's state: updated by the edge's events, read by the views.
 
 import { useEffect, useState } from "./vendor/htm-preact.js";
 import { Failure, events, send } from "./edge.js";
 
 const SECTIONS = ["workers", "models", "lanes", "pools", "processes"];
 const HISTORY = 120;
-const MOST_EVENTS = 200;
+const MAX_EVENTS = 200;
 const RATE_SECONDS = 10;
 
 export const mesh = {
-  // connecting: nothing was seen yet; live; lost: what is shown is old; refused: this token may not look.
+  // connecting: no data yet; live; lost: the data is old; refused: this token may not watch.
   status: "connecting",
   failure: null,
   about: { version: "", routers: [] },
@@ -24,7 +24,7 @@ export const mesh = {
   rates: new Map(),
   history: [],
   seen: 0,
-  // Grows when models or where they are changed: the catalogue sorts again only then.
+  // Increases when models or their workers change; the catalogue sorts again only then.
   catalogue: 0,
 };
 
@@ -72,7 +72,7 @@ function show(data) {
   }
   for (const [section, key] of data.gone || []) mesh[section].delete(key);
   if (first || Object.keys(data.models || {}).length || (data.gone || []).some(([section]) => section === "models")) mesh.catalogue += 1;
-  if (data.events) mesh.events = [...data.events.slice().reverse(), ...mesh.events].slice(0, MOST_EVENTS);
+  if (data.events) mesh.events = [...data.events.slice().reverse(), ...mesh.events].slice(0, MAX_EVENTS);
   if (data.scheduler) mesh.scheduler = data.scheduler;
   if (data.router) mesh.router = data.router;
   if ("problem" in data) mesh.failure = data.problem ? new Failure(data.problem.reason, data.problem.message) : null;
@@ -84,7 +84,7 @@ function show(data) {
   }
 }
 
-// Jobs done a second: over the last ten seconds by lane, and over each step for the line at the top.
+// Jobs per second: over the last ten seconds by lane, and over each step for the chart at the top.
 function measure() {
   const now = performance.now() / 1000;
   const done = new Map([...mesh.lanes].map(([key, lane]) => [key, lane.done]));
@@ -108,7 +108,7 @@ function measure() {
 
 let controller = null;
 
-// Follows the edge for ever; called again with a new token.
+// Follow the edge's events until called again with a new token.
 export async function follow() {
   if (controller) controller.abort();
   const own = new AbortController();
@@ -125,7 +125,7 @@ export async function follow() {
       lost(new Failure("NO_EDGE", "The edge ended the stream."));
     } catch (error) {
       if (own.signal.aborted) return;
-      const failure = error instanceof Failure ? error : new Failure("NO_EDGE", "The connection to the edge was cut.");
+      const failure = error instanceof Failure ? error : new Failure("NO_EDGE", "The connection to the edge was lost.");
       if (failure.reason === "UNAUTHENTICATED" || failure.reason === "PERMISSION_DENIED") {
         mesh.status = "refused";
         mesh.failure = failure;
@@ -146,7 +146,7 @@ function lost(failure) {
   mesh.failure = failure;
 }
 
-// A token that may use models but not watch the mesh still lists them, for the playground.
+// A token that may not watch the mesh can still list models for the playground.
 async function list() {
   try {
     const { data } = await (await send("/v1/models")).json();
@@ -170,6 +170,6 @@ async function list() {
     );
     mesh.catalogue += 1;
   } catch {
-    // Without a token that may list them there are none.
+    // The token may not list models, so none are shown.
   }
 }

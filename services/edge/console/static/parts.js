@@ -1,4 +1,4 @@
-// Small parts that all views use.
+// Components that all views use.
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { act } from "./edge.js";
@@ -29,8 +29,8 @@ export function State({ state, quiet }) {
   return html`<span class="state ${tone}" title=${quiet ? undefined : MEANING[state]}><i></i>${word}</span>`;
 }
 
-// What words on the page mean: [[word, meaning]], folded until it is asked for.
-export function Words({ words, label = "What the words mean" }) {
+// A collapsed list of terms: [[word, meaning]].
+export function Words({ words, label = "Explain these terms" }) {
   return html`<details class="words"><summary>${label}</summary>
     <dl>${words.map(([word, meaning]) => html`<div key=${word}><dt>${word}</dt><dd>${meaning}</dd></div>`)}</dl></details>`;
 }
@@ -54,7 +54,7 @@ export function Problem({ failure, children }) {
   </div>`;
 }
 
-// Segments beside each other, each a share of `whole`; what is taken by nothing that is known comes last.
+// Adjacent segments, each a share of `whole`; memory with an unknown use is last.
 export function Memory({ segments, used, whole, label }) {
   const known = segments.reduce((sum, one) => sum + one.value, 0);
   const other = Math.max(0, used - known);
@@ -82,7 +82,7 @@ export function Line({ values, width = 160, height = 36, label }) {
   </svg>`;
 }
 
-// The model by the last part of its name, which is what can be read in a narrow column; its place in the sentence stays.
+// Show the last part of the model's name only, which fits a narrow column.
 function shortened({ text, model }) {
   const at = model ? text.indexOf(model) : -1;
   return at < 0 ? text : html`${text.slice(0, at)}<b>${model.slice(model.lastIndexOf("/") + 1)}</b>${text.slice(at + model.length)}`;
@@ -90,7 +90,7 @@ function shortened({ text, model }) {
 
 export function Events({ events, open }) {
   return html`<section class="card" aria-labelledby="events">
-    <header><h2 id="events">Events</h2><span class="muted">${events.length ? "open one for the reason" : ""}</span></header>
+    <header><h2 id="events">Events</h2><span class="muted">${events.length ? "open one for details" : ""}</span></header>
     ${!events.length
       ? html`<p class="muted pad">No events yet. Model loads, evictions and lost workers appear here.</p>`
       : html`<ol class="events" tabindex="0" aria-label="Events, latest first">
@@ -104,7 +104,7 @@ export function Events({ events, open }) {
   </section>`;
 }
 
-// A dialog of the browser's own: it keeps the focus, Escape closes it, and the focus goes back to where it was.
+// A native dialog: it traps the focus, Escape closes it, and the focus returns to the previous element.
 export function Dialog({ kind = "", label, onClose, children }) {
   const element = useRef();
   useEffect(() => {
@@ -120,7 +120,7 @@ export function Dialog({ kind = "", label, onClose, children }) {
     event.preventDefault();
     onClose();
   };
-  // The browser may close several dialogs by one Escape; here it closes the one on top.
+  // Browsers may close several dialogs with one Escape; close only the topmost.
   const pressed = (event) => {
     if (event.key !== "Escape") return;
     event.stopPropagation();
@@ -159,7 +159,7 @@ export function Notices() {
     notices.listener = () => again((value) => value + 1);
     return () => (notices.listener = null);
   }, []);
-  // Above a dialog that is open: what is shown last is on top.
+  // Show notices above an open dialog: the last shown popover is on top.
   useEffect(() => {
     element.current.hidePopover?.();
     if (notices.list.length) element.current.showPopover?.();
@@ -182,7 +182,7 @@ export function Copy({ text, label = "Copy" }) {
       setCopied(true);
       setTimeout(() => setCopied(false), 1600);
     } catch {
-      notify("bad", "The browser does not let this page copy: select the text and copy it.");
+      notify("bad", "The browser denied access to the clipboard: select the text and copy it.");
     }
   };
   return html`<button class="small" onClick=${copy}><${Icon} name="copy" />${copied ? "Copied" : label}</button>`;
@@ -191,22 +191,22 @@ export function Copy({ text, label = "Copy" }) {
 const ASKED = {
   load: {
     heading: "Load this model?",
-    text: "One more worker makes it resident, and may have to evict others for it. The page waits until it is there.",
+    text: "One more worker loads it and may evict other models. The page waits until it is loaded.",
     button: "Load",
   },
   evict: {
     heading: "Evict this model?",
-    text: "All workers that hold it unload it after the batches in flight. Requests that wait, or come, load it again.",
+    text: "All workers that hold it unload it after the batches in flight. Waiting and new requests load it again.",
     button: "Evict",
     tone: "danger",
   },
-  pin: { heading: "Pin this model?", text: "It stays resident where it is now, and is never evicted for others until it is unpinned.", button: "Pin" },
-  unpin: { heading: "Unpin this model?", text: "It may be evicted again when others need its place.", button: "Unpin" },
+  pin: { heading: "Pin this model?", text: "It stays on its current workers and is not evicted until it is unpinned.", button: "Pin" },
+  unpin: { heading: "Unpin this model?", text: "It may be evicted when other models need its memory.", button: "Unpin" },
 };
 
 const RUNNING = { load: "Loading", evict: "Evicting", pin: "Pinning", unpin: "Unpinning" };
 
-// Asks before a model is changed, does it, and tells what became of it.
+// Ask for confirmation, perform the action, and show its result.
 export function Confirm({ action, model, pools = [], onClose }) {
   const [pool, setPool] = useState("");
   const asked = ASKED[action];
@@ -228,7 +228,7 @@ export function Confirm({ action, model, pools = [], onClose }) {
     pools.length > 1 &&
     html`<label class="field"><span>Pool</span>
       <select value=${pool} onChange=${(event) => setPool(event.target.value)}>
-        <option value="">The model's own</option>
+        <option value="">Model default</option>
         ${pools.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
       </select></label>`}
     <footer>

@@ -1,4 +1,4 @@
-// What the playground shows of an answer.
+// The playground's views of an answer.
 
 import { html, useEffect, useRef } from "./vendor/htm-preact.js";
 import { Bar } from "./parts.js";
@@ -10,8 +10,8 @@ export const STAGE_WORDS = {
   prepare: "tokenising",
   wait: "for a batch and the device",
   forward: "on the device",
-  finish: "making the answer",
-  mesh: "the mesh itself",
+  finish: "building the answer",
+  mesh: "the rest of the mesh",
   way: "edge, network and browser",
 };
 
@@ -71,7 +71,7 @@ function Dense({ texts, rows }) {
   </section>`;
 }
 
-// Late interaction: each token of the first text against each of the second (or of itself).
+// Late interaction: compare each token of the first text with each of the second (or of itself).
 function Tokens({ texts, rows }) {
   const canvas = useRef();
   const [one, two] = [rows[0], rows[1] || rows[0]];
@@ -96,7 +96,7 @@ function Tokens({ texts, rows }) {
       aria-label="Similarity of ${plural(one.length, "token")} of text 1 to ${plural(two.length, "token")} of text ${rows[1] ? 2 : 1}" />
     <p class="small muted">
       Down: ${plural(one.length, "token")} of text 1. Across: ${plural(two.length, "token")} of text ${rows[1] ? 2 : 1}.
-      Sum of the best of each row: <b>${best.reduce((sum, value) => sum + value, 0).toFixed(3)}</b>
+      Sum of each row's maximum: <b>${best.reduce((sum, value) => sum + value, 0).toFixed(3)}</b>
     </p>
   </section>`;
 }
@@ -140,7 +140,7 @@ export function Scored({ texts, scores, other, models }) {
             <div class="measure"><${Bar} part=${one.score - low} whole=${high - low || 1} /><span class="n">${one.score.toFixed(3)}</span></div>
             ${second &&
             html`<div class="measure"><${Bar} tone="other" part=${second.score - otherLow} whole=${otherHigh - otherLow || 1} /><span class="n">${second.score.toFixed(3)}</span></div>
-              <p class="small muted">${moved ? `${plural(Math.abs(moved), "place")} ${moved > 0 ? "higher" : "lower"} there` : "the same place there"}</p>`}
+              <p class="small muted">${moved ? `${plural(Math.abs(moved), "place")} ${moved > 0 ? "higher" : "lower"} in the other model` : "the same place in the other model"}</p>`}
           </div>
         </li>`;
       })}
@@ -162,34 +162,34 @@ export function Extracted({ texts, items }) {
         ${item.objects?.length > 0 && html`<${Regions} name=${texts[at]} objects=${item.objects} />`}
         ${(item.text || item.pages) && html`<${Read} name=${texts[at]} item=${item} />`}
         ${item.data && html`<${Data} data=${item.data} />`}
-        ${isEmpty(item) && html`<p class="text">${texts[at]}</p><p class="small muted">Nothing was found in this text.</p>`}
+        ${isEmpty(item) && html`<p class="text">${texts[at]}</p><p class="small muted">No results in this text.</p>`}
       </div>`,
     )}
     ${labels.length > 0 && html`<ul class="legend">${labels.map((label) => html`<li key=${label}><i class="key ${hue(label)}"></i>${label}</li>`)}</ul>`}
   </section>`;
 }
 
-// What a model read in an image or in the pages of a document.
+// The text that a model read in an image or in a document's pages.
 function Read({ name, item }) {
   return html`<h2>${name}</h2>
     ${item.text && html`<p class="said">${item.text}</p>`}
-    ${(item.pages || []).map((one) => html`<div key=${one.page}><p class="small muted">page ${one.page}${one.is_text_layer ? ", its text layer" : ""}</p><p class="said">${one.text}</p></div>`)}`;
+    ${(item.pages || []).map((one) => html`<div key=${one.page}><p class="small muted">page ${one.page}${one.is_text_layer ? ", from its text layer" : ""}</p><p class="said">${one.text}</p></div>`)}`;
 }
 
 const rounded = (key, value) => (typeof value === "number" ? Number(value.toFixed(4)) : value);
 
 function Data({ data }) {
-  return html`<h2>By the schema</h2><pre class="data" tabindex="0" aria-label="What was found by the schema"><code>${JSON.stringify(data, rounded, 2)}</code></pre>`;
+  return html`<h2>Structured result</h2><pre class="data" tabindex="0" aria-label="Structured result"><code>${JSON.stringify(data, rounded, 2)}</code></pre>`;
 }
 
 function Regions({ name, objects }) {
-  return html`<h2>${name}</h2><div class="scroll" tabindex="0" role="region" aria-label="What was found"><table class="relations">
+  return html`<h2>${name}</h2><div class="scroll" tabindex="0" role="region" aria-label="Results"><table class="relations">
     <thead><tr><th>Label</th><th>Left, top, right, bottom</th><th class="n">Score</th></tr></thead>
     <tbody>${objects.slice(0, 100).map((one, at) => html`<tr key=${at}><td>${one.label}</td><td class="muted">${one.bbox.map(Math.round).join(", ")}</td><td class="n">${one.score.toFixed(2)}</td></tr>`)}</tbody>
   </table></div>`;
 }
 
-// Offsets count code points. The widest entity at a place is coloured; those within it are underlined.
+// Offsets count code points. The widest entity at a position is highlighted; entities within it are underlined.
 function Spans({ text, entities, hue }) {
   const letters = Array.from(text);
   const edges = [...new Set([0, letters.length, ...entities.flatMap((one) => [one.start, one.end])])].sort((one, two) => one - two);
@@ -204,9 +204,9 @@ function Spans({ text, entities, hue }) {
       const words = letters.slice(start, end).join("");
       if (!over.length) return words;
       const [widest, ...inner] = over;
-      const told = over.map((one) => `${one.label} ${one.score.toFixed(2)}`).join(", ");
+      const summary = over.map((one) => `${one.label} ${one.score.toFixed(2)}`).join(", ");
       const marked = inner.reduce((content, one) => html`<u class=${hue(one.label)}>${content}</u>`, words);
-      return html`<mark class="${hue(widest.label)} ${widest.start === start ? "first" : ""} ${widest.end === end ? "last" : ""}" title=${told}
+      return html`<mark class="${hue(widest.label)} ${widest.start === start ? "first" : ""} ${widest.end === end ? "last" : ""}" title=${summary}
         >${marked}${widest.end === end && html`<small>${widest.label} ${widest.score.toFixed(2)}</small>`}</mark>`;
     })}
   </p>`;
@@ -220,7 +220,7 @@ function Classes({ text, classes }) {
 }
 
 function Relations({ relations }) {
-  return html`<div class="scroll" tabindex="0" role="region" aria-label="What was found"><table class="relations">
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Results"><table class="relations">
     <thead><tr><th>From</th><th>Relation</th><th>To</th><th class="n">Score</th></tr></thead>
     <tbody>${relations.map((one, at) => html`<tr key=${at}><td>${one.head}</td><td class="muted">${one.relation}</td><td>${one.tail}</td><td class="n">${one.score.toFixed(2)}</td></tr>`)}</tbody>
   </table></div>`;

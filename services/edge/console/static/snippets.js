@@ -1,16 +1,16 @@
-// The request of the playground and the chat, as programs and shells would send it. Pure. Tokens are named, never shown; of files
-// the name is, and programs read them.
+// The request of the playground or the chat as code and shell commands. Pure. Tokens are read from a variable and never shown;
+// files appear by name only.
 
 const shell = (text) => `'${String(text).replaceAll("'", "'\\''")}'`;
 
-// An expression of Python as it stands.
+// A verbatim Python expression.
 class Expression {
   constructor(text) {
     this.text = text;
   }
 }
 
-// A literal of Python: lists on one line, objects as dicts.
+// A Python literal: lists on one line, objects as dicts.
 function py(value) {
   if (value instanceof Expression) return value.text;
   if (value === null) return "None";
@@ -22,8 +22,8 @@ function py(value) {
 
 const pretty = (value) => JSON.stringify(value, null, 2);
 
-// `ask`: {verb, model, texts, files, query, role, forms, task, labels, relations, threshold, multi, schema, instruction, pool,
-// adapter, priority, tenant}; of a chat {verb, model, messages, system, temperature, maxTokens, schema}. `dataOf`: a file's base64.
+// `ask` is {verb, model, texts, files, query, role, forms, task, labels, relations, threshold, multi, schema, instruction, pool,
+// adapter, priority, tenant}, or for a chat {verb, model, messages, system, temperature, maxTokens, schema}. `dataOf` returns a file's base64.
 export function body(ask, dataOf = (file) => file.data) {
   return ask.verb === "chat" ? chatBody(ask) : verbBody(ask, dataOf);
 }
@@ -76,13 +76,13 @@ const encodedPath = (model) => model.split("/").map(encodeURIComponent).join("/"
 
 export const path = (ask) => (ask.verb === "chat" ? "/v1/chat/completions" : `/v1/${ask.verb}/${encodedPath(ask.model)}`);
 
-// Whether OpenAI's own call for vectors can say it.
+// Return whether OpenAI's embeddings API can express the request.
 const isOpenaiEncode = (ask) =>
   ask.verb === "encode" && !ask.files.length && (!ask.forms.length || (ask.forms.length === 1 && ask.forms[0] === "dense")) && !ask.adapter && !ask.pool && !ask.priority;
 
 const embeddings = (ask) => ({ model: ask.model, input: ask.texts, role: ask.role || "document" });
 
-// What most programs speak comes first: for Encode OpenAI's wire.
+// The most common format is first: OpenAI's for Encode.
 export function kindsOf(ask) {
   if (ask.verb === "chat") return ["curl", "openai"];
   const kinds = ["curl", "openai", "shoal", ...(ask.verb === "extract" && ask.task === "structure" ? [] : ["grpcurl"])];
@@ -97,11 +97,11 @@ export function snippet(kind, ask, { origin, router, hasToken }) {
   return grpcurl(ask, router, hasToken);
 }
 
-// Stands for a file in JSON until the shell's command that reads it is put there: a character for private use, and a number.
+// A placeholder for a file in JSON, to be replaced by the shell command that reads it: private-use characters and a number.
 const mark = (at) => `\uE000${at}\uE000`;
 const marked = (ask) => (file) => mark((ask.files || []).indexOf(file));
 
-// The JSON as an argument; with files as a document on standard input, in which the shell replaces commands.
+// The JSON as an argument, or with files as a here-document in which the shell substitutes commands.
 function given(text, files, flag, document) {
   if (!files?.length) return [flag(shell(text)), ""];
   let escaped = text.replace(/[\\$`]/g, "\\$&");
@@ -119,7 +119,7 @@ function curl(where, content, ask, origin, hasToken) {
 
 function openai(ask, origin, hasToken) {
   const tenant = ask.tenant ? `, default_headers={"x-shoal-tenant": ${py(ask.tenant)}}` : "";
-  const key = hasToken ? `os.environ["SHOAL_TOKEN"]` : `"none is asked for"`;
+  const key = hasToken ? `os.environ["SHOAL_TOKEN"]` : `"not required"`;
   const imports = [...(ask.files?.length ? ["import base64\n"] : []), ...(hasToken ? ["import os\n"] : [])].join("");
   const head = `${imports}import openai\n\nclient = openai.OpenAI(base_url="${origin}/v1", api_key=${key}${tenant})\n`;
   if (ask.verb === "chat") {
@@ -130,7 +130,7 @@ function openai(ask, origin, hasToken) {
     const role = `, extra_body={"role": ${py(ask.role || "document")}}`;
     return `${head}answer = client.embeddings.create(model=${py(ask.model)}, input=${py(ask.texts)}${role})\nprint(answer.data[0].embedding[:4])`;
   }
-  // What OpenAI's wire has no call for goes to the edge's own path by the same client.
+  // Requests that OpenAI's API cannot express use the edge's path with the same client.
   const dataOf = (file) => new Expression(`base64.b64encode(open(${py(file.name)}, "rb").read()).decode()`);
   return `${head}answer = client.post(${py(path(ask).replace("/v1", ""))}, cast_to=object, body=${py(body(ask, dataOf))})\nprint(answer)`;
 }

@@ -1,4 +1,4 @@
-// Numbers, times and errors in words. Pure.
+// Format numbers, times and errors as text. Pure.
 
 const count = new Intl.NumberFormat("en-GB");
 
@@ -41,70 +41,70 @@ export const share = (part, whole) => (whole > 0 ? Math.min(100, (100 * part) / 
 const TITLES = {
   CANNOT_CONNECT: "No router answers",
   NO_EDGE: "The edge does not answer",
-  UNAUTHENTICATED: "This mesh asks for a token",
-  PERMISSION_DENIED: "This token may not do that",
-  MODEL_NOT_FOUND: "There is no such model",
-  MODEL_UNREACHABLE: "The model's store cannot be reached",
+  UNAUTHENTICATED: "This mesh requires a token",
+  PERMISSION_DENIED: "Permission denied",
+  MODEL_NOT_FOUND: "Model not found",
+  MODEL_UNREACHABLE: "The model's store is unreachable",
   MODEL_LOAD_FAILED: "The model could not be loaded",
-  NO_CAPACITY: "No worker is free for this",
+  NO_CAPACITY: "No worker is available",
   PROVISIONING: "No worker is ready yet",
-  QUEUE_FULL: "Too much is waiting already",
-  RATE_LIMITED: "This tenant asks too often",
-  DEADLINE_PASSED: "It took too long",
-  TIMEOUT: "It took too long",
-  TASK_NOT_SUPPORTED: "This model does something else",
+  QUEUE_FULL: "The queue is full",
+  RATE_LIMITED: "Rate limit exceeded",
+  DEADLINE_PASSED: "Deadline exceeded",
+  TIMEOUT: "Request timed out",
+  TASK_NOT_SUPPORTED: "This model does not support the task",
   INPUT_TOO_LONG: "The text is too long for this model",
-  INVALID_INPUT: "Something in the request is wrong",
+  INVALID_INPUT: "The request is invalid",
   NOT_READY: "The edge is not ready",
   DRAINING: "The router is shutting down",
   WORKER_LOST: "The worker was lost",
 };
 
 const CURES = {
-  CANNOT_CONNECT: "Look whether the mesh runs. This page tries again by itself.",
-  NO_EDGE: "Look whether it runs (shoal up). This page tries again by itself.",
-  UNAUTHENTICATED: "Enter a token: the key at the top.",
-  PERMISSION_DENIED: "Watching the mesh and changing models need the role admin. The playground works with the role client.",
-  MODEL_NOT_FOUND: "Look for it under Models, or check how its name is spelt.",
+  CANNOT_CONNECT: "Check that the mesh is running. This page reconnects automatically.",
+  NO_EDGE: "Check that it is running (shoal up). This page reconnects automatically.",
+  UNAUTHENTICATED: "Enter a token with the key button at the top.",
+  PERMISSION_DENIED: "Watching the mesh and changing models require the role admin. The playground works with the role client.",
+  MODEL_NOT_FOUND: "Check the spelling of its name, or search for it under Models.",
   MODEL_UNREACHABLE: "Check the name, or give workers the model's folder or another store.",
-  NO_CAPACITY: "Start a worker in its pool, or look under Mesh why there is none.",
-  PROVISIONING: "Look under Mesh whether there are workers, then try again.",
+  NO_CAPACITY: "Start a worker in its pool, or check the pool's workers under Mesh.",
+  PROVISIONING: "Check under Mesh that workers are running, then try again.",
   QUEUE_FULL: "Try again in a moment.",
   RATE_LIMITED: "Try again in a moment.",
-  DEADLINE_PASSED: "A model that is loaded for the first time takes a while: try again.",
-  TIMEOUT: "A model that is loaded for the first time takes a while: try again.",
+  DEADLINE_PASSED: "The first load of a model takes a while: try again.",
+  TIMEOUT: "The first load of a model takes a while: try again.",
 };
 
-// Messages of the mesh begin small and end without a stop.
+// The mesh's messages start in lower case and have no full stop.
 export const sentence = (text) => (text ? (/^[a-z]+[ ,]/.test(text) ? text[0].toUpperCase() + text.slice(1) : text) + (/[.!?…]$/.test(text) ? "" : ".") : "");
 
-export const title = (reason) => TITLES[reason] || "That did not work";
+export const title = (reason) => TITLES[reason] || "The request failed";
 export const cure = (reason) => CURES[reason] || "";
 
 export const STATES = {
   resident: ["Resident", "good"],
   warm: ["Warm", "accent"],
   loading: ["Loading", "warn"],
-  downloading: ["Fetching", "warn"],
+  downloading: ["Downloading", "warn"],
   cold: ["Cold", "idle"],
   failed: ["Failed", "bad"],
   absent: ["Absent", "idle"],
 };
 
-// What the words of lanes mean.
+// Explanations of the terms of lanes.
 export const LANE_WORDS = {
-  waiting: "Jobs in the lane that no worker has taken yet.",
-  leased: "Tokens that workers have taken and not answered yet. A lease that runs out, because its worker died, puts its jobs back.",
+  waiting: "Jobs in the lane that no worker has started.",
+  leased: "Tokens that workers are processing. If a worker dies, its lease expires and the jobs return to the queue.",
   expired: "Jobs that exceeded their deadline in the queue. Their callers received an error.",
   dead: "Jobs given up after several workers died with them. Their callers received an error.",
 };
 
 export const MEANING = {
-  resident: "on a worker's device: it answers at once",
+  resident: "on a worker's device: it answers immediately",
   warm: "in a worker's host memory: moving it to the device takes about a second",
-  loading: "on its way to a device",
-  downloading: "on its way to a worker's disk",
+  loading: "being loaded to a device",
+  downloading: "being downloaded to a worker's disk",
   cold: "on a worker's disk: the first request waits until it is loaded",
-  failed: "could not be loaded: open it for the reason",
-  absent: "on no worker: the first request has one look for it in its stores",
+  failed: "could not be loaded: open it to see the reason",
+  absent: "on no worker: the first request makes one download it from its stores",
 };

@@ -1,4 +1,4 @@
-// Before the first paint: the theme that was chosen here; without one, the system's.
+// Before the first paint, set the stored theme; the default is the system's.
 (function () {
   try {
     var theme = localStorage.getItem("shoal.theme");

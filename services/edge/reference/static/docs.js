@@ -1,4 +1,4 @@
-// RapiDoc has one theme at a time; follow the browser's.
+// RapiDoc has a single theme; follow the browser's.
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const follow = () => document.querySelector("rapi-doc").setAttribute("theme", dark.matches ? "dark" : "light");
 dark.addEventListener("change", follow);

@@ -1,5 +1,5 @@
-"""Haystack's components for TEI: over gRPC, found by server reflection, and over HTTP at a port
-that is one model's.
+"""Haystack's components for TEI: over gRPC with server reflection, and over HTTP at a port with a
+fixed model.
 """
 
 import os

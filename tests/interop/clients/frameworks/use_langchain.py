@@ -1,7 +1,7 @@
 """LangChain's embeddings and rerankers of OpenAI, Cohere, Hugging Face, Ollama and Voyage.
 
-VoyageAIEmbeddings counts tokens with tokenizers that it fetches from Hugging Face's hub, which is
-not reached here.
+VoyageAIEmbeddings counts tokens with tokenizers from Hugging Face's hub, which is not reachable
+here.
 """
 
 import asyncio

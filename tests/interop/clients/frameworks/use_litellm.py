@@ -1,7 +1,7 @@
-"""litellm's routes to OpenAI's, vLLM's, Infinity's, Cohere's and Jina's wires.
+"""litellm's routes to the APIs of OpenAI, vLLM, Infinity, Cohere and Jina.
 
-Its route to Hugging Face's asks the hub for the model's task, and without the hub sends texts as
-one that others are compared with.
+Its route to Hugging Face requests the model's task from the hub; without the hub it sends texts as
+one text to compare with others.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """LlamaIndex's embeddings and rerankers of OpenAI, TEI, Jina and Cohere.
 
-Its JinaEmbedding hands its base_url to nobody: it asks api.jina.ai.
+Its JinaEmbedding ignores its base_url and always calls api.jina.ai.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from llama_index.postprocessor.jinaai_rerank import JinaRerank
 from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
 
 KNOWN = "embed-english-v3.0"
-"""An alias: its table of names is fixed."""
+"""An alias, because the client has a fixed table of names."""
 many = len(TEXTS)
 TEI = f"{BASE}/tei/{MODEL}"
 nodes = [

@@ -1,4 +1,4 @@
-"""rerankers: five wires in one package. It looks at no status."""
+"""rerankers: five APIs in one package. It does not check statuses."""
 
 from typing import Any
 
@@ -32,6 +32,6 @@ check(
 )
 check(
     f"cohere, repeated by its caller {WAITED}",
-    # What it finds in the body of a 429 is no result, and it knows no header.
+    # It does not recognise the body of a 429, and it ignores headers.
     lambda: is_told(KeyError, lambda: rank("cohere", f"{LIMITED}/v1/rerank"), lambda _: 2.0),
 )

@@ -1,4 +1,4 @@
-"""Chroma's and LanceDB's own functions: texts stored and found."""
+"""Functions of Chroma and LanceDB: store texts and find them."""
 
 import os
 import tempfile
@@ -17,7 +17,7 @@ from lancedb.pydantic import LanceModel, Vector
 
 os.environ["OPENAI_API_KEY"] = "any"
 KNOWN = "text-embedding-3-small"
-"""An alias with its dimensions: LanceDB knows three names only."""
+"""An alias with dimensions: LanceDB accepts only three names."""
 
 
 def of_openai(base: str, model: str = MODEL) -> OpenAIEmbeddingFunction:
@@ -25,7 +25,7 @@ def of_openai(base: str, model: str = MODEL) -> OpenAIEmbeddingFunction:
 
 
 def stored(function: Any, name: str) -> float:
-    """The vectors that a collection holds; the text that is asked for must be found first."""
+    """Return the vectors of a collection; the requested text must be the first result."""
     collection = chromadb.EphemeralClient().create_collection(name, embedding_function=function)
     collection.add(ids=[str(index) for index in range(len(TEXTS))], documents=TEXTS)
     assert collection.query(query_texts=[TEXTS[4]], n_results=2)["ids"][0][0] == "4"

@@ -1,4 +1,4 @@
-// A conversation with a model that writes. Texts are put into the page as text, never as HTML.
+// A conversation with a generative model. Texts are inserted as text, never as HTML.
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
 import { serves, useUsual, writes } from "../cards.js";
@@ -10,7 +10,7 @@ import { body } from "../snippets.js";
 import { schemaOf } from "./playground.js";
 import { Snippets } from "./snippets.js";
 
-// Every field is bounded; so is an answer, by its tokens. The edge takes 130 messages.
+// Limits of the fields and of an answer. The edge accepts 130 messages.
 const MAX_MESSAGES = 64;
 const MAX_TEXT = 32_000;
 const MAX_SYSTEM = 16_000;
@@ -22,7 +22,7 @@ const kept = { messages: [], text: "", system: "", temperature: "", maxTokens: "
 
 const within = (text, low, high) => text === "" || (Number(text) >= low && Number(text) <= high);
 
-// Numbers of an answer: tokens a second are those after the first, so that reading the prompt is not among them.
+// Statistics of an answer. Tokens per second exclude the first token, and with it the time for reading the prompt.
 function figures({ begin, first, last, pieces, usage }) {
   const tokens = usage?.completion_tokens ?? pieces;
   const writing = (last - first) / 1000;
@@ -62,11 +62,11 @@ export function ChatView({ query, go }) {
   const missing = !chosen
     ? "Choose a model."
     : known && !serves(known, "chat")
-      ? "This model does not write."
+      ? "This model does not generate text."
       : wrongSchema ||
-        (!within(state.temperature, 0, 2) && "The temperature is within 0 and 2.") ||
-        (!within(state.maxTokens, 1, MAX_TOKENS) && `The longest answer is within 1 and ${number(MAX_TOKENS)} tokens.`) ||
-        (state.messages.length >= MAX_MESSAGES && "This conversation is as long as it may be: begin another.") ||
+        (!within(state.temperature, 0, 2) && "The temperature must be within 0 and 2.") ||
+        (!within(state.maxTokens, 1, MAX_TOKENS) && `Max tokens must be within 1 and ${number(MAX_TOKENS)}.`) ||
+        (state.messages.length >= MAX_MESSAGES && "This conversation has reached its maximum length: start a new one.") ||
         (!state.text.trim() && "Write a message.") ||
         "";
 
@@ -99,7 +99,7 @@ export function ChatView({ query, go }) {
     }
     own.stopped = controller.signal.aborted;
     answer.current = null;
-    // Without an answer the message goes back to where it was written.
+    // Without an answer, restore the message in the input field.
     const done = own.text || own.finish ? [...kept.messages, { role: "user", text }, { ...own, controller: null, broken: Boolean(problem) }] : kept.messages;
     Object.assign(kept, { messages: done, text: done === kept.messages ? text : kept.text });
     if (!alive.current) return;
@@ -119,10 +119,10 @@ export function ChatView({ query, go }) {
           ${!state.messages.length &&
           !running &&
           !failure &&
-          html`<${Empty} heading=${fitting.length || !mesh.models.size ? "Ask the model something" : "No model here writes"}
+          html`<${Empty} heading=${fitting.length || !mesh.models.size ? "Ask the model something" : "No generative model"}
             >${fitting.length || !mesh.models.size
-              ? "The answer appears while it is written. Nothing of it is kept when this page is closed."
-              : html`None that a worker has reported does. Write the name of one that a store has, or look under <a href="#/models?task=text">Models</a>.`}<//>`}
+              ? "The answer is streamed. The conversation is discarded when this page is closed."
+              : html`No worker has reported a generative model. Enter the name of one in a store, or check <a href="#/models?task=text">Models</a>.`}<//>`}
           ${state.messages.map((one, at) => html`<${Message} key=${at} message=${one} />`)}
           ${running && html`<${Message} message=${{ role: "user", text: running.text }} /><${Message} message=${answer.current || { role: "assistant", text: "" }} isRunning=${true} />`}
           ${failure && html`<${Problem} failure=${failure} />`}
@@ -133,7 +133,7 @@ export function ChatView({ query, go }) {
             ${running
               ? html`<button type="button" class="danger" onClick=${() => answer.current?.controller.abort()}>Stop</button>`
               : html`<button class="primary" disabled=${Boolean(missing)}>Send</button>`}
-            <span class="muted small" role="status">${running ? "writing …" : missing || html`<kbd>Enter</kbd> sends, <kbd>Shift Enter</kbd> begins a line`}</span>
+            <span class="muted small" role="status">${running ? "generating …" : missing || html`<kbd>Enter</kbd> sends, <kbd>Shift Enter</kbd> inserts a line break`}</span>
           </div>
         </form>
       </section>
@@ -142,14 +142,14 @@ export function ChatView({ query, go }) {
           <label class="field"><span>Model</span>
             <input list="writers" value=${chosen} placeholder="org/name" maxlength="256" spellcheck=${false} autocomplete="off" onInput=${(event) => setModel(event.target.value.trim())} />
             <datalist id="writers">${fitting.slice(0, 300).map((one) => html`<option key=${one.id} value=${one.id} />`)}</datalist></label>
-          ${known && !serves(known, "chat") && html`<p class="small">It does not write. <a href="#/playground?model=${encodeURIComponent(chosen)}">Try it in the playground</a>.</p>`}
+          ${known && !serves(known, "chat") && html`<p class="small">It does not generate text. <a href="#/playground?model=${encodeURIComponent(chosen)}">Try it in the playground</a>.</p>`}
           <label class="field"><span>System prompt <em>optional</em></span>
             <textarea rows="3" maxlength=${MAX_SYSTEM} value=${state.system} onInput=${set("system")}></textarea></label>
           <div class="pair">
-            <label class="field"><span>Temperature</span><input type="number" min="0" max="2" step="0.1" placeholder="the model's" value=${state.temperature} onInput=${set("temperature")} /></label>
-            <label class="field"><span>Max tokens</span><input type="number" min="1" max=${MAX_TOKENS} step="1" placeholder="the model's" value=${state.maxTokens} onInput=${set("maxTokens")} /></label>
+            <label class="field"><span>Temperature</span><input type="number" min="0" max="2" step="0.1" placeholder="model default" value=${state.temperature} onInput=${set("temperature")} /></label>
+            <label class="field"><span>Max tokens</span><input type="number" min="1" max=${MAX_TOKENS} step="1" placeholder="model default" value=${state.maxTokens} onInput=${set("maxTokens")} /></label>
           </div>
-          <details open=${Boolean(state.schema)}><summary>Answer by a JSON schema</summary>
+          <details open=${Boolean(state.schema)}><summary>Constrain the answer by a JSON schema</summary>
             <label class="field"><span class="hidden">JSON schema</span>
               <textarea rows="6" class="code" spellcheck=${false} maxlength=${MAX_SCHEMA} placeholder='{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}' value=${state.schema} onInput=${set("schema")}></textarea></label></details>
         </section>
@@ -178,7 +178,7 @@ function numbers(message, isRunning) {
     message.usage && `${plural(message.usage.prompt_tokens, "token")} read`,
     message.finish === "length" && "cut at max tokens",
     message.stopped && "stopped",
-    message.broken && "broken off",
+    message.broken && "aborted",
   ]
     .filter(Boolean)
     .join(" · ");

@@ -1,4 +1,4 @@
-// The last hour of this edge, its last requests, and what happened in the mesh: for after an incident.
+// The last hour of this edge, its last requests, and the mesh's events, to analyse an incident.
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { Chart } from "../chart.js";
@@ -43,7 +43,7 @@ export function HistoryView({ open }) {
   return html`<div class="view">
     <div class="title"><h1>History</h1><span class="muted">the last hour through this edge</span></div>
     ${failure && html`<${Problem} failure=${failure} />`}
-    ${!content && !failure && html`<p class="muted waiting" role="status">Looking at the last hour …</p>`}
+    ${!content && !failure && html`<p class="muted waiting" role="status">Loading the last hour …</p>`}
     ${content &&
     html`<${Charts} content=${content} />
       <div class="columns">
@@ -63,7 +63,7 @@ function Charts({ content }) {
     <${Chart} ...${common} title="Requests" format=${perSecond}
       series=${[{ name: "all", tone: "first", values: rate(steps.requests, step) }, { name: "refused", tone: "second", values: rate(steps.refused, step) }, { name: "failed", tone: "bad", values: rate(steps.failed, step) }]} />
     <${Chart} ...${common} title="Tokens" format=${perSecond}
-      series=${[{ name: "read", tone: "first", values: rate(steps.input_tokens, step) }, { name: "written", tone: "second", values: rate(steps.output_tokens, step) }]} />
+      series=${[{ name: "read", tone: "first", values: rate(steps.input_tokens, step) }, { name: "generated", tone: "second", values: rate(steps.output_tokens, step) }]} />
     <${Chart} ...${common} title="Jobs waiting in the mesh" format=${short}
       series=${[{ name: "queue", tone: "first", values: steps.queued }]} />
   </div>`;
@@ -78,13 +78,13 @@ function Requests({ requests, open }) {
     <header><h2 id="requests">Last requests</h2>
       <label class="check small"><input type="checkbox" checked=${onlyErrors} onChange=${(event) => setOnlyErrors(event.target.checked)} />Errors only</label></header>
     ${!shown.length
-      ? html`<p class="muted pad">${requests.length ? "None of the last requests has failed." : "No request has come through this edge since it began."}</p>`
+      ? html`<p class="muted pad">${requests.length ? "None of the last requests failed." : "This edge has received no requests since its start."}</p>`
       : html`<table class="requests">
           <thead><tr><th>Time</th><th>Model</th><th>Status</th><th class="n">Tokens</th><th class="stages">Duration</th></tr></thead>
           <tbody>${shown.map((one) => html`<${Request} key=${`${one.id} ${one.at}`} one=${one} open=${open} />`)}</tbody>
         </table>`}
     ${fitting.length > FEW && html`<footer><button class="link" onClick=${() => setAll(!all)}>${all ? "Show fewer" : `Show all ${number(fitting.length)}`}</button></footer>`}
-    <ul class="legend pad">${[...STAGES, "mesh", "edge"].map((name) => html`<li key=${name}><i class="key ${name === "edge" ? "way" : name}"></i>${name === "edge" ? "the edge and the client" : STAGE_WORDS[name]}</li>`)}</ul>
+    <ul class="legend pad">${[...STAGES, "mesh", "edge"].map((name) => html`<li key=${name}><i class="key ${name === "edge" ? "way" : name}"></i>${name === "edge" ? "edge and client" : STAGE_WORDS[name]}</li>`)}</ul>
   </section>`;
 }
 
@@ -94,13 +94,13 @@ function Request({ one, open }) {
   const total = Math.max(sum, one.stages.total || 0);
   const parts = [...known, ["mesh", total - sum], ["way", Math.max(0, one.ms - total)]];
   const tokens = one.input_tokens + one.output_tokens;
-  const told = one.status === 499 ? "client left" : one.status < 400 && one.reason ? "broken off" : String(one.status);
+  const status = one.status === 499 ? "client disconnected" : one.status < 400 && one.reason ? "aborted" : String(one.status);
   return html`<tr>
     <td class="at"><time>${clock(one.at)}</time></td>
     <td class="model">${one.model ? html`<button class="link" onClick=${() => open(one.model)}>${one.model}</button>` : html`<span class="muted">no model</span>`}
       <span class="sub">${one.verb ? `${one.verb} · ` : ""}${one.route}</span></td>
-    <td class=${isError(one) && one.status !== 499 ? "bad" : ""} title=${one.reason ? title(one.reason) : ""}>${told}${one.reason && html`<span class="sub">${one.reason}</span>`}</td>
-    <td class="n" title="${plural(one.input_tokens, "token")} read, ${number(one.output_tokens)} written">${tokens ? short(tokens) : "–"}</td>
+    <td class=${isError(one) && one.status !== 499 ? "bad" : ""} title=${one.reason ? title(one.reason) : ""}>${status}${one.reason && html`<span class="sub">${one.reason}</span>`}</td>
+    <td class="n" title="${plural(one.input_tokens, "token")} read, ${number(one.output_tokens)} generated">${tokens ? short(tokens) : "–"}</td>
     <td class="stages" title="request ${one.id}"><span class="stack" role="img" aria-label=${parts.map(([name, value]) => `${name} ${milliseconds(value)} ms`).join(", ")}>
       ${parts.map(([name, value]) => value > 0 && html`<i key=${name} class=${name} style=${{ flexGrow: value }} title="${name}: ${milliseconds(value)} ms"></i>`)}</span
       ><span class="n small">${seconds(one.ms / 1000)}</span></td>

@@ -1,4 +1,4 @@
-// What the mesh does now.
+// The current state of the mesh.
 
 import { html, useRef, useState } from "../vendor/htm-preact.js";
 import { useMesh } from "../mesh.js";
@@ -18,10 +18,10 @@ export function MeshView({ open }) {
     <h1 class="hidden">Mesh</h1>
     <section class="figures" aria-label="Summary">
       <div class="figure wide">
-        <span>Jobs done a second</span><strong>${short(rate)}</strong>
-        <${Line} values=${mesh.history} label="Jobs done a second over the last two minutes" />
+        <span>Jobs per second</span><strong>${short(rate)}</strong>
+        <${Line} values=${mesh.history} label="Jobs per second over the last two minutes" />
       </div>
-      <div class="figure"><span>Waiting</span><strong>${short(waiting)}</strong><em>${oldest ? `oldest ${seconds(oldest)}` : "nothing waits"}</em></div>
+      <div class="figure"><span>Waiting</span><strong>${short(waiting)}</strong><em>${oldest ? `oldest ${seconds(oldest)}` : "none waiting"}</em></div>
       <div class="figure">
         <span>Workers</span><strong>${workers.length}</strong
         ><em>${draining ? `${draining} draining` : plural(new Set(workers.map((one) => one.pool)).size, "pool")}</em>
@@ -47,7 +47,7 @@ const ORDER_SECONDS = 5;
 const byAge = (one, two) =>
   two.oldest - one.oldest || two.queued_tokens - one.queued_tokens || two.rate - one.rate || (one.key < two.key ? -1 : 1);
 
-// Oldest first, but sorted anew only every few seconds: rows that jump cannot be read.
+// Oldest first, but sorted only every few seconds: jumping rows cannot be read.
 function useOrder(lanes) {
   const order = useRef({ at: 0, places: new Map() });
   const { at, places } = order.current;
@@ -80,9 +80,9 @@ function Lanes({ lanes, open }) {
                     <i class="leased" style=${{ width: `${share(lane.leased_tokens, most)}%` }}></i
                     ><i style=${{ width: `${share(lane.queued_tokens, most)}%` }}></i>
                   </span>
-                  <span class="sub">${lane.queued_jobs ? `${plural(lane.queued_jobs, "job")} waiting` : "nothing waits"}</span>
+                  <span class="sub">${lane.queued_jobs ? `${plural(lane.queued_jobs, "job")} waiting` : "none waiting"}</span>
                 </td>
-                <td class="n" title="${number(lane.queued_tokens)} wait, ${number(lane.leased_tokens)} leased">${short(lane.queued_tokens + lane.leased_tokens)}</td>
+                <td class="n" title="${number(lane.queued_tokens)} waiting, ${number(lane.leased_tokens)} leased">${short(lane.queued_tokens + lane.leased_tokens)}</td>
                 <td class="n ${lane.oldest > 10 ? "bad" : ""}">${lane.oldest ? seconds(lane.oldest) : "–"}</td>
                 <td class="n">${lane.rate ? short(lane.rate) : "–"}</td>
                 <td class="n ${lane.dead ? "bad" : ""} ${lane.expired + lane.dead ? "" : "none"}" title="${number(lane.expired)} expired, ${number(lane.dead)} dead, ${number(lane.cancelled)} cancelled">
@@ -94,7 +94,7 @@ function Lanes({ lanes, open }) {
         </table></div>`}
     ${lanes.length > 0 &&
     html`<ul class="legend pad"><li><i class="key leased"></i>leased</li><li><i class="key waits"></i>waiting</li></ul>
-      <${Words} words=${Object.entries(LANE_WORDS)} label="What waiting, leased, expired and dead mean" />`}
+      <${Words} words=${Object.entries(LANE_WORDS)} label="Explain waiting, leased, expired and dead" />`}
     ${sorted.length > FEW_LANES &&
     html`<footer><button class="link" onClick=${() => setAll(!all)}>${all ? "Show fewer" : `Show all ${number(sorted.length)} lanes`}</button></footer>`}
   </section>`;
@@ -129,7 +129,7 @@ function Worker({ worker, places, open }) {
     <div class="head">
       <strong>${worker.id}</strong>
       <span class="muted">${[...new Set([worker.device, worker.pool])].join(" · ")}</span>
-      ${worker.preempted_in !== null && html`<${Chip} tone="bad">machine goes in ${seconds(worker.preempted_in)}<//>`}
+      ${worker.preempted_in !== null && html`<${Chip} tone="bad">machine ends in ${seconds(worker.preempted_in)}<//>`}
       ${worker.draining && html`<${Chip} tone="warn">draining<//>`}
       ${worker.age > 5 && html`<${Chip} tone="bad">silent for ${seconds(worker.age)}<//>`}
       <span class="amount">${bytes(worker.used)} <span class="muted">of ${bytes(worker.memory)}</span></span>
@@ -148,17 +148,17 @@ function Worker({ worker, places, open }) {
       ${coming.map(
         (place) => html`<li key=${`coming ${place.id}`}>
           <i class="key turning"></i><button class="link" onClick=${() => open(place.id)}>${place.id}</button>
-          <span class="muted">${place.download ? `fetching, ${Math.round(share(place.downloaded, place.download))} %` : "loading"}</span>
+          <span class="muted">${place.download ? `downloading, ${Math.round(share(place.downloaded, place.download))} %` : "loading"}</span>
         </li>`,
       )}
       ${resident.length > FEW_MODELS && html`<li class="muted">and ${resident.length - FEW_MODELS} more</li>`}
-      ${!resident.length && !coming.length && html`<li class="muted">holds no model</li>`}
+      ${!resident.length && !coming.length && html`<li class="muted">no models</li>`}
     </ul>
-    ${worker.device_seconds > 60 && wasted >= 1 && html`<p class="small muted">${wasted.toFixed(0)} % of its time went into answers that nobody waited for.</p>`}
+    ${worker.device_seconds > 60 && wasted >= 1 && html`<p class="small muted">${wasted.toFixed(0)} % of its time was spent on cancelled requests.</p>`}
   </li>`;
 }
 
-// In a mesh of `shoal up` nothing starts workers: what the scheduler would ask for is a hint there, and no alarm.
+// In a mesh of `shoal up` nothing starts workers, so the scheduler's desired number is a hint and not a warning.
 function Pools({ pools, workers, scheduler, isFixed }) {
   const ready = new Map();
   for (const worker of workers) {
@@ -168,9 +168,9 @@ function Pools({ pools, workers, scheduler, isFixed }) {
   return html`<section class="card" aria-labelledby="pools">
     <header><h2 id="pools">Pools</h2></header>
     ${!names.length
-      ? html`<p class="muted pad">No pool has a worker.</p>`
+      ? html`<p class="muted pad">No pool has workers.</p>`
       : html`<table class="pools">
-          <thead><tr><th>Pool</th><th class="n">Ready</th><th class="n">Wanted</th></tr></thead>
+          <thead><tr><th>Pool</th><th class="n">Ready</th><th class="n">Desired</th></tr></thead>
           <tbody>
             ${names.map((name) => {
               const wanted = pools.get(name)?.desired;
@@ -181,11 +181,11 @@ function Pools({ pools, workers, scheduler, isFixed }) {
             })}
           </tbody>
         </table>`}
-    ${isFixed && pools.size > 0 && html`<p class="pad small muted fixed">Nothing starts workers here (<code>shoal up</code>): wanted is what an autoscaler would be asked for.</p>`}
+    ${isFixed && pools.size > 0 && html`<p class="pad small muted fixed">Workers are not scaled here (<code>shoal up</code>): the desired number is for an autoscaler.</p>`}
     <p class="pad small scheduler">
       ${scheduler && scheduler.id
         ? html`<span class="muted">Scheduler</span> ${scheduler.id} <span class="muted">planned ${seconds(scheduler.age)} ago</span>`
-        : html`<span class="muted">No scheduler leads: workers claim models by themselves.</span>`}
+        : html`<span class="muted">No scheduler leads: workers claim models themselves.</span>`}
     </p>
   </section>`;
 }

@@ -1,4 +1,4 @@
-// The catalogue, and one model with what can be done to it.
+// The catalogue of models, and the details and actions of one model.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
 import { tryAddress } from "../cards.js";
@@ -64,14 +64,14 @@ export function ModelsView({ query, go, open }) {
       </select>`}
     </div>
     ${!all.length
-      ? html`<section class="card"><${Empty} heading="No worker knows a model yet"
+      ? html`<section class="card"><${Empty} heading="No models yet"
           action=${html`<button class="primary" onClick=${() => setAsked("")}>Load a model by name</button>`}>
-          Workers list what is on their disks (<code>SHOAL_MODELS</code>). Any other is fetched with its first request, where a store is set.<//></section>`
+          Workers list the models on their disks (<code>SHOAL_MODELS</code>). If a store is configured, other models are downloaded by their first request.<//></section>`
       : !shown.length
         ? html`<section class="card"><${Empty} heading="No model matches"
             action=${html`<button onClick=${reset}>Show all</button>${/^[^\s/]+\/[^\s/]+$/.test(text) && html`<button class="primary" onClick=${() => setAsked(text)}>Load ${text}</button>`}`}>
-            A model that no worker knows can be loaded by its whole name, <code>org/name</code>.<//></section>`
-        : html`<${Words} words=${ORDER.map((one) => [STATES[one][0], MEANING[one]])} label="What the states mean" /><${Rows} models=${shown} open=${open} />`}
+            Load any other model by its full name, <code>org/name</code>.<//></section>`
+        : html`<${Words} words=${ORDER.map((one) => [STATES[one][0], MEANING[one]])} label="Explain the states" /><${Rows} models=${shown} open=${open} />`}
     ${asked !== null && (asked ? html`<${Confirm} action="load" model=${asked} pools=${pools()} onClose=${() => setAsked(null)} />` : html`<${ByName} onClose=${() => setAsked(null)} />`)}
   </div>`;
 }
@@ -90,12 +90,12 @@ function ByName({ onClose }) {
     <form onSubmit=${submit}>
       <label class="field"><span>Name</span>
         <input value=${name} placeholder="org/name" spellcheck=${false} autocomplete="off" autofocus onInput=${(event) => setName(event.target.value)} /></label>
-      <footer><button type="button" onClick=${onClose}>Cancel</button><button class="primary" disabled=${!name.trim()}>Go on</button></footer>
+      <footer><button type="button" onClick=${onClose}>Cancel</button><button class="primary" disabled=${!name.trim()}>Continue</button></footer>
     </form>
   <//>`;
 }
 
-// Only the rows in sight are in the document; the page itself scrolls.
+// Only the visible rows are in the document; the page itself scrolls.
 function Rows({ models, open }) {
   const list = useRef();
   const [sight, setSight] = useState([0, 30]);
@@ -112,7 +112,7 @@ function Rows({ models, open }) {
     window.addEventListener("resize", look);
     return () => [window.removeEventListener("scroll", look), window.removeEventListener("resize", look)];
   }, [models.length]);
-  // A row that leaves the document, or moves in it, loses the focus: it gets it back.
+  // A row that is removed or moved loses the focus: restore it.
   useLayoutEffect(() => {
     if (wanted.current < 0) return;
     const button = list.current.querySelector(`[data-at="${wanted.current}"]`);
@@ -173,12 +173,12 @@ function Row({ model, at, open }) {
 }
 
 function about({ card }) {
-  if (!card) return "its files were not read yet";
-  const width = card.dimensions ? `${number(card.dimensions)} dimensions` : card.token_dimensions ? `${number(card.token_dimensions)} dimensions a token` : "";
-  return [card.family, width].filter(Boolean).join(" · ") || "served by this mesh";
+  if (!card) return "files not read yet";
+  const width = card.dimensions ? `${number(card.dimensions)} dimensions` : card.token_dimensions ? `${number(card.token_dimensions)} dimensions per token` : "";
+  return [card.family, width].filter(Boolean).join(" · ") || "available in this mesh";
 }
 
-// One model: what it is, where it is and why, and what can be done.
+// One model: its actions, workers, properties and placement.
 export function ModelDrawer({ id, onClose }) {
   const mesh = useMesh();
   const model = mesh.models.get(id);
@@ -211,7 +211,7 @@ export function ModelDrawer({ id, onClose }) {
       </div>
       ${mesh.status !== "refused" &&
       html`<div class="actions">
-        <button class=${resident ? "" : "primary"} onClick=${() => setAsked("load")}>${resident ? "Load one more" : "Load"}</button>
+        <button class=${resident ? "" : "primary"} onClick=${() => setAsked("load")}>${resident ? "Load another copy" : "Load"}</button>
         <button disabled=${!resident} onClick=${() => setAsked("evict")}>Evict</button>
         <button disabled=${!resident && !pinned} onClick=${() => setAsked(pinned ? "unpin" : "pin")}>${pinned ? "Unpin" : "Pin"}</button>
         <button class="check-again" onClick=${run} disabled=${checking}>${checking ? "Checking …" : "Check"}</button>
@@ -219,7 +219,7 @@ export function ModelDrawer({ id, onClose }) {
       </div>`}
       ${model?.error && html`<div class="problem"><strong>The last load failed</strong><p>${model.error}</p></div>`}
       ${places.length > 0 &&
-      html`<h3>Where it is</h3>
+      html`<h3>Workers</h3>
         <ul class="places">
           ${places.map(
             (place) => html`<li key=${place.worker}>
@@ -229,27 +229,27 @@ export function ModelDrawer({ id, onClose }) {
                 place.host_bytes && `${bytes(place.host_bytes)} in host memory`,
                 place.load_seconds && `loaded in ${seconds(place.load_seconds)}`,
                 place.tokens_per_second && `${short(place.tokens_per_second)} tokens/s`,
-                place.download && `${bytes(place.downloaded)} of ${bytes(place.download)} fetched`,
+                place.download && `${bytes(place.downloaded)} of ${bytes(place.download)} downloaded`,
                 place.adapters.length && plural(place.adapters.length, "adapter"),
               ]
                 .filter(Boolean)
-                .join(" · ") || "nothing was measured yet"}</span>
+                .join(" · ") || "no measurements yet"}</span>
               ${place.error && html`<p class="small bad">${place.error}</p>`}
             </li>`,
           )}
         </ul>`}
       ${card && html`<${Card} card=${card} />`}
-      ${!model && html`<p class="muted">No worker knows this model. Load it to have one look for it in its stores.</p>`}
+      ${!model && html`<p class="muted">No worker has this model. Load it to download it from a store.</p>`}
       ${mesh.status !== "refused" && html`<${Why} check=${check} />`}
     </div>
     ${asked && html`<${Confirm} action=${asked} model=${id} pools=${pools()} onClose=${() => setAsked("")} />`}
   <//>`;
 }
 
-// Last, since it arrives later and is of any length: nothing moves when it does.
+// This is the last section, because it arrives later and has any length: nothing else moves.
 function Why({ check }) {
   const { answer, failure } = check || {};
-  return html`<h3>Why</h3>
+  return html`<h3>Placement</h3>
     ${!check && html`<p class="muted" role="status">Asking the router …</p>`}
     ${failure && html`<${Problem} failure=${failure} />`}
     ${answer &&
@@ -261,7 +261,7 @@ function Why({ check }) {
           (one) => html`<li key=${one.id}>
             <i class="key ${one.eligible ? "good" : "idle"}"></i>
             <div><strong>${one.id}</strong> <span class="muted">${one.pool}</span><p>${sentence(one.reason)}</p></div>
-            <span class="n" title="How well it suits, 0 to 1">${one.score.toFixed(2)}</span>
+            <span class="n" title="Suitability, 0 to 1">${one.score.toFixed(2)}</span>
           </li>`,
         )}
       </ul>`}`}`;
@@ -270,17 +270,17 @@ function Why({ check }) {
 function Card({ card }) {
   const rows = [
     ["Family", card.family],
-    ["Forms", card.forms.join(", ").replaceAll("_", " ")],
+    ["Representations", card.forms.join(", ").replaceAll("_", " ")],
     ["Dimensions", card.dimensions ? number(card.dimensions) : ""],
-    ["Dimensions a token", card.token_dimensions ? number(card.token_dimensions) : ""],
-    ["Longest text", card.max_tokens ? `${number(card.max_tokens)} tokens` : ""],
+    ["Dimensions per token", card.token_dimensions ? number(card.token_dimensions) : ""],
+    ["Maximum length", card.max_tokens ? `${number(card.max_tokens)} tokens` : ""],
     ["Weights", card.bytes ? bytes(card.bytes) : ""],
-    ["Numbers", card.data_type],
+    ["Number format", card.data_type],
     ["Labels", card.label_count ? `${card.labels.slice(0, 12).join(", ")}${card.label_count > 12 ? ` and ${number(card.label_count - 12)} more` : ""}` : card.open_labels ? "any" : ""],
     ["Prompts", card.prompts.join(", ")],
     ["Pools", card.pools.join(", then ")],
     ["Revision", card.revision],
   ].filter(([, value]) => value);
-  return html`<h3>What it is</h3>
+  return html`<h3>Properties</h3>
     <dl>${rows.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 }

@@ -1,4 +1,4 @@
-// Tries a model: one request, its answer, where the time went, and the same request for programs.
+// Try a model: one request, its answer, its timings, and the same request as code.
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
 import { extractTasks, serves, takes, useUsual, writes } from "../cards.js";
@@ -31,7 +31,7 @@ const HAS_LABELS = ["entities", "classify", "relations", "regions"];
 const list = (text) => text.split(",").map((one) => one.trim()).filter(Boolean);
 const lines = (text) => text.split("\n").map((one) => one.trim()).filter(Boolean);
 
-// The object that a schema's text stands for, or why there is none.
+// Return the parsed schema, or null and the reason.
 export function schemaOf(text) {
   try {
     const schema = JSON.parse(text);
@@ -74,10 +74,10 @@ export function PlaygroundView({ query, go }) {
   const doing = tasks.includes(task) ? task : tasks[0] || "entities";
   const fileKinds = ["image", "document"].filter((kind) => !known || takes(known, kind));
   const isFitting = !known || serves(known, verb);
-  // Text is read from files alone; what a model makes of a text is for the chat.
+  // The task text only reads files; the chat view generates text from text.
   const readsText = (!known || takes(known, "text")) && !(verb === "extract" && doing === "text");
   useEffect(() => go("playground", { verb, model }, true), [verb, model]);
-  // An address that names a model alone begins with what the model does.
+  // If the address names only a model, start with a verb that it serves.
   useEffect(() => {
     if (query.verb || !known || isFitting) return;
     const other = VERBS.find(([name]) => serves(known, name));
@@ -106,7 +106,7 @@ export function PlaygroundView({ query, go }) {
       : !ask.names.length
         ? !fileKinds.length ? "Write a text." : readsText ? "Write a text or choose a file." : "Choose a file."
         : verb === "score" && !ask.query
-          ? "Write what is searched for."
+          ? "Write a query."
           : wrongSchema;
 
   const run = async () => {
@@ -148,7 +148,7 @@ export function PlaygroundView({ query, go }) {
           <input id="search" list="models" value=${chosen} placeholder="org/name" maxlength="256" spellcheck=${false} autocomplete="off" onInput=${(event) => setModel(event.target.value.trim())} />
           <datalist id="models">${fitting.slice(0, 300).map((one) => html`<option key=${one.id} value=${one.id} />`)}</datalist></label>
         ${!isFitting &&
-        html`<p class="small">${chosen} does not ${verb}. ${writes(known) && html`It writes: <a href="#/chat?model=${encodeURIComponent(chosen)}">open it in the chat</a>.`}</p>`}
+        html`<p class="small">${chosen} does not ${verb}. ${writes(known) && html`It generates text: <a href="#/chat?model=${encodeURIComponent(chosen)}">open it in the chat</a>.`}</p>`}
         ${verb === "score" && html`<label class="field"><span>Query</span><input maxlength=${MAX_LINE} value=${question} onInput=${(event) => setQuestion(event.target.value)} /></label>`}
         ${verb === "extract" &&
         tasks.length > 0 &&
@@ -157,44 +157,44 @@ export function PlaygroundView({ query, go }) {
         </div></div>`}
         ${isFitting &&
         readsText &&
-        html`<label class="field"><span>${verb === "score" ? "Documents" : "Texts"} <em>one a line</em></span>
+        html`<label class="field"><span>${verb === "score" ? "Documents" : "Texts"} <em>one per line</em></span>
           <textarea rows=${verb === "extract" ? 4 : 6} maxlength=${MAX_TEXT} value=${written[verb]} onInput=${(event) => setWritten({ ...written, [verb]: event.target.value })}></textarea></label>`}
         ${isFitting && fileKinds.length > 0 && html`<${Files} files=${files} takes=${fileKinds} onChange=${setFiles} />`}
         ${isFitting &&
         verb === "extract" &&
         html`${HAS_LABELS.includes(doing) &&
-          html`<label class="field"><span>${doing === "relations" ? "Relations" : "Labels"} <em>with commas</em></span>
+          html`<label class="field"><span>${doing === "relations" ? "Relations" : "Labels"} <em>separated by commas</em></span>
             <input maxlength=${MAX_LINE} value=${labels[doing]} onInput=${(event) => setLabels({ ...labels, [doing]: event.target.value })} /></label>`}
-          ${doing === "relations" && html`<label class="field"><span>Kinds of entities <em>with commas</em></span><input maxlength=${MAX_LINE} value=${kinds} onInput=${(event) => setKinds(event.target.value)} /></label>`}
+          ${doing === "relations" && html`<label class="field"><span>Entity labels <em>separated by commas</em></span><input maxlength=${MAX_LINE} value=${kinds} onInput=${(event) => setKinds(event.target.value)} /></label>`}
           ${doing === "structure" &&
           html`<label class="field"><span>Schema <em>JSON: entities, relations, classifications, structures</em></span>
             <textarea rows="7" class="code" spellcheck=${false} maxlength=${MAX_SCHEMA} value=${schema} onInput=${(event) => setSchema(event.target.value)}></textarea></label>`}
           ${doing === "text" && html`<label class="field"><span>Instruction <em>optional</em></span><input maxlength=${MAX_LINE} value=${instruction} onInput=${(event) => setInstruction(event.target.value)} /></label>`}
           ${doing !== "text" &&
           html`<div class="pair">
-            <label class="field"><span>Threshold</span><input type="number" min="-1" max="1" step="0.05" placeholder="the model's own" value=${threshold} onInput=${(event) => setThreshold(event.target.value)} /></label>
-            ${doing === "classify" && html`<label class="check"><input type="checkbox" checked=${multi} onChange=${(event) => setMulti(event.target.checked)} />Several labels may fit</label>`}
+            <label class="field"><span>Threshold</span><input type="number" min="-1" max="1" step="0.05" placeholder="model default" value=${threshold} onInput=${(event) => setThreshold(event.target.value)} /></label>
+            ${doing === "classify" && html`<label class="check"><input type="checkbox" checked=${multi} onChange=${(event) => setMulti(event.target.checked)} />Allow several labels</label>`}
           </div>`}`}
         ${verb === "encode" &&
         html`<div class="pair">
           <label class="field"><span>Role</span><select value=${role} onChange=${(event) => setRole(event.target.value)}><option value="document">document</option><option value="query">query</option></select></label>
-          <label class="field"><span>Form</span><select value=${form} onChange=${(event) => setForm(event.target.value)}>
-            <option value="">the model's own</option>
+          <label class="field"><span>Representation</span><select value=${form} onChange=${(event) => setForm(event.target.value)}>
+            <option value="">model default</option>
             ${(card?.forms || []).map((one) => one.replace("multi_vector", "multivector")).map((one) => html`<option key=${one} value=${one}>${one}</option>`)}
           </select></label>
         </div>`}
         ${verb === "score" &&
         html`<label class="field"><span>Compare with <em>optional</em></span><select value=${other} onChange=${(event) => setOther(event.target.value)}>
-          <option value="">no other model</option>
+          <option value="">none</option>
           ${fitting.filter((one) => one.id !== chosen).slice(0, 300).map((one) => html`<option key=${one.id} value=${one.id}>${one.id}</option>`)}
         </select></label>`}
         <details><summary>Pool, adapter, tenant …</summary>
           <div class="pair">
-            <label class="field"><span>Pool</span><input maxlength="64" value=${more.pool} placeholder="the model's own" onInput=${set("pool")} /></label>
+            <label class="field"><span>Pool</span><input maxlength="64" value=${more.pool} placeholder="model default" onInput=${set("pool")} /></label>
             <label class="field"><span>Adapter</span><input maxlength="256" value=${more.adapter} placeholder="none" onInput=${set("adapter")} /></label>
             <label class="field"><span>Priority</span><select value=${more.priority} onChange=${set("priority")}><option value="">interactive</option><option value="bulk">bulk</option></select></label>
-            <label class="field"><span>Tenant</span><input maxlength="256" value=${more.tenant} placeholder="the token's own" onInput=${set("tenant")} /></label>
-            <label class="field"><span>Request id</span><input maxlength="128" value=${more.requestId} placeholder="a new one" onInput=${set("requestId")} /></label>
+            <label class="field"><span>Tenant</span><input maxlength="256" value=${more.tenant} placeholder="the token's tenant" onInput=${set("tenant")} /></label>
+            <label class="field"><span>Request id</span><input maxlength="128" value=${more.requestId} placeholder="generated" onInput=${set("requestId")} /></label>
           </div></details>
         <div class="go">
           ${running
@@ -209,8 +209,8 @@ export function PlaygroundView({ query, go }) {
             : answer && answer.ask.verb === verb
               ? html`<${Answer} answer=${answer} />`
               : !models.length
-                ? html`<${Empty} heading="There is no model to try">No worker has reported one. Write the name of any that a store has, or look under <a href="#/mesh">Mesh</a> whether workers run.<//>`
-                : html`<${Empty} heading="Run it to see the answer">${{ encode: "Vectors are compared with each other.", score: "Documents are ranked by how well they answer the query.", extract: "What is found is marked in the text." }[verb]}<//>`}
+                ? html`<${Empty} heading="No models to try">No worker has reported a model. Enter the name of a model in a store, or check under <a href="#/mesh">Mesh</a> that workers are running.<//>`
+                : html`<${Empty} heading="Run it to see the answer">${{ encode: "The vectors are compared with each other.", score: "The documents are ranked by relevance to the query.", extract: "Results are highlighted in the text." }[verb]}<//>`}
         </section>
         ${isFitting && html`<${Snippets} ask=${ask} about=${mesh.about} />`}
       </div>

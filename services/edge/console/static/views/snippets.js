@@ -1,4 +1,4 @@
-// The request of a view, to be copied into programs.
+// A view's request as code to copy.
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { token } from "../edge.js";
@@ -10,7 +10,7 @@ export function Snippets({ ask, about }) {
   const kinds = kindsOf(ask);
   const kind = kinds.includes(chosen) ? chosen : kinds[0];
   const text = snippet(kind, ask.model ? ask : { ...ask, model: "org/name" }, { origin: location.origin, router: about.routers[0] || "localhost:50051", hasToken: Boolean(token()) });
-  return html`<section class="card snippets" aria-label="The same request for programs">
+  return html`<section class="card snippets" aria-label="The same request as code">
     <header>
       <div class="segments small" role="group" aria-label="Copy as">
         ${kinds.map((one) => html`<button key=${one} aria-pressed=${kind === one} onClick=${() => setKind(one)}>${one}</button>`)}

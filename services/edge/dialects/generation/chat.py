@@ -1,9 +1,7 @@
-"""OpenAI's `POST /v1/chat/completions`, whole or as server-sent events, for models that write.
-Pure.
+"""OpenAI's `POST /v1/chat/completions` for generative models, whole or as server-sent events. Pure.
 
-System messages, then those of user and assistant, the last of which is the user's: what a model's
-chat template is rendered with here. What would change the text and is not served is refused.
-`created` is 0: nothing here reads a clock.
+System messages are followed by those of user and assistant, ending with the user's; they are
+rendered by the model's chat template. Unsupported fields that would change the text are refused.
 """
 
 from __future__ import annotations
@@ -14,24 +12,24 @@ import msgspec
 from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.openai import OPENAI
-from services.edge.dialects.writing.along import (
-    Along,
-    Asked,
-    Told,
-    Tools,
-    conversation_of,
-    is_cut,
-    is_last,
-    line_of,
-)
-from services.edge.dialects.writing.choices import (
+from services.edge.dialects.generation.choices import (
     MAX_TOP_LOGPROBS,
     Choices,
     count_of_answers,
     sampling_of,
     stops_of,
 )
+from services.edge.dialects.generation.common import (
+    GenerationRequest,
+    MessageContent,
+    StreamedText,
+    Tools,
+    conversation_of,
+    is_cut,
+    is_last,
+    line_of,
+)
+from services.edge.dialects.openai import OPENAI
 from services.edge.messages.base import (
     Answer,
     HttpError,
@@ -50,13 +48,13 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 class ImageUrl(msgspec.Struct, kw_only=True):
-    """`url`: a `data:` URI; addresses are not fetched."""
+    """`url` is a `data:` URI; addresses are not fetched."""
 
     url: str
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """`type`: text or image_url."""
+    """`type` is text or image_url."""
 
     type: str
     text: str | None = None
@@ -64,14 +62,14 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
-    """`arguments`: a JSON object, as text."""
+    """`arguments` is a JSON object as text."""
 
     name: str
     arguments: str
 
 
 class CalledTool(msgspec.Struct, kw_only=True):
-    """A call that the model made. `id`: looked up by no chat template that is served."""
+    """A call that the model made. Supported chat templates do not use `id`."""
 
     function: CalledFunction
     id: str | None = None
@@ -80,23 +78,23 @@ class CalledTool(msgspec.Struct, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
-    """`role`: system or developer, user, assistant, and tool, with what a function returned."""
+    """`role` is system or developer, user, assistant, or tool (a function's result)."""
 
     role: str
     content: str | Annotated[list[ContentPart], PARTS] | None = None
     tool_calls: list[CalledTool] | None = None
-    # Only with values that change nothing.
+    # Accepted only with values that have no effect.
     function_call: Any = None
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """`include_usage`: an event with the tokens comes last."""
+    """`include_usage` adds a last event with the token counts."""
 
     include_usage: bool | None = None
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
-    """`schema`: a JSON Schema of an object."""
+    """`schema` is a JSON Schema of an object."""
 
     schema: dict[str, Any] | None = None
     name: str | None = None
@@ -104,14 +102,14 @@ class NamedSchema(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """`type`: text, json_object or json_schema."""
+    """`type` is text, json_object or json_schema."""
 
     type: str
     json_schema: NamedSchema | None = None
 
 
 class ChatRequest(msgspec.Struct, kw_only=True):
-    """OpenAI's fields, and ours. Others are ignored."""
+    """OpenAI's fields and Shoal's. Others are ignored."""
 
     model: str
     messages: Annotated[list[ChatMessage], MESSAGES]
@@ -136,7 +134,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    # Only with values that change nothing.
+    # Accepted only with values that have no effect.
     logit_bias: dict[str, float] | None = None
     functions: list[Any] | None = None
     function_call: Any = None
@@ -167,14 +165,14 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
     modalities: list[str] | None = None
-    # Ours.
+    # Shoal's.
     adapter: str | None = None
     pool: str | None = None
     priority: str | int | None = None
 
 
-class WrittenMessage(msgspec.Struct, kw_only=True):
-    """What the model wrote. `content` null: it called functions."""
+class GeneratedMessage(msgspec.Struct, kw_only=True):
+    """The generated message. `content` is null if the model called functions."""
 
     role: Literal["assistant"]
     content: str | None
@@ -182,15 +180,15 @@ class WrittenMessage(msgspec.Struct, kw_only=True):
 
 
 class TopLogprob(msgspec.Struct, kw_only=True):
-    """`bytes` null: the token is a part of a character."""
+    """A candidate token. `bytes` is null if it is a part of a character."""
 
     token: str
     logprob: float
     bytes: list[int] | None
 
 
-class WrittenToken(msgspec.Struct, kw_only=True):
-    """A token and the likeliest ones in its place."""
+class GeneratedToken(msgspec.Struct, kw_only=True):
+    """A generated token and the most likely candidates."""
 
     token: str
     logprob: float
@@ -199,24 +197,24 @@ class WrittenToken(msgspec.Struct, kw_only=True):
 
 
 class ChoiceLogprobs(msgspec.Struct, kw_only=True):
-    """The tokens of an answer."""
+    """The tokens of a choice."""
 
-    content: list[WrittenToken]
+    content: list[GeneratedToken]
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
-    """`finish_reason`: whether the model ended the text, called functions, or the text is as long
-    as it may be.
+    """One answer. `finish_reason` is stop, tool_calls, or length for the maximum number of
+    tokens.
     """
 
     index: int
-    message: WrittenMessage
+    message: GeneratedMessage
     finish_reason: Literal["stop", "length", "tool_calls"]
     logprobs: ChoiceLogprobs | None = None
 
 
 class ChatUsage(msgspec.Struct, kw_only=True):
-    """Tokens; those of images count as tokens of the prompt."""
+    """Token counts; the prompt's include those of images."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -224,7 +222,7 @@ class ChatUsage(msgspec.Struct, kw_only=True):
 
 
 class ChatAnswer(msgspec.Struct, kw_only=True):
-    """`n` choices."""
+    """The answer with `n` choices."""
 
     id: str
     object: Literal["chat.completion"]
@@ -251,8 +249,10 @@ def chat(received: Received) -> MeshCall | Stream:
     if request.stream:
         usage = bool(request.stream_options and request.stream_options.include_usage)
         events = _Events(head, asked.choices.count, with_usage=usage)
-        return Stream(EXTRACT_STREAM, message, events.tell, is_last, failed, EVENTS, asked.fields())
-    return MeshCall(EXTRACT, message, lambda reply: _answer(head, reply), fields=asked.fields())
+        return Stream(
+            EXTRACT_STREAM, message, events.render, is_last, error_event, EVENTS, asked.fields()
+        )
+    return MeshCall(EXTRACT, message, lambda reply: _to_answer(head, reply), fields=asked.fields())
 
 
 _GUIDES: Final = (
@@ -262,48 +262,48 @@ _GUIDES: Final = (
     "guided_grammar",
     "structured_outputs",
 )
-"""vLLM's ways to ask for answers of a form."""
-_TEMPLATE: Final = "the prompt is made by the checkpoint's chat template"
+"""vLLM's fields for structured output."""
+_TEMPLATE: Final = "the checkpoint's chat template renders the prompt"
 _OTHERS: Final = {
-    "echo": "the answer is what the model writes",
-    "ignore_eos": "the model's own end of a text is taken",
-    "min_tokens": "the model's own end of a text is taken",
-    "stop_token_ids": "the model's own end of a text is taken",
+    "echo": "only generated text is returned",
+    "ignore_eos": "a text ends at the model's end token",
+    "min_tokens": "a text ends at the model's end token",
+    "stop_token_ids": "a text ends at the model's end token",
     "chat_template": _TEMPLATE,
-    "continue_final_message": "the last message is the user's",
+    "continue_final_message": "the last message must be the user's",
     "reasoning_effort": _TEMPLATE,
-    "prediction": "the model writes the whole answer",
+    "prediction": "the model generates the whole answer",
     "audio": "answers are texts",
-    "web_search_options": "the model reads the messages alone",
+    "web_search_options": "the model reads only the messages",
     "verbosity": _TEMPLATE,
-    "use_beam_search": "beams are those of the checkpoint",
-    "bad_words": "ask in the messages",
-    "allowed_token_ids": "ask for JSON by response_format",
-    "logits_processors": "ask for JSON by response_format",
+    "use_beam_search": "the checkpoint determines the number of beams",
+    "bad_words": "state it in the messages",
+    "allowed_token_ids": "use response_format for JSON",
+    "logits_processors": "use response_format for JSON",
     "include_stop_str_in_output": "an answer ends before a stop string",
     "truncate_prompt_tokens": "shorten the messages",
-    "prompt_logprobs": "log probabilities are of the answer, by logprobs",
+    "prompt_logprobs": "logprobs are available for the answer only",
 }
 
 
 def _refuse_unsupported(request: ChatRequest) -> None:
-    """What would change the text is refused, not ignored."""
+    """Refuse fields that would change the text, instead of ignoring them."""
     refusals = (
-        (request.logit_bias, "logit_bias", "logit_bias is not supported: leave it out"),
+        (request.logit_bias, "logit_bias", "logit_bias is not supported: omit it"),
         (
             request.length_penalty not in (None, 1),
             "length_penalty",
-            "length_penalty must be 1: answers are not by beams",
+            "length_penalty must be 1: beam search is not supported",
         ),
         (
             request.top_logprobs and not request.logprobs,
             "top_logprobs",
-            "top_logprobs needs logprobs to be true",
+            "top_logprobs requires logprobs to be true",
         ),
         (
             request.modalities not in (None, [], ["text"]),
             "modalities",
-            "modalities may have text alone",
+            "modalities may only contain text",
         ),
         (
             request.add_generation_prompt is False,
@@ -314,7 +314,7 @@ def _refuse_unsupported(request: ChatRequest) -> None:
             (
                 getattr(request, name),
                 name,
-                f"{name} is not supported: ask for JSON by response_format",
+                f"{name} is not supported: use response_format for JSON",
             )
             for name in _GUIDES
         ),
@@ -322,11 +322,11 @@ def _refuse_unsupported(request: ChatRequest) -> None:
             (getattr(request, name), name, f"{name} is not supported: {why}")
             for name, why in _OTHERS.items()
         ),
-        (request.functions, "functions", "functions is not supported: name them in tools"),
+        (request.functions, "functions", "functions is not supported: use tools"),
         (
             request.function_call,
             "function_call",
-            "function_call is not supported: name the function in tool_choice",
+            "function_call is not supported: use tool_choice",
         ),
     )
     for is_asked, field, message in refusals:
@@ -334,14 +334,14 @@ def _refuse_unsupported(request: ChatRequest) -> None:
             raise invalid(message, field)
 
 
-def _asked(request: ChatRequest, received: Received) -> Asked:
-    said = [
+def _asked(request: ChatRequest, received: Received) -> GenerationRequest:
+    contents = [
         (message.role, _contents(message, f"messages[{place}]"))
         for place, message in enumerate(request.messages)
     ]
-    longest = (request.max_completion_tokens, "max_completion_tokens")
+    max_tokens = (request.max_completion_tokens, "max_completion_tokens")
     if request.max_completion_tokens is None:
-        longest = (request.max_tokens, "max_tokens")
+        max_tokens = (request.max_tokens, "max_tokens")
     named, schema = target(received, request.model), _schema(request.response_format)
     calls = {
         place: _calls(message)
@@ -355,10 +355,10 @@ def _asked(request: ChatRequest, received: Received) -> Asked:
         count=count_of_answers(request.n, request.best_of),
         top_logprobs=_top_logprobs(request),
     )
-    return Asked(
+    return GenerationRequest(
         named,
-        conversation_of(said, calls),
-        longest,
+        conversation_of(contents, calls),
+        max_tokens,
         schema,
         request.chat_template_kwargs,
         choices,
@@ -398,7 +398,7 @@ def _tools(request: ChatRequest) -> Tools:
     raise invalid(message, "tool_choice")
 
 
-def _contents(message: ChatMessage, field: str) -> list[Told]:
+def _contents(message: ChatMessage, field: str) -> list[MessageContent]:
     if message.function_call:
         raise invalid(
             f"{field}.function_call is not supported: send tool_calls", f"{field}.function_call"
@@ -408,21 +408,19 @@ def _contents(message: ChatMessage, field: str) -> list[Told]:
     if message.content is None:
         raise invalid(f"{field}.content is required", f"{field}.content")
     if isinstance(message.content, str):
-        return [Told(message.content, f"{field}.content")]
+        return [MessageContent(message.content, f"{field}.content")]
     return [
         _content(part, f"{field}.content[{place}]") for place, part in enumerate(message.content)
     ]
 
 
-def _content(part: ContentPart, field: str) -> Told:
+def _content(part: ContentPart, field: str) -> MessageContent:
     if part.type == "text" and part.text is not None:
-        return Told(part.text, f"{field}.text")
+        return MessageContent(part.text, f"{field}.text")
     if part.type == "image_url" and part.image_url is not None:
         url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
-        return Told(url, f"{field}.image_url", is_image=True)
-    raise invalid(
-        f"{field} must be of type text, with text, or of type image_url, with image_url", field
-    )
+        return MessageContent(url, f"{field}.image_url", is_image=True)
+    raise invalid(f"{field} must have type text with text, or type image_url with image_url", field)
 
 
 def _schema(asked: ResponseFormat | None) -> tuple[dict[str, Any] | None, str]:
@@ -438,7 +436,10 @@ def _schema(asked: ResponseFormat | None) -> tuple[dict[str, Any] | None, str]:
     ):
         return asked.json_schema.schema, field
     raise invalid(
-        "response_format must be of type text or json_object, or of type json_schema with json_schema.schema",
+        (
+            "response_format must have type text or json_object, or json_schema with "
+            "json_schema.schema"
+        ),
         "response_format",
     )
 
@@ -458,7 +459,7 @@ def _reason(result: pb.Extraction) -> str:
     return "tool_calls" if result.tool_calls else "stop"
 
 
-def _answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
+def _to_answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
     choices = [_choice(head["id"], index, result) for index, result in enumerate(reply.results)]
     return Answer(
         json_of(
@@ -523,15 +524,15 @@ def event_of(content: dict[str, Any]) -> bytes:
     return b"data: " + line_of(content) + b"\n\n"
 
 
-def failed(problem: HttpError) -> bytes:
-    """An event that OpenAI's clients raise. No [DONE] follows."""
+def error_event(problem: HttpError) -> bytes:
+    """Return an event that OpenAI's clients raise. It is not followed by [DONE]."""
     body = OPENAI.error(problem).body
     return b"data: " + body + b"\n\n" if isinstance(body, bytes) else b""
 
 
 class _Events:
-    """The events of `count` answers. Tools that were called, and log probabilities, are in the last
-    events of an answer.
+    """The events of `count` choices. Tool calls and log probabilities are in a choice's last
+    events.
     """
 
     def __init__(self, head: dict[str, Any], count: int, *, with_usage: bool) -> None:
@@ -539,17 +540,18 @@ class _Events:
             {"usage": None} if with_usage else {}
         )
         self._with_usage = with_usage
-        self._alongs = [Along() for _ in range(count)]
+        self._streamed = [StreamedText() for _ in range(count)]
         self._has_begun = [False] * count
 
-    def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
-        """Raises HttpError."""
+    def render(self, reply: pb.ExtractStreamResponse) -> bytes:
+        """Return the events of a reply. Raises HttpError."""
         if not reply.HasField("response"):
             deltas: dict[int, list[pb.ExtractDelta]] = {}
             for delta in reply.deltas:
                 deltas.setdefault(delta.item, []).append(delta)
             return b"".join(
-                self._said(index, self._alongs[index].more(own)) for index, own in deltas.items()
+                self._text_chunk(index, self._streamed[index].next_text(own))
+                for index, own in deltas.items()
             )
         ends = b"".join(
             self._end(index, result) for index, result in enumerate(reply.response.results)
@@ -562,7 +564,7 @@ class _Events:
         return ends + usage + DONE
 
     def _end(self, index: int, result: pb.Extraction) -> bytes:
-        found = self._said(index, self._alongs[index].rest(result.text))
+        found = self._text_chunk(index, self._streamed[index].remaining_text(result.text))
         for number, call in enumerate(_called(self._head["id"], index, result)):
             begun = {**call, "index": number, "function": {**call["function"], "arguments": ""}}
             rest = {"index": number, "function": {"arguments": call["function"]["arguments"]}}
@@ -571,7 +573,7 @@ class _Events:
             )
         return found + self._chunk(index, {}, _reason(result), _logprobs(result))
 
-    def _said(self, index: int, text: str) -> bytes:
+    def _text_chunk(self, index: int, text: str) -> bytes:
         begin = (
             b""
             if self._has_begun[index]
@@ -594,8 +596,6 @@ class _Events:
 
 
 ROUTES: Final = tuple(
-    Route(
-        "POST", path, OPENAI, chat, "Has a model write an answer", ChatRequest, ChatAnswer, EVENTS
-    )
+    Route("POST", path, OPENAI, chat, "Generates a chat answer", ChatRequest, ChatAnswer, EVENTS)
     for path in ("/v1/chat/completions", "/chat/completions", "/openai/v1/chat/completions")
 )

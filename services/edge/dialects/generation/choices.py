@@ -1,5 +1,5 @@
-"""How the answers of a request are chosen: sampling, stop strings, their number and log
-probabilities. Pure.
+"""How a request's answers are chosen: sampling, stop strings, their number, and log probabilities.
+Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from services.edge.messages.base import Fields, HttpError, invalid
 
 MAX_ANSWERS: Final = 16
 MAX_COPIES_BYTES: Final = 16 << 20
-"""The most bytes of all copies of the prompts, where each is answered more than once."""
+"""The maximum size of all copies of the prompts if each has several answers."""
 MAX_TOP_LOGPROBS: Final = 20
 _SEEDS: Final = 1 << 64
 SAMPLING: Final = (
@@ -27,13 +27,17 @@ SAMPLING: Final = (
     "frequency_penalty",
     "repetition_penalty",
 )
-"""The fields of `pb.Sampling`, which OpenAI's and vLLM's wires have by the same names."""
+"""The fields of `pb.Sampling`, which have the same names in OpenAI's and vLLM's requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """`sampling`: values by our names. `names`: the caller's name of a field, by ours. `count`:
-    answers to each prompt.
+    """The choice of answers.
+
+    Attributes:
+        sampling: Values by Shoal's names.
+        names: The caller's names of fields by Shoal's.
+        count: The number of answers per prompt.
     """
 
     sampling: Mapping[str, float | None] = field(default_factory=dict)
@@ -44,9 +48,11 @@ class Choices:
     top_logprobs: int | None = None
 
     def fill(self, task: pb.TextTask) -> None:
-        """Raises HttpError for what fits no field; routers check the ranges."""
+        """Set the fields of a task. Raises HttpError for values that do not fit; routers check the
+        ranges.
+        """
         for name, value in self.sampling.items():
-            if value is None or (name == "top_k" and value == -1):  # vLLM's way to say all
+            if value is None or (name == "top_k" and value == -1):  # in vLLM -1 means all
                 continue
             path = self._name(f"sampling.{name}", name)
             if not math.isfinite(value) or (name == "top_k" and not 0 <= value < 1 << 31):
@@ -56,7 +62,11 @@ class Choices:
             path = self._name("temperature", "temperature")
             if self.sampling.get("temperature") == 0:
                 raise invalid(
-                    f"{path} is 0, so that all {self.count} answers would be the same: raise it, or ask for one",
+                    (
+                        f"{path} is 0, so all {self.count} answers would be identical: raise it, "
+                        "or "
+                        "request one"
+                    ),
                     path,
                 )
             if not task.sampling.HasField("temperature"):
@@ -66,15 +76,16 @@ class Choices:
             task.top_logprobs = self.top_logprobs
 
     def items(self, items: Sequence[pb.Item]) -> list[pb.Item]:
-        """Each item once for each answer, with the seed of the answer. Raises HttpError where the
+        """Return a copy of each item per answer, with the answer's seed. Raises HttpError if the
         copies exceed MAX_COPIES_BYTES.
         """
         size = self.count * sum(item.ByteSize() for item in items)
         if self.count > 1 and size > MAX_COPIES_BYTES:
             raise HttpError(
                 "TOO_LARGE",
-                f"{self.count} answers to each prompt take {size:,} bytes of prompts, more than the {MAX_COPIES_BYTES:,} that are"
-                " allowed: ask for fewer answers at a time",
+                f"{self.count} answers per prompt need {size:,} bytes of prompts, above the "
+                "limit of "
+                f"{MAX_COPIES_BYTES:,}: request fewer answers",
                 field="n",
             )
         found = []
@@ -88,7 +99,7 @@ class Choices:
         return found
 
     def fields(self) -> Fields:
-        """The caller's names of our fields."""
+        """Return the caller's names of Shoal's fields."""
         sampling = {
             f"text.sampling.{name}": self._name(f"sampling.{name}", name) for name in SAMPLING
         }
@@ -107,25 +118,29 @@ class Choices:
 
 
 def stops_of(stop: str | Sequence[str] | None) -> Sequence[str]:
-    """One stop string, or several."""
+    """Return a list of one or several stop strings."""
     return (
         ([stop] if stop else []) if isinstance(stop, str) else [each for each in stop or () if each]
     )
 
 
 def sampling_of(request: Any) -> dict[str, float | None]:
-    """The fields of a request that has them by the names of `SAMPLING`."""
+    """Return the sampling fields of a request that uses the names of `SAMPLING`."""
     return {name: getattr(request, name) for name in SAMPLING}
 
 
 def count_of_answers(count: int | None, best_of: int | None) -> int:
-    """Raises HttpError."""
+    """Return the number of answers. Raises HttpError."""
     count = 1 if count is None else count
     if not 1 <= count <= MAX_ANSWERS:
         raise invalid(f"n is {count}; it must be within 1 and {MAX_ANSWERS}", "n")
     if best_of not in (None, count):
         raise invalid(
-            f"best_of is {best_of}, and n is {count}: all answers that are written are returned, so leave it out",
+            (
+                f"best_of is {best_of} and n is {count}: all generated answers are returned, so "
+                "omit "
+                "it"
+            ),
             "best_of",
         )
     return count

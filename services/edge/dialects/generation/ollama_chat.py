@@ -1,7 +1,7 @@
 """Ollama's `POST /api/chat` and `/api/generate`, as lines of JSON unless `stream` is false. Pure.
 
-As in `chat.py`, a conversation ends with the user's message or a tool's. `think` and `raw` are
-Ollama's own; templates are the checkpoint's.
+As in `chat.py`, a conversation ends with the message of the user or a tool. `think` and `raw` are
+Ollama's; templates are the checkpoint's.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import orjson
 from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.ollama import LONG_AGO, OLLAMA, if_known, model_named, told
-from services.edge.dialects.writing.along import (
-    Along,
-    Asked,
+from services.edge.dialects.generation.choices import Choices, stops_of
+from services.edge.dialects.generation.common import (
     Conversation,
-    Told,
+    GenerationRequest,
+    MessageContent,
+    StreamedText,
     Tools,
     conversation_of,
     is_cut,
     is_last,
     line_of,
 )
-from services.edge.dialects.writing.choices import Choices, stops_of
+from services.edge.dialects.ollama import LONG_AGO, OLLAMA, answer_if_known, error_text, model_named
 from services.edge.messages.base import (
     Answer,
     HttpError,
@@ -43,8 +43,8 @@ LINES: Final = b"application/x-ndjson"
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
-    """`num_predict`: the most tokens; below 1: the model's own. Options about memory and processors
-    are ignored.
+    """`num_predict` is the maximum number of tokens; below 1 the model's. Options about memory and
+    processors are ignored.
     """
 
     num_predict: int | None = None
@@ -57,7 +57,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    # Only with values that change nothing.
+    # Accepted only with values that have no effect.
     repeat_last_n: int | None = None
     typical_p: float | None = None
     tfs_z: float | None = None
@@ -66,7 +66,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
 
 
 class OllamaFunction(msgspec.Struct, kw_only=True):
-    """`arguments`: an object."""
+    """`arguments` is an object."""
 
     name: str
     arguments: dict[str, Any] = {}
@@ -79,7 +79,7 @@ class OllamaToolCall(msgspec.Struct, kw_only=True):
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
-    """`images`: in base64. `role`: tool for what a function returned."""
+    """`images` are in base64. `role` is tool for a function's result."""
 
     role: str
     content: str = ""
@@ -88,8 +88,9 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class OllamaChatRequest(msgspec.Struct, kw_only=True):
-    """`format`: a JSON Schema of an object. `messages` empty: nothing is written, and the answer
-    says whether the model is known."""
+    """`format` is a JSON Schema of an object. If `messages` is empty nothing is generated, and the
+    answer reports whether the model is known.
+    """
 
     model: str
     messages: Annotated[list[OllamaMessage], MESSAGES] = []
@@ -101,7 +102,9 @@ class OllamaChatRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
-    """`prompt` empty: nothing is written, and the answer says whether the model is known."""
+    """If `prompt` is empty nothing is generated, and the answer reports whether the model is
+    known.
+    """
 
     model: str
     prompt: str = ""
@@ -117,10 +120,11 @@ class OllamaGenerateRequest(msgspec.Struct, kw_only=True):
     context: list[int] | None = None
 
 
-class OllamaWritten(msgspec.Struct, kw_only=True):
-    """`message` of chat, `response` of generate. The last line has `done_reason`, `stop` or
-    `length`, durations in nanoseconds (`load_duration`: in the queue, a model's load included) and
-    counts of tokens."""
+class OllamaGenerated(msgspec.Struct, kw_only=True):
+    """A line: `message` for chat, `response` for generate. The last line has `done_reason` (`stop`
+    or `length`), token counts, and durations in nanoseconds (`load_duration` is the time in the
+    queue, including loading).
+    """
 
     model: str
     created_at: str
@@ -137,14 +141,14 @@ class OllamaWritten(msgspec.Struct, kw_only=True):
 
 
 Write = Callable[[str], dict[str, Any]]
-"""The fields that hold a piece of the text."""
+"""Returns the fields that hold a piece of the text."""
 
 
 def chat(received: Received) -> MeshCall | Stream:
     """`POST /api/chat`. Raises HttpError."""
     request = read(OllamaChatRequest, received)
     if not request.messages:
-        return _step(received, request, None, _as_message)
+        return _make_call(received, request, None, _as_message)
     calls = {
         place: [
             (call.function.name, orjson.dumps(call.function.arguments).decode())
@@ -153,13 +157,13 @@ def chat(received: Received) -> MeshCall | Stream:
         for place, message in enumerate(request.messages)
         if message.tool_calls
     }
-    said = conversation_of(
+    conversation = conversation_of(
         [
             (
                 message.role,
                 []
                 if place in calls and not message.content
-                else _told(
+                else _message_contents(
                     message.content,
                     message.images,
                     f"messages[{place}].content",
@@ -170,7 +174,7 @@ def chat(received: Received) -> MeshCall | Stream:
         ],
         calls,
     )
-    return _step(received, request, said, _as_message)
+    return _make_call(received, request, conversation, _as_message)
 
 
 def generate(received: Received) -> MeshCall | Stream:
@@ -179,16 +183,16 @@ def generate(received: Received) -> MeshCall | Stream:
     for field in ("suffix", "template", "raw", "context"):
         if getattr(request, field):
             raise invalid(
-                f"{field} is not supported: the prompt is made by the checkpoint's chat template",
+                f"{field} is not supported: the checkpoint's chat template renders the prompt",
                 field,
             )
-    system = [Told(request.system, "system")] if request.system else []
+    system = [MessageContent(request.system, "system")] if request.system else []
     user = (
-        _told(request.prompt, request.images, "prompt", "images")
+        _message_contents(request.prompt, request.images, "prompt", "images")
         if request.prompt or request.images
         else []
     )
-    return _step(
+    return _make_call(
         received,
         request,
         Conversation(system, user) if user else None,
@@ -200,36 +204,41 @@ def _as_message(text: str) -> dict[str, Any]:
     return {"message": {"role": "assistant", "content": text}}
 
 
-def _told(
+def _message_contents(
     text: str, images: Sequence[str] | None, text_field: str, images_field: str
-) -> list[Told]:
-    """Images come first, as Ollama has them."""
+) -> list[MessageContent]:
+    """Return the contents, images first as in Ollama."""
     found = [
-        Told(image, f"{images_field}[{place}]", is_image=True)
+        MessageContent(image, f"{images_field}[{place}]", is_image=True)
         for place, image in enumerate(images or ())
     ]
-    return [*found, Told(text, text_field)] if text or not found else found
+    return [*found, MessageContent(text, text_field)] if text or not found else found
 
 
-def _step(
+def _make_call(
     received: Received,
     request: OllamaChatRequest | OllamaGenerateRequest,
-    said: Conversation | None,
+    conversation: Conversation | None,
     write: Write,
 ) -> MeshCall | Stream:
     named = model_named(received, request.model)
     head = {"model": request.model, "created_at": LONG_AGO}
-    if said is None:
-        return if_known(named, {**head, **write(""), "done": True, "done_reason": "load"})
+    if conversation is None:
+        return answer_if_known(named, {**head, **write(""), "done": True, "done_reason": "load"})
     options = request.options or OllamaOptions()
     _refuse_unsupported(request.think, options)
     most = (
         options.num_predict if options.num_predict is not None and options.num_predict > 0 else None
     )
     tools = Tools(request.tools or ()) if isinstance(request, OllamaChatRequest) else Tools()
-    longest = (most, "options.num_predict")
-    asked = Asked(
-        named, said, longest, _schema(request.format), choices=_choices(options), tools=tools
+    max_tokens = (most, "options.num_predict")
+    asked = GenerationRequest(
+        named,
+        conversation,
+        max_tokens,
+        _schema(request.format),
+        choices=_choices(options),
+        tools=tools,
     )
     lines = _Lines(head, write)
     if request.stream is False:
@@ -240,22 +249,22 @@ def _step(
             fields=asked.fields(),
         )
     return Stream(
-        EXTRACT_STREAM, asked.request(), lines.tell, is_last, _failed, LINES, asked.fields()
+        EXTRACT_STREAM, asked.request(), lines.render, is_last, _error_line, LINES, asked.fields()
     )
 
 
 def _refuse_unsupported(think: bool | str | None, options: OllamaOptions) -> None:
-    """What would change the text is refused, not ignored."""
+    """Refuse fields that would change the text, instead of ignoring them."""
     refusals = (
         (
             think is not None,
             "think",
-            "is not supported: whether a model thinks is its chat template's affair",
+            "is not supported: the chat template determines whether a model thinks",
         ),
         (
             options.repeat_last_n not in (None, -1),
             "options.repeat_last_n",
-            "must be -1: penalties are of the whole text",
+            "must be -1: penalties apply to the whole text",
         ),
         (options.typical_p not in (None, 1), "options.typical_p", "must be 1: use top_p or min_p"),
         (options.tfs_z not in (None, 1), "options.tfs_z", "must be 1: use top_p or min_p"),
@@ -263,7 +272,7 @@ def _refuse_unsupported(think: bool | str | None, options: OllamaOptions) -> Non
         (
             options.penalize_newline is False,
             "options.penalize_newline",
-            "must be true: penalties are of all tokens",
+            "must be true: penalties apply to all tokens",
         ),
     )
     for is_asked, field, why in refusals:
@@ -298,12 +307,12 @@ def _schema(given: str | dict[str, Any] | None) -> tuple[dict[str, Any] | None, 
         return given, "format"
     if given == "json":
         return {"type": "object"}, "format"
-    raise invalid("format must be json or a JSON Schema of an object, or be left out", "format")
+    raise invalid("format must be json or a JSON Schema of an object, or be omitted", "format")
 
 
-def _failed(problem: HttpError) -> bytes:
-    """A line that Ollama's clients raise."""
-    return line_of({"error": told(problem)}) + b"\n"
+def _error_line(problem: HttpError) -> bytes:
+    """Return a line that Ollama's clients raise as an error."""
+    return line_of({"error": error_text(problem)}) + b"\n"
 
 
 class _Lines:
@@ -312,17 +321,17 @@ class _Lines:
     def __init__(self, head: dict[str, Any], write: Write) -> None:
         self._head = head
         self._write = write
-        self._along = Along()
+        self._streamed = StreamedText()
 
-    def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
-        """Raises HttpError."""
+    def render(self, reply: pb.ExtractStreamResponse) -> bytes:
+        """Return the lines of a reply. Raises HttpError."""
         if not reply.HasField("response"):
-            return self._line(self._along.more(reply.deltas))
-        rest = self._line(self._along.rest(reply.response.results[0].text))
+            return self._line(self._streamed.next_text(reply.deltas))
+        rest = self._line(self._streamed.remaining_text(reply.response.results[0].text))
         return rest + self._end(reply.response, "") + b"\n"
 
     def whole(self, reply: pb.ExtractResponse) -> bytes:
-        """The answer as one object."""
+        """Return the answer as one object."""
         return self._end(reply, reply.results[0].text)
 
     def _line(self, text: str) -> bytes:
@@ -357,9 +366,9 @@ ROUTES: Final = (
         "/api/chat",
         OLLAMA,
         chat,
-        "Has a model write an answer",
+        "Generates a chat answer",
         OllamaChatRequest,
-        OllamaWritten,
+        OllamaGenerated,
         LINES,
     ),
     Route(
@@ -367,9 +376,9 @@ ROUTES: Final = (
         "/api/generate",
         OLLAMA,
         generate,
-        "Has a model write a text",
+        "Generates a text",
         OllamaGenerateRequest,
-        OllamaWritten,
+        OllamaGenerated,
         LINES,
     ),
 )

@@ -1,5 +1,5 @@
-"""OpenAI's `POST /v1/completions`, whole or as server-sent events: prompts that no chat template
-frames. Pure.
+"""OpenAI's `POST /v1/completions`, whole or as server-sent events, for prompts without a chat
+template. Pure.
 """
 
 from __future__ import annotations
@@ -10,18 +10,23 @@ import msgspec
 from shoal.transport.methods import EXTRACT, EXTRACT_STREAM
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.openai import OPENAI
-from services.edge.dialects.writing.along import MAX_TOKENS, Along, is_cut, is_last
-from services.edge.dialects.writing.chat import (
+from services.edge.dialects.generation.chat import (
     DONE,
     EVENTS,
     ChatUsage,
     StreamOptions,
+    error_event,
     event_of,
-    failed,
     usage_of,
 )
-from services.edge.dialects.writing.choices import Choices, count_of_answers, sampling_of, stops_of
+from services.edge.dialects.generation.choices import (
+    Choices,
+    count_of_answers,
+    sampling_of,
+    stops_of,
+)
+from services.edge.dialects.generation.common import MAX_TOKENS, StreamedText, is_cut, is_last
+from services.edge.dialects.openai import OPENAI
 from services.edge.messages.base import (
     Answer,
     Fields,
@@ -36,14 +41,14 @@ from services.edge.messages.base import (
 from services.edge.messages.reading import count_of, priority_of, read, target, text_item
 
 DEFAULT_TOKENS: Final = 16
-"""OpenAI's own, where a request does not say."""
+"""OpenAI's default."""
 MAX_PROMPTS: Final = 128
 MAX_LOGPROBS: Final = 20
 
 
 class CompletionRequest(msgspec.Struct, kw_only=True):
-    """OpenAI's fields, and ours. `prompt`: a text or several; token ids are not served. Others are
-    ignored.
+    """OpenAI's fields and Shoal's. `prompt` is one or several texts; token ids are not supported.
+    Others are ignored.
     """
 
     model: str
@@ -62,19 +67,19 @@ class CompletionRequest(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     n: int | None = None
     logprobs: int | None = None
-    # Only with values that change nothing.
+    # Accepted only with values that have no effect.
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
     logit_bias: dict[str, float] | None = None
-    # Ours.
+    # Shoal's.
     adapter: str | None = None
     pool: str | None = None
     priority: str | int | None = None
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
-    """`text_offset`: where each token begins in the answer."""
+    """`text_offset` is each token's position in the answer."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -92,7 +97,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
 
 
 class CompletionAnswer(msgspec.Struct, kw_only=True):
-    """`n` choices for each prompt."""
+    """The answer with `n` choices per prompt."""
 
     id: str
     object: Literal["text_completion"]
@@ -108,7 +113,7 @@ def complete(received: Received) -> MeshCall | Stream:
     for name in ("echo", "suffix", "logit_bias"):
         if getattr(request, name):
             raise invalid(
-                f"{name} is not supported: an answer is what the model writes after the prompt, so leave it out",
+                f"{name} is not supported: an answer continues the prompt, so omit it",
                 name,
             )
     most = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
@@ -152,8 +157,8 @@ def complete(received: Received) -> MeshCall | Stream:
     if request.stream:
         usage = bool(request.stream_options and request.stream_options.include_usage)
         events = _Events(head, len(items), with_usage=usage)
-        return Stream(EXTRACT_STREAM, message, events.tell, is_last, failed, EVENTS, fields)
-    return MeshCall(EXTRACT, message, lambda reply: _answer(head, reply), fields=fields)
+        return Stream(EXTRACT_STREAM, message, events.render, is_last, error_event, EVENTS, fields)
+    return MeshCall(EXTRACT, message, lambda reply: _to_answer(head, reply), fields=fields)
 
 
 def _prompts(request: CompletionRequest) -> list[pb.Item]:
@@ -163,7 +168,7 @@ def _prompts(request: CompletionRequest) -> list[pb.Item]:
     found = []
     for place, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
-            raise invalid("prompt is token ids, which are not supported: send the text", "prompt")
+            raise invalid("prompt is token ids, which are not supported: send text", "prompt")
         found.append(
             text_item(prompt, "prompt" if isinstance(request.prompt, str) else f"prompt[{place}]")
         )
@@ -189,7 +194,7 @@ def _logprobs(result: pb.Extraction) -> dict[str, Any] | None:
     }
 
 
-def _answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
+def _to_answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
     choices = [
         {
             "index": index,
@@ -203,21 +208,27 @@ def _answer(head: dict[str, Any], reply: pb.ExtractResponse) -> Answer:
 
 
 class _Events:
-    """The events of several answers."""
+    """The events of several choices."""
 
     def __init__(self, head: dict[str, Any], count: int, *, with_usage: bool) -> None:
         self._head, self._with_usage = head | ({"usage": None} if with_usage else {}), with_usage
-        self._alongs = [Along() for _ in range(count)]
+        self._streamed = [StreamedText() for _ in range(count)]
 
-    def tell(self, reply: pb.ExtractStreamResponse) -> bytes:
-        """Raises HttpError."""
+    def render(self, reply: pb.ExtractStreamResponse) -> bytes:
+        """Return the events of a reply. Raises HttpError."""
         if not reply.HasField("response"):
-            said = ((delta.item, self._alongs[delta.item].more([delta])) for delta in reply.deltas)
+            said = (
+                (delta.item, self._streamed[delta.item].next_text([delta]))
+                for delta in reply.deltas
+            )
             return b"".join(self._chunk(index, text) for index, text in said if text)
         results = enumerate(reply.response.results)
         ends = b"".join(
             self._chunk(
-                index, self._alongs[index].rest(result.text), _reason(result), _logprobs(result)
+                index,
+                self._streamed[index].remaining_text(result.text),
+                _reason(result),
+                _logprobs(result),
             )
             for index, result in results
         )
@@ -251,7 +262,7 @@ ROUTES: Final = tuple(
         path,
         OPENAI,
         complete,
-        "Has a model continue a text",
+        "Continues a text",
         CompletionRequest,
         CompletionAnswer,
         EVENTS,

@@ -1,4 +1,4 @@
-"""The edge's memory of the last hour: steps, percentiles, bounds."""
+"""The edge's record of the last hour: steps, percentiles, limits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.past.cost import Cost
-from services.edge.past.history import MAX_REQUESTS, STEP_SECONDS, STEPS, Finished, History
+from services.edge.activity.cost import Cost
+from services.edge.activity.history import MAX_REQUESTS, STEP_SECONDS, STEPS, Finished, History
 
 BEGIN = 1_700_000_000.0
 
@@ -49,7 +49,7 @@ def test_steps_count_requests_errors_and_tokens() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.002, 0.05, 0.9, 59.0])
-def test_percentiles_are_exact_to_a_tenth(seconds: float) -> None:
+def test_percentiles_are_accurate_to_ten_percent(seconds: float) -> None:
     history = History(BEGIN)
     for at in range(100):
         history.note_request(finished(BEGIN, seconds if at < 98 else 10 * seconds))
@@ -66,7 +66,7 @@ def test_latencies_beyond_the_bins_are_counted() -> None:
     assert steps(history, BEGIN)["p99"][0] > 1e6
 
 
-def test_hour_is_kept_and_what_is_older_is_forgotten() -> None:
+def test_values_older_than_an_hour_are_dropped() -> None:
     history = History(BEGIN)
     history.note_request(finished(BEGIN))
     history.note_queue(7, BEGIN)
@@ -80,8 +80,8 @@ def test_hour_is_kept_and_what_is_older_is_forgotten() -> None:
         [None] * STEPS,
         STEPS,
     )
-    # Nothing of an old round of the ring is left after a long pause, and a clock that is set back
-    # loses nothing.
+    # After a long pause, old values of the ring are cleared; if the clock is set back, no value is
+    # lost.
     history.note_request(finished(last + 10**6))
     history.note_request(finished(BEGIN))
     assert sum(steps(history, last + 10**6)["requests"]) == 2
@@ -104,7 +104,7 @@ def test_memory_is_bounded() -> None:
     assert len(history.content(BEGIN + 20_000)["requests"]) == MAX_REQUESTS
 
 
-def test_cost_of_several_questions_is_their_sum() -> None:
+def test_cost_of_several_calls_is_their_sum() -> None:
     cost = Cost()
     reply = pb.ExtractResponse(
         usage=pb.Usage(input_tokens=3, output_tokens=2), timings=pb.Timings(queue_seconds=0.5)

@@ -1,7 +1,7 @@
-"""Addresses at which all of TEI's paths are one model's.
+"""Serve TEI's HTTP API of one fixed model at an address.
 
-Some clients drop the path of the URL that they are given (Haystack's ranker asks for `/rerank` at
-the host's root), and no request of TEI's names a model: so an address has one.
+Some clients drop the path of their base URL (Haystack's ranker calls `/rerank` at the host's root),
+and TEI's requests do not name a model, so the address determines it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from services.edge.asgi import Receive, Scope, Send
 
 
 class PrefixApp:
-    """The application, with `/tei/{model}` before each path. `model`: a name as callers give it."""
+    """Adds `/tei/{model}` before each path. `model` is a name as callers send it."""
 
     def __init__(
         self, application: Callable[[Scope, Receive, Send], Awaitable[None]], model: str

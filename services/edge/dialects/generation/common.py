@@ -1,5 +1,5 @@
-"""What the wires of models that write share: the request for one text, and its text as it is
-written. Pure.
+"""The shared parts of generation APIs: the request for one text, and its text as it is streamed.
+Pure.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Final
 import orjson
 from shoal.v1 import inference_pb2 as pb
 
-from services.edge.dialects.writing.choices import Choices
+from services.edge.dialects.generation.choices import Choices
 from services.edge.messages.base import Fields, HttpError, invalid, json_of
 from services.edge.messages.names import Target
 from services.edge.messages.reading import count_of, image_part, plain_text_item
 
 MAX_TOKENS: Final = 4096
-"""Of `TextTask.max_tokens`."""
+"""The maximum of `TextTask.max_tokens`."""
 SYSTEM: Final = ("system", "developer")
 TOOL: Final = "tool"
 _VALUES: Final = "chat_template_kwargs"
@@ -37,10 +37,8 @@ _LENGTH: Final = pb.FINISH_REASON_LENGTH
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Something that somebody said: a text or an image (a `data:` URI or base64), and the path of
-    its field.
-    """
+class MessageContent:
+    """A text or an image (a `data:` URI or base64) of a message, and the path of its field."""
 
     content: str
     field: str
@@ -48,32 +46,48 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """A message between the first system message and the last one. `field`: its path. `calls`: of
-    an assistant.
+class ConversationTurn:
+    """A message between the first system message and the last message.
+
+    Attributes:
+        role: The speaker.
+        texts: The contents.
+        field: The path of the message.
+        calls: Functions that an assistant called.
     """
 
     role: str
-    texts: Sequence[Told]
+    texts: Sequence[MessageContent]
     field: str
     calls: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`system`, `user`: what a system message at the beginning and the last one say. `turns`: what
-    was said between. `role`: of the last one, the user's or that of a tool."""
+    """The messages of a request.
 
-    system: Sequence[Told]
-    user: Sequence[Told]
-    turns: Sequence[Spoken] = ()
+    Attributes:
+        system: The contents of the system message at the beginning.
+        user: The contents of the last message.
+        turns: The messages in between.
+        role: The role of the last message: user or tool.
+    """
+
+    system: Sequence[MessageContent]
+    user: Sequence[MessageContent]
+    turns: Sequence[ConversationTurn] = ()
     role: str = "user"
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Functions that the model may call, in OpenAI's form. `required`: it calls one; `name`: this
-    one. `single`: once at most.
+    """Functions that the model may call, in OpenAI's form.
+
+    Attributes:
+        functions: The definitions.
+        required: The model must call one.
+        name: The function to call, if `required` names one.
+        single: The model may call at most one.
     """
 
     functions: Sequence[Any] = ()
@@ -83,36 +97,43 @@ class Tools:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One text that a model is to write. `schema`: a JSON Schema. `longest`: the most tokens, and
-    the field that says so.
+class GenerationRequest:
+    """The request for one generated text.
+
+    Attributes:
+        max_tokens: The maximum number of tokens, and the field that sets it.
+        schema: A JSON Schema, and the field that sets it.
     """
 
-    named: Target
-    said: Conversation
-    longest: tuple[int | None, str]
+    target_model: Target
+    conversation: Conversation
+    max_tokens: tuple[int | None, str]
     schema: tuple[dict[str, Any] | None, str] = (None, "")
     template_values: dict[str, Any] | None = None
     choices: Choices = field(default_factory=Choices)
     tools: Tools = Tools()
 
     def request(self) -> pb.ExtractRequest:
-        """Raises HttpError."""
-        system = self.said.system
-        if system and any(one.is_image for one in self.said.user):
+        """Return the mesh's request. Raises HttpError."""
+        system = self.conversation.system
+        if system and any(one.is_image for one in self.conversation.user):
             field = system[0].field
             raise invalid(
-                f"{field}: a model that reads images has no system message here: put it into the user's text",
+                (
+                    f"{field}: models that read images have no system message here: put it into "
+                    "the "
+                    "user's text"
+                ),
                 field,
             )
-        most, field = self.longest
+        most, field = self.max_tokens
         if most is not None and most > MAX_TOKENS:
             raise invalid(f"{field} is {most}; it must be at most {MAX_TOKENS:,}", field)
         task = pb.TextTask(
             max_tokens=count_of(most, field),
             instruction=_joined(system),
             json_schema=_json(*self.schema),
-            turns=[_turn(turn) for turn in self.said.turns],
+            turns=[_turn(turn) for turn in self.conversation.turns],
             template_values=_json(self.template_values, _VALUES),
             tools=_json(list(self.tools.functions) or None, "tools"),
             tool=self.tools.name,
@@ -120,17 +141,21 @@ class Asked:
         )
         if self.tools.required:
             task.tool_choice = pb.TextTask.TOOL_CHOICE_REQUIRED
-        if self.said.role == TOOL:
+        if self.conversation.role == TOOL:
             task.item_role = pb.Turn.ROLE_TOOL
         self.choices.fill(task)
         items = self.choices.items([self._item()])
         return pb.ExtractRequest(
-            model=self.named.model, items=items, text=task, adapter=self.named.adapter
+            model=self.target_model.model, items=items, text=task, adapter=self.target_model.adapter
         )
 
     def fields(self) -> Fields:
-        """What the caller calls our fields."""
-        system, user, turns = self.said.system, self.said.user, self.said.turns
+        """Return the caller's names of Shoal's fields."""
+        system, user, turns = (
+            self.conversation.system,
+            self.conversation.user,
+            self.conversation.turns,
+        )
         return {
             "items[].parts[].*": lambda place: (
                 user[place].field if place < len(user) else user[-1].field
@@ -145,14 +170,14 @@ class Asked:
                 turns[place].field if place < len(turns) else "messages"
             ),
             "text.turns": "messages",
-            "text.max_tokens": self.longest[1],
+            "text.max_tokens": self.max_tokens[1],
             "text.template_values": _VALUES,
             **({"text.instruction": system[0].field} if system else {}),
             **({"text.json_schema": self.schema[1]} if self.schema[1] else {}),
         }
 
     def _item(self) -> pb.Item:
-        user = self.said.user
+        user = self.conversation.user
         if not any(one.is_image for one in user):
             return plain_text_item("\n\n".join(one.content for one in user), user[-1].field)
         parts = [
@@ -164,15 +189,18 @@ class Asked:
         return pb.Item(parts=parts)
 
 
-def _image(said: Told) -> pb.Part:
-    part = image_part(said.content, said.field)
+def _image(contents: MessageContent) -> pb.Part:
+    part = image_part(contents.content, contents.field)
     if part.HasField("document"):
-        message = "is a PDF, which is not read in a conversation: POST /v1/extract/{model} with the task text reads its pages"
-        raise invalid(f"{said.field} {message}", said.field)
+        message = (
+            "is a PDF, which conversations do not support: "
+            "POST /v1/extract/{model} with the task text reads its pages"
+        )
+        raise invalid(f"{contents.field} {message}", contents.field)
     return part
 
 
-def _turn(turn: Spoken) -> pb.Turn:
+def _turn(turn: ConversationTurn) -> pb.Turn:
     calls = [pb.ToolCall(name=name, arguments=arguments) for name, arguments in turn.calls]
     return pb.Turn(role=_ROLES[turn.role], text=_joined(turn.texts), tool_calls=calls)
 
@@ -182,53 +210,60 @@ def _json(value: dict[str, Any] | list[Any] | None, field: str) -> str:
         return ""
     try:
         return orjson.dumps(value).decode()
-    except TypeError as error:  # what msgpack has and JSON does not; nested too deeply
+    except TypeError as error:  # msgpack types that JSON lacks, or too deep nesting
         raise invalid(f"{field} is not JSON: {error}", field) from None
 
 
-def _joined(told: Sequence[Told]) -> str:
+def _joined(told: Sequence[MessageContent]) -> str:
     return "\n\n".join(plain_text_item(one.content, one.field).text for one in told)
 
 
 def conversation_of(
-    messages: Sequence[tuple[str, Sequence[Told]]],
+    messages: Sequence[tuple[str, Sequence[MessageContent]]],
     calls: Mapping[int, Sequence[tuple[str, str]]] = MappingProxyType({}),
 ) -> Conversation:
-    """A conversation of the roles and contents of all messages, and the functions that were called
-    in them, by their places.
+    """Return the conversation of all messages.
+
+    Args:
+        messages: The roles and contents.
+        calls: Functions called in a message, by its index.
 
     Raises HttpError unless the last message is the user's or a tool's, and no other one has images.
     """
-    system: Sequence[Told] = ()
-    turns: list[Spoken] = []
-    for place, (role, said) in enumerate(messages):
+    system: Sequence[MessageContent] = ()
+    turns: list[ConversationTurn] = []
+    for place, (role, contents) in enumerate(messages):
         field = f"messages[{place}]"
         if role not in _ROLES:
             raise invalid(
-                f"{field}.role is {role!r}: served are the roles {', '.join(_ROLES)}",
+                f"{field}.role is {role!r}; it must be one of {', '.join(_ROLES)}",
                 f"{field}.role",
             )
         if role in SYSTEM and place == 0:
-            system = said
+            system = contents
         else:
             turns.append(
-                Spoken(role, said, said[-1].field if said else field, calls.get(place, ()))
+                ConversationTurn(
+                    role, contents, contents[-1].field if contents else field, calls.get(place, ())
+                )
             )
         is_asked = role == "user" and place == len(messages) - 1
         if (
             not is_asked
-            and (image := next((one for one in said if one.is_image), None)) is not None
+            and (image := next((one for one in contents if one.is_image), None)) is not None
         ):
             raise invalid(
-                f"{image.field} is an image: only the user's last message has images here",
+                f"{image.field} is an image: only the user's last message may have images",
                 image.field,
             )
     if not turns:
-        raise invalid("messages must have one of the role user, with text or an image", "messages")
+        raise invalid(
+            "messages must include a message of the user, with text or an image", "messages"
+        )
     last, role = f"messages[{len(messages) - 1}].role", turns[-1].role
     if role not in ("user", TOOL):
         raise invalid(
-            f"{last} is {role!r}: the last message must be of the role user, whom the model answers, or tool",
+            f"{last} is {role!r}: the last message must have the role user or tool",
             last,
         )
     asked = turns.pop()
@@ -237,51 +272,54 @@ def conversation_of(
     return Conversation(system, asked.texts, turns, role)
 
 
-class Along:
-    """One text while it is written: what of it the caller does not have yet.
+class StreamedText:
+    """Tracks how much of a generated text the caller has received.
 
-    A text whose worker was lost is written again from its beginning, by the same random numbers, so
-    that it is the same text nearly always: the caller notices nothing, since what it has already is
-    not sent again.
+    If its worker is lost, another worker generates the text again with the same random numbers, so
+    it is nearly always identical. Text that the caller already has is not sent again.
     """
 
     def __init__(self) -> None:
         self._written = ""
         self._sent = ""
 
-    def more(self, deltas: Sequence[pb.ExtractDelta]) -> str:
-        """The text to send now. Raises HttpError WORKER_LOST where the text that is written again
-        is another one.
+    def next_text(self, deltas: Sequence[pb.ExtractDelta]) -> str:
+        """Return the text to send now. Raises HttpError WORKER_LOST if the regenerated text
+        differs.
         """
         for delta in deltas:
             self._written = delta.text if delta.restarted else self._written + delta.text
         return self._unsent(self._written)
 
-    def rest(self, text: str) -> str:
-        """What is missing of the whole text. Raises HttpError as `more`."""
+    def remaining_text(self, text: str) -> str:
+        """Return the rest of the complete text. Raises HttpError as `next_text`."""
         rest = self._unsent(text)
         if not text.startswith(self._sent):
-            raise _another()
+            raise _different_text_error()
         return rest
 
     def _unsent(self, text: str) -> str:
         if self._sent.startswith(text):
-            return ""  # the beginning of what was sent, once more
+            return ""  # a regenerated part of the sent text
         if not text.startswith(self._sent):
-            raise _another()
-        more = text[len(self._sent) :]
+            raise _different_text_error()
+        unsent = text[len(self._sent) :]
         self._sent = text
-        return more
+        return unsent
 
 
-def _another() -> HttpError:
-    text = "the worker that wrote this text was lost, and the one that wrote it again came to another text: ask again"
+def _different_text_error() -> HttpError:
+    text = (
+        "the worker that generated this text was lost, and a second worker generated a "
+        "different text: send the request again"
+    )
     return HttpError("WORKER_LOST", text)
 
 
 def line_of(content: object) -> bytes:
-    """JSON without any character that ends a line somewhere: Python's `str.splitlines`, by which
-    Ollama's client reads lines, ends one at U+0085, U+2028 and U+2029, too."""
+    """Return JSON without line separators: Python's `str.splitlines`, which Ollama's client uses,
+    also splits at U+0085, U+2028 and U+2029.
+    """
     line = json_of(content)
     for character, escaped in _LINE_ENDS:
         line = line.replace(character, escaped)
@@ -289,10 +327,10 @@ def line_of(content: object) -> bytes:
 
 
 def is_last(reply: pb.ExtractStreamResponse) -> bool:
-    """Whether it is the answer, which comes last."""
+    """Return whether the reply is the last one, which holds the complete result."""
     return reply.HasField("response")
 
 
 def is_cut(result: pb.Extraction) -> bool:
-    """Whether the text ends because it has as many tokens as it may have."""
+    """Return whether the text was cut at its maximum number of tokens."""
     return result.finish_reason == _LENGTH

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from shoal.v1 import inference_pb2 as pb
 
 STAGES: Final = ("queue", "prepare", "wait", "forward", "finish", "total")
-"""Those of `Timings`."""
+"""The stages of `Timings`."""
 _SECONDS: Final = attrgetter(*(f"{stage}_seconds" for stage in STAGES))
 _VERBS: Final[dict[type, str]] = {
     pb.EncodeRequest: "encode",
@@ -30,15 +30,15 @@ _ANSWERS: Final = (
 
 @dataclass(slots=True)
 class Cost:
-    """What a request asked the mesh for, and what that took.
+    """The verb and usage of a request.
 
     Attributes:
-        verb: encode, score, extract, tokenize, detokenize, or write, which is Extract with a text
-        task; empty: the mesh was asked
-            for none of these.
-        model: The id of the model, without aliases. input_tokens: Tokens that models read.
-        output_tokens: Tokens that models wrote. seconds: By stage, in the order of STAGES; the sum
-        where the mesh was asked several times.
+        verb: encode, score, extract, tokenize, detokenize, or write (Extract with a text task);
+            empty if the mesh was not called for any of these.
+        model: The model's id, with aliases resolved.
+        input_tokens: Tokens that models read.
+        output_tokens: Tokens that models generated.
+        seconds: Time per stage in the order of STAGES, summed over several calls.
     """
 
     verb: str = ""

@@ -1,9 +1,9 @@
-"""The last hour of an edge in steps of ten seconds, and its last requests. Pure: the clock is an
+"""The edge's last hour in steps of ten seconds, and its last requests. Pure: the clock is an
 argument.
 
-Latencies are counted in bins that grow by a fifth, so a percentile is exact to 10 %. All arrays
-have their full size from the beginning: `History.array_bytes`, 132,480 bytes. The last requests
-have at most MAX_REQUESTS × about 1.5 KB, with names as long as they may be.
+Latencies are counted in bins that grow by a factor of 1.2, so a percentile is accurate to 10 %. All
+arrays are allocated at the start: `History.array_bytes`, 132,480 bytes. Each of the MAX_REQUESTS
+last requests takes at most about 1.5 KB.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from services.edge.past.cost import STAGES, Cost
+from services.edge.activity.cost import STAGES, Cost
 
 STEP_SECONDS: Final = 10
 STEPS: Final = 360
@@ -35,14 +35,17 @@ _CLIENT_LEFT: Final = 499
 
 @dataclass(slots=True)
 class Finished:
-    """One request that was answered, refused or given up. Not frozen: that would double the time to
-    make one.
+    """One request that was answered, refused or abandoned. It is not frozen, which would double the
+    time of its construction.
 
     Attributes:
-        at: When it ended, in seconds since 1970. request_id: Its id, as in the logs. route: The
-        path as the edge's table has it, without values. status: The HTTP status; 499: the client
-        left. reason: Why it has no answer, or its answer broke off; empty: it was answered.
-        seconds: From its first byte to its last. cost: What it asked and used.
+        at: The Unix time of its end.
+        request_id: Its id in the logs.
+        route: The path in the table of routes, without values.
+        status: The HTTP status; 499 if the client disconnected.
+        reason: Why it has no answer or a partial one; empty if it succeeded.
+        seconds: The time from its first byte to its last.
+        cost: The work and usage.
     """
 
     at: float
@@ -67,11 +70,13 @@ class Finished:
 
 
 class History:
-    """`now`: seconds since 1970. A clock that is set back counts into the newest step."""
+    """Counts requests by step. If the clock `now` (Unix time) is set back, the newest step is
+    used.
+    """
 
     def __init__(self, now: float) -> None:
         self._begin = self._newest = int(now) // STEP_SECONDS
-        # Arrays of Python: counting one request in them takes less time than in arrays of numpy.
+        # Python arrays count a single request faster than numpy arrays.
         self._latencies = array("I", bytes(4 * STEPS * _BINS))
         self._columns = {name: array("q", bytes(8 * STEPS)) for name in _COLUMNS}
         for row in range(STEPS):
@@ -80,11 +85,11 @@ class History:
 
     @property
     def array_bytes(self) -> int:
-        """Return the bytes of the steps, which do not change."""
+        """Return the bytes of the steps' arrays, which are constant."""
         return sum(len(one) * one.itemsize for one in (self._latencies, *self._columns.values()))
 
     def note_request(self, one: Finished) -> None:
-        """Count a request, and remember it without any text."""
+        """Count a request and remember it without its text."""
         row = self._row(one.at)
         columns, cost = self._columns, one.cost
         columns["requests"][row] += 1
@@ -98,13 +103,13 @@ class History:
         self._requests.append(one)
 
     def note_queue(self, jobs: int, now: float) -> None:
-        """Note the jobs that wait in the mesh's lanes: a step keeps the most."""
+        """Record the jobs waiting in the mesh's lanes; a step keeps the maximum."""
         row = self._row(now)
         self._columns["queued"][row] = max(jobs, self._columns["queued"][row])
 
     def content(self, now: float) -> dict[str, Any]:
-        """What the console shows: columns of steps, oldest first, and the requests, newest
-        first.
+        """Return the data that the console shows: columns of steps, oldest first, and requests,
+        newest first.
         """
         self._row(now)
         first = max(self._begin, self._newest - STEPS + 1)
@@ -127,7 +132,7 @@ class History:
         }
 
     def _row(self, now: float) -> int:
-        """The row of a moment; those between it and the newest are emptied first."""
+        """Return the row of a time, after clearing the rows between it and the newest."""
         step = int(now) // STEP_SECONDS
         if step <= self._newest:
             return self._newest % STEPS
@@ -147,8 +152,8 @@ def _bin_of(seconds: float) -> int:
 
 
 def _percentiles(latencies: np.ndarray, share: float) -> list[float | None]:
-    """The middle of each row's bin at this share, in milliseconds; None where nothing was
-    answered.
+    """Return the middle of each row's bin at this percentile in milliseconds, or None without
+    answered requests.
     """
     sums = latencies.cumsum(axis=1)
     totals = sums[:, -1]

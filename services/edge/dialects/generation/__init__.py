@@ -1,0 +1,3 @@
+"""APIs of generative models: OpenAI's chat and completions, Ollama's chat and generate. They share
+`common.py` and `choices.py`.
+"""
