@@ -16,7 +16,7 @@ class Processor(Protocol):
         """Tokenise a job. `check_cancelled` is called before each `cutting.SLICE` characters, and
         its exceptions propagate.
 
-        `go_on` is called before each `cutting.SLICE_CHARACTERS` characters.
+        `check_cancelled` is called before each `cutting.SLICE_CHARACTERS` characters.
         """
 
     def finish(

@@ -164,12 +164,12 @@ def ask(client: shoal.Client, model: str, text: str) -> Asked:
 
 
 def ask_in_turn(
-    client: shoal.Client, wanted: Iterator[tuple[str, str]], go_on: Callable[[int], bool]
+    client: shoal.Client, wanted: Iterator[tuple[str, str]], check_cancelled: Callable[[int], bool]
 ) -> list[Asked]:
     asked = []
     for model, text in wanted:
         asked.append(ask(client, model, text))
-        if not go_on(len(asked)):
+        if not check_cancelled(len(asked)):
             break
     return asked
 

@@ -226,7 +226,7 @@ def test_texts_are_tokenised_a_slice_at_a_time() -> None:
 
     assert [
         list(part)
-        for part in sliced([cutting.SLICE_CHARACTERS, 1, 1, cutting.SLICE_CHARACTERS * 2, 1], go_on)
+        for part in sliced([cutting.SLICE_CHARACTERS, 1, 1, cutting.SLICE_CHARACTERS * 2, 1], check_cancelled)
     ] == [
         [0],
         [1, 2],
@@ -236,7 +236,7 @@ def test_texts_are_tokenised_a_slice_at_a_time() -> None:
     assert looks == 4
     looks = 0
     _processor("bert").encode(
-        ["copying " * 60] * 2000, "end", _where, prompt="a" * 100, go_on=check_cancelled
+        ["copying " * 60] * 2000, "end", _where, prompt="a" * 100, check_cancelled=check_cancelled
     )
     assert looks >= 2000 * 580 // cutting.SLICE_CHARACTERS
 

@@ -155,7 +155,7 @@ def test_bfloat16_is_near_the_reference(v3: FakeJinaV3) -> None:
 
 
 def test_fp32_fallback_has_the_tasks(v3: FakeJinaV3) -> None:
-    wide = load(v3.directory, torch.bfloat16).widened()
+    wide = load(v3.directory, torch.bfloat16).load_fp32_fallback()
     assert wide is not None
     assert (
         worst(

@@ -27,7 +27,7 @@ def work_on(images: list[bytes], **settings: Any) -> TextWork:
     return TextWork([""] * len(images), parts=parts, **({"max_tokens": MAX_TOKENS} | settings))
 
 
-def written_for(model: GenerativeModel, *works: WriteWork) -> list[list[list[int]]]:
+def written_for(model: GenerativeModel, *works: GenerationWork) -> list[list[list[int]]]:
     """Return the ids of each job's texts, all generated in one loop."""
     return [[output.ids.tolist() for output in outputs] for _, outputs in _answers(model, works)]
 

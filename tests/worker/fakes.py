@@ -87,7 +87,7 @@ class FakeModel:
         """Number of answers with LASTING or STUCK that are being made."""
         self.fp32_model: FakeModel | None = None
         self.widenings: list[int] = []
-        """The thread of each call of `widened`, which returns `fp32_model`."""
+        """The thread of each call of `load_fp32_fallback`, which returns `fp32_model`."""
 
     def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         if not isinstance(work, EncodeWork):

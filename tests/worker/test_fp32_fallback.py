@@ -145,7 +145,7 @@ def test_fallback_of_a_real_model_equals_float32(loud: Path) -> None:
     half = load_model(loud, "test/loud", CPU, torch.float32, overrides)
     prepared = half.prepare(WORK)
     assert not all(is_finite(output) for output in half.forward(prepared.head, prepared.sequences))
-    fp32_model = half.widened()
+    fp32_model = half.load_fp32_fallback()
     assert fp32_model is not None
     outputs = fp32_model.forward(prepared.head, prepared.sequences)
     assert all(is_finite(output) for output in outputs)
@@ -159,7 +159,7 @@ def test_fallback_of_a_real_model_equals_float32(loud: Path) -> None:
 
 
 def test_float32_model_has_no_fallback(loud: Path) -> None:
-    assert load_model(loud, "test/loud", CPU, torch.float32).widened() is None
-    low = load_model(loud, "test/loud", CPU, torch.bfloat16).widened()
+    assert load_model(loud, "test/loud", CPU, torch.float32).load_fp32_fallback() is None
+    low = load_model(loud, "test/loud", CPU, torch.bfloat16).load_fp32_fallback()
     assert low is not None
     assert low.load_fp32_fallback() is None

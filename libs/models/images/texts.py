@@ -69,7 +69,7 @@ class ImageModelTexts:
     ) -> InputSequence:
         """Convert a text. Raises InputTooLong or InvalidInput with `field`, the text's path."""
         (sequence,) = self._text.encode(
-            [self._written(text)], truncation, lambda _: field, go_on=check_cancelled
+            [self._written(text)], truncation, lambda _: field, check_cancelled=check_cancelled
         )
         ids = sequence.ids
         if self._rules.ends_once:

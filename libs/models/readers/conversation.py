@@ -255,7 +255,7 @@ class ConversationReader:
         # The tags of SmolDocling are special tokens.
         self._skips = model.tokenizer.token_to_id(_DOCTAG) is None
 
-    def prepare(self, work: WriteWork, go_on: GoOn) -> tuple[list[InputSequence], object]:
+    def prepare(self, work: GenerationWork, check_cancelled: CancelCheck) -> tuple[list[InputSequence], object]:
         """Implement `Reader.prepare`. The `input` of a sequence is `Asked`."""
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
@@ -274,11 +274,11 @@ class ConversationReader:
         found, grammar = [], self._grammars.compile_schema(work.json_schema)
         every = generation_options(work, self._card, self.writer.settings, self._decoded, grammar)
         for item, own in zip(items_as_parts(work), every, strict=True):
-            go_on()
+            check_cancelled()
             path = item[0].field if len(item) == 1 else item[0].field.rpartition(".parts")[0]
             parts = self._asked(item, work)
             sequence = self._input_of(parts, path, work).of_parts(
-                parts, path, check_cancelled=go_on
+                parts, path, check_cancelled=check_cancelled
             )
             longest = self.writer.max_positions - max(work.max_tokens, 1)
             if sequence.tokens > longest:

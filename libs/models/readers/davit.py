@@ -153,7 +153,7 @@ class Davit(nn.Module):
             for stage in spec.stages
         )
 
-    def forward(self, pixels: Tensor, between: Between = nothing_between) -> Tensor:
+    def forward(self, pixels: Tensor, between: YieldPoint = never_yield) -> Tensor:
         """Map [images, 3, height, width] to [images, rows, columns, width].
 
         `between` is called where preemption is possible.

@@ -61,7 +61,7 @@ _KEYS: Final = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_t
 class ImageStates(Protocol):
     """An image encoder; an nn.Module."""
 
-    def states(self, images: Sequence[NDArray[np.generic]], between: Between) -> list[Tensor]:
+    def states(self, images: Sequence[NDArray[np.generic]], between: YieldPoint) -> list[Tensor]:
         """Map images, uint8 [height, width, 3] each, to the states that a decoder attends to,
         [tokens, width] each.
         """
@@ -86,7 +86,7 @@ class _Swin(nn.Module):
         super().__init__()
         self.swin = Swin(spec, normed=False)
 
-    def forward(self, pixels: Tensor, between: Between) -> Tensor:
+    def forward(self, pixels: Tensor, between: YieldPoint) -> Tensor:
         """Map [images, 3, height, width] to [images, places, width], one image at a time because
         windows belong to one image.
         """
@@ -105,7 +105,7 @@ class _Patches(nn.Module):
         self._spec = embed.spec
 
     @torch.inference_mode()
-    def states(self, images: Sequence[NDArray[np.generic]], between: Between) -> list[Tensor]:
+    def states(self, images: Sequence[NDArray[np.generic]], between: YieldPoint) -> list[Tensor]:
         """Implement `ImageStates.states`. A repeated image is computed once."""
         alone = list({id(each): each for each in images}.values())
         counts = [self._spec.count_tokens(*each.shape[:2]) for each in alone]
@@ -293,7 +293,7 @@ class EncoderDecoderReader:
         )
 
     def prepare(
-        self, work: GenerationWork, go_on: CancelCheck
+        self, work: GenerationWork, check_cancelled: CancelCheck
     ) -> tuple[list[InputSequence], object]:
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
@@ -322,7 +322,7 @@ class EncoderDecoderReader:
             )
         found = []
         for parts in items_as_parts(work):
-            go_on()
+            check_cancelled()
             image = read_input_image(parts, self._model.processing, self._card.model)
             places = np.arange(self._model.tokens, dtype=np.int32)
             found.append(

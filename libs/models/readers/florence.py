@@ -71,7 +71,7 @@ class _Images(nn.Module):
         self.tower = Davit(spec)
         self.projector = Projector(spec.width, hidden, places, frames)
 
-    def forward(self, pixels: Tensor, between: Between) -> Tensor:
+    def forward(self, pixels: Tensor, between: YieldPoint) -> Tensor:
         """Map normalised [images, 3, height, width] to [images, tokens, hidden]."""
         return self.projector.forward(self.tower.forward(pixels, between))
 
@@ -245,7 +245,7 @@ class FlorenceReader:
         self._ends = [self._special(each) for each in _FRAME[:2]]
 
     def prepare(
-        self, work: GenerationWork, go_on: CancelCheck
+        self, work: GenerationWork, check_cancelled: CancelCheck
     ) -> tuple[list[InputSequence], object]:
         refuse_schema(work, self._card)
         refuse_chat(work, self._card)
@@ -253,7 +253,7 @@ class FlorenceReader:
         found: list[InputSequence] = []
         notes: list[_Asked] = []
         for item, parts in enumerate(items_as_parts(work)):
-            go_on()
+            check_cancelled()
             image = read_input_image(parts, self._model.processing, self._card.model)
             if isinstance(work, RegionsWork):
                 for label in work.labels:

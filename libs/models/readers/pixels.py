@@ -66,7 +66,7 @@ class Tower(nn.Module):
             self.register_buffer(name, numbers[:, None, None], persistent=False)
 
     @torch.inference_mode()
-    def states(self, images: Sequence[NDArray[np.generic]], between: Between) -> list[Tensor]:
+    def states(self, images: Sequence[NDArray[np.generic]], between: YieldPoint) -> list[Tensor]:
         """Map images, uint8 [height, width, 3] each, to states, [rows, width] each. A repeated
         image is computed once.
         """

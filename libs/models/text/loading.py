@@ -156,12 +156,12 @@ class TextOnlyProcessor:
     def __init__(self, processor: Processor) -> None:
         self._processor = processor
 
-    def prepare(self, work: ModelWork, go_on: CancelCheck) -> Prepared:
+    def prepare(self, work: ModelWork, check_cancelled: CancelCheck) -> Prepared:
         refuse_parts(work)
-        return self._processor.prepare(work, go_on)
+        return self._processor.prepare(work, check_cancelled)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck) -> Result:
-        return self._processor.finish(prepared, outputs, go_on)
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck) -> Result:
+        return self._processor.finish(prepared, outputs, check_cancelled)
 
 
 class TokenizerGuard:
@@ -170,12 +170,12 @@ class TokenizerGuard:
     def __init__(self, processor: Processor) -> None:
         self._processor = processor
 
-    def prepare(self, work: ModelWork, go_on: CancelCheck) -> Prepared:
+    def prepare(self, work: ModelWork, check_cancelled: CancelCheck) -> Prepared:
         with failing(_cannot_tokenise):
-            return self._processor.prepare(work, go_on)
+            return self._processor.prepare(work, check_cancelled)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck) -> Result:
-        return self._processor.finish(prepared, outputs, go_on)
+    def finish(self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck) -> Result:
+        return self._processor.finish(prepared, outputs, check_cancelled)
 
 
 def broken_tokenizer(problem: str) -> ModelBroken:

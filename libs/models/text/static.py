@@ -135,7 +135,7 @@ class StaticProcessor(EmbeddingProcessor):
         role: Role,
         truncation: Truncation,
         where: Where,
-        go_on: CancelCheck,
+        check_cancelled: CancelCheck,
     ) -> Framed:
         """Return the sequences of texts. `where` returns the path of each in the job."""
         if self._max_characters and truncation == "end":
@@ -143,7 +143,7 @@ class StaticProcessor(EmbeddingProcessor):
             prompt = ""
         sequences = []
         for number, (ids, is_whole) in enumerate(
-            self._texts.encode_plain(texts, truncation, go_on, before=prompt)
+            self._texts.encode_plain(texts, truncation, check_cancelled, before=prompt)
         ):
             if len(ids) > self._limit:
                 if truncation == "none":

@@ -42,20 +42,20 @@ class TokenProcessor:
         self._tokenizer = tokenizer
         self._limit = limit or card.max_tokens
 
-    def prepare(self, work: TokenWork, go_on: GoOn) -> Prepared:
+    def prepare(self, work: TokenWork, check_cancelled: CancelCheck) -> Prepared:
         """Do the work; the notes contain the result.
 
-        Raises InputTooLong or InvalidInput with the field's path in the job, and errors of `go_on`,
+        Raises InputTooLong or InvalidInput with the field's path in the job, and errors of `check_cancelled`,
         which is called before each `cutting.SLICE_CHARACTERS` characters.
         """
         with failing(_cannot_tokenise):
             if isinstance(work, TokenizeWork):
-                items = self._tokenize(work, go_on)
+                items = self._tokenize(work, check_cancelled)
                 result: Result = TokenizeResult(items, self._limit)
                 return Prepared(
                     work, "", [], notes=result, looked_up=sum(item.count for item in items)
                 )
-            texts = self._detokenize(work, go_on)
+            texts = self._detokenize(work, check_cancelled)
             return Prepared(
                 work, "", [], notes=DetokenizeResult(texts), looked_up=sum(map(len, work.sequences))
             )
@@ -66,13 +66,13 @@ class TokenProcessor:
             raise TypeError("the job was not prepared by a TokenProcessor")
         return prepared.notes
 
-    def _tokenize(self, work: TokenizeWork, go_on: CancelCheck) -> list[Tokenization]:
+    def _tokenize(self, work: TokenizeWork, check_cancelled: CancelCheck) -> list[Tokenization]:
         encode = (
             self._tokenizer.encode_batch_fast if work.count_only else self._tokenizer.encode_batch
         )
         items: list[Tokenization] = []
         read = made = name_bytes = 0
-        for numbers in sliced([len(text) for text in work.texts], go_on):
+        for numbers in sliced([len(text) for text in work.texts], check_cancelled):
             texts = [work.texts[number] for number in numbers]
             for number, encoding in zip(
                 numbers, encode(texts, add_special_tokens=work.add_special_tokens), strict=True
@@ -159,9 +159,9 @@ class TokenProcessor:
             [np.arange(before), np.arange(start, start + room), np.arange(count - after, count)]
         )
 
-    def _detokenize(self, work: DetokenizeWork, go_on: CancelCheck) -> list[str]:
+    def _detokenize(self, work: DetokenizeWork, check_cancelled: CancelCheck) -> list[str]:
         texts: list[str] = []
-        for numbers in sliced([len(ids) for ids in work.sequences], go_on):
+        for numbers in sliced([len(ids) for ids in work.sequences], check_cancelled):
             for number in numbers:
                 ids = work.sequences[number]
                 self._check_size(ids, number)

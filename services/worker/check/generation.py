@@ -58,9 +58,9 @@ def _prepared(model: Model) -> Prepared:
         )
 
 
-def _generate(model: Model, prepared: Prepared, indices: Sequence[int]) -> list[WrittenIds]:
+def _generate(model: Model, prepared: Prepared, indices: Sequence[int]) -> list[GeneratedIds]:
     """Generate the answers of these sequences of a job together."""
-    made: dict[int, WrittenIds] = {}
+    made: dict[int, GeneratedIds] = {}
     while left := [index for index in indices if index not in made]:
         outputs = model.forward(prepared.head, [prepared.sequences[index] for index in left])
         made |= {
@@ -78,7 +78,7 @@ def _probabilities(dtype: str, outputs: Sequence[GeneratedIds]) -> Iterator[Test
         yield Test(f"generate: finite in {dtype}", bool(np.isfinite(found).all()), detail)
 
 
-def _answers(model: Model, prepared: Prepared, outputs: Sequence[WrittenIds]) -> Iterator[Test]:
+def _answers(model: Model, prepared: Prepared, outputs: Sequence[GeneratedIds]) -> Iterator[Test]:
     """Test the tokens and answers. The last item of the job repeats the first."""
     tokens = sum(len(output.ids) for output in outputs)
     yield Test(

@@ -231,7 +231,7 @@ def result_of(
     tokens: int,
     timings: Timings,
     image_tokens: int = 0,
-    go_on: CancelCheck = never_cancelled,
+    check_cancelled: CancelCheck = never_cancelled,
 ) -> bytes:
     """Return a serialised JobResult. A job's ScoreResponse has no ranking: only the router sees all
     documents.
@@ -258,13 +258,13 @@ def result_of(
             answer = message.score
         case ExtractResult():
             for item in result.items:
-                go_on()
+                check_cancelled()
                 message.extract.results.append(_extraction(item))
             usage.output_tokens = result.output_tokens
             answer = message.extract
         case TokenizeResult():
             for text in result.items:
-                go_on()
+                check_cancelled()
                 message.tokenize.results.append(_tokenization(text))
             message.tokenize.max_tokens = result.max_tokens
             answer = message.tokenize

@@ -39,7 +39,7 @@ def dense_rows(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> Stored
     return store(vectors, work.data_type)
 
 
-def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array], go_on: GoOn) -> RaggedRows:
+def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array], check_cancelled: CancelCheck) -> RaggedRows:
     """Return multi-vectors, pooled if the request says so.
 
     Args:
@@ -54,7 +54,7 @@ def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array], go_on: GoOn)
         parts = np.split(values, np.cumsum([len(row) for row in rows])[:-1])
         rows = []
         for part in parts:
-            go_on()
+            check_cancelled()
             rows.append(pooled(part, work.pooling_factor, normalize=normalize))
         values = np.concatenate(rows)
     offsets = np.cumsum([0, *(len(row) for row in rows)]).tolist()

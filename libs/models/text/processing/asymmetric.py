@@ -37,23 +37,23 @@ class AsymmetricProcessor:
     ) -> None:
         self._card, self._documents, self._queries = card, documents, queries
 
-    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if isinstance(work, ScoreWork):
-            query = self._queries.prepare(replace(work, documents=[]), go_on)
-            documents = self._documents.prepare(work, go_on)
+            query = self._queries.prepare(replace(work, documents=[]), check_cancelled)
+            documents = self._documents.prepare(work, check_cancelled)
             sequences = [*query.sequences, *documents.sequences[1:]]
             heads = (QUERY_HEAD, *(_HEAD for _ in sequences[1:]))
             return replace(documents, head=QUERY_HEAD, sequences=sequences, heads=heads)
         if self._is_query(work):
-            return replace(self._queries.prepare(work, go_on), head=QUERY_HEAD)
-        return self._documents.prepare(work, go_on)
+            return replace(self._queries.prepare(work, check_cancelled), head=QUERY_HEAD)
+        return self._documents.prepare(work, check_cancelled)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
     ) -> Result:
         processor = self._queries if self._is_query(prepared.work) else self._documents
-        return processor.finish(replace(prepared, head=_HEAD, heads=()), outputs, go_on)
+        return processor.finish(replace(prepared, head=_HEAD, heads=()), outputs, check_cancelled)
 
     def _is_query(self, work: Work) -> bool:
         role = work.role if isinstance(work, EncodeWork) else ""

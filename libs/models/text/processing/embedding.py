@@ -112,47 +112,47 @@ class EmbeddingProcessor:
             spans,
         )
 
-    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         match work:
             case EncodeWork():
-                return self._encode(work, go_on)
+                return self._encode(work, check_cancelled)
             case ScoreWork():
-                return self._score(work, go_on)
+                return self._score(work, check_cancelled)
             case ClassifyWork():
-                return self._classify(work, go_on)
+                return self._classify(work, check_cancelled)
         raise unsupported(work, self._card)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
     ) -> Result:
         work = prepared.work
         if isinstance(work, EncodeWork) and cast(_Notes, prepared.notes).windows:
-            return self._late_vectors(work, prepared, outputs, go_on)
+            return self._late_vectors(work, prepared, outputs, check_cancelled)
         forms = self._forms(prepared, outputs)
         match work:
             case EncodeWork():
-                return self._vectors(work, prepared, forms, go_on)
+                return self._vectors(work, prepared, forms, check_cancelled)
             case ScoreWork():
                 return ScoreResult(self._scores(work, forms))
             case ClassifyWork():
                 labels = answers.nearest_labels(work, np.stack(forms.dense))
                 return build_result(
-                    (Extraction(labels=found) for found in labels), prepared.answer_bytes, go_on
+                    (Extraction(labels=found) for found in labels), prepared.answer_bytes, check_cancelled
                 )
         raise unsupported(work, self._card)
 
-    def _encode(self, work: EncodeWork, go_on: CancelCheck) -> Prepared:
+    def _encode(self, work: EncodeWork, check_cancelled: CancelCheck) -> Prepared:
         forms = asked_forms(work, self._card)
         check_encode(work, forms, self._card)
         prompt = work.instruction or prompt_of(self._card, work.role, work.adapter)
         if work.chunking is not None:
             return (
-                self._late_chunks(work, forms, prompt, go_on)
+                self._late_chunks(work, forms, prompt, check_cancelled)
                 if work.chunking.late
-                else self._chunks(work, forms, prompt, go_on)
+                else self._chunks(work, forms, prompt, check_cancelled)
             )
-        return self._whole(work, work.texts, forms, prompt, item_path, go_on)
+        return self._whole(work, work.texts, forms, prompt, item_path, check_cancelled)
 
     def _whole(
         self,
@@ -161,14 +161,14 @@ class EmbeddingProcessor:
         forms: Sequence[Representation],
         prompt: str,
         where: Where,
-        go_on: CancelCheck,
+        check_cancelled: CancelCheck,
     ) -> Prepared:
         """Prepare `texts`, the texts of the work or their chunks."""
         if self._static is not None and self._is_static(work.role):
-            found, tokens = self._static.rows(texts, prompt, work.truncation, where, go_on)
+            found, tokens = self._static.rows(texts, prompt, work.truncation, where, check_cancelled)
             return Prepared(work, "sparse", [], _Notes([], found), looked_up=tokens)
         framed = self._adapted(
-            self.framed(texts, prompt, work.role, work.truncation, where, go_on),
+            self.framed(texts, prompt, work.role, work.truncation, where, check_cancelled),
             work.role,
             work.adapter,
         )
@@ -176,19 +176,19 @@ class EmbeddingProcessor:
         return Prepared(work, "+".join(forms), framed.sequences, _Notes(framed.masks, []))
 
     def _chunks(
-        self, work: EncodeWork, forms: Sequence[Representation], prompt: str, go_on: CancelCheck
+        self, work: EncodeWork, forms: Sequence[Representation], prompt: str, check_cancelled: CancelCheck
     ) -> Prepared:
         """Prepare each chunk as a separate text, preceded by its contexts."""
         divided, pieces, paths = [], [], []
         room = self.longest(work.role) - self._text.frame_tokens - self._prompt_tokens(prompt)
         for index, text in enumerate(work.texts):
-            go_on()
+            check_cancelled()
             context = work.contexts[index] if work.contexts else ""
-            spans = divide(self._text, work, index, self._room(work, index, room, context), go_on)
+            spans = divide(self._text, work, index, self._room(work, index, room, context), check_cancelled)
             divided.append(spans)
             pieces += [f"{context}{span.context}{text[span.start : span.end]}" for span in spans]
             paths += [item_path(index)] * len(spans)
-        prepared = self._whole(work, pieces, forms, prompt, paths.__getitem__, go_on)
+        prepared = self._whole(work, pieces, forms, prompt, paths.__getitem__, check_cancelled)
         tokens = [sequence.tokens for sequence in prepared.sequences] or [0] * len(pieces)
         notes = replace(cast(_Notes, prepared.notes), chunks=_table(divided, tokens))
         return replace(prepared, notes=notes, fields=tuple(paths) if prepared.sequences else ())
@@ -224,7 +224,7 @@ class EmbeddingProcessor:
         return self._text.limit if self._late is None else self._late.longest(role)
 
     def _late_chunks(
-        self, work: EncodeWork, forms: Sequence[Representation], prompt: str, go_on: CancelCheck
+        self, work: EncodeWork, forms: Sequence[Representation], prompt: str, check_cancelled: CancelCheck
     ) -> Prepared:
         """Prepare the windows of each text. Token states are pooled by chunk."""
         spans = self._spans
@@ -248,9 +248,9 @@ class EmbeddingProcessor:
         adapter = adapter_of(self._card, work.role, work.adapter)
         divided, windows, tokens = [], [], list[int]()
         for index, text in enumerate(work.texts):
-            go_on()
-            chunks = divide(self._text, work, index, DEFAULT_TOKENS, go_on)
-            go_on()
+            check_cancelled()
+            chunks = divide(self._text, work, index, DEFAULT_TOKENS, check_cancelled)
+            check_cancelled()
             found, counts = spans.windows(
                 self._text.encode_whole(text, prompt),
                 chunks,
@@ -287,7 +287,7 @@ class EmbeddingProcessor:
         )
 
     def _late_vectors(
-        self, work: EncodeWork, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck
+        self, work: EncodeWork, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck
     ) -> EncodeResult:
         notes, names = cast(_Notes, prepared.notes), prepared.head.split("+")
         if self._spans is None or notes.chunks is None:
@@ -297,7 +297,7 @@ class EmbeddingProcessor:
         tokens: list[Array] = []
         first, offsets = 0, notes.chunks.offsets
         for index, own in enumerate(notes.windows):
-            go_on()
+            check_cancelled()
             here, count = slice(first, first + len(own)), offsets[index + 1] - offsets[index]
             if SPANS_HEAD in columns:
                 dense += list(
@@ -311,7 +311,7 @@ class EmbeddingProcessor:
             first += len(own)
         return EncodeResult(
             dense=answers.dense_rows(work, self._card, dense) if dense else None,
-            multi_vector=answers.token_rows(work, self._card, tokens, go_on) if tokens else None,
+            multi_vector=answers.token_rows(work, self._card, tokens, check_cancelled) if tokens else None,
             chunks=notes.chunks,
         )
 
@@ -319,7 +319,7 @@ class EmbeddingProcessor:
         queries = None if self._card.sparse is None else self._card.sparse.queries
         return queries is not None and (role == "query" or (queries.default and not role))
 
-    def _score(self, work: ScoreWork, go_on: GoOn) -> Prepared:
+    def _score(self, work: ScoreWork, check_cancelled: CancelCheck) -> Prepared:
         """Prepare the query, then the documents."""
         if work.scale == "probability" and self._card.scoring != "cosine":
             vectors = " and ".join(self._card.representations)
@@ -333,15 +333,15 @@ class EmbeddingProcessor:
         forms = self._card.representations
         if self._static is not None:
             found, tokens = self._static.rows(
-                [work.query], prompt, work.truncation, query_path, go_on
+                [work.query], prompt, work.truncation, query_path, check_cancelled
             )
             query = Framed([], [])
         else:
             found, tokens = [], 0
-            query = self.framed([work.query], prompt, "query", work.truncation, query_path, go_on)
+            query = self.framed([work.query], prompt, "query", work.truncation, query_path, check_cancelled)
             query = self._adapted(query, "query", work.adapter)
         documents = self.framed(
-            work.documents, other, "document", work.truncation, document_path, go_on
+            work.documents, other, "document", work.truncation, document_path, check_cancelled
         )
         documents = self._adapted(documents, "document", work.adapter)
         notes = _Notes(query.masks + documents.masks, found)
@@ -349,13 +349,13 @@ class EmbeddingProcessor:
             work, "+".join(forms), query.sequences + documents.sequences, notes, looked_up=tokens
         )
 
-    def _classify(self, work: ClassifyWork, go_on: GoOn) -> Prepared:
+    def _classify(self, work: ClassifyWork, check_cancelled: CancelCheck) -> Prepared:
         """Prepare the texts, then one prompt per label."""
         need_labels(work.labels, self._card, "classify.labels")
         prompts = hypotheses(work)
         default = prompt_of(self._card, "", work.adapter)
-        texts = self.framed(work.texts, default, "", work.truncation, item_path, go_on)
-        labels = self.framed(prompts, default, "", work.truncation, _label_path, go_on)
+        texts = self.framed(work.texts, default, "", work.truncation, item_path, check_cancelled)
+        labels = self.framed(prompts, default, "", work.truncation, _label_path, check_cancelled)
         texts, labels = (
             self._adapted(texts, "", work.adapter),
             self._adapted(labels, "", work.adapter),
@@ -383,13 +383,13 @@ class EmbeddingProcessor:
         role: Role,
         truncation: Truncation,
         where: Where,
-        go_on: CancelCheck,
+        check_cancelled: CancelCheck,
     ) -> Framed:
         """Return the sequences of texts in a role. `where` returns the path of each in the job."""
         if self._late is not None:
             frame = self._late.queries if role == "query" else self._late.documents
-            return Framed(*frame(texts, prompt, truncation, where, go_on))
-        sequences = self._text.encode(texts, truncation, where, prompt=prompt, go_on=go_on)
+            return Framed(*frame(texts, prompt, truncation, where, check_cancelled))
+        sequences = self._text.encode(texts, truncation, where, prompt=prompt, check_cancelled=check_cancelled)
         if not self._card.pool_prompt and prompt:
             skip = self._text.prompt_tokens(prompt)
             # Pool at least the last token: a truncated text could otherwise have no tokens.
@@ -418,7 +418,7 @@ class EmbeddingProcessor:
         )
 
     def _vectors(
-        self, work: EncodeWork, prepared: Prepared, forms: _Forms, go_on: CancelCheck
+        self, work: EncodeWork, prepared: Prepared, forms: _Forms, check_cancelled: CancelCheck
     ) -> EncodeResult:
         names, most = prepared.head.split("+"), prepared.answer_bytes
         chunks = cast(_Notes, prepared.notes).chunks
@@ -429,7 +429,7 @@ class EmbeddingProcessor:
             sparse=answers.sparse_rows(work, self._columns, forms.sparse, most)
             if "sparse" in names
             else None,
-            multi_vector=answers.token_rows(work, self._card, forms.multi_vector, go_on)
+            multi_vector=answers.token_rows(work, self._card, forms.multi_vector, check_cancelled)
             if "multi_vector" in names
             else None,
             chunks=chunks,

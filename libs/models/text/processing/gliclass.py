@@ -70,16 +70,16 @@ class GliclassProcessor:
         self._card, self._settings, self._tokenizer = card, settings, tokenizer
         self._cutter = Cutter(tokenizer)
 
-    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if not isinstance(work, ClassifyWork):
             raise unsupported(work, self._card)
-        labels = self._labels(work, go_on)
+        labels = self._labels(work, check_cancelled)
         prompt = "".join(f"{LABEL_MARKER}{label}" for label in labels) + TEXT_MARKER
         first = self._settings.prompt_first
         before, after = (prompt, "") if first else ("", prompt)
         parts = self._cutter.parts(
-            work.texts, self._card.max_tokens, work.truncation, go_on, before=before, after=after
+            work.texts, self._card.max_tokens, work.truncation, check_cancelled, before=before, after=after
         )
         sequences = [
             self._sequence(part, len(labels), work.truncation, item_path(number))
@@ -88,14 +88,14 @@ class GliclassProcessor:
         return Prepared(work, "labels", sequences)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
     ) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork):
             raise unsupported(work, self._card)
         rows = cast("Sequence[NDArray[np.float32]]", outputs)
         items = (Extraction(labels=self._scores(work, logits)) for logits in rows)
-        return build_result(items, prepared.answer_bytes, go_on)
+        return build_result(items, prepared.answer_bytes, check_cancelled)
 
     def _scores(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
         multi = (
@@ -104,12 +104,12 @@ class GliclassProcessor:
         scores = sigmoid(logits) if multi else softmax(logits)
         return best_first(list(zip(work.labels, scores, strict=True)), work.threshold)
 
-    def _labels(self, work: ClassifyWork, go_on: GoOn) -> list[str]:
+    def _labels(self, work: ClassifyWork, check_cancelled: CancelCheck) -> list[str]:
         """Return the labels as they appear in the prompt, validated."""
         need_labels(work.labels, self._card, _LABELS)
         labels = hypotheses(work)
         tokens = encoded(
-            labels, partial(self._tokenizer.encode_batch_fast, add_special_tokens=False), go_on
+            labels, partial(self._tokenizer.encode_batch_fast, add_special_tokens=False), check_cancelled
         )
         for number, (label, encoding) in enumerate(zip(labels, tokens, strict=True)):
             field = f"{_LABELS}[{number}]"

@@ -38,29 +38,29 @@ class LabelsProcessor:
     def __init__(self, card: Card, text: TextProcessor, chat: ChatPairs | None = None) -> None:
         self._card, self._text, self._chat = card, text, chat
 
-    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         match work:
             case ScoreWork():
-                return Prepared(work, "logits", self._pairs(work, go_on))
+                return Prepared(work, "logits", self._pairs(work, check_cancelled))
             case ClassifyWork():
                 known_labels(work.labels, self._card, "classify.labels")
                 return Prepared(
                     work,
                     "logits",
-                    self._text.encode(work.texts, work.truncation, item_path, go_on=go_on),
+                    self._text.encode(work.texts, work.truncation, item_path, check_cancelled=check_cancelled),
                 )
         raise unsupported(work, self._card)
 
-    def _pairs(self, work: ScoreWork, go_on: CancelCheck) -> list[InputSequence]:
+    def _pairs(self, work: ScoreWork, check_cancelled: CancelCheck) -> list[InputSequence]:
         # A cross-encoder has no prompt per role: sentence-transformers uses its default prompt.
         prompt = work.instruction or prompt_of(self._card, "")
         if self._chat is not None:
-            return self._chat.encode(work.query, work.documents, prompt, work.truncation, go_on)
-        return self._text.encode_pairs(prompt + work.query, work.documents, work.truncation, go_on)
+            return self._chat.encode(work.query, work.documents, prompt, work.truncation, check_cancelled)
+        return self._text.encode_pairs(prompt + work.query, work.documents, work.truncation, check_cancelled)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
     ) -> Result:
         work = prepared.work
         logits = np.stack(cast("Sequence[NDArray[np.float32]]", outputs))
@@ -71,7 +71,7 @@ class LabelsProcessor:
                 items = (
                     Extraction(labels=answers.class_labels(work, self._card, row)) for row in logits
                 )
-                return build_result(items, prepared.answer_bytes, go_on)
+                return build_result(items, prepared.answer_bytes, check_cancelled)
         raise unsupported(work, self._card)
 
 
@@ -86,16 +86,16 @@ class PaddingTrimmer:
     def __init__(self, processor: Processor, padding: int) -> None:
         self._processor, self._padding = processor, padding
 
-    def prepare(self, work: ModelWork, go_on: CancelCheck = never_cancelled) -> Prepared:
-        prepared = self._processor.prepare(work, go_on)
+    def prepare(self, work: ModelWork, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
+        prepared = self._processor.prepare(work, check_cancelled)
         return replace(
             prepared, sequences=[self._shortened(sequence) for sequence in prepared.sequences]
         )
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
     ) -> Result:
-        return self._processor.finish(prepared, outputs, go_on)
+        return self._processor.finish(prepared, outputs, check_cancelled)
 
     def _shortened(self, sequence: InputSequence) -> InputSequence:
         if sequence.ids[-1] != self._padding:

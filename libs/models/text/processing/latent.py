@@ -32,10 +32,10 @@ class LatentProcessor(EmbeddingProcessor):
         role: Role,
         truncation: Truncation,
         where: Where,
-        go_on: CancelCheck,
+        check_cancelled: CancelCheck,
     ) -> Framed:
         found = super().framed(
-            [text + self._end for text in texts], prompt, role, truncation, where, go_on
+            [text + self._end for text in texts], prompt, role, truncation, where, check_cancelled
         )
         return replace(
             found,

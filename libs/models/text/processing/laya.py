@@ -75,7 +75,7 @@ class LayaProcessor:
         self._encode = partial(tokenizer.encode_batch_fast, add_special_tokens=False)
         self._cutter = Cutter(tokenizer)
 
-    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if not isinstance(work, ClassifyWork):
             raise unsupported(work, self._card)
@@ -83,7 +83,7 @@ class LayaProcessor:
         if work.multi_label:
             message = f"{self._card.model} chooses one of the labels: its scores add up to 1"
             raise InvalidInput(message, field="classify.multi_label")
-        head = self._head(work, go_on)
+        head = self._head(work, check_cancelled)
         room = self._card.max_tokens - len(head.ids) - 1
         if room < 1:
             raise too_long(
@@ -93,7 +93,7 @@ class LayaProcessor:
                 "with special tokens and at least one token of an item",
             )
         texts = [self._plain(text) for text in work.texts]
-        parts = self._cutter.parts(texts, room, work.truncation, go_on, frame=False)
+        parts = self._cutter.parts(texts, room, work.truncation, check_cancelled, frame=False)
         sequences = [
             self._sequence(head, part, room, work.truncation, item_path(number))
             for number, part in enumerate(parts)
@@ -101,14 +101,14 @@ class LayaProcessor:
         return Prepared(work, "options", sequences)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
     ) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork):
             raise unsupported(work, self._card)
         rows = cast("Sequence[NDArray[np.float32]]", outputs)
         items = (Extraction(labels=self._scores(work, logits)) for logits in rows)
-        return build_result(items, prepared.answer_bytes, go_on)
+        return build_result(items, prepared.answer_bytes, check_cancelled)
 
     def _scores(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
         shares = softmax(logits / np.float32(self._settings.temperature_of(len(logits))))
@@ -117,10 +117,10 @@ class LayaProcessor:
     def _plain(self, text: str) -> str:
         return text.replace(self._marks.text, " ")
 
-    def _head(self, work: ClassifyWork, go_on: CancelCheck) -> _Head:
+    def _head(self, work: ClassifyWork, check_cancelled: CancelCheck) -> _Head:
         question = f"choice question: {self._plain(work.hypothesis or _QUESTION)}"
         texts = [question, *(f" {self._plain(label)}" for label in work.labels)]
-        asked, *labels = (encoding.ids for encoding in encoded(texts, self._encode, go_on))
+        asked, *labels = (encoding.ids for encoding in encoded(texts, self._encode, check_cancelled))
         options, room = self._options(labels)
         ids, markers = [self._marks.first, *asked[:room], self._marks.last], []
         for option in options:

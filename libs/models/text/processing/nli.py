@@ -41,26 +41,26 @@ class NliProcessor:
     ) -> None:
         self._card, self._contradiction, self._text, self._own = card, contradiction, text, own
 
-    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         if not isinstance(work, ClassifyWork) or not work.labels:
-            return self._own.prepare(work, go_on)
+            return self._own.prepare(work, check_cancelled)
         need_task(work, self._card)
         asked = hypotheses(work, _HYPOTHESIS)
         crossed = self._text.encode_crossed(
-            work.texts, asked, work.truncation, item_path, _label_path, go_on
+            work.texts, asked, work.truncation, item_path, _label_path, check_cancelled
         )
         return Prepared(work, "logits", crossed)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
     ) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork) or not work.labels:
-            return self._own.finish(prepared, outputs, go_on)
+            return self._own.finish(prepared, outputs, check_cancelled)
         logits = np.stack(cast("Sequence[NDArray[np.float32]]", outputs))
         each = logits.reshape(len(work.texts), len(work.labels), -1)
         items = (Extraction(labels=self._labels(work, rows)) for rows in each)
-        return build_result(items, prepared.answer_bytes, go_on)
+        return build_result(items, prepared.answer_bytes, check_cancelled)
 
     def _labels(self, work: ClassifyWork, logits: NDArray[np.float32]) -> tuple[LabelScore, ...]:
         """Score the labels of one text from logits [labels, classes]."""

@@ -40,11 +40,11 @@ class StaticLookup:
         prompt: str,
         truncation: Truncation,
         where: Where,
-        go_on: CancelCheck = never_cancelled,
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> tuple[list[SparseRow], int]:
         """Return one row per text, and the number of tokens of all texts, which have no special
         tokens."""
-        sequences = self._text.encode(texts, truncation, where, prompt=prompt, go_on=go_on)
+        sequences = self._text.encode(texts, truncation, where, prompt=prompt, check_cancelled=check_cancelled)
         return [self._row(sequence.ids) for sequence in sequences], sum(
             sequence.tokens for sequence in sequences
         )

@@ -24,16 +24,16 @@ class TaggingProcessor:
     def __init__(self, card: Card, text: TextProcessor) -> None:
         self._card, self._text = card, text
 
-    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if not isinstance(work, EntitiesWork):
             raise unsupported(work, self._card)
         known_labels(work.labels, self._card, "entities.labels")
-        sequences, spans = self._text.encode_spans(work.texts, work.truncation, item_path, go_on)
+        sequences, spans = self._text.encode_spans(work.texts, work.truncation, item_path, check_cancelled)
         return Prepared(work, "token_logits", sequences, spans)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
     ) -> Result:
         work = prepared.work
         if not isinstance(work, EntitiesWork):
@@ -50,7 +50,7 @@ class TaggingProcessor:
             Extraction(entities=tuple(one for one in entities if _wanted(one, work)))
             for entities in found
         )
-        return build_result(items, prepared.answer_bytes, go_on)
+        return build_result(items, prepared.answer_bytes, check_cancelled)
 
 
 def _wanted(entity: Entity, work: EntitiesWork) -> bool:

@@ -146,7 +146,7 @@ class ChatPairs:
         documents: list[str],
         instruction: str,
         truncation: Truncation,
-        go_on: CancelCheck = never_cancelled,
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> list[InputSequence]:
         """Return one sequence per document. A document is truncated if its sequence would be too
         long."""
@@ -158,9 +158,9 @@ class ChatPairs:
         frame = self._instructed if instruction else self._plain
         before, after = frame.around({_QUERY: query, _INSTRUCTION: instruction})
         limit = self._text.limit
-        own = self._own(before, after, go_on) if len(before) + len(after) > _LONG * limit else None
+        own = self._own(before, after, check_cancelled) if len(before) + len(after) > _LONG * limit else None
         found = []
-        encoded = self._text.encode_plain(documents, truncation, go_on, before=before, after=after)
+        encoded = self._text.encode_plain(documents, truncation, check_cancelled, before=before, after=after)
         for number, (ids, is_whole) in enumerate(encoded):
             if len(ids) > limit and truncation == "none":
                 raise too_long(
@@ -171,17 +171,17 @@ class ChatPairs:
                     more=not is_whole,
                 )
             if len(ids) > limit:
-                own = own or self._own(before, after, go_on)
+                own = own or self._own(before, after, check_cancelled)
                 ids = _cut(ids, *own, limit, truncation)
             found.append(ids)
         return self._sequences(found)
 
-    def _own(self, before: str, after: str, go_on: GoOn) -> tuple[int, int]:
+    def _own(self, before: str, after: str, check_cancelled: CancelCheck) -> tuple[int, int]:
         """Return the number of tokens of the template and query, before and after a document."""
         first, second = (
             ids
             for ids, _ in self._text.encode_plain(
-                _PROBES, "none", go_on, before=before, after=after
+                _PROBES, "none", check_cancelled, before=before, after=after
             )
         )
         begin, end = _common(first, second), _common(first[::-1], second[::-1])

@@ -87,27 +87,27 @@ _PUBLISHED: Final = frozenset(
 """Patterns that begin a word at every border, as the patterns show."""
 
 
-def sliced(sizes: Sequence[int], go_on: GoOn) -> Iterator[range]:
+def sliced(sizes: Sequence[int], check_cancelled: CancelCheck) -> Iterator[range]:
     """Yield ranges of items of these sizes in characters, in order: at most SLICE characters or one
-    item each. `go_on` is called before each.
+    item each. `check_cancelled` is called before each.
     """
     begin = total = 0
     for number, size in enumerate(sizes):
         if number > begin and total + size > SLICE_CHARACTERS:
-            go_on()
+            check_cancelled()
             yield range(begin, number)
             begin, total = number, 0
         total += size
     if begin < len(sizes):
-        go_on()
+        check_cancelled()
         yield range(begin, len(sizes))
 
 
 def encoded(
-    texts: Sequence[str], encode: Callable[[list[str]], list[Encoding]], go_on: CancelCheck
+    texts: Sequence[str], encode: Callable[[list[str]], list[Encoding]], check_cancelled: CancelCheck
 ) -> Iterator[Encoding]:
     """Yield the encoding of each whole text, in order."""
-    for numbers in sliced([len(text) for text in texts], go_on):
+    for numbers in sliced([len(text) for text in texts], check_cancelled):
         yield from encode([texts[number] for number in numbers])
 
 
@@ -189,7 +189,7 @@ class Cutter:
         texts: Sequence[str],
         most: int,
         side: Truncation,
-        go_on: CancelCheck,
+        check_cancelled: CancelCheck,
         *,
         prompt: str = "",
         before: str = "",
@@ -212,7 +212,7 @@ class Cutter:
         shared: dict[str, Part] | None = {} if prompt else None
         sizes = [len(prompt) + len(text) for text in texts]
         for numbers in sliced(
-            [len(before) + min(size, ordinary) + len(after) for size in sizes], go_on
+            [len(before) + min(size, ordinary) + len(after) for size in sizes], check_cancelled
         ):
             short = [texts[number] for number in numbers if sizes[number] <= ordinary]
             chosen = [f"{lead}{text}{after}" for text in short] if lead or after else short
@@ -225,7 +225,7 @@ class Cutter:
                         prompt + texts[number],
                         most,
                         side,
-                        go_on,
+                        check_cancelled,
                         before,
                         after,
                         frame=frame,
@@ -237,7 +237,7 @@ class Cutter:
         text: str,
         most: int,
         side: Truncation,
-        go_on: CancelCheck,
+        check_cancelled: CancelCheck,
         before: str,
         after: str,
         *,
@@ -249,7 +249,7 @@ class Cutter:
         """
         size = self.ordinary(most)
         while size < len(text):
-            go_on()
+            check_cancelled()
             cut = self._cut(
                 text,
                 size,
@@ -275,7 +275,7 @@ class Cutter:
                     shared[shorter] = part
                 return part
             size *= 2
-        go_on()
+        check_cancelled()
         return Part(self._encode(before + text + after, frame=frame))
 
     def _encode(self, text: str, *, frame: bool) -> Encoding:

@@ -45,7 +45,7 @@ class LateFrame:
         prompt: str,
         truncation: Truncation,
         where: Where,
-        go_on: CancelCheck = never_cancelled,
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> tuple[list[InputSequence], list[Kept]]:
         expansion = self._late.expansion
         limit = (
@@ -54,7 +54,7 @@ class LateFrame:
             else self._late.query_tokens
         )
         sequences = self._text.encode(
-            texts, truncation, where, limit=self._limit(limit), prompt=prompt, go_on=go_on
+            texts, truncation, where, limit=self._limit(limit), prompt=prompt, check_cancelled=check_cancelled
         )
         kept = [self.kept(sequence, "query") for sequence in sequences]
         if expansion is None:
@@ -70,11 +70,11 @@ class LateFrame:
         prompt: str,
         truncation: Truncation,
         where: Where,
-        go_on: CancelCheck = never_cancelled,
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> tuple[list[InputSequence], list[Kept]]:
         limit = self._limit(self._late.document_tokens)
         sequences = self._text.encode(
-            texts, truncation, where, limit=limit, prompt=prompt, go_on=go_on
+            texts, truncation, where, limit=limit, prompt=prompt, check_cancelled=check_cancelled
         )
         return sequences, [self.kept(sequence, "document") for sequence in sequences]
 

@@ -99,7 +99,7 @@ class TextProcessor:
         *,
         limit: int = 0,
         prompt: str = "",
-        go_on: CancelCheck = never_cancelled,
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> list[InputSequence]:
         """Return one sequence per text, special tokens included, with the prompt before each text.
 
@@ -109,7 +109,7 @@ class TextProcessor:
         before: Part | None = None
         sequences: list[InputSequence] = []
         for number, part in enumerate(
-            self._cutter.parts(texts, limit, truncation, go_on, prompt=prompt)
+            self._cutter.parts(texts, limit, truncation, check_cancelled, prompt=prompt)
         ):
             if part is before:  # cut to the same prompt without text: convert its tokens once
                 sequences.append(sequences[-1])
@@ -127,12 +127,12 @@ class TextProcessor:
         texts: list[str],
         truncation: Truncation,
         where: Where,
-        go_on: CancelCheck = never_cancelled,
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> tuple[list[InputSequence], list[Spans]]:
         """Encode as `encode`, and return the place of each token in its text."""
         sequences, spans = [], []
         for number, part in enumerate(
-            self._cutter.parts(texts, self.limit, truncation, go_on, placed=True)
+            self._cutter.parts(texts, self.limit, truncation, check_cancelled, placed=True)
         ):
             rows = self._rows(part, self.limit, truncation, where(number))
             sequences.append(self._sequence(part.encoding, rows))
@@ -144,19 +144,19 @@ class TextProcessor:
         query: str,
         documents: list[str],
         truncation: Truncation,
-        go_on: CancelCheck = never_cancelled,
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> list[InputSequence]:
         """Encode the query, tokenised once, with each document, in tokenizer.json's template for
         pairs. Only documents are truncated.
         """
         frame = self.tokenizer.num_special_tokens_to_add(True)
-        (asked,) = self._cutter.parts([query], self.limit, "none", go_on, frame=False)
+        (asked,) = self._cutter.parts([query], self.limit, "none", check_cancelled, frame=False)
         first, room = asked.encoding, self.limit - frame - len(asked.encoding)
         if not asked.is_whole:
             raise too_long("query.text", self.limit, self.limit, "without a document", more=True)
         pairs = []
         for number, part in enumerate(
-            self._cutter.parts(documents, self.limit, truncation, go_on, frame=False)
+            self._cutter.parts(documents, self.limit, truncation, check_cancelled, frame=False)
         ):
             if len(part.encoding) > room:
                 self._cut_document(part, room, truncation, number)
@@ -170,7 +170,7 @@ class TextProcessor:
         truncation: Truncation,
         where: Where,
         second_where: Where,
-        go_on: CancelCheck = never_cancelled,
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> list[InputSequence]:
         """Encode each first text with each second, each tokenised once, in tokenizer.json's
         template for pairs. Only first texts are truncated.
@@ -181,7 +181,7 @@ class TextProcessor:
         frame = self.tokenizer.num_special_tokens_to_add(True)
         others = []
         for number, part in enumerate(
-            self._cutter.parts(seconds, self.limit, "none", go_on, frame=False)
+            self._cutter.parts(seconds, self.limit, "none", check_cancelled, frame=False)
         ):
             needed = len(part.encoding) + frame + 1
             if needed > self.limit:
@@ -195,9 +195,9 @@ class TextProcessor:
         order = sorted(range(len(seconds)), key=lambda number: -rooms[number])
         sequences: list[InputSequence] = []
         for place, part in enumerate(
-            self._cutter.parts(firsts, self.limit, truncation, go_on, frame=False)
+            self._cutter.parts(firsts, self.limit, truncation, check_cancelled, frame=False)
         ):
-            go_on()
+            check_cancelled()
             first = part.encoding
             pairs: dict[int, InputSequence] = {}
             for number in order:
@@ -216,7 +216,7 @@ class TextProcessor:
         self,
         texts: Sequence[str],
         truncation: Truncation,
-        go_on: CancelCheck,
+        check_cancelled: CancelCheck,
         *,
         before: str = "",
         after: str = "",
@@ -228,7 +228,7 @@ class TextProcessor:
         same ids as the whole text.
         """
         for part in self._cutter.parts(
-            texts, self.limit, truncation, go_on, before=before, after=after, frame=False
+            texts, self.limit, truncation, check_cancelled, before=before, after=after, frame=False
         ):
             yield _int32(part.encoding.ids), part.is_whole
 
@@ -271,9 +271,9 @@ class TextProcessor:
             begins,
         )
 
-    def count_tokens(self, text: str, most: int, go_on: GoOn = go_on_anyway) -> int:
+    def count_tokens(self, text: str, most: int, check_cancelled: CancelCheck = never_cancelled) -> int:
         """Return the tokens of a text without special tokens; any number above `most` for more."""
-        (part,) = self._cutter.parts([text], most, "end", go_on, frame=False)
+        (part,) = self._cutter.parts([text], most, "end", check_cancelled, frame=False)
         return len(part.encoding)
 
     @property
@@ -294,7 +294,7 @@ class TextProcessor:
 
     def leading_tokens(self) -> int:
         """Number of special tokens before a text."""
-        (part,) = self._cutter.parts(["a"], self.limit, "end", go_on_anyway)
+        (part,) = self._cutter.parts(["a"], self.limit, "end", never_cancelled)
         return run_of_ones(part.encoding.special_tokens_mask)
 
     def token_id(self, token: str) -> int | None:

@@ -193,12 +193,12 @@ def _is_pooled(held: HeldJob) -> bool:
     return isinstance(work, EncodeWork) and work.pooling_factor > 1
 
 
-def _serialised_answer(held: HeldJob, go_on: GoOn) -> bytes:
-    """Return a serialised JobResult. `go_on` is called between two items."""
+def _serialised_answer(held: HeldJob, check_cancelled: CancelCheck) -> bytes:
+    """Return a serialised JobResult. `check_cancelled` is called between two items."""
     started = time.monotonic()
     model = held.resident.model
     outputs = [held.outputs[index] for index in range(len(held.ready.sequences))]
-    result = model.finish(_within_share(held.ready, held.job.item_answer_bytes), outputs, go_on)
+    result = model.finish(_within_share(held.ready, held.job.item_answer_bytes), outputs, check_cancelled)
     made = time.monotonic()
     metrics.FINISH_SECONDS.labels(held.resident.name).observe(made - started)
     held.span.stage("finish", started, made)
@@ -208,7 +208,7 @@ def _serialised_answer(held: HeldJob, go_on: GoOn) -> bytes:
         tokens=held.ready.tokens,
         timings=_timings(held, started, made),
         image_tokens=held.ready.image_tokens,
-        go_on=go_on,
+        check_cancelled=check_cancelled,
     )
 
 

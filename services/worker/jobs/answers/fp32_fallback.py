@@ -105,7 +105,7 @@ class Fp32Fallback:
     def _fp32_model_of(self, model: Model) -> Model | None:
         if self._loaded is None or self._loaded[0] is not model:
             self._loaded = None  # drop it before loading the next: never hold two
-            fp32_model = model.widened()
+            fp32_model = model.load_fp32_fallback()
             if fp32_model is None:
                 return None
             self._loaded = (model, fp32_model)

@@ -582,7 +582,7 @@ class Runner:
             nonlocal preempting_seconds
             preempting_seconds += self._preempt(batch)
 
-        called: Between = nothing_between if is_preempting else preempt
+        called: YieldPoint = never_yield if is_preempting else preempt
         resident = jobs[0].resident
         preempting_cpu_seconds, cpu_started = self._preempting_cpu_seconds, time.thread_time()
         started = self._clock()

@@ -192,10 +192,10 @@ class Intake:
         """Raise if the job was cancelled or is past its deadline."""
         held.check_wanted(self._unix_time(), "tokenised")
 
-    def _prepare_one(self, held: HeldJob, go_on: CancelCheck) -> ShoalError | None:
+    def _prepare_one(self, held: HeldJob, check_cancelled: CancelCheck) -> ShoalError | None:
         started = time.monotonic()
         try:
-            go_on()
+            check_cancelled()
             # Outputs of an adapter are not cached: its name may later refer to another adapter.
             work = codec.to_work(
                 held.job, scope=None if held.lease.lane.adapter else held.job.tenant
@@ -206,9 +206,9 @@ class Intake:
                 reader = self._documents.metered(
                     held.document_seconds.add, partial(self._check, held)
                 )
-                work = with_pages(work, files, reader, go_on)
+                work = with_pages(work, files, reader, check_cancelled)
             del files
-            held.prepared = _adapted(self._prepare_work(held, work, go_on), held.lease.lane.adapter)
+            held.prepared = _adapted(self._prepare_work(held, work, check_cancelled), held.lease.lane.adapter)
             held.outputs.update(held.prepared.known)
             metrics.IMAGE_CACHE_EVENTS.labels("hit").inc(len(held.prepared.known))
             held.learnt = whole_texts(work, held.prepared, held.resident.model.card)
@@ -227,13 +227,13 @@ class Intake:
         held.span.stage("prepare", started, ended)
         return None
 
-    def _prepare_work(self, held: HeldJob, work: Work, go_on: CancelCheck) -> Prepared:
+    def _prepare_work(self, held: HeldJob, work: Work, check_cancelled: CancelCheck) -> Prepared:
         model = held.resident.model
         work = with_truncation(work, model.card)
         if model.card.images is None:
-            return model.prepare(work, go_on)
+            return model.prepare(work, check_cancelled)
         with reserving(partial(self._residency.decoding.reserve, check=partial(self._check, held))):
-            return model.prepare(work, go_on)
+            return model.prepare(work, check_cancelled)
 
     def _prepared(
         self, lease: Lease, ready: list[HeldJob], failures: list[tuple[HeldJob, bytes]]

@@ -2,7 +2,7 @@
 
 `embedding.py` calls it in a worker's preparing threads. The package semantic-text-splitter
 (Unicode's rules for sentences and words, CommonMark) selects the ends of chunks by the tokens that
-the model's tokenizer makes of candidates. It runs without the interpreter's lock and calls `go_on`
+the model's tokenizer makes of candidates. It runs without the interpreter's lock and calls `check_cancelled`
 before it counts each candidate, so that a job can be cancelled and yields to others.
 """
 
@@ -42,7 +42,7 @@ class Splitter(Protocol):
         """Return the place of each chunk in code points, and the chunk."""
 
 
-def divide(text: TextProcessor, work: EncodeWork, index: int, room: int, go_on: GoOn) -> list[Span]:
+def divide(text: TextProcessor, work: EncodeWork, index: int, room: int, check_cancelled: CancelCheck) -> list[Span]:
     """Return the chunks of text `index` of a work with `chunking`, in order; at least one.
 
     Raises InvalidInput for more than MAX_CHUNKS, TaskNotSupported without semantic-text-splitter.
@@ -54,15 +54,15 @@ def divide(text: TextProcessor, work: EncodeWork, index: int, room: int, go_on: 
     if chunking.method == "spans":
         return list(work.spans[index])
     most = chunking.max_tokens or min(DEFAULT_TOKENS, room)
-    go_on()
+    check_cancelled()
     whole = text.encode_whole(own)
-    go_on()
+    check_cancelled()
     if len(whole.starts) > (most - chunking.overlap) * MAX_CHUNKS:
         raise _too_many(index)
     if chunking.method == "tokens":
         found = by_tokens(own, whole, most, chunking.overlap)
     else:
-        found = _by_sense(_Sizes(text, own, whole, most, go_on), chunking)
+        found = _by_sense(_Sizes(text, own, whole, most, check_cancelled), chunking)
     if len(found) > MAX_CHUNKS:
         raise _too_many(index)
     return found or [Span(0, len(own))]
@@ -142,10 +142,10 @@ class _Sizes:
     the tokens of the whole text, because a part's tokens differ from these only at its ends."""
 
     def __init__(
-        self, text: TextProcessor, own: str, whole: WholeText, most: int, go_on: CancelCheck
+        self, text: TextProcessor, own: str, whole: WholeText, most: int, check_cancelled: CancelCheck
     ) -> None:
         self.own, self.most = own, most
-        self._text, self._go_on = text, go_on
+        self._text, self._go_on = text, check_cancelled
         self._starts = np.maximum.accumulate(whole.starts)
         # State: about where the last part was found, and the parts that are known to fit.
         self._near = 0

@@ -65,8 +65,8 @@ class LabelTokens:
         tokenizer.enable_truncation(limit)
         self._tokenizer = tokenizer
 
-    def __call__(self, labels: Sequence[str], go_on: CancelCheck) -> tuple[Label, ...]:
-        encodings = encoded(labels, self._tokenizer.encode_batch_fast, go_on)
+    def __call__(self, labels: Sequence[str], check_cancelled: CancelCheck) -> tuple[Label, ...]:
+        encodings = encoded(labels, self._tokenizer.encode_batch_fast, check_cancelled)
         return tuple(
             Label(name, np.array(item.ids, dtype=np.int32))
             for name, item in zip(labels, encodings, strict=True)
@@ -98,11 +98,11 @@ class GlinerProcessor:
             pairs,
         )
 
-    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if isinstance(work, EntitiesWork):
             need_labels(work.labels, self._card, "entities.labels")
-            return self._prepare(work, work.labels, (), "entities.labels", go_on)
+            return self._prepare(work, work.labels, (), "entities.labels", check_cancelled)
         if isinstance(work, RelationsWork):
             need_labels(work.entity_labels, self._card, "relations.entity_labels")
             need_labels(work.labels, self._card, "relations.labels")
@@ -112,11 +112,11 @@ class GlinerProcessor:
                 raise InvalidInput(
                     f"{self._card.model} finds the entities itself: leave them empty", field=field
                 )
-            return self._prepare(work, work.entity_labels, work.labels, "relations.labels", go_on)
+            return self._prepare(work, work.entity_labels, work.labels, "relations.labels", check_cancelled)
         raise unsupported(work, self._card)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
     ) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
         if isinstance(work, EntitiesWork):
@@ -130,14 +130,14 @@ class GlinerProcessor:
                 for parts in zip(work.texts, logits, notes.words, strict=True)
             )
             return build_result(
-                (Extraction(entities=tuple(found)) for found in items), prepared.answer_bytes, go_on
+                (Extraction(entities=tuple(found)) for found in items), prepared.answer_bytes, check_cancelled
             )
         if isinstance(work, RelationsWork) and self._pairs is not None:
             states = cast("Sequence[tuple[Array, Array, Array]]", outputs)
             texts = zip(work.texts, states, notes.words, strict=True)
             most, pairs = max_relations(prepared.answer_bytes, MAX_RELATIONS), self._pairs
             related = (self._relations(pairs, work, *parts, notes, most) for parts in texts)
-            return build_result(related, prepared.answer_bytes, go_on)
+            return build_result(related, prepared.answer_bytes, check_cancelled)
         raise unsupported(work, self._card)
 
     def _prepare(
@@ -146,12 +146,12 @@ class GlinerProcessor:
         labels: tuple[str, ...],
         relations: tuple[str, ...],
         path: str,
-        go_on: CancelCheck,
+        check_cancelled: CancelCheck,
     ) -> Prepared:
         labels, relations = tuple(dict.fromkeys(labels)), tuple(dict.fromkeys(relations))
-        own = () if self._tokens is None else self._tokens(labels, go_on)
+        own = () if self._tokens is None else self._tokens(labels, check_cancelled)
         framed = self._frame.encode(
-            work.texts, self._prompt(labels, relations), work.truncation, path, go_on
+            work.texts, self._prompt(labels, relations), work.truncation, path, check_cancelled
         )
         sequences = [
             InputSequence(item.ids, input=self._places(item, len(labels), len(relations), own))

@@ -80,7 +80,7 @@ class GlirelProcessor:
     def __init__(self, card: Card, settings: Glirel, frame: WordFrame) -> None:
         self._card, self._settings, self._frame = card, settings, frame
 
-    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if not isinstance(work, RelationsWork):
             raise unsupported(work, self._card)
@@ -94,7 +94,7 @@ class GlirelProcessor:
         labels = tuple(dict.fromkeys(work.labels))
         prompt = [word for label in labels for word in (LABEL_MARKER, label)] + [TEXT_MARKER]
         sequences, pairs = [], []
-        found = self._frame.encode(work.texts, prompt, work.truncation, _LABELS, go_on)
+        found = self._frame.encode(work.texts, prompt, work.truncation, _LABELS, check_cancelled)
         for framed, given in zip(found, _given(work), strict=True):
             marked = _marked(framed.words, given)
             heads, tails = self._pairs(marked.firsts)
@@ -107,7 +107,7 @@ class GlirelProcessor:
         return Prepared(work, "relations", sequences, _Notes(labels, pairs))
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
     ) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
         if not isinstance(work, RelationsWork):
@@ -121,7 +121,7 @@ class GlirelProcessor:
             else Extraction()
             for text, given, pairs in zip(work.texts, _given(work), notes.pairs, strict=True)
         )
-        return build_result(items, prepared.answer_bytes, go_on)
+        return build_result(items, prepared.answer_bytes, check_cancelled)
 
     def _words(self, framed: Framed, labels: Sequence[str]) -> WordPlaces:
         """Return the rows of words and of the tokens that represent labels: markers, the labels'

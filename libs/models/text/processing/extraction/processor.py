@@ -67,14 +67,14 @@ class SchemaProcessor(ABC):
         Raises InvalidInput with `path` for an answer that is too long.
         """
 
-    def prepare(self, work: Work, go_on: CancelCheck = never_cancelled) -> Prepared:
+    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
         need_task(work, self._card)
         if not isinstance(work, EntitiesWork | StructureWork):
             raise unsupported(work, self._card)
         schema, path = _schema_of(work, self._card)
         prompt = prompt_of(schema)
         framed = self._frame.encode(
-            [ended(text) for text in work.texts], prompt.words, work.truncation, path, go_on
+            [ended(text) for text in work.texts], prompt.words, work.truncation, path, check_cancelled
         )
         sequences = [
             InputSequence(one.ids, input=self.places(schema, prompt, one)) for one in framed
@@ -84,7 +84,7 @@ class SchemaProcessor(ABC):
         )
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], go_on: CancelCheck = never_cancelled
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
     ) -> Result:
         work, notes = prepared.work, cast("SchemaNotes", prepared.notes)
         if not isinstance(work, EntitiesWork | StructureWork):
@@ -96,7 +96,7 @@ class SchemaProcessor(ABC):
         )
         if isinstance(work, EntitiesWork) and work.flat:
             items = (Extraction(entities=_apart(found.entities)) for found in items)
-        return build_result(items, prepared.answer_bytes, go_on)
+        return build_result(items, prepared.answer_bytes, check_cancelled)
 
 
 def _schema_of(work: EntitiesWork | StructureWork, card: Card) -> tuple[Schema, str]:

@@ -123,15 +123,15 @@ class WordFrame:
         prompt: Sequence[str],
         truncation: Truncation,
         labels_path: str,
-        go_on: CancelCheck = never_cancelled,
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> list[Framed]:
         """Tokenise each text after the words of the prompt, which are tokenised once.
 
         Raises InputTooLong, or InvalidInput if the prompt alone is too long.
         """
-        front = self._front(prompt, go_on)
+        front = self._front(prompt, check_cancelled)
         found: list[Framed] = []
-        for numbers in sliced([len(text) for text in texts], go_on):
+        for numbers in sliced([len(text) for text in texts], check_cancelled):
             split = [
                 self._split(texts[number], truncation, item_path(number)) for number in numbers
             ]
@@ -144,11 +144,11 @@ class WordFrame:
                 )
         return found
 
-    def _front(self, prompt: Sequence[str], go_on: GoOn) -> _Front:
+    def _front(self, prompt: Sequence[str], check_cancelled: CancelCheck) -> _Front:
         """Tokenise the prompt in slices, which is possible because every word is tokenised
         separately."""
         ids, owners = [self._head], [np.full_like(self._head, -1)]
-        for numbers in sliced([len(word) for word in prompt], go_on):
+        for numbers in sliced([len(word) for word in prompt], check_cancelled):
             words = [prompt[number] for number in numbers]
             encoding = self._tokenizer.encode_batch(
                 [words], is_pretokenized=True, add_special_tokens=False
