@@ -132,7 +132,7 @@ class Edge:
 
     async def poll(self) -> None:
         """Check once whether a router serves and whether watched files changed."""
-        await asyncio.to_thread(self.aliases.look)
+        await asyncio.to_thread(self.aliases.refresh)
         is_ready = await self.routers.is_serving()
         if is_ready and self._needs_authentication and self.state.is_open:
             is_ready = await self._authenticates()

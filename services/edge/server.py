@@ -610,7 +610,7 @@ class Server:
         while True:
             await asyncio.sleep(CERTIFICATE_CHECK_SECONDS)
             self._set_date_header()
-            if watched is not None and await asyncio.to_thread(watched.look):
+            if watched is not None and await asyncio.to_thread(watched.refresh):
                 await self._listen(watched.content)
 
     async def drain(self, grace_seconds: float) -> None:

@@ -98,7 +98,7 @@ class Upkeep:
         UnsuitableRedis.
         """
         for file in self._files:
-            await asyncio.to_thread(file.look)
+            await asyncio.to_thread(file.refresh)
         await self._redis_check.run_if_due()
         if not self._has_loaded:
             await self._lanes.load_scripts()

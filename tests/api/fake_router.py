@@ -524,7 +524,9 @@ def _coming() -> models_pb2.Model:
         )
         for number, done in enumerate((43 << 20, 0))
     ]
-    return models_pb2.Model(model=LOADING_STATES, state=models_pb2.MODEL_STATE_DOWNLOADING, places=places)
+    return models_pb2.Model(
+        model=LOADING_STATES, state=models_pb2.MODEL_STATE_DOWNLOADING, places=places
+    )
 
 
 class _Models(models_pb2_grpc.ModelServiceServicer):

@@ -33,7 +33,8 @@ from libs.queue import LaneGauges, LaneKey
 from libs.serving.calls import decode
 from libs.serving.security.tokens import read_tokens
 from services.router.admission import control as admission
-from services.router.admission.routing.routes import Routes, Target, choose_lane, why_broken
+from services.router.admission.routing.routes import Routes, choose_lane, why_broken
+from services.router.admission.routing.routes import Target as LaneTarget
 from services.router.admission.tenants import parse_tenants
 from services.router.admission.validation import answer_bounds, reports, requests, tokens
 from services.router.lanes import codec
@@ -512,7 +513,7 @@ def _decide(fleet: FleetSnapshot) -> None:
     busy = busy_shares(fleet, _GAUGES.values())
     for lane in _GAUGES:
         choose_lane(
-            Target(lane.model, lane.adapter), Routes(), fleet, {("cpu", lane.model): 5000}, 10.0
+            LaneTarget(lane.model, lane.adapter), Routes(), fleet, {("cpu", lane.model): 5000}, 10.0
         )
         failure = why_broken(lane, fleet)
         if failure is not None:

@@ -469,9 +469,7 @@ def test_gateway_leads_to_an_edge_that_it_checks_and_gives_it_the_time_that_it_t
     assert issued[shown["name"]]["dnsNames"] == route["hostnames"]
     (rule,) = route["rules"]
     assert "retry" not in rule, "clients of HTTP repeat by themselves"
-    assert rule["timeouts"] == {
-        "request": f"{EdgeSettings.from_env({}).max_deadline_seconds:.0f}s"
-    }
+    assert rule["timeouts"] == {"request": f"{EdgeSettings.from_env({}).max_deadline_seconds:.0f}s"}
     (backend,) = rule["backendRefs"]
     service = named(objects, "Service", backend["name"])
     assert backend["port"] in [port["port"] for port in service["spec"]["ports"]]

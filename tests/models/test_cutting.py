@@ -226,7 +226,9 @@ def test_texts_are_tokenised_a_slice_at_a_time() -> None:
 
     assert [
         list(part)
-        for part in sliced([cutting.SLICE_CHARACTERS, 1, 1, cutting.SLICE_CHARACTERS * 2, 1], check_cancelled)
+        for part in sliced(
+            [cutting.SLICE_CHARACTERS, 1, 1, cutting.SLICE_CHARACTERS * 2, 1], check_cancelled
+        )
     ] == [
         [0],
         [1, 2],

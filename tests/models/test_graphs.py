@@ -440,8 +440,8 @@ def test_heads_run_on_the_batchs_own_rows(head: str, tmp_path: Path) -> None:
         ):
             for a, b in zip(_arrays(got), _arrays(one), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
-    is_capturable = kept.model.trunks[0].encoder.is_graph_capturable
-    assert kept.memory.told == (
+    is_capturable = kept.model.backbones[0].encoder.is_graph_capturable
+    assert kept.memory.reported == (
         {"captured": 1, "replayed": 2, "checked": 3} if is_capturable else {}
     )
 

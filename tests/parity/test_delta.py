@@ -76,7 +76,7 @@ def layers(key_heads: int, value_heads: int) -> tuple[Any, GatedDeltaNet]:
 
 def run(layer: GatedDeltaNet, x: Tensor, lengths: list[int]) -> Tensor:
     """Apply the layer with its output projection to [tokens, hidden]."""
-    batch = Packed.of([np.zeros(length, np.int32) for length in lengths])
+    batch = Packed.from_sequences([np.zeros(length, np.int32) for length in lengths])
     return layer.out.forward(
         layer.forward(x, batch, Shared({}, None, Chunks.from_lengths(lengths)))
     )

@@ -48,10 +48,10 @@ def load(directory: Path, dtype: torch.dtype = torch.float32) -> ImageModel:
 @torch.inference_mode()
 def vectors(model: ImageModel, name: str, sequences: Sequence[InputSequence]) -> Tensor:
     """Return the head's outputs for sequences in one packed batch."""
-    trunk = next(trunk for trunk in model.trunks if name in trunk.heads)
-    head = trunk.heads[name]
-    batch: Packed = trunk.pack(sequences, [None] * len(sequences))
-    hidden = trunk.encoder.forward(batch, head.rows)
+    backbone = next(backbone for backbone in model.backbones if name in backbone.heads)
+    head = backbone.heads[name]
+    batch: Packed = backbone.pack(sequences, [None] * len(sequences))
+    hidden = backbone.encoder.forward(batch, head.rows)
     outputs = head.split(
         tuple(one.numpy() for one in head.forward(hidden, batch, sequences)), sequences
     )

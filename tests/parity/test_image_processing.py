@@ -138,7 +138,9 @@ def test_every_key_of_transformers_is_read(name: str, tmp_path: Path) -> None:
     """Every key that it writes is read, and defaults apply to missing ones."""
     CLASSES[name]().save_pretrained(tmp_path)
     written = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    assert ImageProcessing.from_config(Config(written), "") == ImageProcessing.from_config(Config({}), name)
+    assert ImageProcessing.from_config(Config(written), "") == ImageProcessing.from_config(
+        Config({}), name
+    )
     assert written["image_processor_type"] == name
 
 
@@ -195,11 +197,13 @@ def test_old_names_and_forms_are_read() -> None:
 )
 def test_unsupported_settings_are_refused(settings: Mapping[str, object], message: str) -> None:
     with pytest.raises(ModelBroken, match=f"^preprocessor_config.json: {message}"):
-        ImageProcessing.from_config(Config(settings, file="preprocessor_config.json"), "CLIPImageProcessor")
+        ImageProcessing.from_config(
+            Config(settings, file="preprocessor_config.json"), "CLIPImageProcessor"
+        )
 
 
 def test_images_too_thin_to_resize_are_refused() -> None:
-    processing = ImageProcessing.of(Config({}), "CLIPImageProcessor")
+    processing = ImageProcessing.from_config(Config({}), "CLIPImageProcessor")
     assert processing.seen(1, 900, "items[2]") == (224, 224)
     with pytest.raises(InvalidInput, match="too thin: 1 x 50,000,000 pixels") as caught:
         processing.seen(50_000_000, 1, "items[2]")

@@ -61,11 +61,11 @@ def vectors(
     model: VisionLanguageModel, sequences: Sequence[InputSequence], head: str = "multi_vector"
 ) -> list[Tensor]:
     """Return the head's outputs, of length 1, for sequences in one packed batch."""
-    (trunk,) = model.trunks
-    batch = trunk.pack(sequences, [None] * len(sequences))
-    hidden = trunk.encoder.forward(batch)
-    arrays = tuple(one.numpy() for one in trunk.heads[head].forward(hidden, batch, sequences))
-    outputs = trunk.heads[head].split(arrays, sequences)
+    (backbone,) = model.backbones
+    batch = backbone.pack(sequences, [None] * len(sequences))
+    hidden = backbone.encoder.forward(batch)
+    arrays = tuple(one.numpy() for one in backbone.heads[head].forward(hidden, batch, sequences))
+    outputs = backbone.heads[head].split(arrays, sequences)
     return [
         torch.nn.functional.normalize(torch.from_numpy(np.asarray(one)), dim=-1) for one in outputs
     ]

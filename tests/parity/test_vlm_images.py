@@ -111,7 +111,9 @@ def test_squares_equal_transformers(settings: Mapping[str, object]) -> None:
 
 
 def test_images_without_tiles_equal_transformers() -> None:
-    few = Tiles.of(Config({"do_resize": False, "max_image_size": {"longest_edge": 10}}), 16, 4)
+    few = Tiles.from_config(
+        Config({"do_resize": False, "max_image_size": {"longest_edge": 10}}), 16, 4
+    )
     with pytest.raises(InvalidInput, match="makes 10,000 tiles") as caught:
         few.lay(1000, 1000, "items[3]")
     assert caught.value.field == "items[3]"

@@ -93,10 +93,10 @@ async def test_changed_file_is_reloaded_and_broken_one_is_ignored(
         ("default: {weight: 7}\n", 7.0),
     ):
         replace(path, text)
-        known.look()
+        known.refresh()
         assert known.content.tenant("a").weight == weight
     path.unlink()
-    known.look()
+    known.refresh()
     assert known.content.tenant("a").weight == 7.0
 
 

@@ -129,8 +129,7 @@ def test_request_through_two_routers_and_two_workers_is_one_trace(mesh: Traced) 
         wait_for_last = 3.0
         try:
             wait_until(
-                lambda trace=trace: by_two_workers(mesh.receiver.of_trace(trace)),
-                # type: ignore[misc]
+                lambda trace=trace: by_two_workers(mesh.receiver.of_trace(trace)),  # type: ignore[misc]
                 wait_for_last,
             )
         except AssertionError:

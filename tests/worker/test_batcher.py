@@ -322,7 +322,7 @@ def test_burst_of_a_light_client_precedes_a_backlog_within_its_credit(
 
 
 def test_generative_model_has_half_weight_and_no_burst_credit() -> None:
-    room, writer = WaitingRoom(), Group("org/writer", WRITE)
+    room, writer = WaitingRoom(), Group("org/writer", GENERATE)
     arrived = 0
 
     def one_more(now: float) -> None:

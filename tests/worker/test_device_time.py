@@ -33,7 +33,7 @@ def test_waiting_batch_counts_as_turnaround() -> None:
     time.ended(102.0)
     time.began(102.25, queued_at=90.0, cut_at=None)
     assert stalled(time) == (0.0, 0.25)
-    time.overtaken(0.125)
+    time.preempting_seconds(0.125)
     assert stalled(time) == (0.0, 0.375)
 
 

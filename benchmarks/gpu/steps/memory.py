@@ -95,7 +95,9 @@ def rehearsed(context: Context) -> Row:
             raise torch.OutOfMemoryError("CUDA out of memory. (a rehearsal)")
         return model.forward("dense", some)
 
-    recovery = oom_recovery.OomRecovery(recover=lambda: None, trim=lambda: None, relieve=lambda _: False)
+    recovery = oom_recovery.OomRecovery(
+        recover=lambda: None, trim=lambda: None, relieve=lambda _: False
+    )
     return _climbed(recovery, forward, sequences, wanted, exact)
 
 
@@ -105,7 +107,9 @@ def ladder_row(context: Context, share: float) -> Row:
     device = open_device(Settings("bench", device="cuda", dtype="bfloat16"))
     recovery = oom_recovery.OomRecovery(device.recover, device.trim, relieve=lambda _: False)
     with _filled(int(need * share)):
-        row = _climbed(recovery, lambda some: model.forward("dense", some), sequences, wanted, exact)
+        row = _climbed(
+            recovery, lambda some: model.forward("dense", some), sequences, wanted, exact
+        )
     again = _lowest_cosine(_vectors(model.forward("dense", sequences)), wanted)
     return row | {"batch_bytes": need, "cosine_after_it": again}
 

@@ -148,7 +148,11 @@ class TextReader:
         if self._chat is None or work.raw_prompt:
             whole = f"{work.instruction} {text}" if work.instruction else text
             (part,) = self._text.encode(
-                [whole], "end", lambda _: "", limit=self._text.limit + 1, check_cancelled=check_cancelled
+                [whole],
+                "end",
+                lambda _: "",
+                limit=self._text.limit + 1,
+                check_cancelled=check_cancelled,
             )
             return part.ids
         prompt = self._chat.prompt(

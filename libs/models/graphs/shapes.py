@@ -117,7 +117,7 @@ def hot_shapes(backbone: Backbone) -> list[Shape]:
     """Return the shapes to capture after a load, the largest first: single texts without token
     types, for the first head.
     """
-    if not trunk.encoder.is_graph_capturable or not trunk.encoder.embed.vocabulary:
+    if not backbone.encoder.is_graph_capturable or not backbone.encoder.embed.vocabulary:
         return []
     heads = list(backbone.heads.values())[:1]
     if not heads:

@@ -35,7 +35,6 @@ from libs.models.loaded.tiers import copying
 from libs.models.output_cache import OutputCache
 from libs.models.packed_model import PackedModel
 from libs.models.processor import Processor
-from libs.models.recall import OutputCache
 from libs.models.text.loading import TokenizerGuard, without_int8
 from libs.models.text.tokens import TokenProcessor
 
@@ -55,9 +54,9 @@ def load_image_model(
     card = read_card(directory, model_id, overrides)
     card, dtype = without_int8(card, device, dtype)
     with copying(device):
-        card, trunks, processor, recall, texts = _parts(directory, card, dtype, device)
-        model = PackedModel(card, trunks, TokenizerGuard(processor), Names({}, (), {}), device)
-        model.recall = recall
+        card, backbones, processor, output_cache, texts = _parts(directory, card, dtype, device)
+        model = PackedModel(card, backbones, TokenizerGuard(processor), Names({}, (), {}), device)
+        model.output_cache = output_cache
         model.tokens = None if texts is None else TokenProcessor(card, texts.tokenizer)
         if device.type != "cpu":
             model.gather()

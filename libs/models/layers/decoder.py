@@ -195,7 +195,7 @@ class Decoder(nn.Module):
         batch: Packed,
         table: Table,
         rows: Rows | None = None,
-        between: YieldPoint = never_yield,
+        yield_point: YieldPoint = never_yield,
     ) -> Tensor:
         """Return the states of the batch's tokens shifted right by one: [tokens, hidden], or
         [sequences, hidden] with `rows`.
@@ -209,10 +209,10 @@ class Decoder(nn.Module):
         shared = Shared({}, None if self.relative is None else self.relative.table)
         short = rows == "last"
         for layer in self.stack[:-1] if short else self.stack:
-            between()
+            yield_point()
             x = layer.decode(x, states, batch, shared)
         if rows is not None:
-            between()
+            yield_point()
             chosen = batch.rows(rows)
             if short:
                 x = self.stack[-1].decode_rows(x, states, batch, shared, chosen, batch.row_layout())
@@ -242,10 +242,10 @@ class EncoderDecoder(PackedEncoder):
 
     @torch.inference_mode()
     def forward(
-        self, batch: Packed, rows: Rows | None = None, between: YieldPoint = never_yield
+        self, batch: Packed, rows: Rows | None = None, yield_point: YieldPoint = never_yield
     ) -> Tensor:
-        states = super().forward(batch, None, between)
-        return self.decoder.forward(states, batch, self.table, rows, between)
+        states = super().forward(batch, None, yield_point)
+        return self.decoder.forward(states, batch, self.table, rows, yield_point)
 
     @property
     def table(self) -> Table:

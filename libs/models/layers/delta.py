@@ -84,12 +84,12 @@ def delta_rule(
     decay, beta = (_chunked(x[..., None], chunks.rows) for x in (decay, beta))
     since = decay.cumsum(dim=2)  # [chunks, heads, CHUNK, 1], from the chunk's start
     later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).triu(1)
-    between = (since - since.transpose(2, 3)).masked_fill(later, -torch.inf).exp()
-    mixed = (beta * (k @ k.transpose(2, 3)) * between).tril(-1)
+    yield_point = (since - since.transpose(2, 3)).masked_fill(later, -torch.inf).exp()
+    mixed = (beta * (k @ k.transpose(2, 3)) * yield_point).tril(-1)
     right = torch.cat([beta * v, beta * since.exp() * k], dim=3)
     solved = torch.linalg.solve_triangular(mixed, right, upper=False, unitriangular=True)
     values, keys = solved.split([v.shape[-1], k.shape[-1]], dim=3)
-    reads, queries = (q @ k.transpose(2, 3)) * between, q * since.exp()
+    reads, queries = (q @ k.transpose(2, 3)) * yield_point, q * since.exp()
     total = since[:, :, -1:]
     kept, written = total.exp(), (k * (total - since).exp()).transpose(2, 3)
     state = q.new_zeros(chunks.counts[0], q.shape[1], k.shape[-1], v.shape[-1])

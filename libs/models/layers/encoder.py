@@ -547,7 +547,7 @@ class PackedEncoder(nn.Module):
 
     @torch.inference_mode()
     def forward(
-        self, batch: Packed, rows: Rows | None = None, between: YieldPoint = never_yield
+        self, batch: Packed, rows: Rows | None = None, yield_point: YieldPoint = never_yield
     ) -> Tensor:
         """Return hidden states [tokens, hidden] in the encoder's type.
 
@@ -559,10 +559,10 @@ class PackedEncoder(nn.Module):
         short = rows in self._short
         x = self.embed.forward(batch)
         for number, layer in enumerate(self.stack[:-1] if short else self.stack):
-            between()
+            yield_point()
             x = self.step(number, layer, x, batch, shared)
         if rows is not None:
-            between()
+            yield_point()
             chosen = batch.rows(rows)
             x = (
                 self.stack[-1].forward_rows(x, batch, shared, chosen, batch.row_layout())

@@ -94,7 +94,7 @@ class Experts(nn.Module):
 
     def compute_grouped(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
         """Compute `compute_chosen` in grouped products. `shares` and `chosen` are [rows, used]."""
-        pairs = ByExpert.of(chosen, self._experts)
+        pairs = ByExpert.from_chosen(chosen, self._experts)
         w1, w2 = (
             weight.view(self._experts, -1, x.shape[1])
             for weight in (self.weights.w1, self.weights.w2)
@@ -190,7 +190,7 @@ class GatedExperts(nn.Module):
 
     def compute_grouped(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
         """Compute `compute_chosen` in grouped products. `shares` and `chosen` are [rows, used]."""
-        pairs = ByExpert.of(chosen, len(self.down_proj))
+        pairs = ByExpert.from_chosen(chosen, len(self.down_proj))
         both = pairs.product(x.index_select(0, pairs.rows), self.gate_up_proj)
         inner = self._gated(both + self.gate_up_proj_bias.index_select(0, pairs.experts))
         answers = pairs.product(inner, self.down_proj) + self.down_proj_bias.index_select(

@@ -212,9 +212,9 @@ def load_conversation(
         raise ModelBroken(
             "config.json: the text encoder is not causal, so the model cannot generate text"
         )
-    writer = Writer(encoder, _head(directory, config, encoder, dtype), settings)
+    writer = LanguageModel(encoder, _head(directory, config, encoder, dtype), settings)
     writer.max_positions = min(writer.max_positions, MAX_TOKENS)
-    writer.tower = trunk.tower if isinstance(trunk.tower, ImageTower) else None
+    writer.tower = backbone.tower if isinstance(backbone.tower, ImageTower) else None
     loaded.input.text.limit = writer.max_positions
     return ConversationModel(
         writer, loaded, conversation, load_tokenizer(directory, lowercase=False)
@@ -255,7 +255,9 @@ class ConversationReader:
         # The tags of SmolDocling are special tokens.
         self._skips = model.tokenizer.token_to_id(_DOCTAG) is None
 
-    def prepare(self, work: GenerationWork, check_cancelled: CancelCheck) -> tuple[list[InputSequence], object]:
+    def prepare(
+        self, work: GenerationWork, check_cancelled: CancelCheck
+    ) -> tuple[list[InputSequence], object]:
         """Implement `Reader.prepare`. The `input` of a sequence is `Asked`."""
         if not isinstance(work, TextWork):
             raise unsupported(work, self._card)
@@ -296,12 +298,12 @@ class ConversationReader:
         return found, None
 
     @torch.inference_mode()
-    def requests(self, sequences: list[InputSequence], between: YieldPoint) -> list[Request]:
+    def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
         tower, rows = self.writer.tower, [each.rows for each in sequences if each.rows is not None]
         given: list[GivenRows] = []
         if rows and isinstance(tower, ImageTower):
             values = tower.forward_preemptible(
-                [one for each in rows for one in each.inputs], between
+                [one for each in rows for one in each.inputs], yield_point
             )
             size, counts = self.writer.decoder.embed.row_size, [len(each.places) for each in rows]
             layers = [torch.split(each, counts) for each in torch.split(values, size, dim=1)]

@@ -153,10 +153,10 @@ class Davit(nn.Module):
             for stage in spec.stages
         )
 
-    def forward(self, pixels: Tensor, between: YieldPoint = never_yield) -> Tensor:
+    def forward(self, pixels: Tensor, yield_point: YieldPoint = never_yield) -> Tensor:
         """Map [images, 3, height, width] to [images, rows, columns, width].
 
-        `between` is called where preemption is possible.
+        `yield_point` is called where preemption is possible.
         """
         x = pixels.permute(0, 2, 3, 1)
         for conv, stage in zip(self.convs, self.blocks, strict=True):
@@ -164,7 +164,7 @@ class Davit(nn.Module):
             for pair in stage:  # type: ignore[attr-defined]
                 for block in pair:
                     x = block(x)
-                    between()
+                    yield_point()
         return x
 
 

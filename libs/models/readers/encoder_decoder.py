@@ -61,7 +61,9 @@ _KEYS: Final = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_t
 class ImageStates(Protocol):
     """An image encoder; an nn.Module."""
 
-    def states(self, images: Sequence[NDArray[np.generic]], between: YieldPoint) -> list[Tensor]:
+    def states(
+        self, images: Sequence[NDArray[np.generic]], yield_point: YieldPoint
+    ) -> list[Tensor]:
         """Map images, uint8 [height, width, 3] each, to the states that a decoder attends to,
         [tokens, width] each.
         """
@@ -86,12 +88,12 @@ class _Swin(nn.Module):
         super().__init__()
         self.swin = Swin(spec, normed=False)
 
-    def forward(self, pixels: Tensor, between: YieldPoint) -> Tensor:
+    def forward(self, pixels: Tensor, yield_point: YieldPoint) -> Tensor:
         """Map [images, 3, height, width] to [images, places, width], one image at a time because
         windows belong to one image.
         """
         return torch.cat(
-            [list(self.swin.maps(one[None], between))[-1].flatten(1, 2) for one in pixels]
+            [list(self.swin.maps(one[None], yield_point))[-1].flatten(1, 2) for one in pixels]
         )
 
 
@@ -105,7 +107,9 @@ class _Patches(nn.Module):
         self._spec = embed.spec
 
     @torch.inference_mode()
-    def states(self, images: Sequence[NDArray[np.generic]], between: YieldPoint) -> list[Tensor]:
+    def states(
+        self, images: Sequence[NDArray[np.generic]], yield_point: YieldPoint
+    ) -> list[Tensor]:
         """Implement `ImageStates.states`. A repeated image is computed once."""
         alone = list({id(each): each for each in images}.values())
         counts = [self._spec.count_tokens(*each.shape[:2]) for each in alone]
@@ -115,7 +119,7 @@ class _Patches(nn.Module):
             places=[np.arange(self._spec.before, count, dtype=np.int32) for count in counts],
             values=self._embed(alone),
         )
-        made = self.encoder.forward(batch, between=between).split_with_sizes(counts)
+        made = self.encoder.forward(batch, yield_point=yield_point).split_with_sizes(counts)
         found = dict(zip(map(id, alone), made, strict=True))
         return [found[id(each)] for each in images]
 
@@ -334,9 +338,9 @@ class EncoderDecoderReader:
             )
         return found, prompt
 
-    def requests(self, sequences: list[InputSequence], between: YieldPoint) -> list[Request]:
+    def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
         states = self._model.images.states(
-            [each.rows.values for each in sequences if each.rows is not None], between
+            [each.rows.values for each in sequences if each.rows is not None], yield_point
         )
         if (project := self._model.project) is not None:
             with torch.inference_mode():

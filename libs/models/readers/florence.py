@@ -71,9 +71,9 @@ class _Images(nn.Module):
         self.tower = Davit(spec)
         self.projector = Projector(spec.width, hidden, places, frames)
 
-    def forward(self, pixels: Tensor, between: YieldPoint) -> Tensor:
+    def forward(self, pixels: Tensor, yield_point: YieldPoint) -> Tensor:
         """Map normalised [images, 3, height, width] to [images, tokens, hidden]."""
-        return self.projector.forward(self.tower.forward(pixels, between))
+        return self.projector.forward(self.tower.forward(pixels, yield_point))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,25 +270,25 @@ class FlorenceReader:
         return found, notes
 
     @torch.inference_mode()
-    def requests(self, sequences: list[InputSequence], between: YieldPoint) -> list[Request]:
+    def requests(self, sequences: list[InputSequence], yield_point: YieldPoint) -> list[Request]:
         encoder = self.writer.encoder
         if encoder is None:
             raise TypeError("Florence-2 has an encoder")
         rows = [each.rows for each in sequences if each.rows is not None]
-        states = torch.cat(self._model.images.states([each.values for each in rows], between))
+        states = torch.cat(self._model.images.states([each.values for each in rows], yield_point))
         batch = Packed.from_sequences(
             [each.ids for each in sequences],
             device=self.writer.device,
             places=[each.places for each in rows],
             values=states,
         )
-        made = encoder.forward(batch, between=between).split_with_sizes(batch.lengths)
+        made = encoder.forward(batch, yield_point=yield_point).split_with_sizes(batch.lengths)
         return [
             Request(states=each, most=_most(sequence))
             for each, sequence in zip(made, sequences, strict=True)
         ]
 
-    def reads_along(self, notes: object) -> bool:
+    def can_stream(self, notes: object) -> bool:
         # Regions are known only at the end.
         return isinstance(notes, list) and all(one.form == "text" for one in notes)
 

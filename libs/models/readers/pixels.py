@@ -66,7 +66,9 @@ class Tower(nn.Module):
             self.register_buffer(name, numbers[:, None, None], persistent=False)
 
     @torch.inference_mode()
-    def states(self, images: Sequence[NDArray[np.generic]], between: YieldPoint) -> list[Tensor]:
+    def states(
+        self, images: Sequence[NDArray[np.generic]], yield_point: YieldPoint
+    ) -> list[Tensor]:
         """Map images, uint8 [height, width, 3] each, to states, [rows, width] each. A repeated
         image is computed once.
         """
@@ -77,14 +79,14 @@ class Tower(nn.Module):
         for alike in sizes.values():
             for start in range(0, len(alike), MAX_BATCH_IMAGES):
                 some = alike[start : start + MAX_BATCH_IMAGES]
-                found |= zip(map(id, some), self._forward(np.stack(some), between), strict=True)
+                found |= zip(map(id, some), self._forward(np.stack(some), yield_point), strict=True)
         return [found[id(each)] for each in images]
 
-    def _forward(self, images: NDArray[np.generic], between: YieldPoint) -> Tensor:
+    def _forward(self, images: NDArray[np.generic], yield_point: YieldPoint) -> Tensor:
         weight = next(self.encoder.parameters())
         pixels = torch.from_numpy(images).to(weight.device).permute(0, 3, 1, 2).float()
         # Divide, because 1 / 255 has no exact float32. This matches transformers, which multiplies
         # in float64.
         normal = (pixels / (1 / self._processing.scale) - self.mean) / self.std
         forward: Callable[[Tensor, YieldPoint], Tensor] = self.encoder.forward
-        return forward(normal.to(weight.dtype), between)
+        return forward(normal.to(weight.dtype), yield_point)

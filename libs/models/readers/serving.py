@@ -54,7 +54,7 @@ def load_reader_model(
         return GenerativeModel(card, EncoderDecoderReader(card, model), memory_bytes)
 
 
-def _measured(card: Card, writer: Writer, tokenizer: Tokenizer, size: ImageSize) -> Card:
+def _measured(card: Card, writer: LanguageModel, tokenizer: Tokenizer, size: ImageSize) -> Card:
     """Add the loaded model's measurements to the card.
 
     Ids beyond the tokenizer's vocabulary, with random rows in the table, are never chosen.

@@ -79,8 +79,8 @@ def _load(
             table, (*prefixes, *(card.encoder_prefix + prefix for prefix in prefixes)), tables
         )
         built = kind.build(Parts(card, directory, encoder, state, rest, device, quantised))
-        trunks, processor = (
-            (Backbone(encoder, built.heads), *built.trunks),
+        backbones, processor = (
+            (Backbone(encoder, built.heads), *built.backbones),
             TokenizerGuard(TextOnlyProcessor(built.processor)),
         )
         model = PackedModel(
@@ -160,7 +160,9 @@ class TextOnlyProcessor:
         refuse_parts(work)
         return self._processor.prepare(work, check_cancelled)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck
+    ) -> Result:
         return self._processor.finish(prepared, outputs, check_cancelled)
 
 
@@ -174,7 +176,9 @@ class TokenizerGuard:
         with failing(_cannot_tokenise):
             return self._processor.prepare(work, check_cancelled)
 
-    def finish(self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck) -> Result:
+    def finish(
+        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck
+    ) -> Result:
         return self._processor.finish(prepared, outputs, check_cancelled)
 
 

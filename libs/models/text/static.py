@@ -93,7 +93,11 @@ def load_static_model(
         processor = StaticProcessor(card, tokenizer, limit, empty=len(table) - 1)
         backbone = Backbone(encoder.requires_grad_(False).eval(), {"dense": head})
         model = PackedModel(
-            card, (trunk,), TokenizerGuard(TextOnlyProcessor(processor)), Names({}, (), {}), device
+            card,
+            (backbone,),
+            TokenizerGuard(TextOnlyProcessor(processor)),
+            Names({}, (), {}),
+            device,
         )
         model.tokens = TokenProcessor(
             card, tokenizer, min(card.max_tokens, limit or card.max_tokens)

@@ -99,5 +99,7 @@ class _Behaviour:
 
     def _parsed(self, body: bytes) -> Message:
         if len(body) > REQUEST_BYTES:
-            raise InvalidInput(f"the request has {len(body):,} bytes; at most {REQUEST_BYTES:,} are allowed")
+            raise InvalidInput(
+                f"the request has {len(body):,} bytes; at most {REQUEST_BYTES:,} are allowed"
+            )
         return parse(self._kind, body)

@@ -642,7 +642,7 @@ def _piece(holder: inference_pb2.Item | inference_pb2.Part, field: str, scope: s
             asked = holder.document
             file = asked.file if asked.WhichOneof("source") == "file" else None
             pages = asked.first_page, asked.last_page, asked.dots_per_inch
-            return Part(DocumentFile.of(asked.data, file, *pages), f"{field}.document", scope)
+            return Part(DocumentFile.create(asked.data, file, *pages), f"{field}.document", scope)
     raise InvalidInput("neither a text nor an image is set", field=field)
 
 

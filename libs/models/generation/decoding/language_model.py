@@ -174,7 +174,7 @@ class LanguageModel:
             [np.asarray(ids, np.int32) for ids in inputs], device=self.device
         )
         return list(
-            self.encoder.forward(batch, between=yield_point).split_with_sizes(batch.lengths)
+            self.encoder.forward(batch, yield_point=yield_point).split_with_sizes(batch.lengths)
         )
 
     @torch.inference_mode()

@@ -188,11 +188,11 @@ def _images(config: Config, tensors: TensorFile) -> TowerSpec:
 
 def _shape(tensors: TensorFile, name: str, dimensions: int) -> tuple[int, ...]:
     if name not in tensors.names():
-        raise ModelBroken(f"{WEIGHTS}: tensor 'visual.trunk.{name}' is missing")
+        raise ModelBroken(f"{WEIGHTS}: tensor 'visual.backbone.{name}' is missing")
     shape = tensors.shape(name)
     if len(shape) != dimensions:
         raise ModelBroken(
-            f"{WEIGHTS}: tensor 'visual.trunk.{name}' has shape {list(shape)}; {dimensions} "
+            f"{WEIGHTS}: tensor 'visual.backbone.{name}' has shape {list(shape)}; {dimensions} "
             "dimensions are needed"
         )
     return shape

@@ -55,10 +55,10 @@ def load_vision_language_model(
         loaded = load_vision_language(directory, dtype=dtype, device=device, use=use, base=base)
         card = _measured(card, loaded)
         loaded.input.text.limit = card.max_tokens
-        recall = OutputCache(card.model, card.revision, dtype, loaded.input.pictures)
-        processor = PartsProcessor(card, loaded.input, recall, loaded.weights)
-        model = PackedModel(card, loaded.trunks, TokenizerGuard(processor), loaded.names, device)
-        model.recall = recall
+        output_cache = OutputCache(card.model, card.revision, dtype, loaded.input.pictures)
+        processor = PartsProcessor(card, loaded.input, output_cache, loaded.weights)
+        model = PackedModel(card, loaded.backbones, TokenizerGuard(processor), loaded.names, device)
+        model.output_cache = output_cache
         model.tokens = TokenProcessor(card, loaded.input.text.tokenizer)
         model.max_tower_tokens = max_tower_tokens(loaded.input)
         if device.type != "cpu":

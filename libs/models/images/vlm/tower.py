@@ -101,7 +101,7 @@ class ImageTower(nn.Module):
             values=self._embed(pictures),
         )
         return self.connector.forward(
-            self.encoder.forward(batch, between=yield_point),
+            self.encoder.forward(batch, yield_point=yield_point),
             [self.grid_of(picture) for picture in pictures],
         )
 

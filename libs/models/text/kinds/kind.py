@@ -35,7 +35,7 @@ class Built:
     processor: Processor
     tokenizer: Tokenizer
     """The tokenizer of the main encoder."""
-    trunks: tuple[Backbone, ...] = ()
+    backbones: tuple[Backbone, ...] = ()
     """Further encoders."""
 
 

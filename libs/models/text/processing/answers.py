@@ -39,7 +39,9 @@ def dense_rows(work: EncodeWork, card: Card, outputs: Sequence[Array]) -> Stored
     return store(vectors, work.data_type)
 
 
-def token_rows(work: EncodeWork, card: Card, rows: Sequence[Array], check_cancelled: CancelCheck) -> RaggedRows:
+def token_rows(
+    work: EncodeWork, card: Card, rows: Sequence[Array], check_cancelled: CancelCheck
+) -> RaggedRows:
     """Return multi-vectors, pooled if the request says so.
 
     Args:

@@ -50,7 +50,10 @@ class AsymmetricProcessor:
         return self._documents.prepare(work, check_cancelled)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         processor = self._queries if self._is_query(prepared.work) else self._documents
         return processor.finish(replace(prepared, head=_HEAD, heads=()), outputs, check_cancelled)

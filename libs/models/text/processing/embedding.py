@@ -124,7 +124,10 @@ class EmbeddingProcessor:
         raise unsupported(work, self._card)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work = prepared.work
         if isinstance(work, EncodeWork) and cast(_Notes, prepared.notes).windows:
@@ -138,7 +141,9 @@ class EmbeddingProcessor:
             case ClassifyWork():
                 labels = answers.nearest_labels(work, np.stack(forms.dense))
                 return build_result(
-                    (Extraction(labels=found) for found in labels), prepared.answer_bytes, check_cancelled
+                    (Extraction(labels=found) for found in labels),
+                    prepared.answer_bytes,
+                    check_cancelled,
                 )
         raise unsupported(work, self._card)
 
@@ -165,7 +170,9 @@ class EmbeddingProcessor:
     ) -> Prepared:
         """Prepare `texts`, the texts of the work or their chunks."""
         if self._static is not None and self._is_static(work.role):
-            found, tokens = self._static.rows(texts, prompt, work.truncation, where, check_cancelled)
+            found, tokens = self._static.rows(
+                texts, prompt, work.truncation, where, check_cancelled
+            )
             return Prepared(work, "sparse", [], _Notes([], found), looked_up=tokens)
         framed = self._adapted(
             self.framed(texts, prompt, work.role, work.truncation, where, check_cancelled),
@@ -176,7 +183,11 @@ class EmbeddingProcessor:
         return Prepared(work, "+".join(forms), framed.sequences, _Notes(framed.masks, []))
 
     def _chunks(
-        self, work: EncodeWork, forms: Sequence[Representation], prompt: str, check_cancelled: CancelCheck
+        self,
+        work: EncodeWork,
+        forms: Sequence[Representation],
+        prompt: str,
+        check_cancelled: CancelCheck,
     ) -> Prepared:
         """Prepare each chunk as a separate text, preceded by its contexts."""
         divided, pieces, paths = [], [], []
@@ -184,7 +195,9 @@ class EmbeddingProcessor:
         for index, text in enumerate(work.texts):
             check_cancelled()
             context = work.contexts[index] if work.contexts else ""
-            spans = divide(self._text, work, index, self._room(work, index, room, context), check_cancelled)
+            spans = divide(
+                self._text, work, index, self._room(work, index, room, context), check_cancelled
+            )
             divided.append(spans)
             pieces += [f"{context}{span.context}{text[span.start : span.end]}" for span in spans]
             paths += [item_path(index)] * len(spans)
@@ -224,7 +237,11 @@ class EmbeddingProcessor:
         return self._text.limit if self._late is None else self._late.longest(role)
 
     def _late_chunks(
-        self, work: EncodeWork, forms: Sequence[Representation], prompt: str, check_cancelled: CancelCheck
+        self,
+        work: EncodeWork,
+        forms: Sequence[Representation],
+        prompt: str,
+        check_cancelled: CancelCheck,
     ) -> Prepared:
         """Prepare the windows of each text. Token states are pooled by chunk."""
         spans = self._spans
@@ -287,7 +304,11 @@ class EmbeddingProcessor:
         )
 
     def _late_vectors(
-        self, work: EncodeWork, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck
+        self,
+        work: EncodeWork,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck,
     ) -> EncodeResult:
         notes, names = cast(_Notes, prepared.notes), prepared.head.split("+")
         if self._spans is None or notes.chunks is None:
@@ -311,7 +332,9 @@ class EmbeddingProcessor:
             first += len(own)
         return EncodeResult(
             dense=answers.dense_rows(work, self._card, dense) if dense else None,
-            multi_vector=answers.token_rows(work, self._card, tokens, check_cancelled) if tokens else None,
+            multi_vector=answers.token_rows(work, self._card, tokens, check_cancelled)
+            if tokens
+            else None,
             chunks=notes.chunks,
         )
 
@@ -338,7 +361,9 @@ class EmbeddingProcessor:
             query = Framed([], [])
         else:
             found, tokens = [], 0
-            query = self.framed([work.query], prompt, "query", work.truncation, query_path, check_cancelled)
+            query = self.framed(
+                [work.query], prompt, "query", work.truncation, query_path, check_cancelled
+            )
             query = self._adapted(query, "query", work.adapter)
         documents = self.framed(
             work.documents, other, "document", work.truncation, document_path, check_cancelled
@@ -389,7 +414,9 @@ class EmbeddingProcessor:
         if self._late is not None:
             frame = self._late.queries if role == "query" else self._late.documents
             return Framed(*frame(texts, prompt, truncation, where, check_cancelled))
-        sequences = self._text.encode(texts, truncation, where, prompt=prompt, check_cancelled=check_cancelled)
+        sequences = self._text.encode(
+            texts, truncation, where, prompt=prompt, check_cancelled=check_cancelled
+        )
         if not self._card.pool_prompt and prompt:
             skip = self._text.prompt_tokens(prompt)
             # Pool at least the last token: a truncated text could otherwise have no tokens.

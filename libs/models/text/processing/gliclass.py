@@ -79,7 +79,12 @@ class GliclassProcessor:
         first = self._settings.prompt_first
         before, after = (prompt, "") if first else ("", prompt)
         parts = self._cutter.parts(
-            work.texts, self._card.max_tokens, work.truncation, check_cancelled, before=before, after=after
+            work.texts,
+            self._card.max_tokens,
+            work.truncation,
+            check_cancelled,
+            before=before,
+            after=after,
         )
         sequences = [
             self._sequence(part, len(labels), work.truncation, item_path(number))
@@ -88,7 +93,10 @@ class GliclassProcessor:
         return Prepared(work, "labels", sequences)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork):
@@ -109,7 +117,9 @@ class GliclassProcessor:
         need_labels(work.labels, self._card, _LABELS)
         labels = hypotheses(work)
         tokens = encoded(
-            labels, partial(self._tokenizer.encode_batch_fast, add_special_tokens=False), check_cancelled
+            labels,
+            partial(self._tokenizer.encode_batch_fast, add_special_tokens=False),
+            check_cancelled,
         )
         for number, (label, encoding) in enumerate(zip(labels, tokens, strict=True)):
             field = f"{_LABELS}[{number}]"

@@ -48,7 +48,9 @@ class LabelsProcessor:
                 return Prepared(
                     work,
                     "logits",
-                    self._text.encode(work.texts, work.truncation, item_path, check_cancelled=check_cancelled),
+                    self._text.encode(
+                        work.texts, work.truncation, item_path, check_cancelled=check_cancelled
+                    ),
                 )
         raise unsupported(work, self._card)
 
@@ -56,11 +58,18 @@ class LabelsProcessor:
         # A cross-encoder has no prompt per role: sentence-transformers uses its default prompt.
         prompt = work.instruction or prompt_of(self._card, "")
         if self._chat is not None:
-            return self._chat.encode(work.query, work.documents, prompt, work.truncation, check_cancelled)
-        return self._text.encode_pairs(prompt + work.query, work.documents, work.truncation, check_cancelled)
+            return self._chat.encode(
+                work.query, work.documents, prompt, work.truncation, check_cancelled
+            )
+        return self._text.encode_pairs(
+            prompt + work.query, work.documents, work.truncation, check_cancelled
+        )
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work = prepared.work
         logits = np.stack(cast("Sequence[NDArray[np.float32]]", outputs))
@@ -93,7 +102,10 @@ class PaddingTrimmer:
         )
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         return self._processor.finish(prepared, outputs, check_cancelled)
 

@@ -101,7 +101,10 @@ class LayaProcessor:
         return Prepared(work, "options", sequences)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork):
@@ -120,7 +123,9 @@ class LayaProcessor:
     def _head(self, work: ClassifyWork, check_cancelled: CancelCheck) -> _Head:
         question = f"choice question: {self._plain(work.hypothesis or _QUESTION)}"
         texts = [question, *(f" {self._plain(label)}" for label in work.labels)]
-        asked, *labels = (encoding.ids for encoding in encoded(texts, self._encode, check_cancelled))
+        asked, *labels = (
+            encoding.ids for encoding in encoded(texts, self._encode, check_cancelled)
+        )
         options, room = self._options(labels)
         ids, markers = [self._marks.first, *asked[:room], self._marks.last], []
         for option in options:

@@ -52,7 +52,10 @@ class NliProcessor:
         return Prepared(work, "logits", crossed)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work = prepared.work
         if not isinstance(work, ClassifyWork) or not work.labels:

@@ -44,7 +44,9 @@ class StaticLookup:
     ) -> tuple[list[SparseRow], int]:
         """Return one row per text, and the number of tokens of all texts, which have no special
         tokens."""
-        sequences = self._text.encode(texts, truncation, where, prompt=prompt, check_cancelled=check_cancelled)
+        sequences = self._text.encode(
+            texts, truncation, where, prompt=prompt, check_cancelled=check_cancelled
+        )
         return [self._row(sequence.ids) for sequence in sequences], sum(
             sequence.tokens for sequence in sequences
         )

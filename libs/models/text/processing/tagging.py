@@ -29,11 +29,16 @@ class TaggingProcessor:
         if not isinstance(work, EntitiesWork):
             raise unsupported(work, self._card)
         known_labels(work.labels, self._card, "entities.labels")
-        sequences, spans = self._text.encode_spans(work.texts, work.truncation, item_path, check_cancelled)
+        sequences, spans = self._text.encode_spans(
+            work.texts, work.truncation, item_path, check_cancelled
+        )
         return Prepared(work, "token_logits", sequences, spans)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work = prepared.work
         if not isinstance(work, EntitiesWork):

@@ -158,9 +158,15 @@ class ChatPairs:
         frame = self._instructed if instruction else self._plain
         before, after = frame.around({_QUERY: query, _INSTRUCTION: instruction})
         limit = self._text.limit
-        own = self._own(before, after, check_cancelled) if len(before) + len(after) > _LONG * limit else None
+        own = (
+            self._own(before, after, check_cancelled)
+            if len(before) + len(after) > _LONG * limit
+            else None
+        )
         found = []
-        encoded = self._text.encode_plain(documents, truncation, check_cancelled, before=before, after=after)
+        encoded = self._text.encode_plain(
+            documents, truncation, check_cancelled, before=before, after=after
+        )
         for number, (ids, is_whole) in enumerate(encoded):
             if len(ids) > limit and truncation == "none":
                 raise too_long(

@@ -104,7 +104,9 @@ def sliced(sizes: Sequence[int], check_cancelled: CancelCheck) -> Iterator[range
 
 
 def encoded(
-    texts: Sequence[str], encode: Callable[[list[str]], list[Encoding]], check_cancelled: CancelCheck
+    texts: Sequence[str],
+    encode: Callable[[list[str]], list[Encoding]],
+    check_cancelled: CancelCheck,
 ) -> Iterator[Encoding]:
     """Yield the encoding of each whole text, in order."""
     for numbers in sliced([len(text) for text in texts], check_cancelled):

@@ -54,7 +54,12 @@ class LateFrame:
             else self._late.query_tokens
         )
         sequences = self._text.encode(
-            texts, truncation, where, limit=self._limit(limit), prompt=prompt, check_cancelled=check_cancelled
+            texts,
+            truncation,
+            where,
+            limit=self._limit(limit),
+            prompt=prompt,
+            check_cancelled=check_cancelled,
         )
         kept = [self.kept(sequence, "query") for sequence in sequences]
         if expansion is None:

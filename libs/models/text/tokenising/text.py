@@ -271,7 +271,9 @@ class TextProcessor:
             begins,
         )
 
-    def count_tokens(self, text: str, most: int, check_cancelled: CancelCheck = never_cancelled) -> int:
+    def count_tokens(
+        self, text: str, most: int, check_cancelled: CancelCheck = never_cancelled
+    ) -> int:
         """Return the tokens of a text without special tokens; any number above `most` for more."""
         (part,) = self._cutter.parts([text], most, "end", check_cancelled, frame=False)
         return len(part.encoding)

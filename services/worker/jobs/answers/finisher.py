@@ -198,7 +198,9 @@ def _serialised_answer(held: HeldJob, check_cancelled: CancelCheck) -> bytes:
     started = time.monotonic()
     model = held.resident.model
     outputs = [held.outputs[index] for index in range(len(held.ready.sequences))]
-    result = model.finish(_within_share(held.ready, held.job.item_answer_bytes), outputs, check_cancelled)
+    result = model.finish(
+        _within_share(held.ready, held.job.item_answer_bytes), outputs, check_cancelled
+    )
     made = time.monotonic()
     metrics.FINISH_SECONDS.labels(held.resident.name).observe(made - started)
     held.span.stage("finish", started, made)

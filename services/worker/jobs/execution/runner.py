@@ -591,7 +591,7 @@ class Runner:
         deduplicated = deduplicate(sequences_of(batch, jobs), resident.images)
         recovery = RecoveryResult([], is_clean=False)
         if deduplicated.needed:
-            forward = partial(resident.model.forward, batch.group.head, between=called)
+            forward = partial(resident.model.forward, batch.group.head, yield_point=called)
             recovery = self._oom_recovery.run(resident.name, forward, deduplicated.needed)
             cache_outputs(resident.images, deduplicated.needed, recovery.outcomes)
         ended = self._clock()

@@ -208,7 +208,9 @@ class Intake:
                 )
                 work = with_pages(work, files, reader, check_cancelled)
             del files
-            held.prepared = _adapted(self._prepare_work(held, work, check_cancelled), held.lease.lane.adapter)
+            held.prepared = _adapted(
+                self._prepare_work(held, work, check_cancelled), held.lease.lane.adapter
+            )
             held.outputs.update(held.prepared.known)
             metrics.IMAGE_CACHE_EVENTS.labels("hit").inc(len(held.prepared.known))
             held.learnt = whole_texts(work, held.prepared, held.resident.model.card)

@@ -46,7 +46,7 @@ WEIGHTS: dict[str, Rule] = {
     "embeddings.word_embeddings": "embed.token",
     # Microsoft's checkpoints contain it although their config.json says position_biased_input:
     # false.
-    "embeddings.position_embeddings": Spare("embed.position"),
+    "embeddings.position_embeddings": AllowedExtra("embed.position"),
     "embeddings.token_type_embeddings": "embed.segment",
     "embeddings.embed_proj": "embed.project",
     "embeddings.LayerNorm": "embed.norm",

@@ -145,7 +145,11 @@ class PairHead(nn.Module):
         return self.forward_preemptible(hidden, batch, sequences, never_yield)
 
     def forward_preemptible(
-        self, hidden: Tensor, batch: Packed, sequences: Sequence[InputSequence], between: YieldPoint
+        self,
+        hidden: Tensor,
+        batch: Packed,
+        sequences: Sequence[InputSequence],
+        yield_point: YieldPoint,
     ) -> tuple[Tensor, ...]:
         places = _places(sequences)
         words = [place.words for place in places]
@@ -158,7 +162,7 @@ class PairHead(nn.Module):
         entities = self.marker.forward(
             states.words.index_select(0, firsts), states.words.index_select(0, lasts)
         )
-        return (self._logits(entities, labels, places, between),)
+        return (self._logits(entities, labels, places, yield_point),)
 
     def split(self, arrays: tuple[Array, ...], sequences: Sequence[InputSequence]) -> list[Output]:
         shapes = [(len(place.heads), len(place.words.labels)) for place in _places(sequences)]
@@ -170,7 +174,11 @@ class PairHead(nn.Module):
         ]
 
     def _logits(
-        self, entities: Tensor, labels: Tensor, places: Sequence[PairPlaces], between: YieldPoint
+        self,
+        entities: Tensor,
+        labels: Tensor,
+        places: Sequence[PairPlaces],
+        yield_point: YieldPoint,
     ) -> Tensor:
         """Return the logits of all sequences, flat, end to end.
 
@@ -207,7 +215,7 @@ class PairHead(nn.Module):
                     )
                     place = ends[i] + (lowest - pair_starts[i]) * scores.shape[1]
                     logits[place : place + scores.numel()] = scores.flatten()
-                between()
+                yield_point()
         return logits
 
 

@@ -62,8 +62,8 @@ def _name(span: Span, text: str) -> str:
 
 def _nearness(edge: Edge) -> tuple[int, float, int, int]:
     """Sort key of edges with the same words: the nearest ends first, then the best score."""
-    between = max(edge.head.start - edge.tail.end, edge.tail.start - edge.head.end, 0)
-    return between, -edge.score, edge.head.start, edge.tail.start
+    yield_point = max(edge.head.start - edge.tail.end, edge.tail.start - edge.head.end, 0)
+    return yield_point, -edge.score, edge.head.start, edge.tail.start
 
 
 def _unimplied(names: dict[tuple[str, str], Edge]) -> list[Edge]:

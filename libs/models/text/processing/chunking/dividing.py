@@ -42,7 +42,9 @@ class Splitter(Protocol):
         """Return the place of each chunk in code points, and the chunk."""
 
 
-def divide(text: TextProcessor, work: EncodeWork, index: int, room: int, check_cancelled: CancelCheck) -> list[Span]:
+def divide(
+    text: TextProcessor, work: EncodeWork, index: int, room: int, check_cancelled: CancelCheck
+) -> list[Span]:
     """Return the chunks of text `index` of a work with `chunking`, in order; at least one.
 
     Raises InvalidInput for more than MAX_CHUNKS, TaskNotSupported without semantic-text-splitter.
@@ -142,7 +144,12 @@ class _Sizes:
     the tokens of the whole text, because a part's tokens differ from these only at its ends."""
 
     def __init__(
-        self, text: TextProcessor, own: str, whole: WholeText, most: int, check_cancelled: CancelCheck
+        self,
+        text: TextProcessor,
+        own: str,
+        whole: WholeText,
+        most: int,
+        check_cancelled: CancelCheck,
     ) -> None:
         self.own, self.most = own, most
         self._text, self._go_on = text, check_cancelled

@@ -112,11 +112,16 @@ class GlinerProcessor:
                 raise InvalidInput(
                     f"{self._card.model} finds the entities itself: leave them empty", field=field
                 )
-            return self._prepare(work, work.entity_labels, work.labels, "relations.labels", check_cancelled)
+            return self._prepare(
+                work, work.entity_labels, work.labels, "relations.labels", check_cancelled
+            )
         raise unsupported(work, self._card)
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
         if isinstance(work, EntitiesWork):
@@ -130,7 +135,9 @@ class GlinerProcessor:
                 for parts in zip(work.texts, logits, notes.words, strict=True)
             )
             return build_result(
-                (Extraction(entities=tuple(found)) for found in items), prepared.answer_bytes, check_cancelled
+                (Extraction(entities=tuple(found)) for found in items),
+                prepared.answer_bytes,
+                check_cancelled,
             )
         if isinstance(work, RelationsWork) and self._pairs is not None:
             states = cast("Sequence[tuple[Array, Array, Array]]", outputs)
@@ -227,7 +234,7 @@ class GlinerProcessor:
         entities = _entities(text, chosen, words, notes.labels)
         threshold = THRESHOLD if work.threshold is None else work.threshold
         scores[np.eye(len(entities), dtype=bool)] = -1  # an entity has no relation to itself
-        ranked, is_cut = best(scores, threshold, most)
+        ranked, is_cut = select_best(scores, threshold, most)
         related = tuple(
             Relation(
                 entities[head],

@@ -107,7 +107,10 @@ class GlirelProcessor:
         return Prepared(work, "relations", sequences, _Notes(labels, pairs))
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work, notes = prepared.work, cast("_Notes", prepared.notes)
         if not isinstance(work, RelationsWork):

@@ -74,7 +74,11 @@ class SchemaProcessor(ABC):
         schema, path = _schema_of(work, self._card)
         prompt = prompt_of(schema)
         framed = self._frame.encode(
-            [ended(text) for text in work.texts], prompt.words, work.truncation, path, check_cancelled
+            [ended(text) for text in work.texts],
+            prompt.words,
+            work.truncation,
+            path,
+            check_cancelled,
         )
         sequences = [
             InputSequence(one.ids, input=self.places(schema, prompt, one)) for one in framed
@@ -84,7 +88,10 @@ class SchemaProcessor(ABC):
         )
 
     def finish(
-        self, prepared: Prepared, outputs: Sequence[Output], check_cancelled: CancelCheck = never_cancelled
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
     ) -> Result:
         work, notes = prepared.work, cast("SchemaNotes", prepared.notes)
         if not isinstance(work, EntitiesWork | StructureWork):
