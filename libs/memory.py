@@ -17,15 +17,16 @@ TIDY_SECONDS: Final = 30.0
 (docs/decisions/0013-returning-memory.md).
 """
 
-SERVER_THRESHOLD_BYTES: Final = 1 << 20
-"""For `limit_heaps` in processes that serve: larger blocks are whole messages."""
-
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
 _mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
 # malloc.h
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
+_MMAP_THRESHOLD_BYTES: Final = 32 << 20
+"""A larger block is a mapping. This is the most that glibc accepts."""
+_TRIM_THRESHOLD_BYTES: Final = 64 << 20
+"""A larger free end of a heap is returned when a block is freed; smaller ones wait for `trim`."""
 _STATM: Final = Path("/proc/self/statm")
 
 
@@ -64,25 +65,24 @@ def use_expandable_segments(environment: MutableMapping[str, str]) -> None:
         environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
-def limit_heaps(*, mmap_bytes: int, trim_bytes: int, heaps: int = 0) -> None:
-    """Limit what malloc keeps of freed memory.
+def limit_heaps(heaps: int) -> None:
+    """Let all threads share a few of malloc's heaps, and fix the sizes of blocks and free ends that
+    malloc gives back.
 
-    Until these thresholds are set, glibc raises them to the size of the largest mapped block that
-    was freed, up to 32 MiB, and to twice that: one large message makes all later ones come from the
-    heaps, whose free ends stay. `trim` cannot return these ends of any heap but the first
-    (docs/decisions/0013-returning-memory.md).
+    glibc makes up to eight heaps a core for threads. `trim` returns the free end of the first heap
+    alone, so that the heap of a thread that received one large message keeps it. glibc also adapts
+    both thresholds to the largest block that was freed, so that the cost of a message depends on
+    earlier ones; with a low threshold the kernel maps and zeroes each large block again, which
+    costs several times as much as parsing the message (docs/decisions/0013-returning-memory.md).
 
     Args:
-        mmap_bytes: a larger block is a mapping, which is returned to the system when it is freed.
-        trim_bytes: a free end of a heap that is larger is returned to the system. heaps: the most
-        heaps that threads share; 0: eight a core.
+        heaps: the most heaps that threads share, at least 1.
     """
     if _mallopt is None:
         return
-    if heaps:
-        _mallopt(_M_ARENA_MAX, heaps)
-    _mallopt(_M_MMAP_THRESHOLD, mmap_bytes)
-    _mallopt(_M_TRIM_THRESHOLD, trim_bytes)
+    _mallopt(_M_ARENA_MAX, heaps)
+    _mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+    _mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
 
 
 def trim() -> None:

@@ -65,9 +65,7 @@ def run(
         configure(name, settings.log_level)
         traces.start(name, settings.instance, os.environ)
         _allow_connections()
-        memory.limit_heaps(
-            mmap_bytes=memory.SERVER_THRESHOLD_BYTES, trim_bytes=memory.SERVER_THRESHOLD_BYTES
-        )
+        memory.limit_heaps(heaps=1)
         memory.freeze()
         log.info("starting", extra=fields(settings.describe()))
         uvloop.run(_until_signalled(settings, running))

@@ -12,9 +12,10 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, Protocol
 
+from google.protobuf.message import Message
 from opentelemetry.trace import Span
 from prometheus_client import Counter, Histogram
 from shoal.errors import ShoalError
@@ -320,7 +321,9 @@ class Application:
                 exchange.cost.note_reply(reply)
                 if not payer.try_reserve(size):
                     await payer.reserve(size, is_accepted=True)
-                step, message = _serialised(with_truncation_header(step.convert(reply), reply))
+                step, message = await _maybe_in_thread(
+                    size if step.in_thread else 0, partial(_next_step, step, reply)
+                )
         return step
 
     async def _start_stream(
@@ -358,6 +361,11 @@ class Application:
 
 def _serialised(step: MeshCall | Stream | Answer) -> tuple[MeshCall | Stream | Answer, bytes]:
     return step, b"" if isinstance(step, Answer) else step.message.SerializeToString()
+
+
+def _next_step(call: MeshCall, reply: Message) -> tuple[MeshCall | Stream | Answer, bytes]:
+    """Return the step that follows from the mesh's reply. Raises HttpError."""
+    return _serialised(with_truncation_header(call.convert(reply), reply))
 
 
 def head_bytes(scope: Scope) -> int:
@@ -495,7 +503,13 @@ async def _send(send: Send, answer: Answer | _StreamedAnswer, common: Headers) -
         return answer.status
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     waiting = bytearray()
-    for piece in answer.body:
+    pieces = answer.body
+    while True:
+        piece = (
+            await asyncio.to_thread(next, pieces, None) if answer.in_thread else next(pieces, None)
+        )
+        if piece is None:
+            break
         waiting += piece
         if len(waiting) >= _SEND_BYTES:
             await send({"type": "http.response.body", "body": bytes(waiting), "more_body": True})

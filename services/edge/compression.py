@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final, Literal
 
 from services.edge.messages.base import Answer, HttpError, invalid
@@ -142,14 +143,14 @@ def compress(answer: Answer, encoding: str) -> Answer:
     headers = (*answer.headers, (b"vary", b"accept-encoding"))
     if len(begin) < MIN_BYTES or not _is_worth_it(begin[:SAMPLE_BYTES]):
         body = begin if isinstance(answer.body, bytes) else itertools.chain((begin,), rest)
-        return Answer(body, answer.status, answer.media_type, headers)
+        return replace(answer, body=body, headers=headers)
     headers = (*headers, (b"content-encoding", encoding.encode()))
     pieces = _compressed_pieces(
         itertools.chain((begin,), rest), _GZIP if encoding == "gzip" else _ZLIB
     )
     if isinstance(answer.body, bytes) and len(begin) <= SLICE_BYTES:
-        return Answer(b"".join(pieces), answer.status, answer.media_type, headers)
-    return Answer(pieces, answer.status, answer.media_type, headers)
+        return replace(answer, body=b"".join(pieces), headers=headers)
+    return replace(answer, body=pieces, headers=headers)
 
 
 def _take_sample(pieces: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("services.worker")
 
 _HEAPS = 2
-_MMAP_THRESHOLD_BYTES = 32 << 20
-_TRIM_THRESHOLD_BYTES = 64 << 20
 _COMPILED_PRODUCTS = "256"
 _SWITCH_INTERVAL_SECONDS = 0.0002
 """How long a thread may hold the interpreter lock while another waits; Python's default is 5 ms. An
@@ -82,9 +80,7 @@ def _limit_heaps() -> None:
     none. Huge pages, which torch requests because of this variable, reduce that to 1.00 s.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    memory.limit_heaps(
-        mmap_bytes=_MMAP_THRESHOLD_BYTES, trim_bytes=_TRIM_THRESHOLD_BYTES, heaps=_HEAPS
-    )
+    memory.limit_heaps(_HEAPS)
 
 
 def limit_compiled_products() -> None:

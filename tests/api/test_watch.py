@@ -17,6 +17,8 @@ from shoal.status import Mesh
 from tests.api.fake_router import FakeRouter, Refusal, serving
 from tests.support.waiting import wait_until
 
+LOOKS_SECONDS = 60.0
+"""A look takes milliseconds; a loaded machine makes it seconds."""
 Client = shoal.Client | shoal.AsyncClient
 Make = Callable[[str], Client]
 
@@ -28,14 +30,25 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 async def looks(client: Client, count: int) -> list[Mesh]:
-    """The first looks of one watch, which is then left."""
+    """The first looks of one watch, which is then left. Fails if they do not arrive."""
     if isinstance(client, shoal.Client):
-        return await asyncio.to_thread(lambda: list(islice(client.watch(0.2), count)))
+        watching = asyncio.create_task(
+            asyncio.to_thread(lambda: list(islice(client.watch(0.2), count)))
+        )
+        done, _ = await asyncio.wait([watching], timeout=LOOKS_SECONDS)
+        if not done:
+            client.close()  # which ends the watch, so that no thread is left
+            await asyncio.wait([watching])
+            pytest.fail(
+                f"no {count} looks in {LOOKS_SECONDS} s; the watch ended with {watching.exception()!r}"
+            )
+        return watching.result()
     found = []
-    async for mesh in client.watch(0.2):
-        found.append(mesh)
-        if len(found) == count:
-            break
+    async with asyncio.timeout(LOOKS_SECONDS):
+        async for mesh in client.watch(0.2):
+            found.append(mesh)
+            if len(found) == count:
+                break
     return found
 
 

@@ -4,17 +4,23 @@ tokenizers of each style.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from itertools import pairwise
-from typing import get_args
+from typing import Final, cast, get_args
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.errors import DeadlinePassed, InvalidInput
 from libs.models import EncodeWork
-from libs.models.text.processing.chunking.dividing import MAX_CHUNKS, divide
+from libs.models.text.processing.chunking import dividing
+from libs.models.text.processing.chunking.dividing import MAX_CHUNKS, check_contexts, divide
+from libs.models.text.tokenising import whole
 from libs.models.text.tokenising.text import LONG_CHARACTERS, TextProcessor
 from libs.models.work import Chunking, ChunkMethod, Span
 from tests.parity.tokenizers import Style, tokenizer_of
@@ -31,6 +37,13 @@ MARKDOWN = (
     "# One\r\n\r\nA first text. It is short.\r\n\r\n## Two\r\n\r\n- an item\r\n- another\r\n\r\n"
     "| a | b |\r\n| - | - |\r\n| 1 | 2 |\r\n"
 )
+LARGE = " ".join(texts(500, shortest=5, longest=25, seed=5))
+BLOCKS = [
+    one.replace("`", "").replace("~", "") for one in texts(300, shortest=5, longest=25, seed=6)
+]
+MAX_GROWTH_BYTES: Final = 64 << 20
+MAX_FACTOR: Final = 16
+"""Memory that a request may cost: MAX_GROWTH_BYTES and so many times its bytes."""
 TEXTS = (LONG, HARD, MARKDOWN, "   ", "a", "😀" * 50, "ﷺ" * 9, "x" * 3000, "e\u0301" * 100)
 
 
@@ -84,6 +97,108 @@ def test_chunks_cover_their_text_and_are_no_larger_than_asked_for(
 )
 def test_any_text_is_divided(own: str, most: int, method: ChunkMethod, style: Style) -> None:
     check(processor(style), own, Chunking(method, max_tokens=most))
+
+
+@pytest.mark.parametrize("style", ["bert", "qwen", "gemma", "xlm-roberta"])
+def test_text_that_is_tokenised_in_pieces_has_the_tokens_of_the_whole(
+    style: Style, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = processor(style)
+    for own in (
+        LARGE,
+        HARD * 100,
+        MARKDOWN * 100,
+        "!?.," * 5000,
+        "1234567890" * 2000,
+        "     a" * 4000,
+        "日本語の文です" * 2000,
+    ):
+        for prompt in ("", "query: "):
+            monkeypatch.setattr(whole, "PIECE", 1 << 30)
+            undivided = text.encode_whole(own, prompt)
+            monkeypatch.setattr(whole, "PIECE", 6000)
+            found = text.encode_whole(own, prompt)
+            for field in fields(found):
+                np.testing.assert_array_equal(
+                    getattr(found, field.name), getattr(undivided, field.name), field.name
+                )
+
+
+@pytest.mark.parametrize("style", ["bert", "qwen", "xlm-roberta"])
+def test_ordinary_texts_are_tokenised_in_pieces(
+    style: Style, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = processor(style)
+    monkeypatch.setattr(whole, "PIECE", 6000)
+    monkeypatch.setattr(text, "_encode_all", lambda own: pytest.fail("tokenised in one call"))
+    calls = 0
+
+    def go_on() -> None:
+        nonlocal calls
+        calls += 1
+
+    text.encode_whole(LARGE, check_cancelled=go_on)
+    assert calls > len(LARGE) // 6000
+
+
+@pytest.mark.parametrize("style", ["bert", "qwen", "gemma"])
+@pytest.mark.parametrize(("most", "overlap"), [(60, 0), (400, 0), (120, 40)])
+def test_text_that_is_divided_in_windows_has_the_chunks_of_the_whole(
+    style: Style, most: int, overlap: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = processor(style)
+    blocks = "".join(
+        f"# Title {number}\n\n{one}\n\n```\ncode {number}\n\n```\n\n"
+        for number, one in enumerate(BLOCKS)
+    )
+    for method, own in (("sentences", LARGE), ("sentences", HARD * 200), ("markdown", blocks)):
+        chunking = Chunking(cast(ChunkMethod, method), max_tokens=most, overlap=overlap)
+        monkeypatch.setattr(dividing, "WINDOW", 1 << 30)
+        undivided = divided(text, own, chunking)
+        monkeypatch.setattr(dividing, "WINDOW", 4096)
+        assert divided(text, own, chunking) == undivided, method
+
+
+_PROGRAM: Final = """
+import os, sys
+from libs import memory
+memory.limit_heaps(heaps=2)  # as in a worker
+from libs.models import EncodeWork
+from libs.models.text.processing.chunking.dividing import divide
+from libs.models.work import Chunking
+from tests.models.test_chunks import processor
+from tests.support.peak import Peak
+
+text, own = processor("bert"), "!?.," * (1 << 18)
+divide(text, EncodeWork(["A first text."], chunking=Chunking(max_tokens=500)), 0, 500, lambda: None)
+peak = Peak(os.getpid())
+divide(text, EncodeWork([own], chunking=Chunking(sys.argv[1], max_tokens=500)), 0, 500, lambda: None)
+print(peak.grown)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("method", ["sentences", "markdown"])
+def test_text_of_a_million_tokens_is_divided_within_a_bound_of_memory(method: str) -> None:
+    """Which took 730 MB, when it was tokenised in one call and divided as a whole."""
+    command = [sys.executable, "-c", _PROGRAM, method]
+    grown = int(
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    )
+    assert grown < MAX_FACTOR * (1 << 20) + MAX_GROWTH_BYTES
+
+
+def test_contexts_of_all_chunks_are_limited_exactly() -> None:
+    spans = [Span(place, place + 1) for place in range(1024)]
+    check_contexts(spans, "c" * 4096, 3)
+    with pytest.raises(
+        InvalidInput, match="1,025 chunks have 4,198,400 characters together; at most 4,194,304"
+    ) as caught:
+        check_contexts([*spans, Span(0, 1)], "c" * 4096, 3)
+    assert caught.value.field == "items[3].context"
+    with pytest.raises(InvalidInput) as caught:
+        check_contexts([*[Span(0, 1, "c" * 4096)] * 1024, Span(0, 1, "c")], "", 3)
+    assert caught.value.field == "items[3].spans"
 
 
 def test_sentences_stay_whole_and_chunks_hold_as_many_as_fit() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -323,3 +324,33 @@ def test_without_triton_nothing_is_captured(
     with pytest.raises(RuntimeError, match="Triton"):
         capture.capture(doubled, inputs())
     assert gpu.uses == {}
+
+
+def test_device_has_read_the_buffer_before_a_failed_warm_up_frees_it(
+    gpu: FakeCuda, capture: CudaCapture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffers: list[ref[Tensor]] = []
+    alive: list[bool] = []
+    monkeypatch.setattr(gpu.stream, "synchronize", lambda: alive.append(buffers[-1]() is not None))
+
+    def fail_second(buffer: Tensor) -> Tensor:
+        buffers.append(ref(buffer))
+        if len(buffers) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return doubled(buffer)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        capture.capture(fail_second, inputs())
+    assert alive == [True], "kernels of the first run may still be in progress"
+
+
+def test_dropped_graph_is_not_replayed_nor_are_its_inputs_written(
+    gpu: FakeCuda, capture: CudaCapture
+) -> None:
+    graph = capture.capture(doubled, inputs())
+    assert graph is not None
+    graph.drop()
+    written: list[Ids] = []
+    with pytest.raises(RuntimeError, match="the graph is dropped"):
+        graph.replay(written.append)
+    assert written == []

@@ -16,11 +16,12 @@ from libs.fleet import FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneKey, Priority
 from libs.queue.queue_position import QueuePosition
 from services.router.admission.control import (
-    PLANNED_TIME_SHARE,
     MAX_JOBS,
     MAX_UNKNOWN,
     MAX_UNKNOWN_OF_TENANT,
+    PLANNED_TIME_SHARE,
     Part,
+    deadline_message,
     job_id,
     job_target,
     may_be_late,
@@ -31,7 +32,6 @@ from services.router.admission.control import (
     refuse_unknown,
     request_digest,
     split,
-    deadline_message,
 )
 from services.router.admission.routing.routes import why_broken
 from services.router.admission.validation.requests import Sizes, check_extract

@@ -110,11 +110,24 @@ def test_long_text_costs_all_of_its_tokens_and_what_chunks_repeat() -> None:
     assert (spans.items, spans.chunks) == ([50_000], [50])
     assert check_encode(
         request(spanned(*[(0, 1000)] * 50, text="x" * 1000), method=SPANS, late=True), None
-    ).items == [1000 + 50_000 // 16]
+    ).items == [1000 + 50_000 // 4]
+    pooled = check_encode(
+        request(pb.Item(text="x" * 100_000), max_tokens=100, overlap=50, late=True), None
+    )
+    assert pooled.items == [125_000], "each state is pooled twice"
     late = request(spanned(*[(0, 1000)] * 50, text="x" * 1000), method=SPANS, late=True)
     late.representations.append(pb.REPRESENTATION_MULTI_VECTOR)
     assert check_encode(late, None).items == [50_000]
     assert control.price(Sizes([100_000]), known, pb.TRUNCATION_END)[0][0] < 700
+
+
+def test_context_of_too_many_chunks_is_refused() -> None:
+    check_encode(request(pb.Item(text="x" * 400_000, context="é" * 2000), max_tokens=100), None)
+    with pytest.raises(
+        InvalidInput, match="1,251 chunks, 5,004,000 bytes together; at most 4,194,304"
+    ) as caught:
+        check_encode(request(pb.Item(text="x" * 500_000, context="é" * 2000), max_tokens=100), None)
+    assert caught.value.field == "items[0].context"
 
 
 def test_vectors_of_estimated_chunks_count() -> None:

@@ -79,9 +79,19 @@ async def test_refused_text_is_named_by_its_index(redis_url: str) -> None:
         assert refusal.field.startswith("texts[")
 
 
-async def test_answer_whose_lists_differ_is_not_passed_on(redis_url: str) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pb.Tokenization(count=2, ids=[1, 2], starts=[0], ends=[1, 2]),
+        pb.Tokenization(count=1, ids=[1], starts=[0], ends=[1], special_before=1, special_after=1),
+        pb.Tokenization(count=1, ids=[1], starts=[0], ends=[1], kept_start=1, kept_end=0),
+    ],
+    ids=["a list is shorter", "more special tokens than tokens", "ends before it begins"],
+)
+async def test_answer_that_contradicts_itself_is_not_passed_on(
+    redis_url: str, wrong: pb.Tokenization
+) -> None:
     def broken(job: worker_pb2.Job) -> worker_pb2.JobResult:
-        wrong = pb.Tokenization(count=2, ids=[1, 2], starts=[0], ends=[1, 2])
         return worker_pb2.JobResult(tokenize=pb.TokenizeResponse(results=[wrong]))
 
     async with (

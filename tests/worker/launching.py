@@ -10,7 +10,7 @@ import torch
 from shoal.v1 import worker_pb2
 
 from libs.errors import ShoalError
-from libs.models import YieldPoint, Head, InputSequence, Output, never_yield
+from libs.models import Head, InputSequence, Output, YieldPoint, never_yield
 from services.worker.jobs.execution.oom_recovery import OomRecovery
 from services.worker.jobs.execution.runner import Runner
 from services.worker.jobs.held import HeldJob, Lease

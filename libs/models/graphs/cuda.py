@@ -74,6 +74,8 @@ class CudaGraph:
         self._answers: list[tuple[Tensor, torch.cuda.Event]] = []  # the one to write next is first
 
     def replay(self, fill: Fill) -> Tensor:
+        if self._graph is None:
+            raise RuntimeError("the graph is dropped")
         computing = torch.cuda.current_stream(self.buffer.device)
         self._copied.synchronize()  # the last copy has read the page-locked memory
         fill(self._inputs)
@@ -86,8 +88,6 @@ class CudaGraph:
             self.buffer.copy_(self._pinned, non_blocking=True)
             self._copied.record()
         computing.wait_event(self._copied)
-        if self._graph is None:
-            raise RuntimeError("the graph is dropped")
         self._graph.replay()
         self._ran.record(computing)
         return self._output
@@ -182,9 +182,11 @@ class CudaCapture:
         self._captures.wait_stream(computing)
         try:
             with torch.cuda.stream(self._captures):
-                for _ in range(_WARM_UPS):
-                    forward(buffer)
-                self._captures.synchronize()
+                try:
+                    for _ in range(_WARM_UPS):
+                        forward(buffer)
+                finally:  # kernels of a run that fails may still use the buffer, whose memory is free once this returns
+                    self._captures.synchronize()
                 with _private_workspaces():
                     graph, output = self._record(forward, buffer)
         except BaseException:

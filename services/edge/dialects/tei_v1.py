@@ -8,6 +8,7 @@ it. `truncate` defaults to false. Texts of a stream that agree on all other fiel
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,7 +21,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from services.edge.dialects.tei import VERSION
-from services.edge.dialects.tokens import tei_tokens
+from services.edge.dialects.tokens import check_results, tei_tokens
 from services.edge.messages.base import (
     Answer,
     MeshCall,
@@ -57,7 +58,11 @@ CODES: Final = {
     "DEADLINE_PASSED": "DEADLINE_EXCEEDED",
     "NO_SUCH_ROUTE": "UNIMPLEMENTED",
 }
-"""The gRPC status of a reason; INTERNAL for all others."""
+"""The gRPC status of a reason; INTERNAL for those that are not here."""
+TOKENIZED_BYTES: Final = 256 << 10
+"""Of texts that are tokenized together: a token of one byte takes 20 bytes of a router's answer,
+which has at most 16 MiB.
+"""
 Ask = Callable[[Sequence[Any], Received], MeshCall]
 """Returns the call for messages that agree. The pieces of its Answer's body are their serialised
 replies in order.
@@ -67,18 +72,15 @@ _TEXT: Final = single_field("items", "inputs")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One method.
-
-    Attributes:
-        request: The type of its messages.
-        ask: Returns one call for several messages.
-        agree: The fields that must be equal in messages of one call; empty if each message needs
-            its own.
-    """
+    """One kind of call. `request`: the type of its messages. `ask`: asks for several at once.
+    `agree`: the fields that must be equal in messages that are asked for together; none: each is
+    asked for alone. `together_bytes`: of messages that are asked for together, unless one alone has
+    more."""
 
     request: type[Message]
     ask: Ask
     agree: tuple[str, ...] = ()
+    together_bytes: int = sys.maxsize
 
     def key(self, message: Any) -> tuple[object, ...]:
         """Return a key that is equal for messages that can share a call."""
@@ -111,9 +113,12 @@ def embed(requests: Sequence[Any], received: Received) -> MeshCall:
 
     def convert(reply: pb.EncodeResponse) -> Answer:
         rows = np.ascontiguousarray(dense_rows(reply.dense), np.float32)
-        told = zip(rows, _shares(requests, reply), strict=True)
+        encoded = zip(rows, _shares(requests, reply), strict=True)
         return _replies(
-            [tei_pb2.EmbedResponse(embeddings=row.tolist(), metadata=share) for row, share in told]
+            [
+                tei_pb2.EmbedResponse(embeddings=row.tolist(), metadata=share)
+                for row, share in encoded
+            ]
         )
 
     return MeshCall(ENCODE, message, convert, fields=_TEXT)
@@ -272,17 +277,14 @@ def tokenize(requests: Sequence[Any], received: Received) -> MeshCall:
     )
 
     def convert(reply: pb.TokenizeResponse) -> Answer:
-        found = zip(requests, reply.results, strict=True)
-        return _replies(
-            [
-                tei_pb2.EncodeResponse(
-                    tokens=[
-                        tei_pb2.SimpleToken(**one) for one in tei_tokens(request.inputs, result)
-                    ]
-                )
-                for request, result in found
-            ]
-        )
+        check_results(message.texts, reply)
+        answers = []
+        for text, found in zip(message.texts, reply.results, strict=True):
+            encoded = tei_pb2.EncodeResponse()
+            for token in tei_tokens(text, found):
+                encoded.tokens.add(**token)
+            answers.append(encoded.SerializeToString())
+        return Answer(iter(answers), media_type=GRPC)
 
     return MeshCall(TOKENIZE, message, convert, fields={"texts[]": "inputs", "texts": "inputs"})
 
@@ -409,7 +411,9 @@ _PREDICT: Final = Batch(
     tei_pb2.PredictRequest, predict, ("truncate", "truncation_direction", "raw_scores")
 )
 _PAIR: Final = Batch(tei_pb2.PredictPairRequest, predict_pair)
-_TOKENS: Final = Batch(tei_pb2.EncodeRequest, tokenize, ("add_special_tokens", "prompt_name"))
+_TOKENS: Final = Batch(
+    tei_pb2.EncodeRequest, tokenize, ("add_special_tokens", "prompt_name"), TOKENIZED_BYTES
+)
 _IDS: Final = Batch(tei_pb2.DecodeRequest, decode, ("skip_special_tokens",))
 SERVICES: Final[dict[str, dict[str, Batch]]] = {
     "tei.v1.Info": {"Info": Batch(tei_pb2.InfoRequest, info)},

@@ -6,7 +6,7 @@ TEI and vLLM share the path `/tokenize`: a request of vLLM has `prompt` or `mess
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -29,12 +29,10 @@ from services.edge.messages.base import (
     json_of,
 )
 from services.edge.messages.limits import IDS, ITEMS, check_items
-from services.edge.messages.numbers import join_rows, rows_per_piece
+from services.edge.messages.pieces import body_of, list_of
 from services.edge.messages.reading import named_or_default, read
 
 _ID_MOST: Final = (1 << 32) - 1
-_TOKEN_NUMBERS: Final = 8
-"""The number of JSON numbers that take as long to write as one token of TEI's answer."""
 
 
 class TokenizeIn(msgspec.Struct, kw_only=True):
@@ -181,14 +179,23 @@ def cohere_tokenize(received: Received) -> MeshCall:
     named = named_or_default(received, request.model, "embed")
     message = pb.TokenizeRequest(model=named.model, texts=[request.text], add_special_tokens=False)
 
-    def convert(reply: pb.TokenizeResponse) -> Answer:
+    def parts(reply: pb.TokenizeResponse) -> Iterator[bytes]:
         found = reply.results[0]
-        texts = [
+        yield b'{"tokens":'
+        yield from list_of(found.ids)
+        yield b',"token_strings":'
+        yield from list_of(
             request.text[start:end] for start, end in zip(found.starts, found.ends, strict=True)
-        ]
-        return Answer(json_of({"tokens": list(found.ids), "token_strings": texts, "meta": _META}))
+        )
+        yield b',"meta":' + json_of(_META) + b"}"
 
-    return MeshCall(TOKENIZE, message, convert, fields=_text_fields("text", is_batch=False))
+    def convert(reply: pb.TokenizeResponse) -> Answer:
+        check_results([request.text], reply)
+        return Answer(body_of(parts(reply), len(reply.results[0].ids)), in_thread=True)
+
+    return MeshCall(
+        TOKENIZE, message, convert, fields=_text_fields("text", is_batch=False), in_thread=True
+    )
 
 
 def cohere_detokenize(received: Received) -> MeshCall:
@@ -203,31 +210,46 @@ def cohere_detokenize(received: Received) -> MeshCall:
     return MeshCall(DETOKENIZE, message, convert, fields=_sequence_fields("tokens", is_batch=False))
 
 
-def tei_tokens(text: str, found: pb.Tokenization) -> list[dict[str, Any]]:
-    """Return the tokens of a text in TEI's form. A token's text is its part of the input; a special
-    token's is its name.
+def tei_tokens(text: str, found: pb.Tokenization) -> Iterator[dict[str, Any]]:
+    """The tokens of a text in TEI's form: a token's text is its part of the text, a special token's
+    its name.
     """
     places = _byte_places(text)
     after = len(found.ids) - found.special_after
-    tokens: list[dict[str, Any]] = []
     for place, (token, start, end) in enumerate(
         zip(found.ids, found.starts, found.ends, strict=True)
     ):
         if found.special_before <= place < after:
             first, last = (start, end) if places is None else (int(places[start]), int(places[end]))
-            tokens.append(
-                {
-                    "id": token,
-                    "text": text[start:end],
-                    "special": False,
-                    "start": first,
-                    "stop": last,
-                }
-            )
+            yield {
+                "id": token,
+                "text": text[start:end],
+                "special": False,
+                "start": first,
+                "stop": last,
+            }
         else:
             name = found.tokens[place] if found.tokens else ""
-            tokens.append({"id": token, "text": name, "special": True, "start": None, "stop": None})
-    return tokens
+            yield {"id": token, "text": name, "special": True, "start": None, "stop": None}
+
+
+def check_results(texts: Sequence[str], reply: pb.TokenizeResponse) -> None:
+    """Raises HttpError unless each text has a result whose tokens lie within it. Answers are
+    written after their status was sent.
+    """
+    if len(reply.results) != len(texts):
+        raise HttpError(
+            "INTERNAL",
+            f"the mesh answered {len(texts)} texts with the tokens of {len(reply.results)}",
+        )
+    for text, found in zip(texts, reply.results, strict=True):
+        if {len(found.starts), len(found.ends)} != {len(found.ids)} or max(
+            found.ends, default=0
+        ) > len(text):
+            raise HttpError(
+                "INTERNAL",
+                "the mesh answered a text with tokens that have no places, or places beyond the text",
+            )
 
 
 def _tei_tokenize(received: Received) -> MeshCall:
@@ -246,25 +268,23 @@ def _tei_tokenize(received: Received) -> MeshCall:
         return_tokens=special,  # names of special tokens
     )
 
+    def parts(reply: pb.TokenizeResponse) -> Iterator[bytes]:
+        begin = b"["
+        for text, found in zip(texts, reply.results, strict=True):
+            yield begin
+            yield from list_of(tei_tokens(text, found))
+            begin = b","
+        yield b"]"
+
     def convert(reply: pb.TokenizeResponse) -> Answer:
-        if len(reply.results) != len(texts):
-            raise HttpError(
-                "INTERNAL",
-                f"the mesh answered {len(texts)} texts with the tokens of {len(reply.results)}",
-            )
+        check_results(texts, reply)
+        body = body_of(parts(reply), sum(len(one.ids) for one in reply.results))
+        return Answer(
+            body, headers=timing_headers(reply.timings, reply.usage, message), in_thread=True
+        )
 
-        def piece(first: int, last: int) -> bytes:
-            return json_of(
-                [tei_tokens(texts[index], reply.results[index]) for index in range(first, last)]
-            )[1:-1]
-
-        longest = max((len(one.ids) for one in reply.results), default=1)
-        body = join_rows(len(texts), rows_per_piece(longest * _TOKEN_NUMBERS), b"[", piece, b"]")
-        return Answer(body, headers=timing_headers(reply.timings, reply.usage, message))
-
-    return MeshCall(
-        TOKENIZE, message, convert, fields=_text_fields("inputs", is_batch=is_batch), dialect=TEI
-    )
+    fields = _text_fields("inputs", is_batch=is_batch)
+    return MeshCall(TOKENIZE, message, convert, fields=fields, dialect=TEI, in_thread=True)
 
 
 def _vllm_tokenize(received: Received) -> MeshCall:
@@ -287,22 +307,23 @@ def _vllm_tokenize(received: Received) -> MeshCall:
         return_tokens=bool(request.return_token_strs),
     )
 
-    def convert(reply: pb.TokenizeResponse) -> Answer:
+    def parts(reply: pb.TokenizeResponse) -> Iterator[bytes]:
         found = reply.results[0]
-        content = {
-            "count": found.count,
-            "max_model_len": reply.max_tokens,
-            "tokens": np.array(found.ids, np.uint32),
-            "token_strs": list(found.tokens) if request.return_token_strs else None,
-        }
-        return Answer(json_of(content))
+        yield (
+            json_of({"count": found.count, "max_model_len": reply.max_tokens})[:-1] + b',"tokens":'
+        )
+        yield from list_of(found.ids)
+        yield b',"token_strs":'
+        yield from list_of(found.tokens) if request.return_token_strs else (b"null",)
+        yield b"}"
 
+    def convert(reply: pb.TokenizeResponse) -> Answer:
+        check_results(message.texts, reply)
+        return Answer(body_of(parts(reply), len(reply.results[0].ids)), in_thread=True)
+
+    fields = _text_fields("prompt", is_batch=False)
     return MeshCall(
-        TOKENIZE,
-        message,
-        convert,
-        fields=_text_fields("prompt", is_batch=False),
-        dialect=openai.OPENAI,
+        TOKENIZE, message, convert, fields=fields, dialect=openai.OPENAI, in_thread=True
     )
 
 

@@ -182,14 +182,20 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response. A large `body` is an iterator of pieces, each made on demand in about one
-    millisecond.
+    """A response.
+
+    Attributes:
+        body: The bytes or, for large ones, an iterator of pieces, each made on demand in about one
+            millisecond.
+        in_thread: Make the pieces in a thread, because all of them together would occupy the event
+            loop for long.
     """
 
     body: bytes | Iterator[bytes]
     status: int = 200
     media_type: bytes = JSON
     headers: Headers = ()
+    in_thread: bool = False
 
 
 def with_truncation_header(step: Answer | MeshCall, reply: Message) -> Answer | MeshCall:
@@ -215,7 +221,8 @@ class MeshCall:
     Attributes:
         convert: Converts the reply to a response, or to the next call.
         fields: The caller's names of Shoal's fields.
-        otherwise: Returns the call to make after a failure, or None.
+        fallback: Returns the call to make after a failure, or None.
+        in_thread: Convert a large reply in a thread.
     """
 
     method: Method[Any, Any]
@@ -225,6 +232,7 @@ class MeshCall:
     fallback: Callable[[HttpError], MeshCall | None] = lambda problem: None
     dialect: Dialect | None = None
     """The dialect of errors if only the body determines it; otherwise the route's."""
+    in_thread: bool = False
 
     def renamed(self, text: str) -> str:
         """Return a field's path, or a message with such paths, in the caller's names."""

@@ -36,7 +36,7 @@ from libs.telemetry.logs import REQUEST_ID, fields
 from services.edge.asgi import State
 from services.edge.credentials import Trust, metadata_of, request_id_of, seconds_of, trace_of
 from services.edge.dialects.tei_v1 import CODES, SERVICES, Batch
-from services.edge.intake.reading import Intake, Payer
+from services.edge.intake.reading import UNIDENTIFIED_BODY_BYTES, Intake, Payer
 from services.edge.messages.base import HttpError, MeshCall, Received
 from services.edge.messages.names import Names
 from services.edge.routers import Routers
@@ -209,7 +209,7 @@ class TeiServer:
                         held.append((_parsed(batch, body), len(body)))
                 if not held:
                     break
-                together = _together(batch, [message for message, _ in held])
+                together = _together(batch, held)
                 for reply in await self._ask(
                     call, batch, [message for message, _ in held[:together]]
                 ):
@@ -243,12 +243,16 @@ class TeiServer:
             seconds = call.seconds_left(self._default_seconds, self._longest_seconds)
             try:
                 body = step.message.SerializeToString()
-                reply = await self._routers.ask(
+                reply, size = await self._routers.ask_sized(
                     step.method, body, seconds=seconds, metadata=call.metadata
                 )
             except ShoalError as error:
                 raise HttpError.from_error(error, step) from None
-            step = step.convert(reply)
+            step = (
+                await asyncio.to_thread(step.convert, reply)
+                if size > UNIDENTIFIED_BODY_BYTES
+                else step.convert(reply)
+            )
         return list(step.body)
 
     async def _answered(self, call: _Call, work: Callable[[], Awaitable[T]]) -> T:
@@ -373,14 +377,18 @@ def _parsed(batch: Batch, body: bytes) -> Message:
     return parse(batch.request, body)
 
 
-def _together(batch: Batch, held: Sequence[Message]) -> int:
-    """Return how many of the first messages can share a call; at least one."""
+def _together(batch: Batch, held: Sequence[tuple[Message, int]]) -> int:
+    """How many of the first messages, each with its bytes, may be asked for at once; at least
+    one.
+    """
     if not batch.agree:
         return 1
-    first = batch.key(held[0])
-    return next(
-        (index for index, message in enumerate(held) if batch.key(message) != first), len(held)
-    )
+    first, size = batch.key(held[0][0]), 0
+    for index, (message, message_bytes) in enumerate(held):
+        size += message_bytes
+        if index and (size > batch.together_bytes or batch.key(message) != first):
+            return index
+    return len(held)
 
 
 def _problem(call: _Call, error: BaseException) -> HttpError:

@@ -241,7 +241,12 @@ def _check_chunks(answer: pb.EncodeResponse) -> None:
 
 
 def _whole_tokenize(answer: pb.TokenizeResponse) -> pb.TokenizeResponse:
-    """Validate that each token has an id, a start, an end and, if any token has one, a name."""
+    """Validates what clients rely on: each token has an id, a start, an end and, if any has, a
+    name; special tokens are among them.
+
+    Takes the same time for each text: an answer may have a million tokens, and this is the router's
+    event loop.
+    """
     for text in answer.results:
         tokens = len(text.ids)
         if (
@@ -251,6 +256,10 @@ def _whole_tokenize(answer: pb.TokenizeResponse) -> pb.TokenizeResponse:
         ):
             raise InternalError(
                 "a worker's answer has a text with tokens without ids, positions or names"
+            )
+        if text.special_before + text.special_after > tokens or text.kept_start > text.kept_end:
+            raise InternalError(
+                "a worker's answer has a text with more special tokens than tokens, or whose kept part ends first"
             )
     return answer
 

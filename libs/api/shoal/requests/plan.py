@@ -125,8 +125,11 @@ class Plan(ABC, Generic[Q, R, T]):
     def merge(self, results: Sequence[T]) -> T:
         """One result from those of all requests, in order; there may be none."""
 
-    @abstractmethod
     def insert_skipped(self, result: T, kept: Sequence[int], skipped: Sequence[Skipped]) -> T:
         """The result for all items, from that for the items at `kept`: the `skipped` ones get empty
         rows.
+
+        The default is for plans whose `invalid` is None: none of their items is skipped, so their
+        result is whole.
         """
+        return result

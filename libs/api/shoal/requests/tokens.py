@@ -10,7 +10,6 @@ from shoal.requests import codec
 from shoal.requests.arguments import PRIORITIES, TRUNCATIONS, Options, enum_value, message
 from shoal.requests.merging import merge_detokenize, merge_tokenize
 from shoal.requests.plan import Plan, SingleReply
-from shoal.results import Skipped
 from shoal.tokens import DetokenizeResult, TokenIds, TokenizeResult
 from shoal.transport.methods import DETOKENIZE, TOKENIZE
 from shoal.v1 import inference_pb2 as pb
@@ -79,11 +78,6 @@ class TokenizePlan(Plan[pb.TokenizeRequest, pb.TokenizeResponse, TokenizeResult]
     def merge(self, results: Sequence[TokenizeResult]) -> TokenizeResult:
         return merge_tokenize(results)
 
-    def insert_skipped(
-        self, result: TokenizeResult, kept: Sequence[int], skipped: Sequence[Skipped]
-    ) -> TokenizeResult:
-        raise NotImplementedError("no text is skipped")
-
 
 class DetokenizePlan(Plan[pb.DetokenizeRequest, pb.DetokenizeResponse, DetokenizeResult]):
     """Raises InvalidInput for arguments that no request can hold."""
@@ -126,8 +120,3 @@ class DetokenizePlan(Plan[pb.DetokenizeRequest, pb.DetokenizeResponse, Detokeniz
 
     def merge(self, results: Sequence[DetokenizeResult]) -> DetokenizeResult:
         return merge_detokenize(results)
-
-    def insert_skipped(
-        self, result: DetokenizeResult, kept: Sequence[int], skipped: Sequence[Skipped]
-    ) -> DetokenizeResult:
-        raise NotImplementedError("no sequence is skipped")

@@ -33,7 +33,7 @@ async def tokenize(
     and how many of them `encode` would keep; with `truncation` "end" or "start" only those that it
     keeps, and "none" refuses a text that is too long. `count_only`: counts alone. `return_tokens`:
     the tokens as the vocabulary writes them, too. A single text is a list of one; each has at most
-    512 KiB. Prompts are not added. Raises ShoalError.
+    96 KiB. Prompts are not added. Raises ShoalError.
     """
     options = Options(model, truncation, "", pool, priority, "raise")
     plan = TokenizePlan(

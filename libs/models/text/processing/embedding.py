@@ -30,7 +30,7 @@ from libs.models.text.checks import (
     unsupported,
 )
 from libs.models.text.processing import answers
-from libs.models.text.processing.chunking.dividing import DEFAULT_TOKENS, divide
+from libs.models.text.processing.chunking.dividing import DEFAULT_TOKENS, check_contexts, divide
 from libs.models.text.processing.chunking.span_pooling import SPANS_HEAD, SpanPooling, Window
 from libs.models.text.processing.pooling import MAX_VECTORS
 from libs.models.text.processing.static import StaticLookup
@@ -198,6 +198,7 @@ class EmbeddingProcessor:
             spans = divide(
                 self._text, work, index, self._room(work, index, room, context), check_cancelled
             )
+            check_contexts(spans, context, index)
             divided.append(spans)
             pieces += [f"{context}{span.context}{text[span.start : span.end]}" for span in spans]
             paths += [item_path(index)] * len(spans)
@@ -269,7 +270,7 @@ class EmbeddingProcessor:
             chunks = divide(self._text, work, index, DEFAULT_TOKENS, check_cancelled)
             check_cancelled()
             found, counts = spans.windows(
-                self._text.encode_whole(text, prompt),
+                self._text.encode_whole(text, prompt, check_cancelled),
                 chunks,
                 self.longest(work.role),
                 pools_prompt=self._card.pool_prompt or not prompt,

@@ -37,12 +37,12 @@ _CHARACTERS_PER_TOKEN: Final = 16
 Hardly any text needs more.
 """
 
-_MARGIN: Final = 256
-"""Characters at a cut. Their tokens do not count, nor do `_NEAR` tokens. Added tokens are shorter
+MARGIN: Final = 256
+"""Characters at a cut whose tokens do not count, nor do `NEAR` tokens. Added tokens are shorter
 (`_Reach`).
 """
 
-_NEAR: Final = 64
+NEAR: Final = 64
 _MAX_MARKS: Final = 1024
 _MARK: Final = "▁"
 """The metaspace, which represents a space in SentencePiece's tokens."""
@@ -148,7 +148,7 @@ class _Reach:
                 one["type"] in _PRE_TOKENIZERS and (one["type"] != "Split" or _splits_nearby(one))
                 for one in splitters
             )
-            and max(map(len, added), default=0) < _NEAR
+            and max(map(len, added), default=0) < NEAR
         )
         splits = any(map(_splits_at_borders, splitters))
         marks = (
@@ -179,6 +179,25 @@ class Cutter:
     @cached_property
     def _reach(self) -> _Reach:
         return _Reach.from_tokenizer(self._tokenizer)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a text's beginning determines its first tokens."""
+        return self._reach.forward
+
+    def encode(self, text: str) -> Encoding:
+        """All tokens of a text, with special tokens and offsets."""
+        return self._encode(text, frame=True)
+
+    def settled(self, encoding: Encoding, text: str) -> int:
+        """How many of the first tokens stay the same if text follows; the token after them begins a
+        word.
+        """
+        return self._first(encoding, text, len(text))
+
+    def borders(self, encoding: Encoding) -> NDArray[np.int64]:
+        """The rows of tokens that begin a word."""
+        return self._borders(encoding, _own(encoding))
 
     @staticmethod
     def ordinary(most: int) -> int:
@@ -312,9 +331,9 @@ class Cutter:
         rows = _own(encoding)
         starts, ends = _offsets(encoding)
         there = int(np.count_nonzero(starts[rows] < seam))
-        if there <= _NEAR:
+        if there <= NEAR:
             return 0
-        near = _settled(text, max(0, min(seam - _MARGIN, int(starts[rows[there - _NEAR]]))))
+        near = _settled(text, max(0, min(seam - MARGIN, int(starts[rows[there - NEAR]]))))
         beyond = rows[ends[rows] > near]
         borders = self._borders(encoding, rows)
         return int(borders[borders <= beyond[0]][-1]) if len(beyond) else 0
@@ -326,7 +345,7 @@ class Cutter:
         rows = _own(encoding)
         starts, _ = _offsets(encoding)
         borders = self._borders(encoding, rows)
-        beyond = borders[starts[borders] >= seam + _MARGIN]
+        beyond = borders[starts[borders] >= seam + MARGIN]
         return int(rows[-1]) + 1 - int(beyond[0]) if len(beyond) else 0
 
     def _borders(self, encoding: Encoding, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -395,7 +414,7 @@ def _pattern(part: dict[str, object]) -> tuple[str, str]:
 
 def _replaces_nearby(part: dict[str, object]) -> bool:
     string, pattern = _pattern(part)
-    return 0 < len(string) < _NEAR or bool(_SPACES.fullmatch(pattern))
+    return 0 < len(string) < NEAR or bool(_SPACES.fullmatch(pattern))
 
 
 def _splits_nearby(part: dict[str, object]) -> bool:
@@ -404,7 +423,7 @@ def _splits_nearby(part: dict[str, object]) -> bool:
     string, pattern = _pattern(part)
     if part.get("invert"):
         return False
-    if _SPACES.fullmatch(pattern) or 0 < len(string) < _NEAR:
+    if _SPACES.fullmatch(pattern) or 0 < len(string) < NEAR:
         return True
     looks = _LOOKS.search(_CLASS.sub("", pattern.replace(r"(?!\S)", "")))
     return bool(pattern) and looks is None and part.get("behavior") != "Removed"

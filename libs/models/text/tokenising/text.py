@@ -22,6 +22,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 from libs.catalog.checkpoint.files import read_config
 from libs.errors import InputTooLong, InvalidInput
 from libs.models.text.tokenising.cutting import Cutter, Part
+from libs.models.text.tokenising.whole import rows_of
 from libs.models.work import CancelCheck, InputSequence, Truncation, never_cancelled
 
 Where = Callable[[int], str]
@@ -232,44 +233,40 @@ class TextProcessor:
         ):
             yield _int32(part.encoding.ids), part.is_whole
 
-    def encode_whole(self, text: str, prompt: str = "") -> WholeText:
-        """All tokens of a text, which is not truncated. Blocking, in one call that cannot yield,
-        without the interpreter's lock.
+    def encode_whole(
+        self, text: str, prompt: str = "", check_cancelled: CancelCheck = never_cancelled
+    ) -> WholeText:
+        """All tokens of a text, which is not truncated. Blocking, without the interpreter's lock
+        while the library tokenises.
 
-        The library takes about 700 bytes per token during the call, so a process reads one long
-        text at a time.
+        A long text is tokenised in pieces, between which `check_cancelled` is called, where the tokenizer is
+        local (`whole.py`).
         """
-        with _LONG_TEXT if len(text) > LONG_CHARACTERS else nullcontext():
-            return self._whole(text, prompt)
-
-    def _whole(self, text: str, prompt: str) -> WholeText:
-        encoding: Encoding = self.tokenizer.encode_batch([prompt + text])[0]
-        offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) - len(prompt)
-        mask = np.array(encoding.special_tokens_mask, dtype=np.bool_)
-        before, after = run_of_ones(mask), run_of_ones(mask[::-1])
-        end = max(len(mask) - after, before)
+        rows = rows_of(self._cutter, prompt + text, check_cancelled, self._encode_all)
+        before, end = rows.first, rows.end
         if prompt:
-            before += int(np.count_nonzero(offsets[before:end, 1] <= 0))
-        starts, ends = np.maximum(offsets[before:end, 0], 0), offsets[before:end, 1]
-        words = np.array(
-            [-1 if word is None else word for word in encoding.word_ids[before:end]], dtype=np.int64
-        )
-        types = _int32(encoding.type_ids) if self._segments_of_one else None
-        has_words = len(words) > 0 and words.min() != words.max()
-        begins = (
-            np.diff(words, prepend=-2) != 0 if has_words else np.ones(len(words), dtype=np.bool_)
-        )
+            before += int(np.count_nonzero(rows.ends[before:end] <= len(prompt)))
+        starts = np.maximum(rows.starts[before:end].astype(np.int64) - len(prompt), 0)
+        ends = rows.ends[before:end].astype(np.int64) - len(prompt)
+        types = rows.types.astype(np.int32) if self._segments_of_one else None
+        begins = rows.word_starts[before:end].copy()
+        begins[:1] = True
+        if not begins[1:].any():  # there are no words
+            begins[:] = True
         begins &= np.diff(ends, prepend=0) > 0
         begins[1:] &= starts[1:] >= ends[:-1]
-        return WholeText(
-            _int32(encoding.ids),
-            types,
-            before,
-            end,
-            _without_space(text, starts, ends),
-            ends,
-            begins,
-        )
+        _int32([int(rows.ids.max(initial=0))])  # raises for an id that no model has
+        ids = rows.ids.astype(np.int32)
+        del rows  # of a million tokens 17 MB
+        _skip_space(text, starts, ends)
+        return WholeText(ids, types, before, end, starts, ends, begins)
+
+    def _encode_all(self, text: str) -> Encoding:
+        """In one call that cannot yield. The library takes some 600 bytes a token, so long texts
+        are read one at a time.
+        """
+        with _LONG_TEXT if len(text) > LONG_CHARACTERS else nullcontext():
+            return self._cutter.encode(text)
 
     def count_tokens(
         self, text: str, most: int, check_cancelled: CancelCheck = never_cancelled
@@ -413,19 +410,15 @@ def special_token(directory: Path, role: str) -> str:
     return ""
 
 
-def _without_space(
-    text: str, starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return the starts, each moved past the white space that its token begins with, unless the
-    token is only white space.
+def _skip_space(text: str, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+    """Move each start past the white space that its token begins with, unless the token is nothing
+    else.
     """
-    moved = starts.copy()
-    for index in np.flatnonzero(ends > starts):
+    for index in range(len(starts)):
         start, end = int(starts[index]), int(ends[index])
-        if text[start].isspace():
+        if end > start and text[start].isspace():
             own = text[start:end]
-            moved[index] = start + (len(own) - len(own.lstrip()) if not own.isspace() else 0)
-    return moved
+            starts[index] = start + (len(own) - len(own.lstrip()) if not own.isspace() else 0)
 
 
 def _int32(values: list[int]) -> NDArray[np.int32]:

@@ -24,9 +24,9 @@ BYTES_PER_TOKEN: Final = 4
 """Bytes of a token; most languages are close to this."""
 
 
-POOLED_DIVISOR: Final = 16
-"""Pooling a token's state again, for late chunks that overlap, costs at most this fraction (1/16)
-of reading it.
+POOLING_DIVISOR: Final = 4
+"""Pooling a token's state again, for late chunks that overlap, is charged at this fraction (1/4) of
+reading it.
 """
 
 
@@ -108,8 +108,20 @@ def _item(
         most = chunking.max_tokens or DEFAULT_TOKENS
         chunks = size // (BYTES_PER_TOKEN * (most - chunking.overlap)) + 1
         _check_count(chunks, limits.CHUNKS, f"{path}.text")
-        repeated = 0 if is_pooled else size * chunking.overlap // (most - chunking.overlap)
-        return ChunkedItem(size + repeated + chunks * _utf8(item.context), chunks)
+        contexts = chunks * _utf8(item.context)
+        if contexts > limits.CHUNK_CONTEXTS.most:
+            message = (
+                f"{path}.context would be read with about {chunks:,} chunks, {contexts:,} bytes together; at most "
+                f"{limits.CHUNK_CONTEXTS.most:,} are allowed: shorten it, or ask for larger chunks"
+            )
+            raise InvalidInput(message, field=f"{path}.context")
+        repeated = (
+            size
+            * chunking.overlap
+            // (most - chunking.overlap)
+            // (POOLING_DIVISOR if is_pooled else 1)
+        )
+        return ChunkedItem(size + repeated + contexts, chunks)
     if not item.spans:
         raise InvalidInput(
             f"{path}.spans are required for chunking.method SPANS", field=f"{path}.spans"
@@ -119,7 +131,7 @@ def _item(
         item.spans
     ) * _utf8(item.context)
     limits.SPANNED.check(read, f"{path}.spans")
-    return ChunkedItem(size + read // POOLED_DIVISOR if is_pooled else read, len(item.spans))
+    return ChunkedItem(size + read // POOLING_DIVISOR if is_pooled else read, len(item.spans))
 
 
 def _spanned(

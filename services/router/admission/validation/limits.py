@@ -158,13 +158,13 @@ ITEMS: Final = Limit(
     10_000,
     ENTRIES,
 )
-TOKENIZED_TEXT: Final = Limit(
-    "a text to be tokenized", ("TokenizeRequest.texts",), 512 * KIB, BYTES
+TOKENIZED_TEXT: Final = Limit("a text to be tokenized", ("TokenizeRequest.texts",), 96 * KIB, BYTES)
+"""It is tokenized as a whole, which takes about 600 bytes of memory a token: 59 MB for 96 KiB of
+punctuation, where each byte is a token. 512 KiB took 300 MB, far more than 16 times its bytes and
+64 MB, which is what any request may take."""
+IDS: Final = Limit(
+    "ids of all sequences to be turned into texts", ("TokenIds.ids",), 131_072, ENTRIES
 )
-"""A text is tokenized as a whole, which takes about 600 bytes of memory a token: 300 MB for half a
-MiB of punctuation, where each byte is a token, and 80 MB for English.
-"""
-IDS: Final = Limit("ids of all sequences to be detokenized", ("TokenIds.ids",), 131_072, ENTRIES)
 TEXT: Final = Limit(
     "an item's text, of all its parts together", ("Item.text", "Part.text"), 4 * MIB, BYTES
 )
@@ -296,8 +296,17 @@ REQUEST_CHUNKS: Final = Limit(
     "chunks of a request, by their estimated number", ("Chunking", "Item.spans"), 65_536, ENTRIES
 )
 SPANNED: Final = Limit("the texts and contexts of an item's spans", ("Item.spans",), 4 * MIB, BYTES)
-"""The limit of an item's text: spans may overlap, and each is read."""
-CONTEXT: Final = Limit("text before chunks", ("Item.context", "Span.context"), 4096, CHARACTERS)
+"""As many as an item's text may have: spans may overlap, and each is read."""
+CONTEXT: Final = Limit(
+    "what is put before chunks", ("Item.context", "Span.context"), 4096, CHARACTERS
+)
+CHUNK_CONTEXTS: Final = Limit(
+    "the contexts of all chunks of an item, by the estimated number of chunks (by workers their characters)",
+    ("Item.context",),
+    4 * MIB,
+    BYTES,
+)
+"""Each chunk is read with a copy."""
 CHUNK_TOKENS: Final = Limit("tokens of a chunk", ("Chunking.max_tokens",), 32_768, "tokens")
 CHUNK_OVERLAP: Final = Limit(
     "tokens that chunks repeat of the one before", ("Chunking.overlap",), 16_384, "tokens"
@@ -436,6 +445,7 @@ ALL: Final = (
     REQUEST_CHUNKS,
     SPANNED,
     CONTEXT,
+    CHUNK_CONTEXTS,
     CHUNK_TOKENS,
     CHUNK_OVERLAP,
     HYPOTHESIS,

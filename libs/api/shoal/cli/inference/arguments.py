@@ -43,6 +43,16 @@ DrawInto = Annotated[
         rich_help_panel=FILES,
     ),
 ]
+TextFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--input",
+        "-i",
+        help=".txt (a text a line), .jsonl, .csv, .tsv or .parquet; - for lines of stdin.",
+        show_default=False,
+        rich_help_panel=FILES,
+    ),
+]
 Labels = Annotated[
     list[str] | None,
     typer.Option("--label", "-l", help="Label to look for; repeat for more.", show_default=False),
@@ -56,16 +66,7 @@ Threshold = Annotated[
 class LineFiles:
     """Sources of texts, and destinations of results as lines of JSON."""
 
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            "--input",
-            "-i",
-            help=".txt (a text a line), .jsonl, .csv, .tsv or .parquet; - for lines of stdin.",
-            show_default=False,
-            rich_help_panel=FILES,
-        ),
-    ] = None
+    source: TextFile = None
     field: Annotated[
         str | None,
         typer.Option(

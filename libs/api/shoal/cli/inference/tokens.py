@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from shoal.cli.console import bar, counted, emit, preview, show, table
-from shoal.cli.inference.arguments import FILES, SERVING, AsJson, ModelId, Texts
+from shoal.cli.inference.arguments import SERVING, AsJson, ModelId, TextFile, Texts
 from shoal.cli.inference.files import Selection
 from shoal.cli.inference.inputs import located, read
 from shoal.cli.options import OpenClient, connected
@@ -28,16 +27,7 @@ def tokenize(
     model: ModelId,
     texts: Texts = None,
     *,
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            "--input",
-            "-i",
-            help=".txt (a text a line), .jsonl, .csv, .tsv or .parquet; - for lines of stdin.",
-            show_default=False,
-            rich_help_panel=FILES,
-        ),
-    ] = None,
+    source: TextFile = None,
     count: Annotated[
         bool, typer.Option("--count", help="Print the number of tokens of each text alone.")
     ] = False,

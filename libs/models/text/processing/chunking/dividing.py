@@ -8,7 +8,9 @@ before it counts each candidate, so that a job can be cancelled and yields to ot
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -17,6 +19,11 @@ from numpy.typing import NDArray
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.text.tokenising.text import TextProcessor, WholeText
 from libs.models.work import CancelCheck, Chunking, EncodeWork, Span
+
+MAX_CONTEXT_CHARACTERS: Final = 4 << 20
+"""Of the contexts of all chunks of a text together. The router's own, which knows only an
+estimate.
+"""
 
 DEFAULT_TOKENS: Final = 512
 """Default tokens of a chunk, the first recommendation of most guides to retrieval."""
@@ -27,12 +34,23 @@ same limit but only an estimate.
 """
 
 
+WINDOW: Final = 16_384
+"""Characters of a text that are divided at once, for sentences and Markdown: semantic-text-splitter
+takes hundreds of bytes a character, and a time that grows with the square of a text without white
+space."""
+_WINDOW_CHUNKS: Final = 3
+"""A window has at least the characters of so many chunks, by the mean length of a token."""
+_FENCE: Final = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
+"""Where a code block of Markdown begins or ends."""
+_BLANK_LINE: Final = re.compile(r"\n[ \t\r]*\n[ \t]*\Z")
+"""What is before a block of Markdown, except a heading, which needs none."""
+_BLANK_CHARACTERS: Final = 256
+"""Characters before a chunk in which a blank line is looked for."""
+
 _DOUBT: Final = 8
 """Tokens by which a part, alone, is taken to differ from its tokens in the text at most. Chunks are
 counted exactly in any case.
 """
-_BACK: Final = 1 << 16
-"""Characters before the last part in which the next one is looked for first."""
 
 
 class Splitter(Protocol):
@@ -57,17 +75,31 @@ def divide(
         return list(work.spans[index])
     most = chunking.max_tokens or min(DEFAULT_TOKENS, room)
     check_cancelled()
-    whole = text.encode_whole(own)
+    whole = text.encode_whole(own, check_cancelled=check_cancelled)
     check_cancelled()
     if len(whole.starts) > (most - chunking.overlap) * MAX_CHUNKS:
         raise _too_many(index)
     if chunking.method == "tokens":
         found = by_tokens(own, whole, most, chunking.overlap)
     else:
-        found = _by_sense(_Sizes(text, own, whole, most, check_cancelled), chunking)
+        found = _by_sense(_Sizes(text, own, whole, most, check_cancelled), chunking, index)
     if len(found) > MAX_CHUNKS:
         raise _too_many(index)
     return found or [Span(0, len(own))]
+
+
+def check_contexts(spans: Sequence[Span], context: str, index: int) -> None:
+    """Refuse chunks of a text whose contexts, each a copy of its own, have too many characters.
+    Raises InvalidInput.
+    """
+    characters = len(spans) * len(context) + sum(len(span.context) for span in spans)
+    if characters > MAX_CONTEXT_CHARACTERS:
+        field = f"items[{index}].context" if context else f"items[{index}].spans"
+        message = (
+            f"{field}: the contexts of {len(spans):,} chunks have {characters:,} characters together; at most "
+            f"{MAX_CONTEXT_CHARACTERS:,} are allowed: shorten them, or ask for larger chunks"
+        )
+        raise InvalidInput(message, field=field)
 
 
 def by_tokens(text: str, whole: WholeText, most: int, overlap: int = 0) -> list[Span]:
@@ -154,9 +186,22 @@ class _Sizes:
         self.own, self.most = own, most
         self._text, self._go_on = text, check_cancelled
         self._starts = np.maximum.accumulate(whole.starts)
-        # State: about where the last part was found, and the parts that are known to fit.
+        # State: the part of the text that is divided, where the last part was found in it, and the
+        # parts that are known to fit.
+        self._window = (0, len(own))
         self._near = 0
         self._fitting: set[str] = set()
+
+    @property
+    def mean_characters(self) -> int:
+        """Characters of a token."""
+        return max(1, len(self.own) // max(1, len(self._starts)))
+
+    def enter(self, begin: int, end: int) -> str:
+        """Let parts be those of a window of the text. Return the window."""
+        self._window, self._near = (begin, end), begin
+        self._fitting.clear()
+        return self.own[begin:end]
 
     def count(self, part: str) -> int:
         """Return the tokens of a part; an estimate if that is not near `most`."""
@@ -191,25 +236,71 @@ class _Sizes:
         return found
 
     def _find(self, part: str) -> int:
-        """Return any position of the part in the text, because equal parts have equal tokens."""
-        place = self.own.find(part, max(0, self._near - _BACK))
+        """Where the window has the part: anywhere, as equal parts have equal tokens."""
+        begin, end = self._window
+        place = self.own.find(part, self._near, end)
         if place < 0:
-            place = self.own.find(part)
-        self._near = place
+            place = self.own.find(part, begin, end)
+        self._near = max(place, begin)
         return place
 
 
-def _by_sense(sizes: _Sizes, chunking: Chunking) -> list[Span]:
-    """Divide by sentences or Markdown.
+def _by_sense(sizes: _Sizes, chunking: Chunking, index: int) -> list[Span]:
+    """By sentences or Markdown. The package takes it that a longer part has more tokens, and leaves
+    some chunks too large where a tokenizer makes more tokens of a part than of the whole: these are
+    divided further.
 
-    The package assumes that a longer part has more tokens. Some chunks are too large if a tokenizer
-    makes more tokens of a part than of the whole; these are divided further."""
-    chunks = _splitter(chunking, sizes.most, sizes.count).chunk_indices(sizes.own)
-    return [
-        Span(start + piece.start, start + piece.end)
-        for start, chunk in chunks
-        for piece in sizes.fitting(chunk)
-    ]
+    A text is divided in windows. What a chunk is depends on the text after its beginning, as far as
+    a chunk may reach, so that all chunks of a window but the last one are those of the whole text,
+    and the next window begins where the last one does.
+    """
+    splitter = _splitter(chunking, sizes.most, sizes.count)
+    least = max(WINDOW, _WINDOW_CHUNKS * sizes.most * sizes.mean_characters)
+    found: list[Span] = []
+    begin, length = 0, least
+    while True:
+        end = min(begin + length, len(sizes.own))
+        window = sizes.enter(begin, end)
+        chunks = splitter.chunk_indices(window)
+        kept = len(chunks) if end == len(sizes.own) else _kept(window, chunks, chunking)
+        if kept < 1 and end < len(sizes.own):
+            length *= 2  # a chunk, or white space, of more than a window
+            continue
+        for start, chunk in chunks[:kept]:
+            found += [
+                Span(begin + start + piece.start, begin + start + piece.end)
+                for piece in sizes.fitting(chunk)
+            ]
+        if end == len(sizes.own):
+            return found
+        if len(found) > MAX_CHUNKS:
+            raise _too_many(index)
+        begin, length = begin + chunks[kept][0], least
+
+
+def _kept(window: str, chunks: Sequence[tuple[int, str]], chunking: Chunking) -> int:
+    """How many of the first chunks of a window are kept: those that end before the window does.
+    With an overlap one fewer, since where a chunk begins depends on where it ends.
+
+    Of Markdown they are fewer if the next window can begin with a block, since what its parts are
+    depends on where they begin.
+    """
+    end = len(window.rstrip())
+    last = next(
+        (number for number, (start, chunk) in enumerate(chunks) if start + len(chunk) >= end),
+        len(chunks) - 1,
+    )
+    last -= bool(chunking.overlap)
+    if chunking.method == "markdown":
+        fences = [found.start() for found in _FENCE.finditer(window)]
+        for number in range(last, 0, -1):
+            start = chunks[number][0]
+            if (
+                _BLANK_LINE.search(window, max(0, start - _BLANK_CHARACTERS), start)
+                and bisect_left(fences, start) % 2 == 0
+            ):
+                return number
+    return last
 
 
 def _too_many(index: int) -> InvalidInput:
