@@ -12,7 +12,7 @@ from tools.docs.markdown import code, table
 REF: Final = "#/components/schemas/"
 DIALECTS: Final = {
     "openai": "OpenAI, Jina, Voyage and rerankers",
-    "models": "Hugging Face",
+    "models": "Models",
     "sie": "SIE and Shoal",
     "tei": "TEI",
     "cohere": "Cohere",
