@@ -36,7 +36,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return found[0]
         if not config.repo_url:
             return found["text"]
-        return f"[{found['text']}]({config.repo_url.rstrip('/')}/blob/main/{path.relative_to(ROOT).as_posix()}{found['anchor'] or ''})"
+        address = f"{config.repo_url.rstrip('/')}/blob/main/{path.relative_to(ROOT).as_posix()}"
+        return f"[{found['text']}]({address}{found['anchor'] or ''})"
 
     parts, end = [], 0
     for fence in FENCE.finditer(markdown):
