@@ -154,7 +154,7 @@ models-table: $(VENV)/.dev ## Generate docs/models.md and the schema of cards fr
 	$(BIN)/python -m libs.catalog.coverage
 
 docs: $(DOCS_VENV)/.done .cache/mermaid/.done ## Build the documentation site into build/site (needs npm for Mermaid); a page or link that is missing fails
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build
 	@echo 'The site is in build/site: python3 -m http.server -d build/site'
 
 reference: $(VENV)/.dev ## Generate docs/reference from the command line, settings, routes, protos and metrics
