@@ -1,6 +1,6 @@
 """`python -m tests.interop [CLIENT …]`: runs unmodified clients against a mesh of this checkout, and records what they send.
 
-Which clients there are is in environments.py. The table in docs/http.md and the bodies
+Which clients there are is in environments.py. The table in docs/interop.md and the bodies
 in recorded.json, which `make test` replays (tests/edge/test_recorded.py), are written anew; with names of clients as arguments only
 theirs.
 """
@@ -52,7 +52,7 @@ from tests.mesh.conftest import CLASSES, LABELS
 from tests.parity.checkpoints import write_checkpoint
 
 RECORDED: Final = Path(__file__).with_name("recorded.json")
-PAGE: Final = ROOT / "docs/http.md"
+PAGE: Final = ROOT / "docs/interop.md"
 KEPT_HEADERS: Final = (
     "content-type",
     "content-encoding",
