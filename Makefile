@@ -17,6 +17,11 @@ SCHEMATHESIS_VERSION := 4.32.5
 SCHEMATHESIS_VENV := .cache/schemathesis-$(SCHEMATHESIS_VERSION)
 ACTIONLINT_VERSION := 1.7.12.25
 ACTIONLINT_VENV := .cache/actionlint-$(ACTIONLINT_VERSION)
+MKDOCS_VERSION := 1.6.1
+MKDOCS_MATERIAL_VERSION := 9.8.2
+DOCS_VENV := .cache/docs-$(MKDOCS_MATERIAL_VERSION)
+MERMAID_VERSION := 11.17.2
+MERMAID_SHA256 := 6ad2f42c3fc26bbf9e45cbb6d11898972573ea52b33a5f4ff51952899f950ffd
 # KEDA's contract is compiled as a file of the folder in which its stubs lie, so that they import each other from there.
 KEDA := services/scheduler/externalscaler
 # TEI's messages likewise; its services are served without stubs.
@@ -28,7 +33,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUIET := PYTHONWARNINGS=ignore::UserWarning
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo example test kernels-check chaos images-check wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge eval-published edge-fuzz edge-idle console-check integrations
+.PHONY: help native telemetry-check dashboards chart demo example test kernels-check chaos images-check wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge docs reference eval-published edge-fuzz edge-idle console-check integrations
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -69,6 +74,7 @@ check-lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python -m libs.catalog.coverage --check
+	$(BIN)/python -m tools.docs --check
 
 check-protos:
 	$(BIN)/buf lint
@@ -146,6 +152,13 @@ chart: $(VENV)/.dev ## Generate what charts/shoal has of other files: the table 
 
 models-table: $(VENV)/.dev ## Generate docs/models.md and the schema of cards from libs/catalog
 	$(BIN)/python -m libs.catalog.coverage
+
+docs: $(DOCS_VENV)/.done .cache/mermaid/.done ## Build the documentation site into build/site (needs npm for Mermaid); a page or link that is missing fails
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build
+	@echo 'The site is in build/site: python3 -m http.server -d build/site'
+
+reference: $(VENV)/.dev ## Generate docs/reference from the command line, settings, routes, protos and metrics
+	$(BIN)/python -m tools.docs
 
 bench: $(VENV)/.dev native ## Measure the mesh against sentence-transformers (OpenVINO and Infinity: docs/benchmarks.md), and its targets
 	$(BIN)/python -m benchmarks.mesh.throughput $(ARGS)
@@ -300,4 +313,18 @@ $(CHECKOV_VENV)/.done:
 $(SCHEMATHESIS_VENV)/.done:
 	$(PYTHON) -m venv $(SCHEMATHESIS_VENV)
 	$(SCHEMATHESIS_VENV)/bin/python -m pip --disable-pip-version-check install -q schemathesis==$(SCHEMATHESIS_VERSION)
+	@touch $@
+
+# MkDocs wants its own versions of click and Markdown.
+$(DOCS_VENV)/.done:
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check install -q mkdocs==$(MKDOCS_VERSION) mkdocs-material==$(MKDOCS_MATERIAL_VERSION)
+	@touch $@
+
+# Material would load Mermaid from another host when a page is viewed.
+.cache/mermaid/.done: Makefile
+	rm -rf $(@D) && mkdir -p $(@D)
+	cd $(@D) && npm pack --silent mermaid@$(MERMAID_VERSION)
+	echo "$(MERMAID_SHA256)  $(@D)/mermaid-$(MERMAID_VERSION).tgz" | sha256sum --check --quiet
+	tar -xzf $(@D)/mermaid-$(MERMAID_VERSION).tgz -C $(@D) package/dist/mermaid.min.js package/LICENSE
 	@touch $@

@@ -29,6 +29,8 @@ from services.local.mesh import running
 from services.local.settings import MINILM, Settings, known_models
 
 ROOT = Path(__file__).parents[1]
+TIMEOUT_SECONDS = 600.0
+"""Deadline of a request: 512 paragraphs take minutes on two slow or busy cores."""
 SHELVES = (ROOT, ROOT / "docs", ROOT / "docs" / "design", Path("/usr/share/common-licenses"))
 QUERIES = (
     "Who may use the patents of the people who wrote the software?",
@@ -101,7 +103,7 @@ async def main() -> int:
                 f"up in {time.perf_counter() - began:.1f} s: {workers} worker(s) x {threads} "
                 f"thread(s) on {mesh.address}"
             )
-            async with shoal.AsyncClient(mesh.address) as client:
+            async with shoal.AsyncClient(mesh.address, timeout=TIMEOUT_SECONDS) as client:
                 vectors = await encode(client, library)
                 await search(client, library, vectors)
     except (ShoalError, shoal.ShoalError) as error:

@@ -261,9 +261,7 @@ def test_child_has_no_environment_of_ours(tmp_path: Path, monkeypatch: pytest.Mo
 def test_conversion_holds_little_memory_whatever_the_file_has(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bounds are those of the issue: the largest tensor and 256 MiB. The numbers that are printed
-    are in record 0016.
-    """
+    """The bounds are the largest tensor and 256 MiB; the measured memory is printed."""
     large = torch.zeros(LARGE_BYTES // 4 // 1024, 1024)
     state = {"large": large.t() if form == "transposed" else large, "small": torch.ones(10, 10)}
     torch.save(state, tmp_path / SOURCE, _use_new_zipfile_serialization=form != "stacked pickles")

@@ -1,7 +1,7 @@
 """`python -m tests.interop [CLIENT …]`: run unmodified clients against a mesh of this checkout, and
 record their requests.
 
-environments.py lists the clients. This rewrites the table in docs/http.md and the bodies in
+environments.py lists the clients. This rewrites the table in docs/interop.md and the bodies in
 recorded.json, which `make test` replays (tests/edge/test_recorded.py). With names of clients as
 arguments it rewrites only theirs.
 """
@@ -53,7 +53,7 @@ from tests.mesh.conftest import CLASSES, LABELS
 from tests.parity.checkpoints import write_checkpoint
 
 RECORDED: Final = Path(__file__).with_name("recorded.json")
-PAGE: Final = ROOT / "docs/http.md"
+PAGE: Final = ROOT / "docs/interop.md"
 KEPT_HEADERS: Final = (
     "content-type",
     "content-encoding",

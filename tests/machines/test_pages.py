@@ -28,9 +28,9 @@ def commands(page: str) -> str:
     return "\n".join([*blocks, *re.findall(r"`([^`\n]+)`", PAGES[page])])
 
 
-def test_readme_lists_each_page() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert [name for name in PAGES if f"(docs/operations/{name}.md)" not in readme] == []
+def test_navigation_lists_each_page() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert [name for name in PAGES if f"- operations/{name}.md" not in navigation] == []
 
 
 def test_upgrade_table_has_the_versions_of_the_code() -> None:
