@@ -18,7 +18,13 @@ from services.local.settings import MINILM, packaged_minilm
 from tests.support.cluster import Cluster
 
 ROOT: Final = Path(__file__).parents[2]
-PAGES: Final = ("README.md", "docs/index.md", "docs/choosing-models.md", "docs/sizing.md", "docs/coming-from.md")
+PAGES: Final = (
+    "README.md",
+    "docs/index.md",
+    "docs/choosing-models.md",
+    "docs/sizing.md",
+    "docs/coming-from.md",
+)
 OTHER_CLIENTS: Final = ("openai", "cohere", "huggingface_hub", "infinity_client", "sie_sdk")
 """Packages of other vendors: `make interop` runs them."""
 MESH: Final = re.compile(r"^(?:make|shoal up)\b", re.MULTILINE)
@@ -27,8 +33,12 @@ MESH: Final = re.compile(r"^(?:make|shoal up)\b", re.MULTILINE)
 
 def blocks() -> Iterator[tuple[str, str, str]]:
     for page in PAGES:
-        for kind, block in re.findall(r"^```(sh|python)\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE):
-            if not MESH.search(block) and not any(f"import {name}" in block or f"from {name}" in block for name in OTHER_CLIENTS):
+        for kind, block in re.findall(
+            r"^```(sh|python)\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE
+        ):
+            if not MESH.search(block) and not any(
+                f"import {name}" in block or f"from {name}" in block for name in OTHER_CLIENTS
+            ):
                 yield page, kind, block
 
 
@@ -38,7 +48,9 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     aliases = folder / "aliases.yaml"
     aliases.write_text(f"aliases: {{embed: {MINILM}, rerank: {MINILM}, predict: {MINILM}}}\n")
     environment = {"SHOAL_ALIASES": str(aliases)}
-    with Cluster(folder, models=f"{MINILM}={packaged_minilm()}", edges=1, environment=environment) as cluster:
+    with Cluster(
+        folder, models=f"{MINILM}={packaged_minilm()}", edges=1, environment=environment
+    ) as cluster:
         wait_until_ready(f"http://{cluster.http_addresses[0]}/readyz")
         yield cluster
 
@@ -56,7 +68,9 @@ def wait_until_ready(url: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "kind", "block"), list(blocks()))
-def test_block_runs_as_pasted(mesh: Cluster, tmp_path: Path, page: str, kind: str, block: str) -> None:
+def test_block_runs_as_pasted(
+    mesh: Cluster, tmp_path: Path, page: str, kind: str, block: str
+) -> None:
     url = f"http://{mesh.http_addresses[0]}"
     here = block.replace("http://127.0.0.1:8080", url).replace("127.0.0.1:50051", mesh.address)
     environment = os.environ | {
@@ -66,7 +80,9 @@ def test_block_runs_as_pasted(mesh: Cluster, tmp_path: Path, page: str, kind: st
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     command = ["bash", "-ec", here] if kind == "sh" else [sys.executable, "-c", here]
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert '"error"' not in ran.stdout, ran.stdout
 

@@ -24,7 +24,9 @@ def page() -> str:
     command = typer.main.get_group(build())
     for alias in ALIASES:
         command.commands.pop(alias)
-    text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="shoal"), name="shoal")
+    text = get_docs_for_click(
+        obj=command, ctx=typer.Context(command, info_name="shoal"), name="shoal"
+    )
     # Lists of commands have cut descriptions, and each command has a heading anyway.
     text = re.sub(r"^\*\*Commands\*\*:\n\n(?:\* .*\n)*\n", "", text, flags=re.MULTILINE)
     # Every heading moves down one level, below the page's own.

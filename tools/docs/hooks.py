@@ -32,7 +32,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if re.match(r"[a-z]+:", target) or not path.exists() or not path.is_relative_to(ROOT):
             return found[0]
         docs = Path(config.docs_dir)
-        if path.is_relative_to(docs) and files.get_file_from_path(path.relative_to(docs).as_posix()) is not None:
+        if (
+            path.is_relative_to(docs)
+            and files.get_file_from_path(path.relative_to(docs).as_posix()) is not None
+        ):
             return found[0]
         if not config.repo_url:
             return found["text"]

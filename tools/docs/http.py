@@ -35,13 +35,26 @@ def page() -> str:
     dialects: dict[str, list[tuple[str, str, str, str]]] = {}
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
-            body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+            body = (
+                operation.get("requestBody", {})
+                .get("content", {})
+                .get("application/json", {})
+                .get("schema")
+            )
             answer = next(iter(operation["responses"]["200"]["content"].values())).get("schema")
-            row = (code(f"{method.upper()} {path}"), operation["summary"], type_of(body), type_of(answer))
+            row = (
+                code(f"{method.upper()} {path}"),
+                operation["summary"],
+                type_of(body),
+                type_of(answer),
+            )
             dialects.setdefault(operation["tags"][0], []).append(row)
     parts = [HEAD]
     for dialect, rows in dialects.items():
-        parts.append(f"\n## {DIALECTS.get(dialect, dialect)}\n\n" + table(("route", "what it does", "body", "answer"), rows))
+        parts.append(
+            f"\n## {DIALECTS.get(dialect, dialect)}\n\n"
+            + table(("route", "what it does", "body", "answer"), rows)
+        )
     parts.append("\n## Bodies\n")
     for name, schema in sorted(described["components"]["schemas"].items()):
         parts += _schema(name, schema)

@@ -21,7 +21,9 @@ def cell(text: str) -> str:
 def escape(text: str) -> str:
     """Escape angle brackets outside of code, which Markdown would take for HTML."""
     parts = re.split(r"(```.*?```|`[^`\n]*`)", text, flags=re.DOTALL)
-    return "".join(part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(parts))
+    return "".join(
+        part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(parts)
+    )
 
 
 def code(text: str) -> str:

@@ -30,7 +30,9 @@ def _sections() -> Iterator[tuple[str, str]]:
     rows: dict[str, list[tuple[str, str, str, str]]] = {}
     title = "All processes"
     for found in re.finditer(
-        r"^# Of (?P<section>\w+[\w ]*)[.:]?|^(?P<name>[A-Z_]+): Final = (?:Counter|Histogram|Series)\b", source, re.M
+        r"^# Of (?P<section>\w+[\w ]*)[.:]?|^(?P<name>[A-Z_]+): Final = (?:Counter|Histogram|Series)\b",
+        source,
+        re.M,
     ):
         if found["section"]:
             title = found["section"].strip().capitalize()
@@ -46,6 +48,11 @@ def _row(metric: Counter | Histogram | metrics.Series) -> tuple[str, str, str, s
         kind = "counter" if metric.is_counter else "gauge"
     else:
         family = next(iter(metric.describe()))
-        name, text, labels, kind = family.name, family.documentation, metric._labelnames, family.type
+        name, text, labels, kind = (
+            family.name,
+            family.documentation,
+            metric._labelnames,
+            family.type,
+        )
     suffix = "_total" if kind == "counter" else ""
     return code(name + suffix), kind, ", ".join(map(code, labels)), text

@@ -42,13 +42,21 @@ def page() -> str:
 
 def _files() -> Iterator[FileDescriptorProto]:
     buf = Path(sys.executable).with_name("buf")
-    made = subprocess.run([buf, "build", "--as-file-descriptor-set", "-o", "-"], cwd=ROOT, check=True, capture_output=True)
+    made = subprocess.run(
+        [buf, "build", "--as-file-descriptor-set", "-o", "-"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
     files = FileDescriptorSet.FromString(made.stdout).file
     return (file for file in files if file.name.startswith(PREFIX))
 
 
 def _file(file: FileDescriptorProto) -> Iterator[str]:
-    comments = {tuple(place.path): _comment(place.leading_comments) for place in file.source_code_info.location}
+    comments = {
+        tuple(place.path): _comment(place.leading_comments)
+        for place in file.source_code_info.location
+    }
     for index, service in enumerate(file.service):
         path = (SERVICES, index)
         yield f"### {service.name}\n\n{comments.get(path, '')}\n\n"
@@ -62,13 +70,20 @@ def _file(file: FileDescriptorProto) -> Iterator[str]:
         yield _enum(enum, (ENUMS, index), comments, "")
 
 
-def _message(message: DescriptorProto, path: Path_, comments: dict[Path_, str], outer: str) -> Iterator[str]:
+def _message(
+    message: DescriptorProto, path: Path_, comments: dict[Path_, str], outer: str
+) -> Iterator[str]:
     if message.options.map_entry:
         return
     name = f"{outer}{message.name}"
     maps = {nested.name: nested for nested in message.nested_type if nested.options.map_entry}
     rows = [
-        (code(field.name), _type(field, maps), _oneof(field, message), comments.get((*path, FIELDS, index), ""))
+        (
+            code(field.name),
+            _type(field, maps),
+            _oneof(field, message),
+            comments.get((*path, FIELDS, index), ""),
+        )
         for index, field in enumerate(message.field)
     ]
     yield f"### {name}\n\n{comments.get(path, '')}\n\n"
@@ -81,7 +96,10 @@ def _message(message: DescriptorProto, path: Path_, comments: dict[Path_, str], 
 
 
 def _enum(enum: EnumDescriptorProto, path: Path_, comments: dict[Path_, str], outer: str) -> str:
-    rows = [(code(value.name), comments.get((*path, VALUES, index), "")) for index, value in enumerate(enum.value)]
+    rows = [
+        (code(value.name), comments.get((*path, VALUES, index), ""))
+        for index, value in enumerate(enum.value)
+    ]
     return f"### {outer}{enum.name}\n\n{comments.get(path, '')}\n\n{table(('value', 'description'), rows)}\n"
 
 
@@ -89,7 +107,11 @@ def _type(field: FieldDescriptorProto, maps: dict[str, DescriptorProto]) -> str:
     entry = maps.get(field.type_name.rpartition(".")[2])
     if entry is not None:
         return f"map of {_single(entry.field[0])} to {_single(entry.field[1])}"
-    return f"list of {_single(field)}" if field.label == FieldDescriptorProto.LABEL_REPEATED else _single(field)
+    return (
+        f"list of {_single(field)}"
+        if field.label == FieldDescriptorProto.LABEL_REPEATED
+        else _single(field)
+    )
 
 
 def _single(field: FieldDescriptorProto) -> str:
@@ -113,5 +135,7 @@ def _short(name: str) -> str:
 
 def _comment(text: str) -> str:
     """Return a comment without directives of buf, with its paragraphs."""
-    lines: Sequence[str] = [line.strip() for line in text.splitlines() if not line.strip().startswith("buf:lint")]
+    lines: Sequence[str] = [
+        line.strip() for line in text.splitlines() if not line.strip().startswith("buf:lint")
+    ]
     return escape("\n".join(lines).strip())

@@ -29,7 +29,11 @@ EDGE: Final = "http://127.0.0.1:8080"
 CALLERS: Final = 8
 WARM_UP_SECONDS: Final = 30.0
 WIDTH: Final = 110
-TEXTS: Final = ("a shoal of fish turns as one", "the mesh batches texts by tokens, without padding", "who may use my patents?")
+TEXTS: Final = (
+    "a shoal of fish turns as one",
+    "the mesh batches texts by tokens, without padding",
+    "who may use my patents?",
+)
 
 
 def main() -> None:
@@ -43,7 +47,12 @@ def main() -> None:
     try:
         time.sleep(WARM_UP_SECONDS)
         _top()
-        environment = {"TOOLS": str(TOOLS), "CHROMIUM": _browser(), "URL": f"{EDGE}/#/mesh", "OUT": str(ASSETS / "console.png")}
+        environment = {
+            "TOOLS": str(TOOLS),
+            "CHROMIUM": _browser(),
+            "URL": f"{EDGE}/#/mesh",
+            "OUT": str(ASSETS / "console.png"),
+        }
         subprocess.run(["node", HERE / "screenshot.mjs"], env=os.environ | environment, check=True)  # noqa: S607
     finally:
         stop.set()
@@ -63,13 +72,17 @@ def _call(stop: threading.Event, number: int) -> None:
 
 
 def _top() -> None:
-    console = rich.console.Console(record=True, width=WIDTH, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
+    console = rich.console.Console(
+        record=True, width=WIDTH, file=open(os.devnull, "w"), force_terminal=True
+    )  # noqa: SIM115
     with shoal.Client() as client, Watcher(client, 1.0, "") as watcher:
         time.sleep(12.0)
         console.print(watcher.view(WIDTH, 40))
     # Without the fonts that rich loads from another host.
     local = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    (ASSETS / "top.svg").write_text(console.export_svg(title="shoal top", code_format=local), "utf-8")
+    (ASSETS / "top.svg").write_text(
+        console.export_svg(title="shoal top", code_format=local), "utf-8"
+    )
 
 
 if __name__ == "__main__":

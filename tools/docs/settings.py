@@ -133,17 +133,26 @@ class Source:
 
 def page() -> str:
     sections = {title: _rows(module, "Settings") for title, module in SERVICES.items()}
-    sections["Security of a server: router, scheduler, worker (health), edge"] = _rows(security, "Security")
+    sections["Security of a server: router, scheduler, worker (health), edge"] = _rows(
+        security, "Security"
+    )
     parts = [HEAD]
     for title, rows in sections.items():
         lines = [(code(name), *row) for name, row in rows.items()]
-        parts.append(f"\n## {title}\n\n" + table(("variable", "default", "allowed", "meaning"), lines))
+        parts.append(
+            f"\n## {title}\n\n" + table(("variable", "default", "allowed", "meaning"), lines)
+        )
     for title, others in OTHERS.items():
-        parts.append(f"\n## {title}\n\n" + table(("variable", "meaning"), [(code(name), text) for name, text in others.items()]))
+        parts.append(
+            f"\n## {title}\n\n"
+            + table(("variable", "meaning"), [(code(name), text) for name, text in others.items()])
+        )
     text = "".join(parts)
     missing = _read_anywhere() - set(VARIABLE.findall(text)) - PREFIXES
     if missing:
-        raise SystemExit(f"tools/docs/settings.py describes no variable {', '.join(sorted(missing))}")
+        raise SystemExit(
+            f"tools/docs/settings.py describes no variable {', '.join(sorted(missing))}"
+        )
     return text
 
 
@@ -177,14 +186,22 @@ def _shown(value: object) -> str:
         return str(int(value))
     if isinstance(value, tuple) and all(isinstance(one, str) for one in value):
         return ",".join(value)
-    return f"{value:g}" if isinstance(value, float) else str(value) if isinstance(value, (int, str)) else ""
+    return (
+        f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+        if isinstance(value, (int, str))
+        else ""
+    )
 
 
 def _source(module: ModuleType, name: str) -> Source:
     tree = ast.parse(inspect.getsource(module))
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     kind = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    from_env = next(node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == "from_env")
+    from_env = next(
+        node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == "from_env"
+    )
     local = {
         target.id: value
         for node in ast.walk(from_env)
@@ -192,7 +209,11 @@ def _source(module: ModuleType, name: str) -> Source:
         for target, value in _assigned(node)
         if isinstance(target, ast.Name)
     }
-    made = next(node for node in ast.walk(from_env) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name)
+    made = next(
+        node
+        for node in ast.walk(from_env)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name
+    )
     named = {
         keyword.arg: list(dict.fromkeys(_variables(keyword.value, local, functions)))
         for keyword in made.keywords
@@ -202,7 +223,9 @@ def _source(module: ModuleType, name: str) -> Source:
     owners: dict[str, str] = {}
     for field in sorted(named, key=lambda field: len(named[field]), reverse=True):
         owners |= dict.fromkeys(named[field], field)
-    variables = {field: [name for name in names if owners[name] == field] for field, names in named.items()}
+    variables = {
+        field: [name for name in names if owners[name] == field] for field, names in named.items()
+    }
     return Source(dict(_descriptions(kind)), variables)
 
 
@@ -214,14 +237,24 @@ def _assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
         yield target, value
 
 
-def _variables(node: ast.AST, local: dict[str, Any], functions: dict[str, ast.FunctionDef]) -> Iterator[str]:
+def _variables(
+    node: ast.AST, local: dict[str, Any], functions: dict[str, ast.FunctionDef]
+) -> Iterator[str]:
     """Yield the variables in an expression, in local names that it uses, and in helpers of the module that it calls."""
     for part in ast.walk(node):
-        if isinstance(part, ast.Constant) and isinstance(part.value, str) and VARIABLE.fullmatch(part.value):
+        if (
+            isinstance(part, ast.Constant)
+            and isinstance(part.value, str)
+            and VARIABLE.fullmatch(part.value)
+        ):
             yield part.value
         elif isinstance(part, ast.Name) and part.id in local and part.id not in ELSEWHERE:
             yield from _variables(local[part.id], {}, functions)
-        elif isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id in functions:
+        elif (
+            isinstance(part, ast.Call)
+            and isinstance(part.func, ast.Name)
+            and part.func.id in functions
+        ):
             calls = (one for one in ast.walk(functions[part.func.id]) if isinstance(one, ast.Call))
             for call in calls:
                 if isinstance(call.func, ast.Attribute) and call.func.attr == "get":
@@ -231,8 +264,16 @@ def _variables(node: ast.AST, local: dict[str, Any], functions: dict[str, ast.Fu
 def _descriptions(kind: ast.ClassDef) -> Iterator[tuple[str, str]]:
     """Yield each field with the docstring below it."""
     for field, below in zip(kind.body, kind.body[1:], strict=False):
-        is_documented = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_documented:
+        is_documented = (
+            isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+            and isinstance(below.value.value, str)
+        )
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and is_documented
+        ):
             yield field.target.id, inspect.cleandoc(below.value.value)  # type: ignore[attr-defined]
 
 
