@@ -833,7 +833,7 @@ def test_slow_page_receives_all_changes() -> None:
     assert [event["at"] for event in behind["events"]] == [3.0, 3.0]
     assert behind["problem"]["reason"] == "CANNOT_CONNECT"
     # After a pause in watching, changes have no known time.
-    board.rest()
+    board.pause()
     fake.mesh.workers.append(worker_of("new", "l4", "NVIDIA L4", 4))
     show(900.0)
     after = board.since(4)
