@@ -213,8 +213,8 @@ async def run(wanted: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
             if tokens is not None
             else edge
         )
-        await edge.look()
-        await reader.look()
+        await edge.poll()
+        await reader.poll()
 
         async def serve(application: Any) -> str:
             server = serving_http(settings.address, application, Limits(), None, grace_seconds=1.0)
