@@ -414,7 +414,7 @@ const parts = {
     }
     // Files that are too large are refused before they are read.
     await page.getByLabel(/^Images/).setInputFiles([png("large.png", Buffer.alloc((8 << 20) + 1))]);
-    await has(page, "large.png has 8 MiB: at most 8 MiB.");
+    await has(page, "large.png has 8 MiB; at most 8 MiB are allowed.");
     await page.getByLabel(/^Images/).setInputFiles(Array.from({ length: 7 }, (_, at) => png(`${at}.png`)));
     await has(page, "At most 8 files are allowed.");
     await page.getByRole("button", { name: "Remove cat.png" }).click();

@@ -53,7 +53,7 @@ def test_valid_and_invalid_names() -> None:
         ("aliases: {a: {model: o/m, dimensions: true}}", "a.dimensions"),
         ("aliases: {a: {model: o/m, adapter: a b}}", "a.adapter"),
         ("aliases: {a: {model: o/m, colour: x}}", "a map with"),
-        ("aliases: {'a b': o/m}", "no name"),
+        ("aliases: {'a b': o/m}", "not a valid name"),
         ("aliases: {a: 3}", "a map with"),
         ("a: [", "not YAML"),
     ],

@@ -203,7 +203,7 @@ def broken(random: Random, body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "told"),
+    ("path", "body", "described"),
     [
         ("/v2/embed", {"model": MODEL, "texts": ["a"]}, {"message": "full"}),
         ("/v1/classify", {"model": MODEL, "inputs": ["a"]}, {"message": "full"}),

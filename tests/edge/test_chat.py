@@ -890,7 +890,7 @@ class TestOverSockets:
             written.put(delta("one"), delta("two", restarted=True))
             reply = await http.post("/api/generate", {"model": MODEL, "prompt": "a"})
             assert reply.headers["content-type"] == "application/x-ndjson"
-            assert "another text" in lines(reply.body)[-1]["error"]
+            assert "different text" in lines(reply.body)[-1]["error"]
 
     async def test_disconnect_cancels_the_call(self) -> None:
         written, script = Written(), Script()

@@ -532,7 +532,7 @@ async def test_listening_beyond_this_machine_needs_tls() -> None:
     with pytest.raises(InvalidInput, match="without TLS"):
         Settings(edge_id="edge", address="0.0.0.0:8080")
     Settings(edge_id="edge", address="0.0.0.0:8080", security=Security(allow_insecure=True))
-    with pytest.raises(InvalidInput, match="pass tokens on"):
+    with pytest.raises(InvalidInput, match="pass tokens to"):
         Settings(edge_id="edge", routers=("router.example:50051",))
 
 
