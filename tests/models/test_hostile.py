@@ -359,7 +359,7 @@ def test_index_names_shards_beside_it_only(tmp_path: Path, shard: object) -> Non
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Removed", "invert": False}}, "for ever"),
+        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Removed", "invert": False}}, "exponential time"),
         ({"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 5000}}, "one byte to 5,000"),
         ({"normalizer": {"type": "Prepend", "prepend": "a" * 5000}}, "5,000 characters before a text"),
         # the library panics

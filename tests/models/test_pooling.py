@@ -111,7 +111,7 @@ def test_pages_are_pooled_as_they_are_answered(
     )
     for ours, other in zip(values, wanted, strict=True):
         assert np.abs(ours @ other.T).max(axis=1).min() > 1 - 1e-5, "in whatever order"
-    monkeypatch.setattr(embedding, "MOST_VECTORS", 10)
+    monkeypatch.setattr(embedding, "MAX_VECTORS", 10)
     with pytest.raises(InputTooLong) as caught:
         model.prepare(fewer)
     assert caught.value.field.startswith("items[")

@@ -374,7 +374,9 @@ def test_every_tensor_is_used_or_known(first: Reference, tmp_path: Path) -> None
         with pytest.raises(ModelBroken, match=re.escape(name.rpartition(".")[0])):
             load(tmp_path / "model")
     save_file(tensors | {"boundary_head.other.weight": torch.zeros(2)}, file)
-    with pytest.raises(ModelBroken, match=re.escape("'boundary_head.other.weight' has no place")):
+    with pytest.raises(
+        ModelBroken, match=re.escape("'boundary_head.other.weight' does not belong")
+    ):
         load(tmp_path / "model")
 
 
@@ -466,11 +468,11 @@ def test_records_are_bounded(first: Reference, monkeypatch: pytest.MonkeyPatch) 
         StructureWork(TEXTS[:1], Schema(structures=(NAMES,), threshold=0.5)),
     )
     assert len(run(model, asked)[0][0].structures) > 1
-    monkeypatch.setattr(records, "MOST_STEPS", 3)
+    monkeypatch.setattr(records, "MAX_STEPS", 3)
     with pytest.raises(InvalidInput, match="raise the thresholds") as caught:
         run(model, asked)
     assert caught.value.field == "items[0].text"
-    monkeypatch.setattr(head, "MOST_STEPS", 3)  # the output does not have more either
+    monkeypatch.setattr(head, "MAX_STEPS", 3)  # the output does not have more either
     with pytest.raises(InvalidInput, match="raise the thresholds"):
         run(model, asked)
 

@@ -335,7 +335,7 @@ def test_unsupported_settings_are_refused_by_key(settings: Settings, tmp_path: P
 def test_tensors_and_markers_are_accounted_for(tmp_path: Path) -> None:
     write(tmp_path, {"scorer_type": "mlp"})
     edit(tmp_path, {"scorer_type": "simple"})
-    with pytest.raises(ModelBroken, match=r"tensor 'model\.scorer\.mlp\.0\.bias' has no place"):
+    with pytest.raises(ModelBroken, match=r"tensor 'model\.scorer\.mlp\.0\.bias' does not belong"):
         load(tmp_path)
     edit(tmp_path, {"scorer_type": "hopfield"})
     with pytest.raises(ModelBroken, match=r"tensor `scorer\.q_proj\.weight` is missing"):

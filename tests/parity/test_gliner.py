@@ -348,7 +348,8 @@ def test_unknown_and_missing_tensors_are_refused(copy: Path) -> None:
     tensors = load_file(copy / "model.safetensors")
     save_file({**tensors, "scorer.proj_token.weight": torch.zeros(2)}, copy / "model.safetensors")
     with pytest.raises(
-        ModelBroken, match=r"model\.safetensors: tensor 'scorer\.proj_token\.weight' has no place"
+        ModelBroken,
+        match=r"model\.safetensors: tensor 'scorer\.proj_token\.weight' does not belong",
     ):
         load(copy)
     for name in (

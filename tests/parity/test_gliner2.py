@@ -264,7 +264,7 @@ def test_spans_are_scored_in_parts(first: Reference, monkeypatch: pytest.MonkeyP
     for one, other in zip(run(model, StructureWork(TEXTS, SCHEMA))[0], whole, strict=True):
         same(ours(one), ours(other))
     monkeypatch.setattr(
-        structure, "_MOST_SPANS", 1
+        structure, "_MAX_SPANS", 1
     )  # the best of seven spans is kept, so fewer entities are possible
     fewer = run(model, StructureWork(TEXTS, SCHEMA))[0]
     assert sum(len(one.entities) for one in fewer) <= sum(len(one.entities) for one in whole)

@@ -449,7 +449,7 @@ def test_unknown_and_missing_tensors_are_refused(copy: Path) -> None:
     save_file({**tensors, "other.0.bias": torch.zeros(2)}, copy / "model.safetensors")
     with pytest.raises(
         ModelBroken,
-        match=r"model\.safetensors: tensor 'other\.0\.bias' has no place.*glirel_config",
+        match=r"model\.safetensors: tensor 'other\.0\.bias' does not belong.*glirel_config",
     ):
         load(copy)
     marker = "span_rep_layer.rel_rep_layer.span_marker"

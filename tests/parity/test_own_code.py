@@ -242,7 +242,7 @@ def test_nvembed_accounts_for_its_tensors(tmp_path: Path) -> None:
     save_file(
         tensors | {"latent_attention_model.more": torch.zeros(1)}, tmp_path / "model.safetensors"
     )
-    with pytest.raises(ModelBroken, match=r"tensor 'latent_attention_model\.more' has no place"):
+    with pytest.raises(ModelBroken, match=r"tensor 'latent_attention_model\.more' does not belong"):
         load_model(tmp_path, "test/model", torch.device("cpu"), torch.float32)
     del tensors["latent_attention_model.latents"]
     save_file(tensors, tmp_path / "model.safetensors")

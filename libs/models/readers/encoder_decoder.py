@@ -310,7 +310,7 @@ class EncoderDecoderReader:
             raise TaskNotSupported(f"{self._card.model} does not find regions", field="text.kind")
         if work.instruction.strip() and self._model.prompt is None:
             raise TaskNotSupported(
-                f"{self._card.model} reads the text of an image and does not take an instruction",
+                f"{self._card.model} reads the text of an image and takes no instruction",
                 field=donut.FIELD,
             )
         prompt = "" if self._model.prompt is None else self._model.prompt.text(work.instruction)

@@ -55,7 +55,7 @@ def slow_for(pattern: str) -> str:
         except BaseException as error:  # the library's panic is no Exception
             if isinstance(error, KeyboardInterrupt):
                 raise
-            return "takes more steps than the library's limit for a text of sixteen thousand characters"
+            return "takes more steps than the library allows for a text of 16,384 characters"
         if (
             spent > MAX_SECONDS
             and (spent := min(spent, _seconds(split, text), _seconds(split, text))) > MAX_SECONDS
