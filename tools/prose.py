@@ -66,6 +66,8 @@ _ALLOWED: Final[frozenset[tuple[str, str]]] = frozenset(
         ("benchmarks/mesh/throughput.py", "what is a generator expression"),  # a query
         ("benchmarks/models/attention.py", "what is the best way to store"),  # a query
         ("libs/conversion/tensors.py", "whose module"),  # a message of torch
+        ("libs/models/readers/florence_tasks.py", "What is the"),  # prompts of Florence-2
+        ("libs/models/readers/florence_tasks.py", "what is shown"),
     ]
 )
 """Pairs of a file and a part of the line, with the reason."""

@@ -40,7 +40,7 @@ class Settings(Protocol):
         """The id that distinguishes this process from others of its service."""
 
     def describe(self) -> Mapping[str, str | float]:
-        """For the one log line at the start, without secrets."""
+        """Return the settings for the one log line at the start, without secrets."""
 
 
 _Settings = TypeVar("_Settings", bound=Settings)
@@ -53,10 +53,10 @@ def run(
     running: Running[_Settings],
     *refusals: type[Exception],
 ) -> int:
-    """Runs a service within its context until SIGTERM or Ctrl-C; a second signal ends it at once.
+    """Run a service within its context until SIGTERM or Ctrl-C; a second signal ends it at once.
 
-    Exit status: 0 after a drain; 2 for what the operator must change, raised by `read` or `running`
-    as a ShoalError or one of `refusals`.
+    Exit status: 0 after a drain; 2 for a fault that the operator must fix, raised by `read` or
+    `running` as a ShoalError or one of `refusals`.
     """
     status = 0
     refused: tuple[type[Exception], ...] = (ShoalError, *refusals)

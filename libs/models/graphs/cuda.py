@@ -185,7 +185,7 @@ class CudaCapture:
                 try:
                     for _ in range(_WARM_UPS):
                         forward(buffer)
-                finally:  # kernels of a run that fails may still use the buffer, whose memory is free once this returns
+                finally:  # Kernels of a failed run may still use the buffer, and its memory is freed when this returns.
                     self._captures.synchronize()
                 with _private_workspaces():
                     graph, output = self._record(forward, buffer)

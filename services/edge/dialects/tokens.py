@@ -234,8 +234,8 @@ def tei_tokens(text: str, found: pb.Tokenization) -> Iterator[dict[str, Any]]:
 
 
 def check_results(texts: Sequence[str], reply: pb.TokenizeResponse) -> None:
-    """Raises HttpError unless each text has a result whose tokens lie within it. Answers are
-    written after their status was sent.
+    """Raise HttpError unless each text has a result with all tokens within it. Answers are written
+    after their status was sent, so faults must be found first.
     """
     if len(reply.results) != len(texts):
         raise HttpError(

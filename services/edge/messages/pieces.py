@@ -11,7 +11,7 @@ from typing import Final
 from services.edge.messages.base import json_of
 
 PIECE_BYTES: Final = 64 << 10
-"""A piece has at least so many bytes, except the last one."""
+"""Minimum bytes of a piece, except the last one."""
 ENTRIES_AT_ONCE: Final = 512
 """Entries that exist at the same time as Python objects: less than a millisecond's work."""
 

@@ -378,9 +378,7 @@ def _parsed(batch: Batch, body: bytes) -> Message:
 
 
 def _together(batch: Batch, held: Sequence[tuple[Message, int]]) -> int:
-    """How many of the first messages, each with its bytes, may be asked for at once; at least
-    one.
-    """
+    """Return how many of the first messages, each with its bytes, can share a call; at least one."""
     if not batch.agree:
         return 1
     first, size = batch.key(held[0][0]), 0

@@ -126,10 +126,10 @@ class Plan(ABC, Generic[Q, R, T]):
         """One result from those of all requests, in order; there may be none."""
 
     def insert_skipped(self, result: T, kept: Sequence[int], skipped: Sequence[Skipped]) -> T:
-        """The result for all items, from that for the items at `kept`: the `skipped` ones get empty
+        """Expand the result for the items at `kept` to all items: the `skipped` ones get empty
         rows.
 
-        The default is for plans whose `invalid` is None: none of their items is skipped, so their
-        result is whole.
+        The default is for plans with `invalid` None: none of their items is skipped, so their
+        result is complete.
         """
         return result

@@ -38,7 +38,7 @@ Hardly any text needs more.
 """
 
 MARGIN: Final = 256
-"""Characters at a cut whose tokens do not count, nor do `NEAR` tokens. Added tokens are shorter
+"""Characters at a cut. Their tokens do not count, nor do `NEAR` tokens. Added tokens are shorter
 (`_Reach`).
 """
 
@@ -182,7 +182,7 @@ class Cutter:
 
     @property
     def is_local(self) -> bool:
-        """Whether a text's beginning determines its first tokens."""
+        """True if a text's beginning determines its first tokens."""
         return self._reach.forward
 
     def encode(self, text: str) -> Encoding:
@@ -190,8 +190,8 @@ class Cutter:
         return self._encode(text, frame=True)
 
     def settled(self, encoding: Encoding, text: str) -> int:
-        """How many of the first tokens stay the same if text follows; the token after them begins a
-        word.
+        """Return how many of the first tokens stay the same if text follows; the token after them
+        begins a word.
         """
         return self._first(encoding, text, len(text))
 

@@ -251,7 +251,7 @@ class TextProcessor:
         types = rows.types.astype(np.int32) if self._segments_of_one else None
         begins = rows.word_starts[before:end].copy()
         begins[:1] = True
-        if not begins[1:].any():  # there are no words
+        if not begins[1:].any():  # no words
             begins[:] = True
         begins &= np.diff(ends, prepend=0) > 0
         begins[1:] &= starts[1:] >= ends[:-1]
@@ -262,8 +262,8 @@ class TextProcessor:
         return WholeText(ids, types, before, end, starts, ends, begins)
 
     def _encode_all(self, text: str) -> Encoding:
-        """In one call that cannot yield. The library takes some 600 bytes a token, so long texts
-        are read one at a time.
+        """Encode in one call that cannot yield. The library takes some 600 bytes a token, so long
+        texts are read one at a time.
         """
         with _LONG_TEXT if len(text) > LONG_CHARACTERS else nullcontext():
             return self._cutter.encode(text)

@@ -49,8 +49,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Joint:
-    """Where two pieces meet: the character at which a word begins, and the tokens before it (ids,
-    starts, ends).
+    """The border of two pieces: the character at which a word begins, and the tokens before it
+    (ids, starts, ends).
     """
 
     at: int
@@ -157,5 +157,5 @@ def _joined(pieces: list[Rows]) -> Rows:
 
 
 def _run(mask: NDArray[np.bool_]) -> int:
-    """How many of the first are true."""
+    """Return how many of the first values are true."""
     return len(mask) if mask.all() else int(mask.argmin())

@@ -39,11 +39,11 @@ WINDOW: Final = 16_384
 takes hundreds of bytes a character, and a time that grows with the square of a text without white
 space."""
 _WINDOW_CHUNKS: Final = 3
-"""A window has at least the characters of so many chunks, by the mean length of a token."""
+"""A window has at least the characters of this many chunks, by the mean length of a token."""
 _FENCE: Final = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
 """Where a code block of Markdown begins or ends."""
 _BLANK_LINE: Final = re.compile(r"\n[ \t\r]*\n[ \t]*\Z")
-"""What is before a block of Markdown, except a heading, which needs none."""
+"""The blank line before a block of Markdown. A heading needs none."""
 _BLANK_CHARACTERS: Final = 256
 """Characters before a chunk in which a blank line is looked for."""
 
@@ -89,7 +89,7 @@ def divide(
 
 
 def check_contexts(spans: Sequence[Span], context: str, index: int) -> None:
-    """Refuse chunks of a text whose contexts, each a copy of its own, have too many characters.
+    """Refuse chunks of a text if their contexts, one copy for each chunk, have too many characters.
     Raises InvalidInput.
     """
     characters = len(spans) * len(context) + sum(len(span.context) for span in spans)
@@ -236,7 +236,9 @@ class _Sizes:
         return found
 
     def _find(self, part: str) -> int:
-        """Where the window has the part: anywhere, as equal parts have equal tokens."""
+        """Return a position of the part in the window: any one, because equal parts have equal
+        tokens.
+        """
         begin, end = self._window
         place = self.own.find(part, self._near, end)
         if place < 0:
@@ -246,13 +248,14 @@ class _Sizes:
 
 
 def _by_sense(sizes: _Sizes, chunking: Chunking, index: int) -> list[Span]:
-    """By sentences or Markdown. The package takes it that a longer part has more tokens, and leaves
-    some chunks too large where a tokenizer makes more tokens of a part than of the whole: these are
-    divided further.
+    """Divide by sentences or Markdown.
 
-    A text is divided in windows. What a chunk is depends on the text after its beginning, as far as
-    a chunk may reach, so that all chunks of a window but the last one are those of the whole text,
-    and the next window begins where the last one does.
+    The package assumes that a longer part has more tokens, and leaves some chunks too large if a
+    tokenizer makes more tokens of a part than of the whole: these are divided further.
+
+    A text is divided in windows. A chunk depends on the text after its beginning, as far as a chunk
+    may reach. So all chunks of a window except the last one equal those of the whole text, and the
+    next window begins where the last one does.
     """
     splitter = _splitter(chunking, sizes.most, sizes.count)
     least = max(WINDOW, _WINDOW_CHUNKS * sizes.most * sizes.mean_characters)
@@ -279,11 +282,11 @@ def _by_sense(sizes: _Sizes, chunking: Chunking, index: int) -> list[Span]:
 
 
 def _kept(window: str, chunks: Sequence[tuple[int, str]], chunking: Chunking) -> int:
-    """How many of the first chunks of a window are kept: those that end before the window does.
-    With an overlap one fewer, since where a chunk begins depends on where it ends.
+    """Return how many of the first chunks of a window are kept: those that end before the window
+    does. With an overlap one fewer, since a chunk's beginning depends on the previous chunk's end.
 
-    Of Markdown they are fewer if the next window can begin with a block, since what its parts are
-    depends on where they begin.
+    Of Markdown they are fewer if the next window can begin with a block, since the parts of a block
+    depend on its beginning.
     """
     end = len(window.rstrip())
     last = next(
