@@ -33,7 +33,7 @@ checkpoint directory.
 
 ## Cards
 
-A card overrides or completes what the files say.
+A card overrides or completes the files.
 Shoal ships the cards of the table below; the folders in `SHOAL_CATALOG=/path[:/path...]` of \
 workers and routers override them key by key.
 A file `*.yaml` holds one card, or several separated by `---`:
@@ -68,7 +68,7 @@ alike.
 A model is **refused** below a cosine of 0.99 or above a difference of 0.1: the check fails, \
 and a load fails with `MODEL_LOAD_FAILED`.
 Set `bfloat16` or `float32` in the card of such a model.
-On an accelerator, or a CPU that does not support int8, a model whose card says `int8` uses the \
+On an accelerator, or a CPU that does not support int8, a model with `int8` in its card uses the \
 worker's own format with a warning, and a worker with `SHOAL_DTYPE=int8` does not start \
 ([design/models.md](design/models.md#int8)).
 
@@ -91,7 +91,7 @@ weights (`tests/parity`, `tests/readers`, `tests/generation`), but the published
 not run here.
 - **incomplete**: as **card**, but the repository lacks required files, which the remark names; \
 `shoal models check` explains how to write them.
-- **not yet**: it is not supported; the remark says what is missing.
+- **not yet**: it is not supported; the remark names the missing part.
 - **unknown**: it may work without a card.
 
 """

@@ -139,7 +139,7 @@ def family(device: torch.device, kind: str, hidden: int, heads: int, layers: int
 
 
 def graph(encoder: PackedEncoder, device: torch.device) -> dict[str, Value]:
-    """The largest distance to the eager forward over two replays of each batch, or why there are no
+    """The largest distance to the eager forward over two replays of each batch, or why it has no
     graphs; `wrong` if there should be, or if they differ."""
     if not encoder.is_graph_capturable:
         return {"none": "its launches go by the lengths of sequences"}

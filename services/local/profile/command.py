@@ -194,7 +194,7 @@ def _check_files(trace: Path | None, plot: Path | None) -> None:
 
 @contextmanager
 def _progress(target: str) -> Iterator[OnProgress]:
-    """Says on stderr what is being done, if somebody watches."""
+    """Report the current step on stderr, if it is a terminal."""
     with Console(stderr=True).status(Text(target)) as status:
         yield lambda words: status.update(Text(words))
 

@@ -262,7 +262,7 @@ class TextProcessor:
         return WholeText(ids, types, before, end, starts, ends, begins)
 
     def _encode_all(self, text: str) -> Encoding:
-        """Encode in one call that cannot yield. The library takes some 600 bytes a token, so long
+        """Encode in one call that cannot yield. The library takes some 600 bytes a token, thus long
         texts are read one at a time.
         """
         with _LONG_TEXT if len(text) > LONG_CHARACTERS else nullcontext():
