@@ -68,7 +68,7 @@ class Catalog:
     def __str__(self) -> str:
         return f"{len(self._cards)} cards"
 
-    def of(self, model: str) -> Overrides | None:
+    def overrides(self, model: str) -> Overrides | None:
         """The overrides of a model; None if it has no card in YAML."""
         general, special = self._cards.get(model.partition("@")[0]), self._cards.get(model)
         if general is None or special is None or special is general:
@@ -83,7 +83,7 @@ class Catalog:
         """The id with the revision of the model's card, `org/name@revision`; the id itself if it
         names one or the card does not.
         """
-        card = self.of(model)
+        card = self.overrides(model)
         return (
             model
             if "@" in model or card is None or not card.revision

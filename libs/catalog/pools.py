@@ -76,11 +76,11 @@ class Pools:
         """True with a pool file; then only its pools exist."""
         return bool(self.by_name)
 
-    def of(self, name: str) -> PoolSpec:
+    def spec(self, name: str) -> PoolSpec:
         """The pool of that name, with the defaults of PoolSpec if no file describes it."""
         return self.by_name.get(name) or PoolSpec(name)
 
-    def of_model(
+    def names_for(
         self, model: str, catalog: Catalog, reported: Sequence[str] = ()
     ) -> tuple[str, ...]:
         """The model's pools, best first: those of this process' catalog, else those of a worker's
@@ -88,7 +88,7 @@ class Pools:
 
         Empty if neither names one, or if the file has none of them.
         """
-        overrides = catalog.of(model)
+        overrides = catalog.overrides(model)
         named = tuple(reported) if overrides is None or overrides.pools is None else overrides.pools
         return tuple(name for name in named if not self.is_configured or name in self.by_name)
 

@@ -131,7 +131,7 @@ IMAGE_CACHE_EVENTS: Final = Counter(
 )
 
 
-class Bounded:
+class LabelValues:
     """Bounds a label's values: the first `most` are kept and all others become `other`.
     Thread-safe.
     """
@@ -141,7 +141,7 @@ class Bounded:
         self._lock = threading.Lock()
         self._known: set[str] = set()
 
-    def of(self, value: str) -> str:
+    def bounded(self, value: str) -> str:
         """The label's value, with U+FFFD for control characters: the exposition format escapes only
         newlines.
         """
@@ -155,7 +155,7 @@ class Bounded:
         return value
 
 
-TENANTS: Final = Bounded(MAX_TENANTS)
+TENANTS: Final = LabelValues(MAX_TENANTS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,7 +365,7 @@ class Demand:
         self._answers = {}
         # Fallback pools last: their need depends on the shortage of the others.
         for name, pool in sorted(
-            self._pools.items(), key=lambda entry: bool(self.specs.of(entry[0]).fallback_for)
+            self._pools.items(), key=lambda entry: bool(self.specs.spec(entry[0]).fallback_for)
         ):
             pool.wanted_elsewhere = self._wanted_elsewhere(name)
             for options in self._options(pool):
@@ -426,8 +426,8 @@ class Demand:
         self._answers.pop((pool, options), None)
 
     def _decide(self, name: str, options: Options) -> PoolDemand:
-        pool, spec = self._pools[name], self.specs.of(name)
-        seen, goals = pool.input, Goals.combine(spec, options)
+        pool, spec = self._pools[name], self.specs.spec(name)
+        seen, goals = pool.input, Goals.of(spec, options)
         hold_seconds = max(HOLD_SECONDS, HOLD_STARTS * seen.cold_start_seconds)
         need = need_of(seen, goals, pool.wanted_elsewhere)
         # A scheduler that has just started does not know the earlier answers. It keeps the workers
@@ -455,7 +455,7 @@ class Demand:
         return PoolDemand(name, min(desired, spec.max_workers), active, need, seen)
 
     def _input(self, name: str, reading: _Reading, elapsed: float) -> PoolInput:
-        spec, pool, at = self.specs.of(name), self._pools[name], self.at or 0.0
+        spec, pool, at = self.specs.spec(name), self._pools[name], self.at or 0.0
         seen = reading.seen[name]
         workers = seen.workers
         configured = spec.cold_start_seconds + spec.node_seconds
@@ -536,11 +536,11 @@ class Demand:
         """Return the shortage of the pool for which this one is a fallback: workers that it needs
         and will not have soon.
         """
-        primary = self.specs.of(name).fallback_for
+        primary = self.specs.spec(name).fallback_for
         pool = self._pools.get(primary)
         if pool is None:
             return 0.0
-        need = need_of(pool.input, Goals.combine(self.specs.of(primary), Options()))
+        need = need_of(pool.input, Goals.of(self.specs.spec(primary), Options()))
         return max(
             0.0, need.workers - need.lost - pool.input.ready - pool.starts.young(pool.input.at)
         )

@@ -45,7 +45,7 @@ def catalog(folder: Path, text: str, file: str = "cards.yaml") -> Catalog:
 
 
 def overrides(folder: Path, text: str) -> Overrides:
-    found = catalog(folder, text).of("org/name")
+    found = catalog(folder, text).overrides("org/name")
     assert found is not None
     return found
 
@@ -131,7 +131,7 @@ def test_earlier_folders_go_over_later_ones_and_all_over_the_shipped_cards(tmp_p
     first, second = tmp_path / "first", tmp_path / "second"
     catalog(first, f"model: {model}\nmax_tokens: 1\npools: [a]\n")
     catalog(second, f"model: {model}\nmax_tokens: 2\npinned: true\n")
-    found = read_catalog(parse_folders(f"{first}:{second}")).of(model)
+    found = read_catalog(parse_folders(f"{first}:{second}")).overrides(model)
     assert found is not None
     assert (found.max_tokens, found.pools, found.pinned) == (1, ("a",), True)
     assert found.prompts["query"] == "query: "  # shipped
@@ -147,9 +147,9 @@ def test_revisions_card_goes_over_the_models(tmp_path: Path) -> None:
         tmp_path,
         "model: org/name\nmax_tokens: 9\nrevision: main\n---\nmodel: org/name@v2\nmax_tokens: 5\n",
     )
-    limits = {model: found.of(model) for model in ("org/name", "org/name@v1", "org/name@v2")}
+    limits = {model: found.overrides(model) for model in ("org/name", "org/name@v1", "org/name@v2")}
     assert [card and card.max_tokens for card in limits.values()] == [9, 9, 5]
-    assert found.of("org/other") is None
+    assert found.overrides("org/other") is None
     assert [found.pinned_id(model) for model in ("org/name", "org/name@v1", "org/other")] == [
         "org/name@main",
         "org/name@v1",
@@ -159,7 +159,7 @@ def test_revisions_card_goes_over_the_models(tmp_path: Path) -> None:
 
 def test_one_card_for_several_models(tmp_path: Path) -> None:
     found = catalog(tmp_path, "model: [org/a, org/b]\nmax_tokens: 9\n")
-    assert [card and card.max_tokens for card in map(found.of, ("org/a", "org/b"))] == [9, 9]
+    assert [card and card.max_tokens for card in map(found.overrides, ("org/a", "org/b"))] == [9, 9]
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ MXBAI_PAIR = (
 def test_rerankers_read_what_their_authors_wrote(
     model: str, instruction: str, system: str, user: str, end: str, answers: tuple[str, str]
 ) -> None:
-    card = read_catalog().of(model)
+    card = read_catalog().overrides(model)
     assert card is not None
     assert card.detect.template is not None
     # Settings of transformers' own environment for chat templates.
@@ -346,7 +346,7 @@ def test_rerankers_read_what_their_authors_wrote(
 def test_ids_are_those_of_the_store(tmp_path: Path, model: str) -> None:
     text = yaml.safe_dump({"model": model})
     if is_model_id(model):
-        assert catalog(tmp_path, text).of(model) is not None
+        assert catalog(tmp_path, text).overrides(model) is not None
     else:
         with pytest.raises(InvalidInput):
             catalog(tmp_path, text)

@@ -214,7 +214,7 @@ def card_of(model: str, directory: Path, files: Files) -> Card:
     write(directory, files, TENSORS.get(model))
     if "open_clip_config.json" in files:
         write_tensors(directory / "open_clip_model.safetensors", {"a": [1]})
-    return read_card(directory, model, read_catalog().of(model))
+    return read_card(directory, model, read_catalog().overrides(model))
 
 
 @pytest.mark.parametrize("model", CARDS)
@@ -324,7 +324,7 @@ def test_card_of_an_adapter_is_that_of_its_base(model: str, tmp_path: Path) -> N
     with pytest.raises(ModelBroken, match="the model 'vidore/a-base' is needed"):
         read_card(own, model)
     card, other = (
-        read_card(own, model, read_catalog().of(model), base),
+        read_card(own, model, read_catalog().overrides(model), base),
         read_card(base, "vidore/a-base"),
     )
     assert replace(card, model=other.model, revision=other.revision) == other

@@ -53,8 +53,8 @@ pools:
 """,
     )
     assert found.default == "b"
-    assert found.of("a") == PoolSpec("a")
-    assert found.of("b") == PoolSpec(
+    assert found.spec("a") == PoolSpec("a")
+    assert found.spec("b") == PoolSpec(
         "b", "cuda", 24_159_191_040, True, 1, 3, 40.0, 90.5, 10.0, 0.0, 0.5, 0.28
     )
 
@@ -64,7 +64,7 @@ def test_first_pool_is_the_default(tmp_path: Path) -> None:
 
 
 def test_without_a_file_every_name_is_a_pool() -> None:
-    assert (Pools().is_configured, Pools().of("any")) == (False, PoolSpec("any"))
+    assert (Pools().is_configured, Pools().spec("any")) == (False, PoolSpec("any"))
 
 
 def test_example_has_four_kinds_of_hardware() -> None:
@@ -140,11 +140,11 @@ def test_models_pools_are_its_own_catalogs_before_a_workers(tmp_path: Path) -> N
         {"org/a": Overrides("x:1", pools=("l4-spot", "cpu")), "org/b": Overrides("x:2")}
     )
     some = pools(tmp_path, TWO)
-    assert some.of_model("org/a", cards, ["h100"]) == ("l4-spot", "cpu")
-    assert some.of_model("org/a@v2", cards) == ("l4-spot", "cpu")
-    assert some.of_model("org/b", cards, ["h100", "cpu"]) == ("cpu",)
-    assert some.of_model("org/c", cards) == ()
-    assert Pools().of_model("org/b", cards, ["h100", "cpu"]) == ("h100", "cpu")
+    assert some.names_for("org/a", cards, ["h100"]) == ("l4-spot", "cpu")
+    assert some.names_for("org/a@v2", cards) == ("l4-spot", "cpu")
+    assert some.names_for("org/b", cards, ["h100", "cpu"]) == ("cpu",)
+    assert some.names_for("org/c", cards) == ()
+    assert Pools().names_for("org/b", cards, ["h100", "cpu"]) == ("h100", "cpu")
 
 
 def test_card_with_a_pool_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_schema_refuses_what_the_reader_refuses(
 
 def test_fallback_stands_in_for_another_pool_of_the_file(tmp_path: Path) -> None:
     two = "pools: {spot: {device: cuda, spot: true}, safe: {device: cuda, fallback_for: %s}}\n"
-    assert pools(tmp_path, two % "spot").of("safe").fallback_for == "spot"
+    assert pools(tmp_path, two % "spot").spec("safe").fallback_for == "spot"
     for wrong in ("safe", "neither"):
         with pytest.raises(InvalidInput, match=r"pools\.yaml:1: `pools\.safe\.fallback_for`"):
             pools(tmp_path, two % wrong)

@@ -509,7 +509,7 @@ def test_pools_are_those_of_the_workers_and_as_large(
     assert set(pools.by_name) == served
     for workload, container in workers:
         variables = environment(deployable, container)
-        pool = pools.of(variables["SHOAL_POOL"])
+        pool = pools.spec(variables["SHOAL_POOL"])
         assert pool.device == variables["SHOAL_DEVICE"]
         assert pool.spot == (variables.get("SHOAL_SPOT", "none") != "none")
         for scaled in of_kind(deployable, "ScaledObject"):

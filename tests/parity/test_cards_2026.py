@@ -44,8 +44,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def load(directory: Path, model: str) -> PackedModel:
-    """Load the model in a directory with the shipped card of `model`."""
-    card = read_catalog().of(model)
+    """The model in a directory with the card that is shipped for `model`."""
+    card = read_catalog().overrides(model)
     assert card is not None
     return load_model(directory, model, torch.device("cpu"), torch.float32, card)
 
@@ -278,4 +278,4 @@ def test_qwen3guard_is_generative(tmp_path: Path) -> None:
     )
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))
     name = "Qwen/Qwen3Guard-Gen-0.6B"
-    assert read_card(tmp_path, name, read_catalog().of(name)).kind == "writer"
+    assert read_card(tmp_path, name, read_catalog().overrides(name)).kind == "writer"

@@ -970,7 +970,7 @@ a document<|im_end|>
 def test_templates_of_shipped_cards_render_pairs(name: str, tmp_path: Path) -> None:
     """Templates write a pair as the models' cards and packages do."""
     write_checkpoint("qwen3", tmp_path, head="causal_lm", positions=1024)
-    model = load(tmp_path, read_catalog().of(name))
+    model = load(tmp_path, read_catalog().overrides(name))
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     plain, told = SHIPPED[name]
     sequences = model.prepare(ScoreWork("a query", ["a document"])).sequences

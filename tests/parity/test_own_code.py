@@ -102,9 +102,9 @@ def test_gritlm_is_served_from_its_directory(tmp_path: Path) -> None:
     close(vectors(model, TEXTS, instruction=told), gritlm(tmp_path, TEXTS, told))
 
 
-def test_gritlm_card_sets_its_instructions(tmp_path: Path) -> None:
-    """Queries have an instruction; documents have only its closing part."""
-    card = read_catalog().of("GritLM/GritLM-7B")
+def test_gritlm_with_its_card(tmp_path: Path) -> None:
+    """Queries have an instruction, documents only what ends it."""
+    card = read_catalog().overrides("GritLM/GritLM-7B")
     model = load_model(
         write_gritlm(tmp_path), "GritLM/GritLM-7B", torch.device("cpu"), torch.float32, card
     )
@@ -227,8 +227,8 @@ def test_nvembed_is_served_from_its_directory(tmp_path: Path) -> None:
     close(np.concatenate([vectors(model, [text]) for text in TEXTS]), together)
 
 
-def test_nvembed_card_sets_its_instructions(tmp_path: Path) -> None:
-    card = read_catalog().of("nvidia/NV-Embed-v2")
+def test_nvembed_with_its_card(tmp_path: Path) -> None:
+    card = read_catalog().overrides("nvidia/NV-Embed-v2")
     model = load_model(
         write_nvembed(tmp_path), "nvidia/NV-Embed-v2", torch.device("cpu"), torch.float32, card
     )

@@ -69,8 +69,8 @@ async def test_changed_new_and_wrong_files(
     files = watch_routes(tmp_path / "pools.yaml", [tmp_path / "catalog"], "cpu")
 
     async def pools_of(model: str) -> tuple[str, ...]:
-        files.refresh()
-        said = files.content.catalog.of(model)
+        files.look()
+        said = files.content.catalog.overrides(model)
         return said.pools or () if said is not None else ()
 
     assert await pools_of("org/new") == ()

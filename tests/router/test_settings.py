@@ -72,7 +72,7 @@ def test_pools_and_the_catalog_that_maps_models_to_them(tmp_path: Path) -> None:
     }
     settings = Settings.from_env(environ)
     routes = settings.routes.content
-    card = routes.catalog.of("org/name")
+    card = routes.catalog.overrides("org/name")
     assert card is not None
     assert (card.pools, list(routes.pools.by_name)) == (("a",), ["a", "b"])
     assert settings.describe()["default_pool"] == "b"

@@ -177,7 +177,7 @@ def test_card_settings_are_reported_with_their_line(embedder: Path, tmp_path: Pa
         '# mine\nmodel: org/embedder\nmax_tokens: 9\nprompts: {document: "d: "}\npinned: true\n'
     )
     facts = why(
-        inspect(embedder, "org/embedder", read_catalog([tmp_path / "cards"]).of("org/embedder"))
+        inspect(embedder, "org/embedder", read_catalog([tmp_path / "cards"]).overrides("org/embedder"))
     )
     card = f"card {tmp_path}/cards/mine.yaml:2"
     assert (facts["max tokens"][0], facts["max tokens"][1][0]) == ("9", card)
@@ -463,7 +463,7 @@ def test_card_dtype_is_used(embedder: Path, tmp_path: Path) -> None:
     (tmp_path / "cards/mine.yaml").write_text(
         "model: org/embedder\ndtype: bfloat16\nmemory_bytes: 123456789\n"
     )
-    overrides = read_catalog([tmp_path / "cards"]).of("org/embedder")
+    overrides = read_catalog([tmp_path / "cards"]).overrides("org/embedder")
     whole = load_model(embedder, "org/embedder", torch.device("cpu"), torch.float32)
     half = load_model(embedder, "org/embedder", torch.device("cpu"), torch.float32, overrides)
     assert half.bytes == 123_456_789 > whole.bytes

@@ -133,7 +133,7 @@ def _load(device: torch.device, dtype: torch.dtype, catalog: Catalog, memory_byt
         """Load with a single torch thread, so that loads do not slow down serving."""
         use_threads(1)
         return load_served_model(
-            directory, model, device, dtype, catalog.of(model), base, memory_bytes
+            directory, model, device, dtype, catalog.overrides(model), base, memory_bytes
         )
 
     return load

@@ -223,7 +223,7 @@ class ModelFiles:
         """Return the bytes that the model will take on the device, from the headers of its files.
         Raises ModelBroken.
         """
-        overrides = self._catalog.of(model)
+        overrides = self._catalog.overrides(model)
         item_bytes = self._own_bytes.get((overrides and overrides.dtype) or "", self.item_bytes)
         return max(
             _weight_bytes(directory, base, item_bytes), (overrides and overrides.memory_bytes) or 0
@@ -273,7 +273,7 @@ class ModelFiles:
     def _read(self, model: str, directory: Path, base: Path | None = None) -> OnDisk:
         try:
             directory = directory if self._copies is None else self._copies.existing(directory)
-            card = read_card(directory, model, self._catalog.of(model), base)
+            card = read_card(directory, model, self._catalog.overrides(model), base)
             return OnDisk(
                 card,
                 _weight_bytes(directory, base, self._own_bytes.get(card.dtype, self.item_bytes)),

@@ -72,7 +72,7 @@ class Routes:
         pool that has the model.
         """
         card = snapshot.card(model)
-        named = self.pools.of_model(model, self.catalog, card.pools if card is not None else ())
+        named = self.pools.names_for(model, self.catalog, card.pools if card is not None else ())
         return named or ((self.default,) if self.pools.is_configured else ())
 
 

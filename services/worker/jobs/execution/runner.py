@@ -674,7 +674,7 @@ class Runner:
         metrics.BATCH_TOKENS.labels(model).observe(batch.tokens)
         metrics.BATCH_FILL.labels(model).observe(batch.tokens / self.limits.tokens)
         for held, one in zip(jobs, batch.chosen, strict=True):
-            metrics.TENANT_TOKENS.labels(metrics.TENANTS.of(held.job.tenant)).inc(one.tokens)
+            metrics.TENANT_TOKENS.labels(metrics.TENANTS.bounded(held.job.tenant)).inc(one.tokens)
 
     def _hand_on(
         self, batch: Batch, jobs: list[HeldJob], outcomes: list[Outcome], *, is_last: bool
