@@ -27,7 +27,7 @@ ours = find_namespace_packages(
 
 
 class BuildWithKernels(build_py):
-    """An editable install has the library beside its sources (`make native`)."""
+    """Compile the kernels, except for an editable install, which uses those of `make native`."""
 
     def run(self) -> None:
         super().run()

@@ -1,6 +1,4 @@
-"""What the examples share: options, a mesh to talk to, progress bars, tables and errors that say
-what to do.
-"""
+"""Helpers of all examples: options, a client of a mesh, progress bars, tables and error advice."""
 
 from __future__ import annotations
 
@@ -33,12 +31,12 @@ from services.local.settings import Settings, known_models, known_stores
 MINILM = BUNDLED
 DATA = Path(__file__).parent / "data"
 TIMEOUT = 600.0
-"""Seconds of a call. Admission refuses what would not be answered in time, and in these examples
-nobody waits for one answer.
+"""Deadline of a call in seconds. It is long because admission refuses requests that would miss their
+deadline, and the examples are batch jobs.
 """
 IN_FLIGHT = 8
-"""Calls at once. One at a time would leave the workers idle between two; the mesh batches what
-comes together.
+"""Concurrent calls. One at a time would leave the workers idle between calls; the mesh batches
+concurrent ones.
 """
 T = TypeVar("T")
 Floats = NDArray[np.float32]
@@ -47,15 +45,19 @@ console = Console(stderr=True)
 
 
 class Advice(Exception):
-    """An error of the user's, with what to do about it."""
+    """A user's mistake; the message says how to correct it."""
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the description's lines, and tells defaults."""
+    """Keeps the description's line breaks and shows defaults."""
 
 
 def options(description: str, *, embedder: bool = True) -> argparse.ArgumentParser:
-    """The options of all examples. `embedder`: of those whose model is one of texts."""
+    """Build a parser with the options of all examples.
+
+    Args:
+        embedder: Add --embedder, for examples that encode texts.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=_Help)
     parser.add_argument(
         "--endpoint",
@@ -73,7 +75,7 @@ def options(description: str, *, embedder: bool = True) -> argparse.ArgumentPars
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """For argparse: a whole number of at least `least`."""
+    """Return an argparse type for whole numbers of at least `least`."""
 
     def number(text: str) -> int:
         if not text.isascii() or not text.isdigit() or int(text) < least:
@@ -84,7 +86,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
-    """Runs an example; returns its exit status. Errors are printed with what to do about them."""
+    """Run an example and return its exit status. Errors are printed with advice."""
     try:
         asyncio.run(main())
     except KeyboardInterrupt:
@@ -107,15 +109,15 @@ def _advice(error: Exception) -> str:
             )
         case shoal.errors.ModelNotFound():
             return (
-                "Models come from the Hugging Face hub, or from folders: "
+                "Models are read from the Hugging Face hub, or from folders: "
                 "SHOAL_MODELS=org/name=/path for a mesh that the example "
-                "starts, `shoal up --model org/name=/path` for one of your own "
+                "starts, `shoal up --model org/name=/path` for a mesh that you start "
                 "(docs/quickstart.md)."
             )
         case shoal.errors.TaskNotSupported():
             return (
                 "docs/models.md lists which models encode, score and extract; `shoal models` "
-                "shows what a running mesh can do."
+                "lists the tasks of a running mesh."
             )
         case shoal.errors.DeadlinePassed():
             return (
@@ -129,12 +131,13 @@ def _advice(error: Exception) -> str:
 async def mesh(
     endpoint: str | None, models: Sequence[str] = ()
 ) -> AsyncIterator[shoal.AsyncClient]:
-    """A client of the mesh at `endpoint`, or of one for the context, with `models`
-    (`org/name=/path`).
+    """Yield a client of the mesh at `endpoint`.
+
+    Without an endpoint, start a mesh with `models` (`org/name=/path`) for the context.
     """
     if endpoint:
         async with shoal.AsyncClient(endpoint) as client:
-            await client.healthy(timeout=10)  # a wrong address is said at once
+            await client.healthy(timeout=10)  # fails early if the address is wrong
             yield client
         return
     found = accelerators("auto", os.environ)
@@ -158,8 +161,13 @@ async def mesh(
 async def model_or_random(
     endpoint: str | None, model: str, name: str, write: Callable[[Path], None]
 ) -> AsyncIterator[tuple[shoal.AsyncClient, str]]:
-    """A client, and the model to ask: `model`, or if that is empty one with random weights, which
-    `write` makes, as `name`.
+    """Yield a client and the id of the model to call.
+
+    Args:
+        endpoint: Address of a running mesh; None starts one.
+        model: The model to call; empty for one with random weights.
+        name: Id of the model with random weights.
+        write: Writes the checkpoint with random weights into a folder.
     """
     if model:
         async with mesh(endpoint) as client:
@@ -178,7 +186,7 @@ async def model_or_random(
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr; call it with how much is done."""
+    """Show a progress bar on stderr; call the yielded function with the completed amount."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -191,7 +199,7 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 async def warm(client: shoal.AsyncClient, embedder: str) -> None:
-    """Loads the embedder, so that what is timed later is its work. Any first request does that."""
+    """Load the embedder by a first request, so that later timings do not include the load."""
     began = time.perf_counter()
     await client.encode(embedder, "Hello, mesh", representations="dense", timeout=TIMEOUT)
     console.print(f"{embedder} loaded in {time.perf_counter() - began:.1f} s", highlight=False)
@@ -200,7 +208,7 @@ async def warm(client: shoal.AsyncClient, embedder: str) -> None:
 async def encode(
     client: shoal.AsyncClient, model: str, texts: Sequence[str], what: str, role: shoal.tasks.Role
 ) -> Floats:
-    """Unit vectors, [texts, dimensions]."""
+    """Return unit vectors, [texts, dimensions]."""
     with progress(what, len(texts)) as show:
         answer = await client.encode(
             model,
@@ -214,16 +222,17 @@ async def encode(
     return answer.dequantize()
 
 
-async def each(what: str, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """The results of the calls, in order, with IN_FLIGHT of them at once. The first error ends them
-    all, and is raised.
+async def gather(what: str, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Return the results of the calls in order, IN_FLIGHT of them running concurrently.
+
+    The first error cancels the other calls and is raised.
     """
-    places, done = asyncio.Semaphore(IN_FLIGHT), 0
+    slots, done = asyncio.Semaphore(IN_FLIGHT), 0
     with progress(what, len(calls)) as show:
 
         async def one(call: Callable[[], Awaitable[T]]) -> T:
             nonlocal done
-            async with places:
+            async with slots:
                 result = await call()
             done += 1
             show(done)
@@ -238,13 +247,13 @@ async def each(what: str, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T
 
 
 def rows(name: str) -> list[list[str]]:
-    """The rows of a file of examples/data (see tools/wordnet.py for its columns)."""
+    """Read the rows of a file of examples/data (tools/wordnet.py documents the columns)."""
     with gzip.open(DATA / f"{name}.tsv.gz", "rt", encoding="utf-8") as file:
         return [line.rstrip("\n").split("\t") for line in file]
 
 
 def table(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Prints a table on stdout: the first column is words, the others are numbers."""
+    """Print a table on stdout: words in the first column, numbers in the others."""
     drawn = Table(title=title, title_justify="left")
     for place, heading in enumerate(headings):
         drawn.add_column(heading, justify="right" if place else "left", no_wrap=True)

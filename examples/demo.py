@@ -1,8 +1,7 @@
-"""The main job on real text: encode a library of paragraphs, search it, rerank the hits, say what
-they are about.
+"""Encode a library of paragraphs, search it, rerank the hits and label their topics.
 
-`make demo` runs it. It starts a mesh on this machine (Redis, a router, a worker a core), and stops
-it again.
+`make demo` runs it. It starts a mesh on this machine (Redis, a router, one worker per core) and stops
+it at the end.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ async def encode(client: shoal.AsyncClient, library: list[Paragraph]) -> NDArray
 async def search(
     client: shoal.AsyncClient, library: list[Paragraph], vectors: NDArray[np.number]
 ) -> None:
-    """For each query the nearest paragraphs, ranked again by Score and labelled by Extract."""
+    """Print each query's nearest paragraphs, reranked by Score and labelled by Extract."""
     questions = (await client.encode(MINILM, list(QUERIES))).dense
     for query, question in zip(QUERIES, questions, strict=True):
         began = time.perf_counter()

@@ -1,5 +1,5 @@
-"""Entities and relations of documents as a graph: a GraphML file, and a page that draws it and
-needs no network.
+"""Extract entities and relations from documents into a graph: a GraphML file and an HTML page that
+draws it without a network.
 
     python -m examples.graph
     python -m examples.graph --query Belgium
@@ -7,10 +7,10 @@ needs no network.
     python -m examples.graph --extractor urchade/gliner_small-v2.1
 
 The documents are definitions of places, battles and people from WordNet 3.0 (licence in
-examples/data/LICENSE-WordNet), which says itself what kind of thing each is and what lies in what;
-so quality can be told. With --extractor a model finds the entities, and their relations if it can.
-Without one no model reads the text: capitalised words are candidates, and an embedder compares what
-stands around them with the labels. That is a good deal weaker, and the output says which it was.
+examples/data/LICENSE-WordNet). WordNet also has each entry's kind and the place that it lies in, so
+the example can measure quality. With --extractor a model finds the entities, and the relations if it
+supports them. Without one, capitalised words are candidates, and an embedder compares their context
+with the labels. That is much less accurate; the output names the method.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ LABELS = (
     "person",
 )
 NO_ENTITY = "nationality"
-"""Capitalised and no entity: French, Asian. Offered to the embedder beside the labels, and left out
-of the graph.
+"""The label of capitalised words that are not entities (French, Asian). The embedder chooses between
+it and the other labels; the graph leaves these words out.
 """
 PLACES = frozenset(LABELS) - {"battle", "person"}
 WATERS = frozenset({"river", "lake", "sea"})
@@ -58,20 +58,17 @@ RELATIONS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "is from": (frozenset({"person"}), PLACES - WATERS),
     "was fought by": (frozenset({"battle"}), frozenset({"person"})),
 }
-"""Relations, and the kinds of entities between which each may be; for labels of one's own, between
-all.
-"""
+"""Relations, with the kinds of their heads and tails. With --labels, any kinds may be related."""
 MENTIONS = 4
-"""By which an entity's kind is judged; more say little more."""
+"""Mentions from which an entity's kind is inferred; more add little."""
 _WORD = r"[A-Z][\w'\u2019-]*"
 _NAME = re.compile(rf"{_WORD}(?:(?: of(?: the)?| de| la| du| del)? {_WORD})*")
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """`title`: the entity that it is about; empty if it is none's."""
-
-    title: str
+        title: str
+    """The entity that the document is about; empty if unknown."""
     text: str
 
 
@@ -95,11 +92,11 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """`kinds`: of all entities, by name. `how`: by what they were found."""
-
-    kinds: Mapping[str, str]
+        kinds: Mapping[str, str]
+    """Kinds of entities, by name."""
     edges: Sequence[Edge]
     how: str
+    """The method by which entities and relations were found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,23 +136,23 @@ def arguments(given: Sequence[str] | None) -> Options:
         type=several,
         default=tuple(RELATIONS),
         metavar="A,B",
-        help="what may be between two of them",
+        help="relations between two entities",
     )
     parser.add_argument(
         "--threshold",
         type=float,
         default=0.5,
-        help="below which an extractor's entities are left out",
+        help="minimum score of an extractor's entities",
     )
     parser.add_argument(
-        "--query", default="", metavar="NAME", help="print what is known of an entity"
+        "--query", default="", metavar="NAME", help="print the relations of an entity"
     )
     parser.add_argument(
         "--output",
         type=Path,
         default=Path("build/graph"),
         metavar="PATH",
-        help="without .graphml and .html",
+        help="output path, without .graphml and .html",
     )
     parser.add_argument(
         "--limit", type=common.at_least(1), default=400, metavar="N", help="documents to read"
@@ -168,7 +165,7 @@ def several(text: str) -> tuple[str, ...]:
 
 
 class Known:
-    """What WordNet says of its entries: kinds, and what lies in what."""
+    """WordNet's entries: their kinds, and the entries of which they are parts."""
 
     def __init__(self) -> None:
         self._rows = common.rows("entries")
@@ -178,9 +175,9 @@ class Known:
             for name in own:
                 kinds[name].add(row[1])
         self.kinds = {name: next(iter(own)) for name, own in kinds.items() if len(own) == 1}
-        """Of names that are of one kind only."""
+        """Kinds, by name; ambiguous names are left out."""
         self.within: defaultdict[str, set[str]] = defaultdict(set)
-        """For each name those of all that it is a part of."""
+        """For each name, the names of all entries that contain it."""
         for number, own in enumerate(names):
             wholes = {name for whole in self._above(number) for name in names[whole]}
             for name in own:
@@ -197,8 +194,9 @@ class Known:
         return found
 
     def documents(self, limit: int) -> list[Document]:
-        """Of entries in whose definition another one is named: a quarter of people, the same ones
-        each time.
+        """Return entries that name another one in their definition; a quarter are people.
+
+        The sample is the same in each run.
         """
         people: list[Document] = []
         others: list[Document] = []
@@ -235,7 +233,7 @@ def own_documents(folder: Path, limit: int) -> list[Document]:
 
 
 def candidates(documents: Sequence[Document]) -> list[Mention]:
-    """Titles, and what is capitalised within a sentence."""
+    """Return titles and words capitalised within a sentence."""
     found = []
     for number, document in enumerate(documents):
         if document.title:
@@ -249,9 +247,7 @@ def candidates(documents: Sequence[Document]) -> list[Mention]:
 
 
 def around(document: Document, mention: Mention) -> str:
-    """A mention with the words next to it: of a title those that follow, of others more of those
-    before.
-    """
+    """Return a mention with its context: the words after a title, or mostly those before others."""
     if mention.start == 0:
         return " ".join(document.text.split()[:10])
     before, after = (
@@ -264,7 +260,7 @@ def around(document: Document, mention: Mention) -> str:
 async def judged(
     client: shoal.AsyncClient, options: Options, documents: Sequence[Document]
 ) -> tuple[dict[str, str], list[Mention]]:
-    """Kinds by the embedder: the cosine of a name and of its surroundings with each label."""
+    """Classify names with the embedder, by cosine of the name and its contexts with each label."""
     mentions = candidates(documents)
     contexts: defaultdict[str, list[str]] = defaultdict(list)
     for mention in mentions:
@@ -293,7 +289,7 @@ async def judged(
 async def extracted(
     client: shoal.AsyncClient, options: Options, documents: Sequence[Document]
 ) -> tuple[dict[str, str], list[Mention]]:
-    """Kinds by a model for entities: of each name the label with most score."""
+    """Classify names with an entity model, by the label with the highest total score."""
     with common.progress("extracting entities", len(documents)) as show:
         answer = await client.entities(
             options.extractor,
@@ -321,8 +317,11 @@ async def related(
     kinds: Mapping[str, str],
     mentions: Sequence[Mention],
 ) -> list[Edge]:
-    """Relations by the embedder: between what a document is about (else each entity) and what else
-    it names, the one whose statement ("Suez is in Egypt") is nearest to the text."""
+    """Find relations with the embedder.
+
+    Each pair of a document's title (without one, each entity) and another entity gets the relation
+    for which a statement such as "Suez is in Egypt" is nearest to the document.
+    """
     pairs = dict.fromkeys(_pairs(documents, mentions))
     statements = [
         (head, tail, number, relation)
@@ -354,9 +353,7 @@ async def related(
 def _pairs(
     documents: Sequence[Document], mentions: Iterable[Mention]
 ) -> Iterable[tuple[str, str, int]]:
-    """Head, tail and the number of their document. In a document with a title the head is its first
-    entity.
-    """
+    """Yield head, tail and document number. With a title, the head is the first entity."""
     named: defaultdict[int, list[str]] = defaultdict(list)
     for mention in mentions:
         named[mention.document].append(mention.name)
@@ -376,7 +373,7 @@ def _may_be(relation: str, head: str, tail: str, options: Options) -> bool:
 async def extracted_relations(
     client: shoal.AsyncClient, options: Options, documents: Sequence[Document]
 ) -> tuple[dict[str, str], list[Edge]]:
-    """Entities and relations by a model for both."""
+    """Extract entities and relations with a model that finds both."""
     answer = await client.relations(
         options.extractor,
         [document.text for document in documents],
@@ -397,7 +394,7 @@ async def extracted_relations(
 async def build(
     client: shoal.AsyncClient, options: Options, documents: Sequence[Document]
 ) -> Graph:
-    """Raises Advice for an extractor that finds no entities."""
+    """Find entities and relations, with the extractor if there is one, else with the embedder."""
     await common.warm(client, options.embedder)
     if not options.extractor:
         kinds, mentions = await judged(client, options, documents)
@@ -423,9 +420,13 @@ async def build(
 
 
 def quality(graph: Graph, known: Known, documents: Sequence[Document]) -> dict[str, float]:
-    """Against WordNet. `kind_accuracy`: of entities that it knows by one kind. `is_in_precision`:
-    of edges "is in" between places that it knows, those it says, too; as it says far from all, the
-    truth is higher. `is_in_recall`: of what it says of places that a document names together."""
+    """Compare the graph with WordNet.
+
+    - `kind_accuracy`: share of entities with the right kind, where WordNet has exactly one.
+    - `is_in_precision`: share of "is in" edges between known places that WordNet has. This is a
+      lower bound, because WordNet is far from complete.
+    - `is_in_recall`: share of WordNet's "is in" pairs within one document that the graph has.
+    """
     judged = [
         graph.kinds[name] == kind for name, kind in known.kinds.items() if name in graph.kinds
     ]
@@ -453,16 +454,16 @@ def quality(graph: Graph, known: Known, documents: Sequence[Document]) -> dict[s
 
 
 def write_graphml(graph: Graph, file: Path) -> None:
-    """As networkx, Gephi, yEd and Neo4j's apoc.import.graphml read it."""
+    """Write GraphML that networkx, Gephi, yEd and Neo4j's apoc.import.graphml can read."""
     root = ElementTree.Element("graphml", xmlns="http://graphml.graphdrawing.org/xmlns")
-    for key, of, kind in (
+    for key, target, kind in (
         ("kind", "node", "string"),
         ("relation", "edge", "string"),
         ("score", "edge", "double"),
         ("text", "edge", "string"),
     ):
         ElementTree.SubElement(
-            root, "key", {"id": key, "for": of, "attr.name": key, "attr.type": kind}
+            root, "key", {"id": key, "for": target, "attr.name": key, "attr.type": kind}
         )
     body = ElementTree.SubElement(root, "graph", edgedefault="directed")
     for name, kind in graph.kinds.items():
@@ -480,7 +481,7 @@ def write_graphml(graph: Graph, file: Path) -> None:
 
 
 def write_html(graph: Graph, file: Path) -> None:
-    """One file: the template with the graph in it. Entities without an edge are left out."""
+    """Write one HTML file that contains the graph, without entities that have no edge."""
     linked = {name for edge in graph.edges for name in (edge.head, edge.tail)}
     shown = {
         "how": graph.how,
@@ -489,14 +490,14 @@ def write_html(graph: Graph, file: Path) -> None:
         ],
         "edges": [asdict(edge) for edge in graph.edges],
     }
-    # What a document says must not end the script.
+    # Escaped: a document could contain "</script>".
     text = json.dumps(shown).replace("<", "\\u003c")
     template = Path(__file__).with_name("graph.html").read_text(encoding="utf-8")
     file.write_text(template.replace("/*GRAPH*/", text), encoding="utf-8")
 
 
 def query(graph: Graph, name: str) -> list[Edge]:
-    """What is known of an entity, best first. Raises Advice if there is none of that name."""
+    """Return an entity's edges, best first. Raises Advice if the graph does not have it."""
     if name not in graph.kinds:
         near = [known for known in graph.kinds if name.lower() in known.lower()][:5]
         raise Advice(

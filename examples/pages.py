@@ -1,6 +1,6 @@
-"""Retrieval of pages of PDFs by what they look like: each page is rendered and becomes many
-vectors, and so does a question; a page's score is the sum over the question's vectors of the
-highest similarity to one of the page's (MaxSim, arXiv 2407.01449).
+"""Visual retrieval of PDF pages. Pages are rendered; each page and each question becomes a
+multi-vector. A page's score is the sum, over the question's vectors, of the highest similarity to
+one of the page's vectors (MaxSim, arXiv 2407.01449).
 
     python -m examples.pages
     python -m examples.pages --model vidore/colSmol-256M
@@ -34,8 +34,8 @@ MANUALS = (
     Path("/usr/share/doc/shared-mime-info/shared-mime-info-spec.pdf"),
     Path("/usr/share/doc/libtasn1-doc/libtasn1.pdf"),
 )
-# A question, and words that the text of the pages with its answer has. The models see no text, only
-# pictures of pages.
+# Questions, each with words from the text of the pages that answer it. The models do not read this
+# text: they see images of pages.
 QUESTIONS = (
     (
         "How do I store a MIME type in an extended attribute?",
@@ -61,11 +61,11 @@ MEASURED = 4
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`image`: a PNG. `text`: what the PDF says is on it, which the model does not see."""
-
-    name: str
+        name: str
     image: bytes
+    """The rendered page, a PNG."""
     text: str
+    """The PDF's text of the page, which the model does not see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +82,17 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What holds with any weights. `found_themselves`: pages that are the best for their own
-    vectors as a question.
-
-    `score_error`: the largest difference of the mesh's scores to those computed here from its
-    vectors, relative to the largest. `same_first`: formats whose best page for the first question,
-    of the MEASURED ones, is that of float32.
-    """
+    """Invariants that hold with any weights."""
 
     pages: int
     found_themselves: int
+    """Pages that rank first for their own vectors as the question."""
     score_error: float
+    """Largest difference between the mesh's scores and those computed here, relative to the
+    largest score.
+    """
     same_first: tuple[str, ...]
+    """Formats of MEASURED with the same best page as float32 for the first question."""
 
 
 def arguments(given: Sequence[str] | None) -> Options:
@@ -102,7 +101,7 @@ def arguments(given: Sequence[str] | None) -> Options:
         "--model", default="", metavar="MODEL", help="a model of pages, such as vidore/colSmol-256M"
     )
     parser.add_argument(
-        "--pdf", type=Path, nargs="+", default=(), metavar="FILE", help="PDFs of your own"
+        "--pdf", type=Path, nargs="+", default=(), metavar="FILE", help="your PDFs"
     )
     parser.add_argument(
         "--ask",
@@ -165,7 +164,7 @@ def sources(options: Options) -> list[Path]:
     files = list(options.pdf) or [file for file in MANUALS if file.is_file()]
     if not files:
         raise Advice(
-            "there are no PDFs here: name some by --pdf, or `apt-get install libtasn1-doc "
+            "no PDFs found: name some with --pdf, or `apt-get install libtasn1-doc "
             "shared-mime-info`"
         )
     return files
@@ -214,12 +213,13 @@ async def encode(
 
 
 def bytes_of(vectors: Ragged, number_format: str) -> float:
-    """Of a page as it travels and as an index keeps it; int8 has a float32 beside each vector, its
-    scale.
+    """Return the mean bytes per page, on the wire and in an index.
+
+    int8 has a float32 scale per vector.
     """
     width = vectors.values.shape[1]
-    each = {"float32": 4 * width, "float16": 2 * width, "int8": width + 4}[number_format]
-    return float(each * len(vectors.values) / len(vectors))
+    vector_bytes = {"float32": 4 * width, "float16": 2 * width, "int8": width + 4}[number_format]
+    return float(vector_bytes * len(vectors.values) / len(vectors))
 
 
 async def checked(

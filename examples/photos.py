@@ -3,7 +3,7 @@ photographs are the answer.
 
     python -m examples.photos
     python -m examples.photos --model openai/clip-vit-base-patch32
-    python -m examples.photos --photos ~/Pictures --ask "a dog on a beach" --model google/siglip-base-patch16-224
+    python -m examples.photos --photos ~/photos --ask "a dog on a beach" --model google/siglip-base-patch16-224
 
 Without --model a small CLIP with random weights runs (examples/random_models.py), so that
 everything works without a network; its ranking means nothing, and the output says so. Photographs
@@ -29,7 +29,7 @@ from PIL import Image
 from examples import common, random_models
 from examples.common import Advice, Floats
 
-# (package, file in it, what it shows, licence)
+# (package, file in it, description, licence)
 PHOTOS = (
     ("skimage", "data/astronaut.png", "a woman in a space suit", "NASA, public domain"),
     ("skimage", "data/brick.png", "a brick wall", "CC0"),
@@ -59,10 +59,9 @@ THUMB = 192
 
 @dataclass(frozen=True, slots=True)
 class Photo:
-    """`shows`: what it is asked for by; empty for photographs of one's own."""
-
-    file: Path
+        file: Path
     shows: str = ""
+    """The text that searches for it; empty for the user's photographs."""
     licence: str = ""
 
 
@@ -80,15 +79,17 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What holds with any weights. `found_themselves`: photographs that are the nearest to a PNG
-    made of their own pixels, with a cosine of 1; `halves_found`: those nearest to a copy of
-    themselves at half the size. `dimensions`: of images and of texts."""
+    """Invariants that hold with any weights."""
 
     photos: int
     found_themselves: int
+    """Photographs that rank first for a PNG of the same pixels."""
     lowest_cosine: float
+    """Lowest cosine of a photograph with its PNG; should be 1."""
     halves_found: int
+    """Photographs that rank first for a copy at half the size."""
     dimensions: tuple[int, int]
+    """Dimensions of image vectors and of text vectors."""
 
 
 def arguments(given: Sequence[str] | None) -> Options:
@@ -99,13 +100,13 @@ def arguments(given: Sequence[str] | None) -> Options:
         metavar="MODEL",
         help="a model of texts and images, such as openai/clip-vit-base-patch32",
     )
-    parser.add_argument("--photos", type=Path, metavar="FOLDER", help="photographs of your own")
+    parser.add_argument("--photos", type=Path, metavar="FOLDER", help="your photographs")
     parser.add_argument(
         "--ask",
         nargs="+",
         default=(),
         metavar="TEXT",
-        help="texts to search for; else what the photographs show",
+        help="texts to search for; default: the photographs' descriptions",
     )
     parser.add_argument(
         "--output",
@@ -227,7 +228,7 @@ async def search(options: Options) -> None:
     common.table(f"the best {best.shape[1]} of {len(photos)} photographs", headings, lines)
     if right and options.model:
         print(f"the photograph that was meant is first for {sum(right)} of {len(right)} texts")
-    print(told(checks))
+    print(check_summary(checks))
     print(f"contact sheet: {sheet}")
 
 
@@ -257,10 +258,10 @@ async def checked(
     )
 
 
-def told(checks: Checks) -> str:
+def check_summary(checks: Checks) -> str:
     return (
         f"with any weights: {checks.found_themselves} of {checks.photos} photographs are nearest "
-        "to a PNG of their own pixels "
+        "to a PNG of the same pixels "
         f"(cosine at least {checks.lowest_cosine:.4f}), {checks.halves_found} to a copy of half "
         "the size; images have "
         f"{checks.dimensions[0]} dimensions, texts {checks.dimensions[1]}"

@@ -1,13 +1,13 @@
-"""Hybrid search over this repository's pages: dense + sparse + rerank, and what each stage is
-worth.
+"""Hybrid search over this repository's pages (dense + sparse + rerank), with the quality of each
+stage.
 
     python -m examples.rag
     python -m examples.rag --ask "What happens to my request when a worker dies?"
     python -m examples.rag --store qdrant --reranker cross-encoder/ms-marco-MiniLM-L-6-v2 --sparse naver/splade-v3
 
 Quality is nDCG@10 over the questions of examples/data/questions.tsv, each with the section that
-answers it (gain 2) and those that help (gain 1). A section is as good as its best passage. Dense
-vectors are in the store; sparse ones, which not every store has, are searched here.
+answers it (gain 2) and those that help (gain 1). A section's rank is that of its best passage. The
+store searches dense vectors; this script searches sparse ones, which not every store supports.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def arguments(given: Sequence[str] | None) -> Options:
         help="where dense vectors are kept and searched",
     )
     parser.add_argument(
-        "--ask", default="", metavar="QUESTION", help="print what is found for a question of yours"
+        "--ask", default="", metavar="QUESTION", help="print the best sections for a question"
     )
     parser.add_argument(
         "--questions",
@@ -228,7 +228,7 @@ def questions(file: Path, library: Sequence[Passage], limit: int) -> list[Questi
         }
         if gone := gains.keys() - known:
             raise Advice(
-                f"{file}:{number}: there is no section {sorted(gone)[0]!r}: name the one that "
+                f"{file}:{number}: section {sorted(gone)[0]!r} does not exist: name the one that "
                 f"answers {text!r} now"
             )
         found.append(Question(text, gains))
@@ -240,7 +240,7 @@ def page_of(section: str) -> str:
 
 
 class Store(Protocol):
-    """Where dense vectors are: unit vectors, [passages, dimensions]."""
+    """An index of dense unit vectors, [passages, dimensions]."""
 
     def add(self, vectors: Floats, library: Sequence[Passage]) -> None: ...
 
@@ -392,7 +392,7 @@ _ENDING = re.compile(r"(ing|ed|es|s|e|ly|ion|er)$")
 
 
 def words(text: str) -> list[str]:
-    """In lower case, without common ones and without endings."""
+    """Return the words of a text in lower case, without stop words and plural endings."""
     found = [
         _PLURAL.sub("", word)
         for word in re.findall(r"[a-z0-9]+", text.lower())
@@ -404,7 +404,7 @@ def words(text: str) -> list[str]:
 async def sparse_search(
     client: shoal.AsyncClient, options: Options, texts: Sequence[str], asked: Sequence[str]
 ) -> list[list[int]]:
-    """For each question the best passages by words or by a sparse model's weights."""
+    """Return each question's best passages, by BM25 or by a sparse model."""
     if not options.sparse:
         index = Bm25(texts)
         return [index.search(text, FOUND) for text in asked]
@@ -516,13 +516,13 @@ async def rerank(
         lambda text=text, numbers=numbers[: options.candidates]: one(text, numbers)
         for text, numbers in zip(asked, found, strict=True)
     ]
-    return await common.each("reranking", calls)
+    return await common.gather("reranking", calls)
 
 
 def ndcg(
     found: Sequence[int], library: Sequence[Passage], gains: Mapping[str, int], depth: int = 10
 ) -> float:
-    """Of sections, each where its best passage stands."""
+    """Return nDCG over sections, each at the rank of its best passage."""
     ranked = list(dict.fromkeys(library[number].section for number in found))[:depth]
     gained = sum(
         gains.get(section, 0) / math.log2(place + 2) for place, section in enumerate(ranked)
@@ -532,7 +532,7 @@ def ndcg(
 
 
 def exact(found: Sequence[int], library: Sequence[Passage], gains: Mapping[str, int]) -> bool:
-    """Whether the first passage is of the section that answers."""
+    """Return True if the first passage is from the section that answers the question."""
     return bool(found) and gains.get(library[found[0]].section) == max(gains.values())
 
 
@@ -613,8 +613,8 @@ def note(options: Options) -> str:
     )
 
 
-async def answer(options: Options) -> None:
-    """What is found for one question."""
+async def print_answer(options: Options) -> None:
+    """Print the best sections for --ask."""
     library = passages(options.pages)
     store = open_store(options.store)
     async with common.mesh(options.endpoint) as client:
@@ -635,7 +635,7 @@ async def answer(options: Options) -> None:
 
 def main(given: Sequence[str] | None = None) -> int:
     options = arguments(given)
-    return common.run(lambda: answer(options) if options.ask else evaluate(options))
+    return common.run(lambda: print_answer(options) if options.ask else evaluate(options))
 
 
 if __name__ == "__main__":

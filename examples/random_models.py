@@ -1,9 +1,9 @@
 """Small checkpoints with random weights, in the layout of published models, so that examples run
 where no model can be fetched.
 
-Their vectors mean nothing: what they show is that files, tokenizers, encoders, queues and answers
-work together. They are written with torch, safetensors and tokenizers alone, and transformers reads
-them too (`tests/examples` compares the vectors).
+Their vectors mean nothing; they exercise the path from files, tokenizers and encoders through queues
+to responses. Writing them needs only torch, safetensors and tokenizers. transformers can load them,
+too (`tests/examples` compares the vectors).
 """
 
 from __future__ import annotations
@@ -56,15 +56,19 @@ pixels of a page's longest side.
 
 
 class _Weights:
-    """Tensors by name, drawn anew in the same way each time."""
+    """Random tensors by name, the same in each run."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._numbers = torch.Generator().manual_seed(0)
 
     def draw(self, name: str, *shape: int, scale: float | None = None) -> None:
-        """`scale` None: one over the square root of what is summed, so that states neither grow nor
-        vanish.
+        """Add a random tensor.
+
+        Args:
+            name: The tensor's name in the checkpoint.
+            shape: Its dimensions.
+            scale: Standard deviation; None for fan_in ** -0.5, which keeps the states' variance.
         """
         drawn = torch.randn(*shape, generator=self._numbers)
         self.tensors[name] = drawn * (drawn[0].numel() ** -0.5 if scale is None else scale)

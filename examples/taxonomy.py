@@ -4,10 +4,9 @@ classify the branch.
     python -m examples.taxonomy
     python -m examples.taxonomy --reranker cross-encoder/ms-marco-MiniLM-L-6-v2 --extractor knowledgator/gliclass-base-v3.0
 
-The tree is WordNet 3.0's of artefacts and food (licence in examples/data/LICENSE-WordNet). An item
-is the definition of a category that has none below it, and the mesh never sees that definition with
-its category: a category is indexed by its names and by what is above it. So an item can only be
-placed by what its words mean.
+The tree is WordNet 3.0's artefacts and food (licence in examples/data/LICENSE-WordNet). An item is
+the definition of a leaf category. Categories are indexed by their names and their parents, never by
+their own definitions, so an item can be placed only by its meaning.
 """
 
 from __future__ import annotations
@@ -40,14 +39,15 @@ class Category:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """`accuracy_1`, `accuracy_5`: the share of items whose category is first, or among the first
-    five. `branch`: the share whose first category is below the right one. `items_per_second`: from
-    texts to categories, the tree being indexed."""
+    """Quality and speed of one stage. `items_per_second` does not include indexing the tree."""
 
     stage: str
     accuracy_1: float
+    """Share of items whose category is first."""
     accuracy_5: float
+    """Share of items whose category is among the first five."""
     branch: float
+    """Share of items whose first category is below the right one."""
     items_per_second: float
 
 
@@ -74,7 +74,7 @@ class Tree:
         return ", ".join(category.names) + above
 
     def long(self, number: int) -> str:
-        """A category for the reranker: what the one above is, too."""
+        """Return a category's names with its parent's definition, for the reranker."""
         above = self.categories[number].above
         return (
             f"{self.short(number)} ({self.categories[above].definition})"
@@ -209,7 +209,7 @@ async def rerank(
         lambda item=item, near=near: one(item, near)
         for item, near in zip(items, candidates, strict=True)
     ]
-    return np.stack(await common.each("reranking", calls))
+    return np.stack(await common.gather("reranking", calls))
 
 
 async def classify(
@@ -233,7 +233,7 @@ async def classify(
         lambda item=item, near=near: one(item, near)
         for item, near in zip(items, candidates, strict=True)
     ]
-    return np.asarray(await common.each("classifying", calls), np.float32)
+    return np.asarray(await common.gather("classifying", calls), np.float32)
 
 
 def alike(scores: Floats) -> Floats:
@@ -296,7 +296,7 @@ def examples(
     candidates: NDArray[np.intp],
     scores: Sequence[Floats],
 ) -> None:
-    """The first five items, with what was found first at the first and at the last stage."""
+    """Print five items, each with the best category of the first and of the last stage."""
     alone, last = best(candidates, scores[0])[:, 0], best(candidates, scores[-1])[:, 0]
     for item, wanted, first, final in list(zip(items, truth, alone, last, strict=True))[:5]:
         print(

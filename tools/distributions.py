@@ -1,6 +1,4 @@
-"""What is pinned, what is installed, and what of it a requirement needs: from the metadata of
-installed distributions.
-"""
+"""Pinned and installed distributions, and the closure of a requirement, from package metadata."""
 
 from __future__ import annotations
 
@@ -16,8 +14,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
-# Extras whose runtime closure each image installs, and of the distribution that other teams
-# install.
+# The requirement with the runtime closure of each image and of the client.
 ROLES: Mapping[str, str] = {
     "client": "shoal",
     "edge": "shoal-mesh[edge]",
@@ -36,9 +33,7 @@ class SupplyError(Exception):
 
 @dataclass(slots=True)
 class Closure:
-    """Of some requirements, by canonical name. `missing`: what is needed and not installed, with
-    who needs it.
-    """
+    """The closure of requirements."""
 
     installed: dict[str, Distribution] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -69,8 +64,12 @@ def version_of(pin: Requirement) -> str:
 
 
 def installed_distributions(path: Iterable[Path] | None = None) -> dict[str, Distribution]:
-    """By canonical name. `path`: folders instead of the environment's own; never the current one,
-    where an old egg-info may lie.
+    """Return the installed distributions, by canonical name.
+
+    The current folder is never searched: it may contain an old egg-info.
+
+    Args:
+        path: Folders to search; default: the environment's site-packages.
     """
     folders = [*(path or {Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")})]
     found: dict[str, Distribution] = {}

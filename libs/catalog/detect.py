@@ -185,10 +185,10 @@ def _refuse_many_prompts(prompts: Mapping[str, str]) -> None:
 def _read_checkpoint(directory: Path) -> Checkpoint:
     if not directory.is_dir():
         raise ModelBroken(f"{directory}: not a directory")
-    return _of_modules(directory, read_modules(directory))
+    return _modules_checkpoint(directory, read_modules(directory))
 
 
-def _of_modules(directory: Path, modules: Modules) -> Checkpoint:
+def _modules_checkpoint(directory: Path, modules: Modules) -> Checkpoint:
     folder = modules.encoder_folder
     config = need_config(directory, str(Path(folder) / "config.json"))
     if not config.text("model_type"):
@@ -394,7 +394,7 @@ def _query_card(files: Checkpoint, card: Card) -> Card:
     """
     if files.modules.queries is None:
         raise TypeError("queries have no separate modules")
-    own = _of_modules(files.directory, files.modules.queries)
+    own = _modules_checkpoint(files.directory, files.modules.queries)
     found = dense(own, replace(_common_card(own, card.model, "dense"), revision=card.revision))
     if found.dimensions != card.dimensions:
         sizes = f"{found.dimensions} numbers of queries and of {card.dimensions} of documents"

@@ -69,7 +69,7 @@ class Catalog:
         return f"{len(self._cards)} cards"
 
     def overrides(self, model: str) -> Overrides | None:
-        """The overrides of a model; None if it has no card in YAML."""
+        """Return the overrides of a model; None if no YAML card describes it."""
         general, special = self._cards.get(model.partition("@")[0]), self._cards.get(model)
         if general is None or special is None or special is general:
             return special or general

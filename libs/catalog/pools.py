@@ -77,16 +77,16 @@ class Pools:
         return bool(self.by_name)
 
     def spec(self, name: str) -> PoolSpec:
-        """The pool of that name, with the defaults of PoolSpec if no file describes it."""
+        """Return the pool with this name; PoolSpec's defaults if no file describes it."""
         return self.by_name.get(name) or PoolSpec(name)
 
     def names_for(
         self, model: str, catalog: Catalog, reported: Sequence[str] = ()
     ) -> tuple[str, ...]:
-        """The model's pools, best first: those of this process' catalog, else those of a worker's
-        card (`reported`).
+        """Return the names of the model's pools, best first.
 
-        Empty if neither names one, or if the file has none of them.
+        Their source is this process' catalog, else a worker's card (`reported`). Empty if
+        neither names a pool, or if the pool file has none of them.
         """
         overrides = catalog.overrides(model)
         named = tuple(reported) if overrides is None or overrides.pools is None else overrides.pools

@@ -206,13 +206,13 @@ class Flag:
 class List(Generic[Value]):
     """A list of at least one value, without duplicates."""
 
-    of: Shape[Value]
+    element: Shape[Value]
 
     def read(self, node: yaml.Node, at: At) -> tuple[Value, ...]:
         if not isinstance(node, yaml.SequenceNode):
             raise _mistyped(node, at, "seq")
         found = tuple(
-            self.of.read(entry, at.entry(number)) for number, entry in enumerate(node.value)
+            self.element.read(entry, at.entry(number)) for number, entry in enumerate(node.value)
         )
         if not found:
             raise at.wrong(node, "is an empty list: leave the key out")
@@ -224,24 +224,24 @@ class List(Generic[Value]):
         return found
 
     def schema(self) -> Schema:
-        return {"type": "array", "items": self.of.schema(), "minItems": 1, "uniqueItems": True}
+        return {"type": "array", "items": self.element.schema(), "minItems": 1, "uniqueItems": True}
 
 
 @dataclass(frozen=True, slots=True)
 class OneOrMore:
     """A text, or a list of texts; both are read as a tuple."""
 
-    of: Text
+    element: Text
 
     def read(self, node: yaml.Node, at: At) -> tuple[str, ...]:
         return (
-            List(self.of).read(node, at)
+            List(self.element).read(node, at)
             if isinstance(node, yaml.SequenceNode)
-            else (self.of.read(node, at),)
+            else (self.element.read(node, at),)
         )
 
     def schema(self) -> Schema:
-        return {"anyOf": [self.of.schema(), List(self.of).schema()]}
+        return {"anyOf": [self.element.schema(), List(self.element).schema()]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,11 +262,11 @@ class Named(Generic[Value]):
     """A mapping of names that match `names` to values: at least one, in the order of the file."""
 
     names: Text
-    of: Shape[Value]
+    element: Shape[Value]
 
     def read(self, node: yaml.Node, at: At) -> dict[str, Value]:
         found = {
-            self.names.read(name, at): self.of.read(value, at.key(name.value))
+            self.names.read(name, at): self.element.read(value, at.key(name.value))
             for name, value in pairs(node, at)
         }
         if not found:
@@ -278,7 +278,7 @@ class Named(Generic[Value]):
         return {
             "type": "object",
             "propertyNames": names,
-            "additionalProperties": self.of.schema(),
+            "additionalProperties": self.element.schema(),
             "minProperties": 1,
         }
 

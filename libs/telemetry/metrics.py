@@ -132,9 +132,7 @@ IMAGE_CACHE_EVENTS: Final = Counter(
 
 
 class LabelValues:
-    """Bounds a label's values: the first `most` are kept and all others become `other`.
-    Thread-safe.
-    """
+    """Keep the first `most` values of a label and replace all others by `other`. Thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -142,8 +140,9 @@ class LabelValues:
         self._known: set[str] = set()
 
     def bounded(self, value: str) -> str:
-        """The label's value, with U+FFFD for control characters: the exposition format escapes only
-        newlines.
+        """Return the value, or `other` if the label has `most` values already.
+
+        Control characters become U+FFFD: the exposition format escapes only newlines.
         """
         value = without_controls(value)
         if value in self._known:

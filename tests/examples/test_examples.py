@@ -162,7 +162,7 @@ def test_every_question_names_a_section(tmp_path: Path) -> None:
     assert len(rag.questions(DATA / "questions.tsv", library, 1_000)) >= 40
     (tmp_path / "questions.tsv").write_text("Where?\tdocs/api.md > Nowhere\t\n")
     with pytest.raises(
-        Advice, match=r"questions\.tsv:1: there is no section 'docs/api.md > Nowhere'"
+        Advice, match=r"questions\.tsv:1: section 'docs/api.md > Nowhere' does not exist"
     ):
         rag.questions(tmp_path / "questions.tsv", library, 1_000)
 

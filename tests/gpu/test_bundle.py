@@ -94,7 +94,7 @@ def test_bundle_that_is_too_large_is_refused_with_its_largest_files() -> None:
     )
     with pytest.raises(
         BundleError,
-        match=r"62\.0 MiB, and 51 may travel beside the tree\. Largest: model 50\.0 MiB",
+        match=r"62\.0 MiB, and 51 may travel with the tree\. Largest: model 50\.0 MiB",
     ):
         gpu_bundle.check_size(Manifest("key", (), files), 51 << 20)
     gpu_bundle.check_size(Manifest("key", (), files[1:]), 51 << 20)

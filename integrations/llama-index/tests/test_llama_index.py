@@ -40,7 +40,7 @@ def nodes(texts: list[str]) -> list[TextNode]:
     ),
 )
 def test_base_classes(ours: type, theirs: type) -> None:
-    """What the tests of LlamaIndex's own packages look at."""
+    """The tests of LlamaIndex's packages check the same."""
     assert theirs.__name__ in {base.__name__ for base in ours.__mro__}
     assert "class_name" in vars(ours)
 

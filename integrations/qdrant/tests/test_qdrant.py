@@ -78,7 +78,7 @@ async def test_stored_and_found(
 
 
 def scores(client: shoal.Client, model: str, form: str, texts: list[str]) -> np.ndarray:
-    """What Qdrant's comparison of a form gives, by numpy."""
+    """Compute with numpy the scores that Qdrant should return for a form."""
     query = client.encode(model, "fish", role="query", representations=FORMS)
     documents = client.encode(model, texts, role="document", representations=FORMS)
     if form == "dense":

@@ -1,8 +1,7 @@
 """shoal-weaviate against the numbers of `shoal.Client`, and what Weaviate's client sends of them to
 a server.
 
-No server can be had from a package index: `FakeWeaviate` takes what it would be sent, and finds
-nothing.
+No package index has a Weaviate server: `FakeWeaviate` records requests and returns no search results.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ class FakeWeaviate(weaviate_pb2_grpc.WeaviateServicer):
 def handler(fake: FakeWeaviate) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.answer({"version": "1.36.0", "modules": {}} if self.path == "/v1/meta" else {})
+            self.respond({"version": "1.36.0", "modules": {}} if self.path == "/v1/meta" else {})
 
         def do_POST(self) -> None:
             fake.created.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            self.answer(fake.created[-1])
+            self.respond(fake.created[-1])
 
-        def answer(self, body: Any) -> None:
+        def respond(self, body: Any) -> None:
             text = json.dumps(body).encode()
             self.send_response(200)
             self.send_header("content-type", "application/json")
@@ -88,9 +87,7 @@ def ports(fake: FakeWeaviate) -> Iterator[tuple[int, int]]:
 
 
 def sent(objects: Any, name: str) -> list[np.ndarray]:
-    """The vectors of that name as they came over the wire: float32, of a multi-vector [tokens,
-    dimensions].
-    """
+    """Decode the vectors with this name from the wire: float32, multi-vectors [tokens, dimensions]."""
     found = []
     for one in objects:
         (vector,) = [vector for vector in one.vectors if vector.name == name]
@@ -120,7 +117,7 @@ async def test_dense_vectors(
     assert vectorizer.objects([]) == []
 
 
-async def test_what_the_client_sends(
+async def test_client_sends_named_vectors(
     fake: FakeWeaviate,
     ports: tuple[int, int],
     models: dict[str, str],

@@ -98,7 +98,7 @@ class _OfModel:
 
 @register_embedding_function
 class ShoalEmbeddingFunction(_OfModel, EmbeddingFunction[Documents]):
-    """Dense vectors; what is added is encoded as documents, `query_texts` as queries."""
+    """Dense vectors; added texts are encoded as documents, `query_texts` as queries."""
 
     def __call__(self, input: Documents) -> Embeddings:
         return _rows(self._handle.dense(input, "document"))
@@ -143,8 +143,11 @@ class ShoalSparseEmbeddingFunction(_OfModel, SparseEmbeddingFunction[Documents])
 
 
 def _token(variable: str) -> str | None:
-    """What the variable holds; without SHOAL_TOKEN the client looks for SHOAL_TOKEN_FILE. Raises
-    ValueError for another that is not set."""
+    """Return the token in an environment variable.
+
+    Without SHOAL_TOKEN the client reads SHOAL_TOKEN_FILE; any other variable must be set, else
+    this raises ValueError.
+    """
     if variable != "SHOAL_TOKEN" and not os.environ.get(variable):
         raise ValueError(f"the token's variable {variable} is not set")
     return os.environ.get(variable) or None

@@ -17,8 +17,8 @@ class ShoalEmbedder(dspy.Embedder):
     """Dense vectors in one role; float32 [texts, dimensions], or [dimensions] of a single text.
 
     `role`: "query", "document" or None for no prompt. Other arguments as for `shoal.ModelHandle`.
-    DSPy's cache is not used: it tells callables apart by their source, which is the same for all
-    models. Nor are its batches: the client splits lists by itself.
+    DSPy's cache is off, because it identifies callables by their source, which is the same for all
+    models. DSPy's batches are off, because the client splits lists itself.
     """
 
     def __init__(self, model: str, *, role: Role | None = None, **settings: Any) -> None:
@@ -67,7 +67,7 @@ class ShoalRetriever(dspy.retrievers.Embeddings):
         self.embedder = embedder.for_role("query")
 
     async def aforward(self, query: str) -> dspy.Prediction:
-        """As `forward`, over asyncio."""
+        """Run `forward` with asyncio."""
         vector = (await self.embedder.acall(query))[None]
         ((passages, indices, _),) = self._rerank_and_predict(
             *self._candidates(self._normalize(vector) if self.normalize else vector)

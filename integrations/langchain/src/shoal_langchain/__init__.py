@@ -1,7 +1,7 @@
 """Shoal's models in LangChain: embeddings, a reranker, and extraction as a tool and as a
 transformer of documents.
 
-`ShoalSparseEmbeddings` needs langchain-qdrant, whose interface it has: `pip install
+`ShoalSparseEmbeddings` implements an interface of langchain-qdrant: `pip install
 'shoal-langchain[qdrant]'`.
 """
 

@@ -115,8 +115,8 @@ class ShoalExtractor(OfModel, BaseTool):
 
 
 class ShoalTagger(OfModel, BaseDocumentTransformer):
-    """Copies of documents with what is found in them as `metadata[find]`, in the form that
-    `ShoalExtractor` has.
+    """Copy documents, with extracted entities, labels or relations as `metadata[find]`, in
+    `ShoalExtractor`'s form.
     """
 
     find: Findings = "entities"

@@ -65,8 +65,9 @@ class ShoalReranker(OfModel, BaseNodePostprocessor):
 
 
 class ShoalExtractor(OfModel, BaseExtractor):
-    """Adds what is found in nodes to their metadata, as `entities`, `labels` or `relations`: maps
-    with the fields of shoal's `Entity`, `LabelScore` or `Relation`."""
+    """Extract `entities`, `labels` or `relations` into the metadata of nodes: maps with the fields
+    of shoal's `Entity`, `LabelScore` or `Relation`.
+    """
 
     find: Findings = "entities"
     labels: list[str] = Field(

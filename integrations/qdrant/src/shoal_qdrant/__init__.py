@@ -1,5 +1,5 @@
-"""Shoal's models beside a Qdrant client: collections, points and searches of dense, sparse and
-multi-vectors, and reranking.
+"""Shoal's models for Qdrant: collections, points and searches of dense, sparse and multi-vectors,
+reranking, and payload fields extracted from texts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What is done with the texts of payloads: reranking what was found, and extracting more payload
-from them.
-"""
+"""Rerank search results by the texts in their payloads, and extract payload fields from them."""
 
 from __future__ import annotations
 
@@ -37,9 +35,10 @@ class ShoalReranker:
 
 
 class ShoalExtractor:
-    """Payloads with what is found in their texts, as `entities`, `labels` or `relations`: maps with
-    the fields of shoal's `Entity`, `LabelScore` or `Relation`, which Qdrant can filter by
-    (`entities[].label`).
+    """Extract `entities`, `labels` or `relations` from the texts of payloads.
+
+    They are maps with the fields of shoal's `Entity`, `LabelScore` or `Relation`, by which Qdrant
+    can filter (`entities[].label`).
 
     `labels`: what to look for, for zero-shot models; else the model's own. Other arguments as for
     `shoal.ModelHandle`.
@@ -60,7 +59,7 @@ class ShoalExtractor:
         self.handle = ModelHandle(model, **settings)
 
     def payloads(self, payloads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Copies with what was found."""
+        """Return copies of payloads with the extracted field."""
         return self._filled(
             payloads,
             self.handle.extract([one[self.text_key] for one in payloads], self.find, self.labels),

@@ -63,7 +63,7 @@ class ShoalVectorizer:
         return self._collection(await self.handle.aforms([_PROBE], self.forms), distance)
 
     def vectors(self, texts: Sequence[str], role: Role = "document") -> list[dict[str, Vector]]:
-        """By text, the vectors by their names."""
+        """Return, for each text, its vectors by name."""
         return self._named(len(texts), self.handle.forms(texts, self.forms, role))
 
     async def avectors(

@@ -1,5 +1,4 @@
-"""Shoal's models beside a Weaviate client: vectors that callers provide, reranking, and properties
-extracted from texts.
+"""Shoal's models for Weaviate: self-provided vectors, reranking, and properties extracted from texts.
 """
 
 from __future__ import annotations

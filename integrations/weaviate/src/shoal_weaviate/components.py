@@ -1,6 +1,4 @@
-"""What is done with the texts of properties: reranking what was found, and extracting more
-properties from them.
-"""
+"""Rerank search results by a text property, and extract more properties from it."""
 
 from __future__ import annotations
 
@@ -39,9 +37,10 @@ class ShoalReranker:
 
 
 class ShoalExtractor:
-    """Rows with what is found in their texts as one more property, `entities`, `labels` or
-    `relations`: maps with the fields of shoal's `Entity`, `LabelScore` or `Relation`, which
-    Weaviate keeps as object[].
+    """Extract `entities`, `labels` or `relations` from the texts of rows into one more property.
+
+    They are maps with the fields of shoal's `Entity`, `LabelScore` or `Relation`, which Weaviate
+    stores as object[].
 
     `labels`: what to look for, for zero-shot models; else the model's own. Other arguments as for
     `shoal.ModelHandle`.
@@ -62,7 +61,7 @@ class ShoalExtractor:
         self.handle = ModelHandle(model, **settings)
 
     def properties(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Copies with what was found."""
+        """Return copies of rows with the extracted property."""
         return self._filled(
             rows, self.handle.extract([row[self.text_key] for row in rows], self.find, self.labels)
         )

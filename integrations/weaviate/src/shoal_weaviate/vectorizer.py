@@ -49,7 +49,7 @@ class ShoalVectorizer:
         return [makers[form](name=self.names[form]) for form in self.forms]
 
     def vectors(self, texts: Sequence[str], role: Role = "document") -> list[Vectors]:
-        """By text, the vectors by their names."""
+        """Return, for each text, its vectors by name."""
         return self._named(len(texts), self.handle.forms(texts, self.forms, role))
 
     async def avectors(self, texts: Sequence[str], role: Role = "document") -> list[Vectors]:

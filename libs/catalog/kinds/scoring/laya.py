@@ -98,12 +98,12 @@ def read_laya(directory: Path) -> Laya:
     return Laya(
         layers=layers,
         head_tokens=config.number("head_max_len", 192),
-        temperature=_of_choices(config),
+        temperature=_choices_temperature(config),
         by_options={name: _bounded(value) for name, value in own.items()},
     )
 
 
-def _of_choices(config: Config) -> float:
+def _choices_temperature(config: Config) -> float:
     """The first of three: those of choices, of scores and of truths."""
     values = config.values.get("temperature", [1.0, 1.0, 1.0])
     if not isinstance(values, list) or len(values) != 3:

@@ -1,6 +1,4 @@
-"""Embedders: queries and documents are encoded in their roles, and documents come back as new
-objects.
-"""
+"""Embedders of queries and documents, in their roles. Documents are returned as new objects."""
 
 from __future__ import annotations
 
@@ -59,13 +57,13 @@ class ShoalTextEmbedder(OfModel):
 
     @component.output_types(embedding=list[float], meta=dict[str, Any])
     def run(self, text: str) -> dict[str, Any]:
-        return self._answer(self._handle.dense([checked_text(text)], "query"))
+        return self._output(self._handle.dense([checked_text(text)], "query"))
 
     @component.output_types(embedding=list[float], meta=dict[str, Any])
     async def run_async(self, text: str) -> dict[str, Any]:
-        return self._answer(await self._handle.adense([checked_text(text)], "query"))
+        return self._output(await self._handle.adense([checked_text(text)], "query"))
 
-    def _answer(self, rows: list[Any]) -> dict[str, Any]:
+    def _output(self, rows: list[Any]) -> dict[str, Any]:
         return {"embedding": rows[0], "meta": self._meta}
 
 
@@ -75,15 +73,15 @@ class ShoalDocumentEmbedder(_OfDocuments):
 
     @component.output_types(documents=list[Document], meta=dict[str, Any])
     def run(self, documents: list[Document]) -> dict[str, Any]:
-        return self._answer(documents, self._handle.dense(self._texts(documents), "document"))
+        return self._output(documents, self._handle.dense(self._texts(documents), "document"))
 
     @component.output_types(documents=list[Document], meta=dict[str, Any])
     async def run_async(self, documents: list[Document]) -> dict[str, Any]:
-        return self._answer(
+        return self._output(
             documents, await self._handle.adense(self._texts(documents), "document")
         )
 
-    def _answer(self, documents: list[Document], rows: list[Any]) -> dict[str, Any]:
+    def _output(self, documents: list[Document], rows: list[Any]) -> dict[str, Any]:
         made = [
             replace(document, embedding=row) for document, row in zip(documents, rows, strict=True)
         ]
@@ -96,13 +94,13 @@ class ShoalSparseTextEmbedder(OfModel):
 
     @component.output_types(sparse_embedding=SparseEmbedding, meta=dict[str, Any])
     def run(self, text: str) -> dict[str, Any]:
-        return self._answer(self._handle.sparse([checked_text(text)], "query"))
+        return self._output(self._handle.sparse([checked_text(text)], "query"))
 
     @component.output_types(sparse_embedding=SparseEmbedding, meta=dict[str, Any])
     async def run_async(self, text: str) -> dict[str, Any]:
-        return self._answer(await self._handle.asparse([checked_text(text)], "query"))
+        return self._output(await self._handle.asparse([checked_text(text)], "query"))
 
-    def _answer(self, rows: list[Any]) -> dict[str, Any]:
+    def _output(self, rows: list[Any]) -> dict[str, Any]:
         return {"sparse_embedding": SparseEmbedding(*rows[0]), "meta": self._meta}
 
 
@@ -112,15 +110,15 @@ class ShoalSparseDocumentEmbedder(_OfDocuments):
 
     @component.output_types(documents=list[Document], meta=dict[str, Any])
     def run(self, documents: list[Document]) -> dict[str, Any]:
-        return self._answer(documents, self._handle.sparse(self._texts(documents), "document"))
+        return self._output(documents, self._handle.sparse(self._texts(documents), "document"))
 
     @component.output_types(documents=list[Document], meta=dict[str, Any])
     async def run_async(self, documents: list[Document]) -> dict[str, Any]:
-        return self._answer(
+        return self._output(
             documents, await self._handle.asparse(self._texts(documents), "document")
         )
 
-    def _answer(self, documents: list[Document], rows: list[Any]) -> dict[str, Any]:
+    def _output(self, documents: list[Document], rows: list[Any]) -> dict[str, Any]:
         made = [
             replace(document, sparse_embedding=SparseEmbedding(*row))
             for document, row in zip(documents, rows, strict=True)
@@ -134,13 +132,13 @@ class ShoalMultiVectorTextEmbedder(OfModel):
 
     @component.output_types(multi_vector=list[list[float]], meta=dict[str, Any])
     def run(self, text: str) -> dict[str, Any]:
-        return self._answer(self._handle.multi_vector([checked_text(text)], "query"))
+        return self._output(self._handle.multi_vector([checked_text(text)], "query"))
 
     @component.output_types(multi_vector=list[list[float]], meta=dict[str, Any])
     async def run_async(self, text: str) -> dict[str, Any]:
-        return self._answer(await self._handle.amulti_vector([checked_text(text)], "query"))
+        return self._output(await self._handle.amulti_vector([checked_text(text)], "query"))
 
-    def _answer(self, rows: list[Any]) -> dict[str, Any]:
+    def _output(self, rows: list[Any]) -> dict[str, Any]:
         return {"multi_vector": rows[0], "meta": self._meta}
 
 
@@ -152,17 +150,17 @@ class ShoalMultiVectorDocumentEmbedder(_OfDocuments):
 
     @component.output_types(documents=list[Document], meta=dict[str, Any])
     def run(self, documents: list[Document]) -> dict[str, Any]:
-        return self._answer(
+        return self._output(
             documents, self._handle.multi_vector(self._texts(documents), "document")
         )
 
     @component.output_types(documents=list[Document], meta=dict[str, Any])
     async def run_async(self, documents: list[Document]) -> dict[str, Any]:
-        return self._answer(
+        return self._output(
             documents, await self._handle.amulti_vector(self._texts(documents), "document")
         )
 
-    def _answer(self, documents: list[Document], rows: list[Any]) -> dict[str, Any]:
+    def _output(self, documents: list[Document], rows: list[Any]) -> dict[str, Any]:
         made = [
             replace(document, meta=document.meta | {"multi_vector": row})
             for document, row in zip(documents, rows, strict=True)

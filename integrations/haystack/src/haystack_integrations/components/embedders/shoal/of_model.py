@@ -102,7 +102,7 @@ def texts(
     meta_fields: list[str] = [],  # noqa: B006
     separator: str = "\n",
 ) -> list[str]:
-    """What the model reads of each: those of its meta fields that it has, then its content."""
+    """Return each document's text for the model: its meta fields that are set, then its content."""
     return [
         separator.join(
             [

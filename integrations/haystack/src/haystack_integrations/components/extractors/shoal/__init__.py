@@ -17,10 +17,14 @@ _KEYS = {"entities": "named_entities", "labels": "labels", "relations": "relatio
 
 @component
 class ShoalExtractor(OfModel):
-    """Documents as new objects with what is found in them in their meta: `named_entities`, `labels`
-    or `relations`, maps with the fields of shoal's `Entity`, `LabelScore` or `Relation`. `labels`:
-    what to look for, for zero-shot models; else the model's own. Other arguments as for
-    `OfModel`."""
+    """Extract entities, labels or relations into the meta of new documents.
+
+    The meta field is `named_entities`, `labels` or `relations`: maps with the fields of shoal's
+    `Entity`, `LabelScore` or `Relation`. Other arguments as for `OfModel`.
+
+    Args:
+        labels: Labels for zero-shot models; default: the model's labels.
+    """
 
     def __init__(
         self,
@@ -35,7 +39,7 @@ class ShoalExtractor(OfModel):
         query_instruction: str = "",
         options: dict[str, Any] | None = None,
     ) -> None:
-        OfModel.__init__(  # `component` makes the class anew, which super() does not survive
+        OfModel.__init__(  # `component` replaces the class, which breaks super()
             self,
             model,
             address=address,
@@ -51,18 +55,18 @@ class ShoalExtractor(OfModel):
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, Any]:
-        return self._answer(
+        return self._output(
             documents, self._handle.extract(texts(checked(documents)), self._find, self._labels)
         )
 
     @component.output_types(documents=list[Document])
     async def run_async(self, documents: list[Document]) -> dict[str, Any]:
-        return self._answer(
+        return self._output(
             documents,
             await self._handle.aextract(texts(checked(documents)), self._find, self._labels),
         )
 
-    def _answer(
+    def _output(
         self, documents: list[Document], found: list[list[dict[str, Any]]]
     ) -> dict[str, Any]:
         pairs = zip(documents, found, strict=True)

@@ -30,7 +30,7 @@ class ShoalRanker(OfModel):
         query_instruction: str = "",
         options: dict[str, Any] | None = None,
     ) -> None:
-        OfModel.__init__(  # `component` makes the class anew, which super() does not survive
+        OfModel.__init__(  # `component` replaces the class, which breaks super()
             self,
             model,
             address=address,
@@ -46,7 +46,7 @@ class ShoalRanker(OfModel):
     def run(
         self, query: str, documents: list[Document], top_k: int | None = None
     ) -> dict[str, Any]:
-        return _answer(
+        return _output(
             documents, self._handle.rank(query, texts(checked(documents)), self._limit(top_k))
         )
 
@@ -54,7 +54,7 @@ class ShoalRanker(OfModel):
     async def run_async(
         self, query: str, documents: list[Document], top_k: int | None = None
     ) -> dict[str, Any]:
-        return _answer(
+        return _output(
             documents,
             await self._handle.arank(query, texts(checked(documents)), self._limit(top_k)),
         )
@@ -69,5 +69,5 @@ def _positive(top_k: int | None) -> int | None:
     return top_k
 
 
-def _answer(documents: list[Document], ranking: list[tuple[int, float]]) -> dict[str, Any]:
+def _output(documents: list[Document], ranking: list[tuple[int, float]]) -> dict[str, Any]:
     return {"documents": [replace(documents[index], score=score) for index, score in ranking]}
