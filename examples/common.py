@@ -31,8 +31,8 @@ from services.local.settings import Settings, known_models, known_stores
 MINILM = BUNDLED
 DATA = Path(__file__).parent / "data"
 TIMEOUT = 600.0
-"""Deadline of a call in seconds. It is long because admission refuses requests that would miss their
-deadline, and the examples are batch jobs.
+"""Deadline of a call in seconds. It is long because admission refuses requests that would miss
+their deadline, and the examples are batch jobs.
 """
 IN_FLIGHT = 8
 """Concurrent calls. One at a time would leave the workers idle between calls; the mesh batches

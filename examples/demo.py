@@ -1,7 +1,7 @@
 """Encode a library of paragraphs, search it, rerank the hits and label their topics.
 
-`make demo` runs it. It starts a mesh on this machine (Redis, a router, one worker per core) and stops
-it at the end.
+`make demo` runs it. It starts a mesh on this machine (Redis, a router, one worker per core) and
+stops it at the end.
 """
 
 from __future__ import annotations

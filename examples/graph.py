@@ -3,14 +3,15 @@ draws it without a network.
 
     python -m examples.graph
     python -m examples.graph --query Belgium
-    python -m examples.graph --documents my/texts --labels person,company,product --relations "works for,makes"
+    python -m examples.graph --documents my/texts --labels person,company,product \\
+        --relations "works for,makes"
     python -m examples.graph --extractor urchade/gliner_small-v2.1
 
 The documents are definitions of places, battles and people from WordNet 3.0 (licence in
 examples/data/LICENSE-WordNet). WordNet also has each entry's kind and the place that it lies in, so
-the example can measure quality. With --extractor a model finds the entities, and the relations if it
-supports them. Without one, capitalised words are candidates, and an embedder compares their context
-with the labels. That is much less accurate; the output names the method.
+the example can measure quality. With --extractor a model finds the entities, and the relations if
+it supports them. Without one, capitalised words are candidates, and an embedder compares their
+context with the labels. That is much less accurate; the output names the method.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ LABELS = (
     "person",
 )
 NO_ENTITY = "nationality"
-"""The label of capitalised words that are not entities (French, Asian). The embedder chooses between
-it and the other labels; the graph leaves these words out.
+"""The label of capitalised words that are not entities (French, Asian). The embedder chooses
+between it and the other labels; the graph leaves these words out.
 """
 PLACES = frozenset(LABELS) - {"battle", "person"}
 WATERS = frozenset({"river", "lake", "sea"})
@@ -67,7 +68,7 @@ _NAME = re.compile(rf"{_WORD}(?:(?: of(?: the)?| de| la| du| del)? {_WORD})*")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-        title: str
+    title: str
     """The entity that the document is about; empty if unknown."""
     text: str
 
@@ -92,7 +93,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-        kinds: Mapping[str, str]
+    kinds: Mapping[str, str]
     """Kinds of entities, by name."""
     edges: Sequence[Edge]
     how: str

@@ -4,7 +4,8 @@ one of the page's vectors (MaxSim, arXiv 2407.01449).
 
     python -m examples.pages
     python -m examples.pages --model vidore/colSmol-256M
-    python -m examples.pages --pdf report.pdf --ask "What did it cost in 2024?" --model vidore/colqwen2-v1.0
+    python -m examples.pages --pdf report.pdf --ask "What did it cost in 2024?" \\
+        --model vidore/colqwen2-v1.0
 
 Without --model a small ColSmol with random weights runs (examples/random_models.py), so that
 everything works without a network; its ranking means nothing, and the output says so. Without --pdf
@@ -61,7 +62,7 @@ MEASURED = 4
 
 @dataclass(frozen=True, slots=True)
 class Page:
-        name: str
+    name: str
     image: bytes
     """The rendered page, a PNG."""
     text: str
@@ -100,9 +101,7 @@ def arguments(given: Sequence[str] | None) -> Options:
     parser.add_argument(
         "--model", default="", metavar="MODEL", help="a model of pages, such as vidore/colSmol-256M"
     )
-    parser.add_argument(
-        "--pdf", type=Path, nargs="+", default=(), metavar="FILE", help="your PDFs"
-    )
+    parser.add_argument("--pdf", type=Path, nargs="+", default=(), metavar="FILE", help="your PDFs")
     parser.add_argument(
         "--ask",
         nargs="+",

@@ -3,7 +3,8 @@ photographs are the answer.
 
     python -m examples.photos
     python -m examples.photos --model openai/clip-vit-base-patch32
-    python -m examples.photos --photos ~/photos --ask "a dog on a beach" --model google/siglip-base-patch16-224
+    python -m examples.photos --photos ~/photos --ask "a dog on a beach" \\
+        --model google/siglip-base-patch16-224
 
 Without --model a small CLIP with random weights runs (examples/random_models.py), so that
 everything works without a network; its ranking means nothing, and the output says so. Photographs
@@ -59,7 +60,7 @@ THUMB = 192
 
 @dataclass(frozen=True, slots=True)
 class Photo:
-        file: Path
+    file: Path
     shows: str = ""
     """The text that searches for it; empty for the user's photographs."""
     licence: str = ""

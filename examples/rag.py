@@ -3,7 +3,8 @@ stage.
 
     python -m examples.rag
     python -m examples.rag --ask "What happens to my request when a worker dies?"
-    python -m examples.rag --store qdrant --reranker cross-encoder/ms-marco-MiniLM-L-6-v2 --sparse naver/splade-v3
+    python -m examples.rag --store qdrant --reranker cross-encoder/ms-marco-MiniLM-L-6-v2 \\
+        --sparse naver/splade-v3
 
 Quality is nDCG@10 over the questions of examples/data/questions.tsv, each with the section that
 answers it (gain 2) and those that help (gain 1). A section's rank is that of its best passage. The

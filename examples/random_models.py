@@ -1,9 +1,9 @@
 """Small checkpoints with random weights, in the layout of published models, so that examples run
 where no model can be fetched.
 
-Their vectors mean nothing; they exercise the path from files, tokenizers and encoders through queues
-to responses. Writing them needs only torch, safetensors and tokenizers. transformers can load them,
-too (`tests/examples` compares the vectors).
+Their vectors mean nothing; they exercise the path from files, tokenizers and encoders through
+queues to responses. Writing them needs only torch, safetensors and tokenizers. transformers can
+load them, too (`tests/examples` compares the vectors).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 classify the branch.
 
     python -m examples.taxonomy
-    python -m examples.taxonomy --reranker cross-encoder/ms-marco-MiniLM-L-6-v2 --extractor knowledgator/gliclass-base-v3.0
+    python -m examples.taxonomy --reranker cross-encoder/ms-marco-MiniLM-L-6-v2 \\
+        --extractor knowledgator/gliclass-base-v3.0
 
 The tree is WordNet 3.0's artefacts and food (licence in examples/data/LICENSE-WordNet). An item is
 the definition of a leaf category. Categories are indexed by their names and their parents, never by
@@ -43,11 +44,11 @@ class Quality:
 
     stage: str
     accuracy_1: float
-    """Share of items whose category is first."""
+    """Share of items with the right category first."""
     accuracy_5: float
-    """Share of items whose category is among the first five."""
+    """Share of items with the right category among the first five."""
     branch: float
-    """Share of items whose first category is below the right one."""
+    """Share of items with a first category below the right one."""
     items_per_second: float
 
 

@@ -1,3 +1,4 @@
-"""Commands of `make`: checks, and what makes files that are committed. Nothing here is shipped.
-`supply/` looks after the supply chain, `k8s/` after what `k8s/` and `charts/` have of other
-files."""
+"""Commands of `make`: checks and generators of committed files. Nothing here is shipped.
+
+`supply/` checks the supply chain; `k8s/` generates and renders manifests.
+"""

@@ -1,12 +1,12 @@
 #!/bin/sh
-# tools/debian_package.sh PACKAGE FOLDER [--with-dependencies]: unpacks a Debian package into FOLDER, without root and without
-# installing it; with its dependencies, what it needs that is not installed here, too.
+# tools/debian_package.sh PACKAGE FOLDER [--with-dependencies]: unpack a Debian package into FOLDER without root, without installing
+# it. --with-dependencies unpacks its missing dependencies, too.
 set -eu
 package=$1 folder=$2 dependencies=${3-}
 mkdir -p "$folder"
 cd "$folder"
 if ! command -v apt-get >/dev/null; then
-  echo "there is no $package on the PATH, and no apt-get to fetch it with: install $package" >&2
+  echo "neither $package nor apt-get is on the PATH: install $package" >&2
   exit 1
 fi
 fetch() {
@@ -19,7 +19,7 @@ fetch() {
   fi >/dev/null 2>&1
 }
 fetch || { apt-get update -q >/dev/null 2>&1 && fetch; } || {
-  echo "$package could not be fetched: install it by other means" >&2
+  echo "$package cannot be fetched: install it by other means" >&2
   exit 1
 }
 for archive in *.deb; do dpkg-deb -x "$archive" .; done

@@ -26,7 +26,7 @@ OURS = frozenset({"shoal", "shoal-mesh"})
 
 
 class SupplyError(Exception):
-    """Something about the dependencies is not as it must be; the message says what, and what to
+    """The dependencies are inconsistent; the message says how, and what to
     do.
     """
 
@@ -40,8 +40,9 @@ class Closure:
 
 
 def read_pins(path: Path = CONSTRAINTS) -> dict[str, Requirement]:
-    """`name==version` lines (a marker may follow) by canonical name. Raises SupplyError at any
-    other line.
+    """Read pins, by canonical name: lines `name==version`, with an optional marker.
+
+    Raises SupplyError for any other line.
     """
     pins: dict[str, Requirement] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -52,7 +53,7 @@ def read_pins(path: Path = CONSTRAINTS) -> dict[str, Requirement]:
         except InvalidRequirement as error:
             raise SupplyError(f"{path}:{number}: {error}") from None
         if not re.fullmatch(r"==[^*,]+", str(pin.specifier)) or pin.extras or pin.url:
-            raise SupplyError(f"{path}:{number}: {line!r} is no pin: write name==version")
+            raise SupplyError(f"{path}:{number}: {line!r} is not a pin: write name==version")
         if canonicalize_name(pin.name) in pins:
             raise SupplyError(f"{path}:{number}: {pin.name} is pinned twice")
         pins[canonicalize_name(pin.name)] = pin

@@ -100,7 +100,7 @@ class Manifest:
 
     @staticmethod
     def from_json(text: str) -> Manifest:
-        """Raises BundleError if it is none."""
+        """Read a manifest. Raises BundleError if it is invalid."""
         try:
             told = json.loads(text)
             files = tuple(
@@ -134,12 +134,12 @@ def lacking(installed: Mapping[str, Distribution], pins: Mapping[str, Requiremen
 
 
 def key_of(asked: Iterable[str]) -> str:
-    """A digest of the pins and of this file, which says how they are packed."""
+    """Return a digest of the pins and of this file, which defines how they are packed."""
     return hashlib.sha256("\n".join([*asked, Path(__file__).read_text()]).encode()).hexdigest()[:16]
 
 
 def current(folder: Path, key: str) -> Manifest | None:
-    """The manifest of a bundle that was packed for `key` and is whole."""
+    """Return the manifest of a complete bundle for `key`; None if there is none."""
     path = folder / MANIFEST
     if not path.is_file():
         return None
@@ -177,7 +177,7 @@ def tree_bytes() -> int:
 
 
 def check_size(manifest: Manifest, limit: int) -> None:
-    """Raises BundleError that names the largest files if the bundle has more than `limit` bytes."""
+    """Raise BundleError, with the largest files, if the bundle has more than `limit` bytes."""
     if manifest.bytes > limit:
         largest = ", ".join(f"{one.name} {one.bytes / 2**20:.1f} MiB" for one in manifest.files[:3])
         raise BundleError(
@@ -248,7 +248,7 @@ def pack_redis(wheel: Path, into: Path) -> Path:
 
 
 def libraries(told: str) -> list[str]:
-    """The names of the libraries that `ldd` prints."""
+    """Return the names of the libraries in the output of `ldd`."""
     lines = (line.split() for line in told.splitlines())
     return [Path(words[0]).name for words in lines if words and not line_says_static(words)]
 
@@ -269,7 +269,7 @@ def model_directory() -> Path:
 
 
 def pack_model(directory: Path, into: Path) -> Path:
-    """The model as the package that `find_spec` finds, its weights in bfloat16, as model.tar.xz."""
+    """Pack the model's package, its weights in bfloat16, as model.tar.xz."""
     import torch
     from safetensors.torch import load_file, save
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs steps of benchmarks/gpu on a bare machine with a GPU and no network: tools/gpu_run.sh [STEP...] [OPTIONS], all steps by default.
-# .gpu/bundle (tools/gpu_bundle.py) is unpacked once, into $SHOAL_GPU_SITE; results go to $OUT, by default .gpu/out.
+# tools/gpu_run.sh [STEP...] [OPTIONS]: run steps of benchmarks/gpu, default all, on a bare GPU machine without a network.
+# It unpacks .gpu/bundle (tools/gpu_bundle.py) into $SHOAL_GPU_SITE if it has changed, and writes results to $OUT, default .gpu/out.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -8,7 +8,7 @@ site=${SHOAL_GPU_SITE:-/tmp/shoal-gpu}
 bundle=.gpu/bundle
 
 if [ ! -f "$bundle/bundle.json" ]; then
-  echo "there is no $bundle here: run 'make gpu' where there is a network, and let .gpu/bundle travel with the tree" >&2
+  echo "$bundle is missing: run 'make gpu' on a machine with a network, and copy .gpu/bundle with the tree" >&2
   exit 2
 fi
 if ! "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))'; then

@@ -1,9 +1,9 @@
-"""`python -m tools.integrations [--check]`: the tables of docs/integrations.md, from the
-distributions below integrations/.
+"""`python -m tools.integrations [--check]`: generate the tables of docs/integrations.md from the
+distributions in integrations/.
 
-Each pyproject.toml says in its table `tool.shoal` which class gives what, and which test shows it;
-integrations/results.json says what passed when `make integrations` last ran. A proof that did not
-pass fails (`make test`, tests/integrations).
+The table `tool.shoal` of each pyproject.toml lists the forms of each class, each with the test that
+proves it. integrations/results.json has the tests that passed in the last `make integrations`. A
+proof that did not pass is an error (`make test`, tests/integrations).
 """
 
 from __future__ import annotations
@@ -59,32 +59,30 @@ class Integration:
 
     @property
     def classes(self) -> Mapping[str, Mapping[str, str]]:
-        """By class, what it gives (of FORMS) and the test that shows it (`file::test` or
-        `file::Class::test`).
-        """
+        """Forms (of FORMS) of each class, with their tests: `file::test` or `file::Class::test`."""
         found: Mapping[str, Mapping[str, str]] = self.project["tool"]["shoal"].get("classes", {})
         return found
 
     @property
     def also(self) -> Mapping[str, str]:
-        """Further claims and the tests that show them: "async", "serialisation"."""
+        """Further claims ("async", "serialisation") with the tests that prove them."""
         found: Mapping[str, str] = self.project["tool"]["shoal"].get("also", {})
         return found
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """By what it does not give, why."""
+        """Reasons why forms or claims are missing, by name."""
         found: Mapping[str, str] = self.project["tool"]["shoal"].get("missing", {})
         return found
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of its tests."""
+        """Environment variables of its tests."""
         return dict(self.project["tool"]["shoal"].get("environment", {}))
 
     @property
     def needs(self) -> list[Requirement]:
-        """What it asks pip for, with all its extras."""
+        """Its requirements, with all extras."""
         project = self.project["project"]
         extras = [
             line for lines in project.get("optional-dependencies", {}).values() for line in lines
@@ -92,7 +90,7 @@ class Integration:
         return [Requirement(line) for line in [*project["dependencies"], *extras]]
 
     def tested_with(self) -> dict[str, str]:
-        """The pinned versions of what it asks for, by name."""
+        """Return the pinned versions of its requirements, by name."""
         pins = read_pins(self.requirements)
         names = [canonicalize_name(need.name) for need in self.needs if need.name != "shoal"]
         return {name: str(pins[name].specifier).removeprefix("==") for name in names}
@@ -108,19 +106,19 @@ def integrations(folder: Path = FOLDER) -> list[Integration]:
 
 
 def results() -> dict[str, Any]:
-    """By folder: `seen`, the day; `pins`; `passed`, its tests."""
+    """Read results.json: by folder, the date (`seen`), the pins and the tests that passed."""
     found: dict[str, Any] = json.loads(RESULTS.read_text())
     return found
 
 
 def faults(one: Integration, result: Mapping[str, Any] | None) -> list[str]:
-    """What is claimed and was not shown."""
+    """Return the claims that no passed test proves."""
     if result is None:
         return [f"{one.name}: its tests have not passed: run make integrations ARGS={one.folder}"]
     old = (
         []
         if result["pins"] == one.tested_with()
-        else [f"{one.name}: its tests passed with other versions than are pinned"]
+        else [f"{one.name}: its tests passed with versions other than the pinned ones"]
     )
     return old + [
         f"{one.name}: {proof} has not passed"
@@ -148,7 +146,7 @@ def tables(found: Mapping[str, Any]) -> str:
         pins = ", ".join(f"{name} {version}" for name, version in result["pins"].items())
         seen = f"{result['seen']}: {pins}; {len(result['passed'])} tests"
         lines.append(f"| {' | '.join([one.framework, f'`{one.name}`', *cells, *also, seen])} |")
-    lines += ["", "| distribution | what | proven by |", "| --- | --- | --- |"]
+    lines += ["", "| distribution | claim | proven by |", "| --- | --- | --- |"]
     for one in integrations():
         claims = {
             f"`{name}`, {form.replace('_', '-')}": test
@@ -160,7 +158,7 @@ def tables(found: Mapping[str, Any]) -> str:
             lines.append(
                 f"| {one.name} | {claim} | [{name}](../integrations/{one.folder}/tests/{file}) |"
             )
-    lines += ["", "| distribution | not there | why |", "| --- | --- | --- |"]
+    lines += ["", "| distribution | missing | reason |", "| --- | --- | --- |"]
     lines += [
         f"| {one.name} | {what.replace('_', '-')} | {why} |"
         for one in integrations()
@@ -170,7 +168,7 @@ def tables(found: Mapping[str, Any]) -> str:
 
 
 def page() -> str:
-    """What the page should be. Raises ValueError if it has no place for the tables."""
+    """Render the page. Raises ValueError if it does not have exactly one place for the tables."""
     text = tables(results())
     made, places = _TABLES.subn(lambda found: f"{found[1]}{text}\n{found[2]}", PAGE.read_text())
     if places != 1:

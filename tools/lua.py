@@ -1,8 +1,7 @@
-"""`python -m tools.lua`: does Lua 5.1, which is what Redis runs, read every script?
+"""`python -m tools.lua`: check that every script compiles with Lua 5.1, which Redis runs.
 
 Part of `make check`. Each `lua/*.lua` must compile by itself, and each file must be a script that
-somebody calls or, with a leading underscore, a prologue; what a script does is tested against a
-real Redis (tests/queue).
+is used or, with a leading underscore, a prologue. tests/queue tests the scripts in a real Redis.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MODULES: Final = (
 
 
 def scripts() -> dict[str, Script[...]]:
-    """By `<package>/<name>`."""
+    """Return the scripts that are used, by `<package>/<name>`."""
     found: dict[str, Script[...]] = {}
     for name in MODULES:
         module = importlib.import_module(name)
@@ -41,7 +40,7 @@ def scripts() -> dict[str, Script[...]]:
 
 
 def faults(files: list[Path], known: dict[str, Script[...]]) -> list[str]:
-    """What is wrong with these files, and with these scripts as Redis gets them."""
+    """Return the errors of Lua files, and of scripts with their prologues as sent to Redis."""
     lua, found = LuaRuntime(), []
     for path in files:
         name = f"{path.parent.parent.relative_to(ROOT).as_posix()}/{path.stem}"

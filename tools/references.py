@@ -1,9 +1,9 @@
-"""`python -m tools.references`: does all exist that pages, docstrings and comments refer to?
+"""`python -m tools.references`: check that files and headings named in pages, docstrings and
+comments exist.
 
-Part of `make check`. A page's links lead to files of this repository and to headings in them
-(GitHub's anchors); a path in backticks is the end of one of this repository; so is a file's name
-alone, where files of that kind are ours. Addresses of the web are not asked for, and what a fence
-shows is somebody's example.
+Part of `make check`. Checked are: links of pages, to files of this repository and their headings
+(GitHub's anchors); paths in backticks, which may be the end of a path; and bare file names of the
+kinds in _OURS. Web addresses and fenced code are not checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _OURS: Final = ("py", "md", "lua", "proto")
-"""Kinds of files whose bare names are ours; `config.json` is a checkpoint's."""
+"""Extensions of bare names that are checked; not .json: `config.json` is a checkpoint's."""
 _KINDS: Final = (*_OURS, "yaml", "toml", "sh", "tf")
 _LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 _PATH: Final = re.compile(r"(?<![`\w])`([A-Za-z0-9_.][A-Za-z0-9_./-]*)`(?!`)")
@@ -28,8 +28,8 @@ _TOPS: Final = "libs|services|tests|docs|tools|benchmarks|k8s|protos|examples"
 _PLAIN: Final = re.compile(rf"(?<![\w/.`(-])((?:{_TOPS})/[a-z0-9_/-]+\.(?:py|md|lua|yaml|proto))\b")
 _FENCE: Final = re.compile(r"^(`{3,}|~{3,}).*?^\1", re.MULTILINE | re.DOTALL)
 _MADE: Final = (
-    "tests/support/texts.txt",  # texts to embed, as they were once
-    "CHANGELOG.md",  # of what was, too
+    "tests/support/texts.txt",  # texts to embed, an old copy
+    "CHANGELOG.md",  # names removed files, too
     "services/scheduler/externalscaler/externalscaler_pb2.py",  # made by protoc
     "services/edge/teiv1/tei_pb2.py",
 )
@@ -41,12 +41,14 @@ def main() -> None:
         print(fault)
     if found:
         sys.exit(1)
-    print("all files and headings that are referred to exist")
+    print("all files and headings referred to exist")
 
 
 def dead(files: frozenset[str], root: Path = ROOT) -> Iterator[str]:
-    """What does not exist, each as `file:line: what`. `files`: those of the repository, by their
-    paths from `root`.
+    """Yield references to missing targets, each as `file:line: reference`.
+
+    Args:
+        files: The repository's files, relative to `root`.
     """
     names = frozenset(PurePosixPath(file).name for file in files)
     folders = frozenset(str(parent) for file in files for parent in PurePosixPath(file).parents)

@@ -1,13 +1,16 @@
-"""`python -m tools.wordnet FOLDER`: the data of the examples, from the files of WordNet 3.0 in
-FOLDER.
+"""`python -m tools.wordnet FOLDER`: generate the examples' data from WordNet 3.0 in FOLDER.
 
     tools/debian_package.sh wordnet-base .cache/wordnet
     python -m tools.wordnet .cache/wordnet/usr/share/wordnet
 
-Writes examples/data/categories.tsv.gz (columns: number, number of the category above or empty,
-names, definition), 10,000 kinds of goods with those above first, and examples/data/entries.tsv.gz
-(number, kind, names, definition, numbers of what it is part of), people, places and battles. Names
-and numbers are separated by `; `. The format that is read is described in wndb(5WN).
+Files in examples/data:
+
+- categories.tsv.gz: 10,000 kinds of goods, parents first. Columns: number, parent's number or empty,
+  names, definition.
+- entries.tsv.gz: people, places and battles. Columns: number, kind, names, definition, numbers of
+  the entries that contain it.
+
+Names and numbers are separated by `; `. The manual page wndb(5WN) describes the input format.
 """
 
 from __future__ import annotations
@@ -24,10 +27,9 @@ from typing import Final
 DATA: Final = Path(__file__).resolve().parent.parent / "examples" / "data"
 CATEGORIES: Final = 10_000
 _GOODS: Final = ("00021939", "00021265")
-"""The offsets of artifact and of food; then what lies below artifact and is not sold: structure,
-way, facility, excavation.
-"""
+"""Offsets of artifact and food."""
 _NOT_GOODS: Final = ("04341686", "04564698", "03315023", "03302121")
+"""Offsets below artifact that are not sold: structure, way, facility, excavation."""
 _KINDS: Final = {
     "country": ("08544813",),
     "state": ("08654360",),  # state or province
@@ -45,19 +47,20 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Synset:
-    """A line of data.noun. `pointers`: symbol and offset, nouns only."""
+    """A line of data.noun."""
 
     offset: str
     names: tuple[str, ...]
     definition: str
     pointers: tuple[tuple[str, str], ...]
+    """Symbol and offset, nouns only."""
 
-    def of(self, *symbols: str) -> list[str]:
+    def targets(self, *symbols: str) -> list[str]:
         return [target for symbol, target in self.pointers if symbol in symbols]
 
 
 def read(file: Path) -> dict[str, Synset]:
-    """All synsets of a data file, by offset."""
+    """Read the synsets of a data file, by offset."""
     found = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         if line.startswith(" "):  # the licence
@@ -69,8 +72,8 @@ def read(file: Path) -> dict[str, Synset]:
         rest = fields[5 + 2 * words :]
         pointers = tuple(
             (symbol, target)
-            for symbol, target, of in zip(rest[::4], rest[1::4], rest[2::4], strict=False)
-            if of == "n"
+            for symbol, target, kind in zip(rest[::4], rest[1::4], rest[2::4], strict=False)
+            if kind == "n"
         )
         definition = re.split(r"[;:]?\s*\"", gloss.strip())[0].strip(" ;")
         found[fields[0]] = Synset(fields[0], names, definition, pointers)
@@ -80,12 +83,10 @@ def read(file: Path) -> dict[str, Synset]:
 def below(
     synsets: Mapping[str, Synset], roots: Iterable[str], *, without: Iterable[str] = ()
 ) -> dict[str, str]:
-    """What lies below `roots`, those nearest to them first: offset and that of the one above, empty
-    for a root.
-    """
+    """Return the parent's offset of each synset below `roots`, breadth first; empty for a root."""
     under = defaultdict(list)
     for synset in synsets.values():
-        for parent in synset.of("@"):
+        for parent in synset.targets("@"):
             under[parent].append(synset.offset)
     found = dict.fromkeys(roots, "")
     waiting, left_out = list(found), set(without)
@@ -115,7 +116,7 @@ def entries(synsets: Mapping[str, Synset]) -> Iterable[tuple[str, ...]]:
     kinds = {kind: frozenset(below(synsets, roots)) for kind, roots in _KINDS.items()}
     found: dict[str, str] = {}
     for synset in synsets.values():
-        above = synset.of("@i")
+        above = synset.targets("@i")
         kind = next(
             (kind for kind, offsets in kinds.items() if any(parent in offsets for parent in above)),
             "",
@@ -125,12 +126,14 @@ def entries(synsets: Mapping[str, Synset]) -> Iterable[tuple[str, ...]]:
     numbers = {offset: str(number) for number, offset in enumerate(found)}
     for offset, kind in found.items():
         synset = synsets[offset]
-        wholes = "; ".join(numbers[whole] for whole in synset.of("#p", "#m") if whole in numbers)
+        wholes = "; ".join(
+            numbers[whole] for whole in synset.targets("#p", "#m") if whole in numbers
+        )
         yield numbers[offset], kind, "; ".join(synset.names), synset.definition, wholes
 
 
 def write(rows: Iterable[tuple[str, ...]], file: Path) -> int:
-    """The same bytes for the same rows."""
+    """Write rows as gzip, with the same bytes for the same rows."""
     lines = ["\t".join(row) for row in rows]
     file.write_bytes(
         gzip.compress("".join(f"{line}\n" for line in lines).encode(), compresslevel=9, mtime=0)

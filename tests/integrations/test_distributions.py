@@ -158,5 +158,5 @@ def test_claim_that_nothing_shows_is_a_fault() -> None:
     ]
     assert len(faults(one, result | {"passed": []})) == len(list(one.proofs()))
     assert faults(one, result | {"pins": {}}) == [
-        f"{one.name}: its tests passed with other versions than are pinned"
+        f"{one.name}: its tests passed with versions other than the pinned ones"
     ]

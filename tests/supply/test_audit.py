@@ -97,7 +97,7 @@ def test_its_time_is_over(osv: str, tmp_path: Path) -> None:
     done = audited(osv, "--accepted", str(accepted_file(tmp_path, "2020-01-01")))
     assert done.returncode == 1
     assert (
-        "accepted CVE-2099-0001 of PyYAML until 2020-01-01: it is not found, or its time is over"
+        "accepted CVE-2099-0001 of PyYAML until 2020-01-01: it is not found, or has expired"
         in done.stdout
     )
 

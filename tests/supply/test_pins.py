@@ -148,5 +148,5 @@ def test_lock_names_each_hash_once_and_is_stale_when_pins_change() -> None:
     assert stale("router", text, asked) == []
     assert stale("router", text, [asked[0], Requirement("c==3")]) == [
         "locks/router.txt lacks c==3: make lock",
-        f"locks/router.txt has {asked[1]}, which is not asked for: make lock",
+        f"locks/router.txt has {asked[1]}, which the role does not need: make lock",
     ]

@@ -31,14 +31,14 @@ def bill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     write_distribution(site, "aside")
     from_folder = {"url": (Path(__file__).parent).as_uri(), "dir_info": {"editable": True}}
     (site / "shoal_mesh-1.0.dist-info/direct_url.json").write_text(json.dumps(from_folder))
-    return sbom.of_environment(str(folder / "bin/python"))
+    return sbom.environment_bill(str(folder / "bin/python"))
 
 
 def test_bill_has_what_its_role_needs_and_nothing_else(bill: dict[str, Any]) -> None:
     assert {"aside", "Used"} <= {one["name"] for one in bill["components"]}
     assert "file://" in json.dumps(bill)
     before = json.dumps(bill)
-    made = sbom.of_role(bill, "router", {"shoal-mesh", "used", "below"})
+    made = sbom.role_bill(bill, "router", {"shoal-mesh", "used", "below"})
     assert json.dumps(bill) == before, "the next role is taken from it, too"
     assert {(one["name"], one["version"]) for one in made["components"]} == {
         ("shoal-mesh", "1.0"),
@@ -58,7 +58,7 @@ def test_bill_has_what_its_role_needs_and_nothing_else(bill: dict[str, Any]) -> 
 
 
 def test_bill_is_valid_and_a_broken_one_is_not(bill: dict[str, Any]) -> None:
-    made = sbom.of_role(bill, "router", {"shoal-mesh", "used", "below"})
+    made = sbom.role_bill(bill, "router", {"shoal-mesh", "used", "below"})
     sbom.validate(made)
     with pytest.raises(SupplyError, match="the bill of shoal-router is not valid"):
         sbom.validate(made | {"components": [{"type": "library"}]})
@@ -66,4 +66,4 @@ def test_bill_is_valid_and_a_broken_one_is_not(bill: dict[str, Any]) -> None:
 
 def test_what_is_missing_is_named(bill: dict[str, Any]) -> None:
     with pytest.raises(SupplyError, match="the bill of router lacks absent"):
-        sbom.of_role(bill, "router", {"absent", "below"})
+        sbom.role_bill(bill, "router", {"absent", "below"})

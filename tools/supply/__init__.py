@@ -1,3 +1,3 @@
-"""The supply chain: pins and locks, known vulnerabilities, licences, bills of materials, and the
-version of a release.
+"""Checks of the supply chain: pins, locks, vulnerabilities, licences, bills of materials and release
+versions.
 """

@@ -1,10 +1,10 @@
-"""`python -m tools.supply.audit [--strict]`: has any pinned distribution a known vulnerability?
+"""`python -m tools.supply.audit [--strict]`: check the pinned distributions for known
+vulnerabilities.
 
-pip-audit asks a vulnerability service (PyPI's; PIP_AUDIT_VULNERABILITY_SERVICE and
-PIP_AUDIT_OSV_URL choose another) about each pin of constraints.txt. Where the service cannot be
-asked, or knows nothing of our packages as a mirror of the index may not, one line says so and the
-status is 0, or 1 with --strict. A vulnerability fails, unless
-tools/supply/accepted-vulnerabilities.toml has it.
+pip-audit queries a vulnerability service for each pin of constraints.txt: PyPI's, or the one chosen
+by PIP_AUDIT_VULNERABILITY_SERVICE and PIP_AUDIT_OSV_URL. If the service is unreachable or does not
+know our packages (a mirror of the index may not), one line says so and the status is 0, or 1 with
+--strict. A vulnerability is an error unless tools/supply/accepted-vulnerabilities.toml lists it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ TIMEOUT_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Vulnerability:
-    """`ids`: its id and its other names."""
-
     package: str
     version: str
     ids: tuple[str, ...]
+    """Its id and its aliases."""
     fixed_in: tuple[str, ...]
     description: str
 
@@ -49,7 +48,7 @@ class Vulnerability:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """One that passes up to and with the day `until`."""
+    """A vulnerability that is accepted up to and including the date `until`."""
 
     id: str
     package: str
@@ -65,11 +64,11 @@ class Accepted:
 
 
 class NotAudited(Exception):
-    """The service gave no answer; the message says why."""
+    """The service did not respond; the message says why."""
 
 
 def read_accepted(path: Path = ACCEPTED) -> list[Accepted]:
-    """Raises SupplyError for an entry without id, package, until and reason."""
+    """Read the accepted vulnerabilities. Raises SupplyError for an invalid entry."""
     entries = tomllib.loads(path.read_text()).get("accepted", [])
     try:
         accepted = [Accepted(**entry) for entry in entries]
@@ -86,9 +85,10 @@ def read_accepted(path: Path = ACCEPTED) -> list[Accepted]:
     return accepted
 
 
-def ask(pins: Iterable[Requirement]) -> tuple[list[Vulnerability], list[str]]:
-    """What the service has on them, and the names of those that it does not know. Raises NotAudited
-    without an answer.
+def query(pins: Iterable[Requirement]) -> tuple[list[Vulnerability], list[str]]:
+    """Return the vulnerabilities of pins, and the names of pins that the service does not know.
+
+    Raises NotAudited if the service does not respond.
     """
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "pins.txt"
@@ -136,26 +136,29 @@ def ask(pins: Iterable[Requirement]) -> tuple[list[Vulnerability], list[str]]:
 
 
 def audit(pins: Sequence[Requirement]) -> tuple[list[Vulnerability], list[str]]:
-    """As `ask`; the first pin goes alone, so that without a service nobody waits for it once a
-    pin.
+    """Query all pins, the first one alone: an unreachable service then costs one timeout, not one
+    per pin.
     """
-    _, unknown = ask(pins[:1])
+    _, unknown = query(pins[:1])
     if unknown:
         raise NotAudited(f"the vulnerability service does not know even {unknown[0]}")
-    return ask(pins)
+    return query(pins)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Has any pinned distribution a known vulnerability?"
+        description="Check the pinned distributions for known vulnerabilities."
     )
-    parser.add_argument("--strict", action="store_true", help="fail where nobody can be asked")
+    parser.add_argument("--strict", action="store_true", help="fail if the service is unreachable")
     parser.add_argument(
-        "--accepted", type=Path, default=ACCEPTED, help="what may pass, and until when"
+        "--accepted",
+        type=Path,
+        default=ACCEPTED,
+        help="accepted vulnerabilities, with their end dates",
     )
     given = parser.parse_args()
     pins = [pin for pin in read_pins().values() if pin.marker is None or pin.marker.evaluate()]
-    # The first is asked for alone: pip is known wherever anything is.
+    # The first is queried alone: every service that knows anything knows pip.
     pins.sort(key=lambda pin: (pin.name != "pip", pin.name.lower()))
     try:
         accepted = read_accepted(given.accepted)
@@ -174,7 +177,7 @@ def main() -> int:
         if not any(entry.covers(one, today) for one in found):
             print(
                 f"accepted {entry.id} of {entry.package} until {entry.until}: it is not found, "
-                "or its time is over; remove it"
+                "or has expired; remove it"
             )
     if unknown:
         print(f"not audited: the vulnerability service does not know {', '.join(unknown)}")

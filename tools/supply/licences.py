@@ -1,9 +1,9 @@
-"""`python -m tools.supply.licences [--all]`: may we ship what we ship?
+"""`python -m tools.supply.licences [--all]`: check the licences of shipped distributions.
 
-What the images and the client install must be under licences of ALLOWED, by its metadata; anything
-else, and anything that does not say, fails by name. What only development needs is listed with
---all. Metadata speaks of a distribution's own code: libraries that a wheel carries along (libgomp
-in torch's, openblas in numpy's) are named in its licence files, which nobody reads here.
+By their metadata, all distributions that the images and the client install must have a licence of
+ALLOWED; any other or missing licence is an error. --all lists those of development, too. Metadata
+covers a distribution's own code: libraries bundled in a wheel (libgomp in torch's, openblas in
+numpy's) are named in its licence files, which this script does not read.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ ALLOWED = frozenset(
         "PSF-2.0", "Python-2.0", "MPL-2.0", "Zlib", "BSL-1.0", "CC0-1.0", "Unlicense",
     }
 )  # fmt: skip
-# What metadata says before there were SPDX expressions in it, lower case and without "license".
-# "BSD" is one of two, both allowed.
+# Licence names in metadata older than SPDX expressions, in lower case and without "license".
+# "BSD" is one of two licences, both allowed.
 OTHER_WORDS: Mapping[str, str] = {
     "apache": "Apache-2.0",
     "apache 2": "Apache-2.0",
     "apache 2.0": "Apache-2.0",
     "apache software": "Apache-2.0",
     "apache version 2.0": "Apache-2.0",
-    # pypdfium2: its own two; those of what PDFium is made of (all permissive) are files of the
-    # wheel.
+    # pypdfium2's two licences. Those of PDFium's dependencies, all permissive, are files in the wheel.
     "bsd-3-clause apache-2.0 dependency s": "BSD-3-Clause AND Apache-2.0",
     "bsd": "BSD-3-Clause",
     "bsd 2-clause": "BSD-2-Clause",
@@ -51,8 +50,9 @@ _SPDX = get_spdx_licensing()
 
 
 def licence_of(distribution: Distribution) -> str:
-    """An SPDX expression, or "unknown": of License-Expression, else of all classifiers, else of the
-    License field.
+    """Return the SPDX expression of a distribution, or "unknown".
+
+    The source is License-Expression, else the classifiers, else the License field.
     """
     metadata = distribution.metadata
     classifiers = [
@@ -79,7 +79,7 @@ def _expression(words: str) -> str:
 
 
 def is_allowed(expression: str) -> bool:
-    """All of an AND, one of an OR."""
+    """Return True if all licences of an AND, or one of an OR, are allowed."""
     return expression != UNKNOWN and _holds(_SPDX.parse(expression))
 
 
@@ -90,7 +90,7 @@ def _holds(part: LicenseSymbol) -> bool:
 
 
 def forbidden(shipped: Mapping[str, Distribution]) -> dict[str, str]:
-    """Those that may not be shipped, with their licence."""
+    """Return the distributions that must not be shipped, with their licences."""
     found = {name: licence_of(one) for name, one in sorted(shipped.items()) if name not in OURS}
     return {name: licence for name, licence in found.items() if not is_allowed(licence)}
 
@@ -119,7 +119,7 @@ def main() -> int:
                 f"{licence_of(one)}"
             )
     if not wrong:
-        print(f"{len(shipped.installed)} shipped distributions have licences that we allow")
+        print(f"{len(shipped.installed)} shipped distributions have allowed licences")
     return 1 if wrong else 0
 
 

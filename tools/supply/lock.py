@@ -1,12 +1,11 @@
-"""`python -m tools.supply.lock [--check]`: what the images install, with hashes: locks/<role>.txt
-from the pins.
+"""`python -m tools.supply.lock [--check]`: write the images' lock files locks/<role>.txt, pins with
+hashes.
 
-pip itself resolves nothing: it is asked where the pinned wheels of a role's closure lie, for Python
-3.11 on Linux of both architectures, and gives their sha256 as the index does. An image installs
-`pip install --no-deps --require-hashes -r locks/<role>.txt`. torch is left out: which build of it,
-and which CUDA libraries with it, an image chooses by its accelerator, from an index of its own; it
-installs torch at the version of constraints.txt first. --check asks no index: the locks name what
-the closures need, at the pinned versions.
+pip resolves nothing: it looks up the pinned wheels of a role's closure, for Python 3.11 on Linux of
+both architectures, and reports the index' sha256. An image runs
+`pip install --no-deps --require-hashes -r locks/<role>.txt`. torch is not locked: an image first
+installs the build for its accelerator, with its CUDA libraries, at the version of constraints.txt
+from the index of that build. --check uses no index: it compares the locks with the closures' pins.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from tools.distributions import (
 LOCKS = ROOT / "locks"
 SERVICES = ("edge", "router", "scheduler", "worker")
 ARCHITECTURES = ("x86_64", "aarch64")
-# glibc of Debian 12, whose Python images are the services' base, is 2.36.
+# The services' base image is Debian 12 with glibc 2.36.
 GLIBC_MINORS = range(17, 37)
 CHOSEN_BY_THE_IMAGE = frozenset({"torch"})
 HEAD = """\
@@ -44,16 +43,17 @@ HEAD = """\
 # pip install --no-deps --require-hashes -r locks/{role}.txt{torch}
 """
 TORCH = (
-    "\n# after torch=={version} in the build for the image's accelerator, whose hashes its own "
-    "index gives"
+    "\n# after torch=={version} in the build for the image's accelerator, with the hashes of "
+    "its index"
 )
 
 
 def wanted(
     role: str, installed: Mapping[str, Distribution], pins: Mapping[str, Requirement]
 ) -> list[Requirement]:
-    """The pins that an image of `role` installs, in order. Raises SupplyError for one that is
-    missing.
+    """Return the sorted pins that an image of `role` installs.
+
+    Raises SupplyError for a missing pin.
     """
     needed = closure([ROLES[role]], installed)
     names = sorted({*needed.installed, *needed.missing} - OURS - CHOSEN_BY_THE_IMAGE)
@@ -63,8 +63,9 @@ def wanted(
 
 
 def wheels(pins: Iterable[Requirement], architecture: str) -> dict[str, str]:
-    """sha256 of each pin's wheel on Linux of `architecture`, by canonical name. Raises SupplyError
-    where pip finds none.
+    """Return the sha256 of each pin's wheel on Linux, by canonical name.
+
+    Raises SupplyError if pip finds no wheel.
     """
     platforms = [f"manylinux_2_{minor}_{architecture}" for minor in reversed(GLIBC_MINORS)]
     platforms += [f"manylinux2014_{architecture}", f"linux_{architecture}"]
@@ -112,7 +113,14 @@ def wheels(pins: Iterable[Requirement], architecture: str) -> dict[str, str]:
 def lock_text(
     role: str, pins: Iterable[Requirement], hashes: Iterable[Mapping[str, str]], torch: str
 ) -> str:
-    """`torch`: its version, "" for roles without it."""
+    """Render a lock file.
+
+    Args:
+        role: The image's role.
+        pins: The pins to lock.
+        hashes: By architecture, sha256 of each wheel by canonical name.
+        torch: The version of torch; empty for roles without it.
+    """
     lines = [
         HEAD.format(
             architectures=" and ".join(ARCHITECTURES),
@@ -129,11 +137,11 @@ def lock_text(
 
 
 def stale(role: str, text: str, pins: Iterable[Requirement]) -> list[str]:
-    """How the lock differs from the pins, a line each."""
+    """Return the differences between a lock and the pins, one line each."""
     locked = set(re.findall(r"^(?!#)(\S+==[^\\\n]*?) \\$", text, re.MULTILINE))
     asked = {str(pin) for pin in pins}
     return [f"locks/{role}.txt lacks {one}: make lock" for one in sorted(asked - locked)] + [
-        f"locks/{role}.txt has {one}, which is not asked for: make lock"
+        f"locks/{role}.txt has {one}, which the role does not need: make lock"
         for one in sorted(locked - asked)
     ]
 

@@ -1,8 +1,8 @@
-"""`python -m tools.supply.pins`: constraints.txt is what we need, no more and no less.
+"""`python -m tools.supply.pins`: check that constraints.txt pins exactly our dependencies.
 
-Everything that we need is installed and pinned at its version, every pin is needed by something,
-and every dependency that a pyproject.toml names has a pin. What else is installed, such as
-somebody's debugger, is theirs.
+Every dependency must be installed at its pinned version, every pin must be needed, and every
+dependency in a pyproject.toml must have a pin. Other installed packages, such as a debugger, are
+ignored.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tools.distributions import (
     version_of,
 )
 
-# Packages whose models are held against ours, with what they import; they ask for older versions of
-# what they share with us, and run with ours, without some that they never use here.
+# Reference implementations for parity tests, with their imports. They require older versions of
+# shared dependencies, but run with ours and without NOT_NEEDED.
 REFERENCES = ("gliner", "gliclass", "gliner2", "glirel", "loguru", "seqeval")
 NOT_NEEDED = frozenset({"datasets"})
 INSTALLERS = ("pip", "setuptools")
-# A CUDA build of torch brings its libraries in the versions that it asks for.
+# A CUDA build of torch installs its libraries at the versions that it requires.
 BROUGHT_BY_TORCH = ("nvidia-", "cuda-")
 PROJECTS = (ROOT / "pyproject.toml", ROOT / "libs/api/pyproject.toml")
 
@@ -39,8 +39,12 @@ PROJECTS = (ROOT / "pyproject.toml", ROOT / "libs/api/pyproject.toml")
 def check(
     pins: Mapping[str, Requirement], installed: Mapping[str, Distribution], named: Mapping[str, str]
 ) -> Iterator[str]:
-    """What is wrong, a line each. `named`: the file that names a dependency, by the dependency's
-    canonical name.
+    """Yield the faults, one line each.
+
+    Args:
+        pins: The pins of constraints.txt.
+        installed: The installed distributions.
+        named: The files that declare dependencies. All three are by canonical name.
     """
     needed = closure(("shoal", "shoal-mesh[dev]", *REFERENCES, *INSTALLERS), installed)
     for name, one in sorted(needed.installed.items()):
@@ -67,7 +71,7 @@ def check(
 
 
 def named_dependencies(projects: Iterable[Path] = PROJECTS) -> dict[str, str]:
-    """Those of all extras, by canonical name; not our own."""
+    """Return the files of all declared dependencies, extras included, by canonical name."""
     named: dict[str, str] = {}
     for file in projects:
         project = tomllib.loads(file.read_text())["project"]
@@ -94,7 +98,7 @@ def main() -> int:
     for line in wrong:
         print(line, file=sys.stderr)
     if not wrong:
-        print(f"{len(pins)} pins are what is needed and installed")
+        print(f"{len(pins)} pins match the installed dependencies")
     return 1 if wrong else 0
 
 

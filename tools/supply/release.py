@@ -1,8 +1,7 @@
-"""`python -m tools.supply.release [TAG]`: everything in the repository that has our version says
-the same one, and so does TAG (v0.1.0).
+"""`python -m tools.supply.release [TAG]`: check that all versions in the repository, and TAG
+(v0.1.0), are equal.
 
-A release is made of one commit under one name: wheels, images, the chart, and what k8s/ asks a
-registry for.
+A release has one commit and one version: wheels, images, the chart, and the image tags in k8s/.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _CHART = ("version", "appVersion")
 
 
 def versions(root: Path = ROOT) -> Iterator[tuple[str, str]]:
-    """Where a version stands and what it is. Raises ValueError for a file that says none."""
+    """Yield the places of our version, with its value. Raises ValueError if a file has none."""
     places = [*_PLACES]
     for file in sorted((root / "integrations").glob("*/pyproject.toml")):
         places += [(str(file.relative_to(root)), pattern) for pattern in _INTEGRATION]
     for name, pattern in places:
         if (found := pattern.search((root / name).read_text())) is None:
-            raise ValueError(f"{name} does not say its version")
+            raise ValueError(f"{name} has no version")
         yield name, found[1]
     chart = root / "charts/shoal/Chart.yaml"
     if chart.exists():
@@ -47,10 +46,10 @@ def versions(root: Path = ROOT) -> Iterator[tuple[str, str]]:
 
 
 def wrong(tag: str, root: Path = ROOT) -> list[str]:
-    """What differs, a line each: from the tag, or without one ("") from the first version found."""
+    """Return the versions that differ from the tag, or from the first version if it is empty."""
     found = list(versions(root))
     wanted = tag.removeprefix("v") if tag else found[0][1]
-    said = [] if not tag or tag.startswith("v") else [f"the tag {tag} is no v<version>"]
+    said = [] if not tag or tag.startswith("v") else [f"the tag {tag} is not v<version>"]
     return said + [
         f"{where}: {version}, not {wanted}" for where, version in found if version != wanted
     ]

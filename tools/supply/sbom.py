@@ -1,8 +1,8 @@
-"""`python -m tools.supply.sbom [FOLDER]`: a CycloneDX 1.6 bill of materials of each role's runtime
-closure, as FOLDER/sbom-<role>.json.
+"""`python -m tools.supply.sbom [FOLDER]`: write a CycloneDX 1.6 bill of materials of each role's
+runtime closure, FOLDER/sbom-<role>.json.
 
-cyclonedx-py describes the whole environment; what a role does not need is taken out again, and the
-rest is validated.
+cyclonedx-py describes the whole environment; packages that a role does not need are removed, and the
+result is validated.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from packaging.utils import canonicalize_name
 from tools.distributions import OURS, ROLES, ROOT, SupplyError, closure, installed_distributions
 
 
-def of_environment(python: str = sys.executable) -> dict[str, Any]:
-    """All that is installed for the interpreter `python`, as CycloneDX; takes a minute for all of
-    ours.
-    """
+def environment_bill(python: str = sys.executable) -> dict[str, Any]:
+    """Describe all packages of the interpreter `python` as CycloneDX. This takes about a minute."""
     options = ["--spec-version", "1.6", "--output-reproducible", "--no-validate"]
     command = [sys.executable, "-m", "cyclonedx_py", "environment", python, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -36,12 +34,15 @@ def of_environment(python: str = sys.executable) -> dict[str, Any]:
     return bill
 
 
-def of_role(bill: dict[str, Any], role: str, needed: Set[str]) -> dict[str, Any]:
-    """Only the distributions of `needed`, under a component that is the image. Raises SupplyError
-    if one is missing.
+def role_bill(bill: dict[str, Any], role: str, needed: Set[str]) -> dict[str, Any]:
+    """Reduce a bill to the distributions in `needed`, below a component for the image.
+
+    Raises SupplyError if one is missing.
     """
     kept = [
-        _anywhere(one) for one in bill["components"] if canonicalize_name(one["name"]) in needed
+        _without_folder(one)
+        for one in bill["components"]
+        if canonicalize_name(one["name"]) in needed
     ]
     if lacking := needed - {canonicalize_name(one["name"]) for one in kept}:
         raise SupplyError(f"the bill of {role} lacks {', '.join(sorted(lacking))}")
@@ -66,15 +67,15 @@ def of_role(bill: dict[str, Any], role: str, needed: Set[str]) -> dict[str, Any]
     }
 
 
-def _anywhere(component: dict[str, Any]) -> dict[str, Any]:
-    """Without the folder on this machine from which one of ours was installed."""
+def _without_folder(component: dict[str, Any]) -> dict[str, Any]:
+    """Remove the local folder from which one of our packages was installed."""
     if canonicalize_name(component["name"]) not in OURS:
         return component
     return {key: value for key, value in component.items() if key != "externalReferences"}
 
 
 def validate(bill: dict[str, Any]) -> None:
-    """Raises SupplyError if it is no CycloneDX 1.6."""
+    """Raise SupplyError if the bill is not valid CycloneDX 1.6."""
     if error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bill)):
         raise SupplyError(
             f"the bill of {bill['metadata']['component']['name']} is not valid: {error}"
@@ -86,9 +87,9 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     installed = installed_distributions()
     try:
-        bill = of_environment()
+        bill = environment_bill()
         for role, requirement in ROLES.items():
-            made = of_role(bill, role, set(closure([requirement], installed).installed))
+            made = role_bill(bill, role, set(closure([requirement], installed).installed))
             validate(made)
             file = folder / f"sbom-{role}.json"
             file.write_text(json.dumps(made, indent=2) + "\n")

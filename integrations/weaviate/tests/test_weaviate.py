@@ -1,7 +1,7 @@
 """shoal-weaviate against the numbers of `shoal.Client`, and what Weaviate's client sends of them to
 a server.
 
-No package index has a Weaviate server: `FakeWeaviate` records requests and returns no search results.
+No package index has a Weaviate server: `FakeWeaviate` records requests and finds nothing.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def ports(fake: FakeWeaviate) -> Iterator[tuple[int, int]]:
 
 
 def sent(objects: Any, name: str) -> list[np.ndarray]:
-    """Decode the vectors with this name from the wire: float32, multi-vectors [tokens, dimensions]."""
+    """Decode the vectors with this name: float32; a multi-vector is [tokens, dimensions]."""
     found = []
     for one in objects:
         (vector,) = [vector for vector in one.vectors if vector.name == name]

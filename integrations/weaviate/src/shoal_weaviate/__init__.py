@@ -1,5 +1,4 @@
-"""Shoal's models for Weaviate: self-provided vectors, reranking, and properties extracted from texts.
-"""
+"""Shoal's models for Weaviate: self-provided vectors, reranking and extracted properties."""
 
 from __future__ import annotations
 
