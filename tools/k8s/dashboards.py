@@ -91,9 +91,12 @@ LANES = Dashboard(
               "Tokens a second."),
         Panel("Jobs", "short", {
             "answered": "sum(max by (pool, model, adapter) (rate(shoal_lane_done_jobs_total[5m])))",
-            "enqueued": "sum(max by (pool, model, adapter) (rate(shoal_lane_enqueued_jobs_total[5m])))",
-            "cancelled": "sum(max by (pool, model, adapter) (rate(shoal_lane_cancelled_jobs_total[5m])))",
-            "expired": "sum(max by (pool, model, adapter) (rate(shoal_lane_expired_jobs_total[5m])))",
+            "enqueued": "sum(max by (pool, model, adapter) "
+            "(rate(shoal_lane_enqueued_jobs_total[5m])))",
+            "cancelled": "sum(max by (pool, model, adapter) "
+            "(rate(shoal_lane_cancelled_jobs_total[5m])))",
+            "expired": "sum(max by (pool, model, adapter) "
+            "(rate(shoal_lane_expired_jobs_total[5m])))",
             "given up": "sum(max by (pool, model, adapter) (rate(shoal_lane_dead_jobs_total[5m])))",
             "queued again": rate("shoal_jobs_queued_again_total")}, "A second."),
         Panel("Device time by model", "percentunit",

@@ -1,3 +1,1 @@
-"""Checks of the supply chain: pins, locks, vulnerabilities, licences, bills of materials and release
-versions.
-"""
+"""Checks of the supply chain: pins, locks, vulnerabilities, licences, SBOMs and versions."""

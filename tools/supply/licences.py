@@ -32,7 +32,7 @@ OTHER_WORDS: Mapping[str, str] = {
     "apache 2.0": "Apache-2.0",
     "apache software": "Apache-2.0",
     "apache version 2.0": "Apache-2.0",
-    # pypdfium2's two licences. Those of PDFium's dependencies, all permissive, are files in the wheel.
+    # pypdfium2's two licences. Those of PDFium's dependencies, all permissive, are in the wheel.
     "bsd-3-clause apache-2.0 dependency s": "BSD-3-Clause AND Apache-2.0",
     "bsd": "BSD-3-Clause",
     "bsd 2-clause": "BSD-2-Clause",

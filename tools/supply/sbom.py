@@ -1,8 +1,8 @@
 """`python -m tools.supply.sbom [FOLDER]`: write a CycloneDX 1.6 bill of materials of each role's
 runtime closure, FOLDER/sbom-<role>.json.
 
-cyclonedx-py describes the whole environment; packages that a role does not need are removed, and the
-result is validated.
+cyclonedx-py describes the whole environment; packages that a role does not need are removed, and
+the result is validated.
 """
 
 from __future__ import annotations
