@@ -1,5 +1,5 @@
 output "kubectl_command" {
-  description = "Makes kubectl speak to the cluster."
+  description = "Command that configures kubectl for the cluster."
   value       = module.mesh.kubectl_command
 }
 

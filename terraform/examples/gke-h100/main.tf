@@ -1,5 +1,5 @@
 # H100s (a3), reserved or spot: for k8s/overlays/gke-h100. Redis is the one in the cluster: whether Memorystore's certificate can be
-# verified nobody has seen (the module's README), and without TLS its one password would cross the network in plain text.
+# verified is untested (the module's README), and without TLS its one password would cross the network in plain text.
 provider "google" {
   project = var.project
   region  = var.region

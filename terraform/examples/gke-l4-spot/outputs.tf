@@ -1,5 +1,5 @@
 output "kubectl_command" {
-  description = "Makes kubectl speak to the cluster."
+  description = "Command that configures kubectl for the cluster."
   value       = module.mesh.kubectl_command
 }
 
@@ -24,6 +24,6 @@ output "pools" {
 }
 
 output "worker_principals" {
-  description = "The workers' service accounts as IAM knows them."
+  description = "IAM principals of the workers' service accounts."
   value       = module.mesh.worker_principals
 }

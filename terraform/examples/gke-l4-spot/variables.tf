@@ -19,14 +19,14 @@ variable "region" {
 }
 
 variable "zones" {
-  description = "Zones of the cluster, two or more. Empty: the usual ones, which may not have such machines."
+  description = "Zones of the cluster, two or more. Empty: the default zones, which may not have such machines."
   type        = list(string)
   default     = []
   nullable    = false
 }
 
 variable "public_access_cidrs" {
-  description = "Who may reach the Kubernetes API from the internet: your address as a /32. Empty: nobody."
+  description = "Address ranges that may reach the Kubernetes API from the internet: your address as a /32. Empty: none."
   type        = list(string)
   default     = []
   nullable    = false

@@ -55,7 +55,7 @@ resource "aws_kms_alias" "cluster" {
   target_key_id = aws_kms_key.cluster.key_id
 }
 
-# Made before the cluster, which else makes one that keeps everything for ever.
+# Created before the cluster, which would otherwise create one without expiry.
 resource "aws_cloudwatch_log_group" "cluster" {
   name              = local.log_group
   retention_in_days = var.log_retention_days

@@ -1,7 +1,7 @@
 locals {
   managed_policies = "arn:${local.partition}:iam::aws:policy"
 
-  # Who in the cluster may do what in the account, by EKS Pod Identity: service accounts, and a managed policy or statements of ours.
+  # Permissions of service accounts in the AWS account, by EKS Pod Identity: a managed policy or our statements.
   pod_identities = {
     worker = {
       namespace        = var.worker_service_accounts.namespace
@@ -94,7 +94,7 @@ resource "aws_iam_role_policy" "cluster_key" {
   })
 }
 
-# Nodes may join, and pull images. All else is given to service accounts.
+# Nodes may join, and pull images. All other permissions belong to service accounts.
 resource "aws_iam_role" "node" {
   name = "${var.name}-node"
   tags = var.tags

@@ -24,7 +24,7 @@ resource "aws_vpc" "this" {
   tags                 = merge(var.tags, { Name = var.name })
 }
 
-# Whatever ends up in the VPC's own group by mistake reaches nothing.
+# Resources that get the VPC's default group by mistake reach nothing.
 resource "aws_default_security_group" "this" {
   vpc_id  = aws_vpc.this.id
   ingress = []
@@ -112,7 +112,7 @@ resource "aws_route_table_association" "private" {
   route_table_id = aws_route_table.private[each.key].id
 }
 
-# Models, and the layers of images, come from S3: not through the NAT gateway, which is paid by the gigabyte.
+# Models, and the layers of images, are read from S3 directly, because the NAT gateway is billed by the gigabyte.
 resource "aws_vpc_endpoint" "s3" {
   vpc_id            = aws_vpc.this.id
   service_name      = "com.amazonaws.${local.region}.s3"

@@ -19,7 +19,7 @@ output "vpc_id" {
 }
 
 output "kubectl_command" {
-  description = "Makes kubectl speak to the cluster."
+  description = "Command that configures kubectl for the cluster."
   value       = "aws eks update-kubeconfig --region ${local.region} --name ${var.name}"
 }
 
@@ -34,7 +34,7 @@ output "model_bucket" {
 }
 
 output "model_store" {
-  description = "SHOAL_STORES of the workers: models lie below it as <org>/<name>."
+  description = "SHOAL_STORES of the workers, with models as <org>/<name>."
   value       = "s3://${aws_s3_bucket.models.bucket}"
 }
 
@@ -49,7 +49,7 @@ output "cluster_autoscaler_role_arn" {
 }
 
 output "pools" {
-  description = "What a pod of each GPU pool selects and tolerates, and how many GPUs a node of it has."
+  description = "Node selectors, tolerations and GPUs per node of each GPU pool."
   value = {
     for name, pool in local.gpu_pools : name => {
       node_selector = {

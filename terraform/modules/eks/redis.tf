@@ -1,5 +1,5 @@
 locals {
-  # What `shoal redis-acl` prints, as ElastiCache takes it; tests/terraform holds it to libs/queue/connection/acl.py.
+  # The output of `shoal redis-acl` in ElastiCache's form; tests/terraform compares it with libs/queue/connection/acl.py.
   redis_access = {
     router    = "on ~v1:* resetchannels &v1:bell &v1:written:* -@all +blpop +del +evalsha +exists +get +hdel +hexists +hget +hgetall +hincrby +hkeys +hlen +hmget +hset +info +lpop +pexpire +ping +publish +rpush +script|load +select +set +subscribe +time +unsubscribe +xadd +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore"
     scheduler = "on ~v1:layout ~v1:{fleet}:workers ~v1:{fleet}:cards ~v1:{fleet}:failures ~v1:{fleet}:strikes ~v1:{fleet}:leader ~v1:{fleet}:fences ~v1:{fleet}:notes ~v1:{fleet}:claim:* ~v1:{fleet}:orders:* ~v1:{*}:lanes ~v1:{*}:lane:*:i ~v1:{*}:lane:*:b ~v1:{*}:lane:*:meta resetchannels &v1:bell -@all +del +evalsha +get +hdel +hget +hgetall +hmget +hset +info +pexpire +ping +publish +select +set +subscribe +time +unsubscribe +zadd +zcard +zrange +zremrangebyscore"
@@ -22,7 +22,7 @@ resource "aws_elasticache_user" "this" {
   }
 }
 
-# Of Valkey, it needs no user `default`: nobody is that.
+# A Valkey group needs no user `default`, so it has none.
 resource "aws_elasticache_user_group" "this" {
   count = var.redis.enabled ? 1 : 0
 
@@ -76,8 +76,8 @@ resource "aws_vpc_security_group_ingress_rule" "redis" {
 }
 
 resource "aws_elasticache_replication_group" "this" {
-  #checkov:skip=CKV_AWS_31: who may do what is said by users (user_group_ids), which exclude an auth_token
-  #checkov:skip=CKV2_AWS_50: it is on unless redis.replicas is 0; checkov cannot tell
+  #checkov:skip=CKV_AWS_31: users (user_group_ids) define the permissions, which excludes an auth_token
+  #checkov:skip=CKV2_AWS_50: it is on unless redis.replicas is 0; checkov cannot evaluate that
   count = var.redis.enabled ? 1 : 0
 
   replication_group_id       = var.name

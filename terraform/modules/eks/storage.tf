@@ -5,10 +5,10 @@ locals {
 }
 
 resource "aws_s3_bucket" "models" {
-  #checkov:skip=CKV_AWS_18: the account's CloudTrail data events tell who read what; access logs need a bucket of their own
-  #checkov:skip=CKV_AWS_144: models can be had again from where they came from
-  #checkov:skip=CKV2_AWS_62: nothing is to happen when a model is put there
-  #checkov:skip=CKV_AWS_145: with KMS an object's ETag is not its MD5, by which workers check what they fetched (libs/store/objects.py)
+  #checkov:skip=CKV_AWS_18: the account's CloudTrail data events record reads; access logs need a separate bucket
+  #checkov:skip=CKV_AWS_144: models can be fetched again from their source
+  #checkov:skip=CKV2_AWS_62: no event is needed when a model is uploaded
+  #checkov:skip=CKV_AWS_145: with KMS an object's ETag is not its MD5, with which workers verify downloads (libs/store/objects.py)
   bucket        = local.bucket
   force_destroy = var.force_destroy
   tags          = var.tags
@@ -81,7 +81,7 @@ resource "aws_s3_bucket_policy" "models" {
 }
 
 resource "aws_ecr_repository" "this" {
-  #checkov:skip=CKV_AWS_136: images hold code and no secrets; ECR encrypts them with a key of its own
+  #checkov:skip=CKV_AWS_136: images hold code and no secrets; ECR encrypts them with its key
   for_each = var.repositories
 
   name                 = "${var.name}/${each.key}"
@@ -102,7 +102,7 @@ resource "aws_ecr_lifecycle_policy" "this" {
   policy = jsonencode({
     rules = [{
       rulePriority = 1
-      description  = "Layers that no tag names any more"
+      description  = "Untagged layers"
       selection    = { tagStatus = "untagged", countType = "sinceImagePushed", countUnit = "days", countNumber = 14 }
       action       = { type = "expire" }
     }]

@@ -10,7 +10,7 @@ variable "name" {
 }
 
 variable "kubernetes_version" {
-  description = "Minor version of the control plane and of all nodes. EKS upgrades nothing by itself while a version is supported."
+  description = "Minor version of the control plane and of all nodes. EKS does not upgrade automatically while a version is supported."
   type        = string
   default     = "1.34"
   nullable    = false
@@ -22,7 +22,7 @@ variable "kubernetes_version" {
 }
 
 variable "tags" {
-  description = "Tags of every resource that can have some."
+  description = "Tags of all resources that support tags."
   type        = map(string)
   default     = {}
   nullable    = false
@@ -38,12 +38,12 @@ variable "zones" {
 
   validation {
     condition     = length(var.zones) == 0 || (length(var.zones) >= 2 && length(var.zones) <= 6 && length(distinct(var.zones)) == length(var.zones))
-    error_message = "zones must be empty, or two to six different zones: EKS wants subnets in at least two."
+    error_message = "zones must be empty, or two to six different zones: EKS requires subnets in at least two."
   }
 }
 
 variable "vpc_cidr" {
-  description = "Addresses of the VPC. An eighth of them goes to the nodes and pods of each zone."
+  description = "Address range of the VPC. Each zone's nodes and pods get an eighth of it."
   type        = string
   default     = "10.40.0.0/16"
   nullable    = false
@@ -55,14 +55,14 @@ variable "vpc_cidr" {
 }
 
 variable "nat_per_zone" {
-  description = "A NAT gateway in each zone instead of one for all: survives the loss of a zone, costs that many times as much."
+  description = "One NAT gateway per zone instead of one for all: survives the loss of a zone, at the cost of one gateway per zone."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "public_access_cidrs" {
-  description = "Who may reach the Kubernetes API from the internet. Empty: nobody, it has a private endpoint only."
+  description = "Address ranges that may reach the Kubernetes API from the internet. Empty: none; the endpoint is private."
   type        = list(string)
   default     = []
   nullable    = false
@@ -74,7 +74,7 @@ variable "public_access_cidrs" {
 }
 
 variable "private_access_cidrs" {
-  description = "Who may reach the Kubernetes API's private endpoint beside the nodes: a VPN, a peered network."
+  description = "Address ranges, such as a VPN or a peered network, that may reach the Kubernetes API's private endpoint in addition to the nodes."
   type        = list(string)
   default     = []
   nullable    = false
@@ -88,7 +88,7 @@ variable "private_access_cidrs" {
 # The cluster
 
 variable "admin_principal_arns" {
-  description = "IAM roles or users that administer the cluster, beside the one that creates it."
+  description = "IAM roles or users that administer the cluster, in addition to its creator."
   type        = set(string)
   default     = []
   nullable    = false
@@ -100,7 +100,7 @@ variable "admin_principal_arns" {
 }
 
 variable "log_retention_days" {
-  description = "How long the control plane's logs are kept."
+  description = "Days for which the control plane's logs are kept."
   type        = number
   default     = 365
   nullable    = false
@@ -124,7 +124,7 @@ variable "worker_service_accounts" {
 # Nodes
 
 variable "system_nodes" {
-  description = "Nodes that are always there: router, scheduler, Redis, KEDA and the cluster's own pods."
+  description = "Permanent nodes: router, scheduler, Redis, KEDA and the cluster's own pods."
   type = object({
     instance_types = optional(list(string), ["m6i.large"])
     min            = optional(number, 3)
@@ -183,14 +183,14 @@ variable "gpu_pools" {
   }
   validation {
     condition     = alltrue([for pool in values(var.gpu_pools) : pool.capacity == "spot" ? pool.reservation == null : pool.capacity == "on-demand" || pool.reservation != null])
-    error_message = "gpu_pools of capacity-block need their reservation; those of spot cannot have one."
+    error_message = "gpu_pools with capacity-block need a reservation; those with spot must not have one."
   }
 }
 
 # Storage
 
 variable "model_bucket" {
-  description = "Name of the bucket for models. Empty: made of the name and the account's id, which nobody else can have."
+  description = "Name of the bucket for models. Empty: the cluster's name and the account's id, which is globally unique."
   type        = string
   default     = ""
   nullable    = false
@@ -213,7 +213,7 @@ variable "repositories" {
 # Redis
 
 variable "redis" {
-  description = "A managed Redis (ElastiCache for Valkey) instead of the one in the cluster. replicas: in other zones, take over on failure."
+  description = "A managed Redis (ElastiCache for Valkey) instead of the one in the cluster. replicas: number of replicas in other zones, which take over on failure."
   type = object({
     enabled        = optional(bool, false)
     node_type      = optional(string, "cache.t4g.medium")
@@ -230,7 +230,7 @@ variable "redis" {
 }
 
 variable "redis_passwords" {
-  description = "Passwords of Redis' users shoal-router and shoal-scheduler, needed where redis is enabled. They are in Terraform's state."
+  description = "Passwords of Redis' users shoal-router and shoal-scheduler, required if redis is enabled. They are in Terraform's state."
   type = object({
     router    = optional(string, "")
     scheduler = optional(string, "")

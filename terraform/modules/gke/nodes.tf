@@ -1,7 +1,7 @@
 locals {
   usual_machine_types = { L4 = "g2-standard-4", A100 = "a2-highgpu-1g", H100 = "a3-highgpu-8g" }
   accelerators        = { L4 = "nvidia-l4", A100 = "nvidia-tesla-a100", H100 = "nvidia-h100-80gb" }
-  # https://cloud.google.com/compute/docs/gpus: of a2 and a3 the name tells; of g2 all others have one.
+  # https://cloud.google.com/compute/docs/gpus: names of a2 and a3 contain the number of GPUs; other g2 machines have one.
   gpus_of_g2     = { g2-standard-24 = 2, g2-standard-48 = 4, g2-standard-96 = 8 }
   disks_of_a_gpu = { L4 = 1, A100 = 1, H100 = 2 }
   machine_types  = { for name, pool in var.gpu_pools : name => pool.machine_type != "" ? pool.machine_type : local.usual_machine_types[pool.accelerator] }
@@ -28,7 +28,7 @@ resource "google_service_account" "nodes" {
   display_name = "Nodes of the cluster ${var.name}"
 }
 
-# Logs and metrics. What pods may do is given to their own service accounts.
+# Logs and metrics only. Pods get permissions by their service accounts.
 resource "google_project_iam_member" "nodes" {
   project = var.project
   role    = "roles/container.defaultNodeServiceAccount"
@@ -106,7 +106,7 @@ resource "google_container_node_pool" "gpu" {
     auto_upgrade = true
   }
 
-  # A new node needs no GPU beside those that are there: those are what cannot be had.
+  # An upgrade needs no additional GPU, because GPUs are scarce.
   upgrade_settings {
     strategy        = "SURGE"
     max_surge       = 0
@@ -153,7 +153,7 @@ resource "google_container_node_pool" "gpu" {
       }
     }
 
-    # Image streaming: a container starts while its image is still coming.
+    # Image streaming: a container starts while its image is still downloading.
     gcfs_config {
       enabled = true
     }

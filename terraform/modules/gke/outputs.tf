@@ -14,7 +14,7 @@ output "network_id" {
 }
 
 output "kubectl_command" {
-  description = "Makes kubectl speak to the cluster."
+  description = "Command that configures kubectl for the cluster."
   value = join(" ", compact([
     "gcloud container clusters get-credentials ${var.name} --region ${var.region} --project ${var.project}",
     length(var.public_access_cidrs) == 0 ? "--internal-ip" : "",
@@ -32,12 +32,12 @@ output "model_bucket" {
 }
 
 output "model_store" {
-  description = "SHOAL_STORES of the workers: models lie below it as <org>/<name>."
+  description = "SHOAL_STORES of the workers, with models as <org>/<name>."
   value       = "gs://${google_storage_bucket.models.name}"
 }
 
 output "worker_principals" {
-  description = "The workers' service accounts as IAM knows them (Workload Identity Federation); they need no annotation."
+  description = "IAM principals of the workers' service accounts (Workload Identity Federation); they need no annotation."
   value       = values(local.workers)
 }
 
@@ -47,7 +47,7 @@ output "node_service_account" {
 }
 
 output "pools" {
-  description = "What a pod of each GPU pool selects and tolerates, and how many GPUs a node of it has."
+  description = "Node selectors, tolerations and GPUs per node of each GPU pool."
   value = {
     for name, pool in local.gpu_pools : name => {
       node_selector = merge(

@@ -65,7 +65,7 @@ variable "cidrs" {
 }
 
 variable "public_access_cidrs" {
-  description = "Who may reach the Kubernetes API from the internet. Empty: nobody, it has a private endpoint only."
+  description = "Address ranges that may reach the Kubernetes API from the internet. Empty: none; the endpoint is private."
   type        = list(string)
   default     = []
   nullable    = false
@@ -77,7 +77,7 @@ variable "public_access_cidrs" {
 }
 
 variable "private_access_cidrs" {
-  description = "Who may reach the Kubernetes API's private endpoint beside the nodes: a VPN, a peered network."
+  description = "Address ranges, such as a VPN or a peered network, that may reach the Kubernetes API's private endpoint in addition to the nodes."
   type        = list(string)
   default     = []
   nullable    = false
@@ -134,7 +134,7 @@ variable "worker_service_accounts" {
 # Nodes
 
 variable "system_nodes" {
-  description = "Nodes that are always there: router, scheduler, Redis, KEDA and the cluster's own pods. min, max: nodes in all."
+  description = "Permanent nodes: router, scheduler, Redis, KEDA and the cluster's own pods. min, max: nodes in all."
   type = object({
     machine_type = optional(string, "e2-standard-2")
     min          = optional(number, 3)

@@ -11,15 +11,15 @@ run "a_private_cluster" {
 
   assert {
     condition     = aws_eks_cluster.this.vpc_config[0].endpoint_private_access && !aws_eks_cluster.this.vpc_config[0].endpoint_public_access
-    error_message = "Nobody on the internet may reach the Kubernetes API unless he is named."
+    error_message = "No internet address may reach the Kubernetes API unless it is listed."
   }
   assert {
     condition     = aws_eks_cluster.this.access_config[0].authentication_mode == "API" && length(aws_vpc_security_group_ingress_rule.api) == 0
-    error_message = "Access is by entries only, and nobody else is let in."
+    error_message = "Access entries are the only way to get access."
   }
   assert {
     condition     = aws_eks_cluster.this.encryption_config[0].resources == toset(["secrets"]) && aws_kms_key.cluster.enable_key_rotation
-    error_message = "Secrets are encrypted with a key of our own that rotates."
+    error_message = "Secrets are encrypted with our rotated key."
   }
   assert {
     condition     = length(aws_eks_cluster.this.enabled_cluster_log_types) == 5 && aws_cloudwatch_log_group.cluster.name == "/aws/eks/shoal/cluster"
@@ -53,7 +53,7 @@ run "a_private_cluster" {
   }
   assert {
     condition     = length(aws_eks_node_group.system.taint) == 0 && length(aws_eks_node_group.gpu) == 0
-    error_message = "They take any pod, and there is no GPU unless one is asked for."
+    error_message = "They take any pod, and no GPU pool exists by default."
   }
   assert {
     condition = alltrue([
@@ -78,7 +78,7 @@ run "storage" {
 
   assert {
     condition     = aws_s3_bucket.models.bucket == "shoal-models-123456789012" && !aws_s3_bucket.models.force_destroy
-    error_message = "Its name is nobody else's, and it is not deleted with models in it."
+    error_message = "Its name is globally unique, and it is not deleted while it has models."
   }
   assert {
     condition = alltrue([
@@ -87,11 +87,11 @@ run "storage" {
       aws_s3_bucket_public_access_block.models.ignore_public_acls,
       aws_s3_bucket_public_access_block.models.restrict_public_buckets,
     ])
-    error_message = "Nothing of it can be public."
+    error_message = "It cannot become public."
   }
   assert {
     condition     = aws_s3_bucket_versioning.models.versioning_configuration[0].status == "Enabled"
-    error_message = "It keeps what was replaced."
+    error_message = "It keeps replaced versions."
   }
   assert {
     condition     = one(one(aws_s3_bucket_server_side_encryption_configuration.models.rule).apply_server_side_encryption_by_default).sse_algorithm == "AES256"
@@ -99,7 +99,7 @@ run "storage" {
   }
   assert {
     condition     = jsondecode(aws_s3_bucket_policy.models.policy).Statement[0].Effect == "Deny" && jsondecode(aws_s3_bucket_policy.models.policy).Statement[0].Condition.Bool == { "aws:SecureTransport" = "false" }
-    error_message = "Nobody reads it without TLS."
+    error_message = "Reading it requires TLS."
   }
   assert {
     condition     = toset([for repository in aws_ecr_repository.this : repository.name]) == toset(["shoal/edge", "shoal/router", "shoal/scheduler", "shoal/worker-cpu", "shoal/worker-cuda"])
@@ -107,7 +107,7 @@ run "storage" {
   }
   assert {
     condition     = alltrue([for repository in aws_ecr_repository.this : repository.image_tag_mutability == "IMMUTABLE" && repository.image_scanning_configuration[0].scan_on_push])
-    error_message = "A tag stays what it is, and images are scanned."
+    error_message = "Tags are immutable, and images are scanned."
   }
   assert {
     condition = jsonencode([output.registry, output.model_store, output.kubectl_command, output.redis_url]) == jsonencode([
@@ -121,7 +121,7 @@ run "storage" {
       for statement in jsondecode(aws_iam_role_policy.pod["cluster-autoscaler"].policy).Statement :
       can(statement.Condition.StringEquals["aws:ResourceTag/k8s.io/cluster-autoscaler/shoal"]) || alltrue([for action in flatten([statement.Action]) : can(regex(":(Describe|Get)", action))])
     ])
-    error_message = "What is not mere reading is for groups of this cluster."
+    error_message = "All permissions but reading are limited to groups of this cluster."
   }
 }
 
@@ -139,7 +139,7 @@ run "those_who_are_named" {
 
   assert {
     condition     = aws_eks_cluster.this.vpc_config[0].endpoint_public_access && aws_eks_cluster.this.vpc_config[0].public_access_cidrs == toset(["203.0.113.7/32"])
-    error_message = "The public endpoint is for the ranges that were named."
+    error_message = "The public endpoint is limited to the listed ranges."
   }
   assert {
     condition     = aws_vpc_security_group_ingress_rule.api["10.0.0.0/16"].from_port == 443 && aws_vpc_security_group_ingress_rule.api["10.0.0.0/16"].to_port == 443
@@ -147,7 +147,7 @@ run "those_who_are_named" {
   }
   assert {
     condition     = endswith(aws_eks_access_policy_association.admin["arn:aws:iam::123456789012:role/operators"].policy_arn, "/AmazonEKSClusterAdminPolicy")
-    error_message = "Who is named as an administrator is one."
+    error_message = "The listed administrators have access."
   }
   assert {
     condition = jsondecode(aws_iam_role_policy.pod["worker"].policy).Statement == [
@@ -158,7 +158,7 @@ run "those_who_are_named" {
   }
   assert {
     condition     = toset([for name, one in aws_eks_pod_identity_association.this : name if one.namespace == "shoal"]) == toset(["shoal/worker-l4-spot", "shoal/worker-h100"])
-    error_message = "The role is for the service accounts that were named."
+    error_message = "The role is limited to the listed service accounts."
   }
   assert {
     condition     = toset([for attachment in aws_iam_role_policy_attachment.node : attachment.policy_arn]) == toset(["arn:aws:iam::aws:policy/AmazonEC2ContainerRegistryPullOnly", "arn:aws:iam::aws:policy/AmazonEKSWorkerNodePolicy"])

@@ -43,11 +43,11 @@ run "two_pools" {
   }
   assert {
     condition     = aws_eks_node_group.gpu["l4-spot"].capacity_type == "SPOT" && aws_eks_node_group.gpu["l4-spot"].instance_types == tolist(["g6.xlarge", "g6.2xlarge"])
-    error_message = "Spot unless something else is said, of several types."
+    error_message = "Spot by default, of several types."
   }
   assert {
     condition     = aws_eks_node_group.gpu["h100"].capacity_type == "ON_DEMAND" && aws_eks_node_group.gpu["h100"].instance_types == tolist(["p5.48xlarge"])
-    error_message = "On demand where it is said."
+    error_message = "On demand if requested."
   }
   assert {
     condition = aws_eks_node_group.gpu["l4-spot"].labels == tomap({
@@ -56,7 +56,7 @@ run "two_pools" {
       "k8s.amazonaws.com/accelerator" = "nvidia-l4"
       "nvidia.com/gpu.present"        = "true"
     })
-    error_message = "By these pods find their nodes."
+    error_message = "Pods select their nodes by these labels."
   }
   assert {
     condition     = alltrue([for group in aws_eks_node_group.gpu : one(group.taint) == { key = "nvidia.com/gpu", value = "true", effect = "NO_SCHEDULE" }])
@@ -64,7 +64,7 @@ run "two_pools" {
   }
   assert {
     condition     = output.pools["l4-spot"].node_selector == { "shoal.dev/accelerator" = "l4", "eks.amazonaws.com/capacityType" = "SPOT" } && output.pools["h100"].gpus_per_node == 8
-    error_message = "Outputs tell them."
+    error_message = "Outputs contain the pools."
   }
   assert {
     condition = { for key, one in aws_autoscaling_group_tag.node_template : one.tag[0].key => one.tag[0].value if startswith(key, "l4-spot ") } == {
@@ -77,7 +77,7 @@ run "two_pools" {
       "k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu"             = "1"
       "k8s.io/cluster-autoscaler/node-template/resources/ephemeral-storage"          = "405G"
     }
-    error_message = "All that a pod of the pool asks of a node is told by tags."
+    error_message = "Tags describe all node properties that a pod of the pool requires."
   }
   assert {
     condition     = aws_autoscaling_group_tag.node_template["h100 resources/nvidia.com/gpu"].tag[0].value == "8"

@@ -47,7 +47,7 @@ run "encrypted_and_for_those_with_a_password" {
   }
   assert {
     condition     = alltrue([for user in aws_elasticache_user.this : strcontains(user.access_string, " -@all ")])
-    error_message = "They may do what they use."
+    error_message = "They may run only the commands that they use."
   }
   assert {
     condition     = aws_vpc_security_group_ingress_rule.redis[0].referenced_security_group_id == output.cluster_security_group_id && aws_vpc_security_group_ingress_rule.redis[0].from_port == 6379
@@ -69,6 +69,6 @@ run "without_replicas" {
 
   assert {
     condition     = !aws_elasticache_replication_group.this[0].automatic_failover_enabled && aws_elasticache_replication_group.this[0].num_cache_clusters == 1
-    error_message = "There is nobody to take over."
+    error_message = "No replica exists to take over."
   }
 }

@@ -68,7 +68,7 @@ run "those_who_are_named" {
 
   assert {
     condition     = !google_container_cluster.this.private_cluster_config[0].enable_private_endpoint && length(google_container_cluster.this.master_authorized_networks_config[0].cidr_blocks) == 2
-    error_message = "The public endpoint is for the ranges that were named."
+    error_message = "The public endpoint is limited to the listed ranges."
   }
   assert {
     condition     = google_storage_bucket.models.uniform_bucket_level_access && google_storage_bucket.models.public_access_prevention == "enforced" && google_storage_bucket.models.versioning[0].enabled

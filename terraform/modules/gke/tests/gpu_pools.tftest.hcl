@@ -52,7 +52,7 @@ run "four_pools" {
   }
   assert {
     condition     = google_container_node_pool.gpu["l4-spot"].node_config[0].labels == tomap({ "shoal.dev/pool" = "l4-spot", "shoal.dev/accelerator" = "l4" })
-    error_message = "By these pods find their nodes."
+    error_message = "Pods select their nodes by these labels."
   }
   assert {
     condition     = jsonencode([output.pools["l4-spot"].node_selector, output.pools["h100"].node_selector]) == jsonencode([{ "cloud.google.com/gke-accelerator" = "nvidia-l4", "cloud.google.com/gke-spot" = "true" }, { "cloud.google.com/gke-accelerator" = "nvidia-h100-80gb" }])
