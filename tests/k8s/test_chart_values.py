@@ -369,7 +369,7 @@ def test_notes_name_the_secrets_that_pods_wait_for(values: Values) -> None:
         (name, "") for name in re.findall(r'"((?:edge-)?gateway-tls|gateway-client-tls)"', text)
     }
     waited = {first or second for first, second in used} - made - {"authority"}
-    said = re.findall(r"It waits for Secrets that you make \(docs/kubernetes.md\): (.*)\.\n", notes)
+    said = re.findall(r"It needs Secrets that you create \(docs/kubernetes.md\): (.*)\.\n", notes)
     assert set(said[0].split(", ") if said else ()) == waited
 
 

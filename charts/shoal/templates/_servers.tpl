@@ -4,7 +4,7 @@
 {{- define "shoal.serverEnv" -}}
 {{- $values := (index . 0).Values }}
 {{- if not $values.tls.enabled }}
-# Everybody in the cluster may call everything, in plain text: for a look, or where a service mesh protects it. tls.enabled takes this away.
+# Anyone in the cluster can call everything in plain text: for trials, or behind a service mesh. tls.enabled removes this.
 - name: SHOAL_ALLOW_INSECURE
   value: "1"
 {{- end }}
@@ -37,7 +37,7 @@ readinessProbe:
   failureThreshold: 2
 lifecycle:
   preStop:
-    # Until nobody is sent here any more.
+    # Until no new connections are routed here.
     sleep:
       seconds: 5
 {{- end }}
