@@ -1,13 +1,10 @@
-"""Where modules lie in a wheel: all of `libs` and `services` below `shoal_mesh/_code`, out of the
-way of what others install.
+"""Build the wheel, with `libs` and `services` in the folder `shoal_mesh/_code`.
 
-The native kernels are with them, where this machine can compile them: a library that is data, since
-nothing else depends on the machine, and torch's operators are used where it does not load. So the
-wheel is one for all.
+The names `libs` and `services` are too common for a shared environment. Only processes of the mesh
+have that folder on their path (services/local/installed, services/local/supervision/launch.py).
 
-The names `libs` and `services` are too common to be anybody's in a shared environment. Only
-processes of the mesh have that folder on their path (services/local/installed,
-services/local/supervision/launch.py).
+If this machine can compile the native kernels, the wheel contains their library as data. Where the
+library does not load, torch's operators are used, so one wheel serves all machines.
 """
 
 import runpy

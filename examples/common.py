@@ -62,7 +62,7 @@ def options(description: str, *, embedder: bool = True) -> argparse.ArgumentPars
     parser.add_argument(
         "--endpoint",
         metavar="HOST:PORT",
-        help="a running mesh; without it, one is started on this machine and stopped again",
+        help="address of a running mesh; default: start one on this machine for this run",
     )
     if embedder:
         parser.add_argument(

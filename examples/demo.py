@@ -56,7 +56,7 @@ class Paragraph:
 
 
 def paragraphs() -> list[Paragraph]:
-    """The prose of the repository's pages and of the licences that Debian keeps."""
+    """Return paragraphs of the repository's pages and of Debian's licence texts."""
     found = []
     for page in _pages():
         for block in re.split(r"\n\s*\n", page.read_text(encoding="utf-8", errors="replace")):
@@ -116,7 +116,7 @@ async def main() -> int:
 
 
 async def encode(client: shoal.AsyncClient, library: list[Paragraph]) -> NDArray[np.number]:
-    """All paragraphs as unit vectors, [paragraphs, 384]."""
+    """Encode all paragraphs as unit vectors, [paragraphs, 384]."""
     began = time.perf_counter()
     await client.encode(MINILM, ["load the model"])
     console.print(f"{MINILM} loaded by the first request in {time.perf_counter() - began:.1f} s")

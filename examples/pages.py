@@ -110,9 +110,11 @@ def arguments(given: Sequence[str] | None) -> Options:
         help="questions to ask instead of those of the example",
     )
     parser.add_argument(
-        "--dpi", type=common.at_least(20), default=96, help="at which pages are rendered"
+        "--dpi", type=common.at_least(20), default=96, help="resolution of rendered pages"
     )
-    parser.add_argument("--limit", type=common.at_least(1), default=60, metavar="N", help="pages")
+    parser.add_argument(
+        "--limit", type=common.at_least(1), default=60, metavar="N", help="pages to search"
+    )
     parser.add_argument(
         "--top",
         type=common.at_least(1),
@@ -125,9 +127,7 @@ def arguments(given: Sequence[str] | None) -> Options:
 
 
 def rendered(files: Sequence[Path], dpi: int, limit: int) -> list[Page]:
-    """The first pages of each file in turn, so that all files have some. Raises Advice if there is
-    nothing to render.
-    """
+    """Render pages of all files in turn, up to the limit. Raises Advice if there are none."""
     try:
         import pypdfium2
     except ImportError as error:
@@ -170,8 +170,9 @@ def sources(options: Options) -> list[Path]:
 
 
 def questions(options: Options, pages: Sequence[Page]) -> list[tuple[str, list[int]]]:
-    """Each with the pages that answer it, as far as that is known; of the example's own those that
-    a page answers.
+    """Return the questions with the pages that answer them.
+
+    Answers to the questions of --ask are unknown. QUESTIONS without an answer are left out.
     """
     if options.ask:
         return [(text, []) for text in options.ask]
@@ -185,7 +186,7 @@ def questions(options: Options, pages: Sequence[Page]) -> list[tuple[str, list[i
 
 
 def maxsim(question: np.ndarray, pages: Ragged | Sequence[np.ndarray]) -> Floats:
-    """[question's vectors, size], one matrix a page -> [pages]"""
+    """Return the MaxSim score of each page for a question, [pages]."""
     rows = question.astype(np.float32)
     return np.array(
         [(rows @ page.astype(np.float32).T).max(axis=1).sum() for page in pages], np.float32
@@ -229,7 +230,7 @@ async def checked(
     question: str,
     asked: np.ndarray,
 ) -> tuple[Checks, dict[str, float]]:
-    """And the bytes of a page in each format."""
+    """Check the invariants, and return the bytes per page in each format."""
     some = list(pages[:MEASURED])
     sizes = {"float32": bytes_of(found, "float32")}
     here = maxsim(asked, [found[number] for number in range(len(some))])

@@ -114,7 +114,7 @@ def arguments(given: Sequence[str] | None) -> Options:
         type=Path,
         default=Path("build/photos"),
         metavar="FOLDER",
-        help="thumbnails and contact sheet",
+        help="folder for thumbnails and contact sheet",
     )
     parser.add_argument(
         "--limit", type=common.at_least(1), default=1_000, metavar="N", help="photographs to search"
@@ -131,7 +131,7 @@ def arguments(given: Sequence[str] | None) -> Options:
 
 
 def gathered(options: Options) -> list[Photo]:
-    """Raises Advice if there are none."""
+    """Return the photographs to search. Raises Advice if there are none."""
     if options.photos is not None:
         files = sorted(file for file in options.photos.rglob("*") if file.suffix.lower() in KINDS)
         if not files:
@@ -154,7 +154,7 @@ def gathered(options: Options) -> list[Photo]:
 async def vectors(
     client: shoal.AsyncClient, model: str, items: Sequence[shoal.tasks.Item], what: str
 ) -> Floats:
-    """Unit vectors, [items, dimensions]."""
+    """Encode items as unit vectors, [items, dimensions]."""
     with common.progress(what, len(items)) as show:
         answer = await client.encode(
             model,
@@ -236,9 +236,7 @@ async def search(options: Options) -> None:
 async def checked(
     client: shoal.AsyncClient, model: str, files: Sequence[Path], found: Floats, texts: Floats
 ) -> Checks:
-    """Searches for copies of the photographs: the same pixels in another format, and half the
-    size.
-    """
+    """Search for copies of the photographs: the same pixels in another format, and half the size."""
     pictures = [Image.open(file).convert("RGB") for file in files]
     same = await vectors(client, model, pictures, "the same pixels as PNG")
     halves = [
@@ -270,7 +268,7 @@ def check_summary(checks: Checks) -> str:
 
 
 def thumbnails(photos: Sequence[Photo], folder: Path) -> list[str]:
-    """Writes them; returns their names in the folder."""
+    """Write thumbnails and return their file names."""
     folder.mkdir(parents=True, exist_ok=True)
     names = []
     for number, photo in enumerate(photos):
@@ -290,7 +288,7 @@ def contact_sheet(
     best: np.ndarray,
     note: str,
 ) -> str:
-    """One page: for each text its best photographs, then all of them with their licences."""
+    """Render a page with the best photographs of each text, then all photographs and licences."""
 
     def figure(number: int, caption: str) -> str:
         name = html.escape(photos[number].file.name)

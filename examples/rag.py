@@ -53,8 +53,9 @@ STAGES = ("sparse", "dense", "hybrid", "reranked")
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A part of a section. `section`: `page > heading`. `title`: the page's title and the
-    heading.
+    """A part of a section.
+
+    `section` is `page > heading`; `title` is the page's title and the heading.
     """
 
     section: str
@@ -67,7 +68,7 @@ class Passage:
 
     @property
     def sentences(self) -> list[str]:
-        """Its sentences, each under the heading, and the whole."""
+        """Return the sentences, each with the heading, and the whole passage."""
         heading = self.section.partition(" > ")[2]
         found = [
             sentence for sentence in re.split(r"(?<=[.:;|])\s+", self.text) if len(sentence) > 20
@@ -77,7 +78,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`gains`: of the sections that answer it or help."""
+    """A question with the gains of the sections that answer it or help."""
 
     text: str
     gains: Mapping[str, int]
@@ -116,7 +117,7 @@ def arguments(given: Sequence[str] | None) -> Options:
         "--store",
         choices=("memory", *PACKAGES),
         default="memory",
-        help="where dense vectors are kept and searched",
+        help="store of dense vectors",
     )
     parser.add_argument(
         "--ask", default="", metavar="QUESTION", help="print the best sections for a question"
@@ -133,7 +134,7 @@ def arguments(given: Sequence[str] | None) -> Options:
         nargs="+",
         default=PAGES,
         metavar="GLOB",
-        help="the pages to search, and to ask questions of, below the repository",
+        help="pages to search, relative to the repository",
     )
     parser.add_argument(
         "--limit", type=common.at_least(1), default=1_000, metavar="N", help="questions to ask"
@@ -146,8 +147,9 @@ def arguments(given: Sequence[str] | None) -> Options:
 
 
 def passages(patterns: Sequence[str], root: Path = ROOT) -> list[Passage]:
-    """The pages in order, cut at headings and then at blank lines and rows of tables. Raises Advice
-    if there are none.
+    """Split the pages at headings, then at blank lines and table rows.
+
+    Raises Advice if no page is found.
     """
     found = []
     for page in sorted({page for pattern in patterns for page in root.glob(pattern)}):
@@ -168,7 +170,7 @@ def passages(patterns: Sequence[str], root: Path = ROOT) -> list[Passage]:
 
 
 def sections(page: str) -> list[tuple[str, str]]:
-    """Heading and text; a `#` in a fence is a comment."""
+    """Yield headings with their text; a `#` in a fence is a comment."""
     found: list[tuple[str, list[str]]] = []
     is_code = False
     for line in page.splitlines():
@@ -181,9 +183,7 @@ def sections(page: str) -> list[tuple[str, str]]:
 
 
 def pieces(body: str) -> list[str]:
-    """Neighbouring paragraphs, points and rows of together up to CHARACTERS; a longer one is cut
-    between words.
-    """
+    """Join neighbouring blocks up to CHARACTERS; split longer blocks between words."""
     found: list[str] = []
     for block in re.split(r"\n\s*\n|\n(?=[|-] )", body):
         text = " ".join(
@@ -198,8 +198,9 @@ def pieces(body: str) -> list[str]:
 
 
 def questions(file: Path, library: Sequence[Passage], limit: int) -> list[Question]:
-    """The judged questions that the pages answer. Raises Advice for a line that cannot be read and
-    for a section that is gone.
+    """Read the judged questions that the pages answer.
+
+    Raises Advice for an invalid line or a missing section.
     """
     known = {passage.section for passage in library}
     pages = {page_of(section) for section in known}
@@ -246,12 +247,12 @@ class Store(Protocol):
     def add(self, vectors: Floats, library: Sequence[Passage]) -> None: ...
 
     def search(self, vector: Floats, number: int) -> list[int]:
-        """The numbers of the nearest passages, nearest first."""
+        """Return the numbers of the nearest passages, nearest first."""
         ...
 
 
 class Memory:
-    """A matrix."""
+    """A matrix in memory."""
 
     def add(self, vectors: Floats, library: Sequence[Passage]) -> None:
         self._vectors = vectors
@@ -289,7 +290,7 @@ class Qdrant:
 
 
 class Chroma:
-    """Chroma in this process, in memory. Its own default embedder is not asked for."""
+    """Chroma in this process, in memory. Its default embedder is not used."""
 
     def __init__(self, package: Any) -> None:
         settings = package.config.Settings(anonymized_telemetry=False)
@@ -338,7 +339,7 @@ class Lance:
 
 
 def open_store(name: str) -> Store:
-    """Raises Advice if its package is not installed."""
+    """Create a store. Raises Advice if its package is not installed."""
     if name == "memory":
         return Memory()
     module, package = PACKAGES[name]
@@ -434,7 +435,7 @@ async def sparse_search(
 
 
 def fuse(*rankings: Sequence[int]) -> list[int]:
-    """Reciprocal rank fusion."""
+    """Fuse rankings by reciprocal rank."""
     scores: defaultdict[int, float] = defaultdict(float)
     for ranking in rankings:
         for place, number in enumerate(ranking):
@@ -449,8 +450,8 @@ async def search(
     library: Sequence[Passage],
     asked: Sequence[str],
 ) -> tuple[dict[str, list[list[int]]], dict[str, float]]:
-    """The passages that each stage finds for each question, best first; the seconds that indexing
-    and each stage took.
+    """Return each stage's passages per question, best first, and the seconds of indexing and of
+    each stage.
     """
     await common.warm(client, options.embedder)
     texts = [passage.searched for passage in library]
@@ -489,11 +490,10 @@ async def rerank(
     asked: Sequence[str],
     found: Sequence[Sequence[int]],
 ) -> list[list[int]]:
-    """The best passages of each question once more, ordered by the reranker's scores.
+    """Reorder each question's best passages by the reranker's scores.
 
-    The embedder's own score of a whole passage is the cosine by which it was found, and says
-    nothing new. So if it is the reranker, passages go by their best sentence, and that order is
-    fused with the one before.
+    If the reranker is the embedder, its score of a passage adds nothing to the retrieval cosine.
+    Passages are then ranked by their best sentence, and this ranking is fused with the previous one.
     """
     is_embedder = options.reranker == options.embedder
 

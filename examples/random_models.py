@@ -84,7 +84,7 @@ class _Weights:
             self.tensors[f"{name}.bias"] = torch.zeros(size)
 
     def encoder(self, stem: str, sizes: Mapping[str, int]) -> None:
-        """CLIP's and SigLIP's layers."""
+        """Add the layers of CLIP and SigLIP."""
         hidden, inner = sizes["hidden_size"], sizes["intermediate_size"]
         for layer in (
             f"{stem}.encoder.layers.{number}" for number in range(sizes["num_hidden_layers"])
@@ -101,8 +101,9 @@ class _Weights:
 
 
 def write_clip(directory: Path) -> None:
-    """A model of CLIP B/32's layout: images of 224 x 224 pixels, 50 tokens each, and texts, in one
-    space of 64 dimensions.
+    """Write a model with CLIP B/32's layout and 64 dimensions.
+
+    An image has 224 x 224 pixels and 50 tokens.
     """
     start, end = "<|startoftext|>", "<|endoftext|>"
     ids = write_tokenizer(directory, (start, end), before=start, after=end, lower=True)
@@ -147,9 +148,7 @@ def write_clip(directory: Path) -> None:
 
 
 def write_colsmol(directory: Path) -> None:
-    """A model of ColSmol's layout: a page is cut into tiles of 128 x 128 pixels, 16 vectors of 128
-    numbers each.
-    """
+    """Write a model with ColSmol's layout: 16 vectors of 128 numbers per tile of 128 x 128 pixels."""
     marks = [
         "<image>",
         "<fake_token_around_image>",
@@ -228,8 +227,9 @@ def write_tokenizer(
     *,
     lower: bool = False,
 ) -> dict[str, int]:
-    """One token for each byte, and special ones, of which `before` and `after` stand around every
-    text. Returns their ids.
+    """Write a tokenizer with one token per byte and special tokens; return the special tokens' ids.
+
+    The tokens `before` and `after` enclose every text.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(

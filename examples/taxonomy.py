@@ -1,4 +1,4 @@
-"""Puts descriptions of goods into a tree of 10,000 categories: retrieve by embedding, rerank,
+"""Put descriptions of goods into a tree of 10,000 categories: retrieve by embedding, rerank,
 classify the branch.
 
     python -m examples.taxonomy
@@ -31,7 +31,7 @@ LABEL_CHARACTERS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """`above`: the number of the category above, -1 for a root."""
+    """A category. `above` is its parent's number, -1 for a root."""
 
     above: int
     names: tuple[str, ...]
@@ -53,9 +53,7 @@ class Quality:
 
 
 class Tree:
-    """The first `size` categories, those near the roots first, so that a part of the tree is a
-    tree.
-    """
+    """The first `size` categories; parents precede children, so any prefix is a tree."""
 
     def __init__(self, size: int) -> None:
         rows = common.rows("categories")
@@ -67,7 +65,7 @@ class Tree:
         self.leaves = [number for number in range(len(self.categories)) if number not in inner]
 
     def short(self, number: int) -> str:
-        """A category in the index: its names and that of the one above."""
+        """Return a category's text for the index: its names and its parent's."""
         category = self.categories[number]
         above = (
             f", a kind of {self.categories[category.above].names[0]}" if category.above >= 0 else ""
@@ -84,7 +82,7 @@ class Tree:
         )
 
     def branch(self, number: int) -> str:
-        """The category above as a label."""
+        """Return the parent category as a label."""
         above = self.categories[number].above
         if above < 0:
             return self.categories[number].names[0]
@@ -124,7 +122,7 @@ def arguments(given: Sequence[str] | None) -> Options:
         help="categories to rerank for each item",
     )
     parser.add_argument(
-        "--seed", type=common.at_least(0), default=18, help="of the sample of items"
+        "--seed", type=common.at_least(0), default=18, help="seed of the sample of items"
     )
     return Options(**vars(parser.parse_args(given)))
 
@@ -165,7 +163,7 @@ async def place(options: Options) -> None:
         seconds.append(time.perf_counter() - began)
         branches = await classify(client, options.extractor, tree, items, candidates)
         seconds.append(time.perf_counter() - began)
-    # Scores of different models: each model's are compared within an item, and count alike.
+    # Scores of different models are not comparable: standardise them within each item.
     scores = [
         retrieved,
         alike(retrieved) + alike(reranked),
@@ -197,7 +195,7 @@ async def rerank(
     items: Sequence[str],
     candidates: NDArray[np.intp],
 ) -> Floats:
-    """The score of each item and each of its candidates, [items, candidates]."""
+    """Score each item with its candidates, [items, candidates]."""
 
     async def one(item: str, near: NDArray[np.intp]) -> Floats:
         return (
@@ -220,7 +218,7 @@ async def classify(
     items: Sequence[str],
     candidates: NDArray[np.intp],
 ) -> Floats:
-    """The score of each item and the branch of each of its candidates, [items, candidates]."""
+    """Score each item with the branches of its candidates, [items, candidates]."""
 
     async def one(item: str, near: NDArray[np.intp]) -> list[float]:
         branches = [tree.branch(number) for number in near]
@@ -238,7 +236,7 @@ async def classify(
 
 
 def alike(scores: Floats) -> Floats:
-    """Each row with mean 0 and deviation 1."""
+    """Standardise each row to mean 0 and deviation 1."""
     spread = scores.std(axis=1, keepdims=True)
     found: Floats = (scores - scores.mean(axis=1, keepdims=True)) / np.maximum(spread, 1e-9)
     return found
@@ -265,7 +263,7 @@ def judge(
 
 
 def best(candidates: NDArray[np.intp], scores: Floats) -> NDArray[np.intp]:
-    """The candidates of each item, best first."""
+    """Sort the candidates of each item, best first."""
     return np.take_along_axis(candidates, np.argsort(-scores, axis=1, kind="stable"), axis=1)
 
 

@@ -1,6 +1,4 @@
-"""The mesh that `make integrations` runs, and what `shoal.Client` says there. The tests of all
-integrations share this.
-"""
+"""Fixtures of all integrations: the mesh that `make integrations` runs, and a `shoal.Client`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
 - {{ $service }}.{{ $namespace }}.svc.cluster.local
 {{- end }}
 
-{{/* How long a certificate is good, what its key is and who issues it: (list ISSUER DURATION RENEW-BEFORE). */}}
+{{/* Duration, key and issuer of a certificate: (list ISSUER DURATION RENEW-BEFORE). */}}
 {{- define "shoal.issued" -}}
 duration: {{ index . 1 }}
 renewBefore: {{ index . 2 }}

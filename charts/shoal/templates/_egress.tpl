@@ -1,4 +1,4 @@
-{{/* To Redis: the pod, or somebody else's. */}}
+{{/* Egress to Redis: the pod or an external one. */}}
 {{- define "shoal.redisEgress" -}}
 {{- if .Values.redis.external.enabled }}
 - to:
@@ -24,7 +24,7 @@
 {{- end }}
 {{- end }}
 
-{{/* To the collector of traces. */}}
+{{/* Egress to the trace collector. */}}
 {{- define "shoal.traceEgress" -}}
 {{- with .Values.otel }}
 {{- if .enabled }}

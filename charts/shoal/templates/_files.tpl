@@ -1,4 +1,4 @@
-{{/* A file of queries that k8s/ has for the namespace shoal, for the release's: (list $ PATH). */}}
+{{/* A file of queries from k8s/, with the release's namespace instead of shoal: (list $ PATH). */}}
 {{- define "shoal.inNamespace" -}}
 {{- $namespace := (index . 0).Release.Namespace }}
 {{- $text := (index . 0).Files.Get (index . 1) }}

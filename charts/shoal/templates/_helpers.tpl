@@ -1,4 +1,4 @@
-{{/* Labels of every object. Pods have theirs in their templates: a label of the chart's version would start them all again. */}}
+{{/* Labels of every object. Pod templates set their labels: the chart's version as a label would restart all pods. */}}
 {{- define "shoal.labels" -}}
 app.kubernetes.io/part-of: shoal
 app.kubernetes.io/managed-by: {{ .Release.Service }}
@@ -24,13 +24,13 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* Labels by which pods are selected: a component's name. */}}
+{{/* Selector labels of a component's pods. */}}
 {{- define "shoal.selector" -}}
 app.kubernetes.io/name: shoal
 app.kubernetes.io/component: {{ . }}
 {{- end }}
 
-{{/* An image of ours: (list $ NAME VALUES). */}}
+{{/* An image of Shoal: (list $ NAME VALUES). */}}
 {{- define "shoal.image" -}}
 {{- $images := (index . 0).Values.images }}
 {{- $name := index . 1 }}
@@ -49,7 +49,7 @@ imagePullPolicy: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* resources of a container, of {cpu, memory} and GPUs: as much memory as is asked for and no limit of CPU, which makes latency, not room. */}}
+{{/* resources of a container, of {cpu, memory} and GPUs: memory requests are also limits; CPU has no limit, because throttling adds latency. */}}
 {{- define "shoal.resources" -}}
 {{- $gpus := index . 1 }}
 {{- with index . 0 }}
@@ -67,7 +67,7 @@ limits:
 {{- end }}
 {{- end }}
 
-{{/* What the pods of all components have: (list $ SERVICE-ACCOUNT PRIORITY). */}}
+{{/* Common fields of all pods: (list $ SERVICE-ACCOUNT PRIORITY). */}}
 {{- define "shoal.pod" -}}
 serviceAccountName: {{ index . 1 }}
 automountServiceAccountToken: false
@@ -81,7 +81,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* securityContext of a pod; true: it has a disk of its own, whose files need not be given to it again each time. */}}
+{{/* securityContext of a pod; true: it has a persistent disk, and fsGroup changes ownership only if needed. */}}
 {{- define "shoal.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 65532
@@ -101,14 +101,14 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* A probe of gRPC's health protocol for this service of it. */}}
+{{/* A gRPC health probe of a service. */}}
 {{- define "shoal.health" -}}
 grpc:
   port: 50052
   service: {{ . }}
 {{- end }}
 
-{{/* Two of one component keep away from each other, where there is room. */}}
+{{/* Prefers different nodes for pods of one component. */}}
 {{- define "shoal.spread" -}}
 {{- $component := . }}
 {{- range list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
@@ -132,7 +132,7 @@ tolerations:
 {{- end }}
 {{- end }}
 
-{{/* A ConfigMap that is read when processes start: (list $ NAME DATA). */}}
+{{/* A ConfigMap that processes read at start: (list $ NAME DATA). */}}
 {{- define "shoal.configMap" -}}
 apiVersion: v1
 kind: ConfigMap
@@ -142,13 +142,13 @@ data:
   {{- index . 2 | nindent 2 }}
 {{- end }}
 
-{{/* annotations of pods, so that a change of such a ConfigMap replaces them. Its name stays: pods of before may have to start again. */}}
+{{/* Pod annotations that replace pods when such a ConfigMap changes. Its name stays, because old pods may restart. */}}
 {{- define "shoal.checksum" -}}
 annotations:
   checksum/config: {{ sha256sum . }}
 {{- end }}
 
-{{/* Variables with which traces are told where they come from. */}}
+{{/* Environment variables of traces' resource attributes. */}}
 {{- define "shoal.traceEnv" -}}
 - name: POD_NAME
   valueFrom:
@@ -176,7 +176,7 @@ annotations:
   readOnly: true
 {{- end }}
 
-{{/* Names of the Secrets that neither the chart nor cert-manager makes, with commas. */}}
+{{/* Names of Secrets that the user must create, separated by commas. */}}
 {{- define "shoal.supplied" -}}
 {{- $names := list }}
 {{- with .Values.redis }}

@@ -1,4 +1,4 @@
-{{/* What is behind `worker` in the names of a pool's objects. */}}
+{{/* Suffix of `worker` in the names of a pool's objects. */}}
 {{- define "shoal.poolSuffix" -}}
 {{- if hasKey . "nameSuffix" }}{{ .nameSuffix }}{{ else }}-{{ .name }}{{ end }}
 {{- end }}
@@ -21,7 +21,7 @@
 {{- end }}
 {{- end }}
 
-{{/* What a pool's workers run on: (list $ POOL). */}}
+{{/* Device of a pool's workers: (list $ POOL). */}}
 {{- define "shoal.accelerator" -}}
 {{- $all := (index . 0).Values.accelerators }}
 {{- $pool := index . 1 }}

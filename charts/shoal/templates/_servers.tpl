@@ -1,6 +1,6 @@
-{{/* What routers and schedulers have in common. */}}
+{{/* Common parts of routers and schedulers. */}}
 
-{{/* Variables of a role that no ConfigMap can have: (list $ ROLE). */}}
+{{/* Environment variables of a role that a ConfigMap cannot hold: (list $ ROLE). */}}
 {{- define "shoal.serverEnv" -}}
 {{- $values := (index . 0).Values }}
 {{- if not $values.tls.enabled }}
@@ -19,7 +19,7 @@
   value: /etc/shoal/redis/password
 {{- end }}
 
-{{/* startupProbe to lifecycle, given the service whose health says that it may be called. */}}
+{{/* startupProbe to lifecycle, for the service that reports readiness. */}}
 {{- define "shoal.serverProbes" -}}
 startupProbe:
   {{- include "shoal.health" "liveness" | nindent 2 }}

@@ -1,4 +1,4 @@
-{{/* What processes are told in variables: ConfigMaps' data. A value's `settings` come last and win. */}}
+{{/* Environment variables of processes, as ConfigMaps' data. `settings` of values override the others. */}}
 
 {{- define "shoal.otelSettings" -}}
 OTEL_EXPORTER_OTLP_ENDPOINT: {{ (index . 0).Values.otel.endpoint }}
@@ -7,7 +7,7 @@ OTEL_TRACES_SAMPLER: parentbased_traceidratio
 OTEL_TRACES_SAMPLER_ARG: {{ (index . 0).Values.otel.ratio | quote }}
 {{- end }}
 
-{{/* Of a router or a scheduler: (list $ ROLE). */}}
+{{/* Variables of a router or a scheduler: (list $ ROLE). */}}
 {{- define "shoal.serverSettings" -}}
 {{- $values := (index . 0).Values }}
 {{- $role := index . 1 }}
@@ -42,7 +42,7 @@ OTEL_TRACES_SAMPLER_ARG: {{ (index . 0).Values.otel.ratio | quote }}
 {{- toYaml $env }}
 {{- end }}
 
-{{/* Of a pool's workers: (list $ POOL). */}}
+{{/* Variables of a pool's workers: (list $ POOL). */}}
 {{- define "shoal.workerSettings" -}}
 {{- $root := index . 0 }}
 {{- $pool := index . 1 }}

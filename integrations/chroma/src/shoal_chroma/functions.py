@@ -1,5 +1,5 @@
-"""The embedding functions. What `get_config` gives is stored with a collection: the token's
-variable, never the token.
+"""The embedding functions. Chroma stores the result of `get_config` with a collection: the name of
+the token's variable, never the token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIXED: Final = ("model", "options", "query_instruction")
 """What may not change once vectors are stored: other vectors would be made."""
 
 
-class _OfModel:
+class _ModelBase:
     """`model`: its id, `org/name`. `address`: routers, `host:port` separated by commas; default
     SHOAL_ADDRESS, else 127.0.0.1:50051. `token_env_var`: the variable that holds the token.
     `timeout`: seconds for a request, retries included. `query_instruction` replaces the model's
@@ -71,7 +71,7 @@ class _OfModel:
     def validate_config_update(
         self, old_config: dict[str, Any], new_config: dict[str, Any]
     ) -> None:
-        """Raises ValueError if stored vectors and new ones would not be of one model."""
+        """Raise ValueError for a change that would mix vectors of two models."""
         for name in _FIXED:
             if name in new_config and new_config[name] != old_config.get(name):
                 raise ValueError(
@@ -81,7 +81,7 @@ class _OfModel:
 
     @staticmethod
     def validate_config(config: dict[str, Any]) -> None:
-        """Raises ValueError for a configuration that `build_from_config` would not take."""
+        """Raise ValueError for a configuration that `build_from_config` would refuse."""
         if not isinstance(config.get("model"), str) or not config["model"]:
             raise ValueError("the configuration names no model")
         if unknown := set(config) - {
@@ -97,7 +97,7 @@ class _OfModel:
 
 
 @register_embedding_function
-class ShoalEmbeddingFunction(_OfModel, EmbeddingFunction[Documents]):
+class ShoalEmbeddingFunction(_ModelBase, EmbeddingFunction[Documents]):
     """Dense vectors; added texts are encoded as documents, `query_texts` as queries."""
 
     def __call__(self, input: Documents) -> Embeddings:
@@ -118,12 +118,12 @@ class ShoalEmbeddingFunction(_OfModel, EmbeddingFunction[Documents]):
 
     @staticmethod
     def build_from_config(config: dict[str, Any]) -> ShoalEmbeddingFunction:
-        _OfModel.validate_config(config)
+        _ModelBase.validate_config(config)
         return ShoalEmbeddingFunction(**config)
 
 
 @register_sparse_embedding_function
-class ShoalSparseEmbeddingFunction(_OfModel, SparseEmbeddingFunction[Documents]):
+class ShoalSparseEmbeddingFunction(_ModelBase, SparseEmbeddingFunction[Documents]):
     """Rows of weights, for a `SparseVectorIndexConfig` of a schema."""
 
     def __call__(self, input: Documents) -> SparseVectors:
@@ -138,7 +138,7 @@ class ShoalSparseEmbeddingFunction(_OfModel, SparseEmbeddingFunction[Documents])
 
     @staticmethod
     def build_from_config(config: dict[str, Any]) -> ShoalSparseEmbeddingFunction:
-        _OfModel.validate_config(config)
+        _ModelBase.validate_config(config)
         return ShoalSparseEmbeddingFunction(**config)
 
 

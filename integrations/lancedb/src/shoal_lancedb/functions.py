@@ -16,7 +16,7 @@ from shoal import ModelHandle
 _PROBE = "a text of which the vectors are measured"
 
 
-class _OfModel(EmbeddingFunction):
+class _ModelBase(EmbeddingFunction):
     """The fields of all functions here: those of `shoal.ModelHandle`."""
 
     model: str
@@ -58,17 +58,17 @@ class _OfModel(EmbeddingFunction):
         return ["token"]
 
     def _sources(self, texts: TEXT) -> tuple[list[str | None], list[str]]:
-        """All texts, and those that can be encoded: a row without text gets no vector."""
+        """Return all texts, and those to encode: a row without text gets no vector."""
         rows: list[str | None] = list(self.sanitize_input(texts))
         return rows, [text for text in rows if text]
 
 
 @register("shoal")
-class ShoalEmbeddings(_OfModel):
+class ShoalEmbeddings(_ModelBase):
     """Dense vectors; columns are encoded as documents, a query as a query."""
 
     def ndims(self) -> int:
-        """The length of a vector, of an encoded text."""
+        """Return the length of a vector, found by encoding a text."""
         if not self._ndims:
             self._ndims = len(self._handle.dense([_PROBE])[0])
         return self._ndims
@@ -83,16 +83,16 @@ class ShoalEmbeddings(_OfModel):
 
 
 @register("shoal-multivector")
-class ShoalMultiVectorEmbeddings(_OfModel):
+class ShoalMultiVectorEmbeddings(_ModelBase):
     """A vector for each token, for a column `MultiVector(function.ndims())` and metric "cosine".
 
-    A query is encoded by LanceDB. Rows are not: LanceDB (0.40) drops vectors of which there are not
-    as many as they are long. So add rows with `compute_source_embeddings(texts)` in the vector
+    LanceDB encodes queries, but not rows: LanceDB (0.40) drops multi-vectors with a number of
+    vectors other than their length. So add rows with `compute_source_embeddings(texts)` in the vector
     column.
     """
 
     def ndims(self) -> int:
-        """The length of a token's vector, of an encoded text."""
+        """Return the length of a token's vector, found by encoding a text."""
         if not self._ndims:
             self._ndims = len(self._handle.multi_vector([_PROBE])[0][0])
         return self._ndims

@@ -1,4 +1,4 @@
-"""What works on tables of results: the reranker, and the extractor of further columns."""
+"""Components for tables: a reranker of results and an extractor of columns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FOUND: Final[dict[Findings, pa.DataType]] = {
 class ShoalReranker(Reranker):
     """Results of vector, full-text and hybrid searches, best first, with `_relevance_score`.
 
-    `column`: where the text is. `top_n`: how many are kept (0: all). `return_score` "all" keeps the
+    `column`: the column with the text. `top_n`: number of results (0: all). `return_score` "all" keeps the
     searches' own scores. Other arguments as for `shoal.ModelHandle`. Any model that scores may
     serve: a cross-encoder, a language model, late interaction (MaxSim) or an embedder (cosine).
     """
@@ -81,7 +81,7 @@ class ShoalExtractor:
     """Tables with one more column: `entities`, `labels` or `relations` of a text, lists of structs
     with the fields of shoal's `Entity`, `LabelScore` or `Relation`.
 
-    `labels`: what to look for, for zero-shot models; else the model's own. Other arguments as for
+    `labels`: labels for zero-shot models; default: the model's labels. Other arguments as for
     `shoal.ModelHandle`.
     """
 
@@ -100,7 +100,7 @@ class ShoalExtractor:
         self._handle = ModelHandle(model, **settings)
 
     def enrich(self, rows: pa.Table) -> pa.Table:
-        """The rows with the column, to be added to a table."""
+        """Return the rows with the column, for adding to a table."""
         return self._enriched(
             rows, self._handle.extract(rows[self.column].to_pylist(), self.find, self.labels)
         )

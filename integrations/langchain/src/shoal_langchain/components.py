@@ -19,7 +19,7 @@ from shoal import ModelHandle
 from shoal.handle import Findings
 
 
-class OfModel(Serializable):
+class ModelBase(Serializable):
     """The fields of all classes here: those of `shoal.ModelHandle`."""
 
     model: str
@@ -63,7 +63,7 @@ class OfModel(Serializable):
         return {"token": "SHOAL_TOKEN"}
 
 
-class ShoalEmbeddings(OfModel, Embeddings):
+class ShoalEmbeddings(ModelBase, Embeddings):
     """Dense vectors; texts are encoded as documents, a query as a query."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
@@ -79,7 +79,7 @@ class ShoalEmbeddings(OfModel, Embeddings):
         return (await self._handle.adense([text], "query"))[0]
 
 
-class ShoalReranker(OfModel, BaseDocumentCompressor):
+class ShoalReranker(ModelBase, BaseDocumentCompressor):
     """The `top_n` best documents (0: all), best first, copied, with `metadata["relevance_score"]`.
     Any model that scores may serve: a cross-encoder, a language model, late interaction (MaxSim) or
     an embedder (cosine)."""
@@ -97,7 +97,7 @@ class ShoalReranker(OfModel, BaseDocumentCompressor):
         return _ranked(documents, await self._handle.arank(query, _contents(documents), self.top_n))
 
 
-class ShoalExtractor(OfModel, BaseTool):
+class ShoalExtractor(ModelBase, BaseTool):
     """A tool that gives the entities, labels or relations of a text, as maps with the fields of
     shoal's `Entity`, `LabelScore` or `Relation`."""
 
@@ -114,7 +114,7 @@ class ShoalExtractor(OfModel, BaseTool):
         return (await self._handle.aextract([text], self.find, self.labels))[0]
 
 
-class ShoalTagger(OfModel, BaseDocumentTransformer):
+class ShoalTagger(ModelBase, BaseDocumentTransformer):
     """Copy documents, with extracted entities, labels or relations as `metadata[find]`, in
     `ShoalExtractor`'s form.
     """

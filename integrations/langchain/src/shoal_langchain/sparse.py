@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from langchain_qdrant.sparse_embeddings import SparseEmbeddings, SparseVector
 
-from shoal_langchain.components import OfModel
+from shoal_langchain.components import ModelBase
 
 
-class ShoalSparseEmbeddings(OfModel, SparseEmbeddings):
+class ShoalSparseEmbeddings(ModelBase, SparseEmbeddings):
     """Rows of weights, for `QdrantVectorStore(retrieval_mode=RetrievalMode.HYBRID,
     sparse_embedding=...)`.
     """

@@ -13,12 +13,12 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 from shoal.handle import Findings
 
-from shoal_llama_index.embeddings import OfModel
+from shoal_llama_index.embeddings import ModelBase
 
 dispatcher = instrument.get_dispatcher(__name__)
 
 
-class ShoalReranker(OfModel, BaseNodePostprocessor):
+class ShoalReranker(ModelBase, BaseNodePostprocessor):
     """The `top_n` best nodes (0: all) with their scores, best first. Any model that scores may
     serve: a cross-encoder, a language model, late interaction (MaxSim) or an embedder (cosine)."""
 
@@ -64,7 +64,7 @@ class ShoalReranker(OfModel, BaseNodePostprocessor):
         return ranked
 
 
-class ShoalExtractor(OfModel, BaseExtractor):
+class ShoalExtractor(ModelBase, BaseExtractor):
     """Extract `entities`, `labels` or `relations` into the metadata of nodes: maps with the fields
     of shoal's `Entity`, `LabelScore` or `Relation`.
     """

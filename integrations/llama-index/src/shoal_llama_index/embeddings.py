@@ -12,12 +12,12 @@ from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, Secr
 from shoal import ModelHandle
 
 BATCH = 512
-"""Texts that LlamaIndex hands over at once. The client splits lists by itself; single batches of 10
+"""Texts per call of LlamaIndex. The client splits lists itself; single batches of 10
 would cost a call each.
 """
 
 
-class OfModel(BaseModel):
+class ModelBase(BaseModel):
     """The fields that all classes here share: those of `shoal.ModelHandle`. A class names its model
     in `model_name`.
     """
@@ -54,7 +54,7 @@ class OfModel(BaseModel):
         return self._handle
 
 
-class ShoalEmbedding(OfModel, BaseEmbedding):
+class ShoalEmbedding(ModelBase, BaseEmbedding):
     """Dense vectors; nodes are encoded as documents, a query as a query."""
 
     model_name: str = Field(description="The model's id, org/name.")
@@ -83,7 +83,7 @@ class ShoalEmbedding(OfModel, BaseEmbedding):
         return await self.handle.adense(texts, "document")
 
 
-class ShoalSparseEmbedding(OfModel, BaseSparseEmbedding):
+class ShoalSparseEmbedding(ModelBase, BaseSparseEmbedding):
     """Rows of weights by column. `documents` and `queries` are what `QdrantVectorStore` takes as
     `sparse_doc_fn` and `sparse_query_fn`."""
 

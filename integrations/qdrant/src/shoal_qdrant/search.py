@@ -25,7 +25,7 @@ class ShoalReranker:
     def rerank(
         self, query: str, points: Sequence[models.ScoredPoint], top_n: int = 0
     ) -> list[models.ScoredPoint]:
-        """The `top_n` best (0: all)."""
+        """Return the `top_n` best points (0: all)."""
         return _ranked(points, self.handle.rank(query, _texts(points, self.text_key), top_n))
 
     async def arerank(
@@ -40,7 +40,7 @@ class ShoalExtractor:
     They are maps with the fields of shoal's `Entity`, `LabelScore` or `Relation`, by which Qdrant
     can filter (`entities[].label`).
 
-    `labels`: what to look for, for zero-shot models; else the model's own. Other arguments as for
+    `labels`: labels for zero-shot models; default: the model's labels. Other arguments as for
     `shoal.ModelHandle`.
     """
 
@@ -78,7 +78,7 @@ class ShoalExtractor:
 
 
 def _texts(points: Sequence[models.ScoredPoint], key: str) -> list[str]:
-    """Raises ValueError for a point without text: the search must ask for payloads."""
+    """Return the points' texts. Raises ValueError for a point without its text in the payload."""
     for point in points:
         if not isinstance((point.payload or {}).get(key), str):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""`ShoalVectorizer`: what Qdrant's client needs to store and search texts, as its own models."""
+"""`ShoalVectorizer`: arguments for Qdrant's client to store and search texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ShoalVectorizer:
     "sparse", "multi_vector".
 
     `model`: its id, `org/name`. `names`: other names of the vectors, by form. Other arguments as
-    for `shoal.ModelHandle`; the model decides which forms there are. Methods with `a` in front are
+    for `shoal.ModelHandle`; the model must support the forms. Methods with the prefix `a` are
     coroutines.
     """
 
@@ -53,8 +53,8 @@ class ShoalVectorizer:
 
     def collection(self, distance: models.Distance = models.Distance.COSINE) -> dict[str, Any]:
         """`vectors_config` and `sparse_vectors_config` for `create_collection`, with the lengths
-        that an encoded text has. Multi-vectors are compared by MaxSim and, being there to rank what
-        was found, not indexed."""
+        that an encoded text has. Multi-vectors are compared by MaxSim and not
+        indexed, because they only rerank."""
         return self._collection(self.handle.forms([_PROBE], self.forms), distance)
 
     async def acollection(
@@ -98,7 +98,7 @@ class ShoalVectorizer:
         """The arguments of `query_points` for a search by all forms.
 
         Dense and sparse vectors find `candidates` each, which are fused by their ranks (RRF) or,
-        where there are multi-vectors, ranked by these. `limit`: points of the answer.
+        with multi-vectors, ranked by these. `limit`: number of points to return.
         """
         (vectors,) = self.vectors([text], "query")
         return self._search(vectors, limit, candidates)

@@ -26,7 +26,7 @@ class ShoalReranker:
         self.handle = ModelHandle(model, **settings)
 
     def rerank(self, query: str, objects: Sequence[Found], top_n: int = 0) -> list[Found]:
-        """The `top_n` best (0: all)."""
+        """Return the `top_n` best objects (0: all)."""
         return _ranked(objects, self.handle.rank(query, self._texts(objects), top_n))
 
     async def arerank(self, query: str, objects: Sequence[Found], top_n: int = 0) -> list[Found]:
@@ -42,7 +42,7 @@ class ShoalExtractor:
     They are maps with the fields of shoal's `Entity`, `LabelScore` or `Relation`, which Weaviate
     stores as object[].
 
-    `labels`: what to look for, for zero-shot models; else the model's own. Other arguments as for
+    `labels`: labels for zero-shot models; default: the model's labels. Other arguments as for
     `shoal.ModelHandle`.
     """
 

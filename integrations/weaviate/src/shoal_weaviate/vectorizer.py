@@ -19,7 +19,7 @@ class ShoalVectorizer:
     "multi_vector".
 
     `model`: its id, `org/name`. `names`: other names of the vectors, by form. Other arguments as
-    for `shoal.ModelHandle`; the model decides which forms there are. Methods with `a` in front are
+    for `shoal.ModelHandle`; the model must support the forms. Methods with the prefix `a` are
     coroutines.
     """
 

@@ -9,12 +9,12 @@ from haystack import Document, component
 from haystack.dataclasses import SparseEmbedding
 from haystack.utils import Secret
 
-from .of_model import TOKEN, OfModel, checked, checked_text, texts
+from .model_base import TOKEN, ModelBase, checked, checked_text, texts
 
 
-class _OfDocuments(OfModel):
+class _OfDocuments(ModelBase):
     """`meta_fields_to_embed`: the fields of a document's meta that the model reads, before its
-    content, joined by `embedding_separator`. Other arguments as for `OfModel`."""
+    content, joined by `embedding_separator`. Other arguments as for `ModelBase`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class _OfDocuments(OfModel):
 
 
 @component
-class ShoalTextEmbedder(OfModel):
+class ShoalTextEmbedder(ModelBase):
     """The dense vector of a query's text."""
 
     @component.output_types(embedding=list[float], meta=dict[str, Any])
@@ -89,7 +89,7 @@ class ShoalDocumentEmbedder(_OfDocuments):
 
 
 @component
-class ShoalSparseTextEmbedder(OfModel):
+class ShoalSparseTextEmbedder(ModelBase):
     """The sparse vector of a query's text."""
 
     @component.output_types(sparse_embedding=SparseEmbedding, meta=dict[str, Any])
@@ -127,7 +127,7 @@ class ShoalSparseDocumentEmbedder(_OfDocuments):
 
 
 @component
-class ShoalMultiVectorTextEmbedder(OfModel):
+class ShoalMultiVectorTextEmbedder(ModelBase):
     """The vectors of the tokens of a query's text."""
 
     @component.output_types(multi_vector=list[list[float]], meta=dict[str, Any])

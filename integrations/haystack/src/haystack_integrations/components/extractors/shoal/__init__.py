@@ -7,7 +7,12 @@ from typing import Any
 
 from haystack import Document, component
 from haystack.utils import Secret
-from haystack_integrations.components.embedders.shoal.of_model import TOKEN, OfModel, checked, texts
+from haystack_integrations.components.embedders.shoal.model_base import (
+    TOKEN,
+    ModelBase,
+    checked,
+    texts,
+)
 
 from shoal.handle import Findings
 
@@ -16,11 +21,11 @@ _KEYS = {"entities": "named_entities", "labels": "labels", "relations": "relatio
 
 
 @component
-class ShoalExtractor(OfModel):
+class ShoalExtractor(ModelBase):
     """Extract entities, labels or relations into the meta of new documents.
 
     The meta field is `named_entities`, `labels` or `relations`: maps with the fields of shoal's
-    `Entity`, `LabelScore` or `Relation`. Other arguments as for `OfModel`.
+    `Entity`, `LabelScore` or `Relation`. Other arguments as for `ModelBase`.
 
     Args:
         labels: Labels for zero-shot models; default: the model's labels.
@@ -39,7 +44,7 @@ class ShoalExtractor(OfModel):
         query_instruction: str = "",
         options: dict[str, Any] | None = None,
     ) -> None:
-        OfModel.__init__(  # `component` replaces the class, which breaks super()
+        ModelBase.__init__(  # `component` replaces the class, which breaks super()
             self,
             model,
             address=address,

@@ -7,16 +7,21 @@ from typing import Any
 
 from haystack import Document, component
 from haystack.utils import Secret
-from haystack_integrations.components.embedders.shoal.of_model import TOKEN, OfModel, checked, texts
+from haystack_integrations.components.embedders.shoal.model_base import (
+    TOKEN,
+    ModelBase,
+    checked,
+    texts,
+)
 
 __all__ = ["ShoalRanker"]
 
 
 @component
-class ShoalRanker(OfModel):
+class ShoalRanker(ModelBase):
     """The `top_k` best documents (None: all), best first, as new objects with their `score`. Any
     model that scores may serve: a cross-encoder, a language model, late interaction (MaxSim) or an
-    embedder (cosine). Other arguments as for `OfModel`."""
+    embedder (cosine). Other arguments as for `ModelBase`."""
 
     def __init__(
         self,
@@ -30,7 +35,7 @@ class ShoalRanker(OfModel):
         query_instruction: str = "",
         options: dict[str, Any] | None = None,
     ) -> None:
-        OfModel.__init__(  # `component` replaces the class, which breaks super()
+        ModelBase.__init__(  # `component` replaces the class, which breaks super()
             self,
             model,
             address=address,

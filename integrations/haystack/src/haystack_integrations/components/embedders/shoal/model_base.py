@@ -1,6 +1,4 @@
-"""What all components of shoal-haystack share: their configuration, which is their serialised form,
-and their life.
-"""
+"""The base of all components of shoal-haystack: configuration, serialisation and connections."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from shoal import ModelHandle
 TOKEN = Secret.from_env_var("SHOAL_TOKEN", strict=False)
 
 
-class OfModel:
-    """A component that asks one model.
+class ModelBase:
+    """A component that calls one model.
 
     `model`: its id, `org/name`. `address`: routers, `host:port` separated by commas; default
     SHOAL_ADDRESS, else 127.0.0.1:50051. `token`: a Secret; one from a variable is written as the
@@ -55,22 +53,20 @@ class OfModel:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The component's type and arguments. Raises ValueError for a token that is not from the
-        environment.
-        """
+        """Serialise the component. Raises ValueError for a token that is not from the environment."""
         return default_to_dict(self, **self._written)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The component that `to_dict` has written."""
+        """Create a component from the output of `to_dict`."""
         return default_from_dict(cls, data)
 
     def close(self) -> None:
-        """Closes the connection; the next run opens one."""
+        """Close the connection; the next run opens a new one."""
         self._handle.close()
 
     async def close_async(self) -> None:
-        """Closes the running event loop's connection; the next run opens one."""
+        """Close the running event loop's connection; the next run opens a new one."""
         await self._handle.aclose()
 
     @property
@@ -79,7 +75,7 @@ class OfModel:
 
 
 def checked_text(text: object) -> str:
-    """Raises TypeError for anything but a string."""
+    """Raise TypeError for a value that is not a string."""
     if not isinstance(text, str):
         raise TypeError(
             f"a text is embedded, not {type(text).__name__}; documents are for the document "
@@ -89,7 +85,7 @@ def checked_text(text: object) -> str:
 
 
 def checked(documents: object) -> list[Document]:
-    """Raises TypeError for anything but a list of documents."""
+    """Raise TypeError for a value that is not a list of documents."""
     if not isinstance(documents, list) or not all(
         isinstance(document, Document) for document in documents
     ):
