@@ -236,7 +236,7 @@ async def search(options: Options) -> None:
 async def checked(
     client: shoal.AsyncClient, model: str, files: Sequence[Path], found: Floats, texts: Floats
 ) -> Checks:
-    """Search for copies of the photographs: the same pixels in another format, and half the size."""
+    """Search for copies of the photographs: the same pixels as PNG, and half the size."""
     pictures = [Image.open(file).convert("RGB") for file in files]
     same = await vectors(client, model, pictures, "the same pixels as PNG")
     halves = [

@@ -493,7 +493,7 @@ async def rerank(
     """Reorder each question's best passages by the reranker's scores.
 
     If the reranker is the embedder, its score of a passage adds nothing to the retrieval cosine.
-    Passages are then ranked by their best sentence, and this ranking is fused with the previous one.
+    Passages are ranked by their best sentence, and this ranking is fused with the earlier one.
     """
     is_embedder = options.reranker == options.embedder
 

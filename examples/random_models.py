@@ -148,7 +148,7 @@ def write_clip(directory: Path) -> None:
 
 
 def write_colsmol(directory: Path) -> None:
-    """Write a model with ColSmol's layout: 16 vectors of 128 numbers per tile of 128 x 128 pixels."""
+    """Write a model with ColSmol's layout: 16 vectors of 128 numbers per 128 x 128 pixel tile."""
     marks = [
         "<image>",
         "<fake_token_around_image>",

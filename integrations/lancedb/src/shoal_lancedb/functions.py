@@ -87,8 +87,8 @@ class ShoalMultiVectorEmbeddings(_ModelBase):
     """A vector for each token, for a column `MultiVector(function.ndims())` and metric "cosine".
 
     LanceDB encodes queries, but not rows: LanceDB (0.40) drops multi-vectors with a number of
-    vectors other than their length. So add rows with `compute_source_embeddings(texts)` in the vector
-    column.
+    vectors other than their length. So add rows with `compute_source_embeddings(texts)` in the
+    vector column.
     """
 
     def ndims(self) -> int:

@@ -31,9 +31,9 @@ _FOUND: Final[dict[Findings, pa.DataType]] = {
 class ShoalReranker(Reranker):
     """Results of vector, full-text and hybrid searches, best first, with `_relevance_score`.
 
-    `column`: the column with the text. `top_n`: number of results (0: all). `return_score` "all" keeps the
-    searches' own scores. Other arguments as for `shoal.ModelHandle`. Any model that scores may
-    serve: a cross-encoder, a language model, late interaction (MaxSim) or an embedder (cosine).
+    `column`: the column with the text. `top_n`: number of results (0: all). `return_score` "all"
+    keeps the searches' scores. Other arguments as for `shoal.ModelHandle`. Any model that scores
+    may serve: a cross-encoder, a language model, late interaction (MaxSim) or an embedder (cosine).
     """
 
     def __init__(

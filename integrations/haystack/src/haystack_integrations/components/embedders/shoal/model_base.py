@@ -53,7 +53,7 @@ class ModelBase:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Serialise the component. Raises ValueError for a token that is not from the environment."""
+        """Serialise the component. Raises ValueError for a token not from the environment."""
         return default_to_dict(self, **self._written)
 
     @classmethod
