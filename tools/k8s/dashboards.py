@@ -64,7 +64,7 @@ MESH = Dashboard(
             "queue": quantile(0.5, "shoal_queue"), "prepare": quantile(0.5, "shoal_prepare"),
             "forward": quantile(0.5, "shoal_forward"), "finish": quantile(0.5, "shoal_finish")}),
         Panel("Tokens", "short", {"{{model}}": rate("shoal_batch_tokens_sum", "model")},
-        "Computed a second."),
+        "Computed tokens per second."),
         Panel("Processes", "short", {"{{job}}": "sum by (job) (up{job=~\"shoal/.*\"})",
               "redis seen": "min(shoal_redis_up)"}),
         Panel("Memory", "bytes",
@@ -79,16 +79,16 @@ LANES = Dashboard(
     "Shoal: lanes and fairness",
     [
         Panel("Queued", "short", {LANE: "max by (pool, model, adapter) (shoal_lane_queued_tokens)"},
-        "Tokens that wait."),
+        "Waiting tokens."),
         Panel("Leased", "short", {LANE: "max by (pool, model, adapter) (shoal_lane_leased_tokens)"},
-        "Tokens that workers have."),
+        "Tokens of jobs that workers have leased."),
         Panel("Oldest job", "s",
         {LANE: "max by (pool, model, adapter) (shoal_lane_oldest_seconds)"}),
         Panel("Jobs queued", "short",
         {LANE: "max by (pool, model, adapter) (shoal_lane_queued_jobs)"}),
         Panel("Arrivals", "short",
         {LANE: "max by (pool, model, adapter) (rate(shoal_lane_enqueued_tokens_total[5m]))"},
-              "Tokens a second."),
+              "Tokens per second."),
         Panel("Jobs", "short", {
             "answered": "sum(max by (pool, model, adapter) (rate(shoal_lane_done_jobs_total[5m])))",
             "enqueued": "sum(max by (pool, model, adapter) "
@@ -98,13 +98,13 @@ LANES = Dashboard(
             "expired": "sum(max by (pool, model, adapter) "
             "(rate(shoal_lane_expired_jobs_total[5m])))",
             "given up": "sum(max by (pool, model, adapter) (rate(shoal_lane_dead_jobs_total[5m])))",
-            "queued again": rate("shoal_jobs_queued_again_total")}, "A second."),
+            "queued again": rate("shoal_jobs_queued_again_total")}, "Per second."),
         Panel("Device time by model", "percentunit",
         {"{{model}}": "sum by (model) (rate(shoal_forward_seconds_sum[5m])) "
               "/ ignoring(model) group_left sum(rate(shoal_forward_seconds_sum[5m]))"},
-              "Who gets the devices."),
+              "Share of device time."),
         Panel("Tokens by tenant", "short",
-        {"{{tenant}}": rate("shoal_tenant_tokens_total", "tenant")}, "Computed a second."),
+        {"{{tenant}}": rate("shoal_tenant_tokens_total", "tenant")}, "Computed tokens per second."),
     ],
 )  # fmt: skip
 
@@ -131,19 +131,19 @@ WORKERS = Dashboard(
               "Tokens."),
         Panel("Batch fill", "percentunit",
         {"{{model}}": "sum by (model) (rate(shoal_batch_fill_ratio_sum[5m])) "
-              "/ sum by (model) (rate(shoal_batch_fill_ratio_count[5m]))"}, "Of the token budget."),
+              "/ sum by (model) (rate(shoal_batch_fill_ratio_count[5m]))"}, "Share of the token budget."),
         Panel("Speed", "short", {"{{model}} {{instance}}": "shoal_model_tokens_per_second"},
-        "Tokens a second, as measured."),
+        "Measured tokens per second."),
         Panel("Resident", "bytes", {"{{model}} {{instance}}": "shoal_resident_bytes"}),
         Panel("Device memory", "bytes",
         {"used {{instance}}": "shoal_device_used_bytes", "limit {{instance}}":
               "shoal_device_memory_bytes", "warm {{instance}}": "shoal_host_used_bytes"}),
         Panel("Loads and evictions", "short",
         {"loads, {{outcome}}": rate("shoal_model_loads_total", "outcome"),
-              "evictions to {{to}}": rate("shoal_evictions_total", "to")}, "A second."),
+              "evictions to {{to}}": rate("shoal_evictions_total", "to")}, "Per second."),
         Panel("Swap", "s", {"p50 from {{source}}": quantile(0.5, "shoal_swap", "source"),
               "p99 from {{source}}": quantile(0.99, "shoal_swap", "source")},
-              "From the order until the model is resident."),
+              "From the load order until the model is resident."),
         Panel("Waiting pulls", "short", {"{{instance}}": "shoal_waiting_pulls"}),
     ],
 )  # fmt: skip
@@ -159,9 +159,9 @@ SCALING = Dashboard(
         Panel("Needed", "short", {"{{pool}}": "max by (pool) (shoal_needed_workers)"},
         "Before hysteresis."),
         Panel("Offered load", "short", {"{{pool}}": "max by (pool) (shoal_offered_load_workers)"},
-        "Workers that are kept busy."),
+        "Number of busy workers."),
         Panel("Backlog", "s", {"{{pool}}": "max by (pool) (shoal_backlog_seconds)"},
-        "Of one worker's time."),
+        "Seconds of one worker."),
         Panel("Cold start", "s", {"{{pool}}": "max by (pool) (shoal_cold_start_seconds)"}),
         Panel("Lost workers", "short",
         {"preempting {{pool}}": "max by (pool) (shoal_preempting_workers)", "unhealthy {{pool}}":
@@ -185,15 +185,15 @@ HTTP = Dashboard(
     [
         Panel("Requests", "reqps",
         {"{{route}} {{status}}": rate("shoal_http_requests_total", "route", "status")},
-              "Answered a second; 499: the client left."),
+              "Finished requests per second; 499: the client disconnected."),
         Panel("Latency", "s", {"p50 {{route}}": quantile(0.5, "shoal_http_request", "route"),
               "p99 {{route}}": quantile(0.99, "shoal_http_request", "route")},
-              "Until the answer is written."),
+              "Until the response is written."),
         Panel("Connections", "short", {"{{instance}}": "shoal_http_connections"}),
         Panel("Bodies in flight", "bytes", {"{{instance}}": "shoal_http_held_bytes"},
         "Memory of an edge that bodies in flight take."),
         Panel("Routers seen", "short", {"{{instance}}": "shoal_http_router_up"},
-        "0: no router serves that this edge can reach."),
+        "0: the edge reaches no serving router."),
     ],
 )  # fmt: skip
 
@@ -231,9 +231,9 @@ OBJECTIVES = Dashboard(
         Panel("Errors by reason", "percentunit",
         {"{{reason}}": f"sum by (reason) (rate({FAILED}[1h])) "
               "/ ignoring(reason) group_left sum(rate(shoal_requests_total[1h]))"},
-              "Of all calls of an hour."),
+              "Share of all calls in an hour."),
         Panel("Slower than 2 s", "percentunit", {"5m": slow_share("5m"), "1h": slow_share("1h")},
-        "Of Encode and Score."),
+        "Share of Encode and Score calls."),
     ],
 )  # fmt: skip
 
