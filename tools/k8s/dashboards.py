@@ -119,7 +119,7 @@ WORKERS = Dashboard(
               "/ ignoring(cause) group_left () (rate(shoal_device_busy_seconds_total[5m]) "
               "+ sum without (cause) (rate(shoal_device_stalled_seconds_total[5m])))"},
               (
-                  "Of the time in which there was work: starved (it was not at the device yet), "
+                  "Share of time with pending work: starved (no batch was ready for the device), "
                   "turnaround (between two batches)."
               )),
         Panel("Device wasted", "percentunit",
@@ -131,7 +131,8 @@ WORKERS = Dashboard(
               "Tokens."),
         Panel("Batch fill", "percentunit",
         {"{{model}}": "sum by (model) (rate(shoal_batch_fill_ratio_sum[5m])) "
-              "/ sum by (model) (rate(shoal_batch_fill_ratio_count[5m]))"}, "Share of the token budget."),
+              "/ sum by (model) (rate(shoal_batch_fill_ratio_count[5m]))"},
+              "Share of the token budget."),
         Panel("Speed", "short", {"{{model}} {{instance}}": "shoal_model_tokens_per_second"},
         "Measured tokens per second."),
         Panel("Resident", "bytes", {"{{model}} {{instance}}": "shoal_resident_bytes"}),
