@@ -144,7 +144,7 @@ def test_script_says_what_to_do_without_a_bundle(tmp_path: Path) -> None:
         ["bash", str(tmp_path / "tools/gpu_run.sh")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert "run 'make gpu' where there is a network" in done.stderr
+    assert "run 'make gpu' on a machine with a network" in done.stderr
 
 
 def test_tree_ignores_bundle_and_results() -> None:
