@@ -1,6 +1,4 @@
-"""pools.yaml: what it says, how mistakes are told, which pools a model has, and that editors'
-schema says the same.
-"""
+"""pools.yaml: its fields, errors, the pools of a model, and the same rules in the editors' schema."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ async def _run(settings: Settings, directory: Path, checkpoints: Path, watch: Wa
         observer = Observer(redis, harm.is_calm)
         looking = asyncio.create_task(observer.run())
         stack.push_async_callback(end_tasks, [looking])
-        before = sum(lane.done() for lane in await observer.look())
+        before = sum(lane.done() for lane in await observer.snapshots())
         begin = time.monotonic()
         async with traffic.running():
             harming = asyncio.create_task(harm.run())
@@ -176,7 +176,7 @@ async def _run(settings: Settings, directory: Path, checkpoints: Path, watch: Wa
         await harming
         await faults.finished()
         problems = await _until_idle(observer)
-        done = sum(lane.done() for lane in await observer.look()) - before
+        done = sum(lane.done() for lane in await observer.snapshots()) - before
         problems += await _fairness(stage, observer, clients)
         problems += await _until_idle(observer)
         await end_tasks([looking])
@@ -321,7 +321,9 @@ async def _order(observer: Observer, expected: int) -> list[str]:
     """Waits for so many jobs, and judges the order of those that wait."""
     async with asyncio.timeout(30):
         while True:
-            lane = next((lane for lane in await observer.look() if lane.name == LANE.name), None)
+            lane = next(
+                (lane for lane in await observer.snapshots() if lane.name == LANE.name), None
+            )
             if lane is not None and len(lane.unfinished) == expected:
                 break
             await asyncio.sleep(0.05)

@@ -36,8 +36,9 @@ for at = 1, #KEYS, 8 do
     batches[#batches + 1] = { packed[i], tostring(jobs[1]), members }
   end
   found[#found + 1] = {
-    list(KEYS[at], 0), list(KEYS[at + 1], 0), redis.call('HKEYS', KEYS[at + 2]), redis.call('HGETALL', KEYS[at + 3]),
-    list(KEYS[at + 4], 0), batches, redis.call('HGETALL', KEYS[at + 6]), redis.call('EXISTS', KEYS[at + 7]),
+    list(KEYS[at], 0), list(KEYS[at + 1], 0), redis.call('HKEYS', KEYS[at + 2]),
+    redis.call('HGETALL', KEYS[at + 3]), list(KEYS[at + 4], 0), batches,
+    redis.call('HGETALL', KEYS[at + 6]), redis.call('EXISTS', KEYS[at + 7]),
   }
 end
 local now = redis.call('TIME')
@@ -147,16 +148,16 @@ class Observer:
     async def run(self) -> None:
         while True:
             try:
-                self._judge(await self.look())
+                self._judge(await self.snapshots())
             except (RedisError, OSError):
                 self.seen.missed += 1
             await asyncio.sleep(EVERY_SECONDS)
 
-    async def look(self) -> list[LaneSnapshot]:
+    async def snapshots(self) -> list[LaneSnapshot]:
         """All lanes at one moment. Raises RedisError or OSError."""
         found_lanes = cast(list[bytes], await self._redis.zrange(next(self._keys.indexes()), 0, -1))
         names = [name.decode() for name in found_lanes]
-        keys = [self._of(name)[part] for name in names for part in _READ]
+        keys = [self._keys_of(name)[part] for name in names for part in _READ]
         now_ms, found = cast(
             tuple[int, list[Any]], await self._redis.eval(_SNAPSHOT, len(keys), *keys)
         )
@@ -164,14 +165,14 @@ class Observer:
 
     async def leftovers(self) -> list[str]:
         """Of a mesh that should be idle: what is not empty."""
-        lanes = await self.look()
+        lanes = await self.snapshots()
         left = [problem for lane in lanes for problem in (*lane.problems(), *lane.remains())]
         parts = {
-            name: set(self._of(name).values()) - {self._of(name)["meta"]}
+            name: set(self._keys_of(name).values()) - {self._keys_of(name)["meta"]}
             for name in (lane.name for lane in lanes)
         }
         kept = {name.decode() for name in cast(list[bytes], await self._redis.keys("*"))}
-        shared = {self._of(name)[part] for name in parts for part in ("index", "dead")}
+        shared = {self._keys_of(name)[part] for name in parts for part in ("index", "dead")}
         left += [
             f"I4 {name}: {key} is there"
             for name, keys in parts.items()
@@ -186,10 +187,10 @@ class Observer:
 
     async def payloads(self, name: str) -> dict[str, bytes]:
         """Of a lane's unfinished jobs, by job id."""
-        found = cast(dict[bytes, bytes], await self._redis.hgetall(self._of(name)["payload"]))
+        found = cast(dict[bytes, bytes], await self._redis.hgetall(self._keys_of(name)["payload"]))
         return {job_id.decode(): payload for job_id, payload in found.items()}
 
-    def _of(self, name: str) -> dict[str, str]:
+    def _keys_of(self, name: str) -> dict[str, str]:
         return dict(zip(KEYS, self._keys.of(LaneKey.parse(name)), strict=True))
 
     def _judge(self, lanes: Collection[LaneSnapshot]) -> None:

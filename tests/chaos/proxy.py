@@ -67,8 +67,8 @@ class Link:
                 connection.reset()
             else:
                 connection.up.course, connection.down.course = self.up, self.down
-                connection.up.go_on()
-                connection.down.go_on()
+                connection.up.pump()
+                connection.down.pump()
 
 
 class Pipe:
@@ -99,14 +99,14 @@ class Pipe:
         self._last = due
         self._queue.append((due, data))
         self._queued += len(data)
-        self.go_on()
+        self.pump()
 
     def end(self) -> None:
         """The source will send no more."""
         self._is_ending = True
-        self.go_on()
+        self.pump()
 
-    def go_on(self) -> None:
+    def pump(self) -> None:
         """Sends what is due, and decides whether to read on."""
         loop = asyncio.get_running_loop()
         if self._timer is not None:
@@ -118,7 +118,7 @@ class Pipe:
                 self._queued -= len(data)
                 self.sink.write(data)
             if self._queue:
-                self._timer = loop.call_at(self._queue[0][0], self.go_on)
+                self._timer = loop.call_at(self._queue[0][0], self.pump)
             elif self._is_ending:
                 self.sink.close()
         self._read(
@@ -152,8 +152,8 @@ class Side(asyncio.Protocol):
         joined = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         self._out.source = self._back.sink = joined
         self._connection.joined(joined)
-        self._out.go_on()
-        self._back.go_on()
+        self._out.pump()
+        self._back.pump()
 
     def data_received(self, data: bytes) -> None:
         self._out.feed(data)
@@ -171,11 +171,11 @@ class Side(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._back.is_sink_full = True
-        self._back.go_on()
+        self._back.pump()
 
     def resume_writing(self) -> None:
         self._back.is_sink_full = False
-        self._back.go_on()
+        self._back.pump()
 
 
 class Connection:
@@ -248,15 +248,15 @@ async def serve() -> None:
             0,
         )
         ports[name] = server.sockets[0].getsockname()[1]
-    _answer(ports)
+    _reply(ports)
     while line := await orders.readline():
         order = json.loads(line)
         for name in order["links"]:
             links[name].set(order["way"])
-        _answer({"set": len(order["links"])})
+        _reply({"set": len(order["links"])})
 
 
-def _answer(message: dict[str, int]) -> None:
+def _reply(message: dict[str, int]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

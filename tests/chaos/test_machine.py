@@ -23,12 +23,14 @@ DEADLINE_SECONDS = 60.0
 async def remaining() -> float:
     """What the server sees of a call's time."""
 
-    async def tell(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def time_remaining(
+        request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> bytes:
         return json.dumps(context.time_remaining()).encode()
 
     server = grpc.aio.server()
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-        "Tell": grpc.unary_unary_rpc_method_handler(tell)
+        "Tell": grpc.unary_unary_rpc_method_handler(time_remaining)
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Clock", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")

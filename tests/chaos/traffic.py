@@ -241,7 +241,7 @@ class Traffic:
         over: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         watch = Watch(set(self._in_flight), over)
         self._watches.append(watch)
-        self._look(watch)
+        self._check_watch(watch)
         return over
 
     async def _keep_asking(self) -> None:
@@ -266,10 +266,10 @@ class Traffic:
             self._in_flight.discard(wanted.number)
             for watch in self._watches:
                 watch.left.discard(wanted.number)
-                self._look(watch)
+                self._check_watch(watch)
             self._watches = [watch for watch in self._watches if not watch.over.done()]
 
-    def _look(self, watch: Watch) -> None:
+    def _check_watch(self, watch: Watch) -> None:
         if not watch.left and not watch.over.done():
             watch.over.set_result(time.monotonic())
 

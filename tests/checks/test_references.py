@@ -8,8 +8,10 @@ from tools import references
 
 PAGE = """# One page
 
-See [the other](docs/other.md), [its part](docs/other.md#a-part-of-it), [no part](docs/other.md#of-it), [above](#one-page),
-[nothing](docs/nothing.md), [the web](https://example.org/x.md), `libs/a.py`, `a.py`, `libs/b.py`, `b.py`, `config.json`.
+See [the other](docs/other.md), [its part](docs/other.md#a-part-of-it), \
+[no part](docs/other.md#of-it), [above](#one-page),
+[nothing](docs/nothing.md), [the web](https://example.org/x.md), `libs/a.py`, `a.py`, \
+`libs/b.py`, `b.py`, `config.json`.
 
 ```
 `fenced.py` and [fenced](fenced.md)

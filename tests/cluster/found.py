@@ -18,7 +18,7 @@ HELM_FETCHED: Final = ROOT / ".cache/helm"
 CHART: Final = ROOT / "charts/shoal"
 
 
-def look(environment: Mapping[str, str] = os.environ) -> Found:
+def find(environment: Mapping[str, str] = os.environ) -> Found:
     """As `environment` has it. Asks the Docker daemon for its version, which takes a moment."""
     path = environment.get("PATH", "")
     assets = environment.get("KUBEBUILDER_ASSETS", "")

@@ -45,7 +45,12 @@ MODEL: Final = "/models/all-MiniLM-L6-v2"
 TRAFFIC_SECONDS: Final = 5.0
 _COUNT: Final = """\
 import importlib.metadata as metadata
-print(len({one.metadata["Name"] for one in metadata.distributions() if "/venv/" in str(one.locate_file(""))}))
+venv = [
+    one.metadata["Name"]
+    for one in metadata.distributions()
+    if "/venv/" in str(one.locate_file(""))
+]
+print(len(set(venv)))
 """
 
 

@@ -43,7 +43,10 @@ default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
 """crun refuses mixed cgroup versions, and a sandbox may not raise limits."""
 
 # What CPython's extension modules link, in Debian 12's names.
-_LIBRARIES: Final = "libbz2-1.0,libexpat1,libffi8,liblzma5,libncursesw6,libreadline8,libsqlite3-0,libssl3,libuuid1,zlib1g"
+_LIBRARIES: Final = (
+    "libbz2-1.0,libexpat1,libffi8,liblzma5,libncursesw6,libreadline8,libsqlite3-0,libssl3,"
+    "libuuid1,zlib1g"
+)
 _PIP: Final = """\
 #!/usr/local/bin/python3.11
 import sys

@@ -49,7 +49,8 @@ from tests.support.waiting import wait_until
 
 CREDENTIALS: Final[Mapping[str, Mapping[str, str]]] = {
     "tokens": {
-        "tokens.yaml": f"tokens: [{{sha256: {'a' * 64}, subject: search, role: client, tenant: search}}]"
+        "tokens.yaml": "tokens: "
+        f"[{{sha256: {'a' * 64}, subject: search, role: client, tenant: search}}]"
     },
     "jwks": {"jwks.json": json.dumps({"keys": [Issuer.make().jwk()]})},
 }

@@ -156,7 +156,7 @@ def asked(service: str) -> set[str]:
     return {name for name in environ.names if name.startswith("SHOAL_")}
 
 
-def told(objects: tuple[Object, ...], service: str) -> set[str]:
+def variable_names(objects: tuple[Object, ...], service: str) -> set[str]:
     return {
         name
         for workload in workloads(objects)
@@ -171,7 +171,9 @@ def test_every_variable_is_one_that_the_service_reads(service: str) -> None:
     known = asked(service)
     assert len(known) > 10
     for name in (*EVERY, *CHARTS):
-        unknown = {one for one in told(made(name), service) - known if not one.startswith(OTHERS)}
+        unknown = {
+            one for one in variable_names(made(name), service) - known if not one.startswith(OTHERS)
+        }
         assert unknown == set(), f"in {name}"
 
 
@@ -180,7 +182,10 @@ def test_every_variable_that_a_service_reads_is_set_somewhere_or_good_as_it_is(
     service: str,
 ) -> None:
     somewhere = {
-        one for name in EVERY for one in told(rendered(name), service) if not one.startswith(OTHERS)
+        one
+        for name in EVERY
+        for one in variable_names(rendered(name), service)
+        if not one.startswith(OTHERS)
     }
     assert asked(service) == somewhere | GOOD_DEFAULTS[service]
     assert somewhere & GOOD_DEFAULTS[service] == set()

@@ -64,7 +64,7 @@ GUARDED = (
     "services.edge.ports.tei_grpc",
 )
 NO_LIMITS = {("libs.serving.calls.arrivals", name) for name in ("LOOK_SECONDS", "RECOVERY_SECONDS")}
-"""How often something is done, not what a caller may do."""
+"""Intervals of internal work, not limits for callers."""
 
 
 def limits() -> dict[tuple[str, str], float]:

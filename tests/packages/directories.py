@@ -17,7 +17,10 @@ from typing import Any, Final
 from tests.packages.graphs import write_stripped
 
 # The pattern of rxnfp/tokenization.py (MIT): the tokens of a reaction in SMILES.
-_SMILES: Final = r"(\%\([0-9]{3}\)|\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\||\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"
+_SMILES: Final = (
+    r"(\%\([0-9]{3}\)|\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\||\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|"
+    r"\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"
+)
 _IMAGENET: Final = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
 

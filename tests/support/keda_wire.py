@@ -18,7 +18,8 @@ SERVICE: Final = "externalscaler.ExternalScaler"
 _MESSAGES: Final[Mapping[str, str]] = {
     # A map is a repeated message of keys and values on the wire.
     "ScalerMetadata": "string key = 1; string value = 2",
-    "ScaledObjectRef": "string name = 1; string namespace = 2; repeated ScalerMetadata scalerMetadata = 3",
+    "ScaledObjectRef": "string name = 1; string namespace = 2; "
+    "repeated ScalerMetadata scalerMetadata = 3",
     "IsActiveResponse": "bool result = 1",
     "GetMetricSpecResponse": "repeated MetricSpec metricSpecs = 1",
     "MetricSpec": "string metricName = 1; int64 targetSize = 2; double targetSizeFloat = 3",

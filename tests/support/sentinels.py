@@ -58,7 +58,8 @@ class SentinelSet:
     def url(self) -> str:
         name = ROUTER.name if self._users else ""
         user = f"{name}:{self._password}@" if self._password else ""
-        return f"redis+sentinel://{user}{','.join(f'127.0.0.1:{port}' for port in self.sentinels)}/{SERVICE}/0"
+        nodes = ",".join(f"127.0.0.1:{port}" for port in self.sentinels)
+        return f"redis+sentinel://{user}{nodes}/{SERVICE}/0"
 
     def master(self) -> int:
         """The port of the server that the Sentinels take for the master."""
@@ -310,14 +311,14 @@ class FakeSentinel:
                     await reader.readline()
                 self.asked += 1
                 await asyncio.sleep(self._delay)
-                writer.write(self._says or self._answer())
+                writer.write(self._says or self._reply())
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
             self._tasks.discard(task)
             writer.close()
 
-    def _answer(self) -> bytes:
+    def _reply(self) -> bytes:
         host, port = self.master
         state = {
             "name": SERVICE,
