@@ -115,9 +115,9 @@ def write(directory: Path, **changes: object) -> Path:
 
 @pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
 def test_adapter_with_hostile_patterns_is_read_and_asked_at_once(tmp_path: Path, key: str) -> None:
-    """With `re` this never returned, and blocked all other threads of the worker."""
-    adapter = read_adapter(write(tmp_path, **{key: {".?" * 40 + "[x]" * 40: 4, "query": 6}}))
     """Python's `re` never returned on these, and blocked all other threads of the worker."""
+    adapter = read_adapter(write(tmp_path, **{key: {".?" * 40 + "[x]" * 40: 4, "query": 6}}))
+    module = "base_model.model.encoder.layer.0.attention.self." + "a" * 60
     assert (adapter.rank_of(module), adapter.scale_of(module)) == (2, 2.0)
     assert adapter.scale_of("encoder.query") == (4 / 6 if key == "rank_pattern" else 3.0)
 

@@ -1,4 +1,4 @@
-"""pools.yaml: its fields, errors, the pools of a model, and the same rules in the editors' schema."""
+"""pools.yaml: its fields, errors, and a model's pools; the editors' schema has the same rules."""
 
 from __future__ import annotations
 

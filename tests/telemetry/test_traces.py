@@ -37,7 +37,7 @@ class Traced:
     def ask(
         self, model: str = MODEL, count: int = 1, addresses: str = "", **environment: str
     ) -> tuple[str, str]:
-        """Send a request from a separate process; return its trace id and the reason if it failed."""
+        """Send a request from a separate process; return trace id and error reason."""
         command = [
             sys.executable,
             "-m",
