@@ -39,7 +39,7 @@ READ: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
     "worker": WorkerSettings.from_env,
 }
 OTHERS = ("OTEL_", "PYTHON", "HF_", "POD_", "TRITON_")
-"""Not settings of ours: they are read by libraries, or by other variables."""
+"""Prefixes of variables that are read by libraries, or referenced by other variables."""
 
 _BOTH = frozenset(
     {
@@ -93,7 +93,7 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
     "scheduler": _BOTH
     | {
         "SHOAL_EVICTION",
-        "SHOAL_JWKS",  # KEDA shows a certificate, and nobody else calls
+        "SHOAL_JWKS",  # KEDA, the only caller, shows a certificate
         "SHOAL_JWT_AUDIENCE",
         "SHOAL_JWT_ISSUER",
         "SHOAL_SCHEDULER_ID",
@@ -131,7 +131,7 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
 
 
 class Asked(dict[str, str]):
-    """An environment that remembers what it was asked for."""
+    """An environment that records the names that were looked up."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""Make a model's directory of the files of unzipped packages: what is missing is written, slices
-are joined.
+"""Make a model's directory of the files of unzipped packages: write missing files, join slices.
 
 Each function takes the folder of the unzipped packages and the empty directory of the model.
 """
@@ -155,8 +154,8 @@ def policy_nli(unzipped: Path, target: Path) -> None:
 
 
 def reaction_bert(unzipped: Path, target: Path, name: str) -> None:
-    """A BERT of chemical reactions. Its tokenizer is Python: a regular expression, whose matches
-    are whole words.
+    """A BERT of chemical reactions. Its tokenizer is Python: a regular expression that matches
+    whole words.
     """
     folder = unzipped / "rxnfp" / "models" / "transformers" / name
     for file in ("pytorch_model.bin", "vocab.txt"):
