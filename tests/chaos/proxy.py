@@ -5,9 +5,9 @@ Every line in is a JSON object, and is answered by one. The first is {link: "hos
 to}; the answer gives the port of each on 127.0.0.1. Every other sets links to a way (`links.Way`).
 The process ends when its input does.
 
-A silent link loses nothing that TCP would not lose: what is on its way stays in the kernel until
-the link passes again, and if a side gives up meanwhile, the other hears of it only then. A
-connection that begins on a silent link is reset when that passes again.
+A silent link loses only data that TCP would lose: bytes in transit stay in the kernel until the
+link passes again, and if a side gives up before that, the other is notified only then. A connection
+that begins on a silent link is reset when the link passes again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ import uvloop
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of 0 s: closing sends RST."""
 _MAX_QUEUED: Final = 256 * 1024
-"""Bytes that wait in a slow direction before its source is told to wait, as a router's buffer on
-the way would.
-"""
+"""Bytes queued in a slow direction before its source is paused, as by a router's buffer."""
 
 
 @dataclass
@@ -107,7 +105,7 @@ class Pipe:
         self.pump()
 
     def pump(self) -> None:
-        """Sends what is due, and decides whether to read on."""
+        """Send the data that is due, and decide whether to read on."""
         loop = asyncio.get_running_loop()
         if self._timer is not None:
             self._timer.cancel()
@@ -142,7 +140,7 @@ class Pipe:
 
 
 class Side(asyncio.Protocol):
-    """One end of a connection: what it says goes `out`, what it hears comes `back`."""
+    """One end of a connection: data that it receives goes to `out`; `back` leads to it."""
 
     def __init__(self, connection: Connection, out: Pipe, back: Pipe) -> None:
         self._connection = connection
@@ -228,7 +226,7 @@ class Connection:
             await asyncio.get_running_loop().create_connection(
                 lambda: Side(self, self.down, self.up), self._link.host, self._link.port
             )
-        except OSError:  # nobody listens there: who called is told so
+        except OSError:  # no server listens there: the caller is reset
             self.reset()
 
 

@@ -1,4 +1,4 @@
-"""The proxy does to a connection what it is told, and nothing else."""
+"""The proxy imposes exactly the requested behaviour on a connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINK, NOBODY = "a>b", "c>d"
 
 @asynccontextmanager
 async def linked() -> AsyncIterator[Links]:
-    """A link to a server that says again what it hears, and one to nobody."""
+    """Yield a link to an echo server, and one to a closed port."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -63,7 +63,7 @@ class Caller:
                 await self.reader.read(1)
 
 
-async def test_what_passes_passes_whole_and_in_order() -> None:
+async def test_data_passes_complete_and_in_order() -> None:
     async with linked() as links, Caller.connect(links) as caller:
         await caller.trip(bytes(range(256)) * 8192)
         caller.writer.write_eof()

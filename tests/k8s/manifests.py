@@ -163,7 +163,7 @@ def selected(objects: Sequence[Object], selector: Mapping[str, Any]) -> list[Obj
 
 
 def port_number(workload: Object, port: int | str) -> int:
-    """Return the number of a port given by name or number; AssertionError if no container has it."""
+    """Return a port's number, given by name or number. AssertionError if no container has it."""
     for container in containers(workload):
         for one in container.get("ports", ()):
             if port in (one["name"], one["containerPort"]):

@@ -99,7 +99,7 @@ class Node:
         return [f"127.0.0.1:{pod.ports[port_number(pod.workload, target)]}" for pod in chosen]
 
     def secret(self, name: str) -> Mapping[str, str | bytes]:
-        """Return a Secret of the manifests, or one that an operator or cert-manager would create."""
+        """Return a Secret of the manifests, or one that cert-manager or an operator creates."""
         for one in of_kind(self.objects, "Secret"):
             if one["metadata"]["name"] == name:
                 return {key: base64.b64decode(value) for key, value in one["data"].items()}

@@ -33,7 +33,7 @@ HARMFUL = {
 
 
 class FakeOsv(BaseHTTPRequestHandler):
-    """Answers pip-audit's queries as osv.dev does: PyYAML has one vulnerability, others have none."""
+    """Answer pip-audit as osv.dev does: only PyYAML has a vulnerability."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
