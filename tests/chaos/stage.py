@@ -47,7 +47,7 @@ class Stage:
         return ",".join(self.links.address(f"clients>{router}") for router in self.cluster.routers)
 
     def listens(self, name: str) -> tuple[str, int]:
-        """Return the address on which a router, a scheduler or an edge listens, not that of a link."""
+        """Return the address of a router, a scheduler or an edge itself, not of a link to it."""
         if name in self.cluster.edges:
             host, _, port = self.cluster.http_addresses[self.cluster.edges.index(name)].rpartition(
                 ":"

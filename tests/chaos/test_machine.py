@@ -57,8 +57,8 @@ def test_wrong_clock_is_wrong_and_a_call_still_has_its_time(tmp_path: Path, erro
     )
     told = json.loads(run.stdout)
     assert told["now"] == pytest.approx(time.time() + error, abs=DEADLINE_SECONDS)
-    # gRPC converts a deadline between clocks by reading both, one after the other. A process that is
-    # stopped between the two is off by as long (95 ms too much seen), which is small against 240 s.
+    # gRPC converts a deadline between clocks by reading both, one after the other. A process that
+    # is stopped between the two is off by as long (95 ms seen), which is small against 240 s.
     assert told["remaining"] == pytest.approx(DEADLINE_SECONDS, abs=DEADLINE_SECONDS / 2)
 
 

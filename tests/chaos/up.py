@@ -1,4 +1,4 @@
-"""`shoal up` as the mesh of a run (`--target up`): only its supervisor restarts killed processes."""
+"""`shoal up` as the mesh of a run (`--target up`): only its supervisor restarts processes."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def files() -> Iterator[tuple[str, ast.Module]]:
 
 
 def calls(tree: ast.Module, name: str) -> Iterator[str]:
-    """What methods of that name are called on."""
+    """Yield the receivers of calls of methods with that name."""
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Call)

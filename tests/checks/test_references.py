@@ -23,7 +23,7 @@ A = "docs/text.md"  # of `gone.py`
 '''
 
 
-def test_what_does_not_exist_is_named_with_its_line(tmp_path: Path) -> None:
+def test_broken_reference_is_named_with_its_line(tmp_path: Path) -> None:
     texts = {"README.md": PAGE, "docs/other.md": "## A part of it\n", "libs/a.py": MODULE}
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What `make cluster-check` decides: from what is there to what is run, said, and left out."""
+"""Decisions of `make cluster-check`: tools found, steps run, and steps reported or left out."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_way_is_gone_if_all_that_it_needs_is_there(
     assert ways(there, only) == chosen
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_tool_is_named() -> None:
     assert lacking(NOTHING, "envtest") == ["etcd", "kube-apiserver"]
     assert lacking(NOTHING, "kind") == ["docker", "docker daemon", "kind"]
     said = left_out(NOTHING, [])
