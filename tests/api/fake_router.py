@@ -40,14 +40,14 @@ DIMENSIONS = 12
 VOCABULARY = 200
 MODEL = "org/small"
 LEADER = mesh_pb2.SchedulerStatus(scheduler_id="s1", plan=7, age_seconds=0.5)
-LONGEST = 50
-"""Characters that the model takes of a text that may not be truncated."""
-LOADING_STATES = "org/coming"
+MAX_CHARACTERS = 50
+"""Length limit of a text that may not be truncated."""
+COMING = "org/coming"
 """A model that one worker has downloaded 43 % of, and another nothing yet."""
 
 
 def vector_of(text: str) -> wire.Floats:
-    """A vector that tells texts apart."""
+    """Return a vector that is different for each text."""
     return np.array(
         [len(text), *(ord(text[index % len(text)]) % 97 - 48.5 for index in range(DIMENSIONS - 1))],
         dtype=np.float32,
@@ -56,11 +56,8 @@ def vector_of(text: str) -> wire.Floats:
 
 @dataclass(frozen=True)
 class Refusal:
-    """How to fail a call. Without a reason there are no details, as when something else than a
-    router answers.
-    """
+    """The error of a call. An empty reason sends no details, as a server that is not a router."""
 
-    code: grpc.StatusCode
     reason: str = ""
     message: str = "no"
     field: str = ""
@@ -69,14 +66,14 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Call:
-    """A call as it came in."""
+    """A received call."""
 
     method: str
     request: Message
     metadata: dict[str, str]
     seconds_left: float
     certificate: bytes = b""
-    """What the caller showed, PEM."""
+    """The client's certificate, PEM."""
 
     @property
     def request_id(self) -> str:
@@ -118,8 +115,8 @@ class FakeRouter:
         self.gate.set()
         self.middle.set()
 
-    def answer(self, method: str, request: Message, context: grpc.ServicerContext) -> int:
-        """What every call begins with; the call's number."""
+    def begin_call(self, method: str, request: Message, context: grpc.ServicerContext) -> int:
+        """Record a call and return its number. Every method begins with this."""
         metadata = {str(key): str(value) for key, value in context.invocation_metadata()}
         with self._lock:
             shown = context.auth_context().get("x509_pem_cert") or [b""]
@@ -142,7 +139,7 @@ class FakeRouter:
         return number
 
     def halfway(self, context: grpc.ServicerContext) -> None:
-        """What every stream does after its first message; `halves` are there."""
+        """Pause after the first message of a stream; `halves` controls it."""
         ended = threading.Event()
         if not context.add_callback(ended.set):
             ended.set()
@@ -192,15 +189,17 @@ def _texts(
     | inference_pb2.ExtractRequest,
     context: grpc.ServicerContext,
 ) -> list[str]:
-    """Of the request. Refused, as by a router: no text, the first empty one, and without truncation
-    the first too long one.
+    """Return the request's texts.
+
+    As a router, refuse a request without texts, the first empty text and, without truncation, the
+    first text that is too long.
     """
     items = getattr(request, name)
     texts = [
         f"{len(item.image.data)} bytes" if item.HasField("image") else item.text for item in items
     ]
     limit = (
-        LONGEST
+        MAX_CHARACTERS
         if request.truncation == inference_pb2.TRUNCATION_NONE
         else max(map(len, texts), default=0)
     )
@@ -250,7 +249,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     def _encoded(
         self, method: str, request: inference_pb2.EncodeRequest, context: Any
     ) -> inference_pb2.EncodeResponse:
-        number = self._router.answer(method, request, context)
+        number = self._router.begin_call(method, request, context)
         texts = _texts("items", request, context)
         revision = self._router.revision(number)
         response = inference_pb2.EncodeResponse(
@@ -286,14 +285,14 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     def Multiplex(
         self, request_iterator: Any, context: Any
     ) -> Iterator[multiplex_pb2.MultiplexResponse]:
-        """As a router that is older than the method."""
+        """Answer as a router that is older than the method."""
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
         return iter(())
 
     def Score(
         self, request: inference_pb2.ScoreRequest, context: Any
     ) -> inference_pb2.ScoreResponse:
-        number = self._router.answer("Score", request, context)
+        number = self._router.begin_call("Score", request, context)
         texts = _texts("documents", request, context)
         words = set(request.query.text.split())
         scores = np.array([len(words & set(text.split())) for text in texts], dtype=np.float32)
@@ -309,7 +308,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     def Extract(
         self, request: inference_pb2.ExtractRequest, context: Any
     ) -> inference_pb2.ExtractResponse:
-        number = self._router.answer("Extract", request, context)
+        number = self._router.begin_call("Extract", request, context)
         texts = _texts("items", request, context)
         found = _FINDERS.get(request.WhichOneof("task") or "", _labels)
         results = [found(text, request) for text in texts]
@@ -321,10 +320,10 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.TokenizeRequest, context: Any
     ) -> inference_pb2.TokenizeResponse:
         """A token is a character, its id the character's number; LONGEST are kept."""
-        number = self._router.answer("Tokenize", request, context)
+        number = self._router.begin_call("Tokenize", request, context)
         results = []
         for index, text in enumerate(request.texts):
-            if request.truncation == inference_pb2.TRUNCATION_NONE and len(text) > LONGEST:
+            if request.truncation == inference_pb2.TRUNCATION_NONE and len(text) > MAX_CHARACTERS:
                 path = f"texts[{index}]"
                 refuse(
                     context,
@@ -336,7 +335,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
                     ),
                 )
             result = inference_pb2.Tokenization(
-                count=len(text), kept_tokens=min(len(text), LONGEST)
+                count=len(text), kept_tokens=min(len(text), MAX_CHARACTERS)
             )
             if not request.count_only:
                 result.ids.extend(map(ord, text))
@@ -349,7 +348,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         revision = self._router.revision(number)
         return inference_pb2.TokenizeResponse(
             results=results,
-            max_tokens=LONGEST,
+            max_tokens=MAX_CHARACTERS,
             model_revision=revision,
             usage=usage,
             timings=_timings(number),
@@ -358,7 +357,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Any
     ) -> inference_pb2.DetokenizeResponse:
-        number = self._router.answer("Detokenize", request, context)
+        number = self._router.begin_call("Detokenize", request, context)
         texts = ["".join(map(chr, one.ids)) for one in request.sequences]
         usage = inference_pb2.Usage(input_tokens=sum(map(len, texts)))
         return inference_pb2.DetokenizeResponse(
@@ -368,7 +367,7 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     def ExtractStream(
         self, request: inference_pb2.ExtractRequest, context: Any
     ) -> Iterator[inference_pb2.ExtractStreamResponse]:
-        """The first half of each text, void; then each text anew; then the answer."""
+        """Stream the first half of each text, void; then each text again; then the result."""
         response = self.Extract(request, context)
         for is_anew in (False, True):
             texts = [
@@ -439,8 +438,9 @@ def _boxes(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Ex
 
 
 def _things(text: str, request: inference_pb2.ExtractRequest) -> inference_pb2.Extraction:
-    """One instance of each structure, whose fields all have the first word of the text; the first
-    label of each question.
+    """Return one instance of each structure and the first label of each question.
+
+    All fields of a structure have the first word of the text.
     """
     word = text.split(" ", 1)[0]
     value = inference_pb2.StructureValue(text=word, score=0.75, start=0, end=len(word))
@@ -536,7 +536,7 @@ class _Models(models_pb2_grpc.ModelServiceServicer):
     def ListModels(
         self, request: models_pb2.ListModelsRequest, context: Any
     ) -> models_pb2.ListModelsResponse:
-        self._router.answer("ListModels", request, context)
+        self._router.begin_call("ListModels", request, context)
         broken = models_pb2.Model(
             model="org/broken", state=models_pb2.MODEL_STATE_FAILED, last_error="[no] tensor 'a.b'"
         )
@@ -547,8 +547,8 @@ class _Models(models_pb2_grpc.ModelServiceServicer):
     def GetModel(
         self, request: models_pb2.GetModelRequest, context: Any
     ) -> models_pb2.GetModelResponse:
-        self._router.answer("GetModel", request, context)
-        if request.model == LOADING_STATES:
+        self._router.begin_call("GetModel", request, context)
+        if request.model == COMING:
             return models_pb2.GetModelResponse(model=_coming())
         if request.model != MODEL:
             refuse(
@@ -562,7 +562,7 @@ class _Models(models_pb2_grpc.ModelServiceServicer):
     def LoadModel(
         self, request: models_pb2.LoadModelRequest, context: Any
     ) -> models_pb2.LoadModelResponse:
-        self._router.answer("LoadModel", request, context)
+        self._router.begin_call("LoadModel", request, context)
         return models_pb2.LoadModelResponse(
             model=_model(request.model, models_pb2.MODEL_STATE_RESIDENT)
         )
@@ -570,13 +570,13 @@ class _Models(models_pb2_grpc.ModelServiceServicer):
     def EvictModel(
         self, request: models_pb2.EvictModelRequest, context: Any
     ) -> models_pb2.EvictModelResponse:
-        self._router.answer("EvictModel", request, context)
+        self._router.begin_call("EvictModel", request, context)
         return models_pb2.EvictModelResponse(worker_ids=["w1"])
 
     def PinModel(
         self, request: models_pb2.PinModelRequest, context: Any
     ) -> models_pb2.PinModelResponse:
-        self._router.answer("PinModel", request, context)
+        self._router.begin_call("PinModel", request, context)
         return models_pb2.PinModelResponse(
             model=_model(request.model, models_pb2.MODEL_STATE_RESIDENT, pinned=request.pinned)
         )
@@ -587,20 +587,20 @@ class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
         self._router = router
 
     def GetMesh(self, request: mesh_pb2.GetMeshRequest, context: Any) -> mesh_pb2.GetMeshResponse:
-        self._router.answer("GetMesh", request, context)
-        return mesh_pb2.GetMeshResponse(mesh=self._look())
+        self._router.begin_call("GetMesh", request, context)
+        return mesh_pb2.GetMeshResponse(mesh=self._mesh())
 
     def WatchMesh(
         self, request: mesh_pb2.WatchMeshRequest, context: Any
     ) -> Iterator[mesh_pb2.WatchMeshResponse]:
-        self._router.answer("WatchMesh", request, context)
+        self._router.begin_call("WatchMesh", request, context)
         ended = threading.Event()
         context.add_callback(ended.set)
         while not ended.is_set():
-            yield mesh_pb2.WatchMeshResponse(mesh=self._look())
+            yield mesh_pb2.WatchMeshResponse(mesh=self._mesh())
             ended.wait(request.interval_seconds)
 
-    def _look(self) -> mesh_pb2.Mesh:
+    def _mesh(self) -> mesh_pb2.Mesh:
         worker = mesh_pb2.WorkerStatus(
             worker_id="w1",
             pool="cpu",
@@ -640,7 +640,7 @@ class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
     def ExplainPlacement(
         self, request: mesh_pb2.ExplainPlacementRequest, context: Any
     ) -> mesh_pb2.ExplainPlacementResponse:
-        self._router.answer("ExplainPlacement", request, context)
+        self._router.begin_call("ExplainPlacement", request, context)
         workers = [
             mesh_pb2.PlacementReason(
                 worker_id="w1", pool="cpu", reason="it is in pool cpu", score=0.25
@@ -696,7 +696,7 @@ def serving(
 
 
 def _main() -> None:
-    """Serves a router that holds every Encode, and says when one has come."""
+    """Serve a router that holds every Encode call, and print a line when the first arrives."""
     router = FakeRouter()
     router.gate.clear()
     with serving(router, port=int(sys.argv[1]) if sys.argv[1:] else 0):

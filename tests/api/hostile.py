@@ -1,4 +1,4 @@
-"""A router whose answers hold control characters in every text that there is."""
+"""A router that puts control characters into every text of its responses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What is particular to one of the two clients: loops, threads, processes, interrupts, encryption,
-and the package itself.
+"""Test what differs between the blocking and the asyncio client: loops, threads, processes,
+interrupts, encryption, and the package itself.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ def test_who_found_nobody_connects_when_somebody_is_there() -> None:
     with shoal.Client(f"127.0.0.1:{port}") as client:
         with pytest.raises(errors.CannotConnect):
             client.healthy(timeout=1.5)
-        # In a process of its own: gRPC's threads of a server here would get on with the client's
-        # connection, too.
+        # In a separate process: a server in this one would share gRPC's threads, and with them the
+        # client's connection.
         command = [sys.executable, "-m", "tests.api.fake_router", str(port)]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": "libs/api:."}

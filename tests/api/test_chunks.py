@@ -1,5 +1,5 @@
-"""Chunks by the client: what is asked for, how requests of one call are joined, and which text each
-chunk has.
+"""Chunks in the client: the request's parameters, joining the requests of one call, and the text of
+each chunk.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_request_has_the_contexts_and_spans_of_its_own_items(router: FakeRouter)
         Chunking("spans", spans=[[(0, 3)], [(-1, 1)], [(0, 1)]]),
     ],
 )
-def test_what_no_request_can_hold_is_refused(router: FakeRouter, asked: Chunking) -> None:
+def test_invalid_chunking_is_refused(router: FakeRouter, asked: Chunking) -> None:
     with shoal.Client(router.address) as client, pytest.raises(InvalidInput):
         client.encode(MODEL, TEXTS, chunking=asked)
 

@@ -34,7 +34,7 @@ from tests.api.fake_router import LOADING_STATES, MODEL, FakeRouter, Refusal, ve
 
 
 class Ran:
-    """What a command said and how it ended."""
+    """Exit code and output of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
@@ -301,7 +301,7 @@ def test_extract_relations(run: Run, tmp_path: Path) -> None:
 
 
 def test_relations_between_entities_of_a_file(run: Run, router: FakeRouter, tmp_path: Path) -> None:
-    """What one command has found is what the next one relates."""
+    """The output of one command is the input of the next."""
     file = tmp_path / "found.jsonl"
     run("extract", "entities", MODEL, "Ada met Bob", "nobody", "-l", "person", "-o", file)
     run("extract", "relations", MODEL, "-i", file, "--given", "entities", "-l", "met")
@@ -570,7 +570,7 @@ def test_connection_options(run: Run, router: FakeRouter) -> None:
         "search",
         "Bearer secret",
     )
-    assert round(call.seconds_left, 1) <= 7  # gRPC rounds up what it sends.
+    assert round(call.seconds_left, 1) <= 7  # gRPC rounds deadlines up.
 
 
 def test_nobody_there(run: Run, nobody: str) -> None:
@@ -658,7 +658,7 @@ def test_wrong_usage_exits_with_2_before_asking_anybody(
     assert not router.calls
 
 
-def test_what_is_skipped_is_told_with_its_line(run: Run, tmp_path: Path) -> None:
+def test_skipped_items_are_reported_with_their_lines(run: Run, tmp_path: Path) -> None:
     lines = ["one", "", "three", "long " * 20, *[""] * 12]
     (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
     words = (MODEL, "-i", tmp_path / "in.txt", "--on-invalid", "skip", "--truncation", "none")
@@ -1113,7 +1113,7 @@ def test_command_of_another_distribution_below_one_of_ours(
     assert run("models", "check", "world", "--loud").out == "HELLO world\n"
     assert "check" in run("models", "--help").out
     assert run("models", "list").code == 0
-    # A name whose first part is no group of ours is a command of its own.
+    # A name that does not begin with one of our groups is a separate command.
     monkeypatch.setattr(
         plugins,
         "entry_points",

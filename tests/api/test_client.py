@@ -24,7 +24,7 @@ QUICK = shoal.RetryPolicy(first_delay=0.01, longest_delay=0.05)
 
 
 async def held(router: FakeRouter, calls: int) -> None:
-    """Until so many calls are held by the router."""
+    """Wait until the router holds `calls` calls."""
     await asyncio.to_thread(wait_until, lambda: router.active >= calls, what=f"{calls} calls")
 
 
@@ -158,8 +158,9 @@ async def test_relations(connect: Connect, router: FakeRouter) -> None:
 
 
 async def test_relations_between_given_entities(connect: Connect, router: FakeRouter) -> None:
-    """By place, with a label, or as another model answered them; each item keeps its own also where
-    a call is split.
+    """Entities are given by position, with a label, or as another model's result.
+
+    Each item keeps its entities when a call is split.
     """
     client = connect(router.address, request_items=1)
     known = shoal.Entity(start=8, end=11, label="person", score=0.5, text="Bob")
@@ -356,7 +357,7 @@ async def test_long_texts_are_split_by_their_length(connect: Connect, router: Fa
 async def test_long_query_is_sent_with_fewer_documents(
     connect: Connect, router: FakeRouter
 ) -> None:
-    """As many as a router lets in: a model may read the query with each of them, 393 KB here."""
+    """A router admits this many: a model may read the query with each of them, 393 KB here."""
     result = await connect(router.address, request_items=10_000).do(
         "score", MODEL, "東" * 131_072, ["d"] * 600
     )
@@ -466,7 +467,7 @@ async def test_tenant_and_token_and_deadline_are_sent(connect: Connect, router: 
     await client.do("encode", MODEL, "x", timeout=4.0)
     assert [call.metadata["x-shoal-tenant"] for call in router.calls] == ["search", "search"]
     assert [call.metadata["authorization"] for call in router.calls] == ["Bearer one", "Bearer two"]
-    assert round(router.calls[0].seconds_left, 1) <= 9.0  # gRPC rounds up what it sends.
+    assert round(router.calls[0].seconds_left, 1) <= 9.0  # gRPC rounds deadlines up.
     assert round(router.calls[1].seconds_left, 1) <= 4.0
     assert router.calls[0].metadata["user-agent"].startswith("shoal-python/")
     assert router.calls[0].metadata["x-shoal-max-answer-bytes"] == "-1", (
@@ -593,7 +594,7 @@ async def test_skipping_has_the_same_meaning_for_every_verb(
     np.testing.assert_array_equal(np.isnan(quantised.dequantize()).all(axis=1), [False, True])
 
 
-async def test_what_is_not_about_an_item_is_raised_though_items_are_skipped(
+async def test_error_not_about_an_item_is_raised_even_when_skipping(
     connect: Connect, router: FakeRouter
 ) -> None:
     client = connect(router.address)

@@ -201,7 +201,7 @@ def test_scores_and_rankings_fit_each_other() -> None:
         codec.score_result(inference_pb2.ScoreResponse(scores=tensor_pb2.Tensor(data=b"abc")))
 
 
-def test_what_a_newer_mesh_says_is_told_by_its_number() -> None:
+def test_unknown_enum_values_are_shown_by_number() -> None:
     message = models_pb2.Model(model="org/name", state=99, card=models_pb2.ModelCard(tasks=[77]))  # type: ignore[arg-type, list-item]
     found = codec.model(message)
     assert found.state == "unknown_99"

@@ -1,5 +1,5 @@
-"""Regions drawn into their picture: boxes where they are in the upright image, the best on top,
-labels within it.
+"""Regions drawn into their image: boxes in the upright image, the best on top, labels within the
+image.
 """
 
 from __future__ import annotations

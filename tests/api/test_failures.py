@@ -29,7 +29,7 @@ async def test_retry_info_is_honoured_with_the_same_request_id(
     loop = asyncio.get_running_loop()
     began = loop.time()
     await connect(router.address, retry=QUICK).do("encode", MODEL, "x")
-    assert loop.time() - began >= 0.4  # A lower bound: it waited as long as it was told, twice.
+    assert loop.time() - began >= 0.4  # A lower bound: it waited for Retry-After twice.
     assert len(router.calls) == 3
     assert len({call.request_id for call in router.calls}) == 1
 
@@ -52,7 +52,7 @@ async def test_deadline_shrinks_over_retries(connect: Connect, router: FakeRoute
     ],
     ids=lambda refusal: refusal.reason or refusal.code.name,
 )
-async def test_what_is_not_marked_is_not_retried(
+async def test_unmarked_error_is_not_retried(
     connect: Connect, router: FakeRouter, refusal: Refusal
 ) -> None:
     router.refusals = [refusal]
@@ -201,7 +201,7 @@ async def test_deadline_that_passes_in_a_later_try_brings_why_there_was_one(
         connect(router.address, retry=QUICK).do("encode", MODEL, "x", timeout=2.0)
     )
     await asyncio.to_thread(wait_until, lambda: len(router.calls) == 1 and router.active == 0)
-    # The refusal is on its way; the second try comes half a second later, and is held.
+    # The refusal is on its way; the second try arrives half a second later, and is held.
     router.gate.clear()
     with pytest.raises(errors.DeadlinePassed) as caught:
         await work

@@ -90,7 +90,7 @@ async def test_empty_list_is_an_empty_answer_without_a_call(
     assert router.calls == []
 
 
-def test_what_cannot_be_found(handle: ModelHandle) -> None:
+def test_unknown_kind_to_find_is_refused(handle: ModelHandle) -> None:
     with pytest.raises(
         ValueError, match="find must be one of entities, labels, relations, not 'verbs'"
     ):
@@ -155,7 +155,7 @@ def seen_by_child(handle: ModelHandle, parents: int, to: multiprocessing.SimpleQ
 def test_child_makes_its_own_client(router: FakeRouter) -> None:
     handle = ModelHandle(MODEL, address=router.address)
     answers: multiprocessing.SimpleQueue[bool] = multiprocessing.get_context("fork").SimpleQueue()
-    client = handle.client  # kept alive, so that its id is nobody else's
+    client = handle.client  # kept alive, so that its id is not reused
     child = multiprocessing.get_context("fork").Process(
         target=seen_by_child, args=(handle, id(client), answers)
     )

@@ -77,9 +77,8 @@ def texts(value: Any) -> Iterator[str]:
 def test_no_command_lets_an_answer_steer_the_terminal(run: Run, words: tuple[str, ...]) -> None:
     code, output = run(*words)
     assert (code, controls(output)) == (0, set())
-    if (
-        words[0] != "encode" and words[0] != "score"
-    ):  # whose tables show nothing that the mesh can name
+    # The tables of these two show no text that the mesh supplies.
+    if words[0] not in ("encode", "score"):
         assert "�" in output
 
 

@@ -1,5 +1,5 @@
-"""Pictures as arguments: what is sent for files, bytes, arrays and images of Pillow, and errors
-that name the item.
+"""Images as arguments: the bytes sent for files, bytes, arrays and Pillow images, and errors that
+name the item.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PIXELS: NDArray[np.uint8] = np.random.default_rng(3).integers(0, 255, (31, 20, 3
 
 
 def sent(item: Item) -> NDArray[np.uint8]:
-    """The pixels of what is sent for an item."""
+    """Return the pixels that are sent for an item."""
     return np.asarray(Image.open(BytesIO(item_message("items[0]", item).image.data)))
 
 
@@ -228,7 +228,9 @@ def test_errors_name_the_item(item: Item, field: str, words: str) -> None:
     assert caught.value.field == field
 
 
-def test_what_fits_into_no_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_image_too_large_for_a_request_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(images, "MAX_BYTES", 100)
     (tmp_path / "a.png").write_bytes(bytes(101))
     for item in (bytes(101), tmp_path / "a.png", PIXELS):

@@ -1,5 +1,5 @@
-"""Clients of a mesh that has too much to do: they come back when they are told to, and together not
-too often.
+"""Clients of an overloaded mesh: they retry after the given delay, and together stay within a
+budget.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ RETRY_SECONDS = 0.2
 
 @dataclass
 class FakeFullRouter(FakeRouter):
-    """Lets every fifth request in, and tells all others to come back soon."""
+    """Admits every fifth request and refuses the others with a short retry delay."""
 
     tries: Counter[str] = field(default_factory=Counter)
     times: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def answer(self, method: str, request: Message, context: grpc.ServicerContext) -> int:
+    def begin_call(self, method: str, request: Message, context: grpc.ServicerContext) -> int:
         name = str(dict(context.invocation_metadata())["x-request-id"])
         with self.lock:
             self.tries[name] += 1
@@ -91,7 +91,7 @@ def test_many_clients_together_do_not_ask_much_more_than_they_were_asked_for(
     assert min(pauses) >= RETRY_SECONDS, "nobody comes back earlier than told"
 
 
-def test_what_the_mesh_refuses_is_paid_from_a_small_budget_and_failing_over_is_not() -> None:
+def test_refused_calls_have_a_small_retry_budget_and_failover_has_another() -> None:
     budgets = RetryBudgets()
     overload, failover = (
         budgets.budget_for(QueueFull("full")),

@@ -99,7 +99,7 @@ def test_counter_that_begins_anew_tells_no_rate() -> None:
     assert picture.workers[0].busy is None
 
 
-def test_how_busy_a_worker_is_counts_from_heartbeat_to_heartbeat() -> None:
+def test_busy_fraction_is_computed_between_heartbeats() -> None:
     history = History()
     history.add(mesh(workers=(worker(computed=10.0, age=1.5),)), 10.0)
     history.add(mesh(workers=(worker(computed=10.0, age=2.5),)), 11.0)
@@ -188,7 +188,7 @@ def test_eighty_columns_are_enough() -> None:
     assert names[:2] == ["…/all-MiniLM-L6-v2", "BAAI/bge-m3"]  # the longest lane first
 
 
-def test_what_does_not_fit_is_counted() -> None:
+def test_omitted_rows_are_counted() -> None:
     workers = tuple(worker(f"w{number:02}") for number in range(40))
     lines = text(History().add(mesh(workers=workers, models=(model(),)), 0.0), height=24)
     assert len(lines) <= 24

@@ -110,7 +110,7 @@ def test_addresses_are_parsed() -> None:
             parse(wrong)
 
 
-def test_what_stays_on_this_machine() -> None:
+def test_loopback_addresses_are_local() -> None:
     assert all(
         is_local(address)
         for address in ("localhost:1", "127.0.0.1:5", "127.9.0.1:5", "[::1]:5", "unix:/x")

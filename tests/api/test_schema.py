@@ -1,6 +1,4 @@
-"""Schemas: how they are built, read from the gliner2 package's form, and sent; and what comes
-back.
-"""
+"""Schemas: building them, reading the gliner2 package's form, sending them, and their results."""
 
 from __future__ import annotations
 
@@ -117,7 +115,7 @@ def test_schema_of_each_kind_of_task() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_no_schema(form: Any) -> None:
+def test_invalid_schema_is_refused(form: Any) -> None:
     with pytest.raises(InvalidInput):
         Schema.from_dict(form)
     with pytest.raises(InvalidInput):
@@ -137,12 +135,12 @@ def test_what_is_no_schema(form: Any) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_no_message_can_hold(form: Any) -> None:
+def test_schema_that_does_not_fit_the_message_is_refused(form: Any) -> None:
     with pytest.raises(InvalidInput):
         schema_message(Schema.from_dict(form))
 
 
-def test_what_an_answer_may_repeat_is_as_the_router_counts_it() -> None:
+def test_repeated_bytes_are_counted_as_the_router_does() -> None:
     schemas = pytest.importorskip("services.router.admission.validation.schemas")
     assert schema_bytes(MESSAGE) == schemas.check(MESSAGE)[1]
 

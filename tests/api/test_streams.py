@@ -105,7 +105,7 @@ async def test_small_answer_comes_as_one(connect: Connect, router: FakeRouter) -
 
 
 async def test_older_router_is_asked_as_it_knows(connect: Connect, router: FakeRouter) -> None:
-    """What it answers to a method that it does not have."""
+    """The response to a method that the router does not have."""
     handlers = {
         "Encode": grpc.unary_unary_rpc_method_handler(
             lambda request, context: _reply(request),
@@ -154,9 +154,7 @@ async def test_stream_that_breaks_is_asked_for_again_as_a_whole(
     )
 
 
-async def test_what_is_not_marked_is_not_asked_for_again(
-    connect: Connect, router: FakeRouter
-) -> None:
+async def test_unmarked_break_is_not_retried(connect: Connect, router: FakeRouter) -> None:
     router.breaks = [Refusal(grpc.StatusCode.UNAVAILABLE, "WORKER_LOST")]
     with pytest.raises(errors.WorkerLost):
         await connect(router.address, request_items=10_000).do("encode", MODEL, TEXTS)
@@ -238,7 +236,7 @@ async def test_timeout_ends_a_stream(connect: Connect, router: FakeRouter) -> No
     router.gate.set()
 
 
-def test_what_is_large_is_told_by_what_the_caller_knows() -> None:
+def test_large_response_is_predicted_from_the_request() -> None:
     def large(
         count: int,
         *forms: Form,
@@ -267,19 +265,19 @@ def test_rows_come_to_their_place_without_another_copy() -> None:
     sinks = EncodeSink(rows, 3, 2), EncodeSink(rows, 0, 3)
     for sink, numbers in zip(sinks, ([[3, 4]], [[0, 1, 2]]), strict=True):
         for number in numbers[0]:
-            sink.take(answer(number))
+            sink.take(encode_response(number))
     last, first = (sink.finish() for sink in sinks)
     assert np.shares_memory(last.dense, first.dense.base)
     merged = merge_encode([first, last])
     np.testing.assert_array_equal(merged.dense, [[number, 1] for number in range(5)])
     assert merged.dense is first.dense.base
     alone = EncodeSink(Rows(1), 0, 1)
-    message = answer(7)
+    message = encode_response(7)
     alone.take(message)
     assert not alone.finish().dense.flags.owndata, "a single answer is a view of what was received"
 
 
-def answer(*numbers: int, width: int = 2) -> inference_pb2.EncodeResponse:
+def encode_response(*numbers: int, width: int = 2) -> inference_pb2.EncodeResponse:
     dense = np.array([[number, *[1] * (width - 1)] for number in numbers], np.float32)
     return inference_pb2.EncodeResponse(
         dense=wire.tensor(dense, tensor_pb2.DATA_TYPE_FLOAT32), model_revision="r1"
@@ -294,16 +292,16 @@ def test_answers_that_do_not_fit_are_errors_of_the_mesh() -> None:
         return sink.finish()
 
     for items, messages in (
-        (3, [answer(1), answer(2)]),
-        (2, [answer(1), answer(2), answer(3)]),
-        (3, [answer(1), answer(2), answer(3, width=3)]),
+        (3, [encode_response(1), encode_response(2)]),
+        (2, [encode_response(1), encode_response(2), encode_response(3)]),
+        (3, [encode_response(1), encode_response(2), encode_response(3, width=3)]),
         (1, [inference_pb2.EncodeResponse()]),
         (1, []),
-        (1 << 62, [answer(1)]),
+        (1 << 62, [encode_response(1)]),
     ):
         with pytest.raises(errors.InternalError):
             taken(items, *messages)
-    other = answer(2)
+    other = encode_response(2)
     other.model_revision = "r2"
     with pytest.raises(errors.ModelChanged):
-        taken(2, answer(1), other)
+        taken(2, encode_response(1), other)

@@ -9,7 +9,7 @@ from shoal.errors import InputTooLong, InternalError, InvalidInput, ModelChanged
 from shoal.requests import codec
 from shoal.v1 import inference_pb2 as pb
 
-from tests.api.fake_router import LONGEST, MODEL, FakeRouter
+from tests.api.fake_router import MAX_CHARACTERS, MODEL, FakeRouter
 
 
 def test_tokens_of_a_list_and_of_one_text(router: FakeRouter) -> None:
@@ -18,7 +18,7 @@ def test_tokens_of_a_list_and_of_one_text(router: FakeRouter) -> None:
         assert (len(result), result.counts, result.max_tokens, result.revision) == (
             3,
             [2, 0, 60],
-            LONGEST,
+            MAX_CHARACTERS,
             "r1",
         )
         first, _, last = result
@@ -30,7 +30,7 @@ def test_tokens_of_a_list_and_of_one_text(router: FakeRouter) -> None:
         )
         assert first.ids.dtype == np.dtype(np.uint32)
         assert not first.ids.flags.writeable
-        assert (last.count, last.kept_tokens, last.kept_end) == (60, LONGEST, LONGEST)
+        assert (last.count, last.kept_tokens, last.kept_end) == (60, MAX_CHARACTERS, MAX_CHARACTERS)
         assert not first.is_special(0)
         (alone,) = client.tokenize(MODEL, "abc", count_only=True)
         assert (alone.count, len(alone.ids)) == (3, 0)

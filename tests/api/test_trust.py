@@ -217,7 +217,7 @@ def test_token_does_not_leave_the_machine_in_plain_text(
     shoal.Client(address)
 
 
-async def test_what_is_for_this_machine_goes_through_no_proxy(
+async def test_local_addresses_bypass_the_proxy(
     connect: Connect, router: FakeRouter, nobody: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
@@ -266,7 +266,7 @@ async def test_secrets_are_nowhere_to_be_read(
     assert key.decode().splitlines()[1] not in "\n".join(told)
 
 
-async def test_what_is_wrong_with_trust_is_told(
+async def test_trust_errors_are_explained(
     connect: Connect, certificates: Certificates, tmp_path: Path
 ) -> None:
     other = Certificates(tmp_path / "other")

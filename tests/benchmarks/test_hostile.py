@@ -1,6 +1,4 @@
-"""The hostile tenant sends what it says it sends, and what its benchmark finds is judged by its
-bounds.
-"""
+"""The hostile tenant sends the documented load, and its benchmark judges results by the bounds."""
 
 from __future__ import annotations
 

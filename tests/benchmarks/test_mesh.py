@@ -110,7 +110,7 @@ def test_mesh_is_compared_with_the_forward_beside_it() -> None:
     assert of_forward(mesh("1 x all", 1.0)) == (1.0, 0.5)
 
 
-def test_what_a_text_uses() -> None:
+def test_usage_of_a_text() -> None:
     counted = {
         "shoal_device_cpu_seconds_total": 1.5,
         "shoal_device_busy_seconds_total": 1.6,
@@ -167,7 +167,7 @@ def test_targets_say_what_is_met() -> None:
     assert by_text(found, "a router alone").met
 
 
-def test_what_was_not_measured_has_no_target() -> None:
+def test_missing_measurement_has_no_target() -> None:
     found = targets(
         [one for one in whole() if one.name.engine in ("forward alone", "mesh")],
         [],

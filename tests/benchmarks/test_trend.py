@@ -28,7 +28,7 @@ def test_straight_line() -> None:
     assert not found.contains_zero
 
 
-def test_what_only_wanders_is_found_flat_as_often_as_the_interval_says() -> None:
+def test_wandering_without_trend_is_found_flat_as_often_as_the_interval_says() -> None:
     """95 %, less what stays correlated between the batches."""
     flat = [trend(range(540), wandering(seed)).contains_zero for seed in range(300)]
     assert sum(flat) / len(flat) > 0.9
@@ -75,5 +75,5 @@ def test_file_that_stays_open_is_seen() -> None:
 
 
 def test_file_that_is_soon_closed_is_no_growth() -> None:
-    """Of gRPC's connections, which are renewed."""
+    """Renewed gRPC connections are the case."""
     assert grown("renewed", samples(0, files_at_last=21, since=510, until=514)).opens_no_more

@@ -1,5 +1,5 @@
-"""Cards in YAML: what they change, which goes over which, how mistakes are told, and that editors'
-schema says the same.
+"""Cards in YAML: the fields they change, their precedence, errors, and the same rules in the
+editors' schema.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_kind_can_be_told(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_the_model_is_refused_when_it_is_read(
+def test_card_that_does_not_fit_the_model_is_refused_when_read(
     tmp_path: Path, text: str, problem: str
 ) -> None:
     directory = write(tmp_path / "model", {})
@@ -324,7 +324,10 @@ def test_rerankers_read_what_their_authors_wrote(
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
         card.detect.template
     )
-    turns = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n{end}"
+    turns = (
+        f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n"
+        f"<|im_start|>assistant\n{end}"
+    )
     assert made.render(query="q", document="d", instruction=instruction) == turns
     assert card.detect.answers == answers
 

@@ -1,5 +1,5 @@
-"""docs/models.md: every model of the catalogue is there once, what is said of it can be, and the
-page is current.
+"""docs/models.md lists every model of the catalogue once, makes only possible claims, and is
+current.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_models_for_pictures_are_of_the_kind_for_these_or_not_served() -> None:
         assert sees == (row.model in pictures and row.status != "not yet"), row
 
 
-def test_what_has_no_card_has_a_reason() -> None:
+def test_model_without_a_card_has_a_reason() -> None:
     assert all(row.reason for row in coverage.rows() if row.status in ("not yet", "unknown"))
 
 

@@ -52,7 +52,7 @@ def modules(*entries: tuple[str, str]) -> list[dict[str, object]]:
 
 
 def old(*names: str) -> list[dict[str, object]]:
-    """modules.json of sentence-transformers 2 to 5."""
+    """Return modules.json as sentence-transformers 2 to 5 write it."""
     folders = [
         "" if name == "Transformer" else f"{number}_{name}" for number, name in enumerate(names)
     ]
@@ -133,7 +133,7 @@ def test_sentence_transformers_6(tmp_path: Path) -> None:
 
 
 def test_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    """sentence-transformers 0 and 1 wrote 0_BERT and the like."""
+    """Folders such as 0_BERT were written by sentence-transformers 0 and 1."""
     files: Files = {
         "modules.json": modules(
             ("0_BERT", "sentence_transformers.models.Transformer"),

@@ -71,7 +71,7 @@ OPEN_CLIP = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a card must say. `max_tokens`: of texts, or of images where no texts are read."""
+    """Expected fields of a card. `max_tokens` counts texts, or images if no texts are read."""
 
     family: str
     tasks: tuple[str, ...]
@@ -207,7 +207,7 @@ CARDS: dict[str, tuple[Files, Wanted]] = {
     ),
 }
 TENSORS = {"naver/v-splade-quality": {"encoder.mlm_head.decoder.weight": [50_368, 1]}}
-"""Of models that are told by a tensor."""
+"""Checkpoints recognised by one of their tensors."""
 
 
 def card_of(model: str, directory: Path, files: Files) -> Card:
@@ -280,7 +280,7 @@ def test_kinds_that_v_splade_and_other_models_are_not(tmp_path: Path) -> None:
 
 
 def test_models_that_no_catalogue_lists(tmp_path: Path) -> None:
-    """DINOv3, whose sizes are transformers' where the file has none."""
+    """Read DINOv3, with transformers' default sizes where the file has none."""
     card = card_of(
         "facebook/dinov3-vits16-pretrain-lvd1689m",
         tmp_path,
@@ -291,7 +291,7 @@ def test_models_that_no_catalogue_lists(tmp_path: Path) -> None:
     )
 
 
-def test_what_docs_say_of_families_and_kinds_is_what_is_detected(tmp_path: Path) -> None:
+def test_documented_families_and_kinds_are_detected(tmp_path: Path) -> None:
     rows = {row.model: row for row in coverage.rows()}
     for number, (model, (files, _)) in enumerate(CARDS.items()):
         card = card_of(model, tmp_path / str(number), files)

@@ -1,6 +1,4 @@
-"""Patterns of checkpoints: those that are taken mean what they mean in Python's `re`, and none
-takes long.
-"""
+"""Patterns of checkpoints: accepted ones mean the same as in Python's `re`, and none takes long."""
 
 from __future__ import annotations
 
@@ -69,7 +67,7 @@ def test_any_pattern_that_is_taken_means_what_it_means_in_python() -> None:
         taken += 1
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            re.compile(pattern)  # what is taken is a pattern there, too
+            re.compile(pattern)  # an accepted pattern is also valid there
         for name in (
             "".join(chance.choice(NAMES) for _ in range(chance.randrange(8))) for _ in range(6)
         ):
@@ -105,7 +103,7 @@ def test_patterns_that_would_hang_an_interpreter_take_as_long_as_they_are(patter
         ("((a{99}){99}){99}", "more than 2,000 states"),
     ],
 )  # fmt: skip
-def test_what_is_not_followed_is_refused_with_the_reason(pattern: str, problem: str) -> None:
+def test_unsupported_pattern_is_refused_with_its_reason(pattern: str, problem: str) -> None:
     with pytest.raises(Unsupported, match=problem):
         compiled(pattern)
 
@@ -117,7 +115,7 @@ def write(directory: Path, **changes: object) -> Path:
 
 @pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
 def test_adapter_with_hostile_patterns_is_read_and_asked_at_once(tmp_path: Path, key: str) -> None:
-    """Of `re` this never came back, and no other thread of the worker ran meanwhile."""
+    """Python's `re` never returned on these, and blocked all other threads of the worker."""
     adapter = read_adapter(write(tmp_path, **{key: {".?" * 40 + "[x]" * 40: 4, "query": 6}}))
     module = "base_model.model.encoder.layer.0.attention.self." + "a" * 60
     assert (adapter.rank_of(module), adapter.scale_of(module)) == (2, 2.0)

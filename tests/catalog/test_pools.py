@@ -1,6 +1,4 @@
-"""pools.yaml: what it says, how mistakes are told, which pools a model has, and that editors'
-schema says the same.
-"""
+"""pools.yaml: its fields, errors, and a model's pools; the editors' schema has the same rules."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def main(
         bool, typer.Option("--json", help="The report as JSON on standard output")
     ] = False,
 ) -> None:
-    """Harms a mesh of processes under traffic, and says what came of it. Exit status 1 if anything
-    was lost, answered twice or wrongly, or an invariant was broken."""
+    """Inject faults into a mesh of processes under traffic and print a report. Exit status 1 if a
+    request was lost, answered twice or wrongly, or an invariant was broken."""
     settings = driver.Settings(
         seed or int(time.time()),
         minutes * 60,

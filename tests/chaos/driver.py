@@ -30,20 +30,20 @@ from tests.chaos.up import REST_SECONDS
 from tests.support.waiting import end_tasks
 
 IDLE_SECONDS: Final = 90.0
-"""How long the mesh may take to become idle once nobody asks."""
+"""Time within which the mesh must become idle after the last request."""
 CALM_SECONDS: Final = 3.0
 LONG_SECONDS: Final = 120.0
 Target = Literal["processes", "up"]
 STAGES: Final = {"processes": running, "up": running_up}
 BACKLOG: Final = 40
-"""Requests of each tenant in the backlog whose order is checked."""
+"""Requests of each tenant in the backlog that is checked for its order."""
 LANE: Final = LaneKey("cpu", DENSE)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of a run, which lasts `seconds`, and longer until all its faults are over and `requests` were
-    sent.
+    """Settings of a run. It lasts `seconds`, and longer until all its faults are over and
+    `requests` were sent.
     """
 
     seed: int
@@ -55,14 +55,13 @@ class Settings:
     clients: int = 2
     """Of each tenant."""
     target: Target = "processes"
-    """What is harmed: processes that the run starts itself, or the children of one `shoal up`,
-    which only that starts again.
+    """The target of faults: processes that the run starts itself, or the children of one `shoal
+    up`, which only `shoal up` restarts.
     """
     only: str = ""
-    """Kinds of faults whose names contain this."""
+    """Substring of the names of faults to inject."""
     away: float = 1.0
-    """At most so many seconds pass until a killed worker or router is started again, and no more
-    than one less.
+    """Maximum seconds until a killed worker or router is restarted; the minimum is one second less.
     """
     keep: bool = False
     """The directory with the logs, even if the run was clean."""
@@ -97,7 +96,7 @@ async def run(
         is_clean = report.is_clean and not settings.keep
         report = report if is_clean else replace(report, directory=directory)
     except asyncio.CancelledError:
-        is_clean = True  # it was interrupted: nobody asked what there was to see
+        is_clean = True  # it was interrupted, so the logs are not needed
         raise
     except BaseException:
         print(
@@ -146,7 +145,7 @@ async def _run(settings: Settings, directory: Path, checkpoints: Path, watch: Wa
         observer = Observer(redis, harm.is_calm)
         looking = asyncio.create_task(observer.run())
         stack.push_async_callback(end_tasks, [looking])
-        before = sum(lane.done() for lane in await observer.look())
+        before = sum(lane.done() for lane in await observer.snapshots())
         begin = time.monotonic()
         async with traffic.running():
             harming = asyncio.create_task(harm.run())
@@ -176,7 +175,7 @@ async def _run(settings: Settings, directory: Path, checkpoints: Path, watch: Wa
         await harming
         await faults.finished()
         problems = await _until_idle(observer)
-        done = sum(lane.done() for lane in await observer.look()) - before
+        done = sum(lane.done() for lane in await observer.snapshots()) - before
         problems += await _fairness(stage, observer, clients)
         problems += await _until_idle(observer)
         await end_tasks([looking])
@@ -233,7 +232,7 @@ class Harm:
                 group.create_task(self._do(fault))
 
     def is_calm(self) -> bool:
-        """Whether for a while nothing but workers was harmed: then leases are taken back in
+        """Return True if only workers were harmed recently, so expired leases are reclaimed in
         time.
         """
         now = time.monotonic()
@@ -242,7 +241,7 @@ class Harm:
         return now - self._disturbed > CALM_SECONDS
 
     def failures(self) -> list[str]:
-        """What could not be done or put right."""
+        """Return the faults that could not be injected or reverted."""
         failed = [fault for fault in self.done if fault.failure]
         return [
             f"fault {fault.planned.number} ({fault.planned.kind}, {fault.target}): {fault.failure}"
@@ -284,7 +283,7 @@ class Harm:
 
 
 async def _until_idle(observer: Observer) -> list[str]:
-    """What is still left of the lanes after IDLE_SECONDS (I4)."""
+    """Return the remains of the lanes after IDLE_SECONDS (I4)."""
     end = time.monotonic() + IDLE_SECONDS
     while True:
         left = ["Redis does not answer"]
@@ -318,10 +317,12 @@ async def _fairness(stage: Stage, observer: Observer, clients: Clients) -> list[
 
 
 async def _order(observer: Observer, expected: int) -> list[str]:
-    """Waits for so many jobs, and judges the order of those that wait."""
+    """Wait for `expected` jobs, and check the order of those that wait."""
     async with asyncio.timeout(30):
         while True:
-            lane = next((lane for lane in await observer.look() if lane.name == LANE.name), None)
+            lane = next(
+                (lane for lane in await observer.snapshots() if lane.name == LANE.name), None
+            )
             if lane is not None and len(lane.unfinished) == expected:
                 break
             await asyncio.sleep(0.05)

@@ -1,7 +1,7 @@
 """How each kind of fault is done and undone, and when the mesh has recovered from it.
 
-A fault is a coroutine: what comes before its `yield` harms the mesh, what comes after it puts right
-what does not get right by itself, and returns once it is.
+A fault is a coroutine: the part before its `yield` harms the mesh, the part after it repairs the
+damage that does not recover by itself, and returns once the mesh has recovered.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Fault:
 
     @property
     def until(self) -> float:
-        """From `began` until then it disturbs others."""
+        """Return the end of the period, from `began`, in which it disturbs others."""
         return max(self.ended, self.back, self.over)
 
     def recovery(self) -> float:
@@ -64,8 +64,8 @@ class Fault:
 
 
 def limit(kind: str) -> tuple[Count, float | None]:
-    """From when the recovery of a kind is counted, and how many seconds it may take (None: it is
-    only reported).
+    """Return the start of the recovery of a kind and its limit in seconds, or None if it is only
+    reported.
     """
     return {
         "kill worker": ("begin", LEASE_SECONDS + 1.0),
@@ -75,8 +75,11 @@ def limit(kind: str) -> tuple[Count, float | None]:
 
 
 class Faults:
-    """Does faults to a stage. `redis`: past all links. `expected`: what a new model of the store
-    must answer to `text`.
+    """Injects faults into a stage.
+
+    Args:
+        redis: a client that bypasses all links.
+        expected: the result of a new model of the store for `text`.
     """
 
     def __init__(
@@ -160,7 +163,7 @@ class Faults:
     async def _frozen(self, fault: Fault) -> AsyncGenerator[None, None]:
         process = self._cluster.processes[
             fault.target
-        ]  # this one, even if another takes its place meanwhile
+        ]  # this one, even if another replaces it during the fault
         process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -219,8 +222,8 @@ class Faults:
         fault.failure = await asking
 
     async def _ask_new_model(self, model: str) -> str:
-        """Until it answers: empty, or what was wrong with that. Errors that say when to ask again
-        are allowed meanwhile.
+        """Ask until the model answers; return an empty string, or the fault in its answer. Errors
+        with a retry delay are allowed until then.
         """
         end = time.monotonic() + NEW_MODEL_SECONDS
         while True:
@@ -286,7 +289,7 @@ class Faults:
 
 
 def _way(planned: Planned) -> tuple[Way, bool]:
-    """What becomes of the link, and whether its connections are reset in the end."""
+    """Return the link's new state, and whether its connections are reset in the end."""
     dice = planned.dice
     match planned.kind.split()[0]:
         case "cut":

@@ -49,9 +49,8 @@ class HttpClient:
             pause = 0.1
             edge = self._current
             try:
-                async with asyncio.timeout(
-                    left + 1.0
-                ):  # the edge tells that time is over, if it lives
+                # A live edge reports an expired deadline itself.
+                async with asyncio.timeout(left + 1.0):
                     reply = await self._post(
                         edge, body, {"x-request-id": request_id, "x-shoal-tenant": tenant}, left
                     )

@@ -16,8 +16,8 @@ Direction = Literal["both", "up", "down"]
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Of one direction. `latency` and `jitter` in seconds, `rate` in bytes a second (0: as fast as
-    it goes).
+    """The behaviour of one direction. `latency` and `jitter` are in seconds, `rate` in bytes a
+    second (0: unlimited).
     """
 
     silent: bool = False
@@ -28,8 +28,8 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Of a link: `up` is from who connects to who listens. `cut`: connections are reset, new ones
-    at once.
+    """The behaviour of a link: `up` is from the client to the server. `cut`: connections are reset,
+    new ones at once.
     """
 
     up: Course = field(default_factory=Course)

@@ -1,5 +1,5 @@
-"""`python -m tests.chaos.machine services.worker`: a service as on a machine of its own, as far as
-one process can tell.
+"""`python -m tests.chaos.machine services.worker`: a service as on a separate machine, as far as
+one process can imitate it.
 
 CHAOS_CLOCK: a file with one double, by how many seconds the machine's clock is wrong. It may be
 written at any time; the monotonic clock is never wrong. CHAOS_DISK: a directory where the process
@@ -28,7 +28,7 @@ DISK_BYTES: Final = "CHAOS_DISK_BYTES"
 
 
 def have_a_wrong_clock(path: str) -> None:
-    """From now on Python's wall clock is wrong by what the file says.
+    """Shift Python's wall clock by the seconds in the file, from now on.
 
     gRPC keeps the true one: it reckons deadlines, and what remains of them, by `time.time()` and
     its core's clock, which cannot be put wrong here. On a machine both are wrong alike, and a call

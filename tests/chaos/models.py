@@ -1,5 +1,5 @@
-"""`python -m tests.chaos.models DIR`: the models of a run. A process of its own, so that the driver
-need not import torch.
+"""`python -m tests.chaos.models DIR`: write the models of a run. A separate process, so that the
+driver need not import torch.
 """
 
 from __future__ import annotations

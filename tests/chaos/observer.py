@@ -20,8 +20,8 @@ from libs.queue.keys import KEYS, Keys, LaneKey
 
 EVERY_SECONDS: Final = 0.25
 OVERDUE_SECONDS: Final = 5.0
-"""So long after it ran out a lease may still stand, with all that a busy machine adds: a pull looks
-within 2 s (I6).
+"""Seconds for which an expired lease may remain on a busy machine: a pull checks leases within 2 s
+(I6).
 """
 _SNAPSHOT: Final = """
 local function list(key, start) return redis.call('ZRANGE', key, start, -1, 'WITHSCORES') end
@@ -36,8 +36,9 @@ for at = 1, #KEYS, 8 do
     batches[#batches + 1] = { packed[i], tostring(jobs[1]), members }
   end
   found[#found + 1] = {
-    list(KEYS[at], 0), list(KEYS[at + 1], 0), redis.call('HKEYS', KEYS[at + 2]), redis.call('HGETALL', KEYS[at + 3]),
-    list(KEYS[at + 4], 0), batches, redis.call('HGETALL', KEYS[at + 6]), redis.call('EXISTS', KEYS[at + 7]),
+    list(KEYS[at], 0), list(KEYS[at + 1], 0), redis.call('HKEYS', KEYS[at + 2]),
+    redis.call('HGETALL', KEYS[at + 3]), list(KEYS[at + 4], 0), batches,
+    redis.call('HGETALL', KEYS[at + 6]), redis.call('EXISTS', KEYS[at + 7]),
   }
 end
 local now = redis.call('TIME')
@@ -64,7 +65,7 @@ class LaneSnapshot:
     has_attempts: bool
 
     def problems(self) -> Iterator[str]:
-        """What is not as it must be at every moment."""
+        """Yield violations of the invariants that hold at every moment."""
         places = Counter(_id(member) for member in self.waiting)
         for _, members in self.batches.values():
             places.update(
@@ -97,7 +98,7 @@ class LaneSnapshot:
                 )
 
     def remains(self) -> Iterator[str]:
-        """What an idle lane must not have (I4)."""
+        """Yield parts that an idle lane must not have (I4)."""
         kept = {
             "waiting jobs": len(self.waiting),
             "unfinished jobs": len(self.unfinished),
@@ -114,7 +115,7 @@ class LaneSnapshot:
         return self._count("done")
 
     def overdue(self) -> float:
-        """For how many seconds the oldest lease has been over."""
+        """Return the seconds since the oldest lease expired."""
         return max((self.now_ms - expiry for expiry in self.leases.values()), default=0.0) / 1000
 
     def _count(self, name: str) -> int:
@@ -123,8 +124,9 @@ class LaneSnapshot:
 
 @dataclass
 class Seen:
-    """By the observer so far. `overdue`: the longest that a lease stood after it ran out, while
-    nothing but workers was harmed.
+    """The observer's records.
+
+    `overdue`: the longest that a lease remained after it expired, while only workers were harmed.
     """
 
     snapshots: int = 0
@@ -134,8 +136,8 @@ class Seen:
 
 
 class Observer:
-    """`run` looks every 250 ms; while Redis is away it cannot. `is_calm` tells whether leases
-    should be taken back in time.
+    """`run` polls every 250 ms, except while Redis is away. `is_calm` returns True if expired
+    leases should be reclaimed in time.
     """
 
     def __init__(self, redis: Redis, is_calm: Callable[[], bool]) -> None:
@@ -147,31 +149,31 @@ class Observer:
     async def run(self) -> None:
         while True:
             try:
-                self._judge(await self.look())
+                self._judge(await self.snapshots())
             except (RedisError, OSError):
                 self.seen.missed += 1
             await asyncio.sleep(EVERY_SECONDS)
 
-    async def look(self) -> list[LaneSnapshot]:
+    async def snapshots(self) -> list[LaneSnapshot]:
         """All lanes at one moment. Raises RedisError or OSError."""
         found_lanes = cast(list[bytes], await self._redis.zrange(next(self._keys.indexes()), 0, -1))
         names = [name.decode() for name in found_lanes]
-        keys = [self._of(name)[part] for name in names for part in _READ]
+        keys = [self._keys_of(name)[part] for name in names for part in _READ]
         now_ms, found = cast(
             tuple[int, list[Any]], await self._redis.eval(_SNAPSHOT, len(keys), *keys)
         )
         return [_snapshot(name, now_ms, *parts) for name, parts in zip(names, found, strict=True)]
 
     async def leftovers(self) -> list[str]:
-        """Of a mesh that should be idle: what is not empty."""
-        lanes = await self.look()
+        """Return the keys and parts that remain in a mesh that should be idle."""
+        lanes = await self.snapshots()
         left = [problem for lane in lanes for problem in (*lane.problems(), *lane.remains())]
         parts = {
-            name: set(self._of(name).values()) - {self._of(name)["meta"]}
+            name: set(self._keys_of(name).values()) - {self._keys_of(name)["meta"]}
             for name in (lane.name for lane in lanes)
         }
         kept = {name.decode() for name in cast(list[bytes], await self._redis.keys("*"))}
-        shared = {self._of(name)[part] for name in parts for part in ("index", "dead")}
+        shared = {self._keys_of(name)[part] for name in parts for part in ("index", "dead")}
         left += [
             f"I4 {name}: {key} is there"
             for name, keys in parts.items()
@@ -185,12 +187,12 @@ class Observer:
         ]
 
     async def payloads(self, name: str) -> dict[str, bytes]:
-        """Of a lane's unfinished jobs, by job id."""
-        found = cast(dict[bytes, bytes], await self._redis.hgetall(self._of(name)["payload"]))
+        """Return the payloads of a lane's unfinished jobs, by job id."""
+        found = cast(dict[bytes, bytes], await self._redis.hgetall(self._keys_of(name)["payload"]))
         return {job_id.decode(): payload for job_id, payload in found.items()}
 
-    def _of(self, name: str) -> dict[str, str]:
-        return dict(zip(KEYS, self._keys.lane_keys(LaneKey.parse(name)), strict=True))
+    def _keys_of(self, name: str) -> dict[str, str]:
+        return dict(zip(KEYS, self._keys.of(LaneKey.parse(name)), strict=True))
 
     def _judge(self, lanes: Collection[LaneSnapshot]) -> None:
         self.seen.snapshots += 1

@@ -19,9 +19,12 @@ EVERYBODY: Final = "everybody"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of fault. `targets`: of what it chooses one. `shortest` to `longest`: seconds from its
-    beginning to its end, or until a killed process is started again. `core`: part of every run,
-    however short."""
+    """A kind of fault.
+
+    Args:
+        targets: candidates, of which it chooses one. shortest, longest: bounds in seconds of its
+        duration, or until a killed process is restarted. core: part of every run, however short.
+    """
 
     name: str
     targets: Sequence[str]
@@ -32,8 +35,14 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """`begin`: seconds from the start of the run; `seconds` until it ends. `alone`: no other goes
-    on meanwhile, so its recovery is its own. `dice`: 0..1, for what else a kind has to choose."""
+    """A fault of a run.
+
+    Args:
+        begin: seconds from the start of the run.
+        seconds: its duration.
+        alone: no other fault overlaps, so its recovery can be measured.
+        dice: 0..1, for the kind's further choices.
+    """
 
     number: int
     kind: str
@@ -107,12 +116,14 @@ def kinds(
 def plan(
     found: Sequence[Kind], *, seed: int, seconds: float, per_minute: float, rest: float = 0.0
 ) -> list[Planned]:
-    """As many faults of these kinds as a run of so many seconds has by `per_minute`, in the order
-    of their beginnings: at most two overlap, and never two on one target. Where they do not fit
-    otherwise, the last begin after the run's end.
+    """Return the faults of a run in order of their beginnings; they may begin later than planned.
 
-    They may begin later than planned, where a process takes long to come back. `rest`: seconds
-    without a fault on a target after each.
+    At most two overlap, and never two on one target. If they do not fit, the last begin after the
+    run's end.
+
+    Args:
+        seconds, per_minute: length of the run and rate of faults, which give their number.
+        rest: seconds without a fault on a target after each.
     """
     generator = random.Random(seed)
     deck = _deck(found, generator)
@@ -141,7 +152,7 @@ def plan(
 
 
 def concerns(target: str) -> set[str]:
-    """The processes that a fault on `target` has to itself: no other fault is on them meanwhile."""
+    """Return the processes that a fault on `target` excludes from other faults."""
     if target in (LEADER, EVERYBODY):
         return {target}
     return {end for end in target.split(">") if end and end != "clients"} - (

@@ -5,9 +5,9 @@ Every line in is a JSON object, and is answered by one. The first is {link: "hos
 to}; the answer gives the port of each on 127.0.0.1. Every other sets links to a way (`links.Way`).
 The process ends when its input does.
 
-A silent link loses nothing that TCP would not lose: what is on its way stays in the kernel until
-the link passes again, and if a side gives up meanwhile, the other hears of it only then. A
-connection that begins on a silent link is reset when that passes again.
+A silent link loses only data that TCP would lose: bytes in transit stay in the kernel until the
+link passes again, and if a side gives up before that, the other is notified only then. A connection
+that begins on a silent link is reset when the link passes again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ import uvloop
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of 0 s: closing sends RST."""
 _MAX_QUEUED: Final = 256 * 1024
-"""Bytes that wait in a slow direction before its source is told to wait, as a router's buffer on
-the way would.
-"""
+"""Bytes queued in a slow direction before its source is paused, as by a router's buffer."""
 
 
 @dataclass
@@ -67,8 +65,8 @@ class Link:
                 connection.reset()
             else:
                 connection.up.course, connection.down.course = self.up, self.down
-                connection.up.go_on()
-                connection.down.go_on()
+                connection.up.pump()
+                connection.down.pump()
 
 
 class Pipe:
@@ -99,15 +97,15 @@ class Pipe:
         self._last = due
         self._queue.append((due, data))
         self._queued += len(data)
-        self.go_on()
+        self.pump()
 
     def end(self) -> None:
         """The source will send no more."""
         self._is_ending = True
-        self.go_on()
+        self.pump()
 
-    def go_on(self) -> None:
-        """Sends what is due, and decides whether to read on."""
+    def pump(self) -> None:
+        """Send the data that is due, and decide whether to read on."""
         loop = asyncio.get_running_loop()
         if self._timer is not None:
             self._timer.cancel()
@@ -118,7 +116,7 @@ class Pipe:
                 self._queued -= len(data)
                 self.sink.write(data)
             if self._queue:
-                self._timer = loop.call_at(self._queue[0][0], self.go_on)
+                self._timer = loop.call_at(self._queue[0][0], self.pump)
             elif self._is_ending:
                 self.sink.close()
         self._read(
@@ -142,7 +140,7 @@ class Pipe:
 
 
 class Side(asyncio.Protocol):
-    """One end of a connection: what it says goes `out`, what it hears comes `back`."""
+    """One end of a connection: data that it receives goes to `out`; `back` leads to it."""
 
     def __init__(self, connection: Connection, out: Pipe, back: Pipe) -> None:
         self._connection = connection
@@ -152,8 +150,8 @@ class Side(asyncio.Protocol):
         joined = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         self._out.source = self._back.sink = joined
         self._connection.joined(joined)
-        self._out.go_on()
-        self._back.go_on()
+        self._out.pump()
+        self._back.pump()
 
     def data_received(self, data: bytes) -> None:
         self._out.feed(data)
@@ -171,11 +169,11 @@ class Side(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._back.is_sink_full = True
-        self._back.go_on()
+        self._back.pump()
 
     def resume_writing(self) -> None:
         self._back.is_sink_full = False
-        self._back.go_on()
+        self._back.pump()
 
 
 class Connection:
@@ -228,7 +226,7 @@ class Connection:
             await asyncio.get_running_loop().create_connection(
                 lambda: Side(self, self.down, self.up), self._link.host, self._link.port
             )
-        except OSError:  # nobody listens there: who called is told so
+        except OSError:  # no server listens there: the caller is reset
             self.reset()
 
 
@@ -248,15 +246,15 @@ async def serve() -> None:
             0,
         )
         ports[name] = server.sockets[0].getsockname()[1]
-    _answer(ports)
+    _reply(ports)
     while line := await orders.readline():
         order = json.loads(line)
         for name in order["links"]:
             links[name].set(order["way"])
-        _answer({"set": len(order["links"])})
+        _reply({"set": len(order["links"])})
 
 
-def _answer(message: dict[str, int]) -> None:
+def _reply(message: dict[str, int]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

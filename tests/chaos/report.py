@@ -1,4 +1,4 @@
-"""What a run found, as a table and a line, or as JSON."""
+"""The findings of a run, as a table and a line, or as JSON."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from tests.chaos.faults import Fault, limit
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Of all faults of a kind, in seconds, counted from `since`. `alone`: those during which there
-    was no other, which alone are held to the limit; `median` and `longest` are theirs,
-    `longest_of_all` of all."""
+    """The recovery of all faults of a kind, in seconds, counted from `since`.
+
+    `alone` counts the faults that no other one overlapped. Only these are held to the limit, and
+    `median` and `longest` are theirs; `longest_of_all` is that of all.
+    """
 
     kind: str
     count: int
@@ -36,8 +38,8 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of one run. `problems`: of invariants and of faults that could not be put right. Latencies in
-    milliseconds.
+    """The findings of one run. `problems`: of invariants and of faults that could not be reverted.
+    Latencies are in milliseconds.
 
     `done_again`: jobs that were done more often than their requests were sent, as happens when an
     answer is lost with a router.

@@ -1,5 +1,5 @@
-"""The mesh of a run: processes that all reach each other over links of ours, and models that only a
-store has.
+"""The mesh of a run: processes that reach each other over our links, and models that only a store
+has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.cluster import Cluster, lasting_port
 
 ROUTERS, WORKERS, SCHEDULERS, EDGES = 2, 3, 2, 2
 DISK_BYTES: Final = 24 << 20
-"""Of each worker's disk for what it fetches: a few dozen small models."""
+"""Disk of each worker for fetched models: a few dozen small ones."""
 LEASE_SECONDS: Final = 3.0
 PULL_SECONDS: Final = 2.0
 TENANTS: Final = {"nobody": 1.0, "acme": 2.0, "zoo": 0.5}
@@ -33,7 +33,7 @@ _TENANTS_FILE: Final = "tenants: {acme: {weight: 2}, zoo: {weight: 0.5}}\n"
 
 @dataclass
 class Stage:
-    """What is running, and where its things are."""
+    """The running mesh, its links and its paths."""
 
     directory: Path
     cluster: Cluster
@@ -47,7 +47,7 @@ class Stage:
         return ",".join(self.links.address(f"clients>{router}") for router in self.cluster.routers)
 
     def listens(self, name: str) -> tuple[str, int]:
-        """Where a router, a scheduler or an edge does, not by a link."""
+        """Return the address of a router, a scheduler or an edge itself, not of a link to it."""
         if name in self.cluster.edges:
             host, _, port = self.cluster.http_addresses[self.cluster.edges.index(name)].rpartition(
                 ":"
@@ -62,15 +62,15 @@ class Stage:
         return host, int(port)
 
     def set_clock(self, name: str, seconds: float) -> None:
-        """Makes the wall clock of a process wrong by so much, from now on."""
+        """Shift the wall clock of a process by `seconds`, from now on."""
         path = _clock(self.directory, name)
         path.touch()
         with path.open("r+b") as file:  # not cut short for a moment: the process has it mapped
             file.write(struct.pack("d", seconds))
 
     async def new_model(self) -> str:
-        """The id of a model that nobody has asked for yet; only the store has it. It answers as
-        models.DENSE does.
+        """Return the id of a model that was not requested before; only the store has it. It answers
+        as models.DENSE does.
         """
         self.stored += 1
         model = f"stored/model-{self.stored}"
@@ -142,7 +142,7 @@ async def running(directory: Path, checkpoints: Path) -> AsyncIterator[Stage]:
 
 @asynccontextmanager
 async def running_up(directory: Path, checkpoints: Path) -> AsyncIterator[Stage]:
-    """The same with one `shoal up`, to which only its clients have links of ours."""
+    """Run the mesh with one `shoal up`; only its clients connect over our links."""
     up = Up(
         directory, models=str(checkpoints), workers=WORKERS, environment=_environment(directory)
     )
@@ -174,7 +174,7 @@ def _environment(directory: Path) -> dict[str, str]:
 
 
 def _targets(cluster: Cluster, redis_port: int) -> dict[str, str]:
-    """Where each link leads."""
+    """Return the target address of each link."""
     routers = dict(zip(cluster.routers, cluster.addresses, strict=True))
     to_routers = {
         f"{who}>{router}": address
@@ -187,7 +187,7 @@ def _targets(cluster: Cluster, redis_port: int) -> dict[str, str]:
 
 
 def _connect(cluster: Cluster, links: Links, directory: Path, checkpoints: Path) -> None:
-    """Tells each process its links, its clock and its disk."""
+    """Configure the links, the clock and the disk of each process."""
     for name in (*cluster.routers, *cluster.schedulers):
         cluster.each[name] = {"SHOAL_REDIS_URL": f"redis://{links.address(f'{name}>redis')}/0"}
     for worker in cluster.workers:

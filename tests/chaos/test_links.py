@@ -1,4 +1,4 @@
-"""The proxy does to a connection what it is told, and nothing else."""
+"""The proxy imposes exactly the requested behaviour on a connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINK, NOBODY = "a>b", "c>d"
 
 @asynccontextmanager
 async def linked() -> AsyncIterator[Links]:
-    """A link to a server that says again what it hears, and one to nobody."""
+    """Yield a link to an echo server, and one to a closed port."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -41,7 +41,7 @@ class Caller:
 
     @classmethod
     @asynccontextmanager
-    async def of(cls, links: Links, name: str = LINK) -> AsyncIterator[Caller]:
+    async def connect(cls, links: Links, name: str = LINK) -> AsyncIterator[Caller]:
         caller = cls(*await asyncio.open_connection("127.0.0.1", links.ports[name]))
         try:
             yield caller
@@ -63,8 +63,8 @@ class Caller:
                 await self.reader.read(1)
 
 
-async def test_what_passes_passes_whole_and_in_order() -> None:
-    async with linked() as links, Caller.of(links) as caller:
+async def test_data_passes_complete_and_in_order() -> None:
+    async with linked() as links, Caller.connect(links) as caller:
         await caller.trip(bytes(range(256)) * 8192)
         caller.writer.write_eof()
         assert await caller.reader.read() == b""
@@ -72,11 +72,11 @@ async def test_what_passes_passes_whole_and_in_order() -> None:
 
 @pytest.mark.parametrize("direction", ["both", "up", "down"])
 async def test_silent_link_loses_nothing_and_lets_nobody_in(direction: Direction) -> None:
-    async with linked() as links, Caller.of(links) as caller:
+    async with linked() as links, Caller.connect(links) as caller:
         await caller.trip()
         await links.set([LINK], silent(direction))
         trip = asyncio.create_task(caller.trip())
-        async with Caller.of(links) as late:
+        async with Caller.connect(links) as late:
             late.writer.write(b"x")
             assert not (await asyncio.wait([trip], timeout=0.3))[0]
             await links.set([LINK], PASS)
@@ -88,23 +88,23 @@ async def test_silent_link_loses_nothing_and_lets_nobody_in(direction: Direction
 async def is_reset(links: Links, name: str) -> None:
     """A new connection ends at once, which may be seen before it is made."""
     with pytest.raises(ConnectionResetError):
-        async with Caller.of(links, name) as caller, asyncio.timeout(20):
+        async with Caller.connect(links, name) as caller, asyncio.timeout(20):
             await caller.reader.read(1)
 
 
 async def test_cut_link_resets_old_and_new_connections() -> None:
-    async with linked() as links, Caller.of(links) as caller:
+    async with linked() as links, Caller.connect(links) as caller:
         await caller.trip()
         await links.set([LINK], CUT)
         await caller.ends()
         await is_reset(links, LINK)
         await links.set([LINK], PASS)
-        async with Caller.of(links) as again:
+        async with Caller.connect(links) as again:
             await again.trip()
 
 
 async def test_slow_and_narrow_links_take_their_time_and_keep_order() -> None:
-    async with linked() as links, Caller.of(links) as caller:
+    async with linked() as links, Caller.connect(links) as caller:
         await links.set([LINK], slow(0.1, 0.05))
         assert await caller.trip(bytes(range(256)) * 2048) >= 0.2
         await links.set([LINK], narrow(100_000))

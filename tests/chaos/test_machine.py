@@ -1,5 +1,5 @@
-"""What is put wrong is wrong, and only that. `python -m tests.chaos.test_machine FILE`: one call in
-a process with FILE's clock.
+"""Only the wall clock and the disk differ. `python -m tests.chaos.test_machine FILE`: one call in a
+process with FILE's clock.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ DEADLINE_SECONDS = 60.0
 
 
 async def remaining() -> float:
-    """What the server sees of a call's time."""
+    """Return the time that the server sees left of a call."""
 
-    async def tell(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def time_remaining(
+        request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> bytes:
         return json.dumps(context.time_remaining()).encode()
 
     server = grpc.aio.server()
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-        "Tell": grpc.unary_unary_rpc_method_handler(tell)
+        "Tell": grpc.unary_unary_rpc_method_handler(time_remaining)
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Clock", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -43,7 +45,7 @@ async def remaining() -> float:
 
 @pytest.mark.parametrize("error", [-240.0, 240.0])
 def test_wrong_clock_is_wrong_and_a_call_still_has_its_time(tmp_path: Path, error: float) -> None:
-    """At both ends: a process with a wrong clock serves and calls."""
+    """A process with a wrong clock serves and calls."""
     file = tmp_path / "clock"
     file.write_bytes(struct.pack("d", error))
     run = subprocess.run(
@@ -55,9 +57,8 @@ def test_wrong_clock_is_wrong_and_a_call_still_has_its_time(tmp_path: Path, erro
     )
     told = json.loads(run.stdout)
     assert told["now"] == pytest.approx(time.time() + error, abs=DEADLINE_SECONDS)
-    # gRPC turns a deadline from one clock to another by reading both, one after the other: a
-    # process that is stopped between the two is off by as long (95 ms seen, too much time), which
-    # is nothing beside the error of 240 s.
+    # gRPC converts a deadline between clocks by reading both, one after the other. A process that
+    # is stopped between the two is off by as long (95 ms seen), which is small against 240 s.
     assert told["remaining"] == pytest.approx(DEADLINE_SECONDS, abs=DEADLINE_SECONDS / 2)
 
 

@@ -34,12 +34,12 @@ async def filled(redis: Redis) -> tuple[Lanes, Observer]:
 
 
 async def problems(observer: Observer) -> str:
-    return "; ".join(problem for lane in await observer.look() for problem in lane.problems())
+    return "; ".join(problem for lane in await observer.snapshots() for problem in lane.problems())
 
 
 async def test_queue_at_work_has_no_problems_and_is_not_idle(redis: Redis) -> None:
     _, observer = await filled(redis)
-    (lane,) = await observer.look()
+    (lane,) = await observer.snapshots()
     assert (len(lane.waiting), len(lane.unfinished), len(lane.batches), lane.done()) == (2, 5, 1, 1)
     assert list(lane.problems()) == []
     left = " ".join(await observer.leftovers())
@@ -51,7 +51,7 @@ async def test_queue_at_work_has_no_problems_and_is_not_idle(redis: Redis) -> No
 async def test_idle_queue_leaves_nothing(redis: Redis) -> None:
     lanes, observer = await filled(redis)
     await lanes.fail_all(LANE, b"failed")
-    (lane,) = await observer.look()
+    (lane,) = await observer.snapshots()
     (batch_id,) = lane.batches
     await lanes.complete(
         LANE, "w", batch_id, [(f"job-{number}", b"answer") for number in range(1, 4)], release=True
@@ -68,7 +68,7 @@ async def test_each_broken_invariant_is_seen(redis: Redis) -> None:
     await redis.hincrby(KEY_OF["meta"], "done", 1)
     assert "I3" in await problems(observer)
     await redis.hincrby(KEY_OF["meta"], "done", -1)
-    (lane,) = await observer.look()
+    (lane,) = await observer.snapshots()
     member, tag = next(iter(lane.waiting.items()))
     await redis.zrem(KEY_OF["interactive"], member)
     assert "is in 0 places" in await problems(observer)

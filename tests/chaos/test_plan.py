@@ -20,18 +20,18 @@ def all_kinds(is_long: bool = True) -> list[Kind]:
     return kinds(ROUTERS, WORKERS, SCHEDULERS, EDGES, lease=2.0, is_long=is_long)
 
 
-def of(seed: int, seconds: float = 600.0, per_minute: float = 30.0) -> list[Planned]:
+def plan_of(seed: int, seconds: float = 600.0, per_minute: float = 30.0) -> list[Planned]:
     return plan(all_kinds(), seed=seed, seconds=seconds, per_minute=per_minute)
 
 
 def test_seed_decides_everything() -> None:
-    assert of(1) == of(1)
-    assert of(1) != of(2)
+    assert plan_of(1) == plan_of(1)
+    assert plan_of(1) != plan_of(2)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_few_overlap_and_never_on_one_process(seed: int) -> None:
-    faults = of(seed)
+    faults = plan_of(seed)
     for fault in faults:
         meanwhile = [
             other
@@ -44,13 +44,13 @@ def test_few_overlap_and_never_on_one_process(seed: int) -> None:
 
 
 def test_long_run_has_all_kinds_and_a_short_one_the_core() -> None:
-    assert {fault.kind for fault in of(3)} == {kind.name for kind in all_kinds()}
+    assert {fault.kind for fault in plan_of(3)} == {kind.name for kind in all_kinds()}
     core = {kind.name for kind in all_kinds() if kind.core}
-    assert core <= {fault.kind for fault in of(3, seconds=40.0, per_minute=45.0)}
+    assert core <= {fault.kind for fault in plan_of(3, seconds=40.0, per_minute=45.0)}
 
 
 def test_there_are_as_many_faults_as_asked_for() -> None:
-    faults = of(4)
+    faults = plan_of(4)
     assert len(faults) == 300
     assert 500 < faults[-1].begin < 700
 

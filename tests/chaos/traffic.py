@@ -1,10 +1,8 @@
-"""Clients, and what became of their requests: every answer is held against what the mesh said in
-calm.
+"""Clients and the results of their requests, compared with the results of the calm mesh.
 
-What a request asks for follows from the seed and its number. Most are patient (60 s, the client's
-default retries): whatever happens to the mesh, each of them must be answered, once, and rightly.
-Some are cancelled on purpose, some have hardly any time: of these only the answers that come are
-checked.
+The seed and its number decide a request. Most are patient (60 s, the client's default retries):
+whatever happens to the mesh, each of them must be answered once and correctly. Some are cancelled
+on purpose, some have a very short deadline: only the results of these that arrive are checked.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ from tests.support.texts import texts
 
 PATIENT_SECONDS: Final = 60.0
 MARGIN_SECONDS: Final = 10.0
-"""So long after its deadline a request without an answer is lost."""
+"""Seconds after its deadline at which an unanswered request counts as lost."""
 TOLERANCE: Final = 1e-5
 TEXTS: Final = 200
 MAX_DOCUMENTS: Final = 4
 OVER_HTTP: Final = 4
-"""Every so many-th request, if it encodes, goes over HTTP through an edge."""
+"""One of this number of requests, if it encodes, goes over HTTP through an edge."""
 
 Verb = Literal["encode", "score", "classify"]
 Mood = Literal["patient", "hasty", "fickle"]
@@ -46,7 +44,7 @@ KINDS: Final[tuple[tuple[Verb, str, int, int], ...]] = (
     ("score", RANKER, 50, 15),
     ("classify", CLASSIFIER, 50, 15),
 )
-"""What is asked of which model, of how many items, and by how many of a hundred requests."""
+"""Verb, model, number of items, and share of the requests in percent."""
 PRIORITIES: Final[tuple[Priority, ...]] = ("interactive", "bulk")
 MOODS: Final[tuple[Mood, ...]] = ("patient", "hasty", "fickle")
 Numbers = NDArray[np.number]
@@ -56,8 +54,8 @@ Clients = Mapping[str, Sequence[shoal.AsyncClient]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What request `number` asks for and how: `seconds` until its deadline; `leaves_after` seconds
-    a fickle client goes.
+    """The content of request `number`. `seconds`: until its deadline; `leaves_after`: seconds until
+    a fickle client cancels.
     """
 
     number: int
@@ -90,7 +88,7 @@ def request(seed: int, number: int) -> Request:
 
 
 class Answers:
-    """How requests are made, and what their answers must be: `learn` asks for each once."""
+    """Makes requests and knows their expected results: `learn` asks for each once."""
 
     def __init__(self) -> None:
         self._texts = texts(TEXTS, shortest=1, longest=12, seed=5)
@@ -158,8 +156,8 @@ class Answers:
 
 @dataclass
 class Watch:
-    """The requests that were in flight when it was begun; `over` tells when the last of them ended
-    (monotonic seconds).
+    """The requests that were in flight when the watch began; `over` is set when the last of them
+    ends (monotonic seconds).
     """
 
     left: set[int]
@@ -241,7 +239,7 @@ class Traffic:
         over: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         watch = Watch(set(self._in_flight), over)
         self._watches.append(watch)
-        self._look(watch)
+        self._check_watch(watch)
         return over
 
     async def _keep_asking(self) -> None:
@@ -266,10 +264,10 @@ class Traffic:
             self._in_flight.discard(wanted.number)
             for watch in self._watches:
                 watch.left.discard(wanted.number)
-                self._look(watch)
+                self._check_watch(watch)
             self._watches = [watch for watch in self._watches if not watch.over.done()]
 
-    def _look(self, watch: Watch) -> None:
+    def _check_watch(self, watch: Watch) -> None:
         if not watch.left and not watch.over.done():
             watch.over.set_result(time.monotonic())
 
@@ -333,7 +331,7 @@ def _clock() -> str:
 
 @asynccontextmanager
 async def connected(address: str, each: int) -> AsyncIterator[Clients]:
-    """So many clients of each tenant."""
+    """Connect `each` clients of each tenant."""
     async with AsyncExitStack() as stack:
         yield {
             tenant: [

@@ -1,6 +1,4 @@
-"""`shoal up` as the mesh of a run (`--target up`): what is killed, only its supervisor starts
-again.
-"""
+"""`shoal up` as the mesh of a run (`--target up`): only its supervisor restarts processes."""
 
 from __future__ import annotations
 

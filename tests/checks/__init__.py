@@ -1,1 +1,1 @@
-"""What `make check` does beside linters and types (tools/)."""
+"""Tests of `make check`'s tools other than linters and type checkers (tools/)."""

@@ -14,7 +14,7 @@ from libs.models.weights import AllowedExtra
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text("utf-8")
 OWN_MODULES = {"bart", "deberta", "jina_code", "nomic_moe", "privacy_filter", "t5_classifier"}
-"""Families whose tables have targets of their own."""
+"""Families with tables that have separate targets."""
 
 
 def rows(title: str) -> list[list[str]]:

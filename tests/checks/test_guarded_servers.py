@@ -33,7 +33,7 @@ def files() -> Iterator[tuple[str, ast.Module]]:
 
 
 def calls(tree: ast.Module, name: str) -> Iterator[str]:
-    """What methods of that name are called on."""
+    """Yield the receivers of calls of methods with that name."""
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Call)
@@ -78,12 +78,12 @@ def test_requests_are_read_where_their_memory_is_bounded() -> None:
     ids=["unary", "stream"],
 )
 async def test_guarded_server_serves_no_method_that_grpc_reads(kind: Any) -> None:
-    async def answer(request: object, context: object) -> bytes:
+    async def refuse_to_run(request: object, context: object) -> bytes:
         raise AssertionError("the request was read")
 
     server = guarded_server(Guard(), SMALL_TRANSPORT_BYTES)
     server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("a.Service", {"Method": kind(answer)}),)
+        (grpc.method_handlers_generic_handler("a.Service", {"Method": kind(refuse_to_run)}),)
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

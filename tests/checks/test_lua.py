@@ -15,9 +15,7 @@ def test_all_our_lua_is_what_redis_reads_and_has_a_caller() -> None:
     assert lua.faults(files, lua.scripts()) == []
 
 
-def test_what_is_no_lua_or_has_no_caller_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_or_unused_script_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lua, "ROOT", tmp_path)
     folder = tmp_path / "libs" / "queue" / "lua"
     folder.mkdir(parents=True)

@@ -8,8 +8,10 @@ from tools import references
 
 PAGE = """# One page
 
-See [the other](docs/other.md), [its part](docs/other.md#a-part-of-it), [no part](docs/other.md#of-it), [above](#one-page),
-[nothing](docs/nothing.md), [the web](https://example.org/x.md), `libs/a.py`, `a.py`, `libs/b.py`, `b.py`, `config.json`.
+See [the other](docs/other.md), [its part](docs/other.md#a-part-of-it), \
+[no part](docs/other.md#of-it), [above](#one-page),
+[nothing](docs/nothing.md), [the web](https://example.org/x.md), `libs/a.py`, `a.py`, \
+`libs/b.py`, `b.py`, `config.json`.
 
 ```
 `fenced.py` and [fenced](fenced.md)
@@ -21,7 +23,7 @@ A = "docs/text.md"  # of `gone.py`
 '''
 
 
-def test_what_does_not_exist_is_named_with_its_line(tmp_path: Path) -> None:
+def test_broken_reference_is_named_with_its_line(tmp_path: Path) -> None:
     texts = {"README.md": PAGE, "docs/other.md": "## A part of it\n", "libs/a.py": MODULE}
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -1,1 +1,1 @@
-"""`make cluster-check`, and what it finds in a real API server if one is given."""
+"""`make cluster-check`: tests of its decisions, and the checks against a real API server if any."""

@@ -39,7 +39,7 @@ def main(
     )  # processes that were started are ended, a cluster is deleted
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
     try:
-        there = found.look()
+        there = found.find()
     except FileNotFoundError as error:
         console.print(str(error), markup=False)
         sys.exit(2)

@@ -1,5 +1,6 @@
-"""A real etcd and a real kube-apiserver as processes of this machine, and what speaks to them. No
-controller runs beside them.
+"""A real etcd and a real kube-apiserver as processes of this machine, and clients of them.
+
+No controller runs.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from tests.support.cluster import lasting_port
 from tests.support.waiting import wait_until
 
 MERGE: Final = "application/merge-patch+json"
-# Without controllers nobody makes tokens of ServiceAccounts, or takes away finalizers that protect
-# volumes in use.
+# Without controllers, no tokens of ServiceAccounts are made, and finalizers that protect volumes in
+# use are never removed.
 WITHOUT_ADMISSION: Final = "ServiceAccount,StorageObjectInUseProtection"
 START_SECONDS: Final = 120.0
 
 
 class Refused(Exception):
-    """kubectl or the API server did not do what it was asked; the message is theirs."""
+    """A refusal by kubectl or the API server, with its message."""
 
 
 class ApiServer:
@@ -99,11 +100,13 @@ class ApiServer:
             ) from None
 
     def kubectl(self, *arguments: str, documents: str = "") -> str:
-        """What it prints. `documents` is its standard input. Raises Refused with what it says."""
+        """Return kubectl's output. `documents` is its standard input. Raises Refused with its
+        error.
+        """
         return kubectl(self._found.kubectl, self.kubeconfig, *arguments, documents=documents)
 
     def objects(self, *kinds: str, namespace: str = NAMESPACE) -> list[Object]:
-        """As they are stored, defaults and all."""
+        """Return the stored objects, with the server's defaults."""
         listed = json.loads(
             self.kubectl("get", ",".join(kinds), "--namespace", namespace, "--output", "json")
         )
@@ -182,7 +185,7 @@ def kubectl(
     documents: str = "",
     seconds: float = 120,
 ) -> str:
-    """Raises Refused with what it says on standard error."""
+    """Run kubectl and return its output. Raises Refused with its standard error."""
     options = ["--kubeconfig", str(kubeconfig)] if kubeconfig is not None else []
     command = [program, *options, *arguments]
     done = subprocess.run(
@@ -194,14 +197,14 @@ def kubectl(
 
 
 def _write(path: Path, text: str) -> None:
-    """For the eyes of this user alone: there is a token in it."""
+    """Write a file that only this user may read: it holds a token."""
     path.touch(mode=0o600)
     path.write_text(text)
 
 
 def _signing_key() -> str:
-    """Of ServiceAccounts' tokens; in the older form, in which the server reads the public key out
-    of it, too.
+    """Return the key of ServiceAccounts' tokens, in the older form, from which the server also
+    reads the public key.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     return key.private_bytes(

@@ -26,7 +26,7 @@ def given(files: Iterable[str]) -> list[Object]:
 
 
 def served(definitions: Iterable[Object]) -> set[str]:
-    """As "group/version Kind"."""
+    """Return the served kinds as "group/version Kind"."""
     return {
         f"{one['spec']['group']}/{version['name']} {one['spec']['names']['kind']}"
         for one in definitions
@@ -36,14 +36,14 @@ def served(definitions: Iterable[Object]) -> set[str]:
 
 
 def lacking(definitions: Iterable[Object], kinds: Sequence[str] = OURS) -> list[str]:
-    """Those of `kinds` that no definition serves."""
+    """Return the `kinds` that no definition serves."""
     there = served(definitions)
     return [kind for kind in kinds if kind not in there]
 
 
 def stand_in(which: str) -> Object:
-    """A definition for "group/version Kind" that takes any fields: what it holds is stored and not
-    validated.
+    """Return a definition for "group/version Kind" that accepts any fields: objects are stored
+    without validation.
     """
     api_version, _, kind = which.partition(" ")
     group, _, version = api_version.partition("/")

@@ -25,8 +25,8 @@ TEXTS: Final = texts(32, shortest=30, longest=60, seed=15)
 MANY: Final = 2
 STEP_SECONDS: Final = 180.0
 SLACK_SECONDS: Final = 2.0
-"""Beside FIND_SECONDS: a worker that comes earlier is one that the scheduler found, and keeps for
-five minutes.
+"""Tolerance for FIND_SECONDS: a worker that starts earlier is one that the scheduler found, and
+keeps for five minutes.
 """
 
 
@@ -39,7 +39,7 @@ class Traffic:
     answered: int = 0
     errors: list[str] = field(default_factory=list)
     deserted: list[str] = field(default_factory=list)
-    """Changes to zero while somebody waited for an answer."""
+    """Changes to zero while requests were unanswered."""
 
     async def ask(self) -> None:
         self.asked += 1
@@ -58,9 +58,7 @@ class Traffic:
             )
 
     async def keep_asking(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """So many requests are always in flight, until it is over or time is; returns when all are
-        answered.
-        """
+        """Keep requests in flight until `is_over` or for `seconds`; return after the last answer."""
         end = time.monotonic() + seconds
 
         async def one_after_another() -> None:
@@ -74,8 +72,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What happened: changes of the scale, seconds from the first request to its answer, requests
-    that were answered.
+    """A record of a run: changes of the scale, seconds from the first request to its answer,
+    answered requests.
     """
 
     changes: tuple[Change, ...]
@@ -94,8 +92,9 @@ class Story:
 
 
 def scaled_object(one: Object, variables: Mapping[str, Any]) -> ScaledObject:
-    """As KEDA reads it: `…FromEnv` of the trigger's metadata is resolved by the target's variables
-    and keeps its name. Raises ValueError for what a FakeKeda does not do."""
+    """Read a ScaledObject as KEDA does: `…FromEnv` of the trigger's metadata is resolved by the
+    target's variables and keeps its name. Raises ValueError for features that a FakeKeda lacks.
+    """
     spec = one["spec"]
     (trigger,) = spec["triggers"]
     if trigger["type"] != "external-push":
@@ -121,7 +120,7 @@ def scaled_object(one: Object, variables: Mapping[str, Any]) -> ScaledObject:
 
 
 def wrong(story: Story) -> list[str]:
-    """What the story should not be."""
+    """Return the faults of a story."""
     reached = [change.after for change in story.changes]
     if not reached or (story.changes[0].before, reached[0], story.changes[0].by) != (0, 1, "keda"):
         return [f"the first change is not 0 → 1 by KEDA: {story}"]

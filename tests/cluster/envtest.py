@@ -22,8 +22,8 @@ WORKER = "worker"
 
 
 def check(found: Found, steps: Sequence[Step], folder: Path, progress: Progress) -> bool:
-    """Whether all steps succeeded. One that fails does not keep the next ones from being tried,
-    unless there is no server.
+    """Run the steps and return True if all succeeded. After a failed one the next ones are tried,
+    unless the server is gone.
     """
     mine = {step.name: step for step in steps if step.way == "envtest"}
     with ExitStack() as stack:
@@ -80,8 +80,8 @@ def _apply(server: ApiServer, made: Sequence[Object], done: Done) -> None:
 
 @contextmanager
 def applied(server: ApiServer, made: Sequence[Object]) -> Iterator[int]:
-    """How many; gone again after it, so that the next ones meet none of theirs. What failed first
-    is what is raised.
+    """Apply objects, yield their number, and remove them, so that later steps do not meet them. The
+    first error is raised.
     """
     try:
         yield objects.apply(server.kubectl, made)
@@ -94,7 +94,7 @@ def applied(server: ApiServer, made: Sequence[Object]) -> Iterator[int]:
 
 
 def _scale(server: ApiServer, folder: Path, done: Done) -> None:
-    """kind-cpu with KEDA's ScaledObject: its pods as the API server says, 0 → 1 → 2 → 0."""
+    """Scale kind-cpu by KEDA's ScaledObject, 0 → 1 → 2 → 0: pods as the API server requests them."""
     (folder / "overlay").mkdir()
     with applied(server, objects.scaled_overlay(folder / "overlay")):
         scale = Scale(server, WORKER)

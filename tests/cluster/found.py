@@ -18,8 +18,8 @@ HELM_FETCHED: Final = ROOT / ".cache/helm"
 CHART: Final = ROOT / "charts/shoal"
 
 
-def look(environment: Mapping[str, str] = os.environ) -> Found:
-    """As `environment` has it. Asks the Docker daemon for its version, which takes a moment."""
+def find(environment: Mapping[str, str] = os.environ) -> Found:
+    """Find the tools that `environment` names. Asking the Docker daemon takes a moment."""
     path = environment.get("PATH", "")
     assets = environment.get("KUBEBUILDER_ASSETS", "")
     docker = _program("docker", path)
@@ -43,8 +43,8 @@ def _program(name: str, path: str) -> str:
 
 
 def _files(listed: str) -> list[Path]:
-    """Of files and folders, separated as a PATH is. What is listed and not there is an error of
-    whoever listed it.
+    """Return files and folders of a list that is separated as a PATH is. Raises FileNotFoundError
+    for a listed path that does not exist.
     """
     found: list[Path] = []
     for one in filter(None, listed.split(os.pathsep)):

@@ -36,7 +36,7 @@ REQUEST_SECONDS: Final = 10 * MINUTES
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """kind's cluster, by its kubeconfig."""
+    """A cluster of kind, by its kubeconfig."""
 
     found: Found
     folder: Path
@@ -102,7 +102,7 @@ class Cluster:
         self.kubectl("rollout", "status", "deployment", "--namespace", KEDA, "--timeout=300s")
 
     def apply(self, *, scaled: bool) -> int:
-        """kind-cpu, with its ScaledObject once the schedulers are ready. Returns how many
+        """Apply kind-cpu, and its ScaledObject once the schedulers are ready. Return the number of
         objects.
         """
         count = objects.apply(self.kubectl, objects.overlay("kind-cpu"))
@@ -144,8 +144,8 @@ class Cluster:
 def check(
     found: Found, steps: Sequence[Step], folder: Path, progress: Progress, *, keep: bool
 ) -> bool:
-    """Whether all steps succeeded. The first that fails ends them, but for the deletion, which
-    `keep` leaves out.
+    """Run the steps and return True if all succeeded. The first failure ends them, except for the
+    deletion, which `keep` leaves out.
     """
     mine = {step.name: step for step in steps if step.way == "kind"}
     cluster = Cluster(found, folder)
@@ -174,8 +174,8 @@ def request(cluster: Cluster) -> str:
 
 
 def scale(cluster: Cluster) -> str:
-    """The worker that the first request brought goes, one comes for the next, a second for many,
-    and they go.
+    """Wait for these events: the first request's worker ends, one starts for the next request, a
+    second for many, and both end.
     """
     seen = [cluster.replicas()]
 
@@ -200,7 +200,7 @@ def scale(cluster: Cluster) -> str:
 
 
 def run(*command: str) -> None:
-    """Raises Refused with what it said."""
+    """Run a command. Raises Refused with its output."""
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, env=os.environ, check=False
     )

@@ -1,8 +1,8 @@
 """`FakeKubelet`: Deployments and StatefulSets of an API server as processes of this machine
 (tests/k8s/pods.py), and their status.
 
-Stands for the controllers that make pods, and for a kubelet: what cannot run here without
-containers. Everything that it starts is what the API server answers, with the server's defaults.
+Replaces the controllers that make pods, and a kubelet: they cannot run here without containers.
+Everything that it starts is read from the API server, with the server's defaults.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Scale:
 
 class FakeKubelet:
     """Runs pods while its context is open: those of BEFORE from the start, and of the Deployment
-    `scaled` as many as it says.
+    `scaled` the number of its spec.
 
-    `more`: variables of its pods besides.
+    `more`: further variables of its pods.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class FakeKubelet:
         self.started_at = 0.0
         """When those of BEFORE were ready, by the monotonic clock."""
         self.most_ready = 0
-        """Most pods of the scaled Deployment whose readiness probes succeeded at once."""
+        """Maximum number of ready pods of the scaled Deployment at one time."""
         self.failure: Exception | None = None
 
     def __enter__(self) -> FakeKubelet:

@@ -1,4 +1,4 @@
-"""What is applied to an API server, how, and whether its pods would be admitted."""
+"""Objects for an API server, how they are applied, and whether their pods would be admitted."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def overlay(name: str) -> tuple[Object, ...]:
 
 
 def scaled_overlay(folder: Path) -> tuple[Object, ...]:
-    """kind-cpu with KEDA's ScaledObject, of at most two workers that go when there was nothing to
-    do for 20 s.
+    """Return kind-cpu with KEDA's ScaledObject, of at most two workers that end after 20 s without
+    requests.
     """
     numbers = {"cooldownPeriod": COOLDOWN_SECONDS, "initialCooldownPeriod": 0, "maxReplicaCount": 2}
     changes = [
@@ -57,9 +57,7 @@ def scaled_overlay(folder: Path) -> tuple[Object, ...]:
 
 
 def chart(helm: str, folder: str, values: str) -> list[Object]:
-    """What helm renders of the chart with the file `values`/<name>.yaml. Raises Refused with what
-    helm says.
-    """
+    """Render the chart with the file `values`/<name>.yaml. Raises Refused with helm's error."""
     command = [
         helm,
         "template",
@@ -135,7 +133,7 @@ def admit(server: ApiServer, objects: Sequence[Object]) -> int:
 
 
 def pod_of(workload: Object) -> dict[str, Any]:
-    """As a controller would ask for it; a StatefulSet's has its claims besides."""
+    """Return the pod that a controller would request; a StatefulSet's also has its claims."""
     made = template(workload)
     spec = dict(made["spec"])
     claims = [

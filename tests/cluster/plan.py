@@ -1,6 +1,4 @@
-"""What there is to check k8s/ with, what is missing, and so what will be done: decided from a
-`Found`. Pure.
-"""
+"""Decide from a `Found` which tools exist, which are missing, and so which steps run. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +19,13 @@ OLDEST: Final = (1, 30)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What this machine has. Paths and versions as texts, "" for what there is not.
+    """Tools of this machine: paths and versions as texts, "" for absent ones.
 
-    crds: files of CustomResourceDefinitions. keda_manifest: what installs KEDA in a cluster. chart:
-    the folder of the Helm chart; values: names of its files of values, one for each overlay.
+    Args:
+        crds: files of CustomResourceDefinitions.
+        keda_manifest: the manifest that installs KEDA in a cluster.
+        chart: the folder of the Helm chart.
+        values: names of the chart's files of values, one for each overlay.
     """
 
     kubectl: str = ""
@@ -99,12 +100,12 @@ def lacking(found: Found, way: Way) -> list[str]:
 
 
 def ways(found: Found, only: Way | None = None) -> list[Way]:
-    """Those that can be gone, of `only` or of both."""
+    """Return the possible ways, of `only` or of both."""
     return [way for way in WAYS if only in (None, way) and not lacking(found, way)]
 
 
 def steps(found: Found, overlays: Sequence[str], chosen: Sequence[Way]) -> list[Step]:
-    """In order. A chart is checked only where there is one and a helm that renders it."""
+    """Return the steps in order. A chart is checked only if it and a helm to render it exist."""
     charts = [f"apply chart {name}" for name in found.values] if found.helm and found.chart else []
     scaled = bool(found.keda_manifest)
     names: dict[Way, list[str]] = {
@@ -129,7 +130,7 @@ def steps(found: Found, overlays: Sequence[str], chosen: Sequence[Way]) -> list[
 
 
 def left_out(found: Found, chosen: Sequence[Way]) -> list[str]:
-    """What a run that goes these ways does not show, a sentence each."""
+    """Return a sentence for each thing that a run of these ways does not test."""
     absent = {way: lacking(found, way) for way in WAYS if way not in chosen}
     said = [f"{way}: not run, without {', '.join(names)}" for way, names in absent.items() if names]
     if without := [
@@ -146,8 +147,8 @@ def left_out(found: Found, chosen: Sequence[Way]) -> list[str]:
 
 
 def too_old(version: str) -> bool:
-    """Of an API server, such as "v1.32.4": whether k8s/ is not for it. One that does not say is
-    not.
+    """Return True if k8s/ does not support an API server of this version, such as "v1.32.4". An
+    unknown version is supported.
     """
     parts = version.removeprefix("v").split(".")
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()) or parts[0] == "0":

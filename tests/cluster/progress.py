@@ -14,13 +14,13 @@ from rich.table import Table
 
 from tests.cluster.plan import Found, Step, Way, table
 
-LONGEST: Final = 2_000
-"""Characters of what is said of one failure: kubectl has a line for each object."""
+MAX_FAILURE_CHARACTERS: Final = 2_000
+"""Maximum characters kept of one failure: kubectl prints a line for each object."""
 
 
 @dataclass(slots=True)
 class Done:
-    """How one step ended. `said`: a line of what was seen."""
+    """The result of one step. `said`: a line of its output."""
 
     way: Way
     name: str
@@ -50,7 +50,7 @@ class Progress:
             yield one
             one.ok = True
         except Exception as error:
-            one.said = f"{type(error).__name__}: {error}"[:LONGEST]
+            one.said = f"{type(error).__name__}: {error}"[:MAX_FAILURE_CHARACTERS]
             raise
         finally:
             one.seconds = time.monotonic() - began
@@ -60,7 +60,7 @@ class Progress:
 
 
 def show(found: Found, console: Console) -> None:
-    """The table of what there is and what is missing."""
+    """Print the table of tools, found and missing."""
     made = Table("", "found", "for", "how to get it")
     for row in table(found):
         made.add_row(row.name, escape(row.found) or "-", row.purpose, "" if row.found else row.how)
@@ -68,7 +68,7 @@ def show(found: Found, console: Console) -> None:
 
 
 def report(found: Found, done: list[Done], left_out: list[str], status: int) -> dict[str, Any]:
-    """For --json."""
+    """Return the report for --json."""
     return {
         "found": asdict(found),
         "steps": [asdict(one) for one in done],

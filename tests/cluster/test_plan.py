@@ -1,4 +1,4 @@
-"""What `make cluster-check` decides: from what is there to what is run, said, and left out."""
+"""Decisions of `make cluster-check`: tools found, steps run, and steps reported or left out."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_way_is_gone_if_all_that_it_needs_is_there(
     assert ways(there, only) == chosen
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_tool_is_named() -> None:
     assert lacking(NOTHING, "envtest") == ["etcd", "kube-apiserver"]
     assert lacking(NOTHING, "kind") == ["docker", "docker daemon", "kind"]
     said = left_out(NOTHING, [])
@@ -119,7 +119,7 @@ def test_binaries_are_found_where_the_variables_say(tmp_path: Path) -> None:
         (tmp_path / name).touch(mode=0o755)
     (tmp_path / "crds").mkdir()
     (tmp_path / "crds/keda.yaml").touch()
-    there = found.look(
+    there = found.find(
         {
             "PATH": str(tmp_path / "nowhere"),
             "KUBEBUILDER_ASSETS": str(tmp_path),
@@ -129,7 +129,7 @@ def test_binaries_are_found_where_the_variables_say(tmp_path: Path) -> None:
     assert (there.etcd, there.api_server) == (f"{tmp_path}/etcd", f"{tmp_path}/kube-apiserver")
     assert (there.crds, there.docker, there.kind) == ((f"{tmp_path}/crds/keda.yaml",), "", "")
     with pytest.raises(FileNotFoundError, match="SHOAL_CRDS names"):
-        found.look({"PATH": "", "SHOAL_CRDS": f"{tmp_path}/absent"})
+        found.find({"PATH": "", "SHOAL_CRDS": f"{tmp_path}/absent"})
 
 
 def test_where_nothing_can_be_run_it_says_so_and_ends_with_2(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""What is started is ended, and what fails is said in its own words: with programs that only write
-down how they were called.
+"""Started processes are ended, and failures keep their own words: with fake programs that only log
+their arguments.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from rich.console import Console
 from tests.cluster import envtest, kind
 from tests.cluster.api_server import ApiServer, Refused, kubectl
 from tests.cluster.plan import Found, Way, steps
-from tests.cluster.progress import LONGEST, Progress
+from tests.cluster.progress import MAX_FAILURE_CHARACTERS, Progress
 
 
 @dataclass
 class FakePrograms:
-    """Shell scripts in `folder` that log their arguments to `calls` and do as they were told."""
+    """Shell scripts in `folder` that log their arguments to `calls` and run a given body."""
 
     folder: Path
 
@@ -93,10 +93,10 @@ def test_without_a_server_no_overlay_is_tried(programs: FakePrograms, tmp_path: 
     assert not envtest.check(found, steps(found, ("a",), ["envtest"]), tmp_path, said)
     assert [(one.name, one.ok) for one in said.done] == [("start", False)]
     assert said.done[0].said.startswith("Refused: etcd ended with status 3")
-    assert len(said.done[0].said) <= LONGEST
+    assert len(said.done[0].said) <= MAX_FAILURE_CHARACTERS
 
 
-def test_what_kubectl_says_is_the_error(programs: FakePrograms) -> None:
+def test_error_of_kubectl_is_raised(programs: FakePrograms) -> None:
     program = programs.make(
         "kubectl", "cat > /dev/null; echo 'strict decoding error: unknown field' >&2; exit 1"
     )
@@ -104,7 +104,7 @@ def test_what_kubectl_says_is_the_error(programs: FakePrograms) -> None:
         kubectl(program, None, "apply", documents="{}")
 
 
-def test_what_is_said_is_why_it_was_not_applied_and_not_why_it_could_not_be_removed(
+def test_error_of_apply_is_raised_rather_than_that_of_the_removal(
     programs: FakePrograms, tmp_path: Path
 ) -> None:
     says = (

@@ -48,7 +48,7 @@ def byte_level_tokens() -> tuple[list[str], list[str]]:
 def write_gguf(
     path: Path, architecture: str, kind: Type = Type.Q8_0, *, tokenizer: str = "gpt2", seed: int = 0
 ) -> None:
-    """A decoder of two layers, whose matrices have the type `kind`."""
+    """Write a decoder of two layers with matrices of the type `kind`."""
     writer = gguf.GGUFWriter(path, architecture)
     heads, groups = _HEADS[architecture]
     head = 256 if architecture == "gemma3" else WIDTH // heads  # that of every published gemma3

@@ -22,7 +22,7 @@ MARKER = "SHOAL_TEST_MARKER"
 
 
 def saved(value: object, *, legacy: bool = False) -> bytes:
-    """What torch.save writes."""
+    """Return the bytes that torch.save writes."""
     out = io.BytesIO()
     torch.save(value, out, _use_new_zipfile_serialization=not legacy)
     return out.getvalue()
@@ -76,7 +76,7 @@ def pickled(value: object) -> bytes:
     return out.getvalue()
 
 
-def of(
+def tensor_archive(
     size: tuple[int, ...],
     stride: tuple[int, ...],
     *,
@@ -107,7 +107,7 @@ def calling(function: Callable[..., object], *arguments: object) -> bytes:
 
 
 def many_tensors(count: int) -> bytes:
-    """As many names of one tensor of one number: some 30 bytes each."""
+    """Return as many names of one tensor of one number as fit: some 30 bytes each."""
     entries = b"".join(
         b"X\x06\x00\x00\x00%06xj\xff\xff\x00\x00" % number for number in range(count - 1)
     )
@@ -129,14 +129,12 @@ def nested(depth: int) -> bytes:
 
 
 def nested_key(depth: int) -> bytes:
-    """A dict whose key is a tuple in a tuple in a tuple, whose hash overflows Python's stack."""
+    """Pickle a dict with a key of tuples nested so deeply that hashing overflows Python's stack."""
     return archive(b"\x80\x02})" + b"\x85" * depth + b"K\x01s.", {})
 
 
 def gguf_of_numbers(arrays: int, count: int) -> bytes:
-    """A GGUF file whose metadata are lists of numbers, each of which becomes an object of
-    Python.
-    """
+    """Return a GGUF file with lists of numbers as metadata; reading makes each a Python object."""
     numbers = b"\xff\x7f" * count
     listed = b"".join(
         struct.pack("<Q", 4) + b"k%03d" % number + struct.pack("<IIQ", 9, 2, count) + numbers
@@ -258,21 +256,30 @@ HOSTILE: Mapping[str, tuple[Callable[[], bytes], str]] = {
     ),
     "gigabytes of bytearray": (lambda: calling(bytearray, 1 << 36), "more memory"),
     "a storage of petabytes": (
-        lambda: of((1 << 46,), (1,), count=1 << 46),
+        lambda: tensor_archive((1 << 46,), (1,), count=1 << 46),
         "two sizes for the storage '0'",
     ),
-    "a tensor beyond its storage": (lambda: of((5,), (1,)), "'w'"),
-    "strides beyond its storage": (lambda: of((2, 2), (1 << 40, 1)), "'w'|damaged pickle"),
-    "an offset beyond its storage": (lambda: of((2,), (1,), offset=3), "'w'|damaged pickle"),
-    "a negative stride": (lambda: of((2,), (-1,), offset=3), "'w'|damaged pickle"),
-    "an overflowing shape": (lambda: of((1 << 40, 1 << 40), (1, 1)), "'w'|damaged pickle"),
-    "a tensor that repeats one number": (lambda: of((1 << 40,), (0,)), "overlap"),
+    "a tensor beyond its storage": (lambda: tensor_archive((5,), (1,)), "'w'"),
+    "strides beyond its storage": (
+        lambda: tensor_archive((2, 2), (1 << 40, 1)),
+        "'w'|damaged pickle",
+    ),
+    "an offset beyond its storage": (
+        lambda: tensor_archive((2,), (1,), offset=3),
+        "'w'|damaged pickle",
+    ),
+    "a negative stride": (lambda: tensor_archive((2,), (-1,), offset=3), "'w'|damaged pickle"),
+    "an overflowing shape": (
+        lambda: tensor_archive((1 << 40, 1 << 40), (1, 1)),
+        "'w'|damaged pickle",
+    ),
+    "a tensor that repeats one number": (lambda: tensor_archive((1 << 40,), (0,)), "overlap"),
     "a storage shorter than it says": (
-        lambda: of((4,), (1,), stored=8),
+        lambda: tensor_archive((4,), (1,), stored=8),
         "two sizes for the storage '0'",
     ),
     "a storage longer than it says": (
-        lambda: of((4,), (1,), stored=32),
+        lambda: tensor_archive((4,), (1,), stored=32),
         "two sizes for the storage '0'",
     ),
     "a storage that is missing": (

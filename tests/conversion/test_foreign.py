@@ -22,7 +22,7 @@ from libs.errors import ModelBroken
 from libs.store import write_converted
 from tests.conversion.foreign import CHAT, Type, write_gguf, write_onnx
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TEXTS = ["ab aab 12", "naïve 東京 <|im_start|>ab", "  a  b\n"]
@@ -251,7 +251,7 @@ def test_onnx_weights_of_dynamic_quantisation_become_float32(source: Path) -> No
 def test_quantised_gemm_is_written_as_torch_stores_it(
     node: str, is_transposed: bool, source: Path
 ) -> None:
-    """A square weight, whose shape does not say which way it lies."""
+    """The shape of a square weight does not show its orientation."""
     base, integers = "pooler.dense.weight", np.arange(9, dtype=np.uint8).reshape(3, 3)
     found = _written(
         source,

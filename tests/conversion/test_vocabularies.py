@@ -70,7 +70,7 @@ def made_of(files: Mapping[str, bytes | object]) -> Tokenizer:
 
 
 def with_specials(theirs: Tokenizer, specials: Mapping[str, str], lstrip: str = "") -> Tokenizer:
-    """What transformers adds after the conversion: the special tokens, each as it declares them."""
+    """Add the special tokens with their declared options, as transformers does after converting."""
     from tokenizers import AddedToken
 
     for content in specials.values():
@@ -200,8 +200,9 @@ def test_byte_level_bpe(name: str, add_prefix_space: bool) -> None:
 
 
 def slow_of(path: Path, **more: Any) -> Any:
-    """What the converters ask of a slow tokenizer. Ids of tokens are those of the converted
-    vocabulary.
+    """Return an object with the attributes that the converters read from a slow tokenizer.
+
+    Ids of tokens are those of the converted vocabulary.
     """
     return SimpleNamespace(vocab_file=str(path), convert_tokens_to_ids=lambda token: 0, **more)
 
@@ -281,8 +282,8 @@ print(json.dumps(sentencepiece.SentencePieceProcessor(model_file=model).encode(t
 
 
 def test_bpe_of_llama_gives_the_ids_of_sentencepiece(tmp_path: Path) -> None:
-    """transformers 5 cannot convert such a model itself, so the reference is the package that
-    Llama's slow tokenizer calls.
+    """Compare with sentencepiece, which Llama's slow tokenizer calls: transformers 5 cannot convert
+    such a model.
     """
     path = trained(tmp_path, CORPUS, **LLAMA)
     plain = [text for text in TEXTS if text and "<" not in text and "\x00" not in text]
@@ -310,7 +311,8 @@ warnings.simplefilter("ignore")
 import transformers
 folder, texts = json.load(sys.stdin)
 files = {"source_spm": "source.spm", "target_spm": "target.spm", "vocab": "vocab.json"}
-tokenizer = transformers.MarianTokenizer(**{role: folder + "/" + name for role, name in files.items()})
+roles = {role: folder + "/" + name for role, name in files.items()}
+tokenizer = transformers.MarianTokenizer(**roles)
 ids = [tokenizer(text)["input_ids"] for text in texts]
 print(json.dumps([ids, [tokenizer.decode(own, skip_special_tokens=True) for own in ids]]))
 """

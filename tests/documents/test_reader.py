@@ -184,7 +184,7 @@ def test_process_has_given_up_what_it_does_not_need(reader: DocumentReader) -> N
     )
 
 
-def test_what_is_beyond_a_limit_is_refused_before_it_is_drawn(reader: DocumentReader) -> None:
+def test_document_beyond_a_limit_is_refused_before_drawing(reader: DocumentReader) -> None:
     with pytest.raises(InvalidInput, match="at most 33,554,432"):
         reader.open(bytes(limits.BYTES + 1), FIELD)
     document = reader.open(pdfs.document(["a poster"], (2384, 3370)), FIELD)

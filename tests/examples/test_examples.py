@@ -1,6 +1,6 @@
 """The examples, shortened, against one mesh: each runs, and is no worse than when it was written.
 
-Floors are what was measured on 2026-11-23 with the bundled model, less 0.04: a CPU without bfloat16
+Floors are the results of 2026-11-23 with the bundled model, less 0.04: a CPU without bfloat16
 gives other last digits, and one item of 40 is 0.025. The pages change, so those of rag have 0.08.
 Whoever changes an example or a page keeps them.
 """
@@ -34,7 +34,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def run(endpoint: str, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs an example with options; what it prints on stdout."""
+    """Run an example with options and return its standard output."""
 
     def one(example: Any, *options: str) -> Any:
         assert example.main(["--endpoint", endpoint, *options]) == 0, capsys.readouterr().err
@@ -83,7 +83,7 @@ def test_rag(run: Any) -> None:
     assert quality["reranked"] >= 0.849
 
 
-def test_what_a_person_reads(run: Any, tmp_path: Path) -> None:
+def test_readable_output(run: Any, tmp_path: Path) -> None:
     said = run(rag, "--pages", "docs/runbooks.md", "--ask", "no scheduler is the leader")
     assert "ShoalNoLeader" in said
     said = run(graph, "--limit", "20", "--output", str(tmp_path / "graph"))

@@ -1,7 +1,7 @@
 """The examples of images, shortened, against one mesh with models of random weights.
 
-Nothing here is a quality: such a model ranks by chance. What is asserted holds with any weights,
-and fails if files, preparation, encoders or answers are wrong.
+The quality is not tested: such a model ranks by chance. The assertions hold with any weights, and
+fail if files, preparation, encoders or results are wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from examples.photos import PHOTOS, Options, gathered
 from tests.parity.vlm_models import _EngineProcessor
 from tests.support.cluster import Cluster
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 LINES = (
@@ -111,7 +111,7 @@ def test_pages(endpoint: str, pdf: Path, capsys: pytest.CaptureFixture[str]) -> 
     found = json.loads(printed(pages, capsys, *options, "--json"))
     assert found["pages"] == found["checks"]["found_themselves"] == 3
     assert found["checks"]["score_error"] <= 1e-5
-    # 4 x 3 tiles and the whole page, each 16 vectors of 128 numbers, beside the prompt's.
+    # 4 x 3 tiles and the whole page, each 16 vectors of 128 numbers, in addition to the prompt's.
     assert found["vectors_per_page"] > 13 * 16
     sizes = found["bytes_per_page"]
     assert sizes["float32"] == found["vectors_per_page"] * 128 * 4
@@ -122,7 +122,7 @@ def test_pages(endpoint: str, pdf: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 @torch.inference_mode()
 def test_vectors_are_those_of_transformers(endpoint: str, made: dict[str, Path], pdf: Path) -> None:
-    """Of the same checkpoints: photographs and texts of one, pages of the other."""
+    """The same checkpoints are used: photographs and texts of one, pages of the other."""
     folder = made[random_models.CLIP]
     files = [
         photo.file for photo in gathered(Options(None, "", None, (), Path(), 3, 1, json=False))
@@ -146,7 +146,7 @@ def test_vectors_are_those_of_transformers(endpoint: str, made: dict[str, Path],
 
 
 def _colsmol(folder: Path, page: bytes) -> np.ndarray:
-    """As colpali-engine: the language model's states, projected, of length 1."""
+    """Compute vectors as colpali-engine: the language model's states, projected, of length 1."""
     from io import BytesIO
 
     model = transformers.Idefics3Model.from_pretrained(folder).eval()
@@ -163,7 +163,7 @@ def _colsmol(folder: Path, page: bytes) -> np.ndarray:
     return torch.nn.functional.normalize(states, dim=-1).numpy()
 
 
-def test_what_a_person_reads(
+def test_readable_output(
     endpoint: str, pdf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = (
@@ -194,9 +194,7 @@ def test_what_a_person_reads(
 
 
 def test_random_model_says_so() -> None:
-    """Whoever runs an example without --model is told that its ranking means nothing, also on the
-    contact sheet.
-    """
+    """An example without --model says that its ranking means nothing, also on the contact sheet."""
     row = np.zeros((1, 1), np.float32)
     sheet = photos.contact_sheet(
         ["<b>"],

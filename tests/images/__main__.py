@@ -1,17 +1,17 @@
-"""Builds the images of docker/Dockerfile, starts the overlay kind-cpu from them as pods, and
-upgrades it under traffic: `make images-check`.
+"""Build the images of docker/Dockerfile, start the overlay kind-cpu from them as pods, and
+upgrade it under traffic: `make images-check`.
 
 1. Edge, router, scheduler and worker-cpu are built, from the published Python image where its
    registry can be reached.
-2. Each starts as its manifest says, and what the kernel says of it is compared with the manifest;
-   probes are asked; the image's own HEALTHCHECK, too; a program in it cannot write to its root file
+2. Each starts as its manifest says; its restrictions, read from the kernel, equal the manifest's;
+   the probes and the image's HEALTHCHECK succeed; a program in it cannot write to its root file
    system.
 3. A text is encoded by gRPC and by HTTP. Then, under traffic from a container of the same network:
-   a second worker and a second router come, the first worker is drained, and every pod is replaced
-   by one of the image of another commit, `--from`. Nothing may be lost.
+   a second worker and a second router are added, the first worker is drained, and every pod is
+   replaced by one of the image of another commit, `--from`. No request may be lost.
 
-Needs root and Debian's buildah, podman, runc, mmdebstrap, netavark, aardvark-dns and iptables. What
-it cannot show: images for CUDA, signatures, a kubelet's own probes.
+Needs root and Debian's buildah, podman, runc, mmdebstrap, netavark, aardvark-dns and iptables. It
+does not cover images for CUDA, signatures, and a kubelet's probes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,12 @@ MODEL: Final = "/models/all-MiniLM-L6-v2"
 TRAFFIC_SECONDS: Final = 5.0
 _COUNT: Final = """\
 import importlib.metadata as metadata
-print(len({one.metadata["Name"] for one in metadata.distributions() if "/venv/" in str(one.locate_file(""))}))
+venv = [
+    one.metadata["Name"]
+    for one in metadata.distributions()
+    if "/venv/" in str(one.locate_file(""))
+]
+print(len(set(venv)))
 """
 
 
@@ -112,9 +117,11 @@ def main() -> int:
 
 
 def check(folder: Path, earlier: str, console: Console) -> dict[str, object]:
-    """Everything. What is not as it must be is in `faults`; the rest is for reading. Raises
-    EngineError or AssertionError where going on makes no sense: an image that cannot be built, a
-    pod that does not become ready."""
+    """Run all steps and return their results; `faults` lists the failures.
+
+    Raises EngineError or AssertionError if later steps are pointless: an image cannot be built, or
+    a pod does not become ready.
+    """
     faults: list[str] = []
     engine = Engine(folder)
     with console.status("base image"):
@@ -239,8 +246,8 @@ def _writes(engine: Engine, pod: ContainerPod) -> str:
 def _roll(
     mesh: Mesh, pods: dict[str, ContainerPod], faults: list[str]
 ) -> tuple[list[dict[str, object]], dict[str, object]]:
-    """Scale, drain and upgrade while a container sends requests. Returns the steps, and what the
-    traffic saw.
+    """Scale, drain and upgrade while a container sends requests. Returns the steps and the
+    traffic's report.
     """
     steps: list[dict[str, object]] = []
 

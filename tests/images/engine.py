@@ -43,7 +43,10 @@ default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
 """crun refuses mixed cgroup versions, and a sandbox may not raise limits."""
 
 # What CPython's extension modules link, in Debian 12's names.
-_LIBRARIES: Final = "libbz2-1.0,libexpat1,libffi8,liblzma5,libncursesw6,libreadline8,libsqlite3-0,libssl3,libuuid1,zlib1g"
+_LIBRARIES: Final = (
+    "libbz2-1.0,libexpat1,libffi8,liblzma5,libncursesw6,libreadline8,libsqlite3-0,libssl3,"
+    "libuuid1,zlib1g"
+)
 _PIP: Final = """\
 #!/usr/local/bin/python3.11
 import sys
@@ -54,13 +57,14 @@ _TORCH_INDEX: Final = "https://download.pytorch.org/whl/cpu"
 
 
 class EngineError(Exception):
-    """A command failed; its message has the end of what it printed."""
+    """A command failed; the message has the end of its output."""
 
 
 @dataclass
 class Engine:
-    """`folder` is for what is made while the engine works. Remarks say what stands for something
-    that could not be had.
+    """A container engine. `folder` holds files made while it works.
+
+    Remarks name replacements for resources that were out of reach.
     """
 
     folder: Path
@@ -83,7 +87,7 @@ class Engine:
         }
 
     def run(self, *command: str, seconds: float = 60) -> str:
-        """What the command printed. Raises EngineError if it fails or takes longer."""
+        """Return the command's output. Raises EngineError if it fails or takes longer."""
         try:
             done = subprocess.run(
                 command,
@@ -209,7 +213,7 @@ class Engine:
 
 
 def _mirror() -> list[str]:
-    """Of this machine, so that what it can reach is used."""
+    """Return this machine's apt mirrors, so that builds can reach them."""
     told = "\n".join(
         file.read_text() for file in Path("/etc/apt/sources.list.d").glob("debian.sources")
     )
@@ -243,9 +247,9 @@ def _copy_python(folder: Path) -> Path:
 
 
 def _pip_of_this_machine() -> tuple[list[str], list[str]]:
-    """What pip needs within a build to reach what it reaches here: mounts of its configuration,
-    certificates and folders of packages; and the index for torch, if the public one is out of
-    reach."""
+    """Return mounts that give pip within a build the configuration, certificates and package
+    folders of this machine; and the index for torch, if the public one is out of reach.
+    """
     told = subprocess.run(
         [sys.executable, "-m", "pip", "config", "debug"],
         capture_output=True,
@@ -256,7 +260,7 @@ def _pip_of_this_machine() -> tuple[list[str], list[str]]:
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     ).stdout
-    # An index that is a folder has its files beside it.
+    # An index that is a folder has its files next to it.
     indexes = [str(Path(path).parent) for path in re.findall(r"file://(/[^\s']+)", listed)]
     named = re.findall(r"(?<!file:/)(?<![\w/])/[^\s']+", listed)
     paths = {

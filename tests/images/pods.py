@@ -1,6 +1,6 @@
-"""Pods as containers: what a kubelet would make of a workload of k8s/, by podman.
+"""Pods as containers: podman runs a workload of k8s/ as a kubelet would.
 
-Each pod has an address of its own on one network, where the names of Services are names of their
+Each pod has an address on one network, where the names of Services are names of their
 pods. User, capabilities, root file system, memory and volumes are the manifest's; `applied` reads
 them back from the kernel and from podman.
 """
@@ -37,9 +37,7 @@ def amount(text: str) -> int:
 
 
 class ContainerPod(Pod):
-    """A pod whose container is one of podman's. `image` replaces the manifest's, which no registry
-    has.
-    """
+    """A pod with a container of podman. `image` replaces the manifest's, which no registry has."""
 
     def __init__(self, node: Node, workload: Object, name: str, engine: Engine, image: str) -> None:
         super().__init__(node, workload, name)
@@ -48,14 +46,17 @@ class ContainerPod(Pod):
         node.pods.append(self)
 
     def _here(self, text: str) -> str:
-        """As it is: the pod has its own addresses and paths."""
+        """Return the text unchanged: the pod has its addresses and paths."""
         return text
 
     def start(
         self, more: Mapping[str, str] | None = None, volumes: Sequence[str] = ()
     ) -> ContainerPod:
-        """Returns at once. `more`: variables besides; `volumes`: further mounts, as podman takes
-        them.
+        """Start the pod and return at once.
+
+        Args:
+            more: further variables.
+            volumes: further mounts, in podman's form.
         """
         names = [one["metadata"]["name"] for one in self._services()]
         words = [
@@ -113,8 +114,8 @@ class ContainerPod(Pod):
         return True
 
     def stop(self) -> int:
-        """As a kubelet: the pause before, SIGTERM, SIGKILL at the end of the grace period. Returns
-        the exit status.
+        """Stop the pod as a kubelet does: the preStop pause, SIGTERM, SIGKILL at the end of the
+        grace period. Returns the exit status.
         """
         time.sleep(
             self.container.get("lifecycle", {})
@@ -135,8 +136,8 @@ class ContainerPod(Pod):
         self._engine.podman("rm", "--force", "--time", "0", "--ignore", self.name)
 
     def applied(self) -> dict[str, str]:
-        """What the kernel and podman say that the container has, and what the manifest asks for is
-        told by `asked`.
+        """Return the container's restrictions as the kernel and podman report them; `asked` returns
+        those of the manifest.
         """
         told = self._engine.inspect(self.name)
         status = dict(
@@ -171,7 +172,7 @@ class ContainerPod(Pod):
         }
 
     def _services(self) -> list[Object]:
-        """Those that select this pod."""
+        """Return the Services that select this pod."""
         labels = template(self.workload)["metadata"]["labels"]
         return [
             one

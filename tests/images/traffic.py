@@ -1,8 +1,8 @@
-"""Runs within a container of the mesh's network: asks for vectors without pause, by gRPC through
-every router and by HTTP through every edge, until its standard input ends; then prints what came of
-it as JSON.
+"""Request vectors without pause, from a container of the mesh's network.
 
-It imports nothing but what an image of ours holds: `shoal` and the standard library.
+Requests go by gRPC through every router and by HTTP through every edge. When standard input ends,
+the results are printed as JSON. Imports only modules in our images: `shoal` and the standard
+library.
 """
 
 from __future__ import annotations

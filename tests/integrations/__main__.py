@@ -1,8 +1,8 @@
 """`python -m tests.integrations [NAME …]`: builds each distribution below integrations/, and runs
 its tests against a mesh.
 
-Each has an environment of its own below .cache/integrations, because their pins collide: the pins
-of its requirements.txt and nothing else, the wheel of shoal and its own wheel. What passed is
+Each has a separate environment below .cache/integrations, because their pins collide: the pins of
+its requirements.txt and nothing else, the wheel of shoal and its own wheel. Passed results are
 written to integrations/results.json, from which tools/integrations.py makes the tables of
 docs/integrations.md.
 """
@@ -47,8 +47,8 @@ PIP: Final = ("-m", "pip", "--disable-pip-version-check")
 
 
 def write_models(root: Path) -> str:
-    """SHOAL_MODELS of what the tests ask for: the bundled model, and small checkpoints with random
-    weights.
+    """Write the tests' models and return their SHOAL_MODELS: the bundled model, and small
+    checkpoints with random weights.
     """
     random = root / "random"
     write_checkpoint("bert", random / "prompted", sentence=SentenceFiles(prompts=PROMPTS))
@@ -61,8 +61,8 @@ def write_models(root: Path) -> str:
 
 
 def build(sources: Sequence[Path], to: Path) -> list[Path]:
-    """The wheels of these projects, built from copies: a folder `build` that lies beside them would
-    be packed, too.
+    """Build the wheels of these projects from copies: a folder `build` next to the sources would be
+    packed, too.
     """
     with tempfile.TemporaryDirectory() as folder:
         copies = [Path(folder) / source.name for source in sources]
@@ -88,7 +88,7 @@ def build(sources: Sequence[Path], to: Path) -> list[Path]:
 
 
 def environment(one: Integration) -> Path:
-    """The Python of its environment, made anew when its pins have changed."""
+    """Return the Python of its environment, which is rebuilt when its pins have changed."""
     place = ENVIRONMENTS / one.folder
     python, done = place / "bin/python", place / ".done"
     pins = one.requirements.read_text()
@@ -123,8 +123,8 @@ def install(one: Integration) -> Path:
 
 
 def types_are_right(one: Integration, python: Path) -> bool:
-    """Whether mypy, which is this environment's, finds nothing in the distribution with its
-    framework's own types.
+    """Return True if mypy of this environment finds no error in the distribution with its
+    framework's types.
     """
     options = [
         "--config-file",
@@ -183,7 +183,7 @@ def run_tests(
 
 
 async def run(wanted: Sequence[Integration], arguments: Sequence[str]) -> dict[str, Any]:
-    """What to remember of each whose tests all passed and whose types are right, by its folder."""
+    """Return the results of each integration with passing tests and correct types, by folder."""
     pythons = {one.folder: await asyncio.to_thread(install, one) for one in wanted}
     found = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -24,7 +24,7 @@ MODULES = {
     "qdrant-client": "qdrant_client",
     "weaviate-client": "weaviate",
 }
-"""Of distributions whose module has another name."""
+"""Module names of distributions that differ from the distribution's name."""
 PUBLIC = {"shoal", "shoal.handle", "shoal.results", "shoal.tasks", "shoal.errors"}
 
 

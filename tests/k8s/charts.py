@@ -31,8 +31,8 @@ AS_KUSTOMIZE: Final[Mapping[str, Any]] = {
     "namespace": {"create": True},
     "redis": {"auth": {"generate": False}},
 }
-"""Values for what the two leave to their users otherwise: `helm install` needs the namespace before
-it makes anything, and Kustomize can make no passwords."""
+"""Values that the chart and k8s/ otherwise leave to their users: `helm install` needs the namespace
+before it makes anything, and Kustomize cannot generate passwords."""
 LABELS: Final = frozenset(
     {
         "app.kubernetes.io/part-of",
@@ -57,13 +57,13 @@ change replaces pods.
 CHECKSUM: Final = "checksum/config"
 """The annotation of pods by which the chart does that."""
 KEYS: Final[Mapping[str, str]] = {"volumes": "name", "volumeMounts": "mountPath"}
-"""Lists whose order means nothing, by the keys that tell their items apart. Not so `env`: variables
-refer to those before them.
+"""Lists without a meaningful order, by the key of their items. `env` is not one: variables refer
+to those before them.
 """
 
 
 def merged(*all_values: Mapping[str, Any]) -> Values:
-    """As Helm merges values: mappings by key, anything else as a whole."""
+    """Merge values as Helm does: mappings by key, anything else as a whole."""
     found: Values = {}
     for values in all_values:
         for key, value in values.items():
@@ -78,7 +78,7 @@ def chart(*all_values: Mapping[str, Any], file: str = "") -> tuple[Object, ...]:
 
 
 def helm(*words: str, values: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
-    """Runs helm. Notes that the chart's links are followed are left out of what it says."""
+    """Run helm. Notes about followed links in the chart are removed from its output."""
     found = shutil.which("helm", path=os.pathsep.join([str(FETCHED), os.environ.get("PATH", "")]))
     assert found is not None, (
         "there is no helm, so nothing of charts/ can be tested: make k8s-tools"
@@ -111,7 +111,7 @@ def template(
 
 
 def refusal(values: Mapping[str, Any]) -> str:
-    """What helm says of values that it does not take. Raises AssertionError if it takes them."""
+    """Return helm's error for invalid values. Raises AssertionError if it accepts them."""
     done = _run(json.dumps(values), (), NAMESPACE)
     assert done.returncode != 0, "it was taken"
     return done.stderr
@@ -180,8 +180,8 @@ def _drop_checksum(plain: Object) -> None:
 
 
 def _content(kind: str, key: str, text: str) -> Any:
-    """Files as what is read of them: comments and the order of YAML's keys, line ends, and base64
-    are no difference.
+    """Return a file's content as its readers parse it: comments, the order of YAML's keys, line
+    ends and base64 make no difference.
     """
     plain = base64.b64decode(text).decode() if kind == "Secret" else text
     if key.endswith((".yaml", ".json")):
@@ -190,7 +190,7 @@ def _content(kind: str, key: str, text: str) -> Any:
 
 
 def _ordered(value: Any) -> Iterator[Any]:
-    """The order of pools is told: the first is the default one."""
+    """Yield the values that keep their order: the first pool is the default one."""
     yield value
     if isinstance(value, dict) and "pools" in value:
         yield list(value["pools"])

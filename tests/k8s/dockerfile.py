@@ -42,7 +42,7 @@ def stages() -> dict[str, Stage]:
 
 
 def lineage(target: str) -> list[Stage]:
-    """The target and what it is built upon, the first first."""
+    """Return the stages that the target is built upon, the first one first, and the target."""
     stage = stages()[target]
     return [*(lineage(stage.base) if stage.base in stages() else []), stage]
 
@@ -62,8 +62,8 @@ def variables(target: str) -> dict[str, str]:
 
 
 def unpack(target: str, folder: Path) -> None:
-    """What the image has of ours, below `folder`. Packages are those of the environment that the
-    tests run in.
+    """Copy the project's files of the image below `folder`. Packages are those of the environment
+    that the tests run in.
     """
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for source, copied in copies(target):
@@ -82,6 +82,6 @@ def unpack(target: str, folder: Path) -> None:
 
 
 def copies(target: str) -> list[tuple[str, str]]:
-    """From and to, of what a target copies out of other stages."""
+    """Return source and destination of each path that a target copies out of other stages."""
     found = [value for stage in lineage(target) for value in stage.all("COPY")]
     return [(source, there) for _, source, there in (value.split(" ") for value in found)]

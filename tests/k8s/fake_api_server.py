@@ -1,6 +1,4 @@
-"""A Kubernetes API server that has Secrets and nothing else: where there is no cluster for Helm's
-`lookup` to ask.
-"""
+"""A Kubernetes API server that has only Secrets, for Helm's `lookup` where no cluster exists."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ TOGETHER: Final[Mapping[str, tuple[str, ...]]] = {
     "jwks": ("tls",),
     "redis-sentinel": ("tls",),
 }
-"""Components that are for others, which come before them."""
+"""Components that need others listed before them."""
 EVERY: Final = (
     "base",
     *(f"overlays/{name}" for name in OVERLAYS),
@@ -121,7 +121,7 @@ def title(one: Object) -> str:
 
 
 def workloads(objects: Sequence[Object]) -> list[Object]:
-    """What makes pods."""
+    """Return the objects that make pods."""
     found = [one for one in objects if "template" in one.get("spec", {})]
     assert found
     return found
@@ -138,7 +138,7 @@ def containers(workload: Object) -> list[Object]:
 
 
 def component(one: Object) -> str:
-    """router, scheduler, worker or redis: of a workload."""
+    """Return a workload's component: router, scheduler, worker or redis."""
     labels = template(one)["metadata"]["labels"]
     assert labels["app.kubernetes.io/name"] == "shoal"
     found: str = labels["app.kubernetes.io/component"]
@@ -156,14 +156,14 @@ def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def selected(objects: Sequence[Object], selector: Mapping[str, Any]) -> list[Object]:
-    """The workloads whose pods it selects."""
+    """Return the workloads with pods that the selector matches."""
     return [
         one for one in workloads(objects) if matches(selector, template(one)["metadata"]["labels"])
     ]
 
 
 def port_number(workload: Object, port: int | str) -> int:
-    """Of a port by name or number. Raises AssertionError if no container has it."""
+    """Return a port's number, given by name or number. AssertionError if no container has it."""
     for container in containers(workload):
         for one in container.get("ports", ()):
             if port in (one["name"], one["containerPort"]):
@@ -173,8 +173,8 @@ def port_number(workload: Object, port: int | str) -> int:
 
 
 def environment(objects: Sequence[Object], container: Object) -> dict[str, Any]:
-    """Variables as a pod gets them: texts, or for what is known in a cluster only the
-    `valueFrom`.
+    """Return variables as a pod receives them: texts, or only the `valueFrom` where the value is
+    known in a cluster only.
     """
     found: dict[str, Any] = {}
     for source in container.get("envFrom", ()):

@@ -1,9 +1,9 @@
 """Pods as processes of this machine: the same command, variables, files, ports and probes, without
 a cluster.
 
-A `Node` has folders for volumes and ports of loopback for those of pods. What is rewritten, and
-nothing else: paths of volumes, and addresses (0.0.0.0:port and those of Services). The code is what
-the image's stage of docker/Dockerfile copies.
+A `Node` has folders for volumes, and ports of loopback for those of pods. Only paths of volumes and
+addresses (0.0.0.0:port and those of Services) are rewritten. The code is that which the image's
+stage of docker/Dockerfile copies.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ from tests.support.waiting import wait_until
 
 CREDENTIALS: Final[Mapping[str, Mapping[str, str]]] = {
     "tokens": {
-        "tokens.yaml": f"tokens: [{{sha256: {'a' * 64}, subject: search, role: client, tenant: search}}]"
+        "tokens.yaml": "tokens: "
+        f"[{{sha256: {'a' * 64}, subject: search, role: client, tenant: search}}]"
     },
     "jwks": {"jwks.json": json.dumps({"keys": [Issuer.make().jwk()]})},
 }
@@ -57,7 +58,7 @@ PASSWORDS: Final = {"redis-router": "a router's", "redis-scheduler": "a schedule
 
 
 class Node:
-    """Where pods of `objects` run. Leaving the context kills those that still do."""
+    """The machine on which pods of `objects` run. Leaving the context kills those still running."""
 
     def __init__(self, folder: Path, objects: Sequence[Object]) -> None:
         self.folder = folder
@@ -86,7 +87,7 @@ class Node:
                 print(f"--- {pod.name}\n{pod.log.read_text()[-4000:]}")
 
     def addresses(self, service: str, port: int) -> list[str]:
-        """Where the pods of a Service are, for one of its ports."""
+        """Return the addresses of a Service's pods, for one of its ports."""
         spec = named(self.objects, "Service", service)["spec"]
         (target,) = (one["targetPort"] for one in spec["ports"] if one["port"] == port)
         selector = {"matchLabels": spec["selector"]}
@@ -98,7 +99,7 @@ class Node:
         return [f"127.0.0.1:{pod.ports[port_number(pod.workload, target)]}" for pod in chosen]
 
     def secret(self, name: str) -> Mapping[str, str | bytes]:
-        """A Secret of the manifests, or what an operator or cert-manager would have made."""
+        """Return a Secret of the manifests, or one that cert-manager or an operator creates."""
         for one in of_kind(self.objects, "Secret"):
             if one["metadata"]["name"] == name:
                 return {key: base64.b64decode(value) for key, value in one["data"].items()}
@@ -122,7 +123,7 @@ class Node:
 
 
 class Pod:
-    """One container, as all of ours have."""
+    """A pod with one container, as all our pods have."""
 
     def __init__(self, node: Node, workload: Object, name: str) -> None:
         self.workload = workload
@@ -142,7 +143,7 @@ class Pod:
         return self._folder / "log"
 
     def environment(self) -> dict[str, str]:
-        """Of the container alone: nothing of this process'."""
+        """Return the container's variables, without those of this process."""
         found = environment(self._node.objects, self.container)
         return {
             key: self._here(value) if isinstance(value, str) else self._known(value)
@@ -150,14 +151,14 @@ class Pod:
         }
 
     def remount(self, path: str) -> None:
-        """As a kubelet once a Secret has changed: the folder's files are replaced all at once."""
+        """Replace the folder's files atomically, as a kubelet does after a Secret has changed."""
         _publish(
             Path(f"{self._folder}{path}"),
             self._node.secret(dict(mounted(self.workload))[path]["secret"]["secretName"]),
         )
 
     def start(self, more: Mapping[str, str] | None = None) -> Pod:
-        """Returns at once. `more`: variables besides."""
+        """Start the pod and return at once. `more` adds variables."""
         image = self._image()
         variables = {"PATH": os.environ["PATH"], **image, **self.environment(), **(more or {})}
         with self.log.open("ab") as log:
@@ -167,7 +168,9 @@ class Pod:
         return self
 
     def wait_ready(self) -> None:
-        """As a kubelet: the startup probe may fail for so long, then the other two are asked."""
+        """Wait as a kubelet does: first for the startup probe, up to its limit, then for the
+        others.
+        """
         probe = self.container["startupProbe"]
         self.wait_for("startupProbe", probe["periodSeconds"] * probe["failureThreshold"])
         for kind in ("livenessProbe", "readinessProbe"):
@@ -184,7 +187,7 @@ class Pod:
         wait_until(answers, min(seconds, 120.0), f"the {kind} of {self.name}")
 
     def probe(self, kind: str) -> bool:
-        """Whether the container's probe succeeds."""
+        """Return True if the container's probe succeeds."""
         probe = self.container[kind]
         seconds: float = probe.get("timeoutSeconds", 1)
         try:
@@ -200,8 +203,8 @@ class Pod:
         return True
 
     def stop(self) -> int:
-        """As a kubelet: the pause before, SIGTERM, SIGKILL at the end of the grace period. Returns
-        the exit status.
+        """Stop the pod as a kubelet does: the preStop pause, SIGTERM, SIGKILL at the end of the
+        grace period. Returns the exit status.
         """
         assert self._process is not None
         time.sleep(
@@ -248,7 +251,7 @@ class Pod:
             folder.mkdir(parents=True)
 
     def _here(self, text: str) -> str:
-        """With this machine's paths and addresses."""
+        """Replace the manifest's paths and addresses with those of this machine."""
 
         def replaced(found: re.Match[str]) -> str:
             if found["path"]:
@@ -313,8 +316,8 @@ class Pod:
 
 
 def _publish(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """As a kubelet mounts a ConfigMap or a Secret: links to links to what is replaced as a
-    whole.
+    """Write files as a kubelet mounts a ConfigMap or a Secret: links to a folder that is replaced
+    as a whole.
     """
     data = folder / f"..{uuid.uuid4()}"
     data.mkdir(parents=True)
@@ -328,8 +331,8 @@ def _publish(folder: Path, files: Mapping[str, str | bytes]) -> None:
 
 
 def _as_redis(text: str) -> str:
-    """redis.conf is for Valkey. A redis-server of this machine may know none of what Redis never
-    had.
+    """Remove the lines of redis.conf that only Valkey knows: a redis-server of this machine may
+    refuse them.
     """
     told = subprocess.run(
         [find_redis_server(), "--version"], capture_output=True, text=True, check=True

@@ -73,7 +73,7 @@ ALONE: Final[Mapping[str, Values]] = {
         **{role: {"settings": {"SHOAL_REDIS_SENTINEL_PASSWORD_FILE": ""}} for role in SERVERS},
     },
 }
-"""What a component is called among the values. Together with those of TOGETHER, as k8s/ has
+"""The names of components among the chart's values, and with those of TOGETHER, as k8s/ combines
 them.
 """
 OF_POOLS: Final = frozenset({"gpu", "gpu-a100", "gpu-h100", "gpu-l4", "spot-eks", "spot-gke"})
@@ -151,7 +151,9 @@ def test_no_component_and_no_overlay_is_left_out() -> None:
 def test_further_pools_are_those_of_the_guide(
     accelerator: str, spot: str, component: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Of docs/kubernetes.md: a folder with a nameSuffix, whose components stand in it."""
+    """The guide (docs/kubernetes.md) describes such a pool: a folder with a nameSuffix and these
+    components.
+    """
     pools = {"cpu": {"device": "cpu", "min_workers": 1, "max_workers": 20}}
     pools[accelerator] = {"device": "cuda", **({"spot": True} if spot else {}), "max_workers": 20}
     pool = tmp_path / accelerator

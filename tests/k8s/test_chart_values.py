@@ -1,5 +1,5 @@
-"""What charts/shoal makes of values that k8s/ has nothing of: what it refuses, its Secrets, notes,
-names, and its package.
+"""Values of charts/shoal that have no counterpart in k8s/: refusals, Secrets, notes, names, and the
+package.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_lint_finds_nothing(file: str) -> None:
     ids=str,
 )
 def test_wrong_value_is_refused_with_words(values: Values, words: str) -> None:
-    """Of Helm 4, or a little different of Helm 3."""
+    """The words differ slightly between Helm 4 and Helm 3."""
     assert re.search(words, refusal(values), re.IGNORECASE)
 
 
@@ -144,7 +144,9 @@ def test_passwords_are_made_once_and_redis_sees_digests() -> None:
 
 
 def test_upgrade_keeps_the_passwords_that_are_there() -> None:
-    """The cluster is asked for them; whoever may not ask is told so, rather than given others."""
+    """The chart reads them from the cluster; a user who may not read them gets an error, not new
+    ones.
+    """
     there = {"redis-router": "before", "redis-scheduler": "as before"}
     with FakeApiServer(template({}), there, namespace=NAMESPACE) as address:
         words = (
@@ -246,7 +248,7 @@ def test_another_namespace_is_named_everywhere() -> None:
     ids=str,
 )
 def test_names_of_images(images: Values, expected: str) -> None:
-    """As laptops have them, releases push them, and the guides do."""
+    """The names match those on laptops, in releases and in the guides."""
     (container,) = containers(named(template({"images": images}), "Deployment", "router"))
     assert container["image"] == expected
 

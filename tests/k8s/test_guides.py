@@ -1,5 +1,5 @@
-"""What docs/deploy-*.md tell somebody to install works with what k8s/ ships, as far as that can be
-told without a cluster.
+"""The commands of docs/deploy-*.md install releases that work with k8s/, as far as can be checked
+without a cluster.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Release:
 
 
 def releases(guide: str) -> list[Release]:
-    """In the order in which the guide installs them."""
+    """Return the releases in the order in which the guide installs them."""
     text = (ROOT / f"docs/{guide}.md").read_text().replace("\\\n", " ")
     return [
         _release(line) for line in text.splitlines() if line.startswith("helm upgrade --install")
@@ -86,8 +86,8 @@ def _release(line: str) -> Release:
 
 
 def selector(prometheus: Release, kind: str) -> Object:
-    """Which objects of a kind the chart's Prometheus takes: all, or those with the label of its
-    release.
+    """Return the selector for objects of a kind that the chart's Prometheus takes: all, or those
+    with the label of its release.
     """
     return (
         {}
@@ -157,8 +157,8 @@ def test_operators_live_where_policies_and_settings_look_for_them(guide: str) ->
 
 @pytest.mark.parametrize("guide", GUIDES)
 def test_prometheus_hears_of_certificates(guide: str) -> None:
-    """cert-manager's PodMonitor needs the definition that Prometheus' chart brings, which so comes
-    first.
+    """The PodMonitor of cert-manager needs the definition from Prometheus' chart, which is
+    therefore installed first.
     """
     found = releases(guide)
     charts = [one.chart for one in found]
@@ -227,7 +227,7 @@ def test_values_of_the_page_are_taken() -> None:
 
 @pytest.mark.parametrize("guide", GUIDES)
 def test_guides_push_each_image_that_their_overlay_runs(guide: str) -> None:
-    """The loop builds what the overlay deploys, and Terraform makes a repository for each."""
+    """The guide's loop builds the overlay's images, and Terraform makes a repository for each."""
     text = (ROOT / f"docs/{guide}.md").read_text()
     (targets,) = re.findall(r"for target in (.*?); do", text)
     overlay, _ = GUIDES[guide]

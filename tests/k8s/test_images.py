@@ -48,7 +48,7 @@ def test_image_runs_as_nobody_and_starts_one_process(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_installed_is_locked_by_hash(target: str) -> None:
+def test_installed_packages_are_locked_by_hash(target: str) -> None:
     packages = {name: f"{name}-packages" for name in ("edge", "router", "scheduler")}.get(
         target, f"{target}-packages"
     )

@@ -36,7 +36,7 @@ class Mesh:
 
 
 def start_worker(pod: Pod) -> None:
-    """With a model on its disk, because no hub can be reached here."""
+    """Start a worker with a model on its disk, because no hub can be reached here."""
     pod.start({"SHOAL_MODELS": f"{MINILM}={packaged_minilm()}", "HF_HUB_OFFLINE": "1"}).wait_ready()
 
 
@@ -87,8 +87,8 @@ def test_prometheus_reads_numbers_from_every_pod_that_it_is_told_of(mesh: Mesh) 
 
 
 def test_second_worker_joins_and_the_first_one_drains(mesh: Mesh) -> None:
-    """Scaled to two, then back to one, while somebody asks: nothing fails, and the worker ends by
-    itself within its grace.
+    """Scale to two workers, then back to one, under traffic: no request fails, and the worker ends
+    by itself within its grace period.
     """
     with shoal.Client(mesh.address) as client:
         second = mesh.node.pod(mesh.worker.workload)

@@ -1,4 +1,4 @@
-"""Network policies let through what the code uses, and nothing else: read from the policies,
+"""Network policies allow exactly the connections that the code uses: read from the policies and
 compared with a table.
 """
 
@@ -48,7 +48,7 @@ MESH: frozenset[Edge] = frozenset(
         ("scheduler", "redis", 6379),
     }
 )
-"""Between pods of ours: allowed at both ends."""
+"""Connections between our pods: allowed at both ends."""
 IN: frozenset[Edge] = frozenset(
     {
         ("namespaces with shoal-clients=allowed", "router", 50051),
@@ -77,7 +77,7 @@ TRACES: frozenset[Edge] = frozenset((name, COLLECTOR, 4317) for name in SPEAK_DN
 
 
 def edges(objects: tuple[Object, ...]) -> tuple[set[Edge], set[Edge]]:
-    """What the policies let in, and what they let out."""
+    """Return the connections that the policies allow as ingress, and those allowed as egress."""
     let_in: set[Edge] = set()
     let_out: set[Edge] = set()
     for policy in of_kind(objects, "NetworkPolicy"):
@@ -200,7 +200,7 @@ def test_stores_are_reached_at_no_private_address(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*EVERY, *CHARTS])
-def test_what_is_not_let_through_is_held_up(name: str) -> None:
+def test_other_connections_are_denied(name: str) -> None:
     """Or nothing is: a component must not isolate pods of a mesh that has no policies."""
     policies = of_kind(made(name), "NetworkPolicy")
     if not policies:
@@ -216,8 +216,8 @@ def test_what_is_not_let_through_is_held_up(name: str) -> None:
 
 
 def test_table_is_what_pods_listen_on_and_call() -> None:
-    """Of the manifests: each port but that of probes is reached by somebody, and each address of
-    the settings is an edge.
+    """Each port of the manifests, except probes, is reached by an edge of the table, and each
+    address in the settings is one.
     """
     objects = rendered("overlays/gke-l4-spot")
     reached = {(to, port) for _, to, port in MESH | IN | EDGE_IN}

@@ -89,9 +89,7 @@ def objects(request: pytest.FixtureRequest) -> tuple[Object, ...]:
 
 @pytest.fixture(params=["base", *(f"overlays/{name}" for name in OVERLAYS), *CHARTS])
 def deployable(request: pytest.FixtureRequest) -> tuple[Object, ...]:
-    """What is complete, where components alone on the base may lack what they need of an
-    overlay.
-    """
+    """Return complete renderings; components on the base alone may lack parts of an overlay."""
     return made(request.param)
 
 
@@ -197,7 +195,7 @@ def test_images_have_a_tag_or_a_digest(objects: tuple[Object, ...]) -> None:
     ["slowlog-log-slower-than", "commandlog-request-larger-than", "commandlog-reply-larger-than"],
 )
 def test_redis_keeps_no_log_of_what_clients_sent(key: str) -> None:
-    """Valkey 8.1 keeps the beginnings of commands above 1 MiB unless it is told not to."""
+    """Valkey 8.1 keeps the beginnings of commands above 1 MiB unless its log is turned off."""
     (conf,) = (
         one["data"]["redis.conf"]
         for one in of_kind(rendered("base"), "ConfigMap")
@@ -316,7 +314,7 @@ def test_files_that_are_read_again_are_mounted_as_folders_under_fixed_names(
 
 @pytest.mark.parametrize("rendering", EVERY)
 def test_settings_have_names_of_their_content(rendering: str) -> None:
-    """Of Kustomize; what the chart does instead is in test_chart.py."""
+    """Kustomize adds content hashes; test_chart.py covers the chart's equivalent."""
     objects = rendered(rendering)
     for name in ("router-env", "scheduler-env", "worker-env"):
         with pytest.raises(ValueError, match="not enough values"):

@@ -103,7 +103,7 @@ def test_every_object_is_what_its_schema_says(name: str) -> None:
         ("PrometheusRule", ("spec", "groups", 0, "rules", 0, "expression"), "up"),
     ],
 )
-def test_what_is_wrong_is_found(kind: str, path: tuple[str | int, ...], value: object) -> None:
+def test_invalid_object_is_found(kind: str, path: tuple[str | int, ...], value: object) -> None:
     import jsonschema
     import kubernetes_validate
 
@@ -152,8 +152,8 @@ def test_each_component_is_in_an_overlay_or_on_the_page() -> None:
 
 
 def test_further_pool_is_a_folder_of_a_few_lines(tmp_path: Path) -> None:
-    """As docs/kubernetes.md has it: it shares nothing with the first pool but what all pools
-    share.
+    """The guide (docs/kubernetes.md) describes such a pool: it shares with the first pool only the
+    resources that all pools share.
     """
     pool = tmp_path / "h100"
     pool.mkdir()
@@ -202,7 +202,7 @@ def test_further_pool_is_a_folder_of_a_few_lines(tmp_path: Path) -> None:
 
 
 def test_overlay_says_where_somebody_elses_redis_is(tmp_path: Path) -> None:
-    """By patches: what a kustomization generates itself comes before its components."""
+    """Patches set it, because a kustomization applies its generators before its components."""
 
     def says(role: str, url: str) -> dict[str, str]:
         return {

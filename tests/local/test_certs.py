@@ -1,4 +1,4 @@
-"""`shoal certs` and `shoal redis-acl`: the files, what is in them, and that they are not lost."""
+"""`shoal certs` and `shoal redis-acl`: the files, their content, and that none is overwritten."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_no_certificate_outlives_its_authority(tmp_path: Path) -> None:
         ("--trust-domain", "UPPER/x"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(
+def test_invalid_option_is_refused_before_anything_is_written(
     run: Run, tmp_path: Path, wrong: tuple[str, str]
 ) -> None:
     done = run("certs", tmp_path / "c", *wrong)

@@ -1,5 +1,5 @@
-"""Which device each worker of `shoal up` gets. No accelerator is needed: what is decided is pure,
-and torch is asked here, too.
+"""Which device each worker of `shoal up` gets. No accelerator is needed: decisions are pure, and
+torch is also asked here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_some_are_chosen_by_their_place_in_the_list() -> None:
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:a", "cuda:0,", "CPU", ""])
-def test_what_is_no_device_is_refused(device: str) -> None:
+def test_unknown_device_is_refused(device: str) -> None:
     with pytest.raises(InvalidInput, match="device"):
         accelerators(device, {})
 

@@ -1,4 +1,4 @@
-"""What the children of `shoal up` are told of the environment."""
+"""The environment variables that the children of `shoal up` receive."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_each_kind_is_told_what_it_needs(role: str) -> None:
     assert ("SHOAL_LOG_LEVEL" in names) == ("OTEL_SERVICE_NAME" in names) == (role != "redis")
 
 
-def told(pid: int) -> bytes:
+def environ_bytes(pid: int) -> bytes:
     return Path(f"/proc/{pid}/environ").read_bytes()
 
 
@@ -54,7 +54,7 @@ async def test_only_workers_are_given_the_hub_s_token(monkeypatch: pytest.Monkey
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("GITHUB_TOKEN", "hf_secret")
     async with running(Settings(port=0, has_scheduler=True)) as mesh:
-        environments = {name: told(pid) for name, pid in mesh.supervisor.pids.items()}
+        environments = {name: environ_bytes(pid) for name, pid in mesh.supervisor.pids.items()}
     assert environments.keys() == {"redis", "router", "scheduler", "worker-0"}
     assert [name for name, told in environments.items() if b"HF_TOKEN=hf_secret" in told] == [
         "worker-0"

@@ -1,4 +1,4 @@
-"""`shoal profile`: the whole command with a real model and a real mesh, and what it refuses."""
+"""`shoal profile`: the whole command with a real model and a real mesh, and its refusals."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_model_by_its_name(run: Run, small: Path) -> None:
     assert json.loads(done.stdout)["request"] is None
 
 
-def test_what_no_stop_tells_is_named() -> None:
+def test_time_between_known_stages_is_attributed() -> None:
     told = Timings(0.001, 0.002, 0.003, 0.010, 0.001, 0.020)
     found = summed([(0.025, told), (0.035, told)])
     seconds = {stage.name: round(stage.seconds, 6) for stage in found.stages}
@@ -122,7 +122,7 @@ def test_what_no_stop_tells_is_named() -> None:
         ([MINILM, "--plot", "parts.txt"], "must end in .png, .svg, .pdf"),
     ],
 )
-def test_what_cannot_be_profiled_is_told_in_words(
+def test_command_that_cannot_be_profiled_is_explained(
     run: Run, arguments: Sequence[str], problem: str
 ) -> None:
     done = run(*arguments)

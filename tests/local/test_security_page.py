@@ -63,8 +63,8 @@ GUARDED = (
     "libs.serving.calls.public",
     "services.edge.ports.tei_grpc",
 )
-NO_LIMITS = {("libs.serving.calls.arrivals", name) for name in ("POLL_SECONDS", "RECOVERY_SECONDS")}
-"""How often something is done, not what a caller may do."""
+NO_LIMITS = {("libs.serving.calls.arrivals", name) for name in ("LOOK_SECONDS", "RECOVERY_SECONDS")}
+"""Intervals of internal work, not limits for callers."""
 
 
 def limits() -> dict[tuple[str, str], float]:

@@ -27,9 +27,7 @@ ROLES: dict[str, Role] = {
 }
 
 
-def test_child_is_started_again_with_growing_pauses_and_given_up_at_its_fourth_end_within_a_minute() -> (
-    None
-):
+def test_child_is_restarted_with_backoff_and_given_up_at_its_fourth_end_within_a_minute() -> None:
     history, pauses = History(), []
     for now in (0.0, 10.0, 20.0):
         history = history.ended(now)
@@ -77,7 +75,7 @@ def test_mesh_serves_while_it_has_redis_a_router_and_one_worker(
     assert can_serve(ROLES, given_up) == serves
 
 
-def test_what_happened_is_said_in_words() -> None:
+def test_ended_processes_are_described() -> None:
     assert ending(-signal.SIGKILL) == "was ended by SIGKILL"
     assert ending(-63) == "was ended by signal 63"
     assert ending(3) == "ended with status 3"

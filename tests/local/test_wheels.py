@@ -1,9 +1,9 @@
-"""What the wheels install is in nobody's way, and works in a folder that has packages called as
-ours are.
+"""The wheels install nothing outside their packages, and work in a folder with packages that have
+our packages' names.
 
-The environment is a new one that is lent the packages of this one. With SHOAL_WHEEL_PYTHON (`make
-wheel-check`) it is an empty one of that Python, into which pip installs the wheels and all that
-they ask for, beside another with the client and an integration.
+The environment is a new one that uses the packages of this one. With SHOAL_WHEEL_PYTHON (`make
+wheel-check`) it is an empty one of that Python, into which pip installs the wheels and their
+dependencies, and a second one has the client and an integration.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ needs_empty = pytest.mark.skipif(not EMPTY, reason="installs from the index: mak
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Of shoal and of shoal-mesh, built from a copy: a folder `build` that lies in the checkout
+    """Build the wheels of shoal and of shoal-mesh from a copy: a folder `build` in the checkout
     would be packed, too.
     """
     folder = tmp_path_factory.mktemp("wheels")
@@ -75,7 +75,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def python(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an environment with the wheels."""
+    """Return the Python of an environment with the wheels."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([EMPTY or sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     found = folder / "bin" / "python"
@@ -84,7 +84,7 @@ def python(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path
         torch = next(line for line in pins.read_text().splitlines() if line.startswith("torch=="))
         pip(
             "--python", found, "install", "-c", pins, torch
-        )  # by its exact version, or it comes with CUDA
+        )  # the exact version; else pip chooses a build with CUDA
         mesh = next(wheel for wheel in wheels if wheel.name.startswith("shoal_mesh"))
         client = next(wheel for wheel in wheels if wheel != mesh)
         pip(
@@ -106,8 +106,8 @@ def python(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def client(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an empty environment with the wheel shoal and an integration, and what they ask
-    for.
+    """Return the Python of an environment with only the wheel of shoal, an integration and their
+    dependencies.
     """
     folder = tmp_path_factory.mktemp("client")
     source = folder / "source"
@@ -127,7 +127,7 @@ def client(wheels: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with packages of its own that are called as ours are, and may not be imported."""
+    """Return a folder with packages that have our names and fail when they are imported."""
     for name in ("libs", "services", "tests"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(
@@ -162,7 +162,7 @@ def said(
 
 
 def environment(folder: Path, **variables: str) -> Mapping[str, str]:
-    """With the project on the path, as an IDE has it."""
+    """Return variables with the project on the path, as an IDE sets it."""
     return os.environ | {"PYTHONPATH": str(folder)} | variables
 
 
@@ -182,8 +182,8 @@ def test_wheel_installs_one_package_with_its_licence(wheels: list[Path]) -> None
 
 
 def test_wheel_has_the_native_kernels_and_their_sources(wheels: list[Path]) -> None:
-    """For every machine: where the library does not load, torch's operators are used. Without a
-    compiler only the sources.
+    """If the library does not load, torch's operators are used. Without a compiler the wheel has
+    only the sources.
     """
     (mesh,) = (wheel for wheel in wheels if wheel.name.startswith("shoal_mesh"))
     assert mesh.name.endswith("-py3-none-any.whl")
@@ -242,7 +242,7 @@ class Mesh:
     curl: str
 
     def dimensions(self) -> int:
-        """Of the vector that the line for curl gives; 0 where it fails."""
+        """Return the vector's length that the printed curl command gets, or 0 if it fails."""
         told = subprocess.run(shlex.split(self.curl), capture_output=True, text=True, check=False)
         try:
             return len(json.loads(told.stdout)["data"][0]["embedding"])
@@ -336,7 +336,7 @@ def test_client_alone_and_an_integration_use_a_mesh_whose_processes_are_killed(
         before = mesh.process.children()
         for child in before:
             child.kill()
-        # Redis comes back empty; whoever is asked meanwhile may be refused.
+        # Redis restarts empty; a client may be refused until all processes are connected.
         wait_until(
             lambda: len(set(mesh.process.children()) - set(before)) == 5, 60, "new processes"
         )
@@ -373,7 +373,7 @@ def test_one_line_says_which_extra_is_missing(
 
 
 def test_up_looks_for_all_that_its_roles_need() -> None:
-    """What is needed and not looked for would be missed only by a child, in a traceback."""
+    """A missing dependency that is not looked for would fail only in a child, with a traceback."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]

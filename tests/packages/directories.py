@@ -1,5 +1,4 @@
-"""Make a model's directory of the files of unzipped packages: what is missing is written, slices
-are joined.
+"""Make a model's directory of the files of unzipped packages: write missing files, join slices.
 
 Each function takes the folder of the unzipped packages and the empty directory of the model.
 """
@@ -17,7 +16,10 @@ from typing import Any, Final
 from tests.packages.graphs import write_stripped
 
 # The pattern of rxnfp/tokenization.py (MIT): the tokens of a reaction in SMILES.
-_SMILES: Final = r"(\%\([0-9]{3}\)|\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\||\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"
+_SMILES: Final = (
+    r"(\%\([0-9]{3}\)|\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\||\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|"
+    r"\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"
+)
 _IMAGENET: Final = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 
 
@@ -152,8 +154,8 @@ def policy_nli(unzipped: Path, target: Path) -> None:
 
 
 def reaction_bert(unzipped: Path, target: Path, name: str) -> None:
-    """A BERT of chemical reactions. Its tokenizer is Python: a regular expression, whose matches
-    are whole words.
+    """A BERT of chemical reactions. Its tokenizer is Python: a regular expression that matches
+    whole words.
     """
     folder = unzipped / "rxnfp" / "models" / "transformers" / name
     for file in ("pytorch_model.bin", "vocab.txt"):

@@ -15,8 +15,9 @@ import onnxruntime
 
 
 def float_session(path: Path, output: str = "") -> Any:
-    """A session of onnxruntime on a graph that does not quantise activations. `output`: a value to
-    return in place of its own.
+    """Return a session of onnxruntime on a graph that does not quantise activations.
+
+    `output` is a value to return instead of the graph's output.
     """
     model = onnx.load(path)
     float_products(model)

@@ -1,8 +1,8 @@
 """The references that models of packages are compared with: transformers, sentence-transformers,
 and onnxruntime.
 
-The graph of an ONNX file is run with float activations, because the weights alone are what was
-converted. Each comparison asserts its bound and returns what was measured, for docs/evaluation.md.
+The graph of an ONNX file is run with float activations, because only the weights were converted.
+Each comparison asserts its bound and returns the measured difference, for docs/evaluation.md.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def compare_tags(client: shoal.Client, model: str, source: Path, served: Path) -
 
 
 def compare_dense(client: shoal.Client, model: str, source: Path, served: Path) -> str:
-    """sentence-transformers in float32."""
+    """Compare with sentence-transformers in float32."""
     theirs = SentenceTransformer(str(source), device="cpu", model_kwargs={"dtype": torch.float32})
     wanted = np.asarray(theirs.encode(TEXTS), np.float64)
     found = np.asarray(client.encode(model, TEXTS).dense, np.float64)
@@ -140,7 +140,7 @@ def compare_texts(client: shoal.Client, model: str, source: Path, served: Path) 
 
 
 def compare_roles(client: shoal.Client, model: str, source: Path, served: Path) -> str:
-    """sentence-transformers in float32, with the checkpoint's prompts for queries and documents."""
+    """Compare with sentence-transformers in float32, with the checkpoint's prompts for roles."""
     theirs = SentenceTransformer(str(source), device="cpu", model_kwargs={"dtype": torch.float32})
     wanted = [
         np.asarray(made(TEXTS), np.float64)
@@ -154,8 +154,8 @@ def compare_roles(client: shoal.Client, model: str, source: Path, served: Path) 
 
 
 def compare_pairs(client: shoal.Client, model: str, source: Path, served: Path) -> str:
-    """The probability of the second of two classes of a pair, by the ONNX graph, whose inputs have
-    160 tokens.
+    """Compare the probability of the second of a pair's two classes with the ONNX graph, which has
+    inputs of 160 tokens.
     """
     session = float_session(source / "reference.graph")
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))

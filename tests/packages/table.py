@@ -1,5 +1,5 @@
-"""The packages whose weights are run: where their files are, how a model's directory is made of
-them, and the reference.
+"""The packages with weights that are run: their files, the model directory made of them, and the
+reference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ detect: {{kind: sparse}}
 model: [{REACTIONS}, {REACTIONS_PRETRAINED}]
 detect: {{kind: dense, pooling: cls}}
 """
-"""What the files of packages alone do not say."""
+"""Facts that the packages' files alone do not contain."""
 
 Comparison = Callable[[shoal.Client, str, Path, Path], str]
 """Takes a client, the model's id, the directory that the package's files are copied to, and the one

@@ -17,7 +17,7 @@ from tests.packages.fetching import Wheel, fetch, unzip
 from tests.packages.table import CARDS, PACKAGED
 from tests.support.cluster import Cluster
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 SECONDS = 600.0

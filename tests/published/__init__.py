@@ -8,4 +8,4 @@ the same with tiny models and a fake hub, and is part of every run.
 import pytest
 
 # Their assertions show what differs.
-pytest.register_assert_rewrite("tests.published.writers", "tests.published.encoders")
+pytest.register_assert_rewrite("tests.published.generation", "tests.published.encoders")

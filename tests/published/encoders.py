@@ -1,8 +1,8 @@
-"""Models that answer with vectors, scores and labels: the mesh's are those of the packages that
-they come from.
+"""Models that return vectors, scores and labels: the mesh's results equal those of the models'
+packages.
 
-Comparisons are called as those of `writers.py`. Vectors are apart by at most 1e-4 of cosine, scores
-and probabilities by 1e-3.
+Comparisons have the signature of those in `generation.py`. The bounds are 1e-4 for the cosine
+distance of vectors and 1e-3 for scores and probabilities.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def gliner2(client: shoal.Client, model: str, directory: Path) -> None:
 
 
 def gliner25(client: shoal.Client, model: str, directory: Path) -> None:
-    """GLiNER2.5, by the same package, whose structures are records."""
+    """Compare GLiNER2.5 with the same package; its structures are records."""
     theirs = BoundaryExtractor.from_pretrained(str(directory)).eval()
     _of_schema(
         client, model, gliner2_models.Reference(theirs, directory, records=True), test_boundary

@@ -21,12 +21,13 @@ from tests.published.table import MODELS
 ADVICE: Final = """\
 --published runs published weights, and they cannot be had: {error}.
   A proxy: HTTPS_PROXY=http://… ; a mirror: HF_ENDPOINT=https://… ; gated models: HF_TOKEN=hf_…
-  Without a network: a Hugging Face cache that has them (HF_HOME=/folder), or copies of Shoal's store (SHOAL_STORE_DIR={root}).
+  Without a network: a Hugging Face cache that has them (HF_HOME=/folder), \
+or copies of Shoal's store (SHOAL_STORE_DIR={root}).
   HF_HUB_OFFLINE forbids to ask the hub; it is {offline}."""
 
 
 def store_dir() -> Path:
-    """Where a worker keeps what it has fetched."""
+    """Return the directory in which a worker keeps fetched models."""
     return Path(os.environ.get("SHOAL_STORE_DIR") or default_root(os.environ))
 
 
@@ -47,7 +48,7 @@ def need(models: Iterable[str], root: Path, hub: Hub) -> None:
             found = hub.find(model)
         except (ModelNotFound, ModelBroken) as error:
             if not constants.HF_HUB_OFFLINE:
-                return  # the hub has answered; the model's own test tells the rest
+                return  # the hub has answered; the model's test shows the rest
             raise pytest.UsageError(
                 ADVICE.format(error=error.message, root=root, offline="set")
             ) from None

@@ -26,8 +26,9 @@ SECONDS: Final = 3600.0
 
 @dataclass(frozen=True)
 class Published:
-    """A store, and a client of a mesh whose worker uses the same directory. `folder`: of models
-    that had to be converted.
+    """A store, and a client of a mesh with a worker that uses the same directory.
+
+    `folder` holds models that had to be converted.
     """
 
     store: Store
@@ -35,8 +36,8 @@ class Published:
     folder: Path
 
     def check(self, model: str, comparison: Comparison) -> None:
-        """Fetches the model unless it is on this machine, and compares what the mesh answers with
-        its own package.
+        """Fetch the model unless it is on this machine, and compare the mesh's results with those
+        of the model's package.
         """
         try:
             copy = self.store.get(model, lambda progress: None)

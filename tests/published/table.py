@@ -1,8 +1,8 @@
 """The published models that are run, each with what its answers are compared with: small ones,
 every family that reads or writes.
 
-Left out, because the smallest that is published needs more memory or a licence first: gemma,
-gemma3_text, mistral, mbart, mt5, and models whose repositories lack files (GLiNER).
+Left out, because the smallest published model needs more memory or a licence: gemma, gemma3_text,
+mistral, mbart, mt5. Also left out: models with files missing in their repositories (GLiNER).
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from typing import Final
 
 import shoal
 
-from tests.published import encoders, writers
+from tests.published import encoders, generation
 
 Comparison = Callable[[shoal.Client, str, Path], None]
-"""Asks the mesh for a model by its id, and asserts that its answers are those of its own package on
-the files in a directory.
+"""Asks the mesh for a model by its id, and asserts that the results equal those of the model's
+package on the files in a directory.
 """
 
-_READ: Final = partial(writers.conversation, instruction="Read the text in the image.")
-_DOCLING: Final = partial(writers.conversation, instruction="Convert this page to docling.")
-_TEXT: Final = partial(writers.texts, instruction="Summarise the text in one sentence.")
+_READ: Final = partial(generation.conversation, instruction="Read the text in the image.")
+_DOCLING: Final = partial(generation.conversation, instruction="Convert this page to docling.")
+_TEXT: Final = partial(generation.texts, instruction="Summarise the text in one sentence.")
 
 MODELS: Final[Mapping[str, Comparison]] = {
     # Images to texts.
-    "florence-community/Florence-2-base": writers.florence,
-    "microsoft/Florence-2-base": writers.florence,
-    "microsoft/trocr-base-printed": writers.page,
-    "naver-clova-ix/donut-base-finetuned-cord-v2": partial(writers.page, prompt="<s_cord-v2>"),
+    "florence-community/Florence-2-base": generation.florence,
+    "microsoft/Florence-2-base": generation.florence,
+    "microsoft/trocr-base-printed": generation.page,
+    "naver-clova-ix/donut-base-finetuned-cord-v2": partial(generation.page, prompt="<s_cord-v2>"),
     "ds4sd/SmolDocling-256M-preview": _DOCLING,
     "ibm-granite/granite-docling-258M": _DOCLING,
     "HuggingFaceTB/SmolVLM-256M-Instruct": _READ,
     "HuggingFaceTB/SmolVLM2-256M-Video-Instruct": _READ,
-    "zai-org/GLM-OCR": partial(writers.conversation, instruction="Text Recognition:"),
-    "PaddlePaddle/PaddleOCR-VL": partial(writers.conversation, instruction="OCR:"),
+    "zai-org/GLM-OCR": partial(generation.conversation, instruction="Text Recognition:"),
+    "PaddlePaddle/PaddleOCR-VL": partial(generation.conversation, instruction="OCR:"),
     "lightonai/LightOnOCR-2-1B": _READ,
     "opendatalab/MinerU2.5-2509-1.2B": partial(
-        writers.conversation, instruction="Text Recognition:"
+        generation.conversation, instruction="Text Recognition:"
     ),
     "Qwen/Qwen3-VL-2B-Instruct": _READ,
     "Qwen/Qwen2.5-VL-3B-Instruct": _READ,
     # Texts to texts.
-    "facebook/bart-large-cnn": writers.texts,
-    "google/flan-t5-small": partial(writers.texts, instruction="summarize:"),
+    "facebook/bart-large-cnn": generation.texts,
+    "google/flan-t5-small": partial(generation.texts, instruction="summarize:"),
     "Qwen/Qwen3-0.6B": _TEXT,
     "Qwen/Qwen2.5-0.5B-Instruct": _TEXT,
     "HuggingFaceTB/SmolLM2-135M-Instruct": _TEXT,

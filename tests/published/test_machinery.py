@@ -1,5 +1,7 @@
-"""How published models are run, with tiny ones of a hub on loopback: they are fetched, served and
-compared, and a weight that is changed is found. And what is said where there is no hub."""
+"""Tests of the machinery for published models, with tiny ones of a hub on loopback.
+
+They are fetched, served and compared, a changed weight is found, and a missing hub is reported.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from tests.generation.served import write_ending
 from tests.parity.boundary_models import make_boundary
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.parity.gliner2_models import make_reference
-from tests.published import encoders, writers
+from tests.published import encoders, generation
 from tests.published.reach import need
 from tests.published.serving import Published, published
 from tests.published.table import MODELS, Comparison
@@ -33,15 +35,15 @@ from tests.readers import conversation_models, page_models
 from tests.store.conftest import TRANSFER
 from tests.store.fake_hub import FakeHub, serving
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TINY: Final[dict[str, Comparison]] = {
-    "tiny/trocr": partial(writers.page, most=16),
+    "tiny/trocr": partial(generation.page, max_tokens=16),
     "tiny/docling": partial(
-        writers.conversation, instruction="Convert this page to docling.", most=16
+        generation.conversation, instruction="Convert this page to docling.", max_tokens=16
     ),
-    "tiny/qwen3": partial(writers.texts, instruction="shorten it:", most=16),
+    "tiny/qwen3": partial(generation.texts, instruction="shorten it:", max_tokens=16),
     "tiny/bert": encoders.dense,
     "tiny/gliner2": encoders.gliner2,
     "tiny/gliner25": encoders.gliner25,
@@ -72,7 +74,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
 
 
 def without_tokenizer(directory: Path, target: Path) -> Path:
-    """As TrOCR is published: with the vocabulary's files alone."""
+    """Copy a checkpoint as TrOCR is published: vocabulary files without tokenizer.json."""
     shutil.copytree(directory, target)
     Tokenizer.from_file(str(directory / "tokenizer.json")).model.save(str(target))
     (target / "tokenizer.json").unlink()
@@ -112,7 +114,7 @@ def test_tiny_model_answers_as_its_own_package(
 
 @pytest.mark.parametrize("model", TINY)
 def test_changed_weight_is_found(model: str, running: Published, tmp_path: Path) -> None:
-    """In the package's own copy: one number in a thousand of the largest tensor is another."""
+    """Change one number in a thousand of the largest tensor, in the package's copy."""
     copy = running.store.get(model, lambda progress: None)
     changed = shutil.copytree(copy.directory, tmp_path / "changed")
     copy.close()

@@ -15,13 +15,13 @@ from tests.published.reach import store_dir
 from tests.published.serving import Published, published
 from tests.published.table import MODELS
 
-# transformers and its dependencies warn of their own future.
+# transformers and its dependencies emit deprecation warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Published]:
-    """With all processors, for the mesh and for the packages, which take turns."""
+    """Run a mesh on all processors; the packages use them when the mesh is idle."""
     processors, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
     torch.set_num_threads(processors)
     store = open_store(("hf",), store_dir(), 0)

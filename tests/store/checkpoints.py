@@ -64,7 +64,7 @@ WANTED = {
 
 
 def same(found: Path, directory: Path) -> bool:
-    """Whether `found` has the wanted files of `directory`, and nothing else that can be seen."""
+    """Return True if `found` has the wanted files of `directory` and no other visible file."""
     names = {
         str(path.relative_to(found))
         for path in found.rglob("*")

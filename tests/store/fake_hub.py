@@ -22,26 +22,24 @@ _LARGE = (".safetensors", ".bin", ".onnx", ".model")
 
 @dataclass
 class FakeHub:
-    """Serves `models`, directories by id. What it is told to do wrong, it does as often as told, by
-    path of the file.
-    """
+    """Serve `models`, directories by id. Faults are counted by path of the file."""
 
     models: dict[str, Path] = field(default_factory=dict)
     token: str = ""
     """If set, a call without it is refused."""
     is_gated: bool = False
     cut: dict[str, deque[int]] = field(default_factory=lambda: defaultdict(deque))
-    """The next answers for this file end after so many bytes."""
+    """Sizes in bytes after which the next responses for this file end."""
     flip: Counter[str] = field(default_factory=Counter)
-    """So many of the next answers for this file have one bit wrong."""
+    """Number of next responses for this file with one bit wrong."""
     statuses: deque[int] = field(default_factory=deque)
     """The next calls are answered with these."""
     gate: threading.Event = field(default_factory=threading.Event)
     """While it is not set, ranges of large files beyond `free_bytes` wait."""
     free_bytes: int = 1 << 60
     sent: Counter[str] = field(default_factory=Counter)
-    """Bytes by file; of one that is cut, what was sent before. An answer counts where its call
-    came: a new Counter starts anew.
+    """Bytes sent by file, before the cut if it is cut. A response counts in the Counter that was
+    set when its call arrived.
     """
     calls: list[str] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)

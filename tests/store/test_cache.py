@@ -56,7 +56,7 @@ class Shop:
         os.utime(self.root / "models" / name / RECORD, (seconds, seconds))
 
 
-def test_what_was_not_used_for_longest_goes(tmp_path: Path, originals: Path, size: int) -> None:
+def test_least_recently_used_model_is_evicted(tmp_path: Path, originals: Path, size: int) -> None:
     shop = Shop(tmp_path, originals, 2 * size + 10)
     for at, name in enumerate(("org/a", "org/b")):
         shop.store.get(name, ignore).close()
@@ -67,7 +67,7 @@ def test_what_was_not_used_for_longest_goes(tmp_path: Path, originals: Path, siz
     assert list((tmp_path / "trash").iterdir()) == []
 
 
-def test_what_is_in_use_stays(tmp_path: Path, originals: Path, size: int) -> None:
+def test_model_in_use_is_not_evicted(tmp_path: Path, originals: Path, size: int) -> None:
     shop = Shop(tmp_path, originals, 2 * size + 10)
     held = shop.store.get("org/a", ignore)
     shop.used_at("org/a", 0)
@@ -95,7 +95,8 @@ def test_model_larger_than_the_budget_is_refused_with_the_numbers(
     shop = Shop(tmp_path, originals, size - 1)
     with pytest.raises(
         ModelBroken,
-        match=rf"org/a takes {size:,} bytes on disk; .* may keep {size - 1:,} \(SHOAL_STORE_BYTES\)",
+        match=rf"org/a takes {size:,} bytes on disk; "
+        rf".* may keep {size - 1:,} \(SHOAL_STORE_BYTES\)",
     ):
         shop.store.get("org/a", ignore)
     assert list((tmp_path / "incoming").glob("*/*")) == []

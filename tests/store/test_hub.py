@@ -1,4 +1,4 @@
-"""From the hub to a directory: what is fetched, how often, and what is told when it cannot be."""
+"""From the hub to a directory: the files fetched, how often, and the errors when they cannot be."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_cut_connection_costs_one_range(hub: FakeHub, model: Path, make_store: M
     assert hub.sent["model.safetensors"] == (model / "model.safetensors").stat().st_size + 1050
 
 
-def test_what_arrived_before_a_failure_is_not_fetched_again(
+def test_received_bytes_are_not_fetched_again_after_a_failure(
     hub: FakeHub, model: Path, root: Path, make_store: MakeStore
 ) -> None:
     size = (model / "model.safetensors").stat().st_size
@@ -177,7 +177,7 @@ def test_unknown_model_is_not_found(hub: FakeHub, root: Path, make_store: MakeSt
 @pytest.mark.parametrize(
     "name", ["../x/y", "org/model/../..", "http://evil/x", "org", "org/a\n", "//x"]
 )
-def test_what_is_no_id_goes_nowhere(hub: FakeHub, make_store: MakeStore, name: str) -> None:
+def test_invalid_model_id_is_not_requested(hub: FakeHub, make_store: MakeStore, name: str) -> None:
     with pytest.raises(ModelNotFound, match="not a model id"):
         make_store().get(name, ignore)
     assert hub.calls == []
@@ -261,13 +261,13 @@ class TestCache:
         )
         return snapshot
 
-    def test_what_it_has_is_not_fetched(
+    def test_complete_model_is_not_fetched(
         self, hub: FakeHub, cached: Path, make_store: MakeStore
     ) -> None:
         assert make_store().get(MODEL, ignore).directory == cached
         assert set(hub.sent) == {"modules.json"}
 
-    def test_what_it_has_in_part_is(
+    def test_incomplete_model_is_fetched(
         self, hub: FakeHub, cached: Path, root: Path, make_store: MakeStore
     ) -> None:
         (cached / "1_Pooling" / "config.json").unlink()

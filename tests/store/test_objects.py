@@ -108,7 +108,8 @@ def test_truncated_file_is_named(bucket: Path, tmp_path: Path) -> None:
     store = open_store((f"file://{bucket}",), tmp_path / "store", 0)
     with pytest.raises(
         ModelBroken,
-        match=r"model\.safetensors: not a safetensors file: .*truncated: tensor 'w' ends at byte \d+",
+        match=r"model\.safetensors: not a safetensors file: "
+        r".*truncated: tensor 'w' ends at byte \d+",
     ):
         store.get(MODEL, ignore)
 
@@ -176,7 +177,7 @@ class TestS3:
         files.mkdir("models")
         files.put(str(bucket), "models/team", recursive=True)
         yield files
-        # moto keeps its buckets beside its servers.
+        # moto keeps its buckets outside its servers.
         urllib.request.urlopen(
             urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
         ).close()

@@ -1,4 +1,4 @@
-"""SHOAL_STORES and what it opens."""
+"""Parsing of SHOAL_STORES and the stores it opens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_stores_in_order(tmp_path: Path) -> None:
         "ftp://x/y",
     ],
 )
-def test_what_is_no_store_is_named(text: str) -> None:
+def test_invalid_store_url_is_named(text: str) -> None:
     with pytest.raises(InvalidInput, match="SHOAL_STORES") as caught:
         check_urls(text)
     assert text in caught.value.message

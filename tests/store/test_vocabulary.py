@@ -30,9 +30,7 @@ def ignore(progress: Progress) -> None:
 
 @pytest.fixture
 def slow(hub: FakeHub, tmp_path: Path) -> tuple[Path, list[int]]:
-    """A BERT of the hub whose tokenizer is vocab.txt alone, and the ids of a text by its
-    tokenizer.json.
-    """
+    """Return a BERT of the hub that has only vocab.txt, and a text's ids by its tokenizer.json."""
     directory = write_checkpoint("bert", tmp_path / "slow")
     fast = Tokenizer.from_file(str(directory / "tokenizer.json"))
     vocabulary = fast.get_vocab()

@@ -1,1 +1,1 @@
-"""What is shipped: pins, locks, licences, images, workflows."""
+"""Tests of released artefacts: pins, locks, licences, images, workflows."""

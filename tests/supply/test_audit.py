@@ -33,7 +33,7 @@ HARMFUL = {
 
 
 class FakeOsv(BaseHTTPRequestHandler):
-    """osv.dev's query as pip-audit asks it: PyYAML has one vulnerability, nothing else has any."""
+    """Answer pip-audit as osv.dev does: only PyYAML has a vulnerability."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -1,5 +1,5 @@
-"""What we ship may be shipped; a licence that is not allowed, or not told, is found by the name of
-its distribution.
+"""Everything shipped has an allowed licence; a licence that is not allowed or not declared is
+reported with its distribution.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ MIT = "Classifier: License :: OSI Approved :: MIT License"
         ([], UNKNOWN, False),
     ],
 )
-def test_what_metadata_says(tmp_path: Path, says: list[str], licence: str, allowed: bool) -> None:
+def test_licence_is_read_from_metadata(
+    tmp_path: Path, says: list[str], licence: str, allowed: bool
+) -> None:
     write_distribution(tmp_path, "some", says=says)
     found = licence_of(installed_distributions([tmp_path])["some"])
     assert (found, is_allowed(found)) == (licence, allowed)

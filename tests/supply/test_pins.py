@@ -1,5 +1,5 @@
-"""constraints.txt, pyproject.toml, locks/ and what is installed say the same, and whatever differs
-is named.
+"""constraints.txt, pyproject.toml, locks/ and the installed packages agree, and each difference is
+named.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def test_pins_that_are_what_is_installed(site: Path) -> None:
     assert wrong(site, as_pins("used==1.0", "below==2.1")) == []
 
 
-def test_what_nobody_asked_us_about_may_be_installed(site: Path) -> None:
+def test_undeclared_distribution_may_be_installed(site: Path) -> None:
     write_distribution(site, "debugger", needs=["used", "its-own"])
     write_distribution(site, "its-own")
     assert wrong(site, as_pins("used==1.0", "below==2.1")) == []
 
 
 def test_servers_take_no_grpcio_that_costs_more() -> None:
-    """grpc #43092: from 1.75.1 on a call takes 1.4 times the CPU."""
+    """A call takes 1.4 times the CPU from 1.75.1 on (grpc #43092)."""
     mesh = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     (capped,) = (Requirement(line) for line in mesh if Requirement(line).name == "grpcio")
     assert [version in capped.specifier for version in ("1.75.0", "1.75.1", "1.85.1")] == [
@@ -80,7 +80,7 @@ def test_servers_take_no_grpcio_that_costs_more() -> None:
         (["below==2.1"], "used of pyproject.toml has no pin"),
     ],
 )
-def test_what_differs_is_named(site: Path, named: list[str], said: str) -> None:
+def test_difference_is_named(site: Path, named: list[str], said: str) -> None:
     assert any(line.startswith(said) for line in wrong(site, as_pins(*named)))
 
 
@@ -88,9 +88,7 @@ def test_pin_of_another_system_is_none_too_many(site: Path) -> None:
     assert wrong(site, as_pins("used==1.0", "below==2.1", 'left==1; sys_platform == "plan9"')) == []
 
 
-def test_what_is_needed_and_not_installed_is_named(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_dependency_is_named(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_distribution(site, "more", needs=["absent"])
     write_distribution(site, "gliner", needs=["more"])
     assert "absent" not in str(
@@ -132,7 +130,7 @@ def test_every_dependency_that_we_name_has_a_pin() -> None:
 
 
 def test_make_installs_the_pinned_torch() -> None:
-    """By name from constraints.txt: a second version in the Makefile could differ."""
+    """The Makefile reads the version from constraints.txt: a second one could differ."""
     assert 'TORCH := $(shell grep "^torch==" constraints.txt)' in (ROOT / "Makefile").read_text()
 
 

@@ -178,7 +178,7 @@ def test_integration_has_the_version(checkout: Path, text: str) -> None:
         ("k8s/base/router.yaml", "        image: shoal-router:1.2.2\n"),
     ],
 )
-def test_what_was_forgotten_is_named(checkout: Path, file: str, text: str) -> None:
+def test_forgotten_version_is_named(checkout: Path, file: str, text: str) -> None:
     (checkout / file).write_text(text)
     (said,) = release.wrong("v1.2.3", checkout)
     assert said.startswith(file)

@@ -1,6 +1,4 @@
-"""Bills of materials: what a role needs and nothing else, valid, none of this machine's folders in
-it.
-"""
+"""Bills of materials: exactly the packages of a role, valid, and without this machine's folders."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from tools.supply import sbom
 
 @pytest.fixture(scope="module")
 def bill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of a small environment: describing all of ours takes half a minute."""
+    """Describe a small environment: describing this one takes half a minute."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     site = folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
@@ -64,6 +62,6 @@ def test_bill_is_valid_and_a_broken_one_is_not(bill: dict[str, Any]) -> None:
         sbom.validate(made | {"components": [{"type": "library"}]})
 
 
-def test_what_is_missing_is_named(bill: dict[str, Any]) -> None:
+def test_missing_component_is_named(bill: dict[str, Any]) -> None:
     with pytest.raises(SupplyError, match="the bill of router lacks absent"):
         sbom.role_bill(bill, "router", {"absent", "below"})

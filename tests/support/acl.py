@@ -13,7 +13,7 @@ PASSWORD = "a password of the tests"
 
 
 async def add_user(admin: Redis, user: User) -> None:
-    """As `shoal redis-acl` has it in its file. Nothing happens if it is there already."""
+    """Add a user as `shoal redis-acl` writes it to its file, unless it exists."""
     await admin.execute_command("ACL", "SETUSER", *user.line(PASSWORD).split()[1:])
 
 
@@ -25,7 +25,7 @@ def connect_as(user: User, url: str) -> Redis:
 
 
 async def refusals(admin: Redis) -> list[str]:
-    """What the server has refused since the last look: user, reason and command, key or channel."""
+    """Return and reset the server's refusals: user, reason and command, key or channel."""
     entries: list[Any] = await admin.execute_command("ACL", "LOG", 128)
     await admin.execute_command("ACL", "LOG", "RESET")
     told = [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in entries]

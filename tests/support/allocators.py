@@ -2,7 +2,7 @@
 merges, or pages that are remapped.
 
 Rules and sizes are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.11), for one stream and
-allocations above 1 MiB: what a worker's copy stream allocates for weights.
+allocations above 1 MiB: those that a worker's copy stream makes for weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 MIB: Final = 1 << 20
 MIN_SPLIT_BYTES: Final = MIB
-"""What is left of a block is split off if it is larger (kSmallSize)."""
+"""The remainder of a block is split off if it is larger (kSmallSize)."""
 LARGE_SEGMENT_BYTES: Final = 20 * MIB
 """The segment for allocations below MIN_LARGE_BYTES, and the page of an expandable segment
 (kLargeBuffer).
@@ -121,8 +121,8 @@ class FakeSegments:
 
 
 class FakeExpandable:
-    """One expandable segment: a range of addresses whose pages are mapped when needed, and unmapped
-    when memory is short.
+    """One expandable segment: a range of addresses with pages that are mapped when needed and
+    unmapped when memory is short.
     """
 
     def __init__(self, device_bytes: int) -> None:

@@ -1,5 +1,5 @@
-"""An asynchronous device, where there is none: what is launched is computed at once on the CPU, but
-reaches the host late.
+"""An asynchronous device on the CPU: launches are computed at once, but their results reach the
+host late.
 
 Batches end in the order of their launches. Until a batch has ended, its copies on the host have
 content that no answer may have.
@@ -54,8 +54,8 @@ class FakeSubmission:
 
 
 class FakeQueue:
-    """A `DeviceQueue`. `is_manual`: batches end when `end_one` is called, else at once when
-    somebody waits or asks.
+    """A `DeviceQueue`. `is_manual`: batches end when `end_one` is called, else as soon as a caller
+    waits or asks.
 
     `most_pending`: the most batches that were on the device at once. `submissions`: all, in order.
     """
@@ -107,7 +107,7 @@ class FakeQueue:
 
 
 class _Eager(FakeSubmission):
-    """A batch that ends when somebody waits for it."""
+    """A batch that ends when a caller waits for it."""
 
     def __init__(self, queue: FakeQueue, tensors: Sequence[Tensor], began: float) -> None:
         super().__init__(tensors, began)

@@ -1,4 +1,4 @@
-"""Certificates and JWTs for tests, made anew by the code of `shoal certs` and by PyJWT."""
+"""Certificates and JWTs for tests, made by the code of `shoal certs` and by PyJWT."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Certificates:
         return self.directory / "ca.pem"
 
     def issue(self, name: str, *, trust_domain: str = "shoal", days: float = 1.0) -> Issued:
-        """For `role` or `role/name`. Days below 0: it has ended."""
+        """Issue a certificate for `role` or `role/name`. Negative days: it has expired."""
         ended = timedelta(days=-2 * days) if days < 0 else timedelta()
         return issue(
             self.directory,
@@ -49,7 +49,7 @@ class Certificates:
         )
 
     def issue_odd(self, role: str, name: str) -> Issued:
-        """For a name that `Party` refuses."""
+        """Issue a certificate for a name that `Party` refuses."""
         return issue(self.directory, self.authority, OddParty(role, "odd", name), now=self.now)
 
     def security(self, *, asks_callers: bool = False, **more: Any) -> Security:
@@ -60,7 +60,7 @@ class Certificates:
         )
 
     def channel_credentials(self, caller: Issued | None = None) -> grpc.ChannelCredentials:
-        """Of who trusts this authority and, for mTLS, shows a certificate."""
+        """Return credentials that trust this authority and, for mTLS, show a certificate."""
         ca = self.ca.read_bytes()
         if caller is None:
             return grpc.ssl_channel_credentials(ca)
@@ -71,7 +71,7 @@ class Certificates:
 
 @dataclass(frozen=True, slots=True)
 class OddParty(Party):
-    """Whose certificate names somebody whom `shoal certs` issues none for."""
+    """A party that `shoal certs` does not issue certificates for."""
 
     odd: str = ""
 
@@ -105,7 +105,7 @@ class Issuer:
     def token(
         self, *, seconds: float = 300.0, headers: Mapping[str, Any] | None = None, **claims: Any
     ) -> str:
-        """A JWT that is good for so long. A claim that is None is left out."""
+        """Return a JWT that is valid for `seconds`. A claim that is None is left out."""
         now = datetime.now(UTC).timestamp()
         said = {
             "sub": "somebody",

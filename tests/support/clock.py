@@ -24,7 +24,7 @@ class Clock(Protocol):
     async def sleep(self, seconds: float) -> None: ...
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs `work` beside the caller. Only spawned tasks may sleep."""
+        """Run `work` in a task. Only spawned tasks may sleep."""
         ...
 
     def outside(self) -> AbstractContextManager[None]:
@@ -38,7 +38,7 @@ class FakeClock:
     """Jumps to the next sleeper's time once every spawned task sleeps: hours take what their events
     take, always in the same order.
 
-    `settle` is awaited before each jump: for what is still on its way to a task that waits
+    `settle` is awaited before each jump, for messages still on their way to a task that waits
     `outside`.
     """
 
@@ -82,15 +82,11 @@ class FakeClock:
             self._work()
 
     async def wait(self, seconds: float) -> None:
-        """`sleep` for tasks that were not spawned: the clock does not wait for what they do when
-        they wake.
-        """
+        """`sleep` for tasks that were not spawned: the clock does not wait for their later work."""
         await self._alarm(seconds, is_spawned=False)
 
     async def run(self, seconds: float) -> None:
-        """Lets so much time pass. A task that neither sleeps nor is `outside` holds the time
-        still.
-        """
+        """Let `seconds` pass. A task that neither sleeps nor is `outside` stops the clock."""
         end = self._now + seconds
         await self._all_quiet()
         while self._sleepers and self._sleepers[0][0] <= end:

@@ -25,12 +25,15 @@ lasting_port = free_port
 
 
 class Cluster:
-    """Processes by name: `redis`, `router-0` …, `scheduler-0` …, `worker-0` …, `edge-0` …. Leaving
-    the context kills what still runs.
+    """Processes by name: `redis`, `router-0` …, `scheduler-0` …, `worker-0` …, `edge-0` ….
 
-    `each`: more variables of single processes, by name, as they are when one is started. `durable`:
-    Redis keeps its data over a kill. `redis_port`: where it listens beside its socket (0: nowhere).
-    `starter`: a module that starts the services, if it is not Python itself.
+    Leaving the context kills the processes that still run.
+
+    Args:
+        each: further variables of single processes, by name, read when a process is started.
+        durable: Redis keeps its data when it is killed.
+        redis_port: the TCP port on which Redis listens in addition to its socket; 0 for none.
+        starter: a module that starts the services, instead of Python itself.
     """
 
     def __init__(
@@ -156,7 +159,7 @@ class Cluster:
         return process.returncode
 
     def signal(self, names: Sequence[str], number: signal.Signals) -> None:
-        """To those that run."""
+        """Send the signal to those of the processes that run."""
         for name in names:
             process = self.processes.get(name)
             if process is not None and process.poll() is None:

@@ -11,8 +11,9 @@ from tests.support.cluster import Cluster
 
 
 class Deployment:
-    """As many workers of `cluster` as `scale` said last, kept so while its context is open by a
-    thread that looks often.
+    """Keeps as many workers of `cluster` as the last `scale` requested, while its context is open.
+
+    A thread polls for the difference.
 
     Pods are the cluster's processes `worker-0`, `worker-1` …, each a new one; the cluster's own
     workers must be none. Scaling in ends any pod, by SIGTERM; a pod that ends by itself is
@@ -39,7 +40,7 @@ class Deployment:
         return self._replicas
 
     def scale(self, replicas: int) -> None:
-        """Returns at once; pods start and end beside the caller."""
+        """Request `replicas` pods and return at once; they start and end in the background."""
         with self._lock:
             self._replicas = replicas
             self._reconcile()

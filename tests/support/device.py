@@ -1,4 +1,4 @@
-"""Checks of what a piece of code asks of a CUDA device."""
+"""Checks that a piece of code makes no forbidden calls to a CUDA device."""
 
 from __future__ import annotations
 

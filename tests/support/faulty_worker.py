@@ -1,4 +1,4 @@
-"""A worker whose models have faults of our making: `python -m tests.support.faulty_worker`.
+"""A worker with models that fail on purpose: `python -m tests.support.faulty_worker`.
 
 It is the real worker but for its device's `load`. The environment variable FAULTS is a JSON object
 of faults by model id, with the fields of Faults.
@@ -30,9 +30,10 @@ HUGE_BYTES = 10**15
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Of one model. Its forward passes on the device thread are out of memory the first `times`;
-    while a batch has more than `above_tokens`; while more than `above_models` are in memory, itself
-    included. 0: never.
+    """The faults of one model; 0 for never.
+
+    Its forward passes on the device thread run out of memory the first `times` times, while a batch
+    has more than `above_tokens`, and while more than `above_models` are in memory, itself included.
 
     `load`: it raises, waits until `release` (a file) is there, or gives a model that says it has
     HUGE_BYTES.

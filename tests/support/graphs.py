@@ -55,14 +55,17 @@ class FakeCaptured:
 
 
 class FakeCapture:
-    """One pool. `made`: what was captured. `size`: bytes of a graph. `is_busy`: another thread uses
-    the device. `error`: raised by captures."""
+    """A fake capture pool."""
 
     def __init__(self, size: int = 1000) -> None:
         self.made: list[FakeCaptured] = []
+        """All captured graphs, in order."""
         self.size = size
+        """Bytes of a graph."""
         self.is_busy = False
+        """Another thread uses the device."""
         self.error: Exception | None = None
+        """Raised by captures."""
 
     @property
     def bytes(self) -> int:

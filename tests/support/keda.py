@@ -3,9 +3,9 @@ server.
 
 Stands for what cannot run here without a Kubernetes cluster. Does what KEDA 2.20's client does, as
 read from its sources (pkg/scalers/external_scaler.go, pkg/scaling), the unhelpful things included:
-no deadline, no keepalive, one immediate retry, a stream that waits up to 60 s to come back. Left
-out: several triggers, `idleReplicaCount`, pause annotations, `scalingModifiers`; ours have none of
-them.
+no deadline, no keepalive, one immediate retry, a stream that waits up to 60 s before it reconnects.
+Left out: several triggers, `idleReplicaCount`, pause annotations, `scalingModifiers`; our manifests
+have none of them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ _CHANNEL: Final = (
     ("grpc.service_config", '{"loadBalancingConfig":[{"round_robin":{}}]}'),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    # gRPC's own backoff runs on the real clock, KEDA's on ours: what is a second for KEDA is a
-    # moment here.
+    # gRPC's backoff runs on the real clock, KEDA's on ours: one second for KEDA is an instant here.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 100),
@@ -76,11 +75,11 @@ class ScaledObject:
 
 
 class Target(Protocol):
-    """What is scaled: a Deployment."""
+    """The scaled object: a Deployment."""
 
     @property
     def replicas(self) -> int:
-        """How many there are to be."""
+        """Return the number of requested replicas."""
         ...
 
     def scale(self, replicas: int) -> None: ...
@@ -101,11 +100,9 @@ class ScalerFailed(Exception):
 
 
 class FakeKeda:
-    """Scales `target` while its context is open. `about_to` is told of each change before it is
-    made.
+    """Scales `target` while its context is open, and reports each change to `about_to` beforehand.
 
-    `poll` and `sync` are what happens every 5 and every 15 s; with `running=False` nothing happens
-    but what a test calls.
+    `poll` and `sync` run every 5 and every 15 s; with `running=False` only when a test calls them.
     """
 
     def __init__(
@@ -130,7 +127,7 @@ class FakeKeda:
         self._executor = self._made_executor()
         self._target_size = 0
         self._metric_failures = 0
-        # What the ScaledObject's status would say, and what tests look at.
+        # The ScaledObject's status, and records for tests.
         self.metric_names: list[str] = []
         self.changes: list[Change] = []
         self.values: list[tuple[float, int]] = []
@@ -141,7 +138,7 @@ class FakeKeda:
         """The stream of pushes is open."""
         self.backoffs: list[float] = []
         self.rebuilds = 0
-        """Scalers made anew after an error, before the one retry."""
+        """Scalers rebuilt after an error, before the one retry."""
         self.dropped_caches = 0
         self.failed_polls = 0
         self.failed_syncs = 0
@@ -197,7 +194,7 @@ class FakeKeda:
             await act()
             await self.clock.sleep(seconds)
 
-    # The operator: what is it to be scaled by?
+    # The operator: discover the metrics to scale by.
 
     async def discover(self) -> None:
         """Reconciles the ScaledObject: asks for the metrics' names and targets, and makes the HPA
@@ -311,15 +308,15 @@ class FakeKeda:
             self.failed_syncs += 1
             return
         if self.target.replicas != replicas:
-            return  # a conflict: KEDA has changed them meanwhile
+            return  # a conflict: KEDA has changed the replicas since they were read
         wanted = self._hpa.decide(self.clock.now(), replicas, value, self._target_size)
         if wanted != replicas:
             self._change(wanted, "hpa")
             self._hpa.scaled(self.clock.now(), replicas, wanted)
 
     async def _external_metric(self, name: str) -> int:
-        """What KEDA's metrics server answers the HPA: the sum of the values, or what the fallback
-        makes of failures.
+        """Return the value of KEDA's metrics server for the HPA: the sum of the values, or the
+        fallback's value after failures.
         """
         try:
             specs = await self._specs()
@@ -404,7 +401,8 @@ class FakeKeda:
 
 
 def _milli(value: float) -> int:
-    """A Kubernetes quantity: rendered with three decimals. What is no number, infinite or negative
-    counts as 0 (2.20.2, #7880).
+    """Render a Kubernetes quantity with three decimals.
+
+    NaN, infinite and negative values count as 0 (2.20.2, #7880).
     """
     return round(value * 1000) if math.isfinite(value) and value > 0 else 0

@@ -1,7 +1,7 @@
 """KEDA's external scaler protocol, written down again by hand from KEDA's documentation.
 
 Not made from our protos/externalscaler: a wrong field number or name there would else agree with
-itself. The messages are in a pool of their own, beside the generated ones.
+itself. The messages are in a separate pool, apart from the generated ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ SERVICE: Final = "externalscaler.ExternalScaler"
 _MESSAGES: Final[Mapping[str, str]] = {
     # A map is a repeated message of keys and values on the wire.
     "ScalerMetadata": "string key = 1; string value = 2",
-    "ScaledObjectRef": "string name = 1; string namespace = 2; repeated ScalerMetadata scalerMetadata = 3",
+    "ScaledObjectRef": "string name = 1; string namespace = 2; "
+    "repeated ScalerMetadata scalerMetadata = 3",
     "IsActiveResponse": "bool result = 1",
     "GetMetricSpecResponse": "repeated MetricSpec metricSpecs = 1",
     "MetricSpec": "string metricName = 1; int64 targetSize = 2; double targetSizeFloat = 3",
@@ -90,7 +91,7 @@ def metrics_request(scaled: Any, metric_name: str) -> Any:
 
 
 def method(channel: grpc.aio.Channel, name: str) -> Any:
-    """What calls this method: unary, or with a stream of responses."""
+    """Return the callable for this method: unary, or with a stream of responses."""
     request, response, streams = METHODS[name]
     make: Any = channel.unary_stream if streams else channel.unary_unary
     return make(

@@ -139,7 +139,7 @@ def _image(side: int) -> bytes:
 
 
 def bomb(size: int) -> bytes:
-    """A content stream that inflates to so many bytes of drawing."""
+    """Return a content stream that inflates to about `size` bytes of drawing."""
     return _page(stream(zlib.compress(b"0 0 9 9 re f " * (size // 13), 9), b"/Filter /FlateDecode"))
 
 

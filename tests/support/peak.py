@@ -1,6 +1,4 @@
-"""The most memory that a process held, as the kernel counts it: for tests of what a hostile input
-may cost.
-"""
+"""The peak memory of a process as the kernel counts it, for tests with hostile input."""
 
 from __future__ import annotations
 
@@ -9,15 +7,13 @@ from pathlib import Path
 
 
 class Peak:
-    """Of one process. `grown` is how many bytes more than at the beginning it held at its
-    largest.
-    """
+    """The peak memory of a process. `grown` is its growth in bytes since the beginning."""
 
     def __init__(self, pid: int) -> None:
         self._status = Path(f"/proc/{pid}/status")
         Path(f"/proc/{pid}/clear_refs").write_text(
             "5"
-        )  # the peak is measured anew from here (man 5 proc)
+        )  # the peak is measured from here (man 5 proc)
         self._before = self._bytes("VmRSS")
 
     @property

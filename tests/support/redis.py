@@ -1,4 +1,4 @@
-"""A real redis-server for a test, on a unix socket of its own."""
+"""A real redis-server for a test, on a separate unix socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains small SentencePiece models, in a process of its own: the package crashes beside torch."""
+"""Train small SentencePiece models in a separate process: the package crashes in one with torch."""
 
 from __future__ import annotations
 

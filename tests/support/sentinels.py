@@ -25,8 +25,8 @@ from tests.support.waiting import wait_until
 
 SERVICE = "mymaster"
 DOWN_MS = 1500
-"""After so long without an answer a server is taken for down. On a busy machine 1,000 let one that
-was well be taken for it.
+"""Milliseconds without a reply after which a server counts as down. With 1,000, a busy machine let
+a healthy server appear down.
 """
 
 
@@ -34,10 +34,14 @@ class SentinelSet:
     """A master, two replicas and three Sentinels on ports of 127.0.0.1, each a process that a test
     may kill.
 
-    Runs while its context is open. `password`: of the servers' user `default`; `sentinel_password`:
-    of the Sentinels'. `users`: lines of the servers' ACL beside those of `shoal redis-acl`, with
-    the same password: Sentinels come as `sentinel`, replicas as `replica`, and the URL's user is
-    the router's.
+    Runs while its context is open.
+
+    Args:
+        password: for the servers' user `default`.
+        sentinel_password: for the Sentinels' user `default`.
+        users: lines of the servers' ACL in addition to those of `shoal redis-acl`, with the same
+            password. Sentinels connect as `sentinel`, replicas as `replica`, and the URL's user is
+            the router's.
     """
 
     def __init__(self, *, password: str = "", sentinel_password: str = "", users: str = "") -> None:
@@ -58,7 +62,8 @@ class SentinelSet:
     def url(self) -> str:
         name = ROUTER.name if self._users else ""
         user = f"{name}:{self._password}@" if self._password else ""
-        return f"redis+sentinel://{user}{','.join(f'127.0.0.1:{port}' for port in self.sentinels)}/{SERVICE}/0"
+        nodes = ",".join(f"127.0.0.1:{port}" for port in self.sentinels)
+        return f"redis+sentinel://{user}{nodes}/{SERVICE}/0"
 
     def master(self) -> int:
         """The port of the server that the Sentinels take for the master."""
@@ -66,7 +71,7 @@ class SentinelSet:
             return int(sentinel.sentinel_get_master_addr_by_name(SERVICE)[1])
 
     def role(self, port: int) -> str:
-        """What a server says of itself; empty if it does not answer."""
+        """Return the role that a server reports, or an empty string if it does not answer."""
         try:
             with self.client(port) as server:
                 return str(server.info("replication")["role"])
@@ -74,7 +79,7 @@ class SentinelSet:
             return ""
 
     def refusals(self) -> list[Any]:
-        """What the servers' ACL did not let somebody do."""
+        """Return the refusals that the servers' ACL logged."""
         told: list[Any] = []
         for port in [port for port in self.servers if port in self._processes]:
             with self.client(port) as server:
@@ -86,14 +91,14 @@ class SentinelSet:
         return Redis(port=port, password=password or None, socket_timeout=5.0, protocol=2)
 
     def replicated(self) -> int:
-        """How many replicas have everything that the master has by now."""
+        """Return the number of replicas that have caught up with the master."""
         with self.client(self.master()) as master:
             known = master.info("replication")
         ends = [known[f"slave{number}"]["offset"] for number in range(known["connected_slaves"])]
         return sum(end >= known["master_repl_offset"] for end in ends)
 
     def fail_over(self) -> None:
-        """As an operator orders it. Returns once the Sentinels name another master."""
+        """Order a failover as an operator does. Returns once the Sentinels name another master."""
         before = self.master()
         with self.client(self.sentinels[0]) as sentinel:
             wait_until(lambda: _is_taken(sentinel), 20, "the Sentinel to take the order")
@@ -213,8 +218,8 @@ class SentinelSet:
 
 
 def _is_taken(sentinel: Redis) -> bool:
-    """Whether a failover was begun: it is refused while another one is under way, or no replica is
-    known to be good.
+    """Return True if a failover was begun: it is refused while another one is under way, or no
+    replica is known to be good.
     """
     try:
         return bool(sentinel.execute_command("SENTINEL FAILOVER", SERVICE))
@@ -242,11 +247,14 @@ class TcpServer(RedisServer):
 
 
 class FakeSentinel:
-    """Names `master` (host, port) to everybody who asks SENTINEL MASTERS, or `says` something else,
-    and counts them.
+    """Replies to SENTINEL MASTERS with `master` (host, port), or with `says`, and counts calls.
 
-    With `path` it listens on that unix socket, else on `port` of 127.0.0.1. `epoch`: of the last
-    failover that it has heard of. `delay`: it thinks for so long. Runs in a thread of its own.
+    Runs in a separate thread.
+
+    Args:
+        path: the unix socket on which it listens, instead of a port of 127.0.0.1.
+        epoch: that of the last failover it knows.
+        delay: seconds before each reply.
     """
 
     def __init__(
@@ -310,14 +318,14 @@ class FakeSentinel:
                     await reader.readline()
                 self.asked += 1
                 await asyncio.sleep(self._delay)
-                writer.write(self._says or self._answer())
+                writer.write(self._says or self._reply())
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
             self._tasks.discard(task)
             writer.close()
 
-    def _answer(self) -> bytes:
+    def _reply(self) -> bytes:
         host, port = self.master
         state = {
             "name": SERVICE,

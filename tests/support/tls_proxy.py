@@ -12,11 +12,10 @@ from types import TracebackType
 
 
 class TlsProxy:
-    """Listens on a port of 127.0.0.1 and passes what comes on to the unix socket `target`. Runs in
-    a thread of its own.
+    """Terminates TLS on a port of 127.0.0.1 and forwards connections to the unix socket `target`.
 
-    `renew` takes the files' present certificates for new connections, `hang_up` ends those that are
-    there, `connections` counts.
+    Runs in a separate thread. `renew` reloads the certificate files for new connections, `hang_up`
+    closes the present ones, `connections` counts.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
-"""What the project launches in Triton: a recorder takes the place of every kernel, so that the
-functions that launch them run on tensors of any device, also without values, and each launch is
-noted instead of made.
+"""Record the project's Triton launches instead of making them.
+
+A recorder replaces every kernel, so the launching functions run on tensors of any device, also
+without values.
 """
 
 from __future__ import annotations
@@ -76,8 +77,7 @@ class _Recorder:
                 f"{sorted(parameters)}"
             )
         signature, constants, aligned = [], [], []
-        # Interpreted kernels have no parameters with types; what they are launched with is counted,
-        # not compiled.
+        # Interpreted kernels have no typed parameters; their launches are counted, not compiled.
         for parameter in getattr(self._kernel, "params", ()):
             value = values[parameter.name]
             kind = _kind(parameter, value)

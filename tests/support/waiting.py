@@ -20,8 +20,8 @@ def wait_until(
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels tasks until all have ended: redis-py may swallow a cancellation that comes together
-    with an answer.
+    """Cancel tasks until all have ended: redis-py may swallow a cancellation that arrives together
+    with a reply.
     """
     while unfinished := [task for task in tasks if not task.done()]:
         for task in unfinished:

@@ -1,4 +1,4 @@
-"""A real Prometheus (Debian's package) that scrapes what a test starts, and promtool."""
+"""A real Prometheus (Debian's package) that scrapes a test's processes, and promtool."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ PLACES = (str(ROOT / ".cache" / "prometheus" / "usr" / "bin"), os.environ.get("P
 
 
 def program(name: str) -> str:
-    """Where `make .cache/prometheus/.done` put it, or the PATH. Fails, not skips: without it
-    nothing of this is shown.
+    """Find a program where `make .cache/prometheus/.done` put it, or on the PATH.
+
+    Fails instead of skipping: without it nothing is tested.
     """
     found = shutil.which(name, path=os.pathsep.join(PLACES))
     assert found, (
@@ -58,7 +59,7 @@ class Prometheus:
         )
 
     def alerts(self) -> set[str]:
-        """Those that fire or are about to."""
+        """Return the names of alerts that are firing or pending."""
         return {alert["labels"]["alertname"] for alert in self._ask("alerts")["alerts"]}
 
     def _ask(self, path: str, **parameters: str) -> Any:

@@ -1,4 +1,4 @@
-"""An OTLP receiver over gRPC, as a collector is, that keeps what it is sent."""
+"""An OTLP receiver over gRPC, as a collector is, that keeps the spans it receives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Seen:
 
 
 class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
-    """`spans` as they came, from any process."""
+    """Keeps `spans` in order of arrival, from any process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -67,7 +67,8 @@ depends on the machine.
 
 @dataclass
 class Seen:
-    """What Prometheus answered while a mesh lived through all of it: by query, or by alert.
+    """Prometheus' results after a mesh ran the whole scenario, by query or by alert.
+
     `names`: of all series scraped.
     """
 
@@ -75,7 +76,7 @@ class Seen:
     alerts: dict[str, list[dict[str, Any]]]
     quiet: dict[str, list[dict[str, Any]]]
     """Of alerts, before anything had happened."""
-    names: set[str]
+    """Alerts before the scenario began."""
     exemplars: list[dict[str, Any]]
 
 
@@ -216,8 +217,8 @@ def _ask(client: Client, count: int) -> None:
 
 
 def _load(cluster: Cluster, client: Client, patience: float) -> None:
-    """Some seconds of everything: work, too much work, work that is given up after `patience`
-    seconds, models that come and go.
+    """Run some seconds of each kind of load: normal, overload, requests that are cancelled after
+    `patience` seconds, models that are loaded and evicted.
     """
     once = RetryPolicy(attempts=1)
     with (

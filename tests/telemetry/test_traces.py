@@ -28,7 +28,7 @@ LANE = f"cpu/{MODEL}"
 
 @dataclass(frozen=True)
 class Traced:
-    """A mesh whose every process sends its spans to `receiver`."""
+    """A mesh with processes that all send their spans to `receiver`."""
 
     cluster: Cluster
     receiver: Receiver
@@ -37,7 +37,7 @@ class Traced:
     def ask(
         self, model: str = MODEL, count: int = 1, addresses: str = "", **environment: str
     ) -> tuple[str, str]:
-        """Asks from a process of its own: its trace's id, and the reason if it failed."""
+        """Send a request from a separate process; return trace id and error reason."""
         command = [
             sys.executable,
             "-m",
@@ -66,7 +66,7 @@ class Traced:
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
-    """Two routers, and two workers, each with another router of its own; both have the model."""
+    """Run two routers, and two workers, each connected to another router; both have the model."""
     directory = tmp_path_factory.mktemp("traces")
     write_checkpoint(
         "bert", directory / "models" / MODEL, sentence=SentenceFiles(max_seq_length=128)
@@ -113,12 +113,12 @@ def only(spans: Sequence[Seen], name: str) -> Seen:
 
 
 def by_two_workers(spans: Sequence[Seen]) -> bool:
-    """All jobs' spans are there, and of more than one worker."""
+    """Return True if all jobs' spans have arrived, from two workers."""
     sent, done = named(spans, f"send {LANE}"), named(spans, f"process {LANE}")
-    return bool(sent and done) and len(done) == sent[0].attributes["messaging.batch.message_count"] and len(
-        {span.instance for span in done}
-    ) == 2 and len({span.instance for span in named(spans,
-    "shoal.v1.WorkerService/Complete")}) == 2  # fmt: skip
+    if not (sent and done) or len(done) != sent[0].attributes["messaging.batch.message_count"]:
+        return False
+    completed = named(spans, "shoal.v1.WorkerService/Complete")
+    return len({span.instance for span in done}) == len({span.instance for span in completed}) == 2
 
 
 def test_request_through_two_routers_and_two_workers_is_one_trace(mesh: Traced) -> None:
@@ -191,7 +191,7 @@ def test_request_through_two_routers_and_two_workers_is_one_trace(mesh: Traced) 
     )
 
 
-def test_what_fails_is_an_error_in_every_span_of_its_way(mesh: Traced) -> None:
+def test_error_is_recorded_in_every_span_of_its_path(mesh: Traced) -> None:
     trace, reason = mesh.ask(model="no/such")
     assert reason in ("MODEL_NOT_FOUND", "DEADLINE_PASSED")
     spans = mesh.spans(
@@ -203,7 +203,7 @@ def test_what_fails_is_an_error_in_every_span_of_its_way(mesh: Traced) -> None:
 
 
 def is_whole(spans: Sequence[Seen]) -> bool:
-    """Of client, router and worker, which send their spans at different times."""
+    """Return True if the spans of client, router and worker have arrived."""
     asked = {span.kind for span in named(spans, ENCODE)}
     return (
         asked >= {"CLIENT", "SERVER"}
@@ -227,7 +227,7 @@ def test_try_that_failed_is_told_and_the_next_is_in_the_same_trace(mesh: Traced)
     assert next(span for span in named(spans, ENCODE) if span.kind == "SERVER").parent == client.id
 
 
-def test_what_is_not_sampled_leaves_no_spans(mesh: Traced) -> None:
+def test_unsampled_request_leaves_no_spans(mesh: Traced) -> None:
     trace, reason = mesh.ask(OTEL_TRACES_SAMPLER="always_off")
     assert not reason
     again, _ = mesh.ask()

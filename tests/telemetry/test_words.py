@@ -1,4 +1,4 @@
-"""What a log line or a series says steers no terminal, and programs read it exactly."""
+"""Text in log lines and series cannot steer a terminal, and programs read it exactly."""
 
 from __future__ import annotations
 

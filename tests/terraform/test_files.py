@@ -1,4 +1,4 @@
-"""What can be told of terraform/ by reading it, without a provider."""
+"""Checks of terraform/ that need only its text, without a provider."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_examples_take_the_module_beside_them_and_bind_the_providers_version(exa
 
 @pytest.mark.parametrize("example", [name for name in EXAMPLES if name.startswith("gke-")])
 def test_no_example_relies_on_a_redis_whose_certificate_nobody_could_verify(example: str) -> None:
-    """Memorystore's: see the README of modules/gke. Once somebody has, it may be in an example
-    again.
+    """Memorystore's certificate is the case: see the README of modules/gke. Once it can be
+    verified, an example may use it again.
     """
     (module,) = blocks(f"examples/{example}", "module").values()
     assert "redis" not in module

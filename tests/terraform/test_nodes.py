@@ -25,7 +25,7 @@ from tests.terraform.configuration import MODULES, ROOT, TERRAFORM, blocks, valu
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool of an example, and the overlay whose workers are to run there."""
+    """A pool of an example, and the overlay with workers that run there."""
 
     overlay: str
     example: str
@@ -47,7 +47,7 @@ POOLS = (
 
 
 def labels(pool: Pool) -> dict[str, str]:
-    """Of its nodes: those that the module gives them, and those that the cloud adds."""
+    """Return the labels of a pool's nodes: those from the module and those that the cloud adds."""
     (written,) = re.findall(
         r"^ +labels = {\n(.*?)}\n",
         (TERRAFORM / f"modules/{pool.cloud}/nodes.tf").read_text(),
@@ -77,7 +77,7 @@ def labels(pool: Pool) -> dict[str, str]:
 
 
 def selects(pod: Object, node: dict[str, str]) -> bool:
-    """As Kubernetes does by `nodeSelector` and the required node affinity."""
+    """Match as Kubernetes does, by `nodeSelector` and the required node affinity."""
     affinity = (
         pod.get("affinity", {})
         .get("nodeAffinity", {})

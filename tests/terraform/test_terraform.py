@@ -1,8 +1,8 @@
 """Modules and examples as Terraform itself sees them: `init`, `validate`, and the modules' own
 tests against mocked providers.
 
-Providers come from a folder (`terraform providers mirror`) that SHOAL_TERRAFORM_PLUGINS names, or
-from the registry if it says `registry`. What is not there is skipped and says so.
+Providers are read from a folder (`terraform providers mirror`) that SHOAL_TERRAFORM_PLUGINS names,
+or from the registry if it says `registry`. Checks without their provider are skipped and say so.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Terraform:
     environment: Mapping[str, str]
 
     def run(self, folder: str, *arguments: str) -> str:
-        """What it says. Fails the test if it fails."""
+        """Return the command's output. Fails the test if the command fails."""
         command = [self.executable, f"-chdir={self.copy / folder}", *arguments, "-no-color"]
         done = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=600, check=False

@@ -22,26 +22,34 @@ from tests.generation.served import reference
 from tests.published.inputs import IMAGES, TEXTS
 from tests.readers import conversation_models, florence_models, page_models
 
-MOST: Final = 64
+MAX_TOKENS: Final = 64
 """Tokens of a text."""
 
 
 def texts(
-    client: shoal.Client, model: str, directory: Path, *, instruction: str = "", most: int = MOST
+    client: shoal.Client,
+    model: str,
+    directory: Path,
+    *,
+    instruction: str = "",
+    max_tokens: int = MAX_TOKENS,
 ) -> None:
     """Models that read and write texts."""
-    wanted = _written(directory, instruction, most)
+    wanted = _written(directory, instruction, max_tokens)
     _same(
         client.extract(
-            model, TEXTS, shoal.ReadText(instruction=instruction, max_tokens=most, temperature=0)
+            model,
+            TEXTS,
+            shoal.ReadText(instruction=instruction, max_tokens=max_tokens, temperature=0),
         ),
         wanted,
     )
 
 
-def _written(directory: Path, instruction: str, most: int) -> list[str]:
-    """In a function of its own, so that the package's model is gone before the mesh loads its own.
-    So is `_said`'s.
+def _written(directory: Path, instruction: str, max_tokens: int) -> list[str]:
+    """Return the package's texts; its model is freed on return, before the mesh loads one.
+
+    `_said` is a separate function for the same reason.
     """
     kind = transformers.AutoConfig.from_pretrained(directory)
     loads = (
@@ -50,35 +58,42 @@ def _written(directory: Path, instruction: str, most: int) -> list[str]:
         else transformers.AutoModelForCausalLM
     )
     theirs = loads.from_pretrained(directory, dtype=torch.float32).eval()
-    return [reference(theirs, directory, text, most, instruction) for text in TEXTS]
+    return [reference(theirs, directory, text, max_tokens, instruction) for text in TEXTS]
 
 
 def conversation(
-    client: shoal.Client, model: str, directory: Path, *, instruction: str, most: int = MOST
+    client: shoal.Client,
+    model: str,
+    directory: Path,
+    *,
+    instruction: str,
+    max_tokens: int = MAX_TOKENS,
 ) -> None:
     """Vision-language models with a chat template."""
-    ids, ends = _said(directory, instruction, most)
+    ids, ends = _said(directory, instruction, max_tokens)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     keeps_tags = tokenizer.token_to_id("<doctag>") is not None
     kept = [[each for each in one if not keeps_tags or each not in ends] for one in ids]
     wanted = [tokenizer.decode(one, skip_special_tokens=not keeps_tags).strip() for one in kept]
     _same(
         client.extract(
-            model, IMAGES, shoal.ReadText(instruction=instruction, max_tokens=most, temperature=0)
+            model,
+            IMAGES,
+            shoal.ReadText(instruction=instruction, max_tokens=max_tokens, temperature=0),
         ),
         wanted,
         ids,
     )
 
 
-def _said(directory: Path, instruction: str, most: int) -> tuple[list[list[int]], set[int]]:
+def _said(directory: Path, instruction: str, max_tokens: int) -> tuple[list[list[int]], set[int]]:
     """The tokens about each image, and those that end a text."""
     theirs = transformers.AutoModelForImageTextToText.from_pretrained(
         directory, dtype=torch.float32
     ).eval()
     ends = theirs.generation_config.eos_token_id
     ids = [
-        conversation_models.written(theirs, directory, [image], instruction, most)
+        conversation_models.written(theirs, directory, [image], instruction, max_tokens)
         for image in IMAGES
     ]
     return ids, {*ends} if isinstance(ends, list) else {ends}
@@ -94,23 +109,28 @@ def florence(client: shoal.Client, model: str, directory: Path) -> None:
         )
     for kind, task in (("ocr", "<OCR>"), ("detailed_caption", "<MORE_DETAILED_CAPTION>")):
         ids = [
-            florence_models.written(theirs, directory, image, TASKS[task].prompt, MOST)
+            florence_models.written(theirs, directory, image, TASKS[task].prompt, MAX_TOKENS)
             for image in IMAGES
         ]
-        found = client.extract(model, IMAGES, shoal.ReadText(kind=kind, max_tokens=MOST))  # type: ignore[arg-type]
+        found = client.extract(model, IMAGES, shoal.ReadText(kind=kind, max_tokens=MAX_TOKENS))  # type: ignore[arg-type]
         _same(found, [_plain(tokenizer, each) for each in ids], ids)
 
 
 def page(
-    client: shoal.Client, model: str, directory: Path, *, prompt: str = "", most: int = MOST
+    client: shoal.Client,
+    model: str,
+    directory: Path,
+    *,
+    prompt: str = "",
+    max_tokens: int = MAX_TOKENS,
 ) -> None:
     """TrOCR, and Donut by the `prompt` of its task."""
     theirs = transformers.VisionEncoderDecoderModel.from_pretrained(
         directory, dtype=torch.float32
     ).eval()
-    ids = [page_models.written(theirs, directory, image, most, prompt) for image in IMAGES]
+    ids = [page_models.written(theirs, directory, image, max_tokens, prompt) for image in IMAGES]
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    found = client.extract(model, IMAGES, shoal.ReadText(instruction=prompt, max_tokens=most))
+    found = client.extract(model, IMAGES, shoal.ReadText(instruction=prompt, max_tokens=max_tokens))
     _same(
         found,
         [_plain(tokenizer, each) if prompt else tokenizer.decode(each).strip() for each in ids],
@@ -119,7 +139,7 @@ def page(
 
 
 def _plain(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """With all tokens but those that frame a text."""
+    """Decode with all tokens except those that frame a text."""
     text = tokenizer.decode(ids, skip_special_tokens=False)
     for token in ("<s>", "</s>", "<pad>"):
         text = text.replace(token, "")
@@ -127,7 +147,7 @@ def _plain(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 def _same(found: Any, wanted: Sequence[str], ids: Sequence[Sequence[int]] | None = None) -> None:
-    """`ids`: the tokens of the wanted texts, whose number is told too."""
+    """Compare texts, and the token count with `ids`, the tokens of the wanted texts."""
     assert [one.text for one in found] == list(wanted)
     assert any(wanted), "nothing was written, so nothing was compared"
     if ids is not None:
