@@ -427,7 +427,7 @@ class Demand:
 
     def _decide(self, name: str, options: Options) -> PoolDemand:
         pool, spec = self._pools[name], self.specs.spec(name)
-        seen, goals = pool.input, Goals.of(spec, options)
+        seen, goals = pool.input, Goals.combine(spec, options)
         hold_seconds = max(HOLD_SECONDS, HOLD_STARTS * seen.cold_start_seconds)
         need = need_of(seen, goals, pool.wanted_elsewhere)
         # A scheduler that has just started does not know the earlier answers. It keeps the workers
@@ -540,7 +540,7 @@ class Demand:
         pool = self._pools.get(primary)
         if pool is None:
             return 0.0
-        need = need_of(pool.input, Goals.of(self.specs.spec(primary), Options()))
+        need = need_of(pool.input, Goals.combine(self.specs.spec(primary), Options()))
         return max(
             0.0, need.workers - need.lost - pool.input.ready - pool.starts.young(pool.input.at)
         )

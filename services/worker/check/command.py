@@ -79,7 +79,7 @@ def _checked(settings: Settings, target: str, name: str, *, test: bool) -> Repor
             return Report(target, None, refused=error.message, skipped="nothing to test")
         try:
             overrides = settings.catalog.overrides(model)
-            tell(f"{model}: reading its files")
+            on_progress(f"{model}: reading its files")
             report = inspect(copy.directory, model, overrides, copy.base)
             skipped = _skipped(report, copy, test)
             if skipped:

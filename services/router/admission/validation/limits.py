@@ -297,9 +297,7 @@ REQUEST_CHUNKS: Final = Limit(
 )
 SPANNED: Final = Limit("the texts and contexts of an item's spans", ("Item.spans",), 4 * MIB, BYTES)
 """As many as an item's text may have: spans may overlap, and each is read."""
-CONTEXT: Final = Limit(
-    "text before chunks", ("Item.context", "Span.context"), 4096, CHARACTERS
-)
+CONTEXT: Final = Limit("text before chunks", ("Item.context", "Span.context"), 4096, CHARACTERS)
 CHUNK_CONTEXTS: Final = Limit(
     "the contexts of all chunks of an item, by the estimated number of chunks (by workers their characters)",
     ("Item.context",),
