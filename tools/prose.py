@@ -1,7 +1,8 @@
 """`python -m tools.prose [--count] [PATH ...]`: check names and sentences against the style rules.
 
 This is part of `make check`. It reads comments, docstrings and messages of Python files, comments
-of Lua and proto files, and the prose of Markdown pages. In tests, string literals are data and are
+of Lua and proto files, and the sentences of Markdown pages, not their tables and headings. In
+tests, string literals are data and are
 not read. Code in backticks and fenced blocks is skipped.
 
 A line that must keep such a word (a quotation, a third party's text) is listed in `_ALLOWED`.
@@ -60,7 +61,9 @@ _GENERIC: Final = frozenset(
 _CODE: Final = re.compile(r"``[^`]+``|`[^`]*`|https?://\S+|<!--.*?-->")
 _FIELD: Final = re.compile(r"\{[^{}]*\}")
 """An expression in an f-string."""
-_GENERATED: Final = re.compile(r"pb2|^libs/api/shoal/v1/|^docs/reference/|recorded\.json")
+_GENERATED: Final = re.compile(
+    r"pb2|^tools/prose.py|^libs/api/shoal/v1/|^docs/reference/|recorded\.json"
+)
 _ALLOWED: Final[frozenset[tuple[str, str]]] = frozenset(
     [
         ("benchmarks/mesh/throughput.py", "what is a generator expression"),  # a query
@@ -155,7 +158,7 @@ def markdown_findings(path: str, source: str) -> Iterator[Finding]:
     for number, line in enumerate(source.split("\n"), start=1):
         if line.lstrip().startswith(("```", "~~~")):
             is_fenced = not is_fenced
-        elif not is_fenced:
+        elif not is_fenced and not line.lstrip().startswith(("|", "#")):
             yield from _word_findings(path, number, line)
 
 

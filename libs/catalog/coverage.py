@@ -69,7 +69,7 @@ A model is **refused** below a cosine of 0.99 or above a difference of 0.1: the 
 and a load fails with `MODEL_LOAD_FAILED`.
 Set `bfloat16` or `float32` in the card of such a model.
 On an accelerator, or a CPU that does not support int8, a model with `int8` in its card uses the \
-worker's own format with a warning, and a worker with `SHOAL_DTYPE=int8` does not start \
+worker's format with a warning, and a worker with `SHOAL_DTYPE=int8` does not start \
 ([design/models.md](design/models.md#int8)).
 
 ## Which models

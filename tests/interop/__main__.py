@@ -83,7 +83,7 @@ ALIASES: Final = {
 """Names that clients require."""
 SLOW: Final = {"requests_per_second": 0.5, "burst_seconds": 2}
 """The limits of a tenant that gets one request per two seconds."""
-WAITED: Final = "(told to wait)"
+WAITED: Final = "(rate limited)"
 """The suffix of calls in the table that must have received at least one 429 with Retry-After."""
 TEXTS: Final = [
     "a shoal of fish",
@@ -165,7 +165,7 @@ async def calls(
         found.append(json.loads(line))
         told, limited.told = limited.told, 0
         if found[-1]["call"].endswith(WAITED) and not told and not found[-1]["error"]:
-            found[-1]["error"] = "no call was told to wait"
+            found[-1]["error"] = "no call was rate limited"
     if await process.wait() or not found:
         found.append(
             {

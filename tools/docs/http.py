@@ -26,7 +26,7 @@ HEAD: Final = """# HTTP routes
 Generated from the OpenAPI document of the edge (`GET /openapi.json`) by `python -m tools.docs`.
 [HTTP](../http.md) explains dialects, names, errors and limits with examples; `GET /docs` of an edge sends requests from a page.
 `{model}` is a model id, with its slash as it is or as `%2F`, or an alias.
-A section has the routes whose errors have that dialect's form.
+A section has the routes with errors in that dialect's form.
 """
 
 
@@ -53,7 +53,7 @@ def page() -> str:
     for dialect, rows in dialects.items():
         parts.append(
             f"\n## {DIALECTS.get(dialect, dialect)}\n\n"
-            + table(("route", "what it does", "body", "answer"), rows)
+            + table(("route", "purpose", "body", "answer"), rows)
         )
     parts.append("\n## Bodies\n")
     for name, schema in sorted(described["components"]["schemas"].items()):

@@ -30,7 +30,7 @@ VARIABLE: Final = re.compile(r"SHOAL_[A-Z0-9_]*[A-Z0-9]")
 PREFIXES: Final = {"SHOAL_TLS", "SHOAL_REDIS", "SHOAL_ROUTERS", "SHOAL_JW"}
 """Beginnings of names, which are not always variables."""
 ELSEWHERE: Final = {"security", "redis_trust", "trust", "routers_tls"}
-"""Fields whose variables have a section of their own."""
+"""Fields with variables that have a separate section."""
 MACHINE: Final = {
     "SHOAL_ROUTER_ID": "the host's name and 8 hexadecimal digits",
     "SHOAL_WORKER_ID": "the host's name and 8 hexadecimal digits",
@@ -112,7 +112,7 @@ HEAD: Final = """# Settings
 
 Generated from the settings of the services by `python -m tools.docs`.
 A service reads its variables once, when it starts, and logs them in one line.
-It refuses a wrong value with the name of the variable and what is allowed.
+It refuses a wrong value with the name of the variable and its allowed values.
 Files that variables name (certificates, tokens, pools, tenants, aliases) are read again when they change.
 `shoal up` passes the variables of its environment on to the services that it starts.
 Sizes are in bytes and times in seconds unless the name says otherwise.
