@@ -55,7 +55,7 @@ RELATIONS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "is in": (PLACES - {"sea"} | {"battle"}, PLACES - WATERS),
     "is the capital of": (frozenset({"city"}), LANDS),
     "flows into": (frozenset({"river"}), WATERS),
-    "is beside": (PLACES - WATERS, WATERS),
+    "is next to": (PLACES - WATERS, WATERS),
     "is from": (frozenset({"person"}), PLACES - WATERS),
     "was fought by": (frozenset({"battle"}), frozenset({"person"})),
 }

@@ -1,2 +1,3 @@
-"""Tests, in folders named after what they test; `mesh` runs whole meshes of real processes,
-`support` is what several folders use."""
+"""Tests, in folders named after the tested packages; `mesh` runs whole meshes of real processes,
+`support` has code that several folders use.
+"""

@@ -1,7 +1,7 @@
-"""For all tests: torch takes one thread, because a test's forward pass shares the machine with the
-mesh under test; without a GPU the Triton kernels run in Triton's interpreter, which must be said
-before anything imports Triton; files that take long come first, so that no process is left alone
-with one of them.
+"""Settings of all tests: torch takes one thread, because a test's forward pass shares the machine
+with the mesh under test; without a GPU the Triton kernels run in Triton's interpreter, which must
+be set before Triton is imported; slow files run first, so that no process is left alone with one of
+them.
 """
 
 import gc
@@ -21,8 +21,8 @@ from libs.serving import watched
 from tests.support.acl import add_user, connect_as, refusals
 from tests.support.redis import RedisServer
 
-# Until a process of xdist knows all tests: what is imported stays for good, and each look through a
-# million objects takes a second.
+# Until a process of xdist knows all tests: imported modules stay, and each collection of a million
+# objects takes a second.
 if "PYTEST_XDIST_WORKER" in os.environ:
     gc.disable()
 
@@ -33,8 +33,7 @@ LONG = (
     "test_sentinel.py",
 )  # fmt: skip
 
-# What is tested of a commit is the same each time; `make properties` tries other examples
-# (docs/fuzzing.md).
+# The examples of a commit are the same each time; `make properties` tries others (docs/fuzzing.md).
 settings.register_profile("same", derandomize=True, database=None, deadline=None)
 settings.register_profile("search", max_examples=2000, deadline=None)
 settings.load_profile("same")
@@ -43,8 +42,8 @@ torch.backends.cudnn.allow_tf32 = (
     False  # as the worker sets it (`services/worker/machine/device.py`)
 )
 # gRPC for asyncio ends its thread with the last of its objects, and waits for it: in a test process
-# that is whenever the collector finds one that an earlier test left, and it may wait for ever. One
-# more user, and there is no last one.
+# that is whenever the collector finds an object of an earlier test, and it may wait for ever. One
+# more user keeps the thread alive.
 grpc.aio.init_grpc_aio()
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -83,7 +82,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # libraries say at the end what of theirs was not freed
+    gc.unfreeze()  # libraries report unfreed objects at the end
 
 
 @pytest.fixture(scope="session")
@@ -104,7 +103,7 @@ async def redis(server: RedisServer) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 async def as_router(server: RedisServer, redis: Redis) -> AsyncIterator[Redis]:
-    """A client of it that may do what a router may; what it was refused fails the test
+    """Yield a client with the permissions of a router; a refused command fails the test
     (libs/queue/connection/acl.py).
     """
     await add_user(redis, ROUTER)
@@ -118,8 +117,8 @@ async def as_router(server: RedisServer, redis: Redis) -> AsyncIterator[Redis]:
 
 @pytest.fixture(autouse=True)
 def _files_count_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process. That changed files are read once they are left alone is tested by itself
-    (tests/serving/test_watched.py).
+    """Read changed files at once in this process. tests/serving/test_watched.py tests that they are
+    read only after they are left alone.
     """
     for module in (watched, trust):
         monkeypatch.setattr(module, "SETTLE_SECONDS", 0.0)

@@ -190,7 +190,7 @@ def _name_findings(path: str, node: ast.AST, *, is_test: bool) -> Iterator[Findi
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         if is_test and _TEST_NAME.match(node.name):
             yield Finding(path, node.lineno, "test name", node.name)
-        if node.name.lstrip("_") in _GENERIC:
+        if not is_test and node.name.lstrip("_") in _GENERIC:
             yield Finding(path, node.lineno, "generic function name", node.name)
     elif isinstance(node, (ast.Assign, ast.AnnAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -87,10 +87,10 @@ def test_block_runs_as_pasted(
     assert '"error"' not in ran.stdout, ran.stdout
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 900
 
 
-def test_the_changelog_of_the_first_version_is_short() -> None:
+def test_changelog_of_the_first_version_is_short() -> None:
     first = (ROOT / "CHANGELOG.md").read_text().split("\n## [0.1.0]")[1].split("\n## ")[0]
     assert 1 <= len(re.findall(r"^- ", first, re.MULTILINE)) <= 40

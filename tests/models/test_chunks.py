@@ -43,7 +43,7 @@ BLOCKS = [
 ]
 MAX_GROWTH_BYTES: Final = 64 << 20
 MAX_FACTOR: Final = 16
-"""Memory that a request may cost: MAX_GROWTH_BYTES and so many times its bytes."""
+"""Memory that a request may cost, in multiples of its bytes, in addition to MAX_GROWTH_BYTES."""
 TEXTS = (LONG, HARD, MARKDOWN, "   ", "a", "😀" * 50, "ﷺ" * 9, "x" * 3000, "e\u0301" * 100)
 
 
@@ -133,11 +133,11 @@ def test_ordinary_texts_are_tokenised_in_pieces(
     monkeypatch.setattr(text, "_encode_all", lambda own: pytest.fail("tokenised in one call"))
     calls = 0
 
-    def go_on() -> None:
+    def count() -> None:
         nonlocal calls
         calls += 1
 
-    text.encode_whole(LARGE, check_cancelled=go_on)
+    text.encode_whole(LARGE, check_cancelled=count)
     assert calls > len(LARGE) // 6000
 
 
@@ -180,7 +180,7 @@ print(peak.grown)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("method", ["sentences", "markdown"])
 def test_text_of_a_million_tokens_is_divided_within_a_bound_of_memory(method: str) -> None:
-    """Which took 730 MB, when it was tokenised in one call and divided as a whole."""
+    """In one call and as a whole it took 730 MB."""
     command = [sys.executable, "-c", _PROGRAM, method]
     grown = int(
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout

@@ -191,20 +191,20 @@ async def test_excluding_pull_reads_remaining_jobs_once() -> None:
     pending_pulls = PendingPulls()
     choosy, common = PendingPull("w", "cpu", [A], False, exclude_tenants=True), make_pull(A)
 
-    def look() -> None:
+    def poll() -> None:
         choosy.notified.clear()
         pending_pulls.begin_pull(choosy, A)
         choosy.pulling_from = None
 
     pending_pulls.add(choosy)
-    look()
+    poll()
     pending_pulls.notify(A, is_new=False)
     assert not choosy.notified, "nothing has come since it looked"
     pending_pulls.add(common)
     pending_pulls.notify(A)
     assert not choosy.notified, "the other pull looks"
     pending_pulls.remove(common)
-    look()
+    poll()
     pending_pulls.notify(A, is_new=False)
     assert not choosy.notified
     pending_pulls.notify(A)

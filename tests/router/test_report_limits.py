@@ -58,12 +58,12 @@ def heartbeat(**more: Any) -> worker_pb2.HeartbeatRequest:
     return worker_pb2.HeartbeatRequest(**{"worker_id": "w1", "epoch": "e", "pool": "cpu", **more})
 
 
-def told(**more: Any) -> worker_pb2.HeartbeatRequest:
+def heartbeat_with(**more: Any) -> worker_pb2.HeartbeatRequest:
     return heartbeat(models=[worker_pb2.WorkerModel(**{"model": MODEL, **more})])
 
 
 def carded(**more: Any) -> worker_pb2.HeartbeatRequest:
-    return told(card=models_pb2.ModelCard(**more))
+    return heartbeat_with(card=models_pb2.ModelCard(**more))
 
 
 def pull(**more: Any) -> worker_pb2.PullRequest:
@@ -113,17 +113,17 @@ BEYOND: dict[str, tuple[Callable[[], Any], str]] = {
     "models": (lambda: heartbeat(models=[worker_pb2.WorkerModel(model=MODEL)] * 10_001), "models"),
     "leases": (lambda: heartbeat(batches=[HELD] * 10_001), "batches"),
     "a whole heartbeat": (lambda: heartbeat(device="x" * (64 * MIB)), ""),
-    "adapters": (lambda: told(adapters=NAMES), "models[0].adapters"),
-    "an adapter": (lambda: told(adapters=[LONG]), "models[0].adapters"),
+    "adapters": (lambda: heartbeat_with(adapters=NAMES), "models[0].adapters"),
+    "an adapter": (lambda: heartbeat_with(adapters=[LONG]), "models[0].adapters"),
     "failed adapters": (
-        lambda: told(failed_adapters=dict.fromkeys(NAMES, worker_pb2.Failure())),
+        lambda: heartbeat_with(failed_adapters=dict.fromkeys(NAMES, worker_pb2.Failure())),
         "models[0].failed_adapters",
     ),
     "a failed adapter": (
-        lambda: told(failed_adapters={LONG: worker_pb2.Failure()}),
+        lambda: heartbeat_with(failed_adapters={LONG: worker_pb2.Failure()}),
         "models[0].failed_adapters",
     ),
-    "a type of weights": (lambda: told(data_type=LONG), "models[0].data_type"),
+    "a type of weights": (lambda: heartbeat_with(data_type=LONG), "models[0].data_type"),
     "a card's model": (lambda: carded(model=LONG), "models[0].card.model"),
     "a revision": (lambda: carded(revision=LONG), "models[0].card.revision"),
     "a family": (lambda: carded(family=LONG), "models[0].card.family"),

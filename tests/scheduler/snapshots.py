@@ -104,7 +104,7 @@ class Mesh:
             name: replace(worker, heartbeat_ms=now_ms + worker.heartbeat_ms)
             for name, worker in self.workers.items()
         }
-        record = _told(leader, now_ms) if leader is not None else None
+        record = _leader_record(leader, now_ms) if leader is not None else None
         return MeshSnapshot(
             FleetSnapshot(beats, {}, dict(self.failures), now_ms, record),
             dict(self.gauges),
@@ -113,7 +113,7 @@ class Mesh:
         )
 
 
-def _told(leader: Demand, now_ms: int) -> LeaderRecord:
+def _leader_record(leader: Demand, now_ms: int) -> LeaderRecord:
     demands = leader.demands
     desired = {name: demand.desired for name, demand in demands.items()}
     starts = {name: demand.input.cold_start_seconds for name, demand in demands.items()}

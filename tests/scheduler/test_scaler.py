@@ -89,7 +89,7 @@ class Scene:
         )
         return await (call.read() if name in STREAMS else call)
 
-    async def told(self, **metadata: str) -> tuple[int, bool]:
+    async def is_active(self, **metadata: str) -> tuple[int, bool]:
         """Desired workers and whether the pool is active."""
         (value,) = (await self.call("GetMetrics", "desired-workers", **metadata)).metricValues
         assert value.metricValueFloat == value.metricValue
@@ -212,7 +212,7 @@ async def test_exactly_one_value_under_every_name_that_keda_uses(metric: str) ->
 async def test_zero_is_zero_in_both_fields() -> None:
     async with serving_scaler() as scene:
         scene.snapshot()
-        assert await scene.told(pool="cpu") == (0, False)
+        assert await scene.is_active(pool="cpu") == (0, False)
 
 
 async def test_each_caller_has_its_own_options() -> None:
@@ -222,11 +222,11 @@ async def test_each_caller_has_its_own_options() -> None:
         scene.mesh.lane(12_000, enqueued=0)
         scene.snapshot(0.5)
         # 120 s of work, 60 of them done before another worker arrives.
-        assert await scene.told(pool="cpu", scalerAddress="elsewhere:50053") == (2, True)
-        assert await scene.told(pool="cpu", drainSeconds="10") == (6, True)
-        assert await scene.told(poolFromEnv="cpu", minWarmFromEnv="4") == (4, True)
-        assert await scene.told(pool="gpu", minWarm="1") == (1, True)
-        assert await scene.told(pool="gpu") == (0, False)
+        assert await scene.is_active(pool="cpu", scalerAddress="elsewhere:50053") == (2, True)
+        assert await scene.is_active(pool="cpu", drainSeconds="10") == (6, True)
+        assert await scene.is_active(poolFromEnv="cpu", minWarmFromEnv="4") == (4, True)
+        assert await scene.is_active(pool="gpu", minWarm="1") == (1, True)
+        assert await scene.is_active(pool="gpu") == (0, False)
 
 
 @pytest.mark.parametrize("name", [*UNARY, *STREAMS])
@@ -272,16 +272,16 @@ async def test_old_answers_hold_for_a_minute_and_then_let_nothing_shrink() -> No
         for worker in "abc":
             scene.mesh.worker(worker)
         scene.snapshot(1.0)
-        assert await scene.told(pool="cpu") == (0, False)
+        assert await scene.is_active(pool="cpu") == (0, False)
         scene.clock.advance(59.0)
-        assert await scene.told(pool="cpu") == (0, False)
+        assert await scene.is_active(pool="cpu") == (0, False)
         scene.clock.advance(1.0)
-        assert await scene.told(pool="cpu") == (3, True)
+        assert await scene.is_active(pool="cpu") == (3, True)
         scene.clock.advance(100_000.0)
-        assert await scene.told(pool="cpu") == (3, True)
-        assert await scene.told(pool="cpu", minWarm="5") == (5, True)
+        assert await scene.is_active(pool="cpu") == (3, True)
+        assert await scene.is_active(pool="cpu", minWarm="5") == (5, True)
         scene.snapshot()
-        assert await scene.told(pool="cpu") == (0, False)
+        assert await scene.is_active(pool="cpu") == (0, False)
 
 
 async def test_before_the_first_look_only_the_specification_is_known() -> None:
@@ -341,7 +341,7 @@ async def test_nothing_is_pushed_without_change() -> None:
         scene.snapshot()
         async with scene.stream("StreamIsActive", pool="cpu") as stream:
             await stream.advance(120.0)
-            assert await scene.told(pool="cpu") == (0, True)
+            assert await scene.is_active(pool="cpu") == (0, True)
             await stream.snapshot()
             scene.scaler.close()
             assert await stream.results() == [False]
@@ -410,7 +410,7 @@ async def test_server_that_stops_ends_streams_in_order_and_answers_until_then() 
             scene.stream("StreamMetricSpec", pool="cpu") as specs,
         ):
             await server.drain(1.0)
-            assert await scene.told(pool="cpu") == (0, False)
+            assert await scene.is_active(pool="cpu") == (0, False)
             await serves.__aexit__(None, None, None)
             assert await active.results() == [False]
             assert await specs.ended() == grpc.StatusCode.OK
@@ -420,11 +420,11 @@ async def test_pool_that_is_seen_later() -> None:
     async with serving_scaler(Pools()) as scene:
         scene.snapshot()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await scene.told(pool="gpu")
+            await scene.is_active(pool="gpu")
         assert violation(caught.value) == "scalerMetadata.pool"
         scene.mesh.lane(10, pool="gpu", model=MODEL)
         scene.snapshot(1.0)
-        assert await scene.told(pool="gpu") == (1, True)
+        assert await scene.is_active(pool="gpu") == (1, True)
 
 
 async def test_reflection_lists_the_service() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 MESSAGE_BYTES: Final = 3_000_000
 KEPT_BYTES: Final = 1 << 20
-"""What a process may keep of a message. A number of its own, so that it does not follow the
-settings that are tested.
+"""Bytes that a process may keep of a message: a fixed number, so that it does not follow the tested
+settings.
 """
 _PROGRAM: Final = """
 import ctypes, sys, threading

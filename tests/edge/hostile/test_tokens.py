@@ -1,4 +1,4 @@
-"""What the largest answers of tokens may cost an edge: memory, and other callers' waits."""
+"""Bounds of the largest answers of tokens at an edge: memory, and other callers' waits."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ LOADED_MACHINE: Final = 5
 takes a core, too.
 """
 MAX_FACTOR: Final = 16
-"""Memory that an identified caller's request may cost, in its own bytes, beside
+"""Memory that an identified caller's request may cost, in multiples of its bytes, in addition to
 MAX_GROWTH_BYTES.
 """
-LONGEST: Final = "!" * limits.TOKENIZED_TEXT.most
+MAX_TEXT: Final = "!" * limits.TOKENIZED_TEXT.most
 """Each byte is a token."""
-TEXTS: Final = [LONGEST] * 8
-"""The most whose answer, 20 bytes a token, a router lets through."""
+TEXTS: Final = [MAX_TEXT] * 8
+"""The largest request that a router accepts: its answer has 20 bytes a token."""
 BODIES: Final[dict[str, tuple[str, dict[str, Any], int]]] = {
     "TEI": (f"/tei/{MODEL}/tokenize", {"inputs": TEXTS}, len(TEXTS)),
-    "vLLM": ("/tokenize", {"model": MODEL, "prompt": LONGEST, "return_token_strs": True}, 1),
-    "Cohere": ("/v1/tokenize", {"model": MODEL, "text": LONGEST}, 1),
+    "vLLM": ("/tokenize", {"model": MODEL, "prompt": MAX_TEXT, "return_token_strs": True}, 1),
+    "Cohere": ("/v1/tokenize", {"model": MODEL, "text": MAX_TEXT}, 1),
 }
 
 
@@ -49,7 +49,7 @@ def test_texts_are_the_most_that_a_router_answers() -> None:
     check_tokens(pb.TokenizeRequest(texts=TEXTS, return_tokens=True), None, readable=1 << 40)
     with pytest.raises(InvalidInput):
         check_tokens(
-            pb.TokenizeRequest(texts=[*TEXTS, LONGEST], return_tokens=True), None, readable=1 << 40
+            pb.TokenizeRequest(texts=[*TEXTS, MAX_TEXT], return_tokens=True), None, readable=1 << 40
         )
 
 
@@ -62,7 +62,7 @@ async def test_answer_of_very_many_tokens_costs_little_memory_and_delays_no_othe
     special = name == "TEI"
     made = tokenized(
         pb.TokenizeRequest(
-            texts=[LONGEST] * texts, add_special_tokens=special, return_tokens=name != "Cohere"
+            texts=[MAX_TEXT] * texts, add_special_tokens=special, return_tokens=name != "Cohere"
         )
     )
     # Made before delays are measured, since the scripted router and the measuring caller share this
@@ -73,14 +73,14 @@ async def test_answer_of_very_many_tokens_costs_little_memory_and_delays_no_othe
         async with measured_delay(process.http) as delays:
             reply = await process.http.post(path, body)
         assert reply.status == 200
-        assert reply.body.count(b"33") >= texts * len(LONGEST), "each token has its id"
+        assert reply.body.count(b"33") >= texts * len(MAX_TEXT), "each token has its id"
         assert peak.grown < MAX_FACTOR * len(body) + MAX_GROWTH_BYTES
         assert max(delays) < MAX_DELAY_SECONDS * LOADED_MACHINE
 
 
 async def test_tei_s_grpc_answers_the_longest_text_within_the_bound() -> None:
     address = f"127.0.0.1:{free_port()}"
-    message = tei.EncodeRequest(inputs=LONGEST, add_special_tokens=True)
+    message = tei.EncodeRequest(inputs=MAX_TEXT, add_special_tokens=True)
     options = [("grpc.max_receive_message_length", -1)]
     async with (
         edge_process(Script(), SHOAL_TEI_GRPC_ADDRESSES=f"{address}={MODEL}") as process,
@@ -89,7 +89,7 @@ async def test_tei_s_grpc_answers_the_longest_text_within_the_bound() -> None:
         peak = Peak(process.pid)
         async with measured_delay(process.http) as delays:
             reply = await Channel(channel).one("Tokenize/Tokenize", message)
-        assert len(reply.tokens) == len(LONGEST) + 2
+        assert len(reply.tokens) == len(MAX_TEXT) + 2
         assert peak.grown < MAX_FACTOR * message.ByteSize() + MAX_GROWTH_BYTES
         assert max(delays) < MAX_DELAY_SECONDS * LOADED_MACHINE
 
@@ -97,9 +97,9 @@ async def test_tei_s_grpc_answers_the_longest_text_within_the_bound() -> None:
 async def test_long_texts_of_a_stream_are_not_asked_for_in_one_request() -> None:
     script = Script()
     async with serving(script) as tei_at:
-        messages = [tei.EncodeRequest(inputs=LONGEST[: len(LONGEST) // 2])] * 12
+        messages = [tei.EncodeRequest(inputs=MAX_TEXT[: len(MAX_TEXT) // 2])] * 12
         replies = await tei_at.many("Tokenize/TokenizeStream", messages)
-    assert [len(reply.tokens) for reply in replies] == [len(LONGEST) // 2] * 12
+    assert [len(reply.tokens) for reply in replies] == [len(MAX_TEXT) // 2] * 12
     assert all(sum(map(len, request.texts)) <= TOKENIZED_BYTES for request in script.requests)
     assert len(script.requests) < 12
 
