@@ -66,6 +66,7 @@ _GENERATED: Final = re.compile(
 )
 _ALLOWED: Final[frozenset[tuple[str, str]]] = frozenset(
     [
+        ("README.md", "(docs/coming-from.md)"),
         ("benchmarks/mesh/throughput.py", "what is a generator expression"),  # a query
         ("benchmarks/models/attention.py", "what is the best way to store"),  # a query
         ("libs/conversion/tensors.py", "whose module"),  # a message of torch

@@ -58,6 +58,7 @@ def vector_of(text: str) -> wire.Floats:
 class Refusal:
     """The error of a call. An empty reason sends no details, as a server that is not a router."""
 
+    code: grpc.StatusCode
     reason: str = ""
     message: str = "no"
     field: str = ""
@@ -524,9 +525,7 @@ def _coming() -> models_pb2.Model:
         )
         for number, done in enumerate((43 << 20, 0))
     ]
-    return models_pb2.Model(
-        model=LOADING_STATES, state=models_pb2.MODEL_STATE_DOWNLOADING, places=places
-    )
+    return models_pb2.Model(model=COMING, state=models_pb2.MODEL_STATE_DOWNLOADING, places=places)
 
 
 class _Models(models_pb2_grpc.ModelServiceServicer):

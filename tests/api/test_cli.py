@@ -30,7 +30,7 @@ from shoal.results import Region
 from shoal.status import Model, ModelPlace
 from typer.testing import CliRunner
 
-from tests.api.fake_router import LOADING_STATES, MODEL, FakeRouter, Refusal, vector_of
+from tests.api.fake_router import COMING, MODEL, FakeRouter, Refusal, vector_of
 
 
 class Ran:
@@ -465,10 +465,10 @@ def test_drawing_that_cannot_be_made(run: Run, router: FakeRouter, tmp_path: Pat
 
 def test_download_shows_how_far_it_is(run: Run) -> None:
     assert "downloading 43 %" in run("models").out
-    shown = run("models", "show", LOADING_STATES).out
+    shown = run("models", "show", COMING).out
     assert "downloading 43 %" in shown
     assert "downloading 43.0 MiB of 100.0 MiB" in shown
-    place = run("models", "show", LOADING_STATES, "--json").json()["places"][0]
+    place = run("models", "show", COMING, "--json").json()["places"][0]
     assert (place["state"], place["downloaded_bytes"], place["download_bytes"]) == (
         "downloading",
         43 << 20,
@@ -481,7 +481,7 @@ def test_models(run: Run, router: FakeRouter) -> None:
     assert MODEL in table
     assert "[no] tensor 'a.b'" in table
     listed = json.loads(run("models", "--json").out)
-    assert [model["model"] for model in listed] == ["org/broken", LOADING_STATES, MODEL]
+    assert [model["model"] for model in listed] == ["org/broken", COMING, MODEL]
     assert json.loads(run("models", "list", "--json").out) == listed
     described = run("models", "show", MODEL).out
     assert [wanted in described for wanted in ("bfloat16", "org/lora", "64.0 MiB")] == [True] * 3

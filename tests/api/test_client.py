@@ -406,7 +406,7 @@ async def test_field_path_counts_in_the_callers_list(connect: Connect, router: F
     with pytest.raises(errors.InvalidInput) as caught:
         await client.do("encode", MODEL, ["a"] * 3 + ["b", "c", "d"])
     assert caught.value.field == "items[1].text"
-    original = FakeRouter.answer
+    original = FakeRouter.begin_call
     router.calls.clear()
 
     def second_fails(
@@ -426,7 +426,7 @@ async def test_field_path_counts_in_the_callers_list(connect: Connect, router: F
             ]
         return original(self, method, request, context)
 
-    router.answer = second_fails.__get__(router)  # type: ignore[method-assign]
+    router.begin_call = second_fails.__get__(router)  # type: ignore[method-assign]
     with pytest.raises(errors.InvalidInput, match=r"items\[4\].text is empty") as caught:
         await client.do("encode", MODEL, ["a"] * 3 + ["b", "c", "d"])
     assert caught.value.field == "items[4].text"

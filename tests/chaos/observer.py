@@ -192,7 +192,7 @@ class Observer:
         return {job_id.decode(): payload for job_id, payload in found.items()}
 
     def _keys_of(self, name: str) -> dict[str, str]:
-        return dict(zip(KEYS, self._keys.of(LaneKey.parse(name)), strict=True))
+        return dict(zip(KEYS, self._keys.lane_keys(LaneKey.parse(name)), strict=True))
 
     def _judge(self, lanes: Collection[LaneSnapshot]) -> None:
         self.seen.snapshots += 1

@@ -180,7 +180,7 @@ print(peak.grown)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("method", ["sentences", "markdown"])
 def test_text_of_a_million_tokens_is_divided_within_a_bound_of_memory(method: str) -> None:
-    """In one call and as a whole it took 730 MB."""
+    """Tokenised in one call and divided as a whole, it took 730 MB."""
     command = [sys.executable, "-c", _PROGRAM, method]
     grown = int(
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout

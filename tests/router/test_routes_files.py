@@ -69,7 +69,7 @@ async def test_changed_new_and_wrong_files(
     files = watch_routes(tmp_path / "pools.yaml", [tmp_path / "catalog"], "cpu")
 
     async def pools_of(model: str) -> tuple[str, ...]:
-        files.look()
+        files.refresh()
         said = files.content.catalog.overrides(model)
         return said.pools or () if said is not None else ()
 

@@ -75,8 +75,8 @@ class Seen:
     queries: dict[str, list[dict[str, Any]]]
     alerts: dict[str, list[dict[str, Any]]]
     quiet: dict[str, list[dict[str, Any]]]
-    """Of alerts, before anything had happened."""
     """Alerts before the scenario began."""
+    names: set[str]
     exemplars: list[dict[str, Any]]
 
 
