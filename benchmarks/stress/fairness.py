@@ -231,7 +231,9 @@ async def ask_openly(
     tick: Tick,
     heavy: Heavy | None = None,
 ) -> Asked:
-    """Send B's requests for `seconds` and at least MIN_REQUESTS of them, unless that takes far too long."""
+    """Send B's requests for `seconds` and at least MIN_REQUESTS of them, unless that takes far too
+    long.
+    """
     begin, backlog = time.perf_counter(), sys.maxsize
     tasks: list[asyncio.Task[float]] = []
     for at in arrivals(rate, SEED + 1):

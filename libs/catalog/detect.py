@@ -329,7 +329,9 @@ def _revision(files: Checkpoint) -> str:
 
 
 def _max_tokens(files: Checkpoint) -> int:
-    """Return sentence-transformers' limit, else the tokenizer's, at most the number of positions."""
+    """Return sentence-transformers' limit, else the tokenizer's, at most the number of
+    positions.
+    """
     tokenizer = _tokenizer_config(files)
     wanted = files.sentence.number("max_seq_length", most=math.inf) or tokenizer.number(
         "model_max_length", most=math.inf

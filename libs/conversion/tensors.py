@@ -104,8 +104,8 @@ class _Storages:
     keys: dict[int, str] = field(default_factory=dict)
 
     def load(self, saved: object) -> Any:
-        """Implement torch's `persistent_load`: for ("storage", class, key, location, count[, view]). Raises
-        Refused.
+        """Implement torch's `persistent_load`: for ("storage", class, key, location, count[,
+        view]). Raises Refused.
         """
         if (
             not isinstance(saved, tuple)

@@ -9,7 +9,7 @@
 
 A model enters and leaves `models/` by one atomic rename. Locks are flock(2): they end with their
 process, however it ends.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

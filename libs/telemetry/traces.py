@@ -19,7 +19,7 @@ OTEL_EXPORTER_OTLP_*, OTEL_TRACES_SAMPLER and its argument, OTEL_BSP_*, OTEL_SER
 OTEL_RESOURCE_ATTRIBUTES, OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER (none) as the SDK reads them. A
 thread of the SDK exports spans, and drops them if the collector is unavailable: a request never
 waits for its trace.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def begin(
 
 
 def failed(span: Span, error: ShoalError) -> None:
-    """Record the error that ends a span, by its reason only: messages may quote the client's input."""
+    """Record the error that ends a span, by its reason only: messages may quote input."""
     span.set_attribute("error.type", error.reason)
     span.set_status(Status(StatusCode.ERROR, error.reason))
 

@@ -40,7 +40,8 @@ async def looks(client: Client, count: int) -> list[Mesh]:
             client.close()  # which ends the watch, so that no thread is left
             await asyncio.wait([watching])
             pytest.fail(
-                f"no {count} looks in {LOOKS_SECONDS} s; the watch ended with {watching.exception()!r}"
+                f"no {count} looks in {LOOKS_SECONDS} s; the watch ended with "
+                f"{watching.exception()!r}"
             )
         return watching.result()
     found = []

@@ -58,7 +58,9 @@ class Traffic:
             )
 
     async def keep_asking(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """Keep requests in flight until `is_over` or for `seconds`; return after the last answer."""
+        """Keep requests in flight until `is_over` or for `seconds`; return after the last
+        answer.
+        """
         end = time.monotonic() + seconds
 
         async def one_after_another() -> None:

@@ -1,4 +1,6 @@
-"""Every block of commands or Python on the pages for newcomers runs as pasted, against a mesh with the packaged model."""
+"""Every block of commands or Python on the pages for newcomers runs as pasted, against a mesh with
+the packaged model.
+"""
 
 from __future__ import annotations
 

@@ -125,8 +125,10 @@ alternate.
 """
 
 MISTRAL = (
-    "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Only user and assistant roles are supported, and must alternate') }}{% endif %}"
+    "{{ bos_token }}{% for message in messages %}{% if (message['role'] == 'user') != "
+    "(loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Only user and assistant roles are supported, and must alternate') }}{% "
+    "endif %}"
     "{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
     "{% else %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
@@ -136,23 +138,28 @@ LLAMA2 = (
     "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
     "{% set system_message = messages[0]['content'] %}"
     "{% else %}{% set loop_messages = messages %}{% set system_message = false %}{% endif %}"
-    "{% for message in loop_messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "{% for message in loop_messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == "
+    "0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') "
+    "}}{% endif %}"
     "{% if loop.index0 == 0 and system_message != false %}"
     "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
     "{% else %}{% set content = message['content'] %}{% endif %}"
     "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
-    "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% "
+    "endif %}{% endfor %}"
 )
 """Strips the instruction and the first message as one text, so that either loses the space of one
 side.
 """
 
 R1 = (
-    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] }}"
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ "
+    "message['content'] }}"
     "{% elif message['role'] == 'user' %}{{ '<|User|>' + message['content'] }}"
     "{% else %}{% set content = message['content'] %}{% if '</think>' in content %}"
-    "{% set content = content.split('</think>')[-1] %}{% endif %}{{ '<|Assistant|>' + content + '<|end|>' }}{% endif %}{% endfor %}"
+    "{% set content = content.split('</think>')[-1] %}{% endif %}{{ '<|Assistant|>' + content + "
+    "'<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|Assistant|><think>\\n' }}{% endif %}"
 )
 """Takes thoughts out, and leaves the space after them; nothing stands between two messages of the
@@ -249,16 +256,19 @@ HERMES_TOOLS = (
     "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>"
     "for each call: <tool_call>name and arguments</tool_call>{% endif %}"
     "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}\n{% endfor %}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson "
+    "}}\n</tool_call>{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant> {% endif %}"
 )
 """In the form of Qwen's and Hermes'."""
 LLAMA_TOOLS = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
-    'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.{% endif %}'
+    'Respond in the format {"name": function name, "parameters": dictionary of argument name and '
+    "its value}.{% endif %}"
     "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}"
     "{% for call in message.tool_calls or [] %}"
-    '{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}{% endfor %}\n{% endfor %}'
+    '{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson '
+    "}}}{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant> {% endif %}"
 )
 """In the form of Llama 3's."""

@@ -172,7 +172,8 @@ from tests.support.peak import Peak
 text, own = processor("bert"), "!?.," * (1 << 18)
 divide(text, EncodeWork(["A first text."], chunking=Chunking(max_tokens=500)), 0, 500, lambda: None)
 peak = Peak(os.getpid())
-divide(text, EncodeWork([own], chunking=Chunking(sys.argv[1], max_tokens=500)), 0, 500, lambda: None)
+work = EncodeWork([own], chunking=Chunking(sys.argv[1], max_tokens=500))
+divide(text, work, 0, 500, lambda: None)
 print(peak.grown)
 """
 

@@ -847,7 +847,7 @@ def test_language_model_without_card_is_classified_by_its_files(tmp_path: Path) 
         load(tmp_path)
     with pytest.raises(ModelBroken, match=r"no LogitScore.*`answers`"):
         load(tmp_path, Overrides("card.yaml:1", detect=Hints(kind="yes_no")))
-    with pytest.raises(ModelBroken, match=r"'of course' is not one token"):
+    with pytest.raises(ModelBroken, match=r"the answer 'of course' must be one token"):
         load(
             tmp_path,
             Overrides("card.yaml:1", detect=Hints(kind="yes_no", answers=("of course", "no"))),

@@ -220,8 +220,10 @@ class FakeWorker:
         ]
         response = await self._stub.Heartbeat(
             worker_pb2.HeartbeatRequest(
-                worker_id=self.worker_id, epoch=self.epoch, pool=self._pool, device="none", memory_bytes=1 << 30,
-                models=models, batches=held, batch_tokens=4096, directive_seq=self._seq, leaving=leaving,
+                worker_id=self.worker_id, epoch=self.epoch, pool=self._pool, device="none",
+                memory_bytes=1 << 30,
+                models=models, batches=held, batch_tokens=4096, directive_seq=self._seq,
+                leaving=leaving,
                 preempted_in_seconds=self.preempted_in_seconds,
             )
         )  # fmt: skip
@@ -262,7 +264,8 @@ class FakeWorker:
         state, made = self._states[name]
         failed = state == models_pb2.MODEL_STATE_FAILED
         return worker_pb2.WorkerModel(
-            model=name, state=state, tokens_per_second=self._tokens_per_second, pinned=name in self._pinned,
+            model=name, state=state, tokens_per_second=self._tokens_per_second,
+            pinned=name in self._pinned,
             card=None if failed else made, failure=self.load_failure if failed else None,
             adapters=sorted(self._adapters[name]), failed_adapters=self._failed_adapters[name],
         )  # fmt: skip
@@ -294,9 +297,12 @@ class FakeWorker:
         ]
         response = await self._stub.Pull(
             worker_pb2.PullRequest(
-                worker_id=self.worker_id, epoch=self.epoch, pool=self._pool, budget_tokens=self._budget_tokens, budget_jobs=256,
-                lanes=[worker_pb2.Lane(pool=self._pool, model=name, adapter=adapter) for name, adapter in lanes],
-                wait_seconds=5, can_load=self._can_load, batch_id=f"{self.epoch}-{next(self._numbers)}",
+                worker_id=self.worker_id, epoch=self.epoch, pool=self._pool,
+                budget_tokens=self._budget_tokens, budget_jobs=256,
+                lanes=[worker_pb2.Lane(pool=self._pool, model=name, adapter=adapter) for name,
+                adapter in lanes],
+                wait_seconds=5, can_load=self._can_load,
+                batch_id=f"{self.epoch}-{next(self._numbers)}",
             )
         )  # fmt: skip
         if response.beat:

@@ -55,7 +55,8 @@ def worker(
         pinned=False,
     )
     return WorkerRecord(
-        worker_id=worker_id, epoch="e", pool=pool, device="d", memory_bytes=1, used_bytes=0, batch_tokens=4096,
+        worker_id=worker_id, epoch="e", pool=pool, device="d", memory_bytes=1, used_bytes=0,
+        batch_tokens=4096,
         draining=False, heartbeat_ms=0, models={MODEL: record},
     )  # fmt: skip
 

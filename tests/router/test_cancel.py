@@ -31,7 +31,8 @@ def asking(
     worker_id: str = "w1", *, wait_seconds: float = 5.0, wire_version: int = WIRE_VERSION
 ) -> worker_pb2.PullRequest:
     return worker_pb2.PullRequest(
-        worker_id=worker_id, epoch="e", pool="cpu", lanes=[worker_pb2.Lane(pool="cpu", model=MODEL)],
+        worker_id=worker_id, epoch="e", pool="cpu",
+        lanes=[worker_pb2.Lane(pool="cpu", model=MODEL)],
         budget_tokens=1000, budget_jobs=10, wait_seconds=wait_seconds, wire_version=wire_version,
     )  # fmt: skip
 

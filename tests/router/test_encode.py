@@ -330,7 +330,8 @@ async def test_pull_excluding_a_tenant_waits_for_others(redis_url: str, routers:
 
         def pulls(*left_out: str) -> asyncio.Future[worker_pb2.PullResponse]:
             request = worker_pb2.PullRequest(
-                worker_id="w", epoch="e", pool="cpu", lanes=[worker_pb2.Lane(pool="cpu", model=MODEL)], budget_tokens=1000,
+                worker_id="w", epoch="e", pool="cpu",
+                lanes=[worker_pb2.Lane(pool="cpu", model=MODEL)], budget_tokens=1000,
                 budget_jobs=10, wait_seconds=10, wire_version=WIRE_VERSION, except_tenants=left_out,
             )  # fmt: skip
             return asyncio.ensure_future(worker_stub(clients[-1].channel).Pull(request))

@@ -126,7 +126,8 @@ from shoal.v1 import inference_pb2 as pb, inference_pb2_grpc
 channel = grpc.insecure_channel(sys.argv[1], options=[("grpc.max_receive_message_length", -1)])
 stub = inference_pb2_grpc.InferenceServiceStub(channel)
 request = pb.EncodeRequest(model=sys.argv[2], items=[pb.Item(text="text")])
-calls = [stub.Encode.future(request, timeout=600.0, metadata=(("x-shoal-tenant", "slow"),)) for _ in range(4)]
+metadata = (("x-shoal-tenant", "slow"),)
+calls = [stub.Encode.future(request, timeout=600.0, metadata=metadata) for _ in range(4)]
 for call in calls:
     print(len(call.result().dense.data), flush=True)
 """

@@ -45,11 +45,14 @@ def worker(
     speed: float = 0.0,
 ) -> WorkerRecord:
     record = WorkerModelRecord(
-        model=MODEL, state=state, bytes=1, load_seconds=1.0, tokens_per_second=speed, idle_seconds=0.0, pinned=False,
-        adapters=adapters, failed_adapters={name: worker_pb2.Failure(reason="MODEL_NOT_FOUND") for name in failed},
+        model=MODEL, state=state, bytes=1, load_seconds=1.0, tokens_per_second=speed,
+        idle_seconds=0.0, pinned=False,
+        adapters=adapters,
+        failed_adapters={name: worker_pb2.Failure(reason="MODEL_NOT_FOUND") for name in failed},
     )  # fmt: skip
     return WorkerRecord(
-        worker_id=worker_id, epoch="e", pool="cpu", device="d", memory_bytes=1, used_bytes=0, batch_tokens=4096,
+        worker_id=worker_id, epoch="e", pool="cpu", device="d", memory_bytes=1, used_bytes=0,
+        batch_tokens=4096,
         draining=False, heartbeat_ms=0, models={MODEL: record},
     )  # fmt: skip
 

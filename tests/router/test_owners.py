@@ -54,7 +54,8 @@ def said_of(worker_id: str) -> dict[str, object]:
 async def tokens(tmp_path: Path) -> Path:
     path = tmp_path / "tokens.yaml"
     path.write_text(
-        f"tokens:\n- {{token: {POOL_A}, subject: pool-a, role: worker}}\n- {{token: {POOL_B}, subject: pool-b, role: worker}}\n"
+        f"tokens:\n- {{token: {POOL_A}, subject: pool-a, role: worker}}\n- {{token: {POOL_B}, "
+        f"subject: pool-b, role: worker}}\n"
     )
     return path
 

@@ -32,37 +32,50 @@ def heartbeat(**model: object) -> worker_pb2.HeartbeatRequest:
 
 CASES: dict[str, tuple[Callable[..., None], Message, str]] = {
     "no name": (reports.check_heartbeat, worker_pb2.HeartbeatRequest(pool="cpu"), "worker_id"),
-    "a name with a space": (reports.check_heartbeat, worker_pb2.HeartbeatRequest(worker_id="a b", pool="cpu"), "worker_id"),
-    "a pool of no form": (reports.check_heartbeat, worker_pb2.HeartbeatRequest(worker_id="w", pool="a/b"), "pool"),
-    "no number": (reports.check_heartbeat, heartbeat(tokens_per_second=math.nan), "models[0].tokens_per_second"),
-    "too large": (reports.check_heartbeat, heartbeat(activation_bytes_per_token=math.inf), "models[0].activation_bytes_per_token"),
-    "a model with a space": (reports.check_heartbeat, heartbeat(model="org/name x"), "models[0].model"),
+    "a name with a space": (reports.check_heartbeat,
+    worker_pb2.HeartbeatRequest(worker_id="a b", pool="cpu"), "worker_id"),
+    "a pool of no form": (reports.check_heartbeat,
+    worker_pb2.HeartbeatRequest(worker_id="w", pool="a/b"), "pool"),
+    "no number": (reports.check_heartbeat, heartbeat(tokens_per_second=math.nan),
+    "models[0].tokens_per_second"),
+    "too large": (reports.check_heartbeat, heartbeat(activation_bytes_per_token=math.inf),
+    "models[0].activation_bytes_per_token"),
+    "a model with a space": (reports.check_heartbeat, heartbeat(model="org/name x"),
+    "models[0].model"),
     "a rate that is none": (
-        reports.check_heartbeat, heartbeat(card=models_pb2.ModelCard(tokens_per_byte=math.nan)), "models[0].card.tokens_per_byte"
+        reports.check_heartbeat, heartbeat(card=models_pb2.ModelCard(tokens_per_byte=math.nan)),
+        "models[0].card.tokens_per_byte"
     ),
-    "a negative rate": (reports.check_heartbeat, heartbeat(card=models_pb2.ModelCard(tokens_per_byte=-1.0)), "models[0].card"),
+    "a negative rate": (reports.check_heartbeat,
+    heartbeat(card=models_pb2.ModelCard(tokens_per_byte=-1.0)), "models[0].card"),
     "a lease without a lane": (
         reports.check_heartbeat,
-        worker_pb2.HeartbeatRequest(worker_id="w", pool="cpu", batches=[worker_pb2.HeldBatch(batch_id="b")]),
+        worker_pb2.HeartbeatRequest(worker_id="w", pool="cpu",
+        batches=[worker_pb2.HeldBatch(batch_id="b")]),
         "batches[0].lane.pool",
     ),
     "a pull that leaves very many out": (
         reports.check_pull,
-        worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=1, budget_jobs=1, except_tenants=map(str, range(17))),
+        worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=1, budget_jobs=1,
+        except_tenants=map(str, range(17))),
         "except_tenants",
     ),
-    "a pull for nothing": (reports.check_pull, worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=1), "budget_jobs"),
+    "a pull for nothing": (reports.check_pull,
+    worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=1), "budget_jobs"),
     "a pull of a nameless lane": (
         reports.check_pull,
-        worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=1, budget_jobs=1, lanes=[worker_pb2.Lane(pool="cpu")]),
+        worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=1, budget_jobs=1,
+        lanes=[worker_pb2.Lane(pool="cpu")]),
         "lanes[0].model",
     ),
     "an answer to nothing": (
         reports.check_complete,
-        worker_pb2.CompleteRequest(worker_id="w", lane=LANE, batch_id="b", jobs=[worker_pb2.CompletedJob()]),
+        worker_pb2.CompleteRequest(worker_id="w", lane=LANE, batch_id="b",
+        jobs=[worker_pb2.CompletedJob()]),
         "jobs[0].job_id",
     ),
-    "an answer of nobody": (reports.check_complete, worker_pb2.CompleteRequest(lane=LANE, batch_id="b"), "worker_id"),
+    "an answer of nobody": (reports.check_complete,
+    worker_pb2.CompleteRequest(lane=LANE, batch_id="b"), "worker_id"),
 }  # fmt: skip
 
 

@@ -55,11 +55,13 @@ def worker(
     adapters: Sequence[str] = (),
 ) -> WorkerRecord:
     record = WorkerModelRecord(
-        model=MODEL, state=state, bytes=1, load_seconds=load_seconds, tokens_per_second=speed, idle_seconds=0.0, pinned=False,
+        model=MODEL, state=state, bytes=1, load_seconds=load_seconds, tokens_per_second=speed,
+        idle_seconds=0.0, pinned=False,
         adapters=tuple(adapters),
     )  # fmt: skip
     return WorkerRecord(
-        worker_id=worker_id, epoch="e", pool=pool, device="d", memory_bytes=1, used_bytes=0, batch_tokens=4096,
+        worker_id=worker_id, epoch="e", pool=pool, device="d", memory_bytes=1, used_bytes=0,
+        batch_tokens=4096,
         draining=False, heartbeat_ms=0, models={MODEL: record},
     )  # fmt: skip
 

@@ -84,7 +84,10 @@ def test_card_with_an_unknown_pool_keeps_a_router_from_starting(tmp_path: Path) 
     (tmp_path / "cards" / "cards.yaml").write_text("model: org/name\npools: [a, c]\n")
     with pytest.raises(
         InvalidInput,
-        match=r"cards\.yaml:1: `pools` names 'c', which is not a pool of pools\.yaml; its pools are: a",
+        match=(
+            r"cards\.yaml:1: `pools` names 'c', which is not a pool of pools\.yaml; its pools "
+            r"are: a"
+        ),
     ):
         Settings.from_env(
             {"SHOAL_POOLS": str(tmp_path / "pools.yaml"), "SHOAL_CATALOG": str(tmp_path / "cards")}

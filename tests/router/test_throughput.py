@@ -40,7 +40,8 @@ def worker(
     """Return a worker with these models resident."""
     models = {
         model: WorkerModelRecord(
-            model, models_pb2.MODEL_STATE_RESIDENT, 1, load_seconds=1.0, tokens_per_second=rate, idle_seconds=0.0, pinned=False,
+            model, models_pb2.MODEL_STATE_RESIDENT, 1, load_seconds=1.0, tokens_per_second=rate,
+            idle_seconds=0.0, pinned=False,
             adapters=adapters,
         )
         for model, rate in rates.items()

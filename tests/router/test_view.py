@@ -16,11 +16,13 @@ MODEL = "a/b"
 
 def worker(*adapters: str) -> WorkerRecord:
     record = WorkerModelRecord(
-        model=MODEL, state=models_pb2.MODEL_STATE_RESIDENT, bytes=1, load_seconds=1.0, tokens_per_second=1.0, idle_seconds=0.0,
+        model=MODEL, state=models_pb2.MODEL_STATE_RESIDENT, bytes=1, load_seconds=1.0,
+        tokens_per_second=1.0, idle_seconds=0.0,
         pinned=False, adapters=adapters,
     )  # fmt: skip
     return WorkerRecord(
-        worker_id="w", epoch="e", pool="cpu", device="d", memory_bytes=1, used_bytes=0, batch_tokens=4096, draining=False,
+        worker_id="w", epoch="e", pool="cpu", device="d", memory_bytes=1, used_bytes=0,
+        batch_tokens=4096, draining=False,
         heartbeat_ms=0, models={MODEL: record},
     )  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 Stands for machines, pods and their start, which take minutes; test_keda.py has real worker
 processes too, for less time. Requests arrive at random (Poisson, seeded), wait in one lane in
-order, and are done by pods at a known speed. The scheduler's view is a `MeshSnapshot`, as Redis would have it.
+order, and are done by pods at a known speed. The scheduler's view is a `MeshSnapshot`, as Redis
+would have it.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Request:
 
 @dataclass(slots=True)
 class Pod:
-    """One worker. `joins`: its first heartbeat. `stopped`: it was ordered to end. `lost`: its machine
-    is gone.
+    """One worker. `joins`: its first heartbeat. `stopped`: it was ordered to end. `lost`: its
+    machine is gone.
     """
 
     name: str

@@ -215,9 +215,7 @@ async def test_next_leader_takes_over_with_higher_numbers_and_orders_nothing_twi
     await first.resign()
     made = await second.tick()
     assert made is not None
-    assert (
-        len(made.orders) == 1
-    )  # it does not know of the order, but the lane is claimed: only the same worker can be ordered again
+    assert len(made.orders) == 1  # the lane is claimed: only the same worker can be ordered again
     assert (await mesh.orders("v") == []) != (await mesh.orders("w") == [])
     assert await first.tick() is None
     await mesh.report("v", worker_pb2.WorkerModel(model="org/a", state=LOADING))

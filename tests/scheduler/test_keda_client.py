@@ -153,7 +153,7 @@ async def stage() -> AsyncIterator[Stage]:
         yield Stage(scaler, server, address, FakeClock(), Pods())
 
 
-async def test_poll_asks_for_the_spec_then_the_metric_without_its_prefix_then_activity_and_sets_no_deadline(
+async def test_poll_asks_for_spec_then_unprefixed_metric_then_activity_without_deadline(
     stage: Stage,
 ) -> None:
     async with stage.keda() as keda:

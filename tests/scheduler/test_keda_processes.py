@@ -189,7 +189,8 @@ class Mesh:
         ]
         if waiting or loading or self.traffic.in_flight:
             self.wrong.append(
-                f"{change}: {waiting} tokens wait, {loading} loading, {self.traffic.in_flight} requests unanswered"
+                f"{change}: {waiting} tokens wait, {loading} loading, {self.traffic.in_flight} "
+                "requests unanswered"
             )
 
     def serving_workers(self) -> list[str]:

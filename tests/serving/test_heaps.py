@@ -18,7 +18,8 @@ import ctypes, sys, threading
 from libs import memory
 
 malloc, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
-malloc.restype, malloc.argtypes, free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+free.argtypes = [ctypes.c_void_p]
 message, piece = int(sys.argv[2]), 64 << 10
 if sys.argv[1] == "limited":
     memory.limit_heaps(heaps=1)

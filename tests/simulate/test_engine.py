@@ -56,8 +56,10 @@ def test_two_models_that_take_turns_where_one_has_room() -> None:
     assert told.pop("policy") == "lru"
     assert told == pytest.approx(
         {
-            "requests": 4, "refused": 0, "misses": 3, "cold_loads": 3, "warm_loads": 0, "evictions": 2, "stall_seconds": 4.0,
-            "bytes_loaded": 180, "wait_mean": 1.0, "wait_p50": 1.0, "wait_p99": 2.0, "seconds": 41.1, "peak_bytes": 60,
+            "requests": 4, "refused": 0, "misses": 3, "cold_loads": 3, "warm_loads": 0,
+            "evictions": 2, "stall_seconds": 4.0,
+            "bytes_loaded": 180, "wait_mean": 1.0, "wait_p50": 1.0, "wait_p99": 2.0,
+            "seconds": 41.1, "peak_bytes": 60,
         }
     )  # fmt: skip
 
@@ -128,8 +130,10 @@ def test_evicted_model_is_reloaded_from_host_memory() -> None:
     models = [cost("a", warm=0.2), cost("b", warm=0.2), cost("c", warm=0.2)]
     asked = [(20.0 * number, name, 1) for number, name in enumerate("abacab")]
     outcome, events = replayed(trace_of(models, *asked), replace(FLEET, host_bytes=120))
-    assert [(what, model) for _, what, model in events if what in ("load", "warm load", "dropped")] == [
-        ("load", "a"), ("load", "b"), ("warm load", "a"), ("load", "c"), ("dropped", "b"), ("warm load", "a"), ("load", "b"),
+    assert [(what, model) for _, what,
+    model in events if what in ("load", "warm load", "dropped")] == [
+        ("load", "a"), ("load", "b"), ("warm load", "a"), ("load", "c"), ("dropped", "b"),
+        ("warm load", "a"), ("load", "b"),
     ]  # fmt: skip
     assert (outcome.cold_loads, outcome.warm_loads) == (4, 2)
     assert outcome.stall_seconds == pytest.approx(4.4)

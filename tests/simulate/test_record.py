@@ -82,8 +82,8 @@ def test_costs_are_those_of_loaded_copies_and_requests_without_are_left_out() ->
 
 
 class FakeMesh(mesh_pb2_grpc.MeshServiceServicer):
-    """Every look finds three more jobs of one model and one of another; after `snapshots` of them the
-    router is gone.
+    """Every look finds three more jobs of one model and one of another; after `snapshots` of them
+    the router is gone.
     """
 
     snapshots = 4

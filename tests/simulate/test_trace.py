@@ -42,7 +42,10 @@ def test_trace_is_read_by_time_with_the_costs_of_its_models(tmp_path: Path) -> N
 
 
 def test_costs_are_read_from_first_line_of_a_model_in_trace(tmp_path: Path) -> None:
-    text = "model,tokens,time_seconds,bytes,load_seconds,warm_seconds,tokens_per_second\norg/a,3,0,100,1.5,0.25,900\norg/a,3,1,,,,\n"
+    text = (
+        "model,tokens,time_seconds,bytes,load_seconds,warm_seconds,tokens_per_second\n"
+        "org/a,3,0,100,1.5,0.25,900\norg/a,3,1,,,,\n"
+    )
     trace = read_trace(file(tmp_path, text))
     assert trace.models == {"org/a": ModelCost("org/a", 100, 1.5, 0.25, 900.0)}
     assert len(trace.requests) == 2

@@ -1,4 +1,5 @@
-"""`python -m tools.docs [--check]`: write docs/reference from the command line, settings, routes, protos and metrics.
+"""`python -m tools.docs [--check]`: write docs/reference from the command line, settings, routes,
+protos and metrics.
 
 With --check nothing is written, and a page that is not current fails.
 """

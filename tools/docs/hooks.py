@@ -23,7 +23,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links to files and folders that are not pages into links to the repository, or into text if it has no address."""
+    """Turn links to files and folders that are not pages into links to the repository, or into text
+    if it has no address.
+    """
     folder = (Path(config.docs_dir) / page.file.src_uri).parent
 
     def link(found: re.Match[str]) -> str:

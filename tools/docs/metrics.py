@@ -25,12 +25,17 @@ def page() -> str:
 
 
 def _sections() -> Iterator[tuple[str, str]]:
-    """Yield the title and the table of each run of metrics below a comment that begins with `Of`."""
+    """Yield the title and the table of each run of metrics below a comment that begins with
+    `Of`.
+    """
     source = inspect.getsource(metrics)
     rows: dict[str, list[tuple[str, str, str, str]]] = {}
     title = "All processes"
     for found in re.finditer(
-        r"^# Of (?P<section>\w+[\w ]*)[.:]?|^(?P<name>[A-Z_]+): Final = (?:Counter|Histogram|Series)\b",
+        (
+            r"^# Of (?P<section>\w+[\w ]*)[.:]?|^(?P<name>[A-Z_]+): Final = "
+            r"(?:Counter|Histogram|Series)\b"
+        ),
         source,
         re.M,
     ):

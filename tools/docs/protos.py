@@ -1,4 +1,6 @@
-"""The page of the gRPC API: services, messages and enumerations with the comments of protos/shoal/v1."""
+"""The page of the gRPC API: services, messages and enumerations with the comments of
+protos/shoal/v1.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,10 @@ def _file(file: FileDescriptorProto) -> Iterator[str]:
         for number, method in enumerate(service.method):
             answer = ("stream " if method.server_streaming else "") + _short(method.output_type)
             request = ("stream " if method.client_streaming else "") + _short(method.input_type)
-            yield f"**`{method.name}({request}) returns ({answer})`**\n\n{comments.get((*path, METHODS, number), '')}\n\n"
+            yield (
+                f"**`{method.name}({request}) returns "
+                f"({answer})`**\n\n{comments.get((*path, METHODS, number), '')}\n\n"
+            )
     for index, message in enumerate(file.message_type):
         yield from _message(message, (MESSAGES, index), comments, "")
     for index, enum in enumerate(file.enum_type):
@@ -100,7 +105,11 @@ def _enum(enum: EnumDescriptorProto, path: Path_, comments: dict[Path_, str], ou
         (code(value.name), comments.get((*path, VALUES, index), ""))
         for index, value in enumerate(enum.value)
     ]
-    return f"### {outer}{enum.name}\n\n{comments.get(path, '')}\n\n{table(('value', 'description'), rows)}\n"
+    return (
+        "### "
+        f"{outer}{enum.name}\n\n{comments.get(path, '')}\n\n"
+        f"{table(('value', 'description'), rows)}\n"
+    )
 
 
 def _type(field: FieldDescriptorProto, maps: dict[str, DescriptorProto]) -> str:

@@ -1,4 +1,5 @@
-"""`python -m tools.docs.screenshots`: take docs/assets/top.svg and docs/assets/console.png from a running `shoal up` under traffic.
+"""`python -m tools.docs.screenshots`: take docs/assets/top.svg and docs/assets/console.png from a
+running `shoal up` under traffic.
 
 Chromium and playwright-core are those of `make console-check`.
 """
@@ -73,8 +74,11 @@ def _call(stop: threading.Event, number: int) -> None:
 
 def _top() -> None:
     console = rich.console.Console(
-        record=True, width=WIDTH, file=open(os.devnull, "w"), force_terminal=True
-    )  # noqa: SIM115
+        record=True,
+        width=WIDTH,
+        file=open(os.devnull, "w"),  # noqa: SIM115
+        force_terminal=True,
+    )
     with shoal.Client() as client, Watcher(client, 1.0, "") as watcher:
         time.sleep(12.0)
         console.print(watcher.view(WIDTH, 40))

@@ -1,4 +1,6 @@
-"""The page of settings: every SHOAL_* variable that a service, the client or the command line reads."""
+"""The page of settings: every SHOAL_* variable that a service, the client or the command line
+reads.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,15 @@ UNDOCUMENTED: Final = {
     "SHOAL_ALIASES": "The file of aliases, YAML: names that clients send, each with its model.",
     "SHOAL_BATCH_ITEMS": "Maximum sequences of one forward pass.",
     "SHOAL_CATALOG": "Folders of cards, separated by colons; the same as those of the workers.",
-    "SHOAL_DEFAULT_POOL": "The pool in which work for a model that is resident nowhere is queued, without SHOAL_POOLS.",
+    "SHOAL_DEFAULT_POOL": (
+        "The pool in which work for a model that is resident nowhere is queued, without "
+        "SHOAL_POOLS."
+    ),
     "SHOAL_DEVICE": "The device of the worker. auto: an accelerator if there is one.",
-    "SHOAL_DTYPE": "The number format of models. auto: bfloat16 where the hardware multiplies it, else float32.",
+    "SHOAL_DTYPE": (
+        "The number format of models. auto: bfloat16 where the hardware multiplies it, else "
+        "float32."
+    ),
     "SHOAL_EDGE_ID": "The edge's name in logs and metrics.",
     "SHOAL_HEARTBEAT_SECONDS": "Seconds between two heartbeats of a worker.",
     "SHOAL_HTTP_ADDRESS": "The listening address of HTTP.",
@@ -58,7 +66,10 @@ UNDOCUMENTED: Final = {
     "SHOAL_LEASE_MS": "Milliseconds after which the jobs of a silent worker are queued again.",
     "SHOAL_LOG_LEVEL": "The lowest level of log lines that are written.",
     "SHOAL_LONGEST_DEADLINE_SECONDS": "Maximum deadline that a request may name.",
-    "SHOAL_MODELS": "Model directories: `org/name=/path` entries and roots `<root>/<org>/<name>`, separated by colons.",
+    "SHOAL_MODELS": (
+        "Model directories: `org/name=/path` entries and roots `<root>/<org>/<name>`, separated "
+        "by colons."
+    ),
     "SHOAL_POOL": "The pool to which the worker belongs; for a router, where SHOAL_DEFAULT_POOL is not set.",
     "SHOAL_POOLS": "The file of pools, YAML. Without it, every pool that a worker names exists.",
     "SHOAL_PULL_WAIT_SECONDS": "Maximum seconds that a pull waits at a router.",
@@ -73,7 +84,10 @@ UNDOCUMENTED: Final = {
     "SHOAL_JWKS": "The file of keys that sign accepted JWTs.",
     "SHOAL_JWT_ISSUER": "The `iss` that JWTs must have.",
     "SHOAL_JWT_AUDIENCE": "The `aud` that JWTs must have.",
-    "SHOAL_ALLOW_INSECURE": "1: serve and send without TLS or credentials beyond this machine, because something else protects it.",
+    "SHOAL_ALLOW_INSECURE": (
+        "1: serve and send without TLS or credentials beyond this machine, because something "
+        "else protects it."
+    ),
 }
 """Descriptions of fields without a docstring, and of variables that share a field."""
 OTHERS: Final[dict[str, dict[str, str]]] = {
@@ -92,11 +106,17 @@ OTHERS: Final[dict[str, dict[str, str]]] = {
         "SHOAL_ROUTERS_NAME": "The name in the routers' certificate, if it is not that of the address.",
     },
     "Python client, command line and workers, as callers of a router": {
-        "SHOAL_ADDRESS": "Addresses of routers, separated by commas (client and command line). Default: `127.0.0.1:50051`.",
+        "SHOAL_ADDRESS": (
+            "Addresses of routers, separated by commas (client and command line). Default: "
+            "`127.0.0.1:50051`."
+        ),
         "SHOAL_TENANT": "The tenant of the calls (command line).",
         "SHOAL_TOKEN": "The bearer token.",
         "SHOAL_TOKEN_FILE": "The file that holds the bearer token, read again when it changes.",
-        "SHOAL_TOKEN_WITHOUT_TLS": "1: send the token without TLS to other machines, because something else protects the network.",
+        "SHOAL_TOKEN_WITHOUT_TLS": (
+            "1: send the token without TLS to other machines, because something else protects "
+            "the network."
+        ),
         "SHOAL_TLS": "1: use TLS with the system's authorities.",
         "SHOAL_TLS_CA": "The authorities that sign the router's certificate, a PEM file.",
         "SHOAL_TLS_CERT": "The client certificate, a PEM file.",
@@ -181,7 +201,9 @@ def _rows(module: ModuleType, name: str) -> Rows:
 
 
 def _shown(value: object) -> str:
-    """Return a default as its variable would hold it; nothing for objects that are made of files."""
+    """Return a default as its variable would hold it; nothing for objects that are made of
+    files.
+    """
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, tuple) and all(isinstance(one, str) for one in value):
@@ -219,7 +241,8 @@ def _source(module: ModuleType, name: str) -> Source:
         for keyword in made.keywords
         if keyword.arg and keyword.arg not in ELSEWHERE
     }
-    # A field may depend on other fields' variables: each variable belongs to the field that reads the fewest.
+    # A field may depend on other fields' variables: each variable belongs to the field that reads
+    # the fewest.
     owners: dict[str, str] = {}
     for field in sorted(named, key=lambda field: len(named[field]), reverse=True):
         owners |= dict.fromkeys(named[field], field)
@@ -240,7 +263,9 @@ def _assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
 def _variables(
     node: ast.AST, local: dict[str, Any], functions: dict[str, ast.FunctionDef]
 ) -> Iterator[str]:
-    """Yield the variables in an expression, in local names that it uses, and in helpers of the module that it calls."""
+    """Yield the variables in an expression, in local names that it uses, and in helpers of the
+    module that it calls.
+    """
     for part in ast.walk(node):
         if (
             isinstance(part, ast.Constant)

@@ -139,7 +139,9 @@ def relieved(context: Context) -> Row:
 
 
 def _model(context: Context, tokens: int) -> tuple[PackedModel, list[InputSequence], Vector]:
-    """Return a model of BERT-base's shape, a batch of this many tokens, and its vectors in float32."""
+    """Return a model of BERT-base's shape, a batch of this many tokens, and its vectors in
+    float32.
+    """
     shape = published.shapes(context, ("BERT-base",))[0]
     model = published.loaded(shape, context)
     mix = real_texts(max(16, tokens // 40), directory=published.checkpoint(shape)[0])

@@ -3,7 +3,8 @@
     import shoal
 
     with shoal.Client("127.0.0.1:50051") as client:
-        vectors = client.encode("sentence-transformers/all-MiniLM-L6-v2", ["first text", "second text"]).dense
+        vectors = client.encode("sentence-transformers/all-MiniLM-L6-v2", ["first text", "second
+        text"]).dense
 
 The modules in this folder are public: clients, handles on models, errors, results, tasks and the
 status of the mesh. `verbs` -> `calls` -> `requests` -> `transport` is the path of a call and not

@@ -464,7 +464,8 @@ class Extraction:
 
     def __repr__(self) -> str:
         found = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return f"Extraction({', '.join(f'{name}={value!r}' for name, value in found if value or value == {})})"
+        shown = (f"{name}={value!r}" for name, value in found if value or value == {})
+        return f"Extraction({', '.join(shown)})"
 
     @property
     def json(self) -> dict[str, list[dict[str, str | list[str] | None]]]:

@@ -92,7 +92,8 @@ def check_architecture(layout: Layout) -> None:
         raise Refused(f"has the architecture {layout.architecture[:80]!r}; {known} are converted")
     if any(tensor.name == "rope_freqs.weight" for tensor in layout.tensors):
         raise Refused(
-            "has rope_freqs.weight, scaled rotary frequencies, and GGUF does not store their settings "
+            "has rope_freqs.weight, scaled rotary frequencies, and GGUF does not store their "
+            "settings "
             "hold: "
             "use the safetensors"
         )
@@ -139,7 +140,7 @@ def _output(tensor: Stored, layout: Layout, mapping: mmap.mmap) -> Output:
                 continue
             with np.errstate(
                 all="ignore"
-            ):  # a scale that is not finite makes numbers that are not, as the package's own reader does
+            ):  # a scale that is not finite gives such numbers, as in the package
                 numbers = dequantize(np.ascontiguousarray(part), kind)
                 made = numbers - np.float32(1) if is_offset else numbers
             yield made.astype("<f4").tobytes()

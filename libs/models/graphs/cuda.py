@@ -185,7 +185,7 @@ class CudaCapture:
                 try:
                     for _ in range(_WARM_UPS):
                         forward(buffer)
-                finally:  # Kernels of a failed run may still use the buffer, and its memory is freed when this returns.
+                finally:  # kernels of a failed run may still use the buffer, freed on return
                     self._captures.synchronize()
                 with _private_workspaces():
                     graph, output = self._record(forward, buffer)

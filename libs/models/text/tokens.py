@@ -45,8 +45,8 @@ class TokenProcessor:
     def prepare(self, work: TokenWork, check_cancelled: CancelCheck) -> Prepared:
         """Do the work; the notes contain the result.
 
-        Raises InputTooLong or InvalidInput with the field's path in the job, and errors of `check_cancelled`,
-        which is called before each `cutting.SLICE_CHARACTERS` characters.
+        Raises InputTooLong or InvalidInput with the field's path in the job, and errors of
+        `check_cancelled`, which is called before each `cutting.SLICE_CHARACTERS` characters.
         """
         with failing(_cannot_tokenise):
             if isinstance(work, TokenizeWork):

@@ -248,7 +248,11 @@ def check_results(texts: Sequence[str], reply: pb.TokenizeResponse) -> None:
         ) > len(text):
             raise HttpError(
                 "INTERNAL",
-                "the mesh answered a text with tokens that have no places, or places beyond the text",
+                (
+                    "the mesh answered a text with tokens that have no places, or places beyond "
+                    "the "
+                    "text"
+                ),
             )
 
 

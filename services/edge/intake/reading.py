@@ -1,8 +1,9 @@
 """Read a request's body within limits of size, time and its caller's memory.
 
 All paths use this mechanism. Until a router has identified the caller (`callers.py`), a request
-holds at most UNIDENTIFIED_BODY_BYTES of a body, inflated or not; then its tenant pays for it (`budget.py`). The
-objects that decoding will create are counted and paid for before decoding (`counting.py`).
+holds at most UNIDENTIFIED_BODY_BYTES of a body, inflated or not; then its tenant pays for it
+(`budget.py`). The objects that decoding will create are counted and paid for before decoding
+(`counting.py`).
 """
 
 from __future__ import annotations

@@ -378,7 +378,9 @@ def _parsed(batch: Batch, body: bytes) -> Message:
 
 
 def _together(batch: Batch, held: Sequence[tuple[Message, int]]) -> int:
-    """Return how many of the first messages, each with its bytes, can share a call; at least one."""
+    """Return how many of the first messages, each with its bytes, can share a call; at least
+    one.
+    """
     if not batch.agree:
         return 1
     first, size = batch.key(held[0][0]), 0

@@ -259,7 +259,8 @@ def _whole_tokenize(answer: pb.TokenizeResponse) -> pb.TokenizeResponse:
             )
         if text.special_before + text.special_after > tokens or text.kept_start > text.kept_end:
             raise InternalError(
-                "a worker's answer has a text with more special tokens than tokens, or a kept part that ends first"
+                "a worker's answer has a text with more special tokens than tokens, or a kept "
+                "part that ends first"
             )
     return answer
 

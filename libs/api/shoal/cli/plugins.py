@@ -25,7 +25,7 @@ _KNOWN = {
     "profile": "Profile a model's forward pass and a request.",
     "simulate": "Replay requests with eviction policies and fleets, and compare their costs.",
     "models.check": "Explain how a model's files are interpreted, and test it on this machine.",
-    "models.convert": "Write a model's directory with its torch, GGUF or ONNX weights as safetensors.",
+    "models.convert": "Convert a model's torch, GGUF or ONNX weights to safetensors.",
 }
 # All arguments after the name are passed to the command, --help included.
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

@@ -140,7 +140,7 @@ class BlockingTransport:
                 for future in as_completed(futures):
                     future.result()
                     on_done(futures[future])
-            except BaseException:  # KeyboardInterrupt, too: the threads must not wait for results that are no longer needed.
+            except BaseException:  # KeyboardInterrupt, too: the threads must not wait any longer
                 threads.shutdown(wait=False, cancel_futures=True)
                 group.stop()
                 raise

@@ -239,8 +239,8 @@ class TextProcessor:
         """All tokens of a text, which is not truncated. Blocking, without the interpreter's lock
         while the library tokenises.
 
-        A long text is tokenised in pieces, between which `check_cancelled` is called, where the tokenizer is
-        local (`whole.py`).
+        A long text is tokenised in pieces, between which `check_cancelled` is called, where the
+        tokenizer is local (`whole.py`).
         """
         rows = rows_of(self._cutter, prompt + text, check_cancelled, self._encode_all)
         before, end = rows.first, rows.end

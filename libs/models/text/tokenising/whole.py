@@ -20,7 +20,7 @@ from tokenizers import Encoding
 from libs.models.text.tokenising.cutting import MARGIN, NEAR, Cutter
 from libs.models.work import CancelCheck
 
-PIECE: Final = 1 << 15
+PIECE: Final = 1 << 14
 """Characters that are tokenised in one call: at most 32,768 tokens of text that is mostly
 punctuation, 20 MB.
 """

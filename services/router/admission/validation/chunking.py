@@ -111,7 +111,8 @@ def _item(
         contexts = chunks * _utf8(item.context)
         if contexts > limits.CHUNK_CONTEXTS.most:
             message = (
-                f"{path}.context would be read with about {chunks:,} chunks, {contexts:,} bytes together; at most "
+                f"{path}.context would be read with about {chunks:,} chunks, {contexts:,} bytes "
+                "together; at most "
                 f"{limits.CHUNK_CONTEXTS.most:,} are allowed: shorten it, or ask for larger chunks"
             )
             raise InvalidInput(message, field=f"{path}.context")

@@ -299,7 +299,11 @@ SPANNED: Final = Limit("the texts and contexts of an item's spans", ("Item.spans
 """As many as an item's text may have: spans may overlap, and each is read."""
 CONTEXT: Final = Limit("text before chunks", ("Item.context", "Span.context"), 4096, CHARACTERS)
 CHUNK_CONTEXTS: Final = Limit(
-    "the contexts of all chunks of an item, by the estimated number of chunks (by workers their characters)",
+    (
+        "the contexts of all chunks of an item, by the estimated number of chunks (by workers "
+        "their "
+        "characters)"
+    ),
     ("Item.context",),
     4 * MIB,
     BYTES,

@@ -2,8 +2,9 @@
 
 `embedding.py` calls it in a worker's preparing threads. The package semantic-text-splitter
 (Unicode's rules for sentences and words, CommonMark) selects the ends of chunks by the tokens that
-the model's tokenizer makes of candidates. It runs without the interpreter's lock and calls `check_cancelled`
-before it counts each candidate, so that a job can be cancelled and yields to others.
+the model's tokenizer makes of candidates. It runs without the interpreter's lock and calls
+`check_cancelled` before it counts each candidate, so that a job can be cancelled and yields to
+others.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def check_contexts(spans: Sequence[Span], context: str, index: int) -> None:
     if characters > MAX_CONTEXT_CHARACTERS:
         field = f"items[{index}].context" if context else f"items[{index}].spans"
         message = (
-            f"{field}: the contexts of {len(spans):,} chunks have {characters:,} characters together; at most "
+            f"{field}: the contexts of {len(spans):,} chunks have {characters:,} characters "
+            "together; at most "
             f"{MAX_CONTEXT_CHARACTERS:,} are allowed: shorten them, or ask for larger chunks"
         )
         raise InvalidInput(message, field=field)
