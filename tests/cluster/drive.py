@@ -58,7 +58,7 @@ class Traffic:
             )
 
     async def keep_asking(self, is_over: Callable[[], bool], seconds: float) -> None:
-        """Keep requests in flight until `is_over` or for `seconds`; return after the last answer."""
+        """Keep requests in flight until `is_over` or for `seconds`, and wait for all answers."""
         end = time.monotonic() + seconds
 
         async def one_after_another() -> None:

@@ -94,7 +94,7 @@ def applied(server: ApiServer, made: Sequence[Object]) -> Iterator[int]:
 
 
 def _scale(server: ApiServer, folder: Path, done: Done) -> None:
-    """Scale kind-cpu by KEDA's ScaledObject, 0 → 1 → 2 → 0: pods as the API server requests them."""
+    """Scale kind-cpu by KEDA's ScaledObject, 0 → 1 → 2 → 0, with pods from the API server."""
     (folder / "overlay").mkdir()
     with applied(server, objects.scaled_overlay(folder / "overlay")):
         scale = Scale(server, WORKER)
