@@ -178,7 +178,7 @@ def test_arguments_that_cannot_work_are_refused_at_once() -> None:
         shoal.Tls(certificate_chain=b"x")
 
 
-def test_address_comes_from_the_environment(
+def test_address_is_read_from_the_environment(
     router: FakeRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_ADDRESS", router.address)
@@ -188,7 +188,7 @@ def test_address_comes_from_the_environment(
     assert shoal.Client().address == "127.0.0.1:50051"
 
 
-def test_who_found_nobody_connects_when_somebody_is_there() -> None:
+def test_client_connects_once_the_router_starts() -> None:
     port = free_port()
     with shoal.Client(f"127.0.0.1:{port}") as client:
         with pytest.raises(errors.CannotConnect):

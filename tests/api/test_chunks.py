@@ -80,7 +80,7 @@ def test_invalid_chunking_is_refused(router: FakeRouter, asked: Chunking) -> Non
         client.encode(MODEL, TEXTS, chunking=asked)
 
 
-def test_chunks_that_do_not_fit_are_no_answer() -> None:
+def test_inconsistent_chunks_are_an_internal_error() -> None:
     dense = tensor_pb2.Tensor(data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[1, 2], data=bytes(8))
     for chunks in (
         inference_pb2.Chunks(offsets=[0, 1], starts=[0], ends=[1]),

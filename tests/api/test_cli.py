@@ -573,14 +573,14 @@ def test_connection_options(run: Run, router: FakeRouter) -> None:
     assert round(call.seconds_left, 1) <= 7  # gRPC rounds deadlines up.
 
 
-def test_nobody_there(run: Run, nobody: str) -> None:
+def test_unreachable_router_is_reported(run: Run, nobody: str) -> None:
     ran = run("encode", MODEL, "x", "--address", nobody)
     assert (ran.code, ran.out) == (1, "")
     assert nobody in ran.err
     assert "shoal up" in ran.err
 
 
-def test_error_names_the_line_and_what_to_do(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+def test_error_names_the_line_and_the_remedy(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("one\ntwo\nthree\n")
     too_long = Refusal(
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -1099,9 +1099,7 @@ def test_commands_of_other_distributions(run: Run, monkeypatch: pytest.MonkeyPat
     assert run("encode", MODEL, "x").code == 0
 
 
-def test_command_of_another_distribution_below_one_of_ours(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plugin_command_below_a_builtin_group(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "entry_points", lambda group: ())
     missing = run("models", "check", "x")
     assert (missing.code, "`shoal models check` is part of Shoal's services" in missing.err) == (
@@ -1144,7 +1142,7 @@ def test_completion_and_module(router: FakeRouter) -> None:
         assert done.stdout.split() == [completed]
 
 
-def test_bar_only_for_long_work_that_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_only_for_long_work_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

@@ -438,7 +438,7 @@ async def test_parts_of_two_revisions_are_refused(connect: Connect, router: Fake
         await connect(router.address, request_items=2).do("encode", MODEL, TEXTS)
 
 
-async def test_bad_arguments_are_told_with_their_field(
+async def test_invalid_argument_is_reported_with_its_field(
     connect: Connect, router: FakeRouter
 ) -> None:
     client = connect(router.address)
@@ -527,7 +527,7 @@ async def test_empty_list_is_an_empty_answer(
 LONG = "much too long " * 10
 
 
-async def test_invalid_items_are_skipped_and_told(connect: Connect, router: FakeRouter) -> None:
+async def test_invalid_items_are_skipped_and_reported(connect: Connect, router: FakeRouter) -> None:
     """One empty text, one that is none and one too long among many; each has a row that says
     nothing.
     """
@@ -671,7 +671,7 @@ def test_repr_of_results_is_short(router: FakeRouter) -> None:
 
 
 @pytest.mark.parametrize("kind", [shoal.Client, shoal.AsyncClient])
-def test_client_says_its_address_and_what_to_pickle_instead(
+def test_client_shows_its_address_and_a_picklable_alternative(
     kind: type[shoal.Client] | type[shoal.AsyncClient],
 ) -> None:
     client = kind("127.0.0.1:1", token="secret")

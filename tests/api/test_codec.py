@@ -104,7 +104,7 @@ def test_sparse_rows_and_scipy() -> None:
     assert (dense[0, 3], dense[0, 7], dense[2, 0], dense.sum()) == (1.0, 2.0, 0.5, 3.5)
 
 
-def test_only_what_was_sent_is_there() -> None:
+def test_only_sent_fields_are_set() -> None:
     result = codec.encode_result(
         inference_pb2.EncodeResponse(model_revision="r", usage={"input_tokens": 3})
     )

@@ -43,7 +43,7 @@ def test_retry_delay_is_in_seconds() -> None:
     assert (type(error), error.retry_after) == (errors.QueueFull, 1.5)
 
 
-def test_field_is_told_also_where_the_code_allows_no_bad_request() -> None:
+def test_field_is_reported_for_codes_without_bad_request() -> None:
     info = error_details_pb2.ErrorInfo(
         reason="OUT_OF_MEMORY", domain="shoal", metadata={"field": "items[3].text"}
     )
@@ -84,7 +84,7 @@ def test_every_failure_has_a_class(code: str, reason: str, kind: type[errors.Sho
     assert error.message
 
 
-def test_parts_error_is_told_in_terms_of_the_whole() -> None:
+def test_error_of_a_part_names_the_index_in_the_whole() -> None:
     error = errors.InputTooLong("items[3].text is long", field="items[3].text")
     error.move("items", range(500, 510))
     assert (error.field, error.message) == ("items[503].text", "items[503].text is long")

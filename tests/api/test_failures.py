@@ -89,7 +89,9 @@ async def test_deadline_that_passes(connect: Connect, router: FakeRouter) -> Non
     assert len(router.calls) == 1
 
 
-async def test_nobody_there_is_told_with_the_address(connect: Connect, nobody: str) -> None:
+async def test_unreachable_router_is_reported_with_its_address(
+    connect: Connect, nobody: str
+) -> None:
     policy = shoal.RetryPolicy(attempts=3, first_delay=0.01, longest_delay=0.02)
     with pytest.raises(errors.CannotConnect, match=nobody):
         await connect(nobody, retry=policy).do("encode", MODEL, "x")
@@ -144,7 +146,7 @@ async def test_router_that_dies_with_calls_in_flight(
     assert held_id in {call.request_id for call in router.calls}
 
 
-async def test_router_that_comes_back_is_found_again(connect: Connect) -> None:
+async def test_restarted_router_is_found_again(connect: Connect) -> None:
     with serving(FakeRouter()) as first:
         port = int(first.address.rpartition(":")[2])
         client = connect(first.address)
@@ -164,7 +166,7 @@ class Spent(RetryBudgets):
         self._failover = RetryBudget(capacity=1, per_second=1e-6, per_success=0)
 
 
-async def test_all_that_waits_for_a_router_goes_on_when_it_is_back(
+async def test_waiting_calls_resume_when_the_router_restarts(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No budget of retries holds it up: no router has heard of any of it."""

@@ -31,7 +31,7 @@ def handle(router: FakeRouter) -> Iterator[ModelHandle]:
     made.close()
 
 
-async def test_every_verb_gives_what_the_client_gives(
+async def test_every_verb_returns_the_clients_result(
     handle: ModelHandle, router: FakeRouter
 ) -> None:
     with shoal.Client(router.address) as client:

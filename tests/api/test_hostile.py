@@ -74,7 +74,9 @@ def texts(value: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=NAMES)
-def test_no_command_lets_an_answer_steer_the_terminal(run: Run, words: tuple[str, ...]) -> None:
+def test_no_command_prints_control_characters_of_a_response(
+    run: Run, words: tuple[str, ...]
+) -> None:
     code, output = run(*words)
     assert (code, controls(output)) == (0, set())
     # The tables of these two show no text that the mesh supplies.

@@ -58,7 +58,7 @@ def test_images_of_pillow_lose_nothing(mode: str) -> None:
     assert (np.asarray(found.convert("RGB")) == np.asarray(image.convert("RGB"))).all()
 
 
-def test_orientation_goes_with_the_picture() -> None:
+def test_orientation_is_kept_with_the_image() -> None:
     image = Image.fromarray(PIXELS)
     image.getexif()[ExifTags.Base.Orientation] = 6
     found = Image.open(BytesIO(item_message("items[0]", image).image.data))
@@ -78,7 +78,7 @@ def test_files_and_bytes_are_sent_as_they_are(tmp_path: Path) -> None:
     ]
 
 
-def test_one_picture_is_a_list_of_one() -> None:
+def test_one_image_is_a_list_of_one() -> None:
     for one in (
         b"png",
         Path("a.png"),
@@ -180,7 +180,7 @@ class FakeSeries:
         (None, "items is a NoneType; it must be"),
     ],
 )
-def test_argument_whose_iteration_is_not_its_items_is_refused(items: Any, words: str) -> None:
+def test_argument_that_does_not_iterate_over_items_is_refused(items: Any, words: str) -> None:
     with pytest.raises(InvalidInput, match=words) as caught:
         item_list(items)
     assert caught.value.field == "items"

@@ -34,7 +34,7 @@ def test_remainder_does_not_run_alone() -> None:
     ]
 
 
-def test_of_nothing_there_are_no_parts() -> None:
+def test_empty_list_has_no_parts() -> None:
     assert spans([], max_items=512, max_characters=100) == []
 
 
@@ -56,7 +56,7 @@ def encoded(
 
 
 @pytest.mark.parametrize("data_type", [value for value in tensor_pb2.DataType.values() if value])
-def test_parts_merge_into_what_one_request_would_have_given(data_type: tensor_pb2.DataType) -> None:
+def test_parts_merge_into_the_result_of_one_request(data_type: tensor_pb2.DataType) -> None:
     first, second, third = (
         [[1.0, -2.0], [3.0, 4.0]],
         [[5.0, 6.5]],

@@ -54,7 +54,7 @@ def full() -> Iterator[FakeFullRouter]:
         yield running
 
 
-def test_many_clients_together_do_not_ask_much_more_than_they_were_asked_for(
+def test_retries_of_many_clients_stay_within_the_budget(
     full: FakeFullRouter,
 ) -> None:
     """Four clients ask 60 times each at 20 a second, and each request might be tried for a

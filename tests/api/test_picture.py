@@ -88,7 +88,7 @@ def test_rates_are_over_the_last_seconds_only() -> None:
     assert picture.lanes[0].tokens_per_second == 0
 
 
-def test_counter_that_begins_anew_tells_no_rate() -> None:
+def test_counter_reset_gives_no_rate() -> None:
     history = History()
     history.add(mesh(lanes=(lane(entered=9000),), workers=(worker(computed=50.0),)), 0.0)
     picture = history.add(

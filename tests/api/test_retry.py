@@ -13,14 +13,14 @@ def attempts(*, addresses: int = 1, policy: RetryPolicy = POLICY) -> Attempts:
     return Attempts(policy, deadline=60.0, addresses=addresses)
 
 
-def test_only_what_is_marked_is_retried() -> None:
+def test_only_marked_errors_are_retried() -> None:
     assert attempts().delay(InvalidInput("bad"), jitter=0) is None
     assert attempts().delay(WorkerLost("it may be the request"), jitter=0) is None
     assert attempts().delay(QueueFull("full", retry_after=0.0), jitter=0) is not None
     assert attempts().delay(LOST, jitter=0) is not None
 
 
-def test_never_earlier_than_told() -> None:
+def test_retry_is_never_earlier_than_the_given_delay() -> None:
     assert attempts().delay(QueueFull("full", retry_after=2.5), jitter=0) == 2.5
     later = attempts().delay(QueueFull("full", retry_after=2.5), jitter=1)
     assert later == pytest.approx(3.75)

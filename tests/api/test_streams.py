@@ -65,7 +65,7 @@ def arrays(value: Any) -> list[np.ndarray[Any, Any]]:
 
 
 @pytest.mark.parametrize("data_type", DATA_TYPES)
-async def test_large_answer_comes_in_parts_and_is_the_same(
+async def test_large_response_is_streamed_and_equal(
     connect: Connect, router: FakeRouter, data_type: DataType
 ) -> None:
     forms = ALL if data_type in ("float32", "float16", "bfloat16") else ["dense"]
@@ -99,7 +99,7 @@ async def test_parts_of_a_long_list_share_one_array(connect: Connect, router: Fa
     assert result.dense.flags.writeable
 
 
-async def test_small_answer_comes_as_one(connect: Connect, router: FakeRouter) -> None:
+async def test_small_response_is_one_message(connect: Connect, router: FakeRouter) -> None:
     await connect(router.address).do("encode", MODEL, TEXTS)
     assert methods(router) == ["Encode"] * 3
 
@@ -260,7 +260,7 @@ def test_large_response_is_predicted_from_the_request() -> None:
     assert not large(0)
 
 
-def test_rows_come_to_their_place_without_another_copy() -> None:
+def test_rows_are_written_in_place_without_a_copy() -> None:
     rows = Rows(5)
     sinks = EncodeSink(rows, 3, 2), EncodeSink(rows, 0, 3)
     for sink, numbers in zip(sinks, ([[3, 4]], [[0, 1, 2]]), strict=True):

@@ -96,7 +96,7 @@ def test_tokens_of_two_revisions_are_not_one_answer(router: FakeRouter) -> None:
         client.tokenize(MODEL, ["a", "b"])
 
 
-def test_answer_whose_lists_differ_is_an_internal_error() -> None:
+def test_response_with_lists_of_different_length_is_an_internal_error() -> None:
     wrong = pb.Tokenization(count=2, ids=[1, 2], starts=[0], ends=[1, 2])
     with pytest.raises(InternalError):
         codec.tokenize_result(pb.TokenizeResponse(results=[wrong]))

@@ -65,9 +65,7 @@ def test_both_clients_watch_alike() -> None:
     assert mine.__doc__ == theirs.__doc__
 
 
-async def test_watch_tells_again_and_again_and_ends_with_who_watches(
-    make: Make, router: FakeRouter
-) -> None:
+async def test_watch_repeats_and_ends_with_its_caller(make: Make, router: FakeRouter) -> None:
     client = make(router.address)
     seen = await looks(client, 3)
     assert [mesh.router_id for mesh in seen] == ["router-1"] * 3
@@ -78,7 +76,7 @@ async def test_watch_tells_again_and_again_and_ends_with_who_watches(
     await close(client)
 
 
-async def test_when_a_router_goes_the_next_watch_asks_another(make: Make) -> None:
+async def test_watch_fails_over_to_another_router(make: Make) -> None:
     with serving(FakeRouter()) as left, ExitStack() as stack:
         going = stack.enter_context(serving(FakeRouter()))
         client = make(f"{going.address},{left.address}")
@@ -107,7 +105,7 @@ async def test_refusal_is_raised(make: Make, router: FakeRouter) -> None:
     await close(client)
 
 
-def test_watch_that_nobody_follows_is_ended(router: FakeRouter) -> None:
+def test_abandoned_watch_is_ended(router: FakeRouter) -> None:
     with shoal.Client(router.address) as client:
         watch: Iterator[Mesh] = client.watch(0.2)
         next(watch)

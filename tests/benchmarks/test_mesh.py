@@ -62,7 +62,7 @@ def by_text(found: list[Target], part: str) -> Target:
     return target
 
 
-def test_each_process_gets_about_as_many_tokens_and_no_text_twice() -> None:
+def test_processes_get_equal_tokens_and_no_text_twice() -> None:
     lengths = [4 + number % 90 for number in range(512)]
     shares = balanced_shares(range(512), lengths, 2)
     tokens = [sum(lengths[index] for batch in share for index in batch) for share in shares]
@@ -106,7 +106,7 @@ async def test_closed_loops_send_every_text() -> None:
     assert await steadily(encode, texts * 32, 0.01) > 0
 
 
-def test_mesh_is_compared_with_the_forward_beside_it() -> None:
+def test_mesh_is_compared_with_the_forward_of_the_same_run() -> None:
     assert of_forward(mesh("1 x all", 1.0)) == (1.0, 0.5)
 
 
@@ -150,7 +150,7 @@ def idle() -> Latency:
     )
 
 
-def test_targets_say_what_is_met() -> None:
+def test_targets_show_which_are_met() -> None:
     found = targets(whole(), [idle()], {64: [2600.0]}, "1 x 2", "2 x 1")
     assert by_text(found, "sentence-transformers float32").met
     assert not by_text(found, "sentence-transformers bfloat16").met
@@ -183,7 +183,7 @@ def test_missing_measurement_has_no_target() -> None:
     assert not [one for one in targets(whole(), [], {}, "1 x 2", "1 x 2") if "worker" in one.text]
 
 
-def test_report_is_printed_and_told_in_json() -> None:
+def test_report_is_printed_and_written_as_json() -> None:
     turn = Turn(64, 3000, 3.0, {"router": 400.0, "redis": 100.0}, 9.0)
     assert (turn.rate, turn.per_core) == pytest.approx((1000.0, 2500.0))
     found = targets(whole(), [idle()], {64: [turn.per_core]}, "1 x 2", "2 x 1")

@@ -37,7 +37,7 @@ def test_docstring_becomes_its_first_paragraph_and_the_rest_without_doctests() -
     assert rest == f"{body} Parameters graph : a graph"
 
 
-def test_texts_that_occur_twice_are_no_known_items() -> None:
+def test_duplicate_texts_are_not_known_items() -> None:
     found = [
         ("a", "same", "one"),
         ("b", "same", "two"),

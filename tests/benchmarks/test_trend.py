@@ -62,7 +62,7 @@ def samples(
     ]
 
 
-def test_process_that_leaks_is_told_from_one_that_does_not() -> None:
+def test_leaking_process_is_distinguished_from_a_stable_one() -> None:
     """Half a per cent of 100 MiB in ten minutes is 874 bytes a second."""
     assert grown("steady", samples(0)).is_flat
     assert grown("hardly", samples(500)).is_flat
@@ -74,6 +74,6 @@ def test_file_that_stays_open_is_seen() -> None:
     assert not grown("one more", samples(0, files_at_last=21)).opens_no_more
 
 
-def test_file_that_is_soon_closed_is_no_growth() -> None:
+def test_briefly_open_file_is_not_growth() -> None:
     """Renewed gRPC connections are the case."""
     assert grown("renewed", samples(0, files_at_last=21, since=510, until=514)).opens_no_more

@@ -50,7 +50,7 @@ def overrides(folder: Path, text: str) -> Overrides:
     return found
 
 
-def test_card_goes_over_what_the_files_say(tmp_path: Path) -> None:
+def test_card_overrides_the_files(tmp_path: Path) -> None:
     files: dict[str, object] = {
         "modules.json": old("Transformer", "Pooling"),
         "1_Pooling/config.json": POOLING,
@@ -94,7 +94,7 @@ def test_prompt_can_be_taken_away(tmp_path: Path) -> None:
     assert (card.prompts, card.default_prompt) == ({}, "")
 
 
-def test_kind_can_be_told(tmp_path: Path) -> None:
+def test_kind_can_be_set(tmp_path: Path) -> None:
     directory = write(tmp_path / "model", {})
     card = read_card(
         directory,
@@ -142,7 +142,7 @@ def test_earlier_folders_go_over_later_ones_and_all_over_the_shipped_cards(tmp_p
     ]
 
 
-def test_revisions_card_goes_over_the_models(tmp_path: Path) -> None:
+def test_revisions_card_overrides_the_models(tmp_path: Path) -> None:
     found = catalog(
         tmp_path,
         "model: org/name\nmax_tokens: 9\nrevision: main\n---\nmodel: org/name@v2\nmax_tokens: 5\n",
@@ -211,13 +211,13 @@ def test_one_card_for_several_models(tmp_path: Path) -> None:
         ("model: org/name\n---\nmodel: org/name\n", "3: `model` org/name has a card at "),
     ],
 )
-def test_mistakes_are_told_with_file_and_line(tmp_path: Path, text: str, problem: str) -> None:
+def test_errors_have_file_and_line(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         catalog(tmp_path, text)
     assert caught.value.message.startswith(f"{tmp_path}/cards.yaml:{problem}")
 
 
-def test_folder_that_is_not_there() -> None:
+def test_missing_folder() -> None:
     with pytest.raises(InvalidInput, match="SHOAL_CATALOG: /nowhere is not a folder"):
         parse_folders("/nowhere")
 
@@ -231,7 +231,9 @@ def validator() -> jsonschema.Draft7Validator:
     return jsonschema.Draft7Validator(made)
 
 
-def test_schema_takes_what_the_reader_takes(validator: jsonschema.Draft7Validator) -> None:
+def test_schema_accepts_documents_that_the_reader_accepts(
+    validator: jsonschema.Draft7Validator,
+) -> None:
     shipped = [
         document
         for path in SHIPPED.glob("*.yaml")
@@ -258,7 +260,7 @@ def test_schema_takes_what_the_reader_takes(validator: jsonschema.Draft7Validato
         {"model": "org/name", "pinned": "true"},
     ],
 )
-def test_schema_refuses_what_the_reader_refuses(
+def test_schema_refuses_documents_that_the_reader_refuses(
     validator: jsonschema.Draft7Validator, tmp_path: Path, values: dict[str, object]
 ) -> None:
     assert not validator.is_valid(values)
@@ -314,7 +316,7 @@ MXBAI_PAIR = (
         ),
     ],
 )
-def test_rerankers_read_what_their_authors_wrote(
+def test_rerankers_use_their_authors_template(
     model: str, instruction: str, system: str, user: str, end: str, answers: tuple[str, str]
 ) -> None:
     card = read_catalog().overrides(model)

@@ -40,7 +40,7 @@ def test_cards_name_families_and_kinds_that_are_served() -> None:
             assert set(row.family.split(" or ")) <= families, row
 
 
-def test_models_for_pictures_are_of_the_kind_for_these_or_not_served() -> None:
+def test_image_models_are_of_an_image_kind_or_not_served() -> None:
     pictures = {
         line.split()[0] for line in CATALOGUE.read_text().splitlines() if "image" in line.split()[1]
     }
@@ -67,7 +67,7 @@ def test_generated_files_are_current(capsys: pytest.CaptureFixture[str]) -> None
     assert coverage.main(["--check"]) == 0, capsys.readouterr().out
 
 
-def test_stale_page_is_told_and_written(
+def test_stale_page_is_reported_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "models.md"

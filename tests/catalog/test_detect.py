@@ -132,7 +132,7 @@ def test_sentence_transformers_6(tmp_path: Path) -> None:
     assert (card.max_tokens, card.prompts, card.normalize) == (128, {}, True)
 
 
-def test_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_encoder_in_a_separate_folder(tmp_path: Path) -> None:
     """Folders such as 0_BERT were written by sentence-transformers 0 and 1."""
     files: Files = {
         "modules.json": modules(

@@ -230,7 +230,7 @@ def test_card_is_as_published(model: str, tmp_path: Path) -> None:
     )
 
 
-def test_v_splade_is_told_by_its_tensors(tmp_path: Path) -> None:
+def test_v_splade_is_recognised_by_its_tensors(tmp_path: Path) -> None:
     """Its configuration alone is ModernVBERT's, and sentence-transformers' files name modules that
     are code of the checkpoint.
     """
@@ -340,7 +340,7 @@ def test_every_family_of_images_with_a_card_is_detected() -> None:
     assert {row.family for row in rows} == tried
 
 
-def test_open_clips_layout_is_told_by_its_own_digest_and_needs_a_tokenizer(tmp_path: Path) -> None:
+def test_open_clip_layout_is_recognised_by_its_digest_and_needs_a_tokenizer(tmp_path: Path) -> None:
     files, _ = CARDS["Marqo/marqo-ecommerce-embeddings-B"]
     before = card_of("org/model", tmp_path / "a", files).revision
     write_tensors(tmp_path / "a" / "open_clip_model.safetensors", {"a": [2]})

@@ -48,14 +48,14 @@ def in_python(pattern: str, name: str) -> bool:
         r"(.*)q_proj", "quer[xyz]|k_proj",
     ],
 )  # fmt: skip
-def test_patterns_that_adapters_have_mean_what_they_mean_in_peft(pattern: str) -> None:
+def test_patterns_of_adapters_match_as_in_peft(pattern: str) -> None:
     made = compiled(pattern)
     assert [made.matches_end(name) for name in MODULES] == [
         in_python(pattern, name) for name in MODULES
     ]
 
 
-def test_any_pattern_that_is_taken_means_what_it_means_in_python() -> None:
+def test_accepted_patterns_match_as_in_python() -> None:
     chance = random.Random(7)
     taken = 0
     for _ in range(4000):

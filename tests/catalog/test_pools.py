@@ -122,13 +122,13 @@ def test_example_has_four_kinds_of_hardware() -> None:
         (f"{TWO}default: h100\n", "2: `default` is 'h100', which is none of cpu, l4-spot"),
     ],
 )
-def test_mistakes_are_told_with_file_and_line(tmp_path: Path, text: str, problem: str) -> None:
+def test_errors_have_file_and_line(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         pools(tmp_path, text)
     assert caught.value.message.startswith(f"{tmp_path}/pools.yaml:{problem}")
 
 
-def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"none\.yaml: cannot be read"):
         read_pools(tmp_path / "none.yaml")
 
@@ -145,7 +145,7 @@ def test_models_pools_are_its_own_catalogs_before_a_workers(tmp_path: Path) -> N
     assert Pools().names_for("org/b", cards, ["h100", "cpu"]) == ("h100", "cpu")
 
 
-def test_card_with_a_pool_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_card_with_an_unknown_pool_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cards.yaml").write_text(
         "model: org/a\npools: [cpu]\n---\nmodel: org/b\npools: [cpu, l4]\n"
     )
@@ -185,7 +185,7 @@ def test_schema_takes_the_example(validator: jsonschema.Draft7Validator) -> None
         {"pools": {"a": {"device": "cpu"}}, "defalt": "a"},
     ],
 )
-def test_schema_refuses_what_the_reader_refuses(
+def test_schema_refuses_documents_that_the_reader_refuses(
     validator: jsonschema.Draft7Validator, tmp_path: Path, values: dict[str, object]
 ) -> None:
     assert list(validator.iter_errors(values))

@@ -135,7 +135,7 @@ def test_router_with_one_way_for_both_roles(tmp_path: Path) -> None:
     assert card.sparse == Sparse(100, activation="log1p_relu_twice")
 
 
-def test_idf_beside_a_masked_language_model(tmp_path: Path) -> None:
+def test_idf_with_a_masked_language_model(tmp_path: Path) -> None:
     card = read_card(write(tmp_path, {"config.json": MASKED, "idf.json": {"a": 1.5}}), "org/name")
     assert card.sparse == Sparse(100, queries=StaticQueries("", "idf.json", False))
 

@@ -71,7 +71,7 @@ async def test_data_passes_complete_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("direction", ["both", "up", "down"])
-async def test_silent_link_loses_nothing_and_lets_nobody_in(direction: Direction) -> None:
+async def test_silent_link_loses_no_data_and_accepts_no_connection(direction: Direction) -> None:
     async with linked() as links, Caller.connect(links) as caller:
         await caller.trip()
         await links.set([LINK], silent(direction))
@@ -113,7 +113,7 @@ async def test_slow_and_narrow_links_take_their_time_and_keep_order() -> None:
         await caller.trip()
 
 
-async def test_link_to_nobody_resets() -> None:
+async def test_link_to_a_closed_port_resets() -> None:
     async with linked() as links:
         await is_reset(links, NOBODY)
 

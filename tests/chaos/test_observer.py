@@ -78,7 +78,7 @@ async def test_each_broken_invariant_is_seen(redis: Redis) -> None:
     assert "differ" in await problems(observer)
 
 
-async def test_answers_that_nobody_fetched_are_seen(redis: Redis) -> None:
+async def test_unfetched_answers_are_reported(redis: Redis) -> None:
     _, observer = await filled(redis)
     await redis.rpush(Keys(1).replies("other")[0], b"answer")
     assert "answers that nobody fetched" in " ".join(await observer.leftovers())

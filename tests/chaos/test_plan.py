@@ -49,7 +49,7 @@ def test_long_run_has_all_kinds_and_a_short_one_the_core() -> None:
     assert core <= {fault.kind for fault in plan_of(3, seconds=40.0, per_minute=45.0)}
 
 
-def test_there_are_as_many_faults_as_asked_for() -> None:
+def test_plan_has_the_requested_number_of_faults() -> None:
     faults = plan_of(4)
     assert len(faults) == 300
     assert 500 < faults[-1].begin < 700

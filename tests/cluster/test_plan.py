@@ -80,7 +80,7 @@ def test_all_that_is_left_out_of_a_run_is_said() -> None:
     assert "kind: nothing is scaled (KEDA_MANIFEST)" in left_out(KIND, ["kind"])
 
 
-def test_steps_come_in_order_and_each_overlay_is_applied() -> None:
+def test_steps_are_ordered_and_each_overlay_is_applied() -> None:
     planned = [step.name for step in steps(ENVTEST, ("a", "b"), ["envtest"])]
     assert planned == ["start", "definitions", "apply a", "apply b", "scale"]
     with_chart = replace(ENVTEST, helm="/bin/helm", chart="charts/shoal", values=("a", "b"))
@@ -144,7 +144,7 @@ def test_where_nothing_can_be_run_it_says_so_and_ends_with_2(tmp_path: Path) -> 
     assert (told["status"], told["steps"], told["found"]["etcd"]) == (2, [], "")
 
 
-def test_stand_in_serves_a_kind_of_ours_and_a_definition_replaces_it(tmp_path: Path) -> None:
+def test_stand_in_serves_our_kind_until_a_definition_replaces_it(tmp_path: Path) -> None:
     assert definitions.lacking([definitions.stand_in(kind) for kind in definitions.OURS]) == []
     file = tmp_path / "crds.yaml"
     file.write_text(

@@ -180,7 +180,7 @@ def test_shards_are_converted_with_an_index_of_their_tensors(tmp_path: Path) -> 
         convert(tmp_path, tmp_path, steps_of(names), ignore)
 
 
-def test_conversion_goes_on_with_the_next_file(tmp_path: Path) -> None:
+def test_conversion_continues_with_the_next_file(tmp_path: Path) -> None:
     for name in ("sparse_linear.pt", "colbert_linear.pt"):
         torch.save({"weight": torch.ones(1, 2)}, tmp_path / name)
     seen: list[str] = []
@@ -239,7 +239,9 @@ def test_child_that_the_system_ends_is_tried_again_later(
     convert(tmp_path, tmp_path, steps_of([SOURCE]), ignore)
 
 
-def test_child_has_no_environment_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_does_not_inherit_our_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     torch.save({"w": torch.ones(1000)}, tmp_path / SOURCE)
     seen: list[bytes] = []

@@ -172,7 +172,7 @@ def test_no_process_reads_two_documents_and_there_are_few(reader: DocumentReader
     assert len(children()) <= 3, "those of two at most, and one that is being replaced"
 
 
-def test_process_has_given_up_what_it_does_not_need(reader: DocumentReader) -> None:
+def test_process_has_no_environment_and_tight_limits(reader: DocumentReader) -> None:
     reader.open(GOOD, FIELD)
     child = children()[-1]
     assert child.environ() == {}

@@ -93,7 +93,9 @@ def test_options_of_models_need_a_model(run: Run, report: Path) -> None:
     assert (ran.exit_code, "127.0.0.1:1" in ran.stderr) == (1, True)
 
 
-def test_missing_reader_says_what_to_install(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_reader_names_the_package_to_install(
+    report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran = _run(monkeypatch, "127.0.0.1:1", [])(report)
     assert (
         ran.exit_code,

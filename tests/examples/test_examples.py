@@ -130,7 +130,7 @@ def fails(capsys: pytest.CaptureFixture[str], example: Any, *options: str) -> st
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_errors_say_what_to_do(
+def test_errors_name_the_remedy(
     endpoint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     here = ("--endpoint", endpoint)

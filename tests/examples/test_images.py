@@ -209,7 +209,7 @@ def test_random_model_says_so() -> None:
     assert "a&amp;b.png" in sheet
 
 
-def test_errors_say_what_to_do(
+def test_errors_name_the_remedy(
     pdf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(example: Any, *options: str) -> str:

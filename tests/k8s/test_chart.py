@@ -135,7 +135,7 @@ def test_components_together_are_values_together() -> None:
         ("network-policy", "tls", "keda", "keda-tls", "external-redis"),
     ],
 )
-def test_somebody_elses_redis_takes_ours_away(names: tuple[str, ...]) -> None:
+def test_external_redis_removes_ours(names: tuple[str, ...]) -> None:
     assert unlike(chart(*(ALONE[name] for name in names)), with_components(*names)) == []
 
 

@@ -265,7 +265,7 @@ def test_where_redis_is_may_be_a_secret() -> None:
     assert [one for one in objects if one["metadata"]["name"].startswith("redis")] == []
 
 
-def test_certificates_may_be_those_of_somebody_else() -> None:
+def test_certificates_may_be_external() -> None:
     own, theirs = chart({"tls": ON}), chart({"tls": {"enabled": True, "certManager": False}})
     assert [one for one in own if one["kind"] not in ("Certificate", "Issuer")] == list(theirs)
     issued = chart(
@@ -375,7 +375,7 @@ def test_notes_name_the_secrets_that_pods_wait_for(values: Values) -> None:
     assert set(said[0].split(", ") if said else ()) == waited
 
 
-def test_links_lead_to_k8s_and_a_package_has_what_they_lead_to(tmp_path: Path) -> None:
+def test_links_lead_to_k8s_and_a_package_has_their_targets(tmp_path: Path) -> None:
     links = [path for path in (CHART / "files").iterdir() if path.is_symlink()]
     assert len(links) == 3
     assert all(path.resolve().is_relative_to(K8S) for path in links)

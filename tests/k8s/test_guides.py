@@ -98,7 +98,7 @@ def selector(prometheus: Release, kind: str) -> Object:
 
 @pytest.mark.parametrize("guide", GUIDES)
 @pytest.mark.parametrize("kind", SELECTED)
-def test_prometheus_of_the_guides_selects_what_we_ship(guide: str, kind: str) -> None:
+def test_prometheus_of_the_guides_selects_our_objects(guide: str, kind: str) -> None:
     (prometheus,) = (one for one in releases(guide) if one.chart == "kube-prometheus-stack")
     for overlay in GUIDES[guide]:
         ours = of_kind(rendered(overlay), kind)
@@ -109,7 +109,7 @@ def test_prometheus_of_the_guides_selects_what_we_ship(guide: str, kind: str) ->
             )
 
 
-def test_overlay_that_opens_a_mesh_can_be_built_and_does_what_it_says(tmp_path: Path) -> None:
+def test_overlay_that_opens_a_mesh_builds_and_opens_it(tmp_path: Path) -> None:
     page = (ROOT / "docs/kubernetes.md").read_text()
     (written,) = re.findall(
         r"```yaml\n(components:.*?)```", page[page.index("## Access to the routers") :], re.DOTALL
@@ -168,9 +168,7 @@ def test_prometheus_hears_of_certificates(guide: str) -> None:
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_charts_values_of_a_guide_are_taken_and_say_what_its_overlay_says(
-    guide: str, tmp_path: Path
-) -> None:
+def test_chart_values_of_a_guide_render_its_overlay(guide: str, tmp_path: Path) -> None:
     text = _as_a_shell_would((ROOT / f"docs/{guide}.md").read_text())
     (values,) = re.findall(r"cat > mesh.yaml <<END\n(.*?)END\n", text, re.DOTALL)
     (overlay,) = re.findall(r"cat > mesh/kustomization.yaml <<END\n(.*?)END\n", text, re.DOTALL)

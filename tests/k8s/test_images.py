@@ -38,7 +38,7 @@ def test_hadolint_finds_nothing() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_image_runs_as_nobody_and_starts_one_process(target: str) -> None:
+def test_image_runs_unprivileged_and_starts_one_process(target: str) -> None:
     assert last(target, "USER") == "65532:65532"
     assert entrypoint(target) == ["python", "-m", f"services.{target.partition('-')[0]}"]
     assert not any(stage.all("CMD") for stage in lineage(target))
@@ -80,7 +80,7 @@ def test_base_images_are_arguments_to_be_pinned() -> None:
     )
 
 
-def test_context_has_what_is_copied_and_little_else() -> None:
+def test_build_context_has_little_more_than_the_copied_files() -> None:
     allowed = [
         line[1:]
         for line in (ROOT / ".dockerignore").read_text().splitlines()

@@ -79,7 +79,7 @@ def test_text_is_encoded_over_http(mesh: Mesh) -> None:
     assert len(found["embedding"]) == 384
 
 
-def test_prometheus_reads_numbers_from_every_pod_that_it_is_told_of(mesh: Mesh) -> None:
+def test_prometheus_scrapes_every_annotated_pod(mesh: Mesh) -> None:
     for pod in (mesh.router, mesh.scheduler, mesh.worker, mesh.edge):
         port = pod.ports[port_number(pod.workload, "metrics")]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:

@@ -34,7 +34,7 @@ def pod(objects: tuple[Object, ...]) -> Object:
     return spec
 
 
-def test_objects_are_what_kubernetes_knows_and_in_a_namespace_of_their_own(
+def test_objects_are_valid_and_in_a_separate_namespace(
     objects: tuple[Object, ...],
 ) -> None:
     for one in objects:

@@ -128,7 +128,7 @@ def peers(objects: tuple[Object, ...], peer: dict[str, Any]) -> Iterator[str]:
         (("tls", "keda", "keda-tls", "gpu-l4", "spot-gke", "otel"), TRACES),
     ],
 )
-def test_policies_let_through_what_is_used_and_nothing_else(
+def test_policies_allow_exactly_the_used_connections(
     names: tuple[str, ...], more: frozenset[Edge]
 ) -> None:
     let_in, let_out = edges(with_components("network-policy", *names))
@@ -150,7 +150,7 @@ def test_edge_is_reached_by_clients_and_reaches_routers(
     assert let_out == MESH | OUT | EDGE_TO_ROUTERS | {("edge", "kube-system/kube-dns", 53)} | more
 
 
-def test_redis_of_somebody_elses_is_reached_where_it_is() -> None:
+def test_external_redis_is_reached() -> None:
     let_in, let_out = edges(with_components("network-policy", "external-redis"))
     outside = {(who, ANYWHERE, port) for who, to, port in MESH if to == "redis"}
     inside = {edge for edge in MESH if edge[1] != "redis"}
@@ -215,7 +215,7 @@ def test_other_connections_are_denied(name: str) -> None:
             assert rule.get("from") or rule.get("to"), "everybody"
 
 
-def test_table_is_what_pods_listen_on_and_call() -> None:
+def test_table_matches_the_ports_and_addresses_of_pods() -> None:
     """Each port of the manifests, except probes, is reached by an edge of the table, and each
     address in the settings is one.
     """

@@ -131,7 +131,7 @@ def test_pods_have_no_rights_that_they_do_not_need(objects: tuple[Object, ...]) 
     assert len(accounts) == len(set(accounts)), "each has its own"
 
 
-def test_probes_ask_what_is_answered(objects: tuple[Object, ...]) -> None:
+def test_probes_use_served_ports_and_services(objects: tuple[Object, ...]) -> None:
     for workload, container in pods(objects):
         for kind, name in HEALTH_NAMES[component(workload)].items():
             probe = container[kind]
@@ -194,7 +194,7 @@ def test_images_have_a_tag_or_a_digest(objects: tuple[Object, ...]) -> None:
     "key",
     ["slowlog-log-slower-than", "commandlog-request-larger-than", "commandlog-reply-larger-than"],
 )
-def test_redis_keeps_no_log_of_what_clients_sent(key: str) -> None:
+def test_redis_does_not_log_commands_of_clients(key: str) -> None:
     """Valkey 8.1 keeps the beginnings of commands above 1 MiB unless its log is turned off."""
     (conf,) = (
         one["data"]["redis.conf"]
@@ -347,7 +347,7 @@ def test_addresses_are_those_of_services(objects: tuple[Object, ...]) -> None:
         assert port in [one["port"] for one in named(objects, "Service", name)["spec"]["ports"]]
 
 
-def test_who_is_open_says_so_and_with_tls_nobody_is(objects: tuple[Object, ...]) -> None:
+def test_open_services_are_marked_and_with_tls_none_is_open(objects: tuple[Object, ...]) -> None:
     has_tls = bool(of_kind(objects, "Certificate"))
     for workload, container in pods(objects):
         variables = environment(objects, container)
@@ -570,7 +570,7 @@ def test_each_claim_on_eks_names_a_class_that_is_there(name: str) -> None:
         )
 
 
-def test_nothing_cluster_wide_but_what_is_ours(objects: tuple[Object, ...]) -> None:
+def test_only_our_objects_are_cluster_wide(objects: tuple[Object, ...]) -> None:
     for one in objects:
         if one["kind"] in CLUSTER_WIDE:
             assert one["metadata"]["name"].startswith("shoal")

@@ -71,7 +71,7 @@ def validator(kind: str) -> jsonschema.Draft202012Validator:
 
 
 @pytest.mark.parametrize("name", [*EVERY, *CHARTS])
-def test_every_object_is_what_its_schema_says(name: str) -> None:
+def test_every_object_matches_its_schema(name: str) -> None:
     for one in made(name):
         check(one)
 
@@ -201,7 +201,7 @@ def test_further_pool_is_a_folder_of_a_few_lines(tmp_path: Path) -> None:
         check(one)
 
 
-def test_overlay_says_where_somebody_elses_redis_is(tmp_path: Path) -> None:
+def test_overlay_sets_the_address_of_an_external_redis(tmp_path: Path) -> None:
     """Patches set it, because a kustomization applies its generators before its components."""
 
     def says(role: str, url: str) -> dict[str, str]:

@@ -45,7 +45,7 @@ def names(path: Path) -> x509.SubjectAlternativeName:
     return certificate(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
 
 
-def test_everybody_gets_a_certificate_and_is_told_what_to_set(run: Run, tmp_path: Path) -> None:
+def test_each_party_gets_a_certificate_and_its_settings(run: Run, tmp_path: Path) -> None:
     done = run(
         "certs",
         tmp_path / "c",
@@ -79,7 +79,7 @@ def test_everybody_gets_a_certificate_and_is_told_what_to_set(run: Run, tmp_path
     assert names(tmp_path / "c/worker.pem").get_values_for_type(x509.DNSName) == []
 
 
-def test_certificates_are_what_servers_and_openssl_take(tmp_path: Path) -> None:
+def test_certificates_are_accepted_by_servers_and_openssl(tmp_path: Path) -> None:
     issue_all(tmp_path, [Party.parse("client/*"), Party.parse("redis")])
     for role in CALLERS:
         uri = names(tmp_path / f"{role}.pem").get_values_for_type(x509.UniformResourceIdentifier)[0]
@@ -224,7 +224,7 @@ def test_redis_users_are_printed_with_digests_alone(run: Run, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["a\0", "a?b", "a%2fb", "a/b", "a b", "", ".a", "a" * 64])
-def test_nobody_issues_a_certificate_for_an_odd_name(name: str) -> None:
+def test_odd_name_gets_no_certificate(name: str) -> None:
     with pytest.raises(InvalidInput, match="A-Z a-z 0-9"):
         Party("client", name)
     with pytest.raises(InvalidInput, match="a role is one of"):

@@ -71,7 +71,7 @@ def test_each_worker_sees_its_own_accelerator_alone(tmp_path: Path) -> None:
         Settings(workers=3, accelerators=UUIDS)
 
 
-def test_torch_is_asked_in_a_process_of_its_own_and_only_where_there_is_a_driver(
+def test_torch_is_asked_in_a_separate_process_and_only_with_a_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "torch.py").write_text("class cuda:\n    device_count = staticmethod(lambda: 2)\n")

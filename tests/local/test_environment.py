@@ -36,7 +36,7 @@ ENVIRON = dict.fromkeys(
 
 
 @pytest.mark.parametrize("role", ["redis", "router", "scheduler", "worker"])
-def test_each_kind_is_told_what_it_needs(role: str) -> None:
+def test_each_kind_receives_the_variables_it_needs(role: str) -> None:
     names = environment_of(role, ENVIRON).keys()
     assert {"PATH", "HOME"} <= names
     assert not {*OTHERS} & names

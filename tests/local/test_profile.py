@@ -46,7 +46,7 @@ def small(tmp_path: Path) -> Path:
     return write_checkpoint("bert", tmp_path / "org" / "small", sentence=SentenceFiles())
 
 
-def test_minilm_as_json_with_its_trace_and_its_picture(run: Run, tmp_path: Path) -> None:
+def test_minilm_as_json_with_its_trace_and_its_image(run: Run, tmp_path: Path) -> None:
     trace, plot = tmp_path / "trace.json", tmp_path / "parts.svg"
     done = run(MINILM, *SHORT, "--requests", "4", "--json", "--trace", trace, "--plot", plot)
     assert done.exit_code == 0
@@ -131,7 +131,7 @@ def test_command_that_cannot_be_profiled_is_explained(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_device_that_is_not_there_is_told(run: Run) -> None:
+def test_missing_device_is_reported(run: Run) -> None:
     done = run(MINILM, "--device", "cuda")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "torch finds no such device" in done.stderr

@@ -306,7 +306,7 @@ def test_text_layer_of_a_document_is_read_from_wheels(python: Path, project: Pat
 
 
 @needs_empty
-def test_client_alone_and_an_integration_use_a_mesh_whose_processes_are_killed(
+def test_client_and_integration_survive_killed_processes_of_the_mesh(
     python: Path, client: Path, tmp_path: Path
 ) -> None:
     for name in ("torch", "redis", "shoal_mesh"):

@@ -128,12 +128,12 @@ def test_changed_weight_is_found(model: str, running: Published, tmp_path: Path)
         TINY[model](running.client, model, changed)
 
 
-def test_tokenizer_that_is_not_published_is_converted(running: Published) -> None:
+def test_unpublished_tokenizer_is_converted(running: Published) -> None:
     running.check(UNTOKENIZED, TINY["tiny/trocr"])
     assert (running.store.models / UNTOKENIZED / "tokenizer.json").exists()
 
 
-def test_file_that_cannot_be_converted_fails_with_what_the_card_should_say(
+def test_unconvertible_file_fails_with_the_cards_remedy(
     running: Published, hub: FakeHub, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{}")

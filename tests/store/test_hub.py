@@ -57,7 +57,7 @@ def test_model_is_fetched_whole_and_once(
     assert len(hub.calls) == calls
 
 
-def test_large_files_come_in_ranges_at_the_same_time(hub: FakeHub, make_store: MakeStore) -> None:
+def test_large_files_are_fetched_in_concurrent_ranges(hub: FakeHub, make_store: MakeStore) -> None:
     hub.free_bytes = 1
     with ThreadPoolExecutor(1) as pool:
         fetch = pool.submit(make_store().get, MODEL, ignore)
@@ -69,7 +69,7 @@ def test_large_files_come_in_ranges_at_the_same_time(hub: FakeHub, make_store: M
         fetch.result(30)
 
 
-def test_revision_is_a_model_of_its_own(hub: FakeHub, root: Path, make_store: MakeStore) -> None:
+def test_revision_is_a_separate_model(hub: FakeHub, root: Path, make_store: MakeStore) -> None:
     store = make_store()
     store.get(f"{MODEL}@{COMMIT}", ignore)
     store.get(f"{MODEL}@main", ignore)
@@ -102,7 +102,7 @@ def test_received_bytes_are_not_fetched_again_after_a_failure(
     assert seen[0].done >= before
 
 
-def test_new_commit_starts_anew(
+def test_new_commit_restarts_the_fetch(
     hub: FakeHub, model: Path, tmp_path: Path, make_store: MakeStore
 ) -> None:
     hub.cut["model.safetensors"] = deque([64 * 1024] * 5 + [0] * 100)
@@ -183,7 +183,9 @@ def test_invalid_model_id_is_not_requested(hub: FakeHub, make_store: MakeStore, 
     assert hub.calls == []
 
 
-def test_no_permission_says_what_to_do(hub: FakeHub, model: Path, make_store: MakeStore) -> None:
+def test_missing_permission_names_the_remedy(
+    hub: FakeHub, model: Path, make_store: MakeStore
+) -> None:
     hub.token = "hf_secret"
     with pytest.raises(ModelBroken, match=r"401.*HF_TOKEN") as caught:
         make_store(token="hf_wrong").get(MODEL, ignore)
@@ -192,7 +194,7 @@ def test_no_permission_says_what_to_do(hub: FakeHub, model: Path, make_store: Ma
     assert hub.tokens == {""}, "the host that the hub redirects to must not see the token"
 
 
-def test_gated_model_says_what_to_do(hub: FakeHub, make_store: MakeStore) -> None:
+def test_gated_model_names_the_remedy(hub: FakeHub, make_store: MakeStore) -> None:
     hub.is_gated = True
     with pytest.raises(
         ModelBroken, match=rf"gated: accept its terms at {hub.endpoint}/{MODEL} and .*HF_TOKEN"
@@ -213,7 +215,7 @@ def test_hub_that_stays_busy_lets_others_try(hub: FakeHub, make_store: MakeStore
     assert caught.value.retry_after > 0
 
 
-def test_error_says_what_each_store_answered_if_one_cannot_be_reached(
+def test_error_names_each_stores_answer_if_one_cannot_be_reached(
     tmp_path: Path, make_store: MakeStore
 ) -> None:
     """It is unknown whether the model exists, so it is neither missing nor a lack of capacity,
@@ -273,7 +275,7 @@ class TestCache:
         (cached / "1_Pooling" / "config.json").unlink()
         assert make_store().get(MODEL, ignore).directory == root / "models" / MODEL
 
-    def test_it_stands_in_for_a_hub_out_of_reach(
+    def test_it_replaces_an_unreachable_hub(
         self, hub: FakeHub, cached: Path, make_store: MakeStore
     ) -> None:
         hub.statuses.append(503)
@@ -309,7 +311,7 @@ class TestCache:
         with pytest.raises(NoCapacity):
             make_store().get(MODEL, ignore)
 
-    def test_offline_a_torch_file_in_it_that_is_none_is_refused(
+    def test_offline_an_invalid_torch_file_is_refused(
         self, hub: FakeHub, cached: Path, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

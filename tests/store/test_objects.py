@@ -133,7 +133,7 @@ class FakeTrouble(MemoryFileSystem):  # type: ignore[misc]  # fsspec is not type
         (PermissionError("403"), ModelBroken, "credentials"),
     ],
 )
-def test_trouble_is_told_apart(
+def test_errors_are_distinguished(
     tmp_path: Path, error: Exception, kind: type[Exception], said: str
 ) -> None:
     files = FakeTrouble()
@@ -194,7 +194,7 @@ class TestS3:
         digests = {file.path: file.digest for file in remote.files}
         assert digests["model.safetensors"].startswith("md5:")
 
-    def test_etag_of_an_encrypted_object_is_no_digest(
+    def test_etag_of_an_encrypted_object_is_not_a_digest(
         self, s3: fsspec.AbstractFileSystem, bucket: Path, tmp_path: Path
     ) -> None:
         content = (bucket / MODEL / "model.safetensors").read_bytes()
@@ -208,7 +208,7 @@ class TestS3:
         remote = ObjectStore("s3://models/team", s3, "models/team").find(MODEL)
         assert {file.path: file.digest for file in remote.files}["model.safetensors"] == ""
 
-    def test_bucket_that_is_not_there(self, s3: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
+    def test_missing_bucket(self, s3: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
         store = open_store(("s3://nowhere/team",), tmp_path / "store", 0)
         with pytest.raises(ModelNotFound):
             store.get(MODEL, ignore)

@@ -49,7 +49,7 @@ def test_missing_library_is_named_with_its_extra(
         check_urls(url)
 
 
-def test_token_comes_from_the_environment_alone(
+def test_token_is_read_only_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)

@@ -57,7 +57,7 @@ def test_without_lists_only_the_root_counts() -> None:
     assert wanted({}, *others) == ["config.json", "merges.txt", "model.safetensors"]
 
 
-def test_jina_embeddings_v3_comes_without_its_code() -> None:
+def test_jina_embeddings_v3_is_fetched_without_its_code() -> None:
     modules = [
         {"type": "custom_st.Transformer", "path": ""},
         {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
@@ -82,7 +82,7 @@ def test_jina_embeddings_v3_comes_without_its_code() -> None:
     )
 
 
-def test_model_with_adapters_of_its_own_comes_with_them() -> None:
+def test_model_is_fetched_with_its_adapters() -> None:
     adapters = [
         f"adapters/{task}/{name}"
         for task in ("clustering", "retrieval")
@@ -187,7 +187,7 @@ def test_static_embedder_in_the_root_or_a_folder() -> None:
     )
 
 
-def test_named_templates_beside_the_encoder() -> None:
+def test_named_templates_next_to_the_encoder() -> None:
     others = (
         "0_Transformer/model.safetensors",
         "0_Transformer/additional_chat_templates/rerank.jinja",
@@ -216,7 +216,7 @@ def test_routers_that_are_none(value: object) -> None:
         wanted(lists, "model.safetensors")
 
 
-def test_torch_checkpoints_are_fetched_where_there_are_no_safetensors() -> None:
+def test_torch_checkpoints_are_fetched_if_safetensors_are_missing() -> None:
     assert wanted({"glirel_config.json": {}}, "pytorch_model.bin") == [
         "glirel_config.json",
         "pytorch_model.bin",
@@ -274,9 +274,7 @@ def test_weights_in_other_formats_are_refused_by_name() -> None:
         (["config.json", "onnx/model.onnx"], r"model\.onnx: .* only as ONNX"),
     ],
 )
-def test_gguf_and_onnx_alone_are_refused_with_what_to_use_instead(
-    names: list[str], said: str
-) -> None:
+def test_gguf_and_onnx_alone_are_refused_with_an_alternative(names: list[str], said: str) -> None:
     with pytest.raises(ModelBroken, match=said):
         wanted({}, *names)
 

@@ -124,7 +124,7 @@ def test_hostile_checkpoint_of_the_hub_is_refused_and_nothing_of_it_is_seen(
     assert not (pickled.parent / MARKER).exists()
 
 
-def test_fetch_that_is_killed_while_it_converts_goes_on_without_a_download(
+def test_killed_conversion_resumes_without_a_download(
     hub: FakeHub, pickled: Path, root: Path, tmp_path: Path, make_store: MakeStore
 ) -> None:
     """The process is killed once its first checkpoint is converted; its child ends with it."""
@@ -202,9 +202,7 @@ class TestLocal:
             load_file(second.directory / "model.safetensors")["w"], np.ones(3)
         )
 
-    def test_copy_in_use_is_not_evicted_and_one_that_is_not_goes(
-        self, pickled: Path, root: Path
-    ) -> None:
+    def test_only_an_unused_copy_is_evicted(self, pickled: Path, root: Path) -> None:
         size = used_bytes(pickled)
         copies = open_copies(root, 3 * size)
         other = shutil.copytree(pickled, pickled.parent / "other")

@@ -80,7 +80,7 @@ def accepted_file(folder: Path, until: str) -> Path:
     return file
 
 
-def test_vulnerability_fails_and_is_told(osv: str) -> None:
+def test_vulnerability_fails_and_is_reported(osv: str) -> None:
     done = audited(osv)
     assert done.returncode == 1
     assert "pyyaml" in done.stderr
@@ -125,5 +125,5 @@ def test_entry_without_a_date_or_a_reason_is_refused(tmp_path: Path, entry: str)
         read_accepted(tmp_path / "accepted.toml")
 
 
-def test_ours_can_be_read() -> None:
+def test_our_exceptions_can_be_read() -> None:
     read_accepted()

@@ -49,7 +49,7 @@ def wrong(site: Path, named: dict[str, Requirement]) -> list[str]:
     return list(pins.check(named, installed_distributions([site]), {"used": "pyproject.toml"}))
 
 
-def test_pins_that_are_what_is_installed(site: Path) -> None:
+def test_pins_that_match_the_installed_packages(site: Path) -> None:
     assert wrong(site, as_pins("used==1.0", "below==2.1")) == []
 
 
@@ -84,7 +84,7 @@ def test_difference_is_named(site: Path, named: list[str], said: str) -> None:
     assert any(line.startswith(said) for line in wrong(site, as_pins(*named)))
 
 
-def test_pin_of_another_system_is_none_too_many(site: Path) -> None:
+def test_pin_for_another_system_is_ignored(site: Path) -> None:
     assert wrong(site, as_pins("used==1.0", "below==2.1", 'left==1; sys_platform == "plan9"')) == []
 
 
@@ -118,7 +118,7 @@ def test_extras_are_followed_each_for_itself(tmp_path: Path) -> None:
     "line",
     ["numpy>=1", "numpy", "numpy==1.*", "numpy==1,<2", "numpy[x]==1", "-e .", "numpy==1\nNumPy==1"],
 )
-def test_line_that_is_no_pin_is_refused(tmp_path: Path, line: str) -> None:
+def test_line_that_is_not_a_pin_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "constraints.txt").write_text(f"# pins\n{line}\n")
     with pytest.raises(SupplyError, match=r"constraints\.txt:[23]: "):
         read_pins(tmp_path / "constraints.txt")

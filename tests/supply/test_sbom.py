@@ -32,7 +32,7 @@ def bill(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return sbom.environment_bill(str(folder / "bin/python"))
 
 
-def test_bill_has_what_its_role_needs_and_nothing_else(bill: dict[str, Any]) -> None:
+def test_bill_has_exactly_the_packages_of_its_role(bill: dict[str, Any]) -> None:
     assert {"aside", "Used"} <= {one["name"] for one in bill["components"]}
     assert "file://" in json.dumps(bill)
     before = json.dumps(bill)

@@ -261,7 +261,7 @@ def test_every_panel_has_data(seen: Seen, where: str, query: str) -> None:
 
 
 @pytest.mark.parametrize("alert", [name for name in EXPRESSIONS if name not in OF_PROMTOOL])
-def test_every_alert_becomes_true_when_what_it_is_for_happens(seen: Seen, alert: str) -> None:
+def test_every_alert_fires_in_its_scenario(seen: Seen, alert: str) -> None:
     assert seen.alerts.get(alert), f"{alert} was never true"
 
 

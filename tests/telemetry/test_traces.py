@@ -212,7 +212,7 @@ def is_whole(spans: Sequence[Seen]) -> bool:
     )
 
 
-def test_try_that_failed_is_told_and_the_next_is_in_the_same_trace(mesh: Traced) -> None:
+def test_failed_try_and_its_retry_are_in_one_trace(mesh: Traced) -> None:
     nobody = "127.0.0.1:9"
     for _ in range(20):  # a client begins at any of its addresses
         trace, reason = mesh.ask(addresses=f"{nobody},{mesh.cluster.address}")

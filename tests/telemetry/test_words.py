@@ -13,7 +13,7 @@ from libs.telemetry.metrics import LANE_QUEUED_JOBS, LabelValues, Reading
 from tests.api.hostile import CONTROLS, WORDS
 
 
-def test_log_line_escapes_what_is_not_ascii() -> None:
+def test_log_line_escapes_non_ascii() -> None:
     record = logging.LogRecord("a", logging.INFO, "", 0, f"ü {WORDS}", (), None)
     for name, value in fields({"device": WORDS}).items():
         setattr(record, name, value)

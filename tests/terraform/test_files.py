@@ -33,7 +33,7 @@ def test_files_are_formatted() -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_readme_tells_every_input_and_output(module: str) -> None:
+def test_readme_lists_every_input_and_output(module: str) -> None:
     readme = (TERRAFORM / "modules" / module / "README.md").read_text()
     inputs, outputs = readme[readme.index("| input |") :].split("| output |")
     for table, kind in ((inputs, "variable"), (outputs, "output")):
@@ -45,7 +45,7 @@ def test_readme_tells_every_input_and_output(module: str) -> None:
 @pytest.mark.parametrize(
     "folder", [*(f"modules/{name}" for name in MODULES), *(f"examples/{name}" for name in EXAMPLES)]
 )
-def test_inputs_and_outputs_say_what_they_are(folder: str) -> None:
+def test_inputs_and_outputs_have_descriptions(folder: str) -> None:
     for name, variable in blocks(folder, "variable").items():
         assert variable["description"], name
         assert variable["type"], name
@@ -57,7 +57,7 @@ def test_inputs_and_outputs_say_what_they_are(folder: str) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_examples_take_the_module_beside_them_and_bind_the_providers_version(example: str) -> None:
+def test_examples_use_the_local_module_and_bind_the_providers_version(example: str) -> None:
     (module,) = blocks(f"examples/{example}", "module").values()
     assert module["source"] == f"../../modules/{example.partition('-')[0]}"
     (terraform,) = read(f"examples/{example}/versions.tf")["terraform"]
@@ -67,7 +67,7 @@ def test_examples_take_the_module_beside_them_and_bind_the_providers_version(exa
 
 
 @pytest.mark.parametrize("example", [name for name in EXAMPLES if name.startswith("gke-")])
-def test_no_example_relies_on_a_redis_whose_certificate_nobody_could_verify(example: str) -> None:
+def test_no_example_uses_a_redis_with_an_unverifiable_certificate(example: str) -> None:
     """Memorystore's certificate is the case: see the README of modules/gke. Once it can be
     verified, an example may use it again.
     """
@@ -85,7 +85,7 @@ def test_gpu_pools_of_both_clouds_are_described_alike() -> None:
 
 
 @pytest.mark.parametrize(("key", "user"), [("router", ROUTER), ("scheduler", SCHEDULER)])
-def test_redis_users_may_do_what_ours_do_and_no_more(key: str, user: User) -> None:
+def test_redis_users_have_exactly_our_permissions(key: str, user: User) -> None:
     ours = user.line("x").split()[4:]  # without the name and the password
     ours.remove("resetkeys")
     assert values("modules/eks")["redis_access"][key].split() == ["on", *ours]
