@@ -144,8 +144,9 @@ def _numbered(
         where = f"{name}:{number}"
         data = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         yield selection.checked(
-            lambda data=data, where=where: _line(data, where, field, selection), where
-        )  # type: ignore[misc]
+            lambda data=data, where=where: _line(data, where, field, selection),
+            where,  # type: ignore[misc]
+        )
 
 
 def _line(data: bytes, where: str, field: str | None, selection: Selection) -> Record:
@@ -198,8 +199,9 @@ def _rows(file: TextIO, source: Path, selection: Selection) -> Iterator[Record]:
         where = f"{source}:{reader.line_num}"
         if row:
             yield selection.checked(
-                lambda row=row, where=where: _row(row, names, column, where), where
-            )  # type: ignore[misc]
+                lambda row=row, where=where: _row(row, names, column, where),
+                where,  # type: ignore[misc]
+            )
 
 
 def _row(row: list[str], names: Sequence[str], column: str, where: str) -> Record:
@@ -227,8 +229,9 @@ def _parquet(source: Path, selection: Selection) -> Iterator[Record]:
                     number += 1
                     where = f"{source}:{number}"
                     yield selection.checked(
-                        lambda row=row, where=where: _cell(row, column, where), where
-                    )  # type: ignore[misc]
+                        lambda row=row, where=where: _cell(row, column, where),
+                        where,  # type: ignore[misc]
+                    )
     except pyarrow.ArrowException as error:
         raise InputError(f"{source} is not a Parquet file that can be read: {error}") from None
 
