@@ -144,8 +144,8 @@ def _numbered(
         where = f"{name}:{number}"
         data = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         yield selection.checked(
-            lambda data=data, where=where: _line(data, where, field, selection),
-            where,  # type: ignore[misc]
+            lambda data=data, where=where: _line(data, where, field, selection),  # type: ignore[misc]
+            where,
         )
 
 
