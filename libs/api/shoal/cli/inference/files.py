@@ -199,8 +199,8 @@ def _rows(file: TextIO, source: Path, selection: Selection) -> Iterator[Record]:
         where = f"{source}:{reader.line_num}"
         if row:
             yield selection.checked(
-                lambda row=row, where=where: _row(row, names, column, where),
-                where,  # type: ignore[misc]
+                lambda row=row, where=where: _row(row, names, column, where),  # type: ignore[misc]
+                where,
             )
 
 
@@ -229,8 +229,8 @@ def _parquet(source: Path, selection: Selection) -> Iterator[Record]:
                     number += 1
                     where = f"{source}:{number}"
                     yield selection.checked(
-                        lambda row=row, where=where: _cell(row, column, where),
-                        where,  # type: ignore[misc]
+                        lambda row=row, where=where: _cell(row, column, where),  # type: ignore[misc]
+                        where,
                     )
     except pyarrow.ArrowException as error:
         raise InputError(f"{source} is not a Parquet file that can be read: {error}") from None
