@@ -85,8 +85,8 @@ def bad_jwts(issuer: Issuer) -> list[tuple[str, str]]:
         (issuer.token(tenant=7), "claim tenant"),
         (issuer.token(sub="two\nlines"), "claim sub"),
         (stranger.token(), "not signed with the key"),
-        (issuer.token(headers={"kid": "k9"}), r"key \(kid\) that this mesh does not know"),
-        (forged({"alg": "ES256"}, claims, b"x"), r"key \(kid\) that this mesh does not know"),
+        (issuer.token(headers={"kid": "k9"}), r"does not know the JWT's key \(kid\)"),
+        (forged({"alg": "ES256"}, claims, b"x"), r"does not know the JWT's key \(kid\)"),
         (f"{head}.{richer}.{signature}", "not signed with the key"),
         (f"{head}.{body}.", "not signed with the key"),
         (forged({"alg": "none", "kid": "k1"}, claims), "algorithm|not a valid JWT"),
@@ -148,7 +148,7 @@ def test_jwt_is_verified_once_until_it_expires_or_the_keys_change(
     issuer = Issuer.make()
     jwks = write_jwks(tmp_path / "keys.json", issuer)
     known = Authenticator(Security(jwks=jwks, issuer=ISSUER, audience=AUDIENCE), clock=lambda: now)
-    monkeypatch.setattr("libs.serving.security.authentication.MOST_REMEMBERED", 2)
+    monkeypatch.setattr("libs.serving.security.authentication.MAX_REMEMBERED", 2)
     checked: list[str] = []
     decode = jwt.decode
 
@@ -222,7 +222,7 @@ def test_several_keys_need_ids_and_short_keys_are_refused(tmp_path: Path) -> Non
     one, two = Issuer.make().jwk(), Issuer.make().jwk()
     short = Issuer(rsa.generate_private_key(65537, 1024), "k1", "RS256").jwk()
     for keys, words in (
-        ([one, two], r"`keys\[1\]` has the kid of another"),
+        ([one, two], r"`keys\[1\]` has the same kid as another key"),
         (
             [one, {name: value for name, value in two.items() if name != "kid"}],
             r"`keys\[1\]` has no kid",

@@ -174,7 +174,7 @@ async def test_connections_beyond_the_limit_are_closed_and_probes_still_work(
 async def test_call_limit_does_not_block_health_checks_and_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(interceptor, "MOST_CALLS", 10)
+    monkeypatch.setattr(interceptor, "MAX_CALLS", 10)
     calls = Calls()
     async with server_of(calls) as server, connected(server.address) as caller:
         for _ in range(3):
@@ -202,7 +202,7 @@ async def test_call_limit_does_not_block_health_checks_and_workers(
 async def test_health_watches_are_limited_but_checks_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(public, "MOST_STREAMS", 3)
+    monkeypatch.setattr(public, "MAX_STREAMS", 3)
     async with server_of(Calls()) as server, connected(server.address) as caller:
         watches = [caller.stream("/grpc.health.v1.Health/Watch") for _ in range(3)]
         assert [await watch.read() for watch in watches] == [b"\x08\x01"] * 3
