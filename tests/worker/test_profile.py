@@ -148,7 +148,7 @@ def assert_adds_up(found: ForwardProfile) -> None:
 @pytest.fixture
 def by_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable fused layers."""
-    monkeypatch.setattr(layer, "AT_ONCE", frozenset())
+    monkeypatch.setattr(layer, "LAYER_DTYPES", frozenset())
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta-v2", "qwen3"])
