@@ -355,7 +355,7 @@ async def test_replacement_redis_is_checked_again(
         await open_all(redis)
         await redis_check.run_if_due()
         assert await at_other.get(LAYOUT) is not None
-        assert "redis is not fit" in caplog.text
+        assert "redis is unsuitable" in caplog.text
         await at_other.set(LAYOUT, 99)
         await redis_check.run_if_due()
         redis_check.mark_away()

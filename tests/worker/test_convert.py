@@ -54,7 +54,7 @@ def test_convert_writes_safetensors_and_reports_its_work(pickled: Path, tmp_path
     for words in (
         "pytorch_model.bin to model.safetensors",
         "written once",
-        "epoch: left out",
+        "epoch: skipped",
         f"written: {made}",
     ):
         assert words in said

@@ -63,7 +63,7 @@ async def test_sequences_that_are_not_finite_are_recomputed_in_float32(tmp_path:
         assert model.fp32_model.batches == [[2]]
         # Neither the event loop's thread nor the device's.
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        assert [names[ident].partition("_")[0] for ident in model.widenings] == ["widen"]
+        assert [names[ident].partition("_")[0] for ident in model.widenings] == ["fp32"]
 
 
 async def test_job_fails_if_float32_is_not_finite_either(tmp_path: Path) -> None:
