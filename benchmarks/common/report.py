@@ -422,9 +422,9 @@ def _latency(latencies: Sequence[Latency]) -> Table:
             for name in queries[0].stages
         }
         parts = [f"{percentile(rest, share):.2f}" if stages else "unknown" for share in (0.5, 0.99)]
-        told = ", ".join(f"{name} {value:.2f}" for name, value in stages.items())
+        reported = ", ".join(f"{name} {value:.2f}" for name, value in stages.items())
         p50, p99 = (f"{percentile(totals, share):.2f}" for share in (0.5, 0.99))
-        table.add_row(latency.engine, latency.dtype, str(len(queries)), p50, p99, *parts, told)
+        table.add_row(latency.engine, latency.dtype, str(len(queries)), p50, p99, *parts, reported)
     return table
 
 
@@ -484,7 +484,7 @@ def _series_json(series: Series, report: Report) -> dict[str, object]:
 def _latency_json(latency: Latency) -> dict[str, object]:
     totals = [query.total for query in latency.queries]
     rest = [query.besides_forward for query in latency.queries]
-    told = {
+    reported = {
         "besides_forward_p50_seconds": percentile(rest, 0.5),
         "besides_forward_p99_seconds": percentile(rest, 0.99),
     }
@@ -498,4 +498,4 @@ def _latency_json(latency: Latency) -> dict[str, object]:
             [{"total": query.total} | query.stages for query in queries]
             for queries in latency.rounds
         ],
-    } | (told if latency.queries[0].stages else {})
+    } | (reported if latency.queries[0].stages else {})

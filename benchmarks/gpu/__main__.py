@@ -195,18 +195,18 @@ def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, seco
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        told = 0
+        reported = 0
         ends = time.monotonic() + seconds + GRACE_SECONDS
         try:
             while process.poll() is None and time.monotonic() < ends:
                 time.sleep(0.2)
-                told = _copy(log, told)
+                reported = _copy(log, reported)
             status = process.poll()
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        _copy(log, told)
+        _copy(log, reported)
     return "killed" if status is None else f"status {status}"
 
 

@@ -156,21 +156,21 @@ def peak(device: torch.device) -> float | None:
 
 def machine(device: torch.device) -> dict[str, str]:
     """Describe the machine."""
-    told = {
+    reported = {
         "device": device.type,
         "python": platform.python_version(),
         "cores": str(len(os.sched_getaffinity(0))),
     }
     for name in PACKAGES:
         try:
-            told[name] = version(name)
+            reported[name] = version(name)
         except PackageNotFoundError:
-            told[name] = "not installed"
-    told["torch"] = torch.__version__
+            reported[name] = "not installed"
+    reported["torch"] = torch.__version__
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         found = peak(device)
-        told |= {
+        reported |= {
             "gpu": properties.name,
             "capability": f"{properties.major}.{properties.minor}",
             "multiprocessors": str(properties.multi_processor_count),
@@ -178,4 +178,4 @@ def machine(device: torch.device) -> dict[str, str]:
             "cuda": str(torch.version.cuda),
             "bfloat16_peak": "unknown" if found is None else f"{found / 1e12:.0f} TFLOP/s",
         }
-    return told
+    return reported

@@ -28,11 +28,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     words = report.longreprtext
     if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
         words = str(report.longrepr[2]).removeprefix("Skipped: ")
-    told = {
+    reported = {
         "test": report.nodeid,
         "outcome": report.outcome,
         "seconds": round(report.duration, 3),
         "words": words[-WORDS:],
     }
     with open(path, "a") as file:
-        file.write(json.dumps(told) + "\n")
+        file.write(json.dumps(reported) + "\n")

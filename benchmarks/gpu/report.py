@@ -68,12 +68,12 @@ class Report:
     log_tail: str = ""
 
     def to_json(self) -> str:
-        told = {
+        reported = {
             "schema": SCHEMA,
             **asdict(self),
             "targets": [asdict(one) | {"met": one.met} for one in self.targets],
         }
-        return json.dumps(_finite(told), indent=1)
+        return json.dumps(_finite(reported), indent=1)
 
     def write(self, folder: Path) -> None:
         """Replaces `<step>.json` there, never half written."""
@@ -115,15 +115,15 @@ class Report:
 
 def read(path: Path) -> Report:
     """Raises ValueError if the file is no report of this schema."""
-    told = json.loads(path.read_text())
-    if wrong := faults(told):
+    reported = json.loads(path.read_text())
+    if wrong := faults(reported):
         raise ValueError(f"{path}: {'; '.join(wrong)}")
     targets = [
         Target(**{name: value for name, value in one.items() if name != "met"})
-        for one in told.pop("targets")
+        for one in reported.pop("targets")
     ]
-    told.pop("schema")
-    return Report(targets=targets, **told)
+    reported.pop("schema")
+    return Report(targets=targets, **reported)
 
 
 _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
@@ -133,11 +133,11 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
 }  # fmt: skip
 
 
-def faults(told: object) -> list[str]:
+def faults(reported: object) -> list[str]:
     """List the differences between a value read from JSON and the schema of a report."""
-    if not isinstance(told, dict):
+    if not isinstance(reported, dict):
         return ["no object"]
-    named = cast("dict[str, object]", told)
+    named = cast("dict[str, object]", reported)
     wrong = [f"{name} is missing" for name in _TYPES if name not in named]
     wrong += [f"{name} is not known" for name in named if name not in _TYPES]
     wrong += [

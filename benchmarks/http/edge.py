@@ -149,13 +149,13 @@ async def stubbed() -> AsyncIterator[Stubbed]:
         router = await stack.enter_async_context(
             LineProcess.started("benchmarks.http.stub_router", [])
         )
-        told = {
+        reported = {
             "SHOAL_HTTP_ADDRESS": f"127.0.0.1:{port}",
             "SHOAL_ROUTERS": f"127.0.0.1:{router.ready['port']}",
         }
         command = [sys.executable, "-P", launch.__file__, "services.edge"]
         edge = Child(
-            "edge", command, environment_of("edge", os.environ) | told, place.logs / "edge.log"
+            "edge", command, environment_of("edge", os.environ) | reported, place.logs / "edge.log"
         )
         await stack.enter_async_context(edge)
         await listening(edge, port)

@@ -81,7 +81,7 @@ async def stubbed(clients: int = 1, *, unary: bool = False) -> AsyncIterator[Stu
             environment_of("redis", os.environ),
             place.logs / "redis.log",
         )
-        told = {
+        reported = {
             "SHOAL_ADDRESS": address,
             "SHOAL_REDIS_URL": f"unix://{place.redis / 'redis.sock'}",
             "PYTHONUNBUFFERED": "1",
@@ -89,7 +89,7 @@ async def stubbed(clients: int = 1, *, unary: bool = False) -> AsyncIterator[Stu
         router = Child(
             "router",
             [sys.executable, "-P", launch.__file__, "services.router"],
-            environment_of("router", os.environ) | told,
+            environment_of("router", os.environ) | reported,
             place.logs / "router.log",
         )
         for child in (redis, router):

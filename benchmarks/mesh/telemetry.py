@@ -116,10 +116,14 @@ async def measure(rounds: int, seconds: float, progress: Progress) -> Found:
         addresses = {name: f"127.0.0.1:{free_port()}" for name in ("router-0", "worker-0")}
         clients: dict[str, AsyncClient] = {}
         for number, (name, sampler) in enumerate(VARIANTS.items()):
-            told = {} if sampler is None else {**sampler, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+            reported = (
+                {} if sampler is None else {**sampler, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+            )
             (home := directory / f"mesh-{number}").mkdir()
             cluster = Cluster(
-                home, models=str(directory / "models"), environment={"OMP_NUM_THREADS": "1", **told}
+                home,
+                models=str(directory / "models"),
+                environment={"OMP_NUM_THREADS": "1", **reported},
             )
             if number == 0:
                 cluster.each |= {

@@ -140,9 +140,9 @@ def kernels(
         )
 
     # For float32 this instruction set is AVX512.
-    told = [name for name in loaded if dtype is torch.bfloat16 or name != "avx512_bf16"]
+    reported = [name for name in loaded if dtype is torch.bfloat16 or name != "avx512_bf16"]
     return {"torch": prepared(dense.attend)} | {
-        name: prepared(partial(attend_with, loaded[name])) for name in told
+        name: prepared(partial(attend_with, loaded[name])) for name in reported
     }
 
 
@@ -225,8 +225,8 @@ def report(name: str, seconds: Mapping[str, list[float]]) -> None:
         for way, own in seconds.items()
         if way != "torch"
     }
-    told = ", ".join(f"{way} {ratio:.2f}" for way, ratio in ratios.items())
-    print(f"  {name:<36} {median(seconds['torch']) * 1e3:9.3f} ms   {told}", flush=True)
+    reported = ", ".join(f"{way} {ratio:.2f}" for way, ratio in ratios.items())
+    print(f"  {name:<36} {median(seconds['torch']) * 1e3:9.3f} ms   {reported}", flush=True)
 
 
 if __name__ == "__main__":

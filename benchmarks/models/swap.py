@@ -221,8 +221,8 @@ def main() -> None:
         )
     transfer = measure_transfer(given.rounds) if torch.cuda.is_available() else None
     if given.json:
-        told = None if transfer is None else asdict(transfer)
-        print(json.dumps({"rows": [asdict(row) for row in rows], "transfer": told}))
+        reported = None if transfer is None else asdict(transfer)
+        print(json.dumps({"rows": [asdict(row) for row in rows], "transfer": reported}))
         return
     bfloat16 = "native" if has_bfloat16() else "emulated"
     print(f"{platform.machine()}, bfloat16 {bfloat16}, torch {torch.__version__}")

@@ -59,14 +59,14 @@ class OpenVinoModel:
     def __init__(self, dtype: str, threads: int) -> None:
         import openvino
 
-        told = {
+        reported = {
             "INFERENCE_PRECISION_HINT": PRECISIONS[dtype],
             "INFERENCE_NUM_THREADS": threads,
             "NUM_STREAMS": 1,
             "ENABLE_CPU_PINNING": False,
         }
         self._request: Any = (
-            openvino.Core().compile_model(CONVERTED, "CPU", told).create_infer_request()
+            openvino.Core().compile_model(CONVERTED, "CPU", reported).create_infer_request()
         )
 
     def __call__(self, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> NDArray[np.float32]:

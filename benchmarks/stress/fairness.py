@@ -313,9 +313,11 @@ def _log(mesh: LocalMesh) -> list[str]:
 
 def _batches(lines: list[str], scenario: Scenario) -> list[float]:
     """Milliseconds of A's batches."""
-    told = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+    reported = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
     own = [
-        one for one in told if one["message"] == "batch" and one["model"] == scenario.heavy.model
+        one
+        for one in reported
+        if one["message"] == "batch" and one["model"] == scenario.heavy.model
     ]
     return [one["seconds"] * 1e3 for one in own if one["tenant"] == scenario.heavy.tenant]
 

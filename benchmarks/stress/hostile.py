@@ -195,8 +195,8 @@ class HostileProcess:
 
     async def stop(self) -> Mapping[str, Mapping[str, int]]:
         """Stop it and return the outcomes of its requests."""
-        told, _ = await self._process.communicate(b"")
-        outcomes: Mapping[str, Mapping[str, int]] = json.loads(told)
+        reported, _ = await self._process.communicate(b"")
+        outcomes: Mapping[str, Mapping[str, int]] = json.loads(reported)
         return outcomes
 
     def kill(self) -> None:

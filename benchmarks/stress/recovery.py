@@ -125,12 +125,12 @@ def main() -> None:
     if arguments.json:
         json.dump(asdict(result), sys.stdout)
     else:
-        told = (
+        reported = (
             f"{len(result.recoveries)} kills: p50 {p50:.2f} s, p99 {p99:.2f} s, longest "
             f"{max(result.recoveries):.2f} s"
         )
         Console().print(
-            f"{told} (target p99 {TARGET_SECONDS:g} s); {result.answered:,} answered, "
+            f"{reported} (target p99 {TARGET_SECONDS:g} s); {result.answered:,} answered, "
             f"{result.failed} failed"
         )
     sys.exit(0 if p99 <= TARGET_SECONDS and not result.failed else 1)

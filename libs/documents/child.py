@@ -198,8 +198,8 @@ def _read(size: int) -> bytes | None:
 
 
 def _write_frame(out: int, about: dict[str, Any], payload: bytes) -> None:
-    told = json.dumps(about).encode()
-    for part in (_HEAD.pack(len(told), len(payload)) + told, payload):
+    reported = json.dumps(about).encode()
+    for part in (_HEAD.pack(len(reported), len(payload)) + reported, payload):
         view = memoryview(part)
         while view:
             view = view[os.write(out, view) :]

@@ -134,10 +134,10 @@ class _Process:
         try:
             for part in (_HEAD.pack(len(asked), len(payload)) + asked, payload):
                 self._write(part, until)
-            told, size = _HEAD.unpack(self._read(_HEAD.size, until))
-            if told > _MAX_TOLD or size > most:
+            reported, size = _HEAD.unpack(self._read(_HEAD.size, until))
+            if reported > _MAX_TOLD or size > most:
                 raise _Lost("its answer is none")
-            answer = json.loads(self._read(told, until))
+            answer = json.loads(self._read(reported, until))
             if not isinstance(answer, dict):
                 raise _Lost("its answer is none")
             return answer, self._read(size, until)
@@ -378,12 +378,14 @@ class OpenDocument:
             {"do": "sizes", "first": first, "last": last},
             f"when pages {first} to {last} were measured",
         )
-        told = answer.get("sizes")
-        if not isinstance(told, list) or len(told) != last - first + 1:
+        reported = answer.get("sizes")
+        if not isinstance(reported, list) or len(reported) != last - first + 1:
             raise InternalError(
                 "the process that reads documents gave other sizes than were asked for"
             )
-        return [self._pixels(number, size, dpi) for number, size in enumerate(told, start=first)]
+        return [
+            self._pixels(number, size, dpi) for number, size in enumerate(reported, start=first)
+        ]
 
     def draw(self, page: int, dpi: int, size: tuple[int, int]) -> Pixels:
         """Return uint8 [height, width, 3]: red, green and blue, on white, with annotations and

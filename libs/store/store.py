@@ -170,7 +170,7 @@ class Store:
                 self._cache.finish_conversion(model, listing, steps)
         self._cache.publish(model)
         seconds = time.monotonic() - started
-        told = fields(
+        reported = fields(
             {
                 "model": model,
                 "origin": remote.origin,
@@ -179,7 +179,7 @@ class Store:
                 "seconds": seconds,
             }
         )
-        log.info("model fetched", extra=told)
+        log.info("model fetched", extra=reported)
         return None
 
     @contextmanager

@@ -236,9 +236,13 @@ def test_tokenize_shows_tokens_counts_or_json(run: Run, router: FakeRouter, tmp_
     assert "40 more" in ran.out
     assert run("tokenize", MODEL, "--input", tmp_path / "texts.txt", "--count").out == "3\n4\n"
     assert router.calls[-1].request.count_only  # type: ignore[attr-defined]
-    told = run("tokenize", MODEL, "ab", "--no-special", "--truncation", "end", "--json").json()
-    assert (told["model"], told["max_tokens"], told["results"][0]["ids"]) == (MODEL, 50, [97, 98])
-    assert told["results"][0]["tokens"] == ["_a", "_b"]
+    reported = run("tokenize", MODEL, "ab", "--no-special", "--truncation", "end", "--json").json()
+    assert (reported["model"], reported["max_tokens"], reported["results"][0]["ids"]) == (
+        MODEL,
+        50,
+        [97, 98],
+    )
+    assert reported["results"][0]["tokens"] == ["_a", "_b"]
     assert not router.calls[-1].request.add_special_tokens  # type: ignore[attr-defined]
     assert run("tokenize", MODEL, "ab", "--count", "--json").json()["results"] == [
         {"count": 2, "kept_tokens": 2}

@@ -119,9 +119,9 @@ async def test_half_written_pair_changes_nothing(
         made.certificate.write_bytes(before)  # the key is new, its certificate is not there yet
         for _ in range(3):
             await client.do("encode", MODEL, "x")
-        told = [record for record in caplog.records if record.name == "shoal.transport.trust"]
-        assert len(told) == 1
-        assert "KEY_VALUES_MISMATCH" in told[0].getMessage()
+        reported = [record for record in caplog.records if record.name == "shoal.transport.trust"]
+        assert len(reported) == 1
+        assert "KEY_VALUES_MISMATCH" in reported[0].getMessage()
         made.certificate.write_bytes(after)
         await client.do("encode", MODEL, "x")
     assert shown(router) == [before.strip()] * 4 + [after.strip()]
@@ -241,7 +241,7 @@ async def test_secrets_are_nowhere_to_be_read(
         certificates.ca.read_bytes(), (certificates.directory / "client.pem").read_bytes(), key
     )
     client = shoal.Client(router.address, token=SECRET)
-    told = [
+    reported = [
         repr(client),
         repr(vars(client)),
         repr(vars(client._caller)),
@@ -252,18 +252,18 @@ async def test_secrets_are_nowhere_to_be_read(
     for wrong in (f"{SECRET}\n", f"{SECRET} {SECRET}", f"{SECRET}ü"):
         with pytest.raises(ValueError, match="visible ASCII") as refused:
             shoal.Client(token=wrong)
-        told.append(str(refused.value))
+        reported.append(str(refused.value))
         with pytest.raises(ValueError, match="visible ASCII") as refused:
             await connect(router.address, token=lambda wrong=wrong: wrong).do("encode", MODEL, "x")
-        told.append(str(refused.value))
+        reported.append(str(refused.value))
     with pytest.raises(ValueError, match="visible ASCII") as refused:
         shoal.Client(token=SECRET, tenant="Müller")
-    told.append(str(refused.value))
+    reported.append(str(refused.value))
     with pytest.raises(errors.CannotConnect) as failed:
         await connect(nobody, token=file, retry=ONCE).do("encode", MODEL, "x")
-    told += [str(failed.value), repr(failed.value), caplog.text]
-    assert SECRET not in "\n".join(told)
-    assert key.decode().splitlines()[1] not in "\n".join(told)
+    reported += [str(failed.value), repr(failed.value), caplog.text]
+    assert SECRET not in "\n".join(reported)
+    assert key.decode().splitlines()[1] not in "\n".join(reported)
 
 
 async def test_trust_errors_are_explained(

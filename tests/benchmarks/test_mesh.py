@@ -193,8 +193,8 @@ def test_report_is_printed_and_written_as_json() -> None:
     shown = console.export_text()
     assert "0.75 (0.50-1.00)" in shown
     assert "a note" in shown
-    told = to_json(report)
-    assert told["router_alone"] == [
+    reported = to_json(report)
+    assert reported["router_alone"] == [
         {
             "callers": 64,
             "answers": 3000,

@@ -81,13 +81,13 @@ class HttpClient:
         if kept is not None:
             self._idle.remove(kept)
         reader, writer = kept[1] if kept is not None else await self._edges[edge].open()
-        told = {
+        reported = {
             **headers,
             "content-length": str(len(content)),
             "x-request-timeout": f"{seconds:.3f}",
         }
         try:
-            writer.write(head("POST", "/v1/embeddings", told) + content)
+            writer.write(head("POST", "/v1/embeddings", reported) + content)
             reply = await read_reply(reader)
         except BaseException:
             writer.close()

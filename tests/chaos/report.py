@@ -86,15 +86,15 @@ class Report:
         )
 
     def to_json(self) -> dict[str, object]:
-        told = asdict(self) | {
+        reported = asdict(self) | {
             "directory": str(self.directory or ""),
             "is_clean": self.is_clean,
             "is_in_time": self.is_in_time,
         }
-        told["recoveries"] = [
+        reported["recoveries"] = [
             asdict(one) | {"is_in_time": one.is_in_time} for one in self.recoveries
         ]
-        return told
+        return reported
 
 
 def recoveries(faults: Sequence[Fault]) -> list[Recovery]:

@@ -55,11 +55,11 @@ def test_wrong_clock_is_wrong_and_a_call_still_has_its_time(tmp_path: Path, erro
         check=True,
         timeout=DEADLINE_SECONDS,
     )
-    told = json.loads(run.stdout)
-    assert told["now"] == pytest.approx(time.time() + error, abs=DEADLINE_SECONDS)
+    reported = json.loads(run.stdout)
+    assert reported["now"] == pytest.approx(time.time() + error, abs=DEADLINE_SECONDS)
     # gRPC converts a deadline between clocks by reading both, one after the other. A process that
     # is stopped between the two is off by as long (95 ms seen), which is small against 240 s.
-    assert told["remaining"] == pytest.approx(DEADLINE_SECONDS, abs=DEADLINE_SECONDS / 2)
+    assert reported["remaining"] == pytest.approx(DEADLINE_SECONDS, abs=DEADLINE_SECONDS / 2)
 
 
 if __name__ == "__main__":

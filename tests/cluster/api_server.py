@@ -75,8 +75,8 @@ class ApiServer:
             process.wait()
 
     def version(self) -> str:
-        told: str = self.request("GET", "/version")["gitVersion"]
-        return told
+        reported: str = self.request("GET", "/version")["gitVersion"]
+        return reported
 
     def request(
         self, method: str, path: str, body: object = None, content: str = "application/json"

@@ -83,12 +83,12 @@ class Story:
     answered: int
 
     def __str__(self) -> str:
-        told = ", ".join(
+        reported = ", ".join(
             f"{change.before} → {change.after} ({change.by}, {change.at:.0f} s)"
             for change in self.changes
         )
         return (
-            f"{told}; the first answer after {self.first_answer_seconds:.1f} s, {self.answered} "
+            f"{reported}; the first answer after {self.first_answer_seconds:.1f} s, {self.answered} "
             "requests answered"
         )
 

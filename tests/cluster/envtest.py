@@ -105,9 +105,9 @@ def _scale(server: ApiServer, folder: Path, done: Done) -> None:
         variables = {"SHOAL_MODELS": f"{MINILM}={packaged_minilm()}", "HF_HUB_OFFLINE": "1"}
         with FakeKubelet(server, folder / "node", WORKER, variables) as kubelet:
             (container,) = containers(named(kubelet.node.objects, "Deployment", WORKER))
-            told = environment(kubelet.node.objects, container)
+            reported = environment(kubelet.node.objects, container)
             (custom,) = server.objects("scaledobjects")
-            story = asyncio.run(drive(kubelet, scale, scaled_object(custom, told)))
+            story = asyncio.run(drive(kubelet, scale, scaled_object(custom, reported)))
         if said := [
             *wrong(story),
             *(f"a worker ended with {status}" for status in kubelet.statuses if status),

@@ -84,7 +84,7 @@ def apply(kubectl: Apply, objects: Sequence[Object]) -> int:
         "--warnings-as-errors",
         f"--field-manager={MANAGER}",
     ]
-    told = kubectl(
+    reported = kubectl(
         "apply",
         *options,
         "--namespace",
@@ -93,7 +93,7 @@ def apply(kubectl: Apply, objects: Sequence[Object]) -> int:
         "-",
         documents=yaml.safe_dump_all(objects),
     )
-    return len(told.splitlines())
+    return len(reported.splitlines())
 
 
 def remove(kubectl: Apply, objects: Sequence[Object]) -> None:

@@ -140,8 +140,8 @@ def test_where_nothing_can_be_run_it_says_so_and_ends_with_2(tmp_path: Path) -> 
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.replace("\n", "").endswith(HOW_TO_GET[-40:])
-    told = json.loads(done.stdout)
-    assert (told["status"], told["steps"], told["found"]["etcd"]) == (2, [], "")
+    reported = json.loads(done.stdout)
+    assert (reported["status"], reported["steps"], reported["found"]["etcd"]) == (2, [], "")
 
 
 def test_stand_in_serves_our_kind_until_a_definition_replaces_it(tmp_path: Path) -> None:

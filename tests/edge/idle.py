@@ -79,15 +79,15 @@ async def main() -> int:
     count = CONNECTIONS if hard == resource.RLIM_INFINITY else min(CONNECTIONS, hard - 200)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count + 200), hard))
     async with routing(Script()) as router:
-        told = {
+        reported = {
             "SHOAL_ROUTERS": router,
             "SHOAL_HTTP_ADDRESS": "127.0.0.1:0",
             "SHOAL_HTTP_CONNECTIONS": str(count + SPARE),
         }
-        told["SHOAL_HTTP_IDLE_SECONDS"] = "600"
+        reported["SHOAL_HTTP_IDLE_SECONDS"] = "600"
         edge = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "services.edge"),
-            env=dict(os.environ) | told,
+            env=dict(os.environ) | reported,
             stderr=asyncio.subprocess.PIPE,
         )
         assert edge.stderr is not None

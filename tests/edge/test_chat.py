@@ -610,17 +610,17 @@ class TestCompletions:
 
     def test_streams_of_several_answers(self) -> None:
         stream = ask({"model": MODEL, "prompt": ["a", "b"], "stream": True}, completions.complete)
-        told = events(
+        reported = events(
             stream.render(pb.ExtractStreamResponse(deltas=[pb.ExtractDelta(item=1, text=" x")]))
         )
         results = [pb.Extraction(text=" y"), pb.Extraction(text=" xz")]
-        told += events(
+        reported += events(
             stream.render(pb.ExtractStreamResponse(response=pb.ExtractResponse(results=results)))
         )
         texts = {0: "", 1: ""}
-        for one in told[:-1]:
+        for one in reported[:-1]:
             texts[one["choices"][0]["index"]] += one["choices"][0]["text"]
-        assert (texts, told[-1]) == ({0: " y", 1: " xz"}, "[DONE]")
+        assert (texts, reported[-1]) == ({0: " y", 1: " xz"}, "[DONE]")
 
     @pytest.mark.parametrize(
         ("change", "field"),

@@ -137,8 +137,12 @@ def content(answer: Answer) -> bytes:
 def test_answers_that_shrink_are_compressed(
     size: int, encoding: str, unpack: Callable[[bytes], bytes]
 ) -> None:
-    told = texts(size)
-    for body in (told, iter([told]), iter([told[:1], told[1:9000], told[9000:]])):
+    reported = texts(size)
+    for body in (
+        reported,
+        iter([reported]),
+        iter([reported[:1], reported[1:9000], reported[9000:]]),
+    ):
         found = compress(Answer(body, 200, headers=((b"x-a", b"b"),)), encoding)
         headers = dict(found.headers)
         assert (headers[b"content-encoding"], headers[b"vary"], headers[b"x-a"]) == (
@@ -147,7 +151,7 @@ def test_answers_that_shrink_are_compressed(
             b"b",
         )
         packed = content(found)
-        assert unpack(packed) == told
+        assert unpack(packed) == reported
         assert len(packed) < 0.6 * size
 
 

@@ -412,14 +412,14 @@ async def test_sigterm_under_load_answers_accepted_requests() -> None:
             writer.close()
 
     async with routing(script) as router:
-        told = {
+        reported = {
             "SHOAL_ROUTERS": router,
             "SHOAL_HTTP_ADDRESS": "127.0.0.1:0",
             "SHOAL_LOG_LEVEL": "INFO",
         }
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "services.edge"),
-            env=dict(os.environ) | told,
+            env=dict(os.environ) | reported,
             stderr=asyncio.subprocess.PIPE,
         )
         assert process.stderr is not None

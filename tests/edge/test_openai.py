@@ -51,22 +51,24 @@ def test_one_text_and_many() -> None:
 
 def test_floats_are_the_shortest_digits_of_float32() -> None:
     rows = vectors(3)
-    told = content(ask(input=["a", "b", "c"]).convert(reply(rows)))
-    assert [entry["index"] for entry in told["data"]] == [0, 1, 2]
+    reported = content(ask(input=["a", "b", "c"]).convert(reply(rows)))
+    assert [entry["index"] for entry in reported["data"]] == [0, 1, 2]
     assert np.array_equal(
-        np.array([entry["embedding"] for entry in told["data"]], np.float32), rows
+        np.array([entry["embedding"] for entry in reported["data"]], np.float32), rows
     )
-    assert told["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
-    assert told["model"] == MODEL
-    msgspec.convert(told, EmbeddingsAnswer)
+    assert reported["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert reported["model"] == MODEL
+    msgspec.convert(reported, EmbeddingsAnswer)
 
 
 def test_base64_is_little_endian_float32() -> None:
     rows = vectors(2)
-    told = content(ask(input=["a", "b"], encoding_format="base64").convert(reply(rows)))
-    found = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in told["data"]]
+    reported = content(ask(input=["a", "b"], encoding_format="base64").convert(reply(rows)))
+    found = [
+        np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in reported["data"]
+    ]
     assert np.array_equal(found, rows)
-    msgspec.convert(told, EmbeddingsAnswer)
+    msgspec.convert(reported, EmbeddingsAnswer)
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
@@ -77,12 +79,15 @@ def test_large_answer_in_pieces_equals_the_whole_answer(encoding: str) -> None:
     assert not isinstance(answer.body, bytes)
     pieces = list(answer.body)
     assert len(pieces) > 4
-    told = json.loads(b"".join(pieces))
+    reported = json.loads(b"".join(pieces))
     if encoding == "float":
-        found = np.array([entry["embedding"] for entry in told["data"]], np.float32)
+        found = np.array([entry["embedding"] for entry in reported["data"]], np.float32)
     else:
         found = np.stack(
-            [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in told["data"]]
+            [
+                np.frombuffer(base64.b64decode(entry["embedding"]), "<f4")
+                for entry in reported["data"]
+            ]
         )
     assert np.array_equal(found, rows)
 
@@ -147,8 +152,8 @@ def test_alias_fixes_model_role_dimensions_and_adapter() -> None:
         model="text-embedding-3-small", role="document", dimensions=2, adapter="org/other"
     ).message
     assert (message.role, message.dimensions, message.adapter) == (pb.ROLE_DOCUMENT, 2, "org/other")
-    told = content(ask(model="text-embedding-3-small").convert(reply(vectors(1))))
-    assert told["model"] == "text-embedding-3-small"
+    reported = content(ask(model="text-embedding-3-small").convert(reply(vectors(1))))
+    assert reported["model"] == "text-embedding-3-small"
 
 
 def test_role_suffix_of_the_models_name() -> None:
@@ -189,9 +194,9 @@ def test_bits_signed_and_unsigned() -> None:
     answer = pb.EncodeResponse(dense=stored)
     asked = ask(input=["a", "b"], embedding_type=["binary", "ubinary"])
     assert asked.message.data_type == tensor_pb2.DATA_TYPE_BINARY  # type: ignore[attr-defined]
-    told = content(asked.convert(answer))["data"]
-    signed = np.array([entry["embeddings"]["binary"] for entry in told])
-    unsigned = np.array([entry["embeddings"]["ubinary"] for entry in told])
+    reported = content(asked.convert(answer))["data"]
+    signed = np.array([entry["embeddings"]["binary"] for entry in reported])
+    unsigned = np.array([entry["embeddings"]["ubinary"] for entry in reported])
     assert np.array_equal(unsigned, packed)
     assert np.array_equal(np.unpackbits((signed + 128).astype(np.uint8), axis=1), rows > 0)
     voyage = content(ask(output_dtype="ubinary", encoding_format="base64").convert(answer))["data"]
@@ -206,8 +211,8 @@ def test_int8() -> None:
         data=rows.tobytes(),
         scale=np.array([0.5], np.float32).tobytes(),
     )
-    told = content(ask(output_dtype="int8").convert(pb.EncodeResponse(dense=tensor)))
-    assert told["data"][0]["embedding"] == [1, -127, 5]
+    reported = content(ask(output_dtype="int8").convert(pb.EncodeResponse(dense=tensor)))
+    assert reported["data"][0]["embedding"] == [1, -127, 5]
 
 
 def test_images_are_data_and_never_urls() -> None:
@@ -317,11 +322,11 @@ def test_invalid_model_names_are_not_found() -> None:
     ],
 )
 def test_router_errors_use_the_callers_names(
-    given: Any, field: str, message: str, told: str
+    given: Any, field: str, message: str, reported: str
 ) -> None:
     question = ask(input=given)
-    assert question.renamed(message) == told
-    assert question.renamed(field) in told
+    assert question.renamed(message) == reported
+    assert question.renamed(field) in reported
 
 
 @pytest.mark.parametrize(
@@ -343,10 +348,10 @@ def test_router_errors_use_the_callers_names(
 )
 def test_errors_have_the_union_body(reason: str, status: int, kind: str, code: str | None) -> None:
     answer = error(HttpError(reason, "why", field="input"))
-    told = content(answer)
+    reported = content(answer)
     assert answer.status == status
-    assert told["error"] == {"message": "why", "type": kind, "param": "input", "code": code}
-    assert told["message"] == told["detail"] == "why"
+    assert reported["error"] == {"message": "why", "type": kind, "param": "input", "code": code}
+    assert reported["message"] == reported["detail"] == "why"
 
 
 def test_retry_headers() -> None:

@@ -115,12 +115,12 @@ async def test_cohere_tokenizes_without_special_tokens() -> None:
     ],
 )
 async def test_invalid_tei_requests_are_refused_in_its_form(
-    path: str, body: dict[str, Any], told: str
+    path: str, body: dict[str, Any], reported: str
 ) -> None:
     async with edge(Script(), aliases=Watched.fixed(NAMES)) as http:
         reply = await http.post(path, body)
         assert (reply.status, reply.json["error_type"]) == (422, "Validation"), reply.json
-        assert told in reply.json["error"]
+        assert reported in reply.json["error"]
 
 
 @pytest.mark.parametrize(

@@ -167,23 +167,23 @@ def _try_stream(stream: Stream, random: Random) -> None:
     """Try streamed text, including restarts, a different final text, or a missing result."""
     stream.message.SerializeToString()
     texts = ["", "a", " shoal", " of fish", "\n\n", "data: é"]
-    told = b""
+    reported = b""
     try:
         for _ in range(random.randrange(4)):
             one = pb.ExtractDelta(text=random.choice(texts), restarted=random.random() < 0.2)
-            told += stream.render(pb.ExtractStreamResponse(deltas=[one]))
+            reported += stream.render(pb.ExtractStreamResponse(deltas=[one]))
         results = [_extraction(random) for _ in range(random.random() < 0.9)]
-        told += stream.render(
+        reported += stream.render(
             pb.ExtractStreamResponse(response=pb.ExtractResponse(results=results))
         )
     except HttpError as problem:
-        told += stream.fail(problem)
+        reported += stream.fail(problem)
     except IndexError:
-        told += stream.fail(HttpError("INTERNAL", "a router's fault"))
+        reported += stream.fail(HttpError("INTERNAL", "a router's fault"))
     pieces = (
-        told.decode().split("\n\n")
+        reported.decode().split("\n\n")
         if stream.media_type.startswith(b"text/event-stream")
-        else told.decode().splitlines()
+        else reported.decode().splitlines()
     )
     for piece in filter(None, pieces):
         if piece != "data: [DONE]":

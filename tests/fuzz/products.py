@@ -181,9 +181,9 @@ class Recipe:
 def read(data: bytes) -> Recipe | None:
     """Return the recipe; None if it is invalid or a text exceeds MAX_BYTES."""
     try:
-        told = json.loads(data).items()
+        reported = json.loads(data).items()
         values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in told
+            name: tuple(value) if isinstance(value, list) else value for name, value in reported
         }
         recipe = Recipe(**values)
         counts = (

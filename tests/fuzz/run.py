@@ -296,7 +296,7 @@ def corpus(target: str) -> list[bytes]:
     ]
 
 
-def save(folder: Path, target: str, kind: Kind, what: str, data: bytes, told: str) -> Finding:
+def save(folder: Path, target: str, kind: Kind, what: str, data: bytes, reported: str) -> Finding:
     """Write a finding's input and its description."""
     name = hashlib.sha256(f"{kind} {what}".encode() if kind != "hang" else data).hexdigest()[:12]
     path = folder / target / f"{name}.bin"
@@ -304,7 +304,7 @@ def save(folder: Path, target: str, kind: Kind, what: str, data: bytes, told: st
     path.write_bytes(data)
     finding = Finding(target, kind, what, str(path))
     replay = f"python -m tests.fuzz --replay {path} --target {target}"
-    path.with_suffix(".txt").write_text(f"{json.dumps([kind, what])}\n{replay}\n\n{told}\n")
+    path.with_suffix(".txt").write_text(f"{json.dumps([kind, what])}\n{replay}\n\n{reported}\n")
     return finding
 
 
@@ -353,12 +353,12 @@ def signature(error: BaseException) -> str:
     place = (
         f"{Path(product[-1].filename).relative_to(ROOT)}:{product[-1].lineno}" if product else "?"
     )
-    told = (
+    reported = (
         re.sub(r"\d+|'[^']*'", "#", str(error).partition("\n")[0])[:120]
         if isinstance(error, Broken)
         else ""
     )
-    return f"{type(error).__name__} at {place} {told}".strip()
+    return f"{type(error).__name__} at {place} {reported}".strip()
 
 
 def by_chance(target: Target, tries: Tries, seconds: float, seed: str) -> None:

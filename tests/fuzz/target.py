@@ -57,8 +57,8 @@ class Broken(AssertionError):
     if it is not the last one.
     """
 
-    def __init__(self, told: str, data: bytes | None = None) -> None:
-        super().__init__(told)
+    def __init__(self, reported: str, data: bytes | None = None) -> None:
+        super().__init__(reported)
         self.data = data
 
 

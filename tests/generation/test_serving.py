@@ -115,10 +115,10 @@ def test_without_a_system_message_the_users_first_one_begins_with_the_instructio
         (sequence,) = model.prepare(work, never_cancelled).sequences
         return model._reader.text(sequence.ids.tolist())
 
-    told = prompt(TextWork(["and then?"], instruction="Be short.", turns=turns))
+    reported = prompt(TextWork(["and then?"], instruction="Be short.", turns=turns))
     before = (Turn("user", "Be short.\n\na question"), turns[1])
-    assert told == prompt(TextWork(["and then?"], turns=before))
-    assert told != prompt(TextWork(["and then?"], turns=turns))
+    assert reported == prompt(TextWork(["and then?"], turns=before))
+    assert reported != prompt(TextWork(["and then?"], turns=turns))
 
 
 def test_stop_token_ends_a_text(tmp_path: Path) -> None:

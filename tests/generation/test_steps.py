@@ -85,9 +85,9 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def graphs_of(
-    loop: DecodeLoop, told: Told, capture: FakeCapture, *, check_every: int = 1 << 30
+    loop: DecodeLoop, reported: Told, capture: FakeCapture, *, check_every: int = 1 << 30
 ) -> StepGraphs:
-    graphs = loop.keep_graphs(capture, told.owner)
+    graphs = loop.keep_graphs(capture, reported.owner)
     assert graphs is not None
     graphs._check_every = check_every
     return graphs
@@ -111,10 +111,10 @@ def test_steps_write_what_transformers_writes(name: str, tmp_path: Path) -> None
     requested = [Request(ids, most=MAX_NEW_TOKENS) for ids in inputs]
     loop = DecodeLoop(writer, 64, most_rows=40)
     assert [text for text, _ in finished(loop, requested, every=2)] == wanted
-    told, capture = Told(), FakeCapture()
-    capture_all(graphs_of(loop, told, capture))
+    reported, capture = Told(), FakeCapture()
+    capture_all(graphs_of(loop, reported, capture))
     assert [text for text, _ in finished(loop, requested, every=2)] == wanted
-    assert told.events.count("replayed") == sum(each.replays for each in capture.made) > 0
+    assert reported.events.count("replayed") == sum(each.replays for each in capture.made) > 0
     assert {each.buffer.shape[0] for each in capture.made if each.replays} <= {
         StepShape(count, loop._steps.width).size for count in (1, 2, 4) if loop._steps is not None
     }
@@ -151,35 +151,35 @@ def test_choices_that_need_scores_are_the_same_from_a_graph(
 def test_all_sizes_are_captured_at_a_load_the_largest_first(
     llama: tuple[transformers.PreTrainedModel, Path],
 ) -> None:
-    told, capture = Told(), FakeCapture(size=100)
+    reported, capture = Told(), FakeCapture(size=100)
     loop = DecodeLoop(load(llama[1]), 8)
-    graphs = graphs_of(loop, told, capture)
+    graphs = graphs_of(loop, reported, capture)
     capture_all(graphs)
     width = 0 if loop._steps is None else loop._steps.width
     assert [len(each.buffer) for each in capture.made] == [
         StepShape(count, width).size for count in reversed(SEQUENCES)
     ]
-    assert told.events == ["captured"] * len(SEQUENCES)
-    assert told.reserved == 100 * len(SEQUENCES)
+    assert reported.events == ["captured"] * len(SEQUENCES)
+    assert reported.reserved == 100 * len(SEQUENCES)
     graphs.drop()
-    assert (told.reserved, capture.kept) == (0, [])
+    assert (reported.reserved, capture.kept) == (0, [])
 
 
 @pytest.mark.usefixtures("triton")
 def test_without_memory_steps_are_eager_and_captured_later(
     llama: tuple[transformers.PreTrainedModel, Path],
 ) -> None:
-    told, capture = Told(limit=10), FakeCapture()
+    reported, capture = Told(limit=10), FakeCapture()
     loop = DecodeLoop(load(llama[1]), 8)
-    graphs = graphs_of(loop, told, capture)
+    graphs = graphs_of(loop, reported, capture)
     capture_all(graphs)
-    assert (told.events, capture.made) == (["refused"] * len(SEQUENCES), [])
+    assert (reported.events, capture.made) == (["refused"] * len(SEQUENCES), [])
     graphs._uses = Uses(after=1)
     finished(loop, [Request(prompts(1)[0], most=MAX_NEW_TOKENS)])
     assert graphs._pending == {1}
-    told.limit = 1 << 40
+    reported.limit = 1 << 40
     capture_all(graphs)
-    assert told.events[len(SEQUENCES) :] == ["captured"]
+    assert reported.events[len(SEQUENCES) :] == ["captured"]
     assert not graphs.is_pending
 
 
@@ -190,12 +190,12 @@ def test_graph_that_differs_or_fails_is_the_last(
     model, directory = llama
     inputs = prompts(1)
     wanted = written(model, inputs, MAX_NEW_TOKENS)
-    told, capture = Told(), FakeCapture()
+    reported, capture = Told(), FakeCapture()
     loop = DecodeLoop(load(directory), 8)
-    graphs = graphs_of(loop, told, capture, check_every=1)
+    graphs = graphs_of(loop, reported, capture, check_every=1)
     capture_all(graphs)
     assert [text for text, _ in finished(loop, [Request(inputs[0], most=MAX_NEW_TOKENS)])] == wanted
-    assert told.events.count("checked") == MAX_NEW_TOKENS - 1
+    assert reported.events.count("checked") == MAX_NEW_TOKENS - 1
     step = graphs._steps[1]
     run = step.run
 
@@ -207,15 +207,20 @@ def test_graph_that_differs_or_fails_is_the_last(
 
     capture.made[-1]._forward = wrong
     assert [text for text, _ in finished(loop, [Request(inputs[0], most=MAX_NEW_TOKENS)])] == wanted
-    assert told.events[-1] == "differed"
-    assert (graphs.is_off, graphs.is_pending, capture.kept, told.reserved) == (True, False, [], 0)
+    assert reported.events[-1] == "differed"
+    assert (graphs.is_off, graphs.is_pending, capture.kept, reported.reserved) == (
+        True,
+        False,
+        [],
+        0,
+    )
     assert [text for text, _ in finished(loop, [Request(inputs[0], most=MAX_NEW_TOKENS)])] == wanted
 
-    told, capture = Told(), FakeCapture()
+    reported, capture = Told(), FakeCapture()
     capture.error = RuntimeError("operation not permitted when stream is capturing")
-    graphs = graphs_of(loop, told, capture)
+    graphs = graphs_of(loop, reported, capture)
     capture_all(graphs)
-    assert (graphs.is_off, told.events) == (True, ["failed"])
+    assert (graphs.is_off, reported.events) == (True, ["failed"])
     assert [text for text, _ in finished(loop, [Request(inputs[0], most=MAX_NEW_TOKENS)])] == wanted
 
 
@@ -253,20 +258,20 @@ def test_on_a_cpu_nothing_changes(llama: tuple[transformers.PreTrainedModel, Pat
 def test_model_captures_between_batches_and_parks_without_graphs(tmp_path: Path) -> None:
     write_served("qwen3", tmp_path)
     model = load_generative_model(tmp_path, "random/writer", torch.device("cpu"), torch.float32)
-    told, capture = Told(), FakeCapture()
+    reported, capture = Told(), FakeCapture()
     assert [model.awaits_capture] == [False]
-    model.keep_graphs(Graphs(capture, told.owner, most=8))
+    model.keep_graphs(Graphs(capture, reported.owner, most=8))
     assert ([model.awaits_capture], capture.made) == ([True], [])
     while model.awaits_capture:
         model.capture_graph()
-    assert told.events == ["captured"] * len(SEQUENCES)
+    assert reported.events == ["captured"] * len(SEQUENCES)
     model.drop_graphs()
-    assert (capture.kept, told.reserved, model.awaits_capture) == ([], 0, False)
-    model.keep_graphs(Graphs(capture, told.owner, most=8))
+    assert (capture.kept, reported.reserved, model.awaits_capture) == ([], 0, False)
+    model.keep_graphs(Graphs(capture, reported.owner, most=8))
     model.capture_graph()
     assert (len(capture.kept), model.awaits_capture) == (1, True)
     model.park()
-    assert (capture.kept, told.reserved, model.awaits_capture) == ([], 0, False)
+    assert (capture.kept, reported.reserved, model.awaits_capture) == ([], 0, False)
 
 
 def test_pool_of_an_accelerator_is_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,11 +125,15 @@ def test_redis_is_taken_out_of_its_wheel(tmp_path: Path) -> None:
 
 
 def test_libraries_of_a_program() -> None:
-    told = (
+    reported = (
         "\tlinux-vdso.so.1 (0x0)\n\tlibssl.so.3 => /lib/libssl.so.3 (0x0)\n"
         "\t/lib64/ld-linux-x86-64.so.2 (0x0)\n"
     )
-    assert gpu_bundle.libraries(told) == ["linux-vdso.so.1", "libssl.so.3", "ld-linux-x86-64.so.2"]
+    assert gpu_bundle.libraries(reported) == [
+        "linux-vdso.so.1",
+        "libssl.so.3",
+        "ld-linux-x86-64.so.2",
+    ]
     assert (
         gpu_bundle.libraries("\tnot a dynamic executable\n")
         == gpu_bundle.libraries("\tstatically linked\n")

@@ -52,9 +52,9 @@ def test_measurements_are_written_immediately(context: Context, tmp_path: Path) 
     context.measure("c", fails)
     context.measure("d", is_not_here)
     context.target("a's seconds", 2.0, "s", context.report.number("a", "seconds"), at_most=True)
-    told = json.loads((tmp_path / "swap.json").read_text())
-    assert faults(told) == []
-    rows = {row["what"]: row for row in told["rows"]}
+    reported = json.loads((tmp_path / "swap.json").read_text())
+    assert faults(reported) == []
+    rows = {row["what"]: row for row in reported["rows"]}
     assert (rows["a"]["seconds"], rows["a"]["none"], rows["b"]["skipped"]) == (1.0, None, NO_CUDA)
     assert (rows["c"]["error"], rows["d"]["skipped"]) == (
         "RuntimeError: the driver is gone",
@@ -85,16 +85,16 @@ def test_targets() -> None:
 
 
 def test_invalid_reports_are_named(tmp_path: Path) -> None:
-    told = json.loads(Report("swap").to_json())
-    assert faults(told) == []
+    reported = json.loads(Report("swap").to_json())
+    assert faults(reported) == []
     assert faults([]) == ["no object"]
-    assert faults({**told, "schema": 2}) == ["schema 2, not 1"]
-    assert faults({**told, "status": "fine", "rows": [{}]}) == [
+    assert faults({**reported, "schema": 2}) == ["schema 2, not 1"]
+    assert faults({**reported, "status": "fine", "rows": [{}]}) == [
         "status 'fine'",
         "a row has no name `what`",
     ]
-    assert faults({**told, "more": 1}) == ["more is not known"]
-    assert faults({name: value for name, value in told.items() if name != "tree"}) == [
+    assert faults({**reported, "more": 1}) == ["more is not known"]
+    assert faults({name: value for name, value in reported.items() if name != "tree"}) == [
         "tree is missing"
     ]
     (tmp_path / "a.json").write_text("{}")

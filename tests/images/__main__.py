@@ -181,7 +181,7 @@ def _build_all(
                 seconds = engine.build(target, f"localhost/shoal-{target}:after", base)
                 engine.build(target, f"localhost/shoal-{target}:before", base, Path(name))
             size = int(engine.inspect(f"localhost/shoal-{target}:after", "image")["Size"])
-            told = engine.podman(
+            reported = engine.podman(
                 "run",
                 "--rm",
                 "--entrypoint",
@@ -196,7 +196,7 @@ def _build_all(
                     "seconds": round(seconds, 1),
                     "mib": size >> 20,
                     "beyond_base_mib": (size - base_size) >> 20,
-                    "packages": int(told.split()[-1]),
+                    "packages": int(reported.split()[-1]),
                 }
             )
     return rows
@@ -280,12 +280,12 @@ def _roll(
             pods[name] = newer
             step(f"{name} is replaced by the new image's", began, status)
         time.sleep(TRAFFIC_SECONDS)
-        told = traffic()
-    if told["failed"] or told["wrong"]:
-        faults.append(f"requests failed or were answered wrongly: {json.dumps(told)}")
-    if not (told["grpc"] and told["http"]):
+        reported = traffic()
+    if reported["failed"] or reported["wrong"]:
+        faults.append(f"requests failed or were answered wrongly: {json.dumps(reported)}")
+    if not (reported["grpc"] and reported["http"]):
         faults.append("no request was answered")
-    return steps, told
+    return steps, reported
 
 
 @contextmanager
@@ -318,11 +318,11 @@ def _traffic(engine: Engine) -> Iterator[Callable[[], dict[str, object]]]:
 
     def end() -> dict[str, object]:
         stdin.close()
-        told: dict[str, object] = (
+        reported: dict[str, object] = (
             json.loads(process.stdout.read()) if process.stdout is not None else {}
         )
         process.wait(60)
-        return told
+        return reported
 
     try:
         line = process.stdout.readline()

@@ -103,8 +103,8 @@ class Engine:
                 f"{' '.join(command[:3])} …: not done after {seconds:.0f} s"
             ) from error
         if done.returncode:
-            told = f"{done.stdout[-1500:]}\n{done.stderr[-2500:]}".strip()
-            raise EngineError(f"{' '.join(command)}: status {done.returncode}\n{told}")
+            reported = f"{done.stdout[-1500:]}\n{done.stderr[-2500:]}".strip()
+            raise EngineError(f"{' '.join(command)}: status {done.returncode}\n{reported}")
         return done.stdout
 
     def start(self, command: Sequence[str]) -> subprocess.Popen[str]:
@@ -214,10 +214,10 @@ class Engine:
 
 def _mirror() -> list[str]:
     """Return this machine's apt mirrors, so that builds can reach them."""
-    told = "\n".join(
+    reported = "\n".join(
         file.read_text() for file in Path("/etc/apt/sources.list.d").glob("debian.sources")
     )
-    found = re.search(r"^URIs: (\S+)", told, re.MULTILINE)
+    found = re.search(r"^URIs: (\S+)", reported, re.MULTILINE)
     return [f"deb {found[1] if found else 'http://deb.debian.org/debian'} bookworm main"]
 
 
@@ -250,13 +250,13 @@ def _pip_of_this_machine() -> tuple[list[str], list[str]]:
     """Return mounts that give pip within a build the configuration, certificates and package
     folders of this machine; and the index for torch, if the public one is out of reach.
     """
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-m", "pip", "config", "debug"],
         capture_output=True,
         text=True,
         check=False,
     ).stdout
-    files = re.findall(r"^\s+(\S+), exists: True", told, re.MULTILINE)
+    files = re.findall(r"^\s+(\S+), exists: True", reported, re.MULTILINE)
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     ).stdout

@@ -139,13 +139,13 @@ class ContainerPod(Pod):
         """Return the container's restrictions as the kernel and podman report them; `asked` returns
         those of the manifest.
         """
-        told = self._engine.inspect(self.name)
+        reported = self._engine.inspect(self.name)
         status = dict(
             line.split(":\t", 1)
-            for line in Path(f"/proc/{told['State']['Pid']}/status").read_text().splitlines()
+            for line in Path(f"/proc/{reported['State']['Pid']}/status").read_text().splitlines()
             if ":\t" in line
         )
-        tree = Path(f"/proc/{told['State']['Pid']}/mounts").read_text().splitlines()
+        tree = Path(f"/proc/{reported['State']['Pid']}/mounts").read_text().splitlines()
         (root,) = (line.split()[3] for line in tree if line.split()[1] == "/")
         return {
             "user": f"{status['Uid'].split()[0]}:{status['Gid'].split()[0]}",
@@ -153,7 +153,7 @@ class ContainerPod(Pod):
             "new privileges": "no" if status["NoNewPrivs"].strip() == "1" else "yes",
             "seccomp": "filtered" if status["Seccomp"].strip() == "2" else "none",
             "root file system": "read-only" if "ro" in root.split(",") else "writable",
-            "memory": f"{told['HostConfig']['Memory'] >> 20} MiB",
+            "memory": f"{reported['HostConfig']['Memory'] >> 20} MiB",
         }
 
     def asked(self) -> dict[str, str]:

@@ -82,12 +82,12 @@ def over_http(model: str) -> list[float]:
         try:
             connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
             answer = connection.getresponse()
-            told = answer.read()
-            if answer.status == 503 and b"this server is stopping" in told:
+            reported = answer.read()
+            if answer.status == 503 and b"this server is stopping" in reported:
                 continue
             if answer.status != 200:
-                raise ValueError(f"{answer.status} {told[:200]!r}")
-            return [float(number) for number in json.loads(told)["data"][0]["embedding"]]
+                raise ValueError(f"{answer.status} {reported[:200]!r}")
+            return [float(number) for number in json.loads(reported)["data"][0]["embedding"]]
         finally:
             connection.close()
     raise OSError("no edge answered in 10 s")

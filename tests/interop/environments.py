@@ -210,10 +210,10 @@ def versions(client: Client, program: Path) -> str:
         "import sys; from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' "
         "for n in sys.argv[1:]))"
     )
-    told = subprocess.run(
+    reported = subprocess.run(
         [str(program), "-c", code, *client.versions], check=True, capture_output=True, text=True
     )
-    return told.stdout.strip() + client.note
+    return reported.stdout.strip() + client.note
 
 
 def tokenizer_of_openai() -> Path | None:

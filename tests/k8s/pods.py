@@ -291,10 +291,12 @@ class Pod:
         target = self._target()
         if not (self._folder / "app").exists():
             dockerfile.unpack(target, self._folder)
-        told = {key: value for key, value in dockerfile.variables(target).items() if key != "PATH"}
+        reported = {
+            key: value for key, value in dockerfile.variables(target).items() if key != "PATH"
+        }
         return {
             key: re.sub(r"/(?=app\b|tmp\b)", f"{self._folder}/", value)
-            for key, value in told.items()
+            for key, value in reported.items()
         }
 
     def _target(self) -> str:
@@ -334,10 +336,10 @@ def _as_redis(text: str) -> str:
     """Remove the lines of redis.conf that only Valkey knows: a redis-server of this machine may
     refuse them.
     """
-    told = subprocess.run(
+    reported = subprocess.run(
         [find_redis_server(), "--version"], capture_output=True, text=True, check=True
     ).stdout
     lines = text.splitlines()
     return "\n".join(
-        line for line in lines if "Valkey" in told or not line.startswith("commandlog-")
+        line for line in lines if "Valkey" in reported or not line.startswith("commandlog-")
     )

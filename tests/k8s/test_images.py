@@ -109,11 +109,11 @@ def test_image_has_the_code_of_its_service_alone(target: str, tmp_path: Path) ->
 
 def test_ports_are_those_of_the_pods() -> None:
     objects = [*rendered("base"), *rendered("components/gpu-l4"), *rendered("components/edge")]
-    told = {}
+    reported = {}
     for workload in workloads(objects):
         for container in containers(workload):
-            told[container["image"].partition(":")[0]] = {
+            reported[container["image"].partition(":")[0]] = {
                 str(port["containerPort"]) for port in container["ports"]
             }
     for target in TARGETS:
-        assert set(last(target, "EXPOSE").split()) == told[f"shoal-{target}"]
+        assert set(last(target, "EXPOSE").split()) == reported[f"shoal-{target}"]

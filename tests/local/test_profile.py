@@ -101,8 +101,8 @@ def test_model_by_its_name(run: Run, small: Path) -> None:
 
 
 def test_time_between_known_stages_is_attributed() -> None:
-    told = Timings(0.001, 0.002, 0.003, 0.010, 0.001, 0.020)
-    found = summed([(0.025, told), (0.035, told)])
+    reported = Timings(0.001, 0.002, 0.003, 0.010, 0.001, 0.020)
+    found = summed([(0.025, reported), (0.035, reported)])
     seconds = {stage.name: round(stage.seconds, 6) for stage in found.stages}
     assert list(seconds) == STAGES
     assert (seconds["client and wire"], seconds["router"]) == (0.010, 0.003)

@@ -58,10 +58,10 @@ async def test_who_ends_too_often_is_given_up_with_its_last_words_and_the_others
             await until(
                 lambda: processes.read(state)[-1].state == "given up", "the bad one to be given up"
             )
-            told = {process.name: process for process in processes.read(state)}
-            assert [told[name].state for name in ("redis", "router", "good")] == ["running"] * 3
-            assert told["bad"].restarts == 3
-            assert told["bad"].detail == "ended with status 3: no such device"
+            reported = {process.name: process for process in processes.read(state)}
+            assert [reported[name].state for name in ("redis", "router", "good")] == ["running"] * 3
+            assert reported["bad"].restarts == 3
+            assert reported["bad"].detail == "ended with status 3: no such device"
             await until(lambda: "no such device" in said[-1], "its last words to be told")
             assert sum("is restarted" in words for words in said) == 3
             bad_log = bad.log.read_text()

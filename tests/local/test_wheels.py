@@ -206,25 +206,25 @@ def test_wheel_has_the_native_kernels_and_their_sources(wheels: list[Path]) -> N
 
 def test_wheel_uses_the_native_kernels(python: Path, tmp_path: Path) -> None:
     path = "import shoal_mesh, sys; sys.path.insert(0, shoal_mesh.__path__[0] + '/_code')"
-    told = said(
+    reported = said(
         [python, "-c", f"{path}; from libs.kernels import native; print(native.name())"],
         tmp_path,
         PYTHONPATH="",
     )
-    assert told.returncode == 0, told.stderr
-    assert "not built" not in told.stdout or not build.compiler()
+    assert reported.returncode == 0, reported.stderr
+    assert "not built" not in reported.stdout or not build.compiler()
 
 
 def test_nothing_but_shoal_and_shoal_mesh_is_importable(python: Path, tmp_path: Path) -> None:
     for name in ("libs", "services", "tests"):
-        told = subprocess.run(
+        reported = subprocess.run(
             [python, "-c", f"import {name}"],
             cwd=tmp_path,
             capture_output=True,
             text=True,
             check=False,
         )
-        assert f"No module named '{name}'" in told.stderr
+        assert f"No module named '{name}'" in reported.stderr
     assert (
         subprocess.run(
             [python, "-c", "import shoal, shoal_mesh"], cwd=tmp_path, check=False
@@ -243,9 +243,11 @@ class Mesh:
 
     def dimensions(self) -> int:
         """Return the vector's length that the printed curl command gets, or 0 if it fails."""
-        told = subprocess.run(shlex.split(self.curl), capture_output=True, text=True, check=False)
+        reported = subprocess.run(
+            shlex.split(self.curl), capture_output=True, text=True, check=False
+        )
         try:
-            return len(json.loads(told.stdout)["data"][0]["embedding"])
+            return len(json.loads(reported.stdout)["data"][0]["embedding"])
         except (ValueError, KeyError):
             return 0
 
@@ -301,8 +303,8 @@ def test_up_encode_and_certs_run_in_a_project_with_packages_of_our_names(
 
 def test_text_layer_of_a_document_is_read_from_wheels(python: Path, project: Path) -> None:
     (project / "report.pdf").write_bytes(pdfs.document(["a page"]))
-    told = said([python.with_name("shoal"), "extract", "text", "report.pdf"], project)
-    assert (told.returncode, told.stdout) == (0, "## Page 1\n\na page\n\n"), told.stderr
+    reported = said([python.with_name("shoal"), "extract", "text", "report.pdf"], project)
+    assert (reported.returncode, reported.stdout) == (0, "## Page 1\n\na page\n\n"), reported.stderr
 
 
 @needs_empty
@@ -310,14 +312,14 @@ def test_client_and_integration_survive_killed_processes_of_the_mesh(
     python: Path, client: Path, tmp_path: Path
 ) -> None:
     for name in ("torch", "redis", "shoal_mesh"):
-        told = subprocess.run(
+        reported = subprocess.run(
             [client, "-c", f"import {name}"],
             cwd=tmp_path,
             capture_output=True,
             text=True,
             check=False,
         )
-        assert f"No module named '{name}'" in told.stderr
+        assert f"No module named '{name}'" in reported.stderr
     (example,) = re.findall(
         r"^```python\n(.*?)^```", (INTEGRATION / "README.md").read_text(), re.DOTALL | re.MULTILINE
     )
@@ -346,9 +348,9 @@ def test_client_and_integration_survive_killed_processes_of_the_mesh(
 
 @pytest.mark.parametrize("role", ["edge", "router", "scheduler", "worker"])
 def test_services_are_commands(role: str, python: Path, project: Path) -> None:
-    told = said([python.with_name(f"shoal-{role}")], project, SHOAL_LOG_LEVEL="loud")
-    assert told.returncode == 2, told.stderr
-    assert "SHOAL_LOG_LEVEL" in told.stderr
+    reported = said([python.with_name(f"shoal-{role}")], project, SHOAL_LOG_LEVEL="loud")
+    assert reported.returncode == 2, reported.stderr
+    assert "SHOAL_LOG_LEVEL" in reported.stderr
 
 
 @pytest.mark.parametrize(
@@ -365,11 +367,11 @@ def test_one_line_says_which_extra_is_missing(
     (project / "sitecustomize.py").write_text(
         f"import sys; sys.modules[{module!r}] = None"
     )  # as if it were not installed
-    told = said([python.with_name("shoal"), *command], project)
-    assert told.returncode == 1
-    assert module in told.stderr
-    assert f"pip install 'shoal-mesh[{extra}]'" in told.stderr
-    assert "Traceback" not in told.stderr
+    reported = said([python.with_name("shoal"), *command], project)
+    assert reported.returncode == 1
+    assert module in reported.stderr
+    assert f"pip install 'shoal-mesh[{extra}]'" in reported.stderr
+    assert "Traceback" not in reported.stderr
 
 
 def test_up_looks_for_all_that_its_roles_need() -> None:

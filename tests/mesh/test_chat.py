@@ -193,10 +193,10 @@ async def test_text_equals_that_of_extract(model: str, most: int, mesh: Cluster)
         reply = await http.post(
             CHAT_PATH, body(model, most, stream=True, stream_options={"include_usage": True})
         )
-        told = events(reply.body)
-        assert said(told) == found[0].text
-        assert told[-1]["usage"] == whole["usage"]
-        assert told[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+        reported = events(reply.body)
+        assert said(reported) == found[0].text
+        assert reported[-1]["usage"] == whole["usage"]
+        assert reported[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
         lines = (
             await http.post("/api/chat", body(model, most, options={"num_predict": most}))
         ).body.splitlines()
@@ -291,8 +291,8 @@ async def test_schema_is_enforced_over_http(mesh: Cluster) -> None:
         (choice,) = (await http.post(CHAT_PATH, asked(schema))).json["choices"]
         assert choice["finish_reason"] == "stop"
         assert isinstance(json.loads(choice["message"]["content"])["paid"], bool)
-        told = events((await http.post(CHAT_PATH, asked(schema, stream=True))).body)
-        assert said(told) == choice["message"]["content"]
+        reported = events((await http.post(CHAT_PATH, asked(schema, stream=True))).body)
+        assert said(reported) == choice["message"]["content"]
         reply = await http.post(CHAT_PATH, asked({"type": "array"}))
         assert (reply.status, reply.json["error"]["param"]) == (
             400,

@@ -67,13 +67,13 @@ def test_up_prints_usage_answers_and_stops_on_ctrl_c() -> None:
             assert dense is not None
             assert dense.shape == (1, 384)
         advice = next(line for line in said if line.strip().startswith("shoal encode"))
-        told = subprocess.run(
+        reported = subprocess.run(
             [sys.executable, "-m", *shlex.split(advice)], check=True, capture_output=True, text=True
         )
-        assert "384" in told.stdout
+        assert "384" in reported.stdout
         advice = next(line for line in said if line.strip().startswith("curl"))
-        told = subprocess.run(shlex.split(advice), check=True, capture_output=True, text=True)
-        assert len(json.loads(told.stdout)["data"][0]["embedding"]) == 384
+        reported = subprocess.run(shlex.split(advice), check=True, capture_output=True, text=True)
+        assert len(json.loads(reported.stdout)["data"][0]["embedding"]) == 384
         scaler = re.search(r"scaler\s+(\S+)", text)
         assert scaler is not None
         with grpc.insecure_channel(scaler[1]) as channel:
@@ -113,10 +113,10 @@ def test_up_with_tls_prints_working_commands_and_refuses_others() -> None:
             if "Ctrl-C" in line:
                 break
         (command,) = (line for line in said if line.startswith("python -c"))
-        told = subprocess.run(
+        reported = subprocess.run(
             [sys.executable, *shlex.split(command)[1:]], check=True, capture_output=True, text=True
         )
-        assert told.stdout.strip() == "(1, 384)"
+        assert reported.stdout.strip() == "(1, 384)"
         encode, status = (shlex.split(line) for line in said if line.startswith("shoal"))
         assert (
             "384"

@@ -133,11 +133,11 @@ def test_deltas_add_up_to_texts_and_to_those_of_regions(client: shoal.Client) ->
         assert [one.text for one in result] == [
             one.text for one in client.extract(FLORENCE, images, task)
         ]
-        told = [""] * len(images)
+        reported = [""] * len(images)
         for part in parts:
             assert isinstance(part, shoal.Delta)
-            told[part.item] += part.text
-        assert told == [one.text for one in result]
+            reported[part.item] += part.text
+        assert reported == [one.text for one in result]
 
 
 def test_lines_and_forms(client: shoal.Client, models: tuple[Path, dict[str, Any]]) -> None:

@@ -149,16 +149,16 @@ async def test_edge_answers_like_tei_and_vllm(
             reference.decode(one, skip_special_tokens=True, clean_up_tokenization_spaces=False)
             for one in ids
         ]
-        told = (
+        reported = (
             await http.post(
                 "/tokenize", {"model": MINILM, "prompt": TEXTS[40], "return_token_strs": True}
             )
         ).json
-        assert (told["tokens"], told["max_model_len"], told["count"]) == (
+        assert (reported["tokens"], reported["max_model_len"], reported["count"]) == (
             ids[40],
             LIMIT,
             len(ids[40]),
         )
-        assert told["token_strs"] == reference.convert_ids_to_tokens(ids[40])
+        assert reported["token_strs"] == reference.convert_ids_to_tokens(ids[40])
         back = (await http.post("/detokenize", {"model": MINILM, "tokens": ids[40]})).json
         assert back == {"prompt": reference.decode(ids[40], clean_up_tokenization_spaces=False)}

@@ -292,10 +292,10 @@ def test_untrusted_connections_report_the_reason(
         run = CliRunner().invoke(
             build(), ["encode", MODEL, "x", "--address", mesh.address, *options]
         )
-        told = " ".join(run.output.split())
+        reported = " ".join(run.output.split())
         assert run.exit_code == 1
-        assert words in told, told
-        assert advice in told, told
+        assert words in reported, reported
+        assert advice in reported, reported
     good = CliRunner().invoke(build(), ["encode", MODEL, "x", "--address", mesh.address, *ca, *own])
     assert good.exit_code == 0, good.output
 

@@ -42,9 +42,9 @@ def old_tree(directory: Path) -> Path:
         ["git", "archive", OLD, "libs", "services"], cwd=ROOT, capture_output=True
     )
     if archive.returncode != 0:
-        told = archive.stderr.decode().strip()
+        reported = archive.stderr.decode().strip()
         pytest.fail(
-            f"commit {OLD[:7]} is not in this clone ({told}): fetch its history, or set "
+            f"commit {OLD[:7]} is not in this clone ({reported}): fetch its history, or set "
             "SHOAL_NO_HISTORY=1 if it has none"
         )
     with tarfile.open(fileobj=BytesIO(archive.stdout)) as tar:

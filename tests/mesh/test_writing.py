@@ -81,11 +81,11 @@ def test_stop_strings_end_texts_and_their_deltas(client: shoal.Client) -> None:
     whole = client.extract(CHAT, TEXTS[:1], shoal.ReadText(max_tokens=60))[0].text
     stop = whole[30:37]
     parts = list(client.extract_stream(CHAT, TEXTS[:1], shoal.ReadText(max_tokens=60, stop=stop)))
-    told = "".join(part.text for part in parts if isinstance(part, shoal.Delta))
+    reported = "".join(part.text for part in parts if isinstance(part, shoal.Delta))
     assert isinstance(parts[-1], shoal.ExtractResult)
     found = parts[-1][0]
     assert found.text == whole[: whole.index(stop)].strip()
-    assert found.text.startswith(told)
+    assert found.text.startswith(reported)
     assert found.finish_reason == "stop"
     assert parts[-1].usage.output_tokens < 60
 

@@ -230,10 +230,10 @@ def watching(cluster: Cluster, recorder: Recorder) -> Iterator[Seen]:
 def loads(cluster: Cluster) -> list[Loaded]:
     """Return the loads that the worker logged."""
     lines = (cluster.directory / "worker-0.log").read_text().splitlines()
-    told = [json.loads(line) for line in lines if line.startswith("{")]
+    reported = [json.loads(line) for line in lines if line.startswith("{")]
     return [
         Loaded(one["model"], one["bytes"], one["seconds"])
-        for one in told
+        for one in reported
         if one["message"] == "model loaded"
     ]
 

@@ -293,7 +293,7 @@ def test_slices_encode_to_the_same_tokens_as_the_whole(
 
 @pytest.mark.parametrize(("items", "slices", "told"), [(2000, 100, "ended"), (200, 10**9, "200")])
 def test_long_instruction_before_many_texts_takes_no_memory(
-    tmp_path: Path, items: int, slices: int, told: str
+    tmp_path: Path, items: int, slices: int, reported: str
 ) -> None:
     """It was put before all of them, and tokenised, at once: gigabytes. A cancelled job ends at the
     next slice.
@@ -308,7 +308,7 @@ def test_long_instruction_before_many_texts_takes_no_memory(
         assert process.stdout.readline() == "ready\n"
         peak = Peak(process.pid)
         print(items, slices, file=process.stdin, flush=True)
-        assert process.stdout.readline() == f"{told}\n"
+        assert process.stdout.readline() == f"{reported}\n"
         assert peak.grown < 64 << 20, f"{peak.grown >> 20} MiB"
         print(file=process.stdin, flush=True)
 

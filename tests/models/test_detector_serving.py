@@ -89,15 +89,15 @@ def test_routers_price_images_by_their_size(model: PackedModel) -> None:
     """Tokens are known from the header: for an image that keeps its proportions, up to a rounding
     of its sides.
     """
-    told = to_card(model.card).images
+    reported = to_card(model.card).images
     for index, sequence in enumerate(model.prepare(job()).sequences):
-        price = image_prices.image_tokens(size_of(pictures()[index]), told)
+        price = image_prices.image_tokens(size_of(pictures()[index]), reported)
         assert abs(price - sequence.tokens) <= 0.05 * sequence.tokens
     if model.card.family == "grounding-dino":
         thin, square = (
-            image_prices.image_tokens(Size(*size), told) for size in ((30, 300), (300, 300))
+            image_prices.image_tokens(Size(*size), reported) for size in ((30, 300), (300, 300))
         )
-        assert thin < square <= told.max_tokens
+        assert thin < square <= reported.max_tokens
 
 
 def test_memory_of_a_batch_is_measured(model: PackedModel) -> None:

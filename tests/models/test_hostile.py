@@ -655,11 +655,11 @@ def test_tokenizer_takes_no_memory_before_it_is_refused(checkpoint: Path, name: 
         peak = Peak(process.pid)
         process.stdin.write("go\n")
         process.stdin.flush()
-        told = process.stdout.readline()
+        reported = process.stdout.readline()
         grown = peak.grown
         process.stdin.write("end\n")
         process.stdin.close()
-    assert problem in told
+    assert problem in reported
     assert grown < 256 << 20, f"{grown:,} bytes"
 
 

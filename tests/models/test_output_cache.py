@@ -134,10 +134,10 @@ def test_pages_and_prompts(reader: PackedModel, monkeypatch: pytest.MonkeyPatch)
     reader.use_output_cache(store.get)
     prepared = reader.prepare(work([page, page]))
     first = store.run(reader, prepared)
-    told = EncodeWork(
+    reported = EncodeWork(
         [""], parts={0: (Part(page, "items[0].image", "a"), Part(TEXTS[0], "items[0].text"))}
     )
-    assert not reader.prepare(told).known
+    assert not reader.prepare(reported).known
     monkeypatch.setattr(parts, "decoding", refuse)
     again = reader.prepare(work([page]))
     assert list(again.known) == [0]

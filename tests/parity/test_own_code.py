@@ -98,8 +98,8 @@ def test_gritlm_is_served_from_its_directory(tmp_path: Path) -> None:
     together = vectors(model, TEXTS)
     close(together, gritlm(tmp_path, TEXTS, "<|embed|>\n"))
     close(np.concatenate([vectors(model, [text]) for text in TEXTS]), together)
-    told = "<|user|>\nFind jokes\n<|embed|>\n"
-    close(vectors(model, TEXTS, instruction=told), gritlm(tmp_path, TEXTS, told))
+    reported = "<|user|>\nFind jokes\n<|embed|>\n"
+    close(vectors(model, TEXTS, instruction=reported), gritlm(tmp_path, TEXTS, reported))
 
 
 def test_gritlm_with_its_card(tmp_path: Path) -> None:

@@ -107,12 +107,12 @@ async def as_a_router(redis: Redis) -> None:
     assert await lanes.take_replies(1.0) == [("a", b"x")]
     assert await lanes.take_replies(0.01) == []
     streamed_texts = make_lanes(redis, clock, "a").streamed_texts()
-    told = asyncio.create_task(anext(streamed_texts))
+    reported = asyncio.create_task(anext(streamed_texts))
     for _ in range(50):  # until it listens
         await make_lanes(redis, clock, "b").publish_streamed("a", b"more")
-        if (await asyncio.wait([told], timeout=0.1))[0]:
+        if (await asyncio.wait([reported], timeout=0.1))[0]:
             break
-    assert await told == b"more"
+    assert await reported == b"more"
     await streamed_texts.aclose()
     held = await lease(lanes, 10)
     await lanes.renew(LANE, "w", [held.batch_id])
@@ -233,9 +233,9 @@ async def test_everything_else_is_refused(connected: As, admin: Redis, user: Use
     for command in outside:
         with pytest.raises(NoPermissionError):
             await redis.execute_command(*command)
-    told = await refusals(admin)
-    assert told
-    assert all(line.startswith(user.name) for line in told)
+    reported = await refusals(admin)
+    assert reported
+    assert all(line.startswith(user.name) for line in reported)
     assert await admin.dbsize() == 0
 
 

@@ -45,13 +45,13 @@ class ProxiedRedis:
 
 def has_tls() -> bool:
     """Return whether the redis-server of the tests was built with TLS."""
-    told = subprocess.run(
+    reported = subprocess.run(
         [find_redis_server(), "--tls-port", "0", "--port", "-1"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return "tls-port" not in told.stdout + told.stderr
+    return "tls-port" not in reported.stdout + reported.stderr
 
 
 @pytest.fixture(scope="module")

@@ -117,12 +117,12 @@ URLS = some.one_of(
 
 def tried(url: str) -> list[str]:
     """Return every text that mentions the URL; empty for one that is accepted silently."""
-    told = []
+    reported = []
     for read in (RouterSettings.from_env, SchedulerSettings.from_env):
         try:
             settings = read({"SHOAL_REDIS_URL": url, "SHOAL_ALLOW_INSECURE": "1"})
         except InvalidInput as error:
-            told += [
+            reported += [
                 str(error),
                 repr(error),
                 error.message,
@@ -130,12 +130,12 @@ def tried(url: str) -> list[str]:
                 repr(error.__context__ or ""),
             ]
         else:
-            told += [repr(settings), str(settings.describe())]
+            reported += [repr(settings), str(settings.describe())]
     try:
-        told.append(repr(connect(url)))
+        reported.append(repr(connect(url)))
     except InvalidInput as error:
-        told += [str(error), repr(error.__cause__)]
-    return told
+        reported += [str(error), repr(error.__cause__)]
+    return reported
 
 
 @given(URLS)
@@ -162,13 +162,13 @@ def test_url_is_accepted_or_refused_without_leaking_password(url: str) -> None:
     handler.emit = lambda record: seen.append(record.getMessage() + str(record.__dict__))  # type: ignore[method-assign]
     logging.getLogger().addHandler(handler)
     try:
-        told = tried(url)
+        reported = tried(url)
     finally:
         logging.getLogger().removeHandler(handler)
     place = url.rpartition("@")[2]
     if SECRET in place and "password=" not in place:
         return  # there it is parsed as a host, a path or a database
-    assert not [text for text in (*told, *seen) if SECRET in text]
+    assert not [text for text in (*reported, *seen) if SECRET in text]
 
 
 @given(some.text(some.characters(min_codepoint=0x21, max_codepoint=0x2FF), min_size=1, max_size=30))
@@ -197,8 +197,8 @@ def test_password_that_is_escaped_is_the_password(password: str) -> None:
         ("redis+sentinel://h/m?password=p", "redis+sentinel://h:26379/m"),
     ],
 )
-def test_logged_url_has_no_password(url: str, told: str) -> None:
-    assert without_password(url) == told
+def test_logged_url_has_no_password(url: str, reported: str) -> None:
+    assert without_password(url) == reported
 
 
 @pytest.mark.parametrize(

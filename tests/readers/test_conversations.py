@@ -104,10 +104,10 @@ def test_several_images_and_texts_are_one_item(kind: str, tmp_path: Path) -> Non
     parts = tuple(
         Part(image, f"items[0].parts[{place}].image") for place, image in enumerate(images)
     )
-    told = (*parts, Part("It is late.", "items[0].parts[2].text"))
+    reported = (*parts, Part("It is late.", "items[0].parts[2].text"))
     works = [
         TextWork([""], parts={0: parts}, instruction=ASKED, max_tokens=MAX_TOKENS),
-        TextWork([""], parts={0: told}, instruction=ASKED, max_tokens=MAX_TOKENS),
+        TextWork([""], parts={0: reported}, instruction=ASKED, max_tokens=MAX_TOKENS),
         TextWork(["It is late."], instruction=ASKED, max_tokens=MAX_TOKENS),
     ]
     wanted = [

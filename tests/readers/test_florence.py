@@ -220,8 +220,8 @@ def test_phrases_without_location_are_dropped(
         ["a lorry", "xyz"] if is_microsoft else ["the image", "a lorry", "it", "xyz"]
     )
     shutil.copytree(directory, tmp_path / "told")
-    told = {"post_processor_config": {"phrase_grounding": {"banned_grounding_tokens": ["xyz"]}}}
-    (tmp_path / "told" / "processor_config.json").write_text(json.dumps(told))
+    reported = {"post_processor_config": {"phrase_grounding": {"banned_grounding_tokens": ["xyz"]}}}
+    (tmp_path / "told" / "processor_config.json").write_text(json.dumps(reported))
     assert labels(load(tmp_path / "told")) == (
         ["a lorry", "xyz"] if is_microsoft else ["the image", "a lorry", "it"]
     )

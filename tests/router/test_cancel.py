@@ -232,6 +232,6 @@ async def test_outdated_workers_are_refused_with_upgrade_advice(
 async def test_workers_of_other_versions_work(redis_url: str, wire_version: int) -> None:
     async with router(redis_url) as client:
         stub = worker_stub(client.channel)
-        told = await stub.Heartbeat(beating(wire_version=wire_version))
-        assert told.wire_version == WIRE_VERSION
+        reported = await stub.Heartbeat(beating(wire_version=wire_version))
+        assert reported.wire_version == WIRE_VERSION
         await stub.Pull(asking(wait_seconds=0.0, wire_version=wire_version))

@@ -130,13 +130,15 @@ async def test_multiplexed_calls_are_answered_like_separate_calls(
             found = await stream.answers(3)
 
             def calls() -> set[tuple[str, str]]:
-                told = [
+                reported = [
                     record.__dict__["shoal_fields"]
                     for record in caplog.records
                     if record.message == "call"
                 ]
                 return {
-                    (one["method"], one["outcome"]) for one in told if "Inference" in one["method"]
+                    (one["method"], one["outcome"])
+                    for one in reported
+                    if "Inference" in one["method"]
                 }
 
             lines = {(f"/shoal.v1.InferenceService/{name}", "OK") for name in ("Encode", "Score")}

@@ -93,8 +93,13 @@ def test_failure_texts_are_cut_to_status_size() -> None:
     )
     request = heartbeat(failure=failure, failed_adapters={"org/adapter": failure})
     reports.check_heartbeat(request)
-    for told in (request.models[0].failure, request.models[0].failed_adapters["org/adapter"]):
-        assert (len(told.reason), len(told.message), len(told.field), told.retry_after_seconds) == (
+    for reported in (request.models[0].failure, request.models[0].failed_adapters["org/adapter"]):
+        assert (
+            len(reported.reason),
+            len(reported.message),
+            len(reported.field),
+            reported.retry_after_seconds,
+        ) == (
             100,
             1000,
             300,
@@ -162,9 +167,9 @@ def test_no_text_of_a_heartbeat_brings_control_characters_into_the_mesh(number: 
             reports.check_heartbeat(request)
         return
     reports.check_heartbeat(request)
-    told = "".join(getattr(message, field.name))
-    assert not set(told) & set(CONTROLS)
-    assert "]0;owned" in told
+    reported = "".join(getattr(message, field.name))
+    assert not set(reported) & set(CONTROLS)
+    assert "]0;owned" in reported
 
 
 async def test_faulty_worker_does_not_harm_others(redis: Redis, redis_url: str) -> None:

@@ -166,9 +166,9 @@ def test_pool_that_has_the_adapter_is_nearer() -> None:
 
 
 def test_reported_card_names_pools_without_catalog() -> None:
-    told = {MODEL: models_pb2.ModelCard(model=MODEL, pools=["a100", "gone"])}
-    assert chosen(replace(fleet(L4), cards=told), routes=Routes(POOLS, Catalog())) == "a100"
-    assert chosen(replace(fleet(L4), cards=told), routes=Routes(POOLS, card("h100"))) == "h100"
+    reported = {MODEL: models_pb2.ModelCard(model=MODEL, pools=["a100", "gone"])}
+    assert chosen(replace(fleet(L4), cards=reported), routes=Routes(POOLS, Catalog())) == "a100"
+    assert chosen(replace(fleet(L4), cards=reported), routes=Routes(POOLS, card("h100"))) == "h100"
 
 
 def test_without_a_card_it_is_the_default_pool_or_without_a_file_the_one_that_has_the_model() -> (

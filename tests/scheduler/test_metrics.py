@@ -60,12 +60,12 @@ async def test_metrics_match_keda_answers() -> None:
         view.update(snapshot)
         now[0] = mesh.at + 2.0
         seen = await scrape(address)
-        told = scaler.demand_for("cpu", Options())
+        reported = scaler.demand_for("cpu", Options())
         assert (
-            told.desired == 4
+            reported.desired == 4
         )  # 121 s of work, 60 done before another worker arrives, in 30 s; and one for the lost one
-        assert seen["shoal_desired_workers", "cpu"] == told.desired
-        assert seen["shoal_needed_workers", "cpu"] == pytest.approx(told.need.workers)
+        assert seen["shoal_desired_workers", "cpu"] == reported.desired
+        assert seen["shoal_needed_workers", "cpu"] == pytest.approx(reported.need.workers)
         assert seen["shoal_backlog_seconds", "cpu"] == pytest.approx(121.0)
         assert (seen["shoal_queued_tokens", "cpu"], seen["shoal_leased_tokens", "cpu"]) == (
             12_000,

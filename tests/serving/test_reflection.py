@@ -57,8 +57,8 @@ async def test_both_protocols_describe_services_and_files(protocol: str) -> None
             *(f"{one}.ServerReflection" for one in PROTOCOLS),
         }
         for name in names:
-            told = await ask(caller, protocol, Asked(file_containing_symbol=name))
-            pool = pool_of(told.file_descriptor_response.file_descriptor_proto)
+            reported = await ask(caller, protocol, Asked(file_containing_symbol=name))
+            pool = pool_of(reported.file_descriptor_response.file_descriptor_proto)
             service = pool.FindServiceByName(name)
             assert all(
                 method.input_type.full_name and method.output_type.full_name

@@ -155,10 +155,10 @@ async def test_generated_request_id_is_also_a_header() -> None:
             call = mesh_stub(channel).GetMesh(
                 mesh_pb2.GetMeshRequest(), metadata=metadata, timeout=10
             )
-            told = (await call).mesh.router_id
-            assert dict(list(await call.trailing_metadata()))["x-request-id"] == told
+            reported = (await call).mesh.router_id
+            assert dict(list(await call.trailing_metadata()))["x-request-id"] == reported
             assert dict(list(await call.initial_metadata())).get("x-request-id") == (
-                None if metadata else told
+                None if metadata else reported
             )
         mesh.action = raising(errors.InvalidInput("no"))
         refusal = await refused(get_mesh(channel))

@@ -136,11 +136,11 @@ def test_without_matplotlib_a_plot_is_refused_with_advice(
     ],
 )
 def test_wrong_arguments_are_reported_without_traceback(
-    arguments: tuple[str, ...], told: str
+    arguments: tuple[str, ...], reported: str
 ) -> None:
     ran = run(*arguments)
     assert ran.code == 2
-    assert told in ran.err
+    assert reported in ran.err
 
 
 def test_missing_file_is_reported() -> None:

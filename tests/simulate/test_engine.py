@@ -52,9 +52,9 @@ def test_two_models_that_take_turns_where_one_has_room() -> None:
         (20, "evict", "a"), (20, "freed", "a"), (20, "load", "b"), (22, "loaded", "b"),
         (40, "evict", "b"), (40, "freed", "b"), (40, "load", "a"), (41, "loaded", "a"),
     ]  # fmt: skip
-    told = asdict(outcome)
-    assert told.pop("policy") == "lru"
-    assert told == pytest.approx(
+    reported = asdict(outcome)
+    assert reported.pop("policy") == "lru"
+    assert reported == pytest.approx(
         {
             "requests": 4, "refused": 0, "misses": 3, "cold_loads": 3, "warm_loads": 0,
             "evictions": 2, "stall_seconds": 4.0,

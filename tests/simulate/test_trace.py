@@ -104,10 +104,10 @@ def test_written_trace_is_read_back(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_invalid_trace_is_reported_with_line(tmp_path: Path, text: str, told: str) -> None:
+def test_invalid_trace_is_reported_with_line(tmp_path: Path, text: str, reported: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         read_trace(file(tmp_path, text), file(tmp_path, COSTS, "models.csv"))
-    assert caught.value.message.startswith(f"{tmp_path}/{told}")
+    assert caught.value.message.startswith(f"{tmp_path}/{reported}")
 
 
 def test_invalid_models_file_is_reported_with_line(tmp_path: Path) -> None:

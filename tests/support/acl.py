@@ -28,7 +28,8 @@ async def refusals(admin: Redis) -> list[str]:
     """Return and reset the server's refusals: user, reason and command, key or channel."""
     entries: list[Any] = await admin.execute_command("ACL", "LOG", 128)
     await admin.execute_command("ACL", "LOG", "RESET")
-    told = [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in entries]
+    reported = [dict(zip(entry[::2], entry[1::2], strict=True)) for entry in entries]
     return [
-        " ".join(one[part].decode() for part in (b"username", b"reason", b"object")) for one in told
+        " ".join(one[part].decode() for part in (b"username", b"reason", b"object"))
+        for one in reported
     ]

@@ -80,11 +80,11 @@ class SentinelSet:
 
     def refusals(self) -> list[Any]:
         """Return the refusals that the servers' ACL logged."""
-        told: list[Any] = []
+        reported: list[Any] = []
         for port in [port for port in self.servers if port in self._processes]:
             with self.client(port) as server:
-                told += server.acl_log()
-        return told
+                reported += server.acl_log()
+        return reported
 
     def client(self, port: int) -> Redis:
         password = self._sentinel_password if port in self.sentinels else self._password

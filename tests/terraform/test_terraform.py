@@ -59,13 +59,13 @@ def terraform(tmp_path_factory: pytest.TempPathFactory) -> Terraform:
     copy = shutil.copytree(
         TERRAFORM, folder / "copy", ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*")
     )
-    told = {
+    reported = {
         "TF_CLI_CONFIG_FILE": str(settings),
         "TF_IN_AUTOMATION": "1",
         "TF_INPUT": "0",
         "CHECKPOINT_DISABLE": "1",
     }
-    return Terraform(executable, copy, os.environ | told)
+    return Terraform(executable, copy, os.environ | reported)
 
 
 def needs_provider(cloud: str) -> None:
@@ -86,12 +86,12 @@ def test_modules_are_valid_and_pass_their_tests(terraform: Terraform, module: st
     folder = f"modules/{module}"
     terraform.run(folder, "init", "-backend=false")
     terraform.run(folder, "validate")
-    told = terraform.run(folder, "test")
+    reported = terraform.run(folder, "test")
     runs = sum(
         len(re.findall(r"^run ", file.read_text(), re.MULTILINE))
         for file in (TERRAFORM / folder).glob("tests/*.hcl")
     )
-    assert f"Success! {runs} passed, 0 failed." in told
+    assert f"Success! {runs} passed, 0 failed." in reported
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -367,8 +367,8 @@ class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.HeartbeatRequest, context: object
     ) -> worker_pb2.HeartbeatResponse:
         self.lanes.heartbeats.append(request)
-        told, self.lanes.to_tell = self.lanes.to_tell, worker_pb2.HeartbeatResponse()
-        return told
+        reported, self.lanes.to_tell = self.lanes.to_tell, worker_pb2.HeartbeatResponse()
+        return reported
 
     async def Connect(
         self, request: worker_pb2.ConnectRequest, context: object

@@ -46,15 +46,15 @@ def settings(tmp_path: Path, card: str, models: str = "", stores: str = "") -> S
 
 
 @asynccontextmanager
-async def residency(told: Settings) -> AsyncIterator[Residency]:
-    device = open_device(told)
-    store = open_store(told.stores, told.store_dir, 0) if told.stores else None
+async def residency(reported: Settings) -> AsyncIterator[Residency]:
+    device = open_device(reported)
+    store = open_store(reported.stores, reported.store_dir, 0) if reported.stores else None
     async with asyncio.TaskGroup() as tasks:
         made = Residency(
             ModelFiles(
-                told.models,
+                reported.models,
                 store,
-                told.catalog,
+                reported.catalog,
                 item_bytes=device.item_bytes,
                 has_int8=device.has_int8,
             ),
@@ -145,9 +145,9 @@ async def test_model_with_large_int8_loss_is_not_loaded(tmp_path: Path) -> None:
 
 def test_device_without_int8_claims_its_default_type(tmp_path: Path) -> None:
     directory = write_checkpoint("bert", tmp_path / MODEL, sentence=SentenceFiles())
-    told = settings(tmp_path, f"model: {MODEL}\ndtype: int8\n")
+    reported = settings(tmp_path, f"model: {MODEL}\ndtype: int8\n")
     with_it, without = (
-        ModelFiles((), None, told.catalog, item_bytes=2, has_int8=has) for has in (True, False)
+        ModelFiles((), None, reported.catalog, item_bytes=2, has_int8=has) for has in (True, False)
     )
     assert without.device_bytes(MODEL, directory) == disk.weight_bytes(directory, 2)
     assert with_it.device_bytes(MODEL, directory) == disk.weight_bytes(directory, 1)
@@ -159,8 +159,10 @@ async def test_pinned_revision_is_fetched(tmp_path: Path) -> None:
     )
     shutil.copytree(original, tmp_path / "bucket" / MODEL)
     (tmp_path / "bucket" / MODEL / "config.json").write_text("{}")
-    told = settings(tmp_path, f"model: {MODEL}\nrevision: v2\n", stores=f"file://{tmp_path}/bucket")
-    async with residency(told) as made:
+    reported = settings(
+        tmp_path, f"model: {MODEL}\nrevision: v2\n", stores=f"file://{tmp_path}/bucket"
+    )
+    async with residency(reported) as made:
         made.load(MODEL)
         await until(
             lambda: (

@@ -424,9 +424,9 @@ def test_model_too_large_for_this_memory_is_not_loaded(
 
 def test_int8_loss_is_reported(embedder: Path) -> None:
     found = {test.name: test for test in selftest.run(embedder, "org/embedder", None)}
-    told = found["encode: int8 near float32"]
-    assert told.passed
-    assert 0.99 <= float(told.detail.removeprefix("lowest cosine ")) < 1
+    reported = found["encode: int8 near float32"]
+    assert reported.passed
+    assert 0.99 <= float(reported.detail.removeprefix("lowest cosine ")) < 1
 
 
 def test_large_int8_loss_fails_if_the_card_selects_int8(
@@ -435,10 +435,10 @@ def test_large_int8_loss_fails_if_the_card_selects_int8(
     directory = write_outliers(tmp_path / "org" / "lossy")
     monkeypatch.setattr(selftest, "BFLOAT16_COSINE", 0.0)  # it also loses quality in bfloat16
     (report,) = check(directory, "--json").json()
-    (told,) = (test for test in report["tests"] if "int8" in test["name"])
+    (reported,) = (test for test in report["tests"] if "int8" in test["name"])
     assert (
-        told["passed"],
-        "loses too much in int8: encode: lowest cosine 0." in told["detail"],
+        reported["passed"],
+        "loses too much in int8: encode: lowest cosine 0." in reported["detail"],
     ) == (True, True)
     assert report["good"]
     (tmp_path / "cards").mkdir()
@@ -456,8 +456,10 @@ def test_large_int8_loss_fails_if_the_card_selects_int8(
 
 def test_missing_int8_support_is_reported(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8, "_choice", lambda: "this CPU has nothing")
-    (told,) = (test for test in selftest.run(embedder, "org/embedder", None) if "int8" in test.name)
-    assert (told.passed, told.detail) == (True, "not available: this CPU has nothing")
+    (reported,) = (
+        test for test in selftest.run(embedder, "org/embedder", None) if "int8" in test.name
+    )
+    assert (reported.passed, reported.detail) == (True, "not available: this CPU has nothing")
 
 
 def test_card_dtype_is_used(embedder: Path, tmp_path: Path) -> None:

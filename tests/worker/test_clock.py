@@ -21,11 +21,11 @@ class ManualClocks:
         self.own = 5000.0
         self.clock = MeshClock(lambda: self.rising, lambda: self.own)
 
-    def call(self, told: float, seconds: float) -> None:
-        """Simulate a call of this duration that returns the router time `told`."""
+    def call(self, reported: float, seconds: float) -> None:
+        """Simulate a call of this duration that returns the router time `reported`."""
         asked, self.rising = self.rising, self.rising + seconds
         self.own += seconds
-        self.clock.synchronise(round(told * 1000), asked, self.rising)
+        self.clock.synchronise(round(reported * 1000), asked, self.rising)
 
 
 def test_machine_clock_is_used_until_a_router_sends_its_time() -> None:

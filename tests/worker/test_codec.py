@@ -141,10 +141,10 @@ def test_regions() -> None:
     assert codec.to_work(worker_pb2.Job(extract=request)) == RegionsWork(
         ["", "a"], ("cat", "dog"), None, parts
     )
-    [told] = sent(
+    [reported] = sent(
         ExtractResult([Extraction(regions=(Region("cat", 0.5, 1.0, 2.0, 3.0, 4.0),))])
     ).extract.results
-    assert told == pb.Extraction(
+    assert reported == pb.Extraction(
         regions=[pb.Region(left=1, top=2, right=3, bottom=4, label="cat", score=0.5)]
     )
 
@@ -260,13 +260,13 @@ def test_cards_of_image_models() -> None:
         inputs=("text", "image"),
         images=sizes,
     )
-    told = codec.to_card(card)
-    assert list(told.inputs) == [
+    reported = codec.to_card(card)
+    assert list(reported.inputs) == [
         models_pb2.INPUT_KIND_TEXT,
         models_pb2.INPUT_KIND_IMAGE,
         models_pb2.INPUT_KIND_DOCUMENT,
     ]
-    assert told.images == models_pb2.ImageInput(
+    assert reported.images == models_pb2.ImageInput(
         height=224, width=224, patch=32, extra_tokens=1, max_tokens=50
     )
     plain = codec.to_card(replace(card, inputs=("text",), images=None))
@@ -494,7 +494,7 @@ def test_schemas() -> None:
         ["a text"], asked, "start"
     )
     assert sorted(filter(None, asked.texts())) == sorted("abqelrsfcdg")
-    [told] = sent(
+    [reported] = sent(
         ExtractResult(
             [
                 Extraction(
@@ -512,7 +512,7 @@ def test_schemas() -> None:
         pb.StructureValue(text="x", score=0.5, start=0, end=1),
         pb.StructureValue(text="c", score=0.25),
     ]
-    assert told == pb.Extraction(
+    assert reported == pb.Extraction(
         classifications=[pb.Classification(name="q", labels=[pb.LabelScore(label="l", score=0.5)])],
         structures=[
             pb.Structure(name="s", fields=[pb.StructureField(name="f", values=values, list=True)])

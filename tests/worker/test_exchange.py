@@ -172,9 +172,9 @@ async def test_write_to_a_closed_stream_does_not_hide_the_routers_status(
 ) -> None:
     stream: Any = FakeStream(*statuses)
     calls = exchange.Exchange(NO_CHANNEL, stream, ())
-    with pytest.raises(grpc.aio.AioRpcError) as told:
+    with pytest.raises(grpc.aio.AioRpcError) as reported:
         await calls.call("pull", pull(), 30.0)
-    assert (told.value.code(), told.value.details()) == OF_THE_ROUTER
+    assert (reported.value.code(), reported.value.details()) == OF_THE_ROUTER
     with pytest.raises(grpc.aio.AioRpcError) as again:
         await calls.call("pull", pull(), 30.0)
     assert again.value.code() is grpc.StatusCode.PERMISSION_DENIED

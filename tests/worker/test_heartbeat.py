@@ -100,12 +100,12 @@ async def test_memory_and_residence_are_reported(tmp_path: Path) -> None:
         lanes.put(MODEL, encode_job("j1", "hello"))
         await until(lambda: "j1" in lanes.answers)
         await until(lambda: line(lanes).resident_seconds > 0.2)
-        told = lanes.heartbeats[-1]
+        reported = lanes.heartbeats[-1]
         assert (
-            told.memory_bytes,
-            told.used_bytes,
-            told.host_memory_bytes,
-            told.host_used_bytes,
+            reported.memory_bytes,
+            reported.used_bytes,
+            reported.host_memory_bytes,
+            reported.host_used_bytes,
         ) == (1000, 100, 0, 0)
         assert (line(lanes).leaving, line(lanes).held_jobs, line(lanes).host_bytes) == (False, 0, 0)
-        assert not told.HasField("preempted_in_seconds")
+        assert not reported.HasField("preempted_in_seconds")

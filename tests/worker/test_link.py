@@ -199,9 +199,9 @@ def test_settings_validate_credentials(tmp_path: Path) -> None:
     }
     settings = Settings.from_env(environ)
     assert settings.trust.metadata() == (("authorization", f"Bearer {SECRET}"),)
-    told = f"{settings.describe()} {settings!r}"
-    assert "mutual TLS, a token" in told
-    assert SECRET not in told
+    reported = f"{settings.describe()} {settings!r}"
+    assert "mutual TLS, a token" in reported
+    assert SECRET not in reported
     beyond = {"SHOAL_ROUTERS": "10.0.0.1:50051", "SHOAL_TOKEN_FILE": str(tmp_path / "token")}
     with pytest.raises(InvalidInput, match="unencrypted"):
         Settings.from_env(beyond)

@@ -32,8 +32,8 @@ async def test_unknown_order_is_skipped(tmp_path: Path, caplog: pytest.LogCaptur
             )
             await until(lambda: lanes.heartbeats[-1].directive_seq == 2)
         (record,) = [one for one in caplog.records if "skipping an unknown order" in one.message]
-        told = vars(record)["shoal_fields"]
-        assert told == {
+        reported = vars(record)["shoal_fields"]
+        assert reported == {
             "seq": 1,
             "wire_version": WIRE_VERSION,
             "router_wire_version": WIRE_VERSION + 7,

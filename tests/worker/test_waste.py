@@ -72,10 +72,10 @@ async def test_heartbeats_report_cancelled_work_and_refused_answers(tmp_path: Pa
         lanes.put(MODEL, encode_job("slow", SLOW))
         await until(lambda: len(bay.model.batches) == 2)
         batch = next(name for name, jobs in lanes.leased.items() if "slow" in jobs)
-        told = lanes.to_tell = worker_pb2.HeartbeatResponse(
+        reported = lanes.to_tell = worker_pb2.HeartbeatResponse(
             cancelled=[worker_pb2.CancelledJobs(batch_id=batch, job_ids=["slow"])]
         )
-        await until(lambda: lanes.to_tell is not told)
+        await until(lambda: lanes.to_tell is not reported)
         told_at = len(lanes.heartbeats)
         await until(
             lambda: len(lanes.heartbeats) > told_at

@@ -109,11 +109,11 @@ async def test_cancelled_job_is_skipped(tmp_path: Path) -> None:
         lanes.put(MODEL, encode_job("gone", "gone"), encode_job("kept", "kept"))
         await until(lambda: not lanes.queued[MODEL])
         batch_id = next(name for name, jobs in lanes.leased.items() if "gone" in jobs)
-        told = worker_pb2.HeartbeatResponse(
+        reported = worker_pb2.HeartbeatResponse(
             cancelled=[worker_pb2.CancelledJobs(batch_id=batch_id, job_ids=["gone"])]
         )
-        lanes.to_tell = told
-        await until(lambda: lanes.to_tell is not told)
+        lanes.to_tell = reported
+        await until(lambda: lanes.to_tell is not reported)
         told_at = len(lanes.heartbeats)
         await until(
             lambda: len(lanes.heartbeats) > told_at

@@ -46,10 +46,12 @@ def run(context: Context) -> None:
     context.report.rows = []  # pytest runs all of them again
     tests = TINY if context.is_tiny else TESTS
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "outcomes.jsonl"
-        told.touch()
-        status = _pytest(context, tests, told)
-        rows = [_row(json.loads(line), context.has_cuda) for line in told.read_text().splitlines()]
+        reported = Path(folder) / "outcomes.jsonl"
+        reported.touch()
+        status = _pytest(context, tests, reported)
+        rows = [
+            _row(json.loads(line), context.has_cuda) for line in reported.read_text().splitlines()
+        ]
     context.report.rows = rows
     counts = Counter(
         "failed" if "error" in row else "skipped" if "skipped" in row else "passed" for row in rows
@@ -67,7 +69,7 @@ def run(context: Context) -> None:
         context.save()
 
 
-def _pytest(context: Context, tests: tuple[str, ...], told: Path) -> str:
+def _pytest(context: Context, tests: tuple[str, ...], reported: Path) -> str:
     command = [
         sys.executable,
         "-m",
@@ -83,7 +85,7 @@ def _pytest(context: Context, tests: tuple[str, ...], told: Path) -> str:
         command += ["-p", plugin] if importlib.util.find_spec(module) is not None else []
     if importlib.util.find_spec("xdist") is not None and not context.is_tiny:
         command += ["-n", str(min(PROCESSES, len(os.sched_getaffinity(0))))]
-    environment = os.environ | {outcomes.FILE: str(told), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment = os.environ | {outcomes.FILE: str(reported), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     if not context.has_cuda:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     try:
@@ -99,8 +101,10 @@ def _pytest(context: Context, tests: tuple[str, ...], told: Path) -> str:
     return f"status {done.returncode}"
 
 
-def _row(told: dict[str, str | float], has_cuda: bool) -> Row:
-    row: Row = {"what": str(told["test"]), "took_seconds": told["seconds"]}
-    if told["outcome"] == "skipped":
-        return row | {"skipped": str(told["words"]) if has_cuda else f"{told['words']}: {NO_CUDA}"}
-    return row if told["outcome"] == "passed" else row | {"error": str(told["words"])}
+def _row(reported: dict[str, str | float], has_cuda: bool) -> Row:
+    row: Row = {"what": str(reported["test"]), "took_seconds": reported["seconds"]}
+    if reported["outcome"] == "skipped":
+        return row | {
+            "skipped": str(reported["words"]) if has_cuda else f"{reported['words']}: {NO_CUDA}"
+        }
+    return row if reported["outcome"] == "passed" else row | {"error": str(reported["words"])}

@@ -201,10 +201,10 @@ class _Rungs(logging.Handler):
         self.rungs: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        told = getattr(record, "shoal_fields", None)
+        reported = getattr(record, "shoal_fields", None)
         self.rungs.append(
-            str(told.get("step", record.getMessage()))
-            if isinstance(told, dict)
+            str(reported.get("step", record.getMessage()))
+            if isinstance(reported, dict)
             else record.getMessage()
         )
 

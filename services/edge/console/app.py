@@ -199,11 +199,11 @@ class Console:
             if not has_begun:
                 raise
             problem = error if isinstance(error, HttpError) else _problem(error)
-            told = json_of({"reason": problem.reason, "message": problem.message})
+            reported = json_of({"reason": problem.reason, "message": problem.message})
             await send(
                 {
                     "type": "http.response.body",
-                    "body": b"event: refused\ndata: " + told + b"\n\n",
+                    "body": b"event: refused\ndata: " + reported + b"\n\n",
                     "more_body": True,
                 }
             )

@@ -87,10 +87,10 @@ class Board:
 
     def fail(self, reason: str, message: str) -> None:
         """Show why the mesh is not visible; the last snapshot stays."""
-        told = {"reason": reason, "message": message}
-        if self._problem[1] != told:
+        reported = {"reason": reason, "message": message}
+        if self._problem[1] != reported:
             self.number += 1
-            self._problem = (self.number, told)
+            self._problem = (self.number, reported)
 
     def pause(self) -> None:
         """Stop recording: the time of changes before the next snapshot is unknown, so they are not
@@ -106,7 +106,7 @@ class Board:
             return None
         full = number == 0 or number < self._forgotten
         number = 0 if full else number
-        told: dict[str, Any] = {
+        reported: dict[str, Any] = {
             name: found
             for name, section in self._sections.items()
             if (found := section.since(number))
@@ -117,23 +117,23 @@ class Board:
             if at > number and key not in self._sections[name].entries
         ]
         if gone and not full:
-            told["gone"] = gone
+            reported["gone"] = gone
         events = [event for at, event in self._events if at > number]
         if events:
-            told["events"] = events
+            reported["events"] = events
         if full:
-            told["full"] = True
+            reported["full"] = True
         if full or self._problem[0] > number:
-            told["problem"] = self._problem[1]
+            reported["problem"] = self._problem[1]
         if self._mesh is not None:
             scheduler = self._mesh.scheduler
-            told["router"] = self._mesh.router_id
-            told["scheduler"] = {
+            reported["router"] = self._mesh.router_id
+            reported["scheduler"] = {
                 "id": scheduler.scheduler_id,
                 "plan": str(scheduler.plan),
                 "age": round(scheduler.age_seconds, 1),
             }
-        return told
+        return reported
 
     def _note(self, change: Change, now: float) -> None:
         event = {

@@ -472,9 +472,9 @@ def _serialise(head: dict[str, Any], chosen: Sequence[_OutputTensor]) -> Answer:
         yield b"]}"
 
     if behind:
-        told = b"".join(pieces())
-        headers = ((JSON_LENGTH, b"%d" % len(told)),)
-        return Answer(b"".join((told, *behind.values())), media_type=OCTETS, headers=headers)
+        reported = b"".join(pieces())
+        headers = ((JSON_LENGTH, b"%d" % len(reported)),)
+        return Answer(b"".join((reported, *behind.values())), media_type=OCTETS, headers=headers)
     is_small = sum(math.prod(one.shape) for one in chosen) <= PIECE_NUMBERS
     return Answer(b"".join(pieces()) if is_small else pieces())
 

@@ -91,10 +91,10 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 def error(problem: HttpError) -> Answer:
     """Return OpenAI's form with SIE's `detail`, since both list models here."""
-    told = orjson.loads(cast(bytes, openai.error(problem).body))
+    reported = orjson.loads(cast(bytes, openai.error(problem).body))
     code = problem.reason if problem.status < 500 else "INFERENCE_ERROR"
     return Answer(
-        json_of(told | {"detail": {"code": code, "message": problem.message}}),
+        json_of(reported | {"detail": {"code": code, "message": problem.message}}),
         problem.status,
         headers=retry_headers(problem),
     )

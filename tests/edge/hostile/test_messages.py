@@ -127,12 +127,12 @@ def test_no_pattern_is_compiled_for_a_request(monkeypatch: pytest.MonkeyPatch) -
     def refuse(*of_pattern: object) -> None:
         raise AssertionError(f"compiled {of_pattern[0]!r}")
 
-    told = [MessageContent("a", f"messages[0].content[{place}].text") for place in range(3)]
+    reported = [MessageContent("a", f"messages[0].content[{place}].text") for place in range(3)]
     turns: Sequence[ConversationTurn] = [
-        ConversationTurn("user", told, f"messages[{place}].content") for place in range(3)
+        ConversationTurn("user", reported, f"messages[{place}].content") for place in range(3)
     ]
     fields = GenerationRequest(
-        Target(MODEL), Conversation([], told, turns), (None, "max_tokens")
+        Target(MODEL), Conversation([], reported, turns), (None, "max_tokens")
     ).fields()
     monkeypatch.setattr(re, "_compile", refuse)
     asked = question(fields)

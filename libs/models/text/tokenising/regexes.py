@@ -69,14 +69,14 @@ def tried(patterns: Sequence[str]) -> tuple[str, str] | None:
         )
     except subprocess.TimeoutExpired:
         return patterns[0], "takes too long"
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    bad = next((one for one in told if one["slow"]), None)
+    reported = [json.loads(line) for line in done.stdout.splitlines()]
+    bad = next((one for one in reported if one["slow"]), None)
     if bad is not None:
         return bad["pattern"], bad["slow"]
     return (
         None
-        if len(told) == len(patterns)
-        else (patterns[len(told)], "takes more time or memory than a pattern is allowed")
+        if len(reported) == len(patterns)
+        else (patterns[len(reported)], "takes more time or memory than a pattern is allowed")
     )
 
 

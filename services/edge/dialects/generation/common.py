@@ -214,8 +214,8 @@ def _json(value: dict[str, Any] | list[Any] | None, field: str) -> str:
         raise invalid(f"{field} is not JSON: {error}", field) from None
 
 
-def _joined(told: Sequence[MessageContent]) -> str:
-    return "\n\n".join(plain_text_item(one.content, one.field).text for one in told)
+def _joined(reported: Sequence[MessageContent]) -> str:
+    return "\n\n".join(plain_text_item(one.content, one.field).text for one in reported)
 
 
 def conversation_of(

@@ -222,11 +222,11 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
         )
     sizes = _with_labels(items.sizes, task, labels, request.classify.hypothesis, card)
     if task == "text":
-        told = request.text.instruction + request.text.template_values + request.text.tools
+        reported = request.text.instruction + request.text.template_values + request.text.tools
         calls = sum(
             _utf8(call.arguments) for turn in request.text.turns for call in turn.tool_calls
         )
-        before_each = _utf8(told) + sum(_utf8(turn.text) for turn in request.text.turns) + calls
+        before_each = _utf8(reported) + sum(_utf8(turn.text) for turn in request.text.turns) + calls
         sizes = replace(
             sizes, per_sequence_bytes=before_each, per_job_bytes=_utf8(request.text.json_schema)
         )

@@ -106,8 +106,8 @@ def _prompts(processor: Config, begin: str) -> Prompts:
     """Build the prompts of transformers' ColModernVBertProcessor and of colpali-engine: an image in
     a conversation, and a plain query.
     """
-    told = processor.text("visual_prompt_prefix", begin + _INSTRUCTION)
-    before, mark, after = told.partition(MARK)
+    reported = processor.text("visual_prompt_prefix", begin + _INSTRUCTION)
+    before, mark, after = reported.partition(MARK)
     if not mark:
         raise processor.unsupported("visual_prompt_prefix", f"it has no {MARK}")
     return Prompts(

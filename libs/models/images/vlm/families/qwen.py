@@ -265,9 +265,9 @@ def _conversation(use: Use, kind: str) -> Prompts:
     """Build prompts of one turn with the answer begun, as the chat templates of GME,
     Qwen3-VL-Embedding and Qwen3-VL-Reranker.
     """
-    told = _JUDGED if use == "score" else INSTRUCTION
+    reported = _JUDGED if use == "score" else INSTRUCTION
     end = _ANSWER + ("<|endoftext|>" if kind == "qwen2_vl" else "")
-    frame = Frame(f"<|im_start|>system\n{told}<|im_end|>\n<|im_start|>user\n", end)
+    frame = Frame(f"<|im_start|>system\n{reported}<|im_end|>\n<|im_start|>user\n", end)
     if use == "score":
         pair = Pair(f"<Instruct>: {INSTRUCTION}<Query>:", "\n<Document>:", "NULL")
         return Prompts(
@@ -284,12 +284,12 @@ def _prompts(files: Files, is_hf: bool) -> Prompts:
     if files.config.text("model_type") == _NEMOTRON:
         return _nemotron(files.processor)
     fill = special_token(files.directory, "pad_token") or "<|endoftext|>"
-    told = files.processor.text("visual_prompt_prefix", _INSTRUCTION)
+    reported = files.processor.text("visual_prompt_prefix", _INSTRUCTION)
     if files.config.text("model_type") == _TOMORO:  # its files may split the prompt in two
-        told = told.removesuffix(_INSTRUCTION_END) + files.processor.text(
+        reported = reported.removesuffix(_INSTRUCTION_END) + files.processor.text(
             "visual_prompt_suffix", _INSTRUCTION_END
         )
-    before, mark, after = told.partition(_IMAGE)
+    before, mark, after = reported.partition(_IMAGE)
     if not mark:
         raise files.processor.unsupported("visual_prompt_prefix", f"it has no {_IMAGE}")
     asked = files.processor.text("query_prefix", "Query: " if is_hf else "")
