@@ -238,7 +238,7 @@ def test_unsafe_layers_leave_the_dense_vectors(tmp_path: Path) -> None:
         ),
         (
             router([""], ["", "document_1_SpladePooling"], OPENSEARCH_TYPES),
-            r"modules\.json: its Router gives queries modules",
+            r"modules\.json: its Router has separate modules for queries",
         ),
         (OPENSEARCH, r"model\.safetensors: missing from .*query_0_SparseStaticEmbedding"),
         (

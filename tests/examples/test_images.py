@@ -177,7 +177,7 @@ def test_readable_output(
         str(tmp_path),
     )
     said = printed(photos, capsys, *options, "--ask", "a cat")
-    assert "3 of 3 photographs are nearest to a PNG of their own pixels" in said
+    assert "3 of 3 photographs are nearest to a PNG of the same pixels" in said
     said = printed(
         pages,
         capsys,

@@ -186,8 +186,8 @@ def test_unsupported_schemas_are_refused_with_their_path(client: shoal.Client) -
         return caught.value
 
     found = refusal(FORMS, SCHEMA | {"properties": {"a": {"type": "array", "uniqueItems": True}}})
-    assert "at #/properties/a: 'uniqueItems' is not served" in str(found)
-    assert "is no JSON" in str(refusal(FORMS, "{"))
+    assert "at #/properties/a: the keyword 'uniqueItems' is not supported" in str(found)
+    assert "is not valid JSON" in str(refusal(FORMS, "{"))
     assert isinstance(refusal(SUMMARY, SCHEMA), errors.TaskNotSupported)
     assert isinstance(refusal(ENCODER, SCHEMA, "text"), errors.TaskNotSupported)
 

@@ -215,7 +215,7 @@ def test_text_beyond_the_limit_is_refused_or_loses_its_start(tmp_path: Path) -> 
     [
         ({"other": np.zeros((9, 4), np.float32)}, "needs a table"),
         ({"embeddings": np.zeros(9, np.float32)}, "needs a table"),
-        ({"embeddings": np.zeros((9, 4), np.float32)}, "vectors for 9 tokens"),
+        ({"embeddings": np.zeros((9, 4), np.float32)}, "vectors exist for 9 tokens"),
         ({"embeddings": np.zeros((9, 4), np.float32), "mapping": np.array([9])}, "names a row"),
         ({"embeddings": np.zeros((9, 4), np.float32), "mapping": np.array([0.5])}, "whole numbers"),
         (

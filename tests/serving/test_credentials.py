@@ -225,7 +225,7 @@ def test_several_keys_need_ids_and_short_keys_are_refused(tmp_path: Path) -> Non
         ([one, two], r"`keys\[1\]` has the same kid as another key"),
         (
             [one, {name: value for name, value in two.items() if name != "kid"}],
-            r"`keys\[1\]` has no kid",
+            r"`keys\[1\]` needs a kid",
         ),
         ([short], "1024 bits"),
         ([one | {"alg": "ES384"}], r"`keys\[0\]`"),

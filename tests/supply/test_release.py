@@ -151,7 +151,7 @@ def test_everything_says_one_version() -> None:
 
 def test_tag_is_the_version(checkout: Path) -> None:
     assert release.wrong("v1.2.3", checkout) == []
-    assert release.wrong("1.2.3", checkout) == ["the tag 1.2.3 is no v<version>"]
+    assert release.wrong("1.2.3", checkout) == ["the tag 1.2.3 is not v<version>"]
     assert len(release.wrong("v1.2.4", checkout)) == 6
 
 
