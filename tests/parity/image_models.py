@@ -376,8 +376,8 @@ def write_open_clip(
     for ending in ("weight", "bias"):
         query, *rest = state.pop(f"vision_model.head.attention.in_proj_{ending}").chunk(3)
         found |= {
-            f"visual.backbone.attn_pool.q.{ending}": query,
-            f"visual.backbone.attn_pool.kv.{ending}": torch.cat(rest),
+            f"visual.trunk.attn_pool.q.{ending}": query,
+            f"visual.trunk.attn_pool.kv.{ending}": torch.cat(rest),
         }
     for name, tensor in state.items():
         new = name
