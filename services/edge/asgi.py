@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import Message
@@ -321,9 +321,10 @@ class Application:
                 exchange.cost.note_reply(reply)
                 if not payer.try_reserve(size):
                     await payer.reserve(size, is_accepted=True)
-                step, message = await _maybe_in_thread(
-                    size if step.in_thread else 0, partial(_next_step, step, reply)
-                )
+                if step.in_thread and size > UNIDENTIFIED_BODY_BYTES:
+                    step, message = await asyncio.to_thread(_next_step, step, reply)
+                else:
+                    step, message = _next_step(step, reply)
         return step
 
     async def _start_stream(

@@ -88,8 +88,8 @@ class Story:
             for change in self.changes
         )
         return (
-            f"{reported}; the first answer after {self.first_answer_seconds:.1f} s, {self.answered} "
-            "requests answered"
+            f"{reported}; the first answer after {self.first_answer_seconds:.1f} s, "
+            f"{self.answered} requests answered"
         )
 
 

@@ -303,7 +303,7 @@ def test_invalid_model_names_are_not_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "field", "message", "told"),
+    ("given", "field", "message", "reported"),
     [
         (["a", "b"], "items[1].text", "items[1].text is empty", "input[1] is empty"),
         ("a", "items[0].text", "items[0].text is empty", "input is empty"),

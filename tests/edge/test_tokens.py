@@ -102,7 +102,7 @@ async def test_cohere_tokenizes_without_special_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "told"),
+    ("path", "body", "reported"),
     [
         ("/tokenize", {}, "inputs is required"),
         ("/tokenize", {"inputs": 3}, "inputs"),

@@ -286,7 +286,7 @@ def test_trial_finds_wrong_results(library: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         ("norm", "norms"),
         ("gate", "gates"),

@@ -185,7 +185,7 @@ def test_password_that_is_escaped_is_the_password(password: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "reported"),
     [
         ("redis://u:p@h:1/2", "redis://h/2"),
         ("unix://u:p@/run/r.sock", "unix:///run/r.sock"),

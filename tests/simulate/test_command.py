@@ -115,7 +115,7 @@ def test_without_matplotlib_a_plot_is_refused_with_advice(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         ((), "give either a trace or one of --zipf SKEW, --bursty and --uniform"),
         (("--zipf", "1", "--uniform"), "--zipf and --uniform exclude each other"),

@@ -70,7 +70,7 @@ def test_written_trace_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("", "trace.csv:1: has no column 'time_seconds'"),
         ("time_seconds,model\n", "trace.csv:1: has no column 'tokens'"),
