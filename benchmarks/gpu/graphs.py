@@ -25,7 +25,7 @@ class Tally:
         bytes: Bytes of the last reservation.
     """
 
-    told: Counter[Event] = field(default_factory=Counter)
+    reported: Counter[Event] = field(default_factory=Counter)
     details: list[str] = field(default_factory=list)
     bytes: int = 0
 
@@ -47,5 +47,5 @@ class Tally:
         return True
 
     def _record(self, event: Event, detail: str) -> None:
-        self.told[event] += 1
+        self.reported[event] += 1
         self.details += [detail] if detail else []

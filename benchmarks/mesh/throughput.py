@@ -298,16 +298,16 @@ async def mesh_measures(
     async def ask(text: str) -> Query:
         begin = time.perf_counter()
         answer = await client.encode(MINILM_ID, [text])
-        total, told = time.perf_counter() - begin, answer.timings
+        total, reported = time.perf_counter() - begin, answer.timings
         stages = {
-            "queue": told.queue_seconds,
-            "prepare": told.prepare_seconds,
-            "wait": told.wait_seconds,
+            "queue": reported.queue_seconds,
+            "prepare": reported.prepare_seconds,
+            "wait": reported.wait_seconds,
         }
         stages |= {
-            "forward": told.forward_seconds,
-            "finish": told.finish_seconds,
-            "router": told.total_seconds,
+            "forward": reported.forward_seconds,
+            "finish": reported.finish_seconds,
+            "router": reported.total_seconds,
         }
         return Query(total, stages)
 

@@ -170,7 +170,7 @@ async def watch(
     processes: dict[str, psutil.Process],
     seen: dict[str, list[Sample]],
     began: float,
-    told: Callable[[float], None],
+    reported: Callable[[float], None],
 ) -> None:
     """Looks at all of them once a second, until it is cancelled."""
     while True:
@@ -180,7 +180,7 @@ async def watch(
                 seen[name].append(
                     Sample(now, process.memory_info().rss, process.num_threads(), process.num_fds())
                 )
-        told(now)
+        reported(now)
         await asyncio.sleep(1.0 - (time.monotonic() - began) % 1.0)
 
 

@@ -88,7 +88,7 @@ def test_retries_of_many_clients_stay_within_the_budget(
     pauses = [
         later - earlier for times in full.times.values() for earlier, later in pairwise(times)
     ]
-    assert min(pauses) >= RETRY_SECONDS, "nobody comes back earlier than told"
+    assert min(pauses) >= RETRY_SECONDS, "no client returns before Retry-After"
 
 
 def test_refused_calls_have_a_small_retry_budget_and_failover_has_another() -> None:

@@ -95,24 +95,24 @@ def _bar(console: Console) -> Bar:
         TextColumn("chaos"),
         BarColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[reported]}"),
         console=console,
         transient=True,
     )
 
 
 def _watcher(bar: Bar, settings: driver.Settings) -> driver.Watcher:
-    task = bar.add_task("", total=settings.seconds, told="starting")
+    task = bar.add_task("", total=settings.seconds, reported="starting")
 
     def watch(now: driver.Progress) -> None:
         tally = now.tally
-        told = (
+        reported = (
             f"{tally.sent:,} requests, {now.in_flight} in flight, {now.begun} of {now.planned} "
             f"faults, {len(tally.lost)} lost, "
             f"{tally.duplicates} duplicate, {len(tally.wrong)} wrong, {now.problems} invariants "
             "broken"
         )
-        bar.update(task, completed=now.elapsed, told=told)
+        bar.update(task, completed=now.elapsed, reported=reported)
 
     return watch
 

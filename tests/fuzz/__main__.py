@@ -91,7 +91,7 @@ def _run(
     columns = (
         TextColumn("{task.description:12}"),
         BarColumn(),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[reported]}"),
         TimeElapsedColumn(),
     )
     with Progress(
@@ -100,7 +100,7 @@ def _run(
         disable=quiet or not sys.stderr.isatty(),
         auto_refresh=False,
     ) as progress:
-        task = progress.add_task("", total=1.0, told="")
+        task = progress.add_task("", total=1.0, reported="")
         inputs: dict[tuple[str, str], int] = {}
 
         def render(row: Row, done: float) -> None:
@@ -109,7 +109,7 @@ def _run(
                 task,
                 completed=done,
                 description=row.target,
-                told=f"{sum(inputs.values()):,} inputs",
+                reported=f"{sum(inputs.values()):,} inputs",
                 refresh=True,
             )
 
@@ -155,10 +155,10 @@ def _print_rows(rows: list[Row], seed: int) -> None:
 
 
 def _print_json(rows: list[Row], seed: int) -> None:
-    told = [asdict(row) | {"rate": row.rate} for row in rows]
+    reported = [asdict(row) | {"rate": row.rate} for row in rows]
     print(
         json.dumps(
-            {"seed": seed, "inputs": sum(row.inputs for row in rows), "targets": told}, indent=1
+            {"seed": seed, "inputs": sum(row.inputs for row in rows), "targets": reported}, indent=1
         )
     )
 

@@ -210,7 +210,7 @@ class Sender:
             )
         except grpc.RpcError as error:
             raise Broken(
-                f"health is not told any more: {error.code().name}: {error.details()}"
+                f"health is not reported any more: {error.code().name}: {error.details()}"
             ) from error
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
             raise Broken("the router does not serve any more")

@@ -291,7 +291,9 @@ def test_slices_encode_to_the_same_tokens_as_the_whole(
     assert len(looks) == len(texts), "each is longer than a slice"
 
 
-@pytest.mark.parametrize(("items", "slices", "reported"), [(2000, 100, "ended"), (200, 10**9, "200")])
+@pytest.mark.parametrize(
+    ("items", "slices", "reported"), [(2000, 100, "ended"), (200, 10**9, "200")]
+)
 def test_long_instruction_before_many_texts_takes_no_memory(
     tmp_path: Path, items: int, slices: int, reported: str
 ) -> None:

@@ -222,7 +222,10 @@ def test_text_beyond_the_limit_is_refused_or_loses_its_start(tmp_path: Path) -> 
             {"embeddings": np.zeros((9, 4), np.float32), "weights": np.zeros(3, np.float32)},
             "9 numbers",
         ),
-        ({"embeddings": np.zeros((9, 4), np.float32), "more": np.zeros(3, np.float32)}, "it contains"),
+        (
+            {"embeddings": np.zeros((9, 4), np.float32), "more": np.zeros(3, np.float32)},
+            "it contains",
+        ),
     ],
 )
 def test_mismatched_tables_are_refused(

@@ -73,8 +73,12 @@ def measure(context: Context, shape: Shape) -> Row:
             row[f"graph_{count}_ms"] = milliseconds(
                 context, loop, prompts(writer, [prompt] * count), steps
             )
-    told: Row = {str(event): count for event, count in tally.told.items()}
-    row |= {"graph_bytes": tally.bytes, "graph_events": told, "graph_details": list(tally.details)}
+    reported: Row = {str(event): count for event, count in tally.reported.items()}
+    row |= {
+        "graph_bytes": tally.bytes,
+        "graph_events": reported,
+        "graph_details": list(tally.details),
+    }
     for count in sequences:
         ids = (
             torch.from_numpy(np.stack(prompts(writer, [prompt] * count))).long().to(context.device)
@@ -105,7 +109,7 @@ def equal(context: Context, shape: Shape) -> Row:
     row: Row = {
         "is_equal": same[0],
         "is_equal_from_graphs": same[1],
-        "replayed": tally.told["replayed"],
+        "replayed": tally.reported["replayed"],
         "tokens": tokens,
     }
     return (

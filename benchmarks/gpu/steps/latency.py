@@ -97,10 +97,10 @@ def graphs(context: Context, model: PackedModel, query: Prepared, queries: int) 
             row[f"{way}_{count}_p50_ms"], row[f"{way}_{count}_p99_ms"] = (
                 percentile(taken, share) * 1e3 for share in (0.5, 0.99)
             )
-    told: Row = {str(event): count for event, count in tally.told.items()}
+    reported: Row = {str(event): count for event, count in tally.reported.items()}
     return row | {
         "graph_bytes": tally.bytes,
-        "graph_events": told,
+        "graph_events": reported,
         "graph_details": list(tally.details),
     }
 

@@ -168,7 +168,7 @@ def graph(encoder: PackedEncoder, device: torch.device) -> dict[str, Value]:
                         heads[0].forward(wanted, packed, batch)[0] if heads else wanted,
                     )
                 )
-    return {"distance": max(apart), "captured": tally.told["captured"], "bytes": tally.bytes}
+    return {"distance": max(apart), "captured": tally.reported["captured"], "bytes": tally.bytes}
 
 
 def minilm(context: Context) -> Row:
