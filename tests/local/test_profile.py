@@ -118,7 +118,10 @@ def test_time_between_known_stages_is_attributed() -> None:
         ([MINILM, "--texts", "/no/such.txt"], "No such file"),
         ([MINILM, "--texts", "/dev/null"], "/dev/null contains no text"),
         ([MINILM, "--trace", "trace.txt"], "must end in .json"),
-        ([MINILM, "--trace", "/no/such/trace.json"], "no directory /no/such"),
+        (
+            [MINILM, "--trace", "/no/such/trace.json"],
+            "the directory /no/such to write to does not exist",
+        ),
         ([MINILM, "--plot", "parts.txt"], "must end in .png, .svg, .pdf"),
     ],
 )

@@ -69,7 +69,7 @@ def test_where_int8_is_not_computed_a_line_says_what_is_instead(
         model = load_model(directory, "org/name", CPU, dtype, INT8)
     assert (model.data_type, model.card.dtype) == (own, "auto")
     assert (
-        f"org/name is to be int8, and is loaded in {own} instead: this CPU has nothing"
+        f"org/name was requested in int8 and is loaded in {own} instead: this CPU has nothing"
         in caplog.text
     )
 

@@ -4,6 +4,7 @@ among others, as good in bfloat16.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -75,11 +76,18 @@ def test_bfloat16_is_as_good_as_the_reference_in_bfloat16(name: str, tmp_path: P
     encoder, state, config = checkpoint(name, tmp_path, dtype=torch.bfloat16)
     ids = random_ids()
     exact = reference(name, state, config, ids)
-    own = worst(
-        reference(name, {key: tensor.bfloat16() for key, tensor in state.items()}, config, ids),
-        exact,
-    )
-    assert worst(packed(encoder, ids), exact) < 3 * own
+    theirs = reference(name, {key: tensor.bfloat16() for key, tensor in state.items()}, config, ids)
+    ours = packed(encoder, ids)
+    assert mean_error(ours, exact) < 1.5 * mean_error(theirs, exact)
+    # Rounding sends a few tokens to another expert, and which ones depends on the CPU: the largest
+    # error of a mixture of experts is a matter of chance.
+    assert name == "nomic-moe" or worst(ours, exact) < 3 * worst(theirs, exact)
+
+
+def mean_error(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """Return the mean absolute difference of all values."""
+    both = zip(got, wanted, strict=True)
+    return torch.cat([(a.double() - b.double()).abs().flatten() for a, b in both]).mean().item()
 
 
 @pytest.mark.parametrize("name", FAMILIES)

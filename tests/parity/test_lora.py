@@ -384,7 +384,6 @@ def change(directory: Path, **keys: object) -> None:
     [
         ("peft_type", "IA3"),
         ("peft_type", None),
-        ("use_dora", True),
         ("modules_to_save", ["classifier"]),
         ("bias", "lora_only"),
         ("lora_bias", True),
@@ -443,11 +442,11 @@ QUERY = "base_model.model.encoder.layer.0.attention.self.query"
 @pytest.mark.parametrize(
     ("name", "shape", "problem"),
     [
-        (f"{QUERY}.lora_A.weight", (5, 64), r"has shape \[5, 64\].*ask for \[4, 64\]"),
-        (f"{QUERY}.lora_B.weight", (63, 4), r"has shape \[63, 4\].*ask for \[64, 4\]"),
+        (f"{QUERY}.lora_A.weight", (5, 64), r"has shape \[5, 64\].*need \[4, 64\]"),
+        (f"{QUERY}.lora_B.weight", (63, 4), r"has shape \[63, 4\].*need \[64, 4\]"),
         (f"{QUERY}s.lora_A.weight", (4, 64), "has no partner lora_B"),
-        (f"{QUERY}.lora_B.bias", (64,), "is not known"),
-        (f"{QUERY}.lora_magnitude_vector", (64,), "has a magnitude beside it"),
+        (f"{QUERY}.lora_B.bias", (64,), "is not supported"),
+        (f"{QUERY}.lora_magnitude_vector", (64,), "has a magnitude, but `use_dora`"),
         (
             "base_model.model.embeddings.word_embeddings.lora_embedding_A",
             (4, 400),

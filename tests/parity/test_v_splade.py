@@ -222,7 +222,7 @@ REFUSED: list[tuple[Work, type[Exception], str, str]] = [
         EncodeWork(["a"], representations=("dense",)),
         TaskNotSupported,
         "representations[0]",
-        "has no dense vectors; it has sparse",
+        "has no dense vectors; its vectors: sparse",
     ),
     (
         EncodeWork(["", "a"], role="document", parts=images(0)),

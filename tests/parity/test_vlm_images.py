@@ -114,6 +114,6 @@ def test_images_without_tiles_equal_transformers() -> None:
     few = Tiles.from_config(
         Config({"do_resize": False, "max_image_size": {"longest_edge": 10}}), 16, 4
     )
-    with pytest.raises(InvalidInput, match="makes 10,000 tiles") as caught:
+    with pytest.raises(InvalidInput, match="has 10,000 tiles; at most") as caught:
         few.lay(1000, 1000, "items[3]")
     assert caught.value.field == "items[3]"

@@ -31,7 +31,7 @@ TESTS: Final = (
 )
 TINY: Final = (
     "tests/kernels/test_linear.py",
-    "tests/kernels/test_fused.py::test_the_seams_take_the_kernels_on_an_accelerator",
+    "tests/kernels/test_fused.py::test_seams_take_the_kernels_on_an_accelerator",
 )
 CPU_ONLY: Final = ("--ignore-glob=*/test_native*.py", "--ignore-glob=*/test_compiling.py")
 """Tests of the CPU's kernels and of compiling for other GPUs, which a GPU's time is not for."""
