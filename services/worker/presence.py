@@ -21,7 +21,7 @@ from services.worker.mesh.link import Backoff, Link
 log = logging.getLogger(__name__)
 
 REFUSED_SECONDS: Final = 60.0
-"""Time until the next try after a router refused the stream, as those before wire version 3 do."""
+"""Time until the next try after a router refused the stream."""
 
 
 class Presence:

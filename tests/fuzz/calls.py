@@ -21,6 +21,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
 
 from libs.models import EncodeResult, EncodeWork, load_model
+from libs.versions import WIRE_VERSION
 from services.scheduler.externalscaler import externalscaler_pb2
 from tests.fuzz import messages, mutate
 from tests.fuzz.decoders import WORDS
@@ -106,7 +107,13 @@ def _bases(kind: type[Message]) -> list[Message]:
         models_pb2.PinModelRequest(model=MODEL, pinned=True),
         mesh_pb2.ExplainPlacementRequest(model=MODEL),
         worker_pb2.PullRequest(
-            worker_id="x1", epoch="e", pool="fuzz", lanes=[lane], budget_tokens=100, budget_jobs=1
+            wire_version=WIRE_VERSION,
+            worker_id="x1",
+            epoch="e",
+            pool="fuzz",
+            lanes=[lane],
+            budget_tokens=100,
+            budget_jobs=1,
         ),
         worker_pb2.CompleteRequest(
             worker_id="x1",
@@ -115,7 +122,12 @@ def _bases(kind: type[Message]) -> list[Message]:
             jobs=[worker_pb2.CompletedJob(job_id="j-1", result=b"x")],
         ),
         worker_pb2.HeartbeatRequest(
-            worker_id="x1", epoch="e", pool="fuzz", memory_bytes=1 << 20, models=[model]
+            wire_version=WIRE_VERSION,
+            worker_id="x1",
+            epoch="e",
+            pool="fuzz",
+            memory_bytes=1 << 20,
+            models=[model],
         ),
         reference,
         externalscaler_pb2.GetMetricsRequest(

@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 
 from libs.queue import connect
 from libs.queue.connection.acl import ROUTER, SCHEDULER, acl_file
+from libs.versions import WIRE_VERSION
 from services.local.trust.certificates import Party, caller_variables, issue_all, server_variables
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support import keda_wire
@@ -208,7 +209,9 @@ async def test_everything_works_and_redis_refuses_nothing(mesh: Mesh, admin: Red
 
 
 async def test_certificate_is_valid_only_for_its_role(mesh: Mesh) -> None:
-    pull = worker_pb2.PullRequest(worker_id="w", pool="cpu", wait_seconds=0.1)
+    pull = worker_pb2.PullRequest(
+        wire_version=WIRE_VERSION, worker_id="w", pool="cpu", wait_seconds=0.1
+    )
 
     def use() -> None:
         with (

@@ -185,22 +185,6 @@ async def test_released_jobs_cannot_be_answered(lanes: Lanes) -> None:
     ).accepted == 0
 
 
-async def test_leases_that_older_routers_gave_go_on(lanes: Lanes, redis: Redis) -> None:
-    """Older routers recorded only the worker, or none."""
-    await add(lanes, job("a"), job("b"))
-    pulled = await lease(lanes)
-    holders = Keys(1).lane_keys(LANE)[13]
-    await redis.hset(holders, "a", "w".ljust(65))
-    await redis.hdel(holders, "b")
-    assert (
-        await lanes.complete(LANE, "thief", pulled.batch_id, [("a", b"x")], release=False)
-    ).accepted == 0
-    assert not (await lanes.renew(LANE, "w", [pulled.batch_id]))[0].lost
-    assert (
-        await lanes.complete(LANE, "w", pulled.batch_id, [("a", b"1"), ("b", b"2")], release=True)
-    ).accepted == 2
-
-
 async def test_renewed_leases_last(lanes: Lanes, clock: Clock) -> None:
     await add(lanes, job("a"))
     pulled = await lease(lanes)

@@ -32,6 +32,7 @@ from shoal.v1 import (
 from libs.catalog.overrides import Catalog
 from libs.catalog.pools import Pools
 from libs.serving.watched import Watched
+from libs.versions import WIRE_VERSION
 from services.router.admission.routing.routes import Routes
 from services.router.admission.tenants import DEFAULT_TENANTS, watch_tenants
 from services.router.app import running
@@ -201,7 +202,9 @@ class FakeWorker:
             await self.beat()
             if self._connects:
                 stream = self._stub.Connect(
-                    worker_pb2.ConnectRequest(worker_id=self.worker_id, epoch=self.epoch)
+                    worker_pb2.ConnectRequest(
+                        wire_version=WIRE_VERSION, worker_id=self.worker_id, epoch=self.epoch
+                    )
                 )
                 await stream.read()
             tasks = [asyncio.create_task(self._pull()), asyncio.create_task(self._beat())]
@@ -219,7 +222,7 @@ class FakeWorker:
             for batch_id, lane in self._held.items()
         ]
         response = await self._stub.Heartbeat(
-            worker_pb2.HeartbeatRequest(
+            worker_pb2.HeartbeatRequest(wire_version=WIRE_VERSION,
                 worker_id=self.worker_id, epoch=self.epoch, pool=self._pool, device="none",
                 memory_bytes=1 << 30,
                 models=models, batches=held, batch_tokens=4096, directive_seq=self._seq,
@@ -296,7 +299,7 @@ class FakeWorker:
             (name, adapter) for name in resident for adapter in ("", *sorted(self._adapters[name]))
         ]
         response = await self._stub.Pull(
-            worker_pb2.PullRequest(
+            worker_pb2.PullRequest(wire_version=WIRE_VERSION,
                 worker_id=self.worker_id, epoch=self.epoch, pool=self._pool,
                 budget_tokens=self._budget_tokens, budget_jobs=256,
                 lanes=[worker_pb2.Lane(pool=self._pool, model=name, adapter=adapter) for name,

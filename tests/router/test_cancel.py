@@ -11,7 +11,7 @@ import grpc
 import pytest
 from shoal.v1 import worker_pb2
 
-from libs.fleet.versions import WIRE_VERSION, check_worker
+from libs.fleet.versions import OLDEST_WIRE_VERSION, WIRE_VERSION, check_worker
 from services.router.lanes import pull
 from tests.router.parts import (
     MODEL,
@@ -228,7 +228,7 @@ async def test_outdated_workers_are_refused_with_upgrade_advice(
             assert all(words in refusal.message for words in wanted)
 
 
-@pytest.mark.parametrize("wire_version", [0, WIRE_VERSION, WIRE_VERSION + 1000])
+@pytest.mark.parametrize("wire_version", [OLDEST_WIRE_VERSION, WIRE_VERSION, WIRE_VERSION + 1000])
 async def test_workers_of_other_versions_work(redis_url: str, wire_version: int) -> None:
     async with router(redis_url) as client:
         stub = worker_stub(client.channel)

@@ -15,6 +15,7 @@ import pytest
 from shoal.v1 import worker_pb2
 
 from libs.serving import Security
+from libs.versions import WIRE_VERSION
 from services.router import app
 from services.router.lanes import exchange
 from services.router.settings import Settings
@@ -199,7 +200,9 @@ async def test_worker_id_of_another_credential_ends_the_stream(
     )
     async with app.running(settings) as address, grpc.aio.insecure_channel(address) as channel:
         mine, other = ((("authorization", f"Bearer {name * 20}"),) for name in "ab")
-        beat = worker_pb2.HeartbeatRequest(worker_id="w1", epoch="e", pool="cpu")
+        beat = worker_pb2.HeartbeatRequest(
+            wire_version=WIRE_VERSION, worker_id="w1", epoch="e", pool="cpu"
+        )
         await worker_stub(channel).Heartbeat(beat, metadata=mine)
         stream = Stream(channel, other)
         await stream.send(pull(1))

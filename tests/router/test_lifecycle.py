@@ -17,6 +17,7 @@ from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
 
 from libs.fleet import Fleet
 from libs.serving import LIVENESS
+from libs.versions import WIRE_VERSION
 from services.local.settings import free_port
 from tests.router.parts import (
     MODEL,
@@ -273,7 +274,9 @@ async def test_download_is_shown(redis_url: str) -> None:
             download_bytes=4000,
         )
         await worker_stub(client.channel).Heartbeat(
-            worker_pb2.HeartbeatRequest(worker_id="w1", epoch="1", pool="cpu", models=[coming])
+            worker_pb2.HeartbeatRequest(
+                wire_version=WIRE_VERSION, worker_id="w1", epoch="1", pool="cpu", models=[coming]
+            )
         )
         listed = (await client.models.GetModel(models_pb2.GetModelRequest(model=MODEL))).model
         assert listed.state == models_pb2.MODEL_STATE_DOWNLOADING
@@ -292,7 +295,12 @@ async def test_worker_that_can_never_have_a_model_is_explained(redis_url: str) -
         for name, models in (("has", [cold]), ("lacks", [])):
             await worker_stub(client.channel).Heartbeat(
                 worker_pb2.HeartbeatRequest(
-                    worker_id=name, epoch="1", pool="cpu", models=models, local_models_only=True
+                    wire_version=WIRE_VERSION,
+                    worker_id=name,
+                    epoch="1",
+                    pool="cpu",
+                    models=models,
+                    local_models_only=True,
                 )
             )
         explained = await client.mesh.ExplainPlacement(
@@ -307,7 +315,9 @@ async def test_worker_that_can_never_have_a_model_is_explained(redis_url: str) -
 async def test_invalid_worker_calls_are_refused(redis_url: str) -> None:
     async with router(redis_url) as client:
         stub = worker_stub(client.channel)
-        good = worker_pb2.PullRequest(worker_id="w", pool="cpu", budget_tokens=1, budget_jobs=1)
+        good = worker_pb2.PullRequest(
+            wire_version=WIRE_VERSION, worker_id="w", pool="cpu", budget_tokens=1, budget_jobs=1
+        )
         assert not (await stub.Pull(good)).batch_id
         wrong: dict[str, int | float | str] = {
             "worker_id": "",
@@ -329,7 +339,13 @@ async def test_long_pull_that_is_given_up_loses_no_job(redis_url: str) -> None:
         stub = worker_stub(client.channel)
         lane = worker_pb2.Lane(pool="cpu", model=MODEL)
         pull = worker_pb2.PullRequest(
-            worker_id="w", pool="cpu", budget_tokens=9, budget_jobs=9, lanes=[lane], wait_seconds=10
+            wire_version=WIRE_VERSION,
+            worker_id="w",
+            pool="cpu",
+            budget_tokens=9,
+            budget_jobs=9,
+            lanes=[lane],
+            wait_seconds=10,
         )
         given_up = [stub.Pull(pull) for _ in range(5)]
         call = asyncio.create_task(client.encode("a"))

@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from shoal.v1 import worker_pb2
 
 from libs.serving import Security
+from libs.versions import WIRE_VERSION
 from services.router import app
 from services.router.settings import Settings
 from tests.router.parts import MODEL, FakeWorker, card, router, until, vector, worker_stub
@@ -28,7 +29,12 @@ def beat(
     worker_id: str, *, leaving: bool = False, subject: str = ""
 ) -> worker_pb2.HeartbeatRequest:
     return worker_pb2.HeartbeatRequest(
-        worker_id=worker_id, epoch="e", pool="cpu", leaving=leaving, subject=subject
+        wire_version=WIRE_VERSION,
+        worker_id=worker_id,
+        epoch="e",
+        pool="cpu",
+        leaving=leaving,
+        subject=subject,
     )
 
 
@@ -37,6 +43,7 @@ def said_of(worker_id: str) -> dict[str, object]:
     return {
         HEARTBEAT: beat(worker_id),
         PULL: worker_pb2.PullRequest(
+            wire_version=WIRE_VERSION,
             worker_id=worker_id,
             epoch="e",
             pool="cpu",
@@ -91,6 +98,7 @@ async def test_other_workers_batches_cannot_be_answered_or_released(
             held.batches.add(lane=lane, batch_id=batch_id)
             assert [one.lost for one in (await stub.Heartbeat(held)).cancelled] == [True]
             again = worker_pb2.PullRequest(
+                wire_version=WIRE_VERSION,
                 worker_id="w2",
                 pool="cpu",
                 budget_tokens=9,

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.fleet import Fleet
+from libs.versions import WIRE_VERSION
 from services.router.admission.validation import limits, report_limits
 from services.router.admission.validation.limits import MIB
 from tests.router.parts import MODEL, card, refused, router, worker_stub
@@ -55,7 +56,9 @@ def test_every_field_of_a_workers_request_that_may_be_long_has_a_limit() -> None
 
 
 def heartbeat(**more: Any) -> worker_pb2.HeartbeatRequest:
-    return worker_pb2.HeartbeatRequest(**{"worker_id": "w1", "epoch": "e", "pool": "cpu", **more})
+    return worker_pb2.HeartbeatRequest(
+        **{"wire_version": WIRE_VERSION, "worker_id": "w1", "epoch": "e", "pool": "cpu", **more}
+    )
 
 
 def heartbeat_with(**more: Any) -> worker_pb2.HeartbeatRequest:
@@ -69,6 +72,7 @@ def carded(**more: Any) -> worker_pb2.HeartbeatRequest:
 def pull(**more: Any) -> worker_pb2.PullRequest:
     return worker_pb2.PullRequest(
         **{
+            "wire_version": WIRE_VERSION,
             "worker_id": "w1",
             "epoch": "e",
             "pool": "cpu",
@@ -156,7 +160,11 @@ async def test_report_beyond_limit_is_refused_and_not_published(
                     name
                 )
                 assert len(refusal.message) < 500, name
-            connect = stub.Connect(worker_pb2.ConnectRequest(worker_id="w1", epoch="x" * (2 * MIB)))
+            connect = stub.Connect(
+                worker_pb2.ConnectRequest(
+                    wire_version=WIRE_VERSION, worker_id="w1", epoch="x" * (2 * MIB)
+                )
+            )
             with pytest.raises(grpc.aio.AioRpcError) as ended:
                 await connect.read()
             assert ended.value.code() == grpc.StatusCode.INVALID_ARGUMENT

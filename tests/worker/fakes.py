@@ -299,15 +299,13 @@ class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
     """WorkerService over FakeLanes.
 
     Args of tests: `refuse_completes` makes Complete fail; `is_stopping` ends pulls immediately with
-    nothing; `is_old` speaks wire version 3, without a stream for pulls and answers. `streams`
-    counts such streams.
+    nothing. `streams` counts the streams for pulls and answers.
     """
 
     def __init__(self, lanes: FakeLanes) -> None:
         self.lanes = lanes
         self.refuse_completes = False
         self.is_stopping = False
-        self.is_old = False
         self.streams = 0
         self.address = ""
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
@@ -338,8 +336,6 @@ class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
     async def Exchange(
         self, request_iterator: AsyncIterator[worker_pb2.ExchangeRequest], context: Any
     ) -> AsyncIterator[worker_pb2.ExchangeResponse]:
-        if self.is_old:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         self.streams += 1
         async for response in Exchange({"pull": self.Pull, "complete": self.Complete}, context).run(
             request_iterator

@@ -14,7 +14,7 @@ import pytest
 from shoal.v1 import worker_pb2
 
 from libs.errors import NoCapacity
-from services.worker.mesh import exchange, link
+from services.worker.mesh import exchange
 from services.worker.mesh.link import Identity, Link
 from tests.worker.fakes import FakeLanes, FakeRouter, encode_job, routers, until
 from tests.worker.running import MODEL, worker
@@ -31,30 +31,6 @@ async def test_worker_pulls_and_answers_on_one_stream(tmp_path: Path) -> None:
     async with routers(lanes) as running, worker(tmp_path, running):
         await answered(lanes, "a", "b", "c")
         assert running[0].streams == 1
-
-
-async def test_older_router_gets_unary_calls(tmp_path: Path) -> None:
-    lanes = FakeLanes()
-    async with routers(lanes) as running:
-        running[0].is_old = True
-        async with worker(tmp_path, running):
-            await answered(lanes, "a", "b")
-        assert running[0].streams == 0
-
-
-async def test_router_that_was_upgraded_gets_the_stream(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link, "UNARY_SECONDS", 0.1)
-    lanes = FakeLanes()
-    async with routers(lanes) as running:
-        running[0].is_old = True
-        async with worker(tmp_path, running):
-            await answered(lanes, "a")
-            running[0].is_old = False
-            await asyncio.sleep(0.2)
-            await answered(lanes, "b", "c")
-            await until(lambda: running[0].streams == 1)
 
 
 async def test_old_stream_is_replaced_and_closes_after_its_last_reply(

@@ -88,7 +88,7 @@ end
 
 local function was_given(ids, worker_id, batch_id)   -- for each id: did this worker's lease of that name hold the job?
   local is, mine, members = {}, '\n' .. holding(worker_id, batch_id), nil
-  local function is_leased(id)         -- for leases without holders: routers from before 2026-11-22
+  local function is_leased(id)         -- for jobs without holders: a job that was queued again
     if not members then
       members = {}
       local packed = call('HGET', batches, batch_id)
@@ -102,10 +102,8 @@ local function was_given(ids, worker_id, batch_id)   -- for each id: did this wo
       local at = #is + 1
       if not value then
         is[at] = is_leased(ids[at])
-      elseif string.find(value, '\t', 1, true) then
+      else
         is[at] = string.find('\n' .. value, mine, 1, true) ~= nil
-      else                             -- routers from before 2026-11-23 record only the worker
-        is[at] = string.match(value, '^(.-) *$') == worker_id
       end
     end
   end

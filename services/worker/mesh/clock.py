@@ -12,9 +12,7 @@ from collections.abc import Callable
 
 
 class MeshClock:
-    """Redis' clock, or this machine's until a router has sent its time (wire version 0 does not).
-    Thread-safe.
-    """
+    """Redis' clock, or this machine's until a router has sent its time. Thread-safe."""
 
     def __init__(
         self,
@@ -43,7 +41,7 @@ class MeshClock:
         estimate, however long others waited, and a clock that was reset is followed immediately.
 
         Args:
-            now_unix_ms: The router's time; 0 if it sends none.
+            now_unix_ms: The router's time; 0 if it does not know Redis' time yet.
         """
         if not now_unix_ms:
             return

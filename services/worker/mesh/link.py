@@ -70,9 +70,6 @@ certificate may be renewed here, or registered there.
 REFUSED_LOG_SECONDS: Final = 60.0
 """Minimum interval between log lines about refused credentials."""
 
-UNARY_SECONDS: Final = 60.0
-"""How long to use unary calls for a router without the stream of wire version 4."""
-
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response")
 
@@ -140,7 +137,6 @@ class Link:
         # Workers start at different routers, which balances the load.
         self._current = zlib.crc32(identity.worker_id.encode()) % len(self._addresses)
         self._exchanges: dict[str, Exchange] = {}
-        self._unary_until: dict[str, float] = {}
         self._answered = asyncio.Event()
         self._down: set[int] = set()
         self._refusal_logged_at = -math.inf
@@ -210,8 +206,6 @@ class Link:
     async def send_texts(self, request: worker_pb2.WrittenRequest) -> None:
         """Send texts on the stream of the current router. Raises NoCapacity on failure."""
         address = self._addresses[self._current]
-        if self._unary_until.get(address, 0.0) > time.monotonic():
-            raise NoCapacity(f"{address}: the router does not support the stream")
         pooled = self._channels.acquire(address)
         try:
             await self._exchange(address, pooled, self._trust.metadata()).call(
@@ -289,25 +283,14 @@ class Link:
         timeout: float,
         traceparent: str,
     ) -> _Response:
-        """Send a small pull or answer on the stream to the router if it has one, else as a unary
-        call.
-        """
+        """Send a small pull or answer on the stream to the router, other calls as unary ones."""
         pooled = self._channels.acquire(address)
         metadata = self._trust.metadata()
         try:
             kind = _EXCHANGED.get(method)
-            if (
-                kind
-                and request.ByteSize() <= MAX_BYTES
-                and self._unary_until.get(address, 0.0) <= time.monotonic()
-            ):
-                try:
-                    exchange = self._exchange(address, pooled, metadata)
-                    return cast(_Response, await exchange.call(kind, request, timeout, traceparent))
-                except grpc.aio.AioRpcError as error:
-                    if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                        raise
-                    self._unary_until[address] = time.monotonic() + UNARY_SECONDS
+            if kind and request.ByteSize() <= MAX_BYTES:
+                exchange = self._exchange(address, pooled, metadata)
+                return cast(_Response, await exchange.call(kind, request, timeout, traceparent))
             if traceparent:
                 metadata = (*metadata, (TRACEPARENT, traceparent))
             response: _Response = await pooled.method(method)(

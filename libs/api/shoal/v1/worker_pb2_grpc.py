@@ -79,8 +79,7 @@ class WorkerServiceServicer(object):
     def Exchange(self, request_iterator, context):
         """Carries the Pull and Complete calls of one worker on one stream, many at a time: a message on a stream costs both sides a third of
         a call. A call that may not be made (PERMISSION_DENIED) ends the stream. A worker opens another one every minute, since a router
-        ends those of four minutes. Since wire version 4; a router that does not know it answers UNIMPLEMENTED, and is called with Pull
-        and Complete.
+        ends those of four minutes. Messages above 1 MiB are sent with Pull and Complete.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

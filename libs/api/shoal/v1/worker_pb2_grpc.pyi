@@ -55,8 +55,7 @@ class WorkerServiceStub:
     ]
     """Carries the Pull and Complete calls of one worker on one stream, many at a time: a message on a stream costs both sides a third of
     a call. A call that may not be made (PERMISSION_DENIED) ends the stream. A worker opens another one every minute, since a router
-    ends those of four minutes. Since wire version 4; a router that does not know it answers UNIMPLEMENTED, and is called with Pull
-    and Complete.
+    ends those of four minutes. Messages above 1 MiB are sent with Pull and Complete.
     """
 
 class WorkerServiceAsyncStub:
@@ -96,8 +95,7 @@ class WorkerServiceAsyncStub:
     ]
     """Carries the Pull and Complete calls of one worker on one stream, many at a time: a message on a stream costs both sides a third of
     a call. A call that may not be made (PERMISSION_DENIED) ends the stream. A worker opens another one every minute, since a router
-    ends those of four minutes. Since wire version 4; a router that does not know it answers UNIMPLEMENTED, and is called with Pull
-    and Complete.
+    ends those of four minutes. Messages above 1 MiB are sent with Pull and Complete.
     """
 
 class WorkerServiceServicer(metaclass=abc.ABCMeta):
@@ -147,8 +145,7 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[shoal.v1.worker_pb2.ExchangeResponse], collections.abc.AsyncIterator[shoal.v1.worker_pb2.ExchangeResponse]]:
         """Carries the Pull and Complete calls of one worker on one stream, many at a time: a message on a stream costs both sides a third of
         a call. A call that may not be made (PERMISSION_DENIED) ends the stream. A worker opens another one every minute, since a router
-        ends those of four minutes. Since wire version 4; a router that does not know it answers UNIMPLEMENTED, and is called with Pull
-        and Complete.
+        ends those of four minutes. Messages above 1 MiB are sent with Pull and Complete.
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

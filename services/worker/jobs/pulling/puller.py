@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _MAX_PULLED_JOBS: Final = 256
 _LAST_PULLS_SECONDS: Final = 1.0
 """How long to wait for pulls in flight at shutdown. Routers end them on the heartbeat that reports
-draining; routers of wire version 0 do not.
+draining.
 """
 
 _PARTIAL_WAIT_SECONDS: Final = 1.0
