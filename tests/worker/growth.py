@@ -1,5 +1,5 @@
 """`python -m tests.worker.growth FOLDER`: loads and unloads FOLDER's org/real 25 times, and prints
-RSS after each, as JSON.
+RSS after each and during the four seconds after the last, as JSON.
 
 Runs in a separate process: in pytest's, garbage of other tests would grow it, too.
 """
@@ -23,6 +23,7 @@ from tests.worker.fakes import until
 from tests.worker.residing import loaded, unloaded
 
 ROUNDS = 25
+SETTLING_LOOKS = 8
 
 
 async def measured(folder: Path) -> list[int]:
@@ -45,6 +46,10 @@ async def measured(folder: Path) -> list[int]:
             await loaded(residency, "org/real")
             await unloaded(residency, "org/real")
             await until(lambda: residency.used_bytes == 0)
+            taken.append(process.memory_info().rss)
+        # On a loaded machine the thread that loaded a model may end, and free it, seconds later.
+        for _ in range(SETTLING_LOOKS):
+            await asyncio.sleep(0.5)
             taken.append(process.memory_info().rss)
         residency.stop()
     return taken
