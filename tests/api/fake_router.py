@@ -594,7 +594,8 @@ class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
     ) -> Iterator[mesh_pb2.WatchMeshResponse]:
         self._router.begin_call("WatchMesh", request, context)
         ended = threading.Event()
-        context.add_callback(ended.set)
+        if not context.add_callback(ended.set):
+            ended.set()  # The call ended before it began here; no callback would end this thread.
         while not ended.is_set():
             yield mesh_pb2.WatchMeshResponse(mesh=self._mesh())
             ended.wait(request.interval_seconds)
