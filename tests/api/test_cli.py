@@ -780,6 +780,102 @@ def test_unusable_parquet(run: Run, tmp_path: Path) -> None:
     assert (ran.code, "c.parquet:1 has int 1 in the column 'text'" in ran.err) == (1, True)
 
 
+def test_parquet_to_parquet_keeps_columns_and_has_vectors_of_fixed_size(
+    run: Run, router: FakeRouter, tmp_path: Path
+) -> None:
+    texts = [f"text {number}" for number in range(300)]  # in two calls
+    source = write_parquet(
+        tmp_path / "in.parquet",
+        id=list(range(300)),
+        text=list(texts),
+        price=[number / 2 for number in range(300)],
+        dense=["replaced"] * 300,
+    )
+    output = tmp_path / "out.parquet"
+    assert run("encode", MODEL, "-i", source, "-o", output, "--data-type", "float16").code == 0
+    table = parquet.read_table(output)
+    assert table.column_names == ["id", "text", "price", "dense", "skipped"]
+    assert table.schema.field("dense").type == pyarrow.list_(pyarrow.float16(), 12)
+    assert (table["id"].to_pylist(), table["text"].to_pylist()) == (list(range(300)), texts)
+    vectors = table["dense"].combine_chunks().values.to_numpy().reshape(300, 12)
+    np.testing.assert_array_equal(
+        vectors, np.array([vector_of(text) for text in texts]).astype(np.float16)
+    )
+    assert table.schema.metadata[b"shoal.model"] == MODEL.encode()
+    assert parquet.ParquetFile(output).num_row_groups == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.parquet", "out.parquet"]
+
+
+def test_parquet_of_all_forms(run: Run, tmp_path: Path) -> None:
+    output = tmp_path / "out.parquet"
+    forms = ("-r", "dense", "-r", "sparse", "-r", "multi_vector")
+    ran = run("encode", MODEL, "one two", "three", *forms, "--data-type", "uint8", "-o", output)
+    assert ran.code == 0
+    rows = parquet.read_table(output).to_pylist()
+    lines = run(
+        "encode", MODEL, "one two", "three", *forms, "--data-type", "uint8", "-o", "-"
+    ).out.splitlines()
+    for row, line in zip(rows, lines, strict=True):
+        assert row.pop("skipped") is None
+        expected = json.loads(line)
+        assert row["dense"] == expected["dense"]
+        assert (row["scale"], row["offset"]) == pytest.approx(
+            (expected["scale"], expected["offset"])
+        )
+        assert row["sparse"]["indices"] == expected["sparse"]["indices"]
+        assert row["sparse"]["values"] == pytest.approx(expected["sparse"]["values"])
+        np.testing.assert_allclose(row["multi_vector"], expected["multi_vector"], rtol=1e-6)
+
+
+def test_parquet_has_a_row_for_each_chunk(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(
+        '{"id": "a", "text": "one. two"}\n{"id": "b", "text": "three"}\n'
+    )
+    output = tmp_path / "out.parquet"
+    chunked = ("--chunk", "sentences", "-o", output)
+    assert run("encode", MODEL, "-i", tmp_path / "in.jsonl", *chunked).code == 0
+    table = parquet.read_table(output)
+    assert table["id"].to_pylist() == ["a", "a", "b"]
+    assert table["chunk_start"].to_pylist()[0] == 0
+    for row in table.to_pylist():
+        assert row["chunk_text"] == row["text"][row["chunk_start"] : row["chunk_end"]]
+        np.testing.assert_allclose(row["dense"], vector_of(row["chunk_text"].strip()), rtol=1e-6)
+
+
+def test_skipped_rows_of_parquet_have_no_vector_and_a_reason(run: Run, tmp_path: Path) -> None:
+    source = write_parquet(tmp_path / "in.parquet", text=["a", None, "b"])
+    output = tmp_path / "out.parquet"
+    assert run("encode", MODEL, "-i", source, "-o", output, "--on-invalid", "skip").code == 0
+    rows = parquet.read_table(output).to_pylist()
+    assert [row["dense"] is None for row in rows] == [False, True, False]
+    assert [row["skipped"] is None for row in rows] == [True, False, True]
+    assert "has no text" in rows[1]["skipped"]
+    np.testing.assert_allclose(rows[2]["dense"], vector_of("b"))
+
+
+def test_failed_call_leaves_no_parquet_file(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    source = write_parquet(tmp_path / "in.parquet", text=[f"text {n}" for n in range(300)])
+    wrong = Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", "no", "items[0].text")
+    router.refusals = [None, wrong]  # type: ignore[list-item]
+    output = tmp_path / "out.parquet"
+    ran = run("encode", MODEL, "-i", source, "-o", output)
+    assert ran.code == 1
+    assert f"nothing was written to {output}" in ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
+    assert run("encode", MODEL, "-i", source, "-o", output, "--resume").code == 2
+
+
+def test_columns_of_mixed_types_become_json(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(
+        '{"id": 1, "text": "a"}\n{"id": "two", "text": "b", "more": {"x": 1}}\n'
+    )
+    output = tmp_path / "out.parquet"
+    assert run("encode", MODEL, "-i", tmp_path / "in.jsonl", "-o", output).code == 0
+    rows = parquet.read_table(output).to_pylist()
+    assert [row["id"] for row in rows] == ["1", "two"]
+    assert [row["more"] for row in rows] == [None, {"x": 1}]
+
+
 def test_parquet_without_pyarrow_names_the_extra(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,12 +134,12 @@ class VectorFiles(ItemFiles):
         typer.Option(
             "--output",
             "-o",
-            help=".npy, .npz, .jsonl, or - for stdout.",
+            help=".npy, .npz, .parquet, .jsonl, or - for stdout.",
             show_default=False,
             rich_help_panel=FILES,
         ),
     ] = None
-    suffixes: ClassVar[tuple[str, ...]] = (".npy", ".npz", ".jsonl")
+    suffixes: ClassVar[tuple[str, ...]] = (".npy", ".npz", ".parquet", ".jsonl")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import typer
 
 from shoal.cli.console import bar, counted, note
-from shoal.cli.inference import outputs
+from shoal.cli.inference import outputs, parquet
 from shoal.cli.inference.arguments import LineFiles, Serving
 from shoal.cli.inference.files import Record
 from shoal.cli.inference.inputs import located, read
@@ -26,6 +26,9 @@ from shoal.results import EncodeResult, ExtractResult, ScoreResult, Skipped
 Result = EncodeResult | ScoreResult | ExtractResult
 R = TypeVar("R", EncodeResult, ScoreResult, ExtractResult)
 Lines = Callable[[R, Sequence[Record]], Iterable[outputs.Row]]
+Write = Callable[[R, Sequence[Record]], None]
+STREAMED: Final = (*outputs.JSON_LINES, parquet.SUFFIX)
+"""Suffixes of files to which results are written as they arrive."""
 _MAX_SKIPPED_LINES = 10
 _NOTHING: Final[Mapping[str, Sequence[object]]] = MappingProxyType({})
 FIRST_PART_ITEMS: Final = 128
@@ -107,7 +110,7 @@ class Invocation:
         max_part: int = MAX_PART_ITEMS,
     ) -> R | None:
         """Call `ask(items, on_progress=…)` and return its result, or write the results of a .jsonl
-        file as they arrive.
+        or .parquet file as they arrive.
 
         Args:
             name: The name of the items in requests, for errors.
@@ -120,7 +123,7 @@ class Invocation:
         Returns:
             The result, or None if it was written and reported.
         """
-        if self.as_json or self.output is None or self.output.suffix not in outputs.JSON_LINES:
+        if self.as_json or self.output is None or self.output.suffix not in STREAMED:
             with self.sending(name, description) as on_progress:
                 return ask(self.items, on_progress=on_progress, **each)
         self._stream(self.output, name, description, ask, lines, each, max_part)
@@ -140,6 +143,7 @@ class Invocation:
         begin = first = outputs.lines_before(output, self.records) if self._resume else 0
         skipped: list[Skipped] = []
         tokens, revision = 0, ""
+        write: Write[R] | None = None
         try:
             with bar(description, total) as on_progress, ExitStack() as opened:
                 for part in _parts(first, total, max_part):
@@ -152,8 +156,8 @@ class Invocation:
                         result = ask(
                             [record.item for record in records], on_progress=progress, **sliced
                         )
-                    if begin == first:
-                        file = opened.enter_context(output.open("ab" if first else "wb"))
+                    if write is None:
+                        write = opened.enter_context(self._writing(output, lines, first))
                     revision = revision or result.revision
                     if result.revision not in ("", revision):
                         raise ModelChanged(
@@ -161,7 +165,7 @@ class Invocation:
                             "between two answers"
                         )
                     result = _explained(result, records)
-                    outputs.append_lines(file, lines(result, records))
+                    write(result, records)
                     skipped += [
                         replace(one, index=part.start + one.index) for one in result.skipped
                     ]
@@ -170,7 +174,7 @@ class Invocation:
             kept = f"{begin:,} of {counted(total, 'text')} are in {output}"
             advice = (
                 f"{kept}; --resume continues after them"
-                if begin
+                if begin and output.suffix in outputs.JSON_LINES
                 else f"nothing was written to {output}"
             )
             if isinstance(error, KeyboardInterrupt):
@@ -183,6 +187,18 @@ class Invocation:
         self._note_written(total - first - len(skipped), tokens)
         if first:
             note(f"{counted(first, 'text')} before them were there already")
+
+    @contextmanager
+    def _writing(self, output: Path, lines: Lines[R], first: int) -> Iterator[Write[R]]:
+        """Yield a function that writes a result and its records, in the format of the file's
+        suffix; to lines after the first `first`.
+        """
+        if output.suffix == parquet.SUFFIX:
+            with parquet.writing(output, self.model, self.records) as write:
+                yield cast(Write[R], write)
+            return
+        with output.open("ab" if first else "wb") as file:
+            yield lambda result, records: outputs.append_lines(file, lines(result, records))
 
     def report_skipped(self, result: R) -> R:
         """Print to stderr which texts were skipped, the first of them with the reason.

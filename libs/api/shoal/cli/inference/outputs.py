@@ -1,4 +1,6 @@
-"""Writes results to files: .npy and .npz for vectors, .jsonl for all results, one line an item."""
+"""Writes results to files: .npy, .npz and .parquet for vectors, .jsonl for all results, one line an
+item.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import numpy as np
 import typer
 
 from shoal.cli.failures import InputError
+from shoal.cli.inference import parquet
 from shoal.cli.inference.files import Record
 from shoal.cli.text import document
 from shoal.results import Chunk, EncodeResult, ExtractResult, Form, ScoreResult, Skipped
@@ -53,7 +56,9 @@ def write_lines(output: Path, rows: Iterable[Row]) -> None:
         )
 
 
-def write_vectors(output: Path, result: EncodeResult, records: Sequence[Record]) -> None:
+def write_vectors(
+    output: Path, model: str, result: EncodeResult, records: Sequence[Record]
+) -> None:
     """Writes a result in the format of the file's suffix. Raises InputError if the format cannot
     represent it.
     """
@@ -61,6 +66,9 @@ def write_vectors(output: Path, result: EncodeResult, records: Sequence[Record])
         replace_file(output, lambda file: np.save(file, _only_dense(result)))
     elif output.suffix == ".npz":
         replace_file(output, lambda file: np.savez(file, **_arrays(result)))  # type: ignore[arg-type]
+    elif output.suffix == parquet.SUFFIX:
+        with parquet.writing(output, model, records) as write:
+            write(result, records)
     else:
         write_lines(output, encoded_lines(result, records))
 
@@ -207,16 +215,16 @@ def extracted_rows(result: ExtractResult, records: Sequence[Record], kind: str) 
 
 def _only_dense(result: EncodeResult) -> np.ndarray[tuple[int, ...], np.dtype[np.number]]:
     if result.is_divided:
-        raise InputError("a .npy file cannot hold where chunks are; write .npz or .jsonl")
+        raise InputError("a .npy file cannot hold where chunks are; write .npz, .parquet or .jsonl")
     if result.representations != ("dense",):
         raise InputError(
             "a .npy file can hold dense vectors only; write sparse and multi-vector results to "
-            ".npz or .jsonl"
+            ".npz, .parquet or .jsonl"
         )
     if result.vectors.scale is not None:
         raise InputError(
             f"a .npy file cannot hold the scales of {result.vectors.data_type} vectors; write "
-            ".npz or .jsonl"
+            ".npz, .parquet or .jsonl"
         )
     return result.vectors.array
 

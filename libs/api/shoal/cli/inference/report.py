@@ -16,7 +16,7 @@ def report_vectors(run: Invocation, result: EncodeResult) -> None:
     """Report vectors. With --output and --json, stdout has the JSON without the vectors."""
     result = run.report_skipped(result)
     if run.output is not None:
-        outputs.write_vectors(run.output, result, run.records)
+        outputs.write_vectors(run.output, run.model, result, run.records)
         run.report_written(result)
     if run.as_json and str(run.output) != "-":
         rows = None if run.output is not None else list(outputs.encoded_rows(result))
