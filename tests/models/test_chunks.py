@@ -21,7 +21,7 @@ from libs.models import EncodeWork
 from libs.models.text.processing.chunking import dividing
 from libs.models.text.processing.chunking.dividing import MAX_CHUNKS, check_contexts, divide
 from libs.models.text.tokenising import whole
-from libs.models.text.tokenising.text import LONG_CHARACTERS, TextProcessor
+from libs.models.text.tokenising.text import TextProcessor
 from libs.models.work import Chunking, ChunkMethod, Span
 from tests.parity.tokenizers import Style, tokenizer_of
 from tests.support.texts import texts
@@ -130,7 +130,8 @@ def test_ordinary_texts_are_tokenised_in_pieces(
 ) -> None:
     text = processor(style)
     monkeypatch.setattr(whole, "PIECE", 6000)
-    monkeypatch.setattr(text, "_encode_all", lambda own: pytest.fail("tokenised in one call"))
+    monkeypatch.setattr(whole, "MAX_WHOLE_BYTES", 0)
+    monkeypatch.setattr(whole, "_division", lambda own, begin: pytest.fail("pieces do not join"))
     calls = 0
 
     def count() -> None:
@@ -252,9 +253,8 @@ def test_job_that_is_cancelled_is_divided_no_further(method: ChunkMethod) -> Non
         divide(processor("bert"), work, 0, 500, check_cancelled)
 
 
-def test_long_texts_are_tokenised_at_once_by_no_more_than_one_thread() -> None:
-    """Two threads with one long text each get what one gets."""
-    text, own = processor("bert"), "one two three. " * (LONG_CHARACTERS // 12)
+def test_two_threads_with_a_long_text_each_get_what_one_gets() -> None:
+    text, own = processor("bert"), "one two three. " * 10_000
     chunking = Chunking("tokens", max_tokens=400)
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(lambda _: divided(text, own, chunking), range(2))

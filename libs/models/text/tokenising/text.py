@@ -9,11 +9,8 @@ necessary (`cutting.py`), and large numbers of texts a slice at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +24,6 @@ from libs.models.work import CancelCheck, InputSequence, Truncation, never_cance
 
 Where = Callable[[int], str]
 """The path of text i in the job, such as `items[3].text`."""
-
-
-LONG_CHARACTERS: Final = 128 << 10
-"""A longer text is tokenised whole only while no other one is: a text of 1 MiB may have a million
-tokens, which take 0.8 GB.
-"""
-_LONG_TEXT: Final = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +229,9 @@ class TextProcessor:
         """All tokens of a text, which is not truncated. Blocking, without the interpreter's lock
         while the library tokenises.
 
-        A long text is tokenised in pieces, between which `check_cancelled` is called, where the
-        tokenizer is local (`whole.py`).
+        A long text is tokenised in pieces, between which `check_cancelled` is called (`whole.py`).
         """
-        rows = rows_of(self._cutter, prompt + text, check_cancelled, self._encode_all)
+        rows = rows_of(self._cutter, prompt + text, check_cancelled)
         before, end = rows.first, rows.end
         if prompt:
             before += int(np.count_nonzero(rows.ends[before:end] <= len(prompt)))
@@ -260,13 +249,6 @@ class TextProcessor:
         del rows  # of a million tokens 17 MB
         _skip_space(text, starts, ends)
         return WholeText(ids, types, before, end, starts, ends, begins)
-
-    def _encode_all(self, text: str) -> Encoding:
-        """Encode in one call that cannot yield. The library takes some 600 bytes a token, thus long
-        texts are read one at a time.
-        """
-        with _LONG_TEXT if len(text) > LONG_CHARACTERS else nullcontext():
-            return self._cutter.encode(text)
 
     def count_tokens(
         self, text: str, most: int, check_cancelled: CancelCheck = never_cancelled

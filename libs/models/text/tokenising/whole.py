@@ -4,12 +4,14 @@ The library takes some 600 bytes a token while it tokenises, and a token may be 
 text, so one call for a MiB would take 600 MB. A piece ends where its tokens no longer depend on the
 text after it (`cutting.py`), and the next one begins some characters before that place. Both are
 joined there only if a word begins there in both and they have the same tokens before it. Otherwise,
-as with a text that is one word, the whole text is tokenised.
+as with a text that is one word, the whole text is tokenised, or divided where it is too long for
+that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import unicodedata
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,9 +23,14 @@ from libs.models.text.tokenising.cutting import MARGIN, NEAR, Cutter
 from libs.models.work import CancelCheck
 
 PIECE: Final = 1 << 14
-"""Characters that are tokenised in one call: at most 32,768 tokens of text that is mostly
-punctuation, 20 MB.
+"""Characters that are tokenised in one call, some 10 MB for text that is mostly punctuation."""
+MAX_WHOLE_BYTES: Final = 1 << 17
+"""Maximum UTF-8 bytes of a text that is tokenised in one call because its pieces cannot be joined:
+at most as many tokens, 80 MB. A longer one is divided into parts, whose tokens near a border may
+differ from those of the whole text.
 """
+_BREAKS: Final = re.compile(r"[\n\u3002\uff01\uff1f.!?]")
+"""Characters after which a text is divided if any is near a part's end."""
 OVERLAP: Final = 2048
 """Characters before the end of a piece that the next one has, too: beyond the margin, enough for
 NEAR tokens of ordinary text.
@@ -57,16 +64,60 @@ class _Joint:
     before: NDArray[np.int64]
 
 
-def rows_of(
-    cutter: Cutter, text: str, check_cancelled: CancelCheck, encode_all: Callable[[str], Encoding]
-) -> Rows:
-    """The tokens of a whole text. `encode_all`: tokenises a text that is not tokenised in
-    pieces.
-    """
+def rows_of(cutter: Cutter, text: str, check_cancelled: CancelCheck) -> Rows:
+    """Return the tokens of a whole text."""
     pieces = (
         _pieces(cutter, text, check_cancelled) if len(text) > PIECE and cutter.is_local else None
     )
-    return _rows(encode_all(text), 0) if pieces is None else _joined(pieces)
+    if pieces is None and len(text) > MAX_WHOLE_BYTES // 4:
+        pieces = _divided(cutter, text, check_cancelled)
+    return _rows(cutter.encode(text), 0) if pieces is None else _joined(pieces)
+
+
+def _divided(cutter: Cutter, text: str, check_cancelled: CancelCheck) -> list[Rows] | None:
+    """The tokens of parts of a text that is one word for the tokenizer; None: it is short enough
+    to be tokenised whole.
+    """
+    if len(text.encode()) <= MAX_WHOLE_BYTES:
+        return None
+    found: list[Rows] = []
+    begin = 0
+    while begin < len(text):
+        check_cancelled()
+        end = _division(text, begin)
+        rows = _rows(cutter.encode(text[begin:end]), begin)
+        low, high = 0 if begin == 0 else rows.first, rows.end
+        found.append(_cut(rows, low, high if end < len(text) else len(rows.ids)))
+        begin = end
+    return found
+
+
+def _division(text: str, begin: int) -> int:
+    """Return where the part that begins there ends: after a sentence near its end if there is one,
+    never within a character of several code points.
+    """
+    end = min(begin + PIECE, len(text))
+    if end == len(text):
+        return end
+    breaks = [match.end() for match in _BREAKS.finditer(text, end - OVERLAP, end)]
+    if breaks:
+        return breaks[-1]
+    while end > begin + PIECE - OVERLAP and _continues(text, end):
+        end -= 1
+    return end
+
+
+def _continues(text: str, at: int) -> bool:
+    """Return whether a character of several code points has the one at this place as a later
+    part.
+    """
+    joiner = "\u200d"
+    return (
+        unicodedata.combining(text[at]) != 0
+        or text[at] in ("\ufe0f", joiner)
+        or text[at - 1] == joiner
+        or "\U0001f3fb" <= text[at] <= "\U0001f3ff"
+    )
 
 
 def _pieces(cutter: Cutter, text: str, check_cancelled: CancelCheck) -> list[Rows] | None:

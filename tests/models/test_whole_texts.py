@@ -1,0 +1,110 @@
+"""Tokens of a whole long text: joined pieces where words divide it, parts where it is one word."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tokenizers import Encoding, Tokenizer, models, pre_tokenizers, trainers
+
+from libs.models.text.tokenising.cutting import Cutter
+from libs.models.text.tokenising.whole import MAX_WHOLE_BYTES, PIECE, Rows, rows_of
+from libs.models.work import never_cancelled
+
+FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\U0001f3fd"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """A byte-level BPE, which reads a run of punctuation as one word."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<s>"],
+        show_progress=False,
+    )
+    made.train_from_iterator(["hello world"] * 10, trainer)
+    return made
+
+
+class Recorded(Cutter):
+    """Records the texts that it tokenises."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self.texts: list[str] = []
+
+    def encode(self, text: str) -> Encoding:
+        self.texts.append(text)
+        return super().encode(text)
+
+    def rows(self, text: str) -> Rows:
+        return rows_of(self, text, never_cancelled)
+
+    def parts_of(self, text: str) -> list[str]:
+        """Return the parts that a text was divided into, after the pieces that could not be
+        joined.
+        """
+        count = next(n for n in range(1, len(self.texts) + 1) if "".join(self.texts[-n:]) == text)
+        return self.texts[-count:]
+
+
+def covered(rows: Rows, text: str) -> bool:
+    """Return whether the tokens have all characters of the text, in order."""
+    starts, ends = rows.starts[rows.first : rows.end], rows.ends[rows.first : rows.end]
+    return bool(
+        starts[0] == 0 and ends[-1] == len(text) and (starts[1:] <= ends[:-1]).all()
+    ) and bool((np.diff(starts) >= 0).all())
+
+
+def test_word_up_to_the_limit_is_tokenised_in_one_call(tokenizer: Tokenizer) -> None:
+    cutter, text = Recorded(tokenizer), "!?" * (MAX_WHOLE_BYTES // 2)
+    rows = cutter.rows(text)
+    assert cutter.texts[-1] == text
+    assert len(rows.ids) == len(text)
+    assert covered(rows, text)
+
+
+def test_longer_word_is_divided_and_has_all_its_characters(tokenizer: Tokenizer) -> None:
+    cutter, text = Recorded(tokenizer), "~=" * MAX_WHOLE_BYTES
+    rows = cutter.rows(text)
+    assert max(map(len, cutter.texts)) == PIECE
+    assert covered(rows, text)
+    np.testing.assert_array_equal(rows.ids, tokenizer.encode(text).ids)
+
+
+def test_parts_end_after_sentences(tokenizer: Tokenizer) -> None:
+    sentence = "\u6211\u4eec\u5728\u8fd9\u91cc" * 100 + "\u3002"
+    text = sentence * (MAX_WHOLE_BYTES // len(sentence.encode()) + 2)
+    one_word = Tokenizer.from_str(tokenizer.to_str())
+    one_word.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    cutter = Recorded(one_word)
+    rows = cutter.rows(text)
+    assert all(part.endswith("\u3002") for part in cutter.parts_of(text))
+    np.testing.assert_array_equal(rows.ids, one_word.encode(text).ids)
+    assert covered(rows, text)
+
+
+def test_character_of_several_code_points_is_not_divided(tokenizer: Tokenizer) -> None:
+    for shift in range(0, len(FAMILY), 2):
+        text = "~" * shift + FAMILY * (MAX_WHOLE_BYTES // len(FAMILY.encode()) + 2)
+        cutter = Recorded(tokenizer)
+        cutter.rows(text)
+        assert all(part.startswith("\U0001f468") for part in cutter.parts_of(text)[1:])
+
+
+def test_cancellation_is_checked_between_parts(tokenizer: Tokenizer) -> None:
+    class Cancelled(Exception):
+        pass
+
+    checks = 0
+
+    def check() -> None:
+        nonlocal checks
+        checks += 1
+        if checks == 4:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        rows_of(Cutter(tokenizer), "~=" * MAX_WHOLE_BYTES, check)
