@@ -26,7 +26,7 @@ PIECE: Final = 1 << 14
 """Characters that are tokenised in one call, some 10 MB for text that is mostly punctuation."""
 MAX_WHOLE_BYTES: Final = 1 << 17
 """Maximum UTF-8 bytes of a text that is tokenised in one call because its pieces cannot be joined:
-at most as many tokens, 80 MB. A longer one is divided into parts, whose tokens near a border may
+at most as many tokens, 80 MB. A longer one is divided into parts. Tokens near a border of parts may
 differ from those of the whole text.
 """
 _BREAKS: Final = re.compile(r"[\n\u3002\uff01\uff1f.!?]")

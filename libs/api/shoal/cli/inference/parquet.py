@@ -39,8 +39,8 @@ def writing(output: Path, model: str, records: Sequence[Record]) -> Iterator[Wri
     """Yield a function that appends the rows of a result and its records, which must be passed in
     the order of `records`.
 
-    A row is an item, or one of its chunks. It has what the item's text was read from, its vectors
-    in the forms of the result, and in `skipped` the reason of an item without a result. If the
+    A row is an item, or one of its chunks. It has the fields that the item's text was read with,
+    its vectors in the forms of the result, and in `skipped` the reason of an item without a result. If the
     block raises, the file is not written.
 
     Args:
