@@ -67,8 +67,8 @@ class _Directory:
         return self.path
 
     def locate(self, file: RemoteFile) -> Path:
-        """The path of a file. Raises ModelBroken for links out of the directory, as all reading of
-        checkpoints does.
+        """Return the path of a file. Raises ModelBroken for a link that leads out of the
+        directory, as every reader of checkpoints does.
         """
         found = locate(self.path, file.path)
         if found is None:

@@ -31,7 +31,7 @@ def parse(text: str) -> tuple[str, ...]:
 
 
 def _refuse_url(part: str) -> None:
-    """Raises ValueError for http://…, which gRPC would take for a host called http."""
+    """Raise ValueError for a URL: gRPC would read http://host as a host with the name http."""
     found = re.match(r"(https?|grpcs?)://([^/]*)", part, re.IGNORECASE)
     if found:
         tls = " with TLS (--tls, or tls=True)" if found[1].lower() in ("https", "grpcs") else ""
