@@ -178,7 +178,7 @@ def default_model(given: str, models: str, stores: str) -> str:
             f"{given!r} is not a model: give org/name, or org/name=/path/to/checkpoint",
             field="model",
         )
-    if not stores and all(name != offered for offered, _ in _offered(models)):
+    if not stores and all(name != offered for offered, _ in _configured_models(models)):
         message = f"no folder has the model {name}, and SHOAL_STORES names no store that could"
         raise InvalidInput(f"{message}: give {name}=/path/to/checkpoint", field="model")
     return name
@@ -187,9 +187,9 @@ def default_model(given: str, models: str, stores: str) -> str:
 def example_model(models: str, stores: str, default: str = "") -> str:
     """A model for the first commands that a user tries: the default one if a store has it, else an
     offered one that encodes, else MiniLM if the hub is a source. Empty: none is known."""
-    if default and all(name != default for name, _ in _offered(models)):
+    if default and all(name != default for name, _ in _configured_models(models)):
         return default
-    for name, directory in _offered(models):
+    for name, directory in _configured_models(models):
         try:
             if "encode" in read_card(directory, name).tasks:
                 return name
@@ -198,7 +198,8 @@ def example_model(models: str, stores: str, default: str = "") -> str:
     return MINILM if "hf" in stores.split(",") else ""
 
 
-def _offered(models: str) -> Iterator[tuple[str, Path]]:
+def _configured_models(models: str) -> Iterator[tuple[str, Path]]:
+    """Yield id and directory of each model that `models` (SHOAL_MODELS) names or has in a root."""
     for entry in filter(None, models.split(":")):
         name, named, directory = entry.partition("=")
         if named:
