@@ -315,7 +315,7 @@ def _curl(certificates: Path | None) -> str:
 
 
 def _tls_arguments(certificates: Path | None, role: str) -> tuple[str, str, str]:
-    """The arguments with which `shoal`, `shoal.Client` and grpcurl use TLS with the role's
+    """Return the arguments with which `shoal`, `shoal.Client` and grpcurl use TLS with the role's
     certificate, or plain text.
     """
     if certificates is None:

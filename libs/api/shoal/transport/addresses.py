@@ -14,8 +14,8 @@ _LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?|unix(-abstract
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """The addresses of a comma-separated list. A bare host gets the default port; gRPC target names
-    (`dns:///…`) are kept.
+    """Return the addresses of a comma-separated list. A bare host gets the default port; gRPC
+    target names (`dns:///…`) are kept.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):

@@ -43,8 +43,10 @@ def is_multi_vector(files: Checkpoint) -> bool:
 
 
 def multi_vector(files: Checkpoint, card: Card) -> Card:
-    """The card of a late-interaction model. Token vectors are always normalised in the formats of
-    PyLate and Stanford; in that of sentence-transformers 6 only if modules.json has a Normalize."""
+    """Return the card of a late-interaction model. Token vectors are always normalised in the
+    formats of PyLate and Stanford; in that of sentence-transformers 6 only if modules.json has a
+    Normalize.
+    """
     prompts, normalize, modules = dict(card.prompts), True, files.modules.dense
     if files.architecture == _STANFORD and not modules:
         found, own = _stanford(files.directory)
