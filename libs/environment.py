@@ -47,7 +47,7 @@ def is_loopback_host(host: str) -> bool:
 
 
 def number(environ: Environ, name: str, default: float) -> float:
-    """A finite number; the default if the variable is not set or empty."""
+    """Return a finite number; the default if the variable is not set or empty."""
     text = environ.get(name, "")
     try:
         value = float(text) if text else default
@@ -74,6 +74,6 @@ def choice(environ: Environ, name: str, default: Choice, allowed: Sequence[Choic
 
 
 def random_id(kind: str) -> str:
-    """The host's name, or `kind` if it has none, and eight random hex digits."""
+    """Return the host's name, or `kind` if it has none, and eight random hex digits."""
     host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:48].strip("-.")
     return f"{host or kind}-{secrets.token_hex(4)}"

@@ -178,7 +178,7 @@ _BY_REASON: dict[str, type[ShoalError]] = {
 def from_reason(
     reason: str, message: str, *, field: str = "", retry_after: float = 0.0
 ) -> ShoalError:
-    """The error that `reason` names; an unknown reason (a newer peer's) becomes an
+    """Return the error that `reason` names; an unknown reason (a newer peer's) becomes an
     InternalError.
     """
     return _BY_REASON.get(reason, InternalError)(message, field=field, retry_after=retry_after)

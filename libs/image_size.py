@@ -31,8 +31,8 @@ class Size(NamedTuple):
 
 
 def size_of(data: bytes) -> Size | None:
-    """The size that a file's header names; None where it is of no known format, truncated, or names
-    none.
+    """Return the size that a file's header names; None where it is of no known format, truncated,
+    or names none.
     """
     try:
         found = _read(data)

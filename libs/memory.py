@@ -31,8 +31,8 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 def resident_bytes() -> int:
-    """The resident bytes of this process; where the system does not report them (macOS), their
-    peak.
+    """Return the resident bytes of this process; where the system does not report them (macOS),
+    their peak.
     """
     try:
         return int(_STATM.read_bytes().split()[1]) * resource.getpagesize()

@@ -37,8 +37,8 @@ def to_text(processes: Iterable[Process]) -> str:
 
 
 def read(path: Path) -> tuple[Process, ...]:
-    """The processes in the file; none if it does not exist (yet). Raises InvalidInput for other
-    content.
+    """Return the processes in the file; none if it does not exist (yet). Raises InvalidInput for
+    other content.
     """
     try:
         entries = json.loads(path.read_text("utf-8"))

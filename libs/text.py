@@ -19,8 +19,8 @@ REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 def control_character(text: str, *, lines: bool = False) -> str:
-    """The first control character of a text, as `U+001B`; empty if it has none. `lines`: tabs and
-    line ends are allowed.
+    """Return the first control character of a text, as `U+001B`; empty if it has none. `lines`:
+    tabs and line ends are allowed.
     """
     if text.isprintable():
         return ""
@@ -29,7 +29,7 @@ def control_character(text: str, *, lines: bool = False) -> str:
 
 
 def without_controls(text: str, *, lines: bool = False) -> str:
-    """The text with U+FFFD for each control character. `lines`: tabs and newlines stay."""
+    """Return the text with U+FFFD for each control character. `lines`: tabs and newlines stay."""
     return (
         text if text.isprintable() else (_IN_TEXTS if lines else _IN_NAMES).sub(REPLACEMENT, text)
     )

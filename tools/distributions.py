@@ -80,7 +80,7 @@ def installed_distributions(path: Iterable[Path] | None = None) -> dict[str, Dis
 
 
 def closure(wanted: Iterable[str], installed: Mapping[str, Distribution]) -> Closure:
-    """All that `wanted` (such as "shoal-mesh[router]") needs on this machine, themselves
+    """Return all that `wanted` (such as "shoal-mesh[router]") needs on this machine, themselves
     included.
     """
     found = Closure()

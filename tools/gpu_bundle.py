@@ -190,8 +190,8 @@ def check_size(manifest: Manifest, limit: int) -> None:
 
 
 def download(pin: str, into: Path) -> Path:
-    """The wheel of a pin for CPython 3.12 on Linux x86-64. Raises BundleError if the index has
-    none, or cannot be asked.
+    """Return the wheel of a pin for CPython 3.12 on Linux x86-64. Raises BundleError if the index
+    has none, or cannot be asked.
     """
     into.mkdir(parents=True, exist_ok=True)
     before = set(into.iterdir())

@@ -145,8 +145,8 @@ CARD = Record(
 
 
 def parse_folders(text: str) -> tuple[Path, ...]:
-    """The value of SHOAL_CATALOG: folders of cards separated by colons; earlier ones override later
-    ones.
+    """Return the value of SHOAL_CATALOG: folders of cards separated by colons; earlier ones
+    override later ones.
 
     Raises InvalidInput for a folder that does not exist.
     """
@@ -158,8 +158,8 @@ def parse_folders(text: str) -> tuple[Path, ...]:
 
 
 def read_catalog(folders: Sequence[Path] = ()) -> Catalog:
-    """The shipped cards, overridden by those of `folders`. Raises InvalidInput naming file, line
-    and key.
+    """Return the shipped cards, overridden by those of `folders`. Raises InvalidInput naming file,
+    line and key.
     """
     merged: dict[str, Overrides] = {}
     for folder in (SHIPPED, *reversed(folders)):
@@ -169,7 +169,7 @@ def read_catalog(folders: Sequence[Path] = ()) -> Catalog:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """The cards of a folder's YAML files, in the order of file names and lines. Raises
+    """Return the cards of a folder's YAML files, in the order of file names and lines. Raises
     InvalidInput.
     """
     return [entry for path in sorted(folder.glob("*.yaml")) for entry in _read_file(path)]

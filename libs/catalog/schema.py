@@ -19,12 +19,12 @@ POOLS_FILE = Path(__file__).parent / "pools.schema.json"
 
 
 def text() -> str:
-    """The JSON schema of a card, in draft 7, which editors' YAML extensions support."""
+    """Return the JSON schema of a card, in draft 7, which editors' YAML extensions support."""
     return _print("A card of Shoal's catalog", CARD.schema())
 
 
 def pools_text() -> str:
-    """The JSON schema of pools.yaml, in draft 7."""
+    """Return the JSON schema of pools.yaml, in draft 7."""
     return _print("The pools of a Shoal mesh", POOLS.schema())
 
 

@@ -60,8 +60,8 @@ class At:
         return At(self.file, f"{self.keys}[{number}]", self.whole)
 
     def wrong(self, node: yaml.Node, problem: str) -> InvalidInput:
-        """An error for the caller to raise: "file:line: `keys` problem", with lines counted from
-        1.
+        """Return an error for the caller to raise: "file:line: `keys` problem", with lines counted
+        from 1.
         """
         keys = f"`{self.keys}` " if self.keys else f"{self.whole} "
         return InvalidInput(f"{self.file}:{node.start_mark.line + 1}: {keys}{problem}")
@@ -74,7 +74,7 @@ class Shape(Protocol[Value]):
         """Parses a value. Raises InvalidInput naming file, line and key."""
 
     def schema(self) -> Schema:
-        """The JSON schema (draft 7) of such values."""
+        """Return the JSON schema (draft 7) of such values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,8 +335,8 @@ class Record(Generic[Value]):
 
 
 def pairs(node: yaml.Node, at: At) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-    """The keys and values of a mapping. Raises InvalidInput for keys that are no texts, and for a
-    key that is there twice.
+    """Return the keys and values of a mapping. Raises InvalidInput for keys that are no texts, and
+    for a key that is there twice.
     """
     if not isinstance(node, yaml.MappingNode):
         raise _mistyped(node, at, "map")

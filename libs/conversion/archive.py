@@ -72,7 +72,7 @@ def format_of(file: BinaryIO) -> str:
 
 
 def read_archive(file: BinaryIO) -> Archive:
-    """The layout of a zip archive. Raises Refused."""
+    """Return the layout of a zip archive. Raises Refused."""
     size = os.fstat(file.fileno()).st_size
     directory_begin = _check_end(file, size)
     try:
@@ -122,7 +122,7 @@ def _check_end(file: BinaryIO, size: int) -> int:
 
 
 def _span(file: BinaryIO, entry: zipfile.ZipInfo, end: int) -> Span:
-    """The bytes of an entry's content. Raises Refused where its two headers do not agree."""
+    """Return the bytes of an entry's content. Raises Refused where its two headers do not agree."""
     name = entry.filename[:200]
     if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
         raise Refused(f"has the compressed entry {name!r}: torch.save stores entries as they are")
@@ -224,8 +224,8 @@ class BoundedReader:
 def legacy_storages(
     file: BinaryIO, begin: int, keys: Sequence[object], sizes: Mapping[str, tuple[int, int]]
 ) -> dict[str, Span]:
-    """The storages of the older format: from byte `begin` on, for each key a count of numbers (8
-    bytes) and the numbers.
+    """Return the storages of the older format: from byte `begin` on, for each key a count of
+    numbers (8 bytes) and the numbers.
 
     `sizes`: the count of numbers and the bytes of one, by key, as the pickle says. Raises Refused
     where the file does not agree.

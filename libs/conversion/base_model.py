@@ -78,7 +78,7 @@ def complete(directory: Path) -> None:
 
 
 def _file_of(directory: Path) -> str:
-    """The package's configuration file in a directory; empty if it has none."""
+    """Return the package's configuration file in a directory; empty if it has none."""
     return next((file for file in (gliner.FILE, glirel.FILE) if (directory / file).is_file()), "")
 
 
@@ -128,7 +128,7 @@ def _add_markers(
 
 
 def _gliner_versions(config: Mapping[str, Any]) -> Sequence[Sequence[_Marker]]:
-    """The tokens that versions of gliner add, newest last."""
+    """Return the tokens that versions of gliner add, newest last."""
     ent, sep = (
         _Marker(str(config.get("ent_token", "<<ENT>>"))),
         _Marker(str(config.get("sep_token", "<<SEP>>"))),
@@ -139,7 +139,7 @@ def _gliner_versions(config: Mapping[str, Any]) -> Sequence[Sequence[_Marker]]:
 
 
 def _glirel_versions(vocab: object, known: Mapping[str, int]) -> Sequence[Sequence[_Marker]]:
-    """The tokens that versions of glirel add; the separator of most base models is in their
+    """Return the tokens that versions of glirel add; the separator of most base models is in their
     vocabulary already.
     """
     words = (
@@ -171,7 +171,7 @@ def _largest(vocab: object) -> int:
 
 
 def _rows(directory: Path) -> int:
-    """The rows of the encoder's embedding."""
+    """Return the rows of the encoder's embedding."""
     for path in sorted(directory.glob("*.safetensors")):
         entries = tensor_entries(directory, path.name)
         for name in _EMBEDDINGS:

@@ -78,8 +78,8 @@ def main() -> None:
 
 
 def _work(kind: str) -> Work:
-    """The function of a kind of conversion, with its libraries imported and used once: later they
-    could not open their files.
+    """Return the function of a kind of conversion, with its libraries imported and used once: later
+    they could not open their files.
     """
     if kind == "torch":
         from libs.conversion import tensors

@@ -85,7 +85,7 @@ def read_record(directory: Path) -> tuple[Converted, ...]:
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -131,7 +131,7 @@ def _convert(step: Step, path: Path, into: Path, on_progress: OnProgress) -> Con
 
 @contextmanager
 def _opened(step: Step, path: Path) -> Iterator[BinaryIO]:
-    """The file that the child reads: the source, or a bundle of all files that decide about a
+    """Yield the file that the child reads: the source, or a bundle of all files that decide about a
     tokenizer, as JSON of base64.
     """
     if step.kind != "tokenizer":
@@ -160,8 +160,8 @@ def _opened(step: Step, path: Path) -> Iterator[BinaryIO]:
 def _verified(
     step: Step, source: Path, into: Path, part: Path, report: Mapping[str, object]
 ) -> Converted:
-    """The record of a result that was read again: its digest, and its header with every tensor in
-    place. Raises ModelBroken.
+    """Return the record of a result that was read again: its digest, and its header with every
+    tensor in place. Raises ModelBroken.
     """
     match report:
         case {

@@ -95,8 +95,8 @@ def is_torch(path: str) -> bool:
 
 
 def torch_weights(names: Collection[str], *, is_open_clip: bool = False) -> tuple[str, ...]:
-    """The torch checkpoints that hold the weights of a folder without safetensors, of the names of
-    its files; empty if none does.
+    """Return the torch checkpoints that hold the weights of a folder without safetensors, of the
+    names of its files; empty if none does.
 
     Raises ModelBroken where shards are missing, or where several files could be the weights.
     """
@@ -137,7 +137,7 @@ def _all_shards(shards: dict[str, re.Match[str]]) -> tuple[str, ...]:
 
 
 def beside(names: Collection[str]) -> tuple[str, ...]:
-    """The torch files in addition to a folder's weights that have no copy as safetensors."""
+    """Return the torch files in addition to a folder's weights that have no copy as safetensors."""
     wanted = _BESIDE if "adapter_config.json" in names else _BESIDE[1:]
     return tuple(name for name in wanted if name in names and _OUTPUTS[name] not in names)
 
@@ -148,8 +148,9 @@ def is_beside(name: str) -> bool:
 
 
 def steps_of(paths: Iterable[str]) -> tuple[Step, ...]:
-    """The conversion of each torch checkpoint among the selected files, in the order of their
-    paths, then that of each folder's vocabulary."""
+    """Return the conversion of each torch checkpoint among the selected files, in the order of
+    their paths, then that of each folder's vocabulary.
+    """
     found = sorted(paths)
     folders: dict[str, list[str]] = {}
     for path in found:
@@ -164,8 +165,8 @@ def steps_of(paths: Iterable[str]) -> tuple[Step, ...]:
 
 
 def foreign_steps(paths: Collection[str]) -> tuple[Step, ...]:
-    """The conversion of the GGUF or ONNX file of a directory, of the paths of its files; empty if
-    it has neither.
+    """Return the conversion of the GGUF or ONNX file of a directory, of the paths of its files;
+    empty if it has neither.
 
     Raises ModelBroken if there are several, because they are most likely the same weights in other
     types.
@@ -192,8 +193,8 @@ def foreign_steps(paths: Collection[str]) -> tuple[Step, ...]:
 
 
 def vocabulary_of(names: Collection[str]) -> str:
-    """The file with the vocabulary of a folder that has no fast tokenizer, of the names of its
-    files; empty if none is needed.
+    """Return the file with the vocabulary of a folder that has no fast tokenizer, of the names of
+    its files; empty if none is needed.
     """
     if TOKENIZER in names:
         return ""
@@ -214,8 +215,8 @@ def _output(path: str) -> str:
 
 
 def index_of(step: Step) -> str:
-    """The path of the index that lists the shard's tensors with those of the others; empty if the
-    output is not a shard.
+    """Return the path of the index that lists the shard's tensors with those of the others; empty
+    if the output is not a shard.
     """
     place = PurePosixPath(step.source)
     return (

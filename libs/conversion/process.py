@@ -37,8 +37,8 @@ OnProgress = Callable[[int, int], None]
 def run(
     kind: Kind, name: str, source: BinaryIO, output: BinaryIO, on_progress: OnProgress
 ) -> Mapping[str, object]:
-    """The report of the conversion of `source`, the file `name` of a checkpoint, into the empty
-    file `output`.
+    """Return the report of the conversion of `source`, the file `name` of a checkpoint, into the
+    empty file `output`.
 
     Raises ModelBroken naming the file where it is refused or goes beyond a limit, NoCapacity where
     the child was ended from outside.
@@ -84,8 +84,8 @@ def _paths() -> str:
 def _listen(
     child: subprocess.Popen[bytes], name: str, on_progress: OnProgress
 ) -> Mapping[str, object]:
-    """The last line that the child says; its lines of progress are passed on. Empty where it ends
-    without one.
+    """Return the last line that the child says; its lines of progress are passed on. Empty where it
+    ends without one.
     """
     if child.stdout is None:
         raise RuntimeError("a process was started without a pipe")

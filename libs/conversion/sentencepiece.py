@@ -75,7 +75,7 @@ def read_pieces(data: bytes) -> Pieces:
 
 @cache
 def _model() -> Any:
-    """The message class. Fields that are not declared are skipped by protobuf."""
+    """Return the message class. Fields that are not declared are skipped by protobuf."""
     file = descriptor_pb2.FileDescriptorProto(
         name="shoal/conversion/sentencepiece.proto", package="shoal.conversion", syntax="proto2"
     )

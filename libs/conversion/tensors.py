@@ -227,7 +227,7 @@ def _load_legacy(source: BinaryIO, storages: _Storages) -> tuple[object, Mapping
 
 
 def _unpickled(reader: Any, storages: _Storages) -> object:
-    """The object of one pickle, by torch's weights-only machine. Raises Refused."""
+    """Return the object of one pickle, by torch's weights-only machine. Raises Refused."""
     unpickler: Any = machine.Unpickler(reader, encoding="utf-8")
     unpickler.persistent_load = storages.load
     try:
@@ -254,7 +254,7 @@ def _unpickled(reader: Any, storages: _Storages) -> object:
 def _tensors(
     loaded: object, storages: _Storages, spans: Mapping[str, Span]
 ) -> tuple[dict[str, _Tensor], tuple[str, ...]]:
-    """The tensors by name, and the names of entries that are none."""
+    """Return the tensors by name, and the names of entries that are none."""
     state = _unwrapped(loaded)
     found: dict[str, _Tensor] = {}
     left_out = []
@@ -276,7 +276,7 @@ def _tensors(
 
 
 def _unwrapped(loaded: object) -> Mapping[str, object]:
-    """The mapping of names to tensors, in the wrappers that trainers put around it. Raises
+    """Return the mapping of names to tensors, in the wrappers that trainers put around it. Raises
     Refused.
     """
     for _ in range(MAX_WRAPPERS):
@@ -338,9 +338,10 @@ def _without_prefix(found: dict[str, _Tensor]) -> dict[str, _Tensor]:
 
 
 def _without_ties(found: Mapping[str, _Tensor]) -> tuple[dict[str, _Tensor], dict[str, str]]:
-    """The tensors to write, and the names left out, each with its equal: of the names of one tensor
-    that of the embeddings is kept, as transformers' save_pretrained does. Views that only overlap
-    are all kept."""
+    """Return the tensors to write, and the names left out, each with its equal: of the names of one
+    tensor that of the embeddings is kept, as transformers' save_pretrained does. Views that only
+    overlap are all kept.
+    """
     groups: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in found.items():
         meta = tensor.meta
@@ -431,8 +432,9 @@ def _copied(tensor: _Tensor, source: BinaryIO) -> Iterator[bytes]:
 
 
 def _gathered(tensor: _Tensor, mapping: mmap.mmap) -> Iterator[bytes]:
-    """The numbers of a tensor with other strides, in its order, from the file in memory. As bytes,
-    with an axis more for those of a number: the older format does not align storages."""
+    """Yield the numbers of a tensor with other strides, in its order, from the file in memory. As
+    bytes, with an axis more for those of a number: the older format does not align storages.
+    """
     meta, item = tensor.meta, tensor.meta.element_size()
     numbers = torch.frombuffer(
         mapping, dtype=torch.uint8, count=tensor.span.size, offset=tensor.span.begin

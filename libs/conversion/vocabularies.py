@@ -476,8 +476,8 @@ def _piece_model(
 
 
 def _merges(pieces: Sequence[tuple[str, float]], vocab: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The merges that lead to each piece, by the score of the piece, best first; those of one piece
-    by the ids of its halves.
+    """Return the merges that lead to each piece, by the score of the piece, best first; those of
+    one piece by the ids of its halves.
     """
     merges: list[tuple[float, str, str]] = []
     for text, score in pieces:
@@ -494,7 +494,7 @@ def _merges(pieces: Sequence[tuple[str, float]], vocab: Mapping[str, int]) -> li
 
 
 def _around(settings: _Settings, found: Pieces) -> tuple[Any, Any, Any]:
-    """The normalizer, the pre-tokenizer and the decoder of a SentencePiece model."""
+    """Return the normalizer, the pre-tokenizer and the decoder of a SentencePiece model."""
     charsmap = [normalizers.Precompiled(found.charsmap)] if found.charsmap else []
     has_prefix = settings.flag("add_prefix_space", True)
     scheme = ("always" if settings.flag("legacy", True) else "first") if has_prefix else "never"
@@ -639,8 +639,8 @@ def template_processor(single: list[str], pair: list[str], special: list[tuple[s
 
 
 def _with_ends(settings: _Settings) -> tuple[str, str]:
-    """The templates of a class that puts its first and last token around a text where its files say
-    so.
+    """Return the templates of a class that puts its first and last token around a text where its
+    files say so.
     """
     first = (
         "{bos}:0 " if settings.flag("add_bos_token", settings.name in ("Llama", "Gemma")) else ""

@@ -320,8 +320,8 @@ class DocumentReader:
                 self._pool.changed.notify()
 
     def _take(self, key: bytes, path: str) -> _Process:
-        """The process that has the document, else one started ahead, else a new one in place of the
-        least recently used.
+        """Return the process that has the document, else one started ahead, else a new one in place
+        of the least recently used.
         """
         pool, until = self._pool, time.monotonic() + _WAIT_SECONDS
         ended: _Process | None = None
@@ -365,7 +365,7 @@ class OpenDocument:
         self.length = _whole(self._ask({"do": "pages"}, "when it was opened")[0], "pages")
 
     def at(self, path: str) -> OpenDocument:
-        """The same document at another place of the request."""
+        """Return the same document at another place of the request."""
         other = copy(self)
         other.path, other.seconds = path, 0.0
         return other
@@ -405,8 +405,8 @@ class OpenDocument:
         return np.frombuffer(payload, np.uint8).reshape(height, width, 3)
 
     def text(self, page: int) -> str:
-        """The text layer of a page as PDFium has it, lines ended by CR LF; empty where there is
-        none, as of a scan.
+        """Return the text layer of a page as PDFium has it, lines ended by CR LF; empty where there
+        is none, as of a scan.
         """
         asked = {"do": "text", "page": page, "bytes": limits.TEXT_BYTES}
         return self._ask(asked, f"when the text of page {page} was read", most=limits.TEXT_BYTES)[
@@ -459,7 +459,7 @@ def _whole(answer: dict[str, object], name: str) -> int:
 
 
 def _site() -> str:
-    """The directory that pypdfium2 is installed in."""
+    """Return the directory that pypdfium2 is installed in."""
     spec = find_spec("pypdfium2")
     if spec is None or spec.origin is None:
         raise NoCapacity(
@@ -471,7 +471,7 @@ def _site() -> str:
 
 @cache
 def shared_reader() -> DocumentReader:
-    """The reader of this process, which starts nothing before the first document."""
+    """Return the reader of this process, which starts nothing before the first document."""
     reader = DocumentReader()
     atexit.register(reader.close)
     return reader

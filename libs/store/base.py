@@ -113,7 +113,7 @@ def _needs(file: str, config: Mapping[str, object], paths: Collection[str]) -> l
 
 
 def _base(model: str, need: _Need, name: object, source: Source) -> Remote:
-    """The model that has the missing files. Raises ModelBroken."""
+    """Return the model that has the missing files. Raises ModelBroken."""
     if not isinstance(name, str) or not is_model_id(name):
         shown = repr(str(name)[:100])
         raise ModelBroken(

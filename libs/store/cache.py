@@ -64,7 +64,7 @@ class Listing:
 
     @staticmethod
     def read(path: Path) -> Listing | None:
-        """The listing in a file; None if there is none, or if a crash cut it short."""
+        """Return the listing in a file; None if there is none, or if a crash cut it short."""
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             files = tuple(RemoteFile(**file) for file in found["files"])
@@ -124,7 +124,7 @@ class Copy:
         return None if self._base is None else self._base.directory
 
     def close(self) -> None:
-        """The directories may be evicted from now on. Idempotent."""
+        """Allow the eviction of the directories. Idempotent."""
         if self._lock is not None:
             self._lock.close()
         if self._base is not None:
@@ -154,7 +154,7 @@ class Cache:
             folder.mkdir(parents=True, exist_ok=True)
 
     def directory(self, model: str) -> Path | None:
-        """The directory of a complete copy, if there is one."""
+        """Return the directory of a complete copy, if there is one."""
         directory = self.models / model
         return directory if (directory / RECORD).is_file() else None
 
@@ -167,8 +167,8 @@ class Cache:
             os.utime(self.models / model / RECORD)
 
     def progress(self, model: str) -> Progress | None:
-        """The progress of a download of the model by any process of this node; None if there is
-        none.
+        """Return the progress of a download of the model by any process of this node; None if there
+        is none.
         """
         listing = Listing.read(self._incoming / model / _LISTING)
         if listing is None:

@@ -168,7 +168,7 @@ class Part:
         )
 
     def missing(self, range_bytes: int) -> list[int]:
-        """The starts of the ranges that are still to be fetched."""
+        """Return the starts of the ranges that are still to be fetched."""
         if self._is_complete():
             return []
         arrived = self._arrived()
@@ -216,7 +216,7 @@ class Part:
         return self._path.is_file()
 
     def _arrived(self) -> set[tuple[int, int]]:
-        """The ranges on disk. A line that a crash cut short does not count."""
+        """Return the ranges on disk. A line that a crash cut short does not count."""
         try:
             lines = self._ranges.read_text().splitlines(keepends=True)
         except FileNotFoundError:

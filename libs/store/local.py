@@ -67,8 +67,8 @@ class _Directory:
         return self.path
 
     def locate(self, file: RemoteFile) -> Path:
-        """The path of a file. Raises ModelBroken for links out of the directory, as all reading of
-        checkpoints does.
+        """Return the path of a file. Raises ModelBroken for a link that leads out of the
+        directory, as every reader of checkpoints does.
         """
         found = locate(self.path, file.path)
         if found is None:
@@ -89,7 +89,7 @@ class LocalCopies:
         self._torch_checkpoints: TorchCheckpoints = torch_checkpoints
 
     def existing(self, directory: Path) -> Path:
-        """The converted copy of a directory if there is one, else the directory."""
+        """Return the converted copy of a directory if there is one, else the directory."""
         plan = self._plan(directory)
         if plan is None:
             return directory
@@ -97,8 +97,8 @@ class LocalCopies:
         return copy if copy.is_dir() else directory
 
     def find(self, directory: Path, report: Report) -> Copy:
-        """The directory to read instead of `directory`: itself, or its converted copy, which is
-        made if need be. Blocks.
+        """Return the directory to read instead of `directory`: itself, or its converted copy, which
+        is made if need be. Blocks.
 
         Raises ModelBroken naming a file that cannot be converted, NoCapacity where the disk is
         full.
@@ -222,8 +222,8 @@ def write_converted(
 
 
 def _foreign(found: _Directory) -> tuple[Step, ...]:
-    """The conversion of a directory that has its weights only as GGUF or ONNX; empty for others.
-    Raises ModelBroken.
+    """Return the conversion of a directory that has its weights only as GGUF or ONNX; empty for
+    others. Raises ModelBroken.
     """
     paths = [file.path for file in found.files]
     if any(path.endswith(".safetensors") or is_torch(path) for path in paths):

@@ -28,8 +28,8 @@ _DISK_SHARE: Final = 0.9
 
 
 def default_root(environ: Mapping[str, str]) -> Path:
-    """The default of SHOAL_STORE_DIR, where copies are kept: `shoal/` below XDG_CACHE_HOME or
-    ~/.cache.
+    """Return the default of SHOAL_STORE_DIR, where copies are kept: `shoal/` below XDG_CACHE_HOME
+    or ~/.cache.
     """
     home = environ.get("HOME") or "/tmp"  # noqa: S108
     return Path(environ.get("XDG_CACHE_HOME") or Path(home) / ".cache") / "shoal"
@@ -74,8 +74,8 @@ def open_store(
     budget_bytes: int,
     torch_checkpoints: TorchCheckpoints = "convert",
 ) -> Store:
-    """The store of these sources. `budget_bytes` 0: nine tenths of the disk's free space now plus
-    the bytes of present copies.
+    """Return the store of these sources. `budget_bytes` 0: nine tenths of the disk's free space now
+    plus the bytes of present copies.
 
     Raises InvalidInput if `root` cannot be written.
     """
@@ -96,8 +96,8 @@ def open_store(
 def open_copies(
     root: Path, budget_bytes: int, torch_checkpoints: TorchCheckpoints = "convert"
 ) -> LocalCopies:
-    """The converted copies of directories outside the store, in its folder, which is created with
-    the first of them.
+    """Return the converted copies of directories outside the store, in its folder, which is created
+    with the first of them.
     """
     return LocalCopies(root, lambda: _budget(Cache(root), budget_bytes), torch_checkpoints)
 

@@ -131,8 +131,8 @@ def _own_adapters(remote: Remote, by_path: dict[str, RemoteFile]) -> list[Remote
 
 
 def _by_path(model: str, remote: Remote) -> dict[str, RemoteFile]:
-    """The files with safe paths, by path. Raises ModelBroken for a listing that cannot be laid out
-    on a disk.
+    """Return the files with safe paths, by path. Raises ModelBroken for a listing that cannot be
+    laid out on a disk.
     """
     found: dict[str, RemoteFile] = {}
     folders: set[str] = set()
@@ -161,8 +161,9 @@ def _adapter_files(
     is_adapter: bool,
     can_convert: bool,
 ) -> tuple[RemoteFile, ...]:
-    """The two files of a LoRA adapter, whatever else its repository holds (training checkpoints),
-    and its texts if it is to be merged into its base."""
+    """Return the two files of a LoRA adapter, whatever else its repository holds (training
+    checkpoints), and its texts if it is to be merged into its base.
+    """
     weights = by_path.get(adapter.WEIGHTS) or by_path.get(adapter.TORCH_WEIGHTS)
     if weights is None:
         raise ModelBroken(f"{adapter.WEIGHTS}: missing from {model} in {remote.origin}")
@@ -231,8 +232,8 @@ def _torch_files(
     *,
     can_convert: bool,
 ) -> list[RemoteFile]:
-    """The torch checkpoints to convert in a folder: its weights, if it has none as safetensors, and
-    files in addition to them.
+    """Return the torch checkpoints to convert in a folder: its weights, if it has none as
+    safetensors, and files in addition to them.
 
     Raises ModelBroken if weights are there only in a format that is not read, or as torch
     checkpoints where these are refused.
@@ -282,7 +283,9 @@ def _refuse_foreign(model: str, remote: Remote, paths: Sequence[str]) -> None:
 
 
 def _base_model(remote: Remote) -> str:
-    """The model that the repository's README says it was made from; empty if it says none."""
+    """Return the model that the repository's README says it was made from; empty if it
+    says none.
+    """
     readme = next((file for file in remote.files if file.path == "README.md"), None)
     if readme is None:
         return ""

@@ -60,8 +60,8 @@ class Remote(Protocol):
         """
 
     def on_disk(self, files: Sequence[RemoteFile]) -> Path | None:
-        """A directory of this machine that already has all these files of this revision; None if
-        there is none.
+        """Return a directory of this machine that already has all these files of this revision;
+        None if there is none.
         """
 
 
@@ -69,7 +69,7 @@ class Source(Protocol):
     """A place from which models are fetched. Called in threads; blocks."""
 
     def find(self, model: str) -> Remote | Path:
-        """The model, or a directory of this machine that holds it. `model` is a model id.
+        """Return the model, or a directory of this machine that holds it. `model` is a model id.
 
         Raises ModelNotFound, ModelBroken (it exists but cannot be fetched, with advice) or
         NoCapacity (a retry may help).

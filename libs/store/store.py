@@ -86,8 +86,8 @@ class Store:
             ) from error
 
     def _copy(self, model: str) -> Copy | None:
-        """The complete copy, locked against eviction. None also while another process removes
-        it.
+        """Return the complete copy, locked against eviction. None also while another process
+        removes it.
         """
         lock = self._cache.lock(model)
         directory = self._cache.directory(model) if lock.try_shared() else None
@@ -200,7 +200,7 @@ class Store:
 
 
 def _worst(model: str, errors: Sequence[ShoalError]) -> ShoalError:
-    """The error to raise if no source gave the model: ModelBroken before NoCapacity,
+    """Return the error to raise if no source gave the model: ModelBroken before NoCapacity,
     ModelUnreachable and ModelNotFound.
 
     A ModelUnreachable says what each source answered.

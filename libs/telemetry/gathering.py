@@ -35,7 +35,7 @@ def gather(sources: Mapping[str, str]) -> Iterator[Metric]:
     families: dict[str, Metric] = {}
     up = Metric("up", "Whether the process answered this scrape.", "gauge")
     with ThreadPoolExecutor(max(1, len(sources))) as threads:
-        for name, page in zip(sources, threads.map(_page, sources.values()), strict=True):
+        for name, page in zip(sources, threads.map(_fetch_metrics, sources.values()), strict=True):
             up.add_sample("up", {LABEL: name}, float(page is not None))
             for found in text_string_to_metric_families(page or ""):
                 family = families.setdefault(
@@ -47,7 +47,8 @@ def gather(sources: Mapping[str, str]) -> Iterator[Metric]:
     yield from families.values()
 
 
-def _page(address: str) -> str | None:
+def _fetch_metrics(address: str) -> str | None:
+    """Return the text of a process's `/metrics`; None if it does not respond."""
     try:
         with urllib.request.urlopen(
             f"http://{address}/metrics", timeout=_FETCH_SECONDS
@@ -55,7 +56,7 @@ def _page(address: str) -> str | None:
             content: bytes = answer.read(_MAX_PAGE_BYTES)
     except (urllib.error.URLError, OSError) as error:
         log.info(
-            "a process does not answer for its metrics",
+            "cannot fetch the metrics of a process",
             extra=fields({"address": address, "error": str(error)}),
         )
         return None

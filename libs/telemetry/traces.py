@@ -120,8 +120,8 @@ def stop() -> None:
 
 
 def context_of(traceparent: str) -> Context | None:
-    """The trace context of a header; None if it has none, or one that is not sampled: then no spans
-    are made.
+    """Return the trace context of a header; None if it has none, or one that is not sampled: then
+    no spans are made.
     """
     if not traceparent:
         return None
@@ -131,7 +131,7 @@ def context_of(traceparent: str) -> Context | None:
 
 
 def traceparent_of(span: Span) -> str:
-    """The `traceparent` header for a span; empty for one that is not sampled."""
+    """Return the `traceparent` header for a span; empty for one that is not sampled."""
     if span is NONE:
         return ""
     context = span.get_span_context()
@@ -141,7 +141,7 @@ def traceparent_of(span: Span) -> str:
 
 
 def exemplar(span: Span) -> dict[str, str] | None:
-    """The span, as a histogram's exemplar; None if it is not sampled."""
+    """Return the span, as a histogram's exemplar; None if it is not sampled."""
     context = span.get_span_context()
     if not (context.is_valid and context.trace_flags.sampled):
         return None
@@ -149,8 +149,9 @@ def exemplar(span: Span) -> dict[str, str] | None:
 
 
 def rpc(method: str, parent: Mapping[str, str], attributes: Attributes) -> Span:
-    """The SERVER span of one call; `parent`: the call's metadata. NONE if neither this process nor
-    the caller traces. The caller of this function ends it."""
+    """Return the SERVER span of one call; `parent`: the call's metadata. NONE if neither this
+    process nor the caller traces. The caller of this function ends it.
+    """
     if not _exporting and not parent.get(TRACEPARENT):
         return NONE
     service, _, name = method.lstrip("/").partition("/")
@@ -166,8 +167,9 @@ def rpc(method: str, parent: Mapping[str, str], attributes: Attributes) -> Span:
 
 
 def http(method: str, route: str, parent: Mapping[str, str]) -> Span:
-    """The SERVER span of one HTTP request; `parent`: its headers. NONE if neither this process nor
-    the caller traces. The caller of this function ends it."""
+    """Return the SERVER span of one HTTP request; `parent`: its headers. NONE if neither this
+    process nor the caller traces. The caller of this function ends it.
+    """
     if not _exporting and not parent.get(TRACEPARENT):
         return NONE
     attributes = {"http.request.method": method, "http.route": route}
@@ -217,7 +219,7 @@ def begin(
     links: Iterable[Span] = (),
     start_ns: int | None = None,
 ) -> Span:
-    """A span that began at `start_ns` (Unix nanoseconds; None: now). The caller ends it."""
+    """Return a span that began at `start_ns` (Unix nanoseconds; None: now). The caller ends it."""
     context = trace.set_span_in_context(parent) if isinstance(parent, Span) else parent
     linked = [Link(one.get_span_context()) for one in links]
     return _TRACER.start_span(name, context, kind, attributes, linked, start_ns)
@@ -230,7 +232,7 @@ def failed(span: Span, error: ShoalError) -> None:
 
 
 def lane_name(pool: str, model: str, adapter: str) -> str:
-    """The name of a lane in spans."""
+    """Return the name of a lane in spans."""
     return f"{pool}/{model}+{adapter}" if adapter else f"{pool}/{model}"
 
 

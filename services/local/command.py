@@ -274,7 +274,7 @@ def _print_examples(mesh: LocalMesh, model: str, names: list[str], console: Cons
         )
         console.print(f"{what}Ctrl-C stops the mesh.", highlight=False)
         return
-    shell, python, grpcurl = _shown(mesh.certificates, "client")
+    shell, python, grpcurl = _tls_arguments(mesh.certificates, "client")
     lines = [
         f'shoal encode {model} "Hello, mesh" --address {mesh.address}{shell}',
         (
@@ -293,7 +293,7 @@ def _print_examples(mesh: LocalMesh, model: str, names: list[str], console: Cons
         )
     if mesh.certificates:
         lines.append(
-            f"shoal status --address {mesh.address}{_shown(mesh.certificates, 'admin')[0]}"
+            f"shoal status --address {mesh.address}{_tls_arguments(mesh.certificates, 'admin')[0]}"
         )
     console.print("examples")
     for line in lines:
@@ -314,8 +314,8 @@ def _curl(certificates: Path | None) -> str:
     return f" --cacert {ca} --cert {chain} --key {key}"
 
 
-def _shown(certificates: Path | None, role: str) -> tuple[str, str, str]:
-    """The arguments with which `shoal`, `shoal.Client` and grpcurl use TLS with the role's
+def _tls_arguments(certificates: Path | None, role: str) -> tuple[str, str, str]:
+    """Return the arguments with which `shoal`, `shoal.Client` and grpcurl use TLS with the role's
     certificate, or plain text.
     """
     if certificates is None:

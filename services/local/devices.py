@@ -23,8 +23,8 @@ _DEVICE: Final = re.compile(r"auto|cpu|cuda(:(?P<numbers>\d+(,\d+)*))?")
 
 
 def accelerators(device: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The accelerators that `--device` selects, by their names in CUDA_VISIBLE_DEVICES; none: the
-    CPU.
+    """Return the accelerators that `--device` selects, by their names in CUDA_VISIBLE_DEVICES;
+    none: the CPU.
 
     Raises InvalidInput for an invalid or missing device.
     """
@@ -42,8 +42,8 @@ def accelerators(device: str, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def visible(listed: str | None, count: int) -> tuple[str, ...]:
-    """The names of the `count` accelerators that torch sees. `listed`: CUDA_VISIBLE_DEVICES, None
-    if it is not set.
+    """Return the names of the `count` accelerators that torch sees. `listed`: CUDA_VISIBLE_DEVICES,
+    None if it is not set.
     """
     names = (
         list(map(str, range(count)))
@@ -54,8 +54,8 @@ def visible(listed: str | None, count: int) -> tuple[str, ...]:
 
 
 def chosen(device: str, names: Sequence[str]) -> tuple[str, ...]:
-    """The visible accelerators that `device` selects: all, or those at its positions in the list,
-    each once.
+    """Return the visible accelerators that `device` selects: all, or those at its positions in the
+    list, each once.
     """
     found = _DEVICE.fullmatch(device)
     assert found is not None

@@ -174,8 +174,8 @@ def _http_address(settings: Settings) -> str:
 
 
 def _free_address(port: int | None, option: str) -> str:
-    """An address with this port, or with a free one for 0; empty for None. Raises InvalidInput if
-    something listens there.
+    """Return an address with this port, or with a free one for 0; empty for None. Raises
+    InvalidInput if something listens there.
     """
     if port is None:
         return ""
@@ -209,7 +209,7 @@ def _common_variables(
     place: Workplace,
     http_address: str = "",
 ) -> dict[str, str]:
-    """The variables of all services, which override this shell's."""
+    """Return the variables of all services, which override this shell's."""
     device = {"SHOAL_DEVICE": settings.device} if settings.device != "auto" else {}
     return {
         "SHOAL_ADDRESS": address,
@@ -261,7 +261,7 @@ def _trust(certificates: Path, role: Role) -> dict[str, str]:
 
 
 def _device(settings: Settings, worker: int) -> dict[str, str]:
-    """The variables that make only its own accelerator visible to a worker."""
+    """Return the variables that make only its own accelerator visible to a worker."""
     return (
         {"SHOAL_DEVICE": "cuda", VISIBLE: settings.accelerators[worker]}
         if settings.accelerators

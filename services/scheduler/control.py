@@ -332,20 +332,25 @@ class Control:
         self._published = notes
 
 
-def _served(fleet: FleetSnapshot, sites: Iterable[PoolModel]) -> set[PoolModel]:
-    """Return the sites with a worker that stays and has the model resident, or will soon."""
-    wanted = set(sites)
+def _served(fleet: FleetSnapshot, pool_models: Iterable[PoolModel]) -> set[PoolModel]:
+    """Return those (pool, model) with a worker that stays and has the model resident, or will
+    soon.
+    """
+    wanted = set(pool_models)
     if not wanted:
         return wanted
     return {
         (worker.pool, name)
         for worker in fleet.workers.values()
-        for name in _serves(worker)
+        for name in _served_models(worker)
         if (worker.pool, name) in wanted
     }
 
 
-def _serves(worker: WorkerRecord) -> list[str]:
+def _served_models(worker: WorkerRecord) -> list[str]:
+    """Return the models that are resident or loading on the worker, unless the model or the worker
+    is about to leave.
+    """
     if worker.is_going:
         return []
     return [

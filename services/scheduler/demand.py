@@ -351,7 +351,9 @@ class Demand:
         return pool in self._pools
 
     def update(self, snapshot: MeshSnapshot) -> Mapping[str, PoolDemand]:
-        """Recompute all answers. A snapshot that is not newer than the last one changes nothing."""
+        """Recompute the demand of every pool and return it. A snapshot that is not newer than the
+        last one changes nothing.
+        """
         if self.at is not None and snapshot.at <= self.at:
             return self.demands
         elapsed = snapshot.at - self.at if self.at is not None else 0.0

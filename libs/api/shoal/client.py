@@ -79,9 +79,10 @@ class AsyncClient(ClientBase):
                         yield part
 
     async def watch(self, interval_seconds: float = 1.0) -> AsyncIterator[Mesh]:
-        """The state of the mesh now and after each interval, 0.2 to 60 seconds, as one router sees
-        it. Raises ShoalError when that router is lost; calling `watch` again then asks the next
-        router, if there is one."""
+        """Yield the state of the mesh now and after each interval, 0.2 to 60 seconds, as one router
+        sees it. Raises ShoalError when that router is lost; calling `watch` again then asks the
+        next router, if there is one.
+        """
         request = mesh_pb2.WatchMeshRequest(interval_seconds=interval_seconds)
         with self._caller.streaming() as (address, metadata):
             async for reply in self._transport.stream(
@@ -165,9 +166,10 @@ class Client(ClientBase):
                     yield from plan.written(reply)
 
     def watch(self, interval_seconds: float = 1.0) -> Iterator[Mesh]:
-        """The state of the mesh now and after each interval, 0.2 to 60 seconds, as one router sees
-        it. Raises ShoalError when that router is lost; calling `watch` again then asks the next
-        router, if there is one."""
+        """Yield the state of the mesh now and after each interval, 0.2 to 60 seconds, as one router
+        sees it. Raises ShoalError when that router is lost; calling `watch` again then asks the
+        next router, if there is one.
+        """
         request = mesh_pb2.WatchMeshRequest(interval_seconds=interval_seconds)
         with self._caller.streaming() as (address, metadata):
             for reply in self._transport.stream(address, WATCH_MESH, request, metadata=metadata):

@@ -54,8 +54,8 @@ class ShoalError(Exception):
         self.field = after + self.field.removeprefix(before)
 
     def index(self, name: str) -> int | None:
-        """The index of the invalid entry of the list called `name`; None if the error is about
-        something else.
+        """Return the index of the invalid entry of the list called `name`; None if the error is
+        about something else.
         """
         match = re.match(rf"{re.escape(name)}\[(0|[1-9]\d{{0,8}})\]", self.field)
         return int(match[1]) if match else None

@@ -87,7 +87,7 @@ class ModelHandle:
             return self._async_clients[loop]
 
     def dense(self, texts: Sequence[str], role: Role | None = None) -> list[list[float]]:
-        """A vector for each text."""
+        """Return a vector for each text."""
         return _dense(self.client.encode(self.model, texts, **self._encoding("dense", role)))
 
     async def adense(self, texts: Sequence[str], role: Role | None = None) -> list[list[float]]:
@@ -111,7 +111,7 @@ class ModelHandle:
     def multi_vector(
         self, texts: Sequence[str], role: Role | None = None
     ) -> list[list[list[float]]]:
-        """A vector for each token of each text."""
+        """Return a vector for each token of each text."""
         return _multi_vector(
             self.client.encode(self.model, texts, **self._encoding("multi_vector", role))
         )

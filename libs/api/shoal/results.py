@@ -154,7 +154,7 @@ class Sparse:
         return self.shape[0]
 
     def __getitem__(self, row: int) -> tuple[npt.NDArray[np.int32], Numbers]:
-        """The columns and the weights of a row, as views."""
+        """Return the columns and the weights of a row, as views."""
         row = _row(row, len(self))
         begin, end = self.indptr[row], self.indptr[row + 1]
         return self.indices[begin:end], self.data[begin:end]
@@ -163,7 +163,7 @@ class Sparse:
         return (self[row] for row in range(len(self)))
 
     def to_scipy(self) -> csr_array:
-        """A `scipy.sparse.csr_array` of the same arrays. Requires scipy (`pip install
+        """Return a `scipy.sparse.csr_array` of the same arrays. Requires scipy (`pip install
         shoal[sparse]`).
         """
         from scipy.sparse import csr_array  # Imported here, because nothing else needs scipy.
@@ -291,7 +291,7 @@ class EncodeResult:
         return self._chunks is not None
 
     def dequantize(self) -> Floats:
-        """The dense vectors as float32 [items, dimensions], for any data type."""
+        """Return the dense vectors as float32 [items, dimensions], for any data type."""
         return self.vectors.dequantize()
 
     def _missing(self, form: Form) -> Never:
@@ -543,8 +543,8 @@ def _plain(value: tuple[Value, ...] | Value | None) -> str | list[str] | None:
 
 
 def writable(result: R) -> R:
-    """The same result with arrays that may be modified: those that are views of a received message
-    are copied.
+    """Return the same result with arrays that may be modified: those that are views of a received
+    message are copied.
     """
     changed: dict[str, object] = {}
     for field in fields(result):  # type: ignore[arg-type]

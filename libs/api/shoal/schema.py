@@ -105,8 +105,8 @@ class Schema:
         threshold: float | None = None,
         description: str = "",
     ) -> Self:
-        """A question about the whole text. `threshold`: return labels that score at least this, and
-        the best one in any case.
+        """Add a classification of the whole text. `threshold`: return labels that score at least
+        this, and the best one in any case.
         """
         made = SchemaClassification(
             name=name,
@@ -124,8 +124,8 @@ class Schema:
     def with_structure(
         self, name: str, fields: Iterable[str | tuple[str, str] | Mapping[str, Any] | SchemaField]
     ) -> Self:
-        """A thing with fields: names (lists), pairs of name and "str" or "list", maps with the keys
-        of `SchemaField`, or these.
+        """Add a kind of object with fields: names (lists), pairs of name and "str" or "list", maps
+        with the keys of `SchemaField`, or these.
         """
         return replace(
             self,
@@ -137,7 +137,7 @@ class Schema:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """A schema from the form that the gliner2 package's `Schema.to_dict()` has. Raises
+        """Return a schema from the form that the gliner2 package's `Schema.to_dict()` has. Raises
         InvalidInput for unknown keys.
 
         `entities` and `relations`: lists, or maps as for `with_entities`; `classifications`:

@@ -51,11 +51,11 @@ class Document:
     dots_per_inch: int = 0
 
     def page(self, number: int) -> Document:
-        """One page of the file."""
+        """Return one page of the file."""
         return Document(self.file, number, number, self.dots_per_inch)
 
     def each(self, first: int, last: int) -> list[Document]:
-        """An item for each of the pages `first` to `last`."""
+        """Return an item for each of the pages `first` to `last`."""
         return [self.page(number) for number in range(first, last + 1)]
 
 

@@ -123,11 +123,11 @@ class Adapter:
         return any(".".join(parts[number:]) in self.targets for number in range(len(parts)))
 
     def rank_of(self, module: str) -> int:
-        """The rank r of the module's A and B."""
+        """Return the rank r of the module's A and B."""
         return int(_matching(self.ranks, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """The factor of the product B A: alpha / r, or alpha / sqrt(r) with rsLoRA (arXiv
+        """Return the factor of the product B A: alpha / r, or alpha / sqrt(r) with rsLoRA (arXiv
         2312.03732).
         """
         rank = self.rank_of(module)
@@ -137,7 +137,7 @@ class Adapter:
 
 
 def base_of(directory: Path) -> str:
-    """The name of the model that a directory is an adapter of; empty for a model. Raises
+    """Return the name of the model that a directory is an adapter of; empty for a model. Raises
     ModelBroken if the adapter names none.
     """
     if any((directory / name).is_file() for name in MODEL_WEIGHTS):
@@ -154,8 +154,8 @@ def base_of(directory: Path) -> str:
 
 
 def read_adapter(directory: Path) -> Adapter:
-    """The configuration of the adapter in `directory`. Raises ModelBroken naming the key that is
-    not served.
+    """Return the configuration of the adapter in `directory`. Raises ModelBroken naming the key
+    that is not served.
     """
     config = need_config(directory, FILE)
     kind = config.text("peft_type")
@@ -241,7 +241,7 @@ def _pattern(config: Config, key: str, text: str) -> Pattern:
 
 
 def _matching(values: Numbers, module: str, default: float) -> float:
-    """The value of the first pattern that matches the end of the module's name (PEFT:
+    """Return the value of the first pattern that matches the end of the module's name (PEFT:
     get_pattern_key), else the default.
     """
     return next((value for pattern, value in values if pattern.matches_end(module)), default)

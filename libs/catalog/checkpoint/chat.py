@@ -52,8 +52,8 @@ def refuse_messages(files: Checkpoint) -> None:
 
 
 def with_template(files: Checkpoint, card: Card) -> Card:
-    """The card with the checkpoint's chat template, if it has one. Raises ModelBroken if a template
-    is named that it lacks.
+    """Return the card with the checkpoint's chat template, if it has one. Raises ModelBroken if a
+    template is named that it lacks.
     """
     given = files.sentence.part("processing_kwargs").part("chat_template")
     templates = _templates(files)
@@ -81,8 +81,8 @@ def with_template(files: Checkpoint, card: Card) -> Card:
 
 
 def template_of(directory: Path) -> str:
-    """The default template in a directory, that of a processor of images among them; empty: there
-    is none.
+    """Return the default template in a directory, that of a processor of images among them; empty:
+    there is none.
     """
     own = [
         (read_config(directory, name) or Config(name, {})).text("chat_template")
@@ -92,7 +92,7 @@ def template_of(directory: Path) -> str:
 
 
 def template_files(files: Checkpoint) -> list[str]:
-    """The checkpoint's files of chat templates, as paths from its root."""
+    """Return the checkpoint's files of chat templates, as paths from its root."""
     return _files(files.directory, files.modules.encoder_folder)
 
 
@@ -110,7 +110,7 @@ def _templates(files: Checkpoint) -> dict[str, str]:
 
 
 def _in_folder(directory: Path, folder: str) -> dict[str, str]:
-    """The templates by name; files override tokenizer_config.json, as in transformers."""
+    """Return the templates by name; files override tokenizer_config.json, as in transformers."""
     name = str(Path(folder) / "tokenizer_config.json")
     found = _configured(read_config(directory, name) or Config(name, {}))
     for file in _files(directory, folder):
@@ -124,7 +124,9 @@ def _in_folder(directory: Path, folder: str) -> dict[str, str]:
 
 
 def _configured(config: Config) -> dict[str, str]:
-    """The templates of tokenizer_config.json, which holds one, or a list of them with names."""
+    """Return the templates of tokenizer_config.json, which holds one, or a list of them
+    with names.
+    """
     value = config.values.get("chat_template")
     if not isinstance(value, list):
         text = config.text("chat_template")

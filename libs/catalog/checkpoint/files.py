@@ -71,7 +71,7 @@ class Config:
     values: Mapping[str, object]
 
     def broken(self, key: str, problem: str) -> ModelBroken:
-        """The error for a key, for the caller to raise: "file: `key` problem"."""
+        """Return the error for a key, for the caller to raise: "file: `key` problem"."""
         return ModelBroken(shortened(f"{self.file}: `{shortened(key, 100)}` {problem}"))
 
     def _value(self, key: str) -> object:
@@ -88,8 +88,8 @@ class Config:
         return value
 
     def number(self, key: str, default: int = 0, *, most: float = MAX_COUNT) -> int:
-        """A whole number of at least 0. `most`: infinite where tokenizers may write a huge number
-        for "no limit".
+        """Return a whole number of at least 0. `most`: infinite where tokenizers may write a huge
+        number for "no limit".
         """
         value = self._value(key)
         if value is None:
@@ -114,7 +114,7 @@ class Config:
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings; a single string counts as a list of one."""
+        """Return a list of strings; a single string counts as a list of one."""
         value = self._value(key)
         if value is None:
             return ()
@@ -124,7 +124,7 @@ class Config:
         return tuple(items)
 
     def part(self, key: str) -> Config:
-        """An object within this one; empty if it is missing."""
+        """Return an object within this one; empty if it is missing."""
         value = self._value(key)
         if value is None:
             value = {}
@@ -160,7 +160,9 @@ def read_json(directory: Path, name: str) -> object:
 
 
 def parse_json(data: bytes, name: str) -> object:
-    """The JSON value of a file's content; `name` is the file's, for errors. Raises ModelBroken."""
+    """Return the JSON value of a file's content; `name` is the file's, for errors. Raises
+    ModelBroken.
+    """
     try:
         value = json.loads(data.decode("utf-8"), parse_int=_whole)
         if _HALF_PAIR.search(data):
@@ -198,8 +200,8 @@ def _children(value: object) -> Iterator[object]:
 
 
 def read_file(directory: Path, name: str, limit: int) -> bytes | None:
-    """A file of the checkpoint, of at most `limit` bytes; None if there is none of that name.
-    Raises as `locate`.
+    """Return a file of the checkpoint, of at most `limit` bytes; None if there is none of that
+    name. Raises as `locate`.
     """
     path = locate(directory, name)
     if path is None:
@@ -216,8 +218,8 @@ def read_file(directory: Path, name: str, limit: int) -> bytes | None:
 
 
 def locate(directory: Path, name: str) -> Path | None:
-    """The path of a regular file of the checkpoint, symbolic links resolved; None if there is none
-    of that name.
+    """Return the path of a regular file of the checkpoint, symbolic links resolved; None if there
+    is none of that name.
 
     Raises ModelBroken if the name or a link leads out of the checkpoint, and for other than regular
     files: a pipe might never end. The Hugging Face cache keeps files as links to blobs outside its
@@ -240,7 +242,7 @@ def locate(directory: Path, name: str) -> Path | None:
 
 
 def _roots(directory: Path) -> tuple[Path, ...]:
-    """The folders that may hold a checkpoint's files;
+    """Return the folders that may hold a checkpoint's files;
     `<cache>/models--org--name/snapshots/<commit>` has them in `blobs`.
     """
     for parent in (directory, *directory.parents):
@@ -250,14 +252,14 @@ def _roots(directory: Path) -> tuple[Path, ...]:
 
 
 def shortened(text: str, most: int = _MAX_MESSAGE) -> str:
-    """The text, truncated to `most` characters: error messages quote checkpoints, and are sent to
-    routers and clients.
+    """Return the text, truncated to `most` characters: error messages quote checkpoints, and are
+    sent to routers and clients.
     """
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def tensor_files(directory: Path, folder: str) -> list[str]:
-    """The safetensors files of a folder, shards in the index's order, as paths from the
+    """Return the safetensors files of a folder, shards in the index's order, as paths from the
     checkpoint's root. Raises ModelBroken.
     """
     base = directory / folder
@@ -275,8 +277,8 @@ def tensor_files(directory: Path, folder: str) -> list[str]:
 
 
 def shard_names(index: Config) -> list[str]:
-    """The shards that an index names, each once. Raises ModelBroken if there are none, or for a
-    path to another folder.
+    """Return the shards that an index names, each once. Raises ModelBroken if there are none, or
+    for a path to another folder.
     """
     places = index.part("weight_map").values
     if len(places) > MAX_INDEXED_TENSORS:
@@ -313,8 +315,8 @@ def _missing_weights(base: Path) -> str:
 
 
 def tensor_header(directory: Path, name: str) -> bytes:
-    """The JSON header of a safetensors file: the bytes after the first 8, which are its length.
-    Raises ModelBroken.
+    """Return the JSON header of a safetensors file: the bytes after the first 8, which are its
+    length. Raises ModelBroken.
     """
     path = locate(directory, name)
     if path is None:
@@ -349,7 +351,7 @@ class TensorEntry:
 
 
 def tensor_entries(directory: Path, name: str) -> dict[str, TensorEntry]:
-    """The tensors of a safetensors file by name, from its header alone.
+    """Return the tensors of a safetensors file by name, from its header alone.
 
     Raises ModelBroken naming the tensor if one lies outside the file, overlaps another, or has not
     the size of its shape.
@@ -399,8 +401,8 @@ def _refuse_crowd(header: bytes, name: str) -> None:
 
 
 def once(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """A JSON object, for `object_pairs_hook`. Raises ValueError for duplicate names: some parsers
-    keep the first, some the last.
+    """Return a JSON object, for `object_pairs_hook`. Raises ValueError for duplicate names: some
+    parsers keep the first, some the last.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -446,7 +448,7 @@ def _refuse_overlap(file: str, entries: Mapping[str, TensorEntry]) -> None:
 
 
 def tensor_shape(directory: Path, files: list[str], tensor: str) -> tuple[int, ...] | None:
-    """The shape of a tensor, from the headers alone; None if no file has it."""
+    """Return the shape of a tensor, from the headers alone; None if no file has it."""
     for name in files:
         entry = tensor_entries(directory, name).get(tensor)
         if entry is not None:
@@ -455,7 +457,7 @@ def tensor_shape(directory: Path, files: list[str], tensor: str) -> tuple[int, .
 
 
 def digest(directory: Path, configs: list[str], tensors: list[str]) -> str:
-    """A digest of the configuration files that exist and the headers of the tensor files: 12
+    """Return a digest of the configuration files that exist and the headers of the tensor files: 12
     hexadecimal digits.
     """
     total = hashlib.sha256()

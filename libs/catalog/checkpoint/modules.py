@@ -79,7 +79,7 @@ class Modules:
 
 
 def read_modules(directory: Path) -> Modules:
-    """The modules of a checkpoint. Raises ModelBroken for a module that is not served."""
+    """Return the modules of a checkpoint. Raises ModelBroken for a module that is not served."""
     listed = read_json(directory, "modules.json")
     if listed is None:
         return Modules()
@@ -108,8 +108,8 @@ def prompts_of(top: Config) -> tuple[dict[str, str], str]:
 
 
 def activation(config: Config, key: str, default: Activation) -> Activation:
-    """The activation that the key's dotted class path names: a known one of torch, as the path is
-    never imported.
+    """Return the activation that the key's dotted class path names: a known one of torch, as the
+    path is never imported.
     """
     path = config.text(key)
     if not path:
@@ -210,8 +210,8 @@ class _Builder:
 
 
 def _class_of(directory: Path, entry: Config) -> str:
-    """The class name of a module. Raises ModelBroken for classes of other packages, and for folders
-    outside the checkpoint.
+    """Return the class name of a module. Raises ModelBroken for classes of other packages, and for
+    folders outside the checkpoint.
     """
     package, _, kind = entry.text("type").rpartition(".")
     is_known = entry.text("type") == CUSTOM_TRANSFORMER and has_tasks(directory)

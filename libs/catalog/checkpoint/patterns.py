@@ -113,8 +113,8 @@ class Pattern:
         ]
 
     def _closure(self, numbers: Iterable[int], name: str, place: int) -> set[int]:
-        """The epsilon closure: the states that can be reached without reading the character before
-        `place`.
+        """Return the epsilon closure: the states that can be reached without reading the character
+        before `place`.
         """
         found: set[int] = set()
         waiting = list(numbers)
@@ -149,8 +149,8 @@ class _State:
 
 
 def compiled(pattern: str) -> Pattern:
-    """The pattern, compiled. Raises Unsupported for an invalid pattern, and for syntax outside the
-    subset.
+    """Return the pattern, compiled. Raises Unsupported for an invalid pattern, and for syntax
+    outside the subset.
     """
     if len(pattern) > MAX_CHARACTERS:
         raise Unsupported(f"has {len(pattern):,} characters, more than {MAX_CHARACTERS}")
@@ -225,7 +225,7 @@ class _Parser:
         return node
 
     def _next(self) -> str:
-        """The next character, without consuming it; empty at the end."""
+        """Return the next character, without consuming it; empty at the end."""
         return self._pattern[self._place : self._place + 1]
 
     def _take(self, expected: str = "") -> str:

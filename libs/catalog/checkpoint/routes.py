@@ -33,8 +33,8 @@ class Routes:
 
 
 def read_routes(directory: Path, folder: str) -> Routes:
-    """The router in a folder of the checkpoint. Raises ModelBroken for other routes than query and
-    document.
+    """Return the router in a folder of the checkpoint. Raises ModelBroken for other routes than
+    query and document.
     """
     config = read_config(directory, inside(folder, "router_config.json")) or need_config(
         directory, inside(folder, "config.json")
@@ -59,18 +59,18 @@ def read_routes(directory: Path, folder: str) -> Routes:
 
 
 def class_of(entry: Config) -> str:
-    """The last word of a module's dotted class path."""
+    """Return the last word of a module's dotted class path."""
     return entry.text("type").rpartition(".")[2]
 
 
 def inside(folder: str, name: str) -> str:
-    """The path of `name` in `folder`, from the checkpoint's root; either may be empty."""
+    """Return the path of `name` in `folder`, from the checkpoint's root; either may be empty."""
     return "/".join(filter(None, (folder, name)))
 
 
 def static_queries(directory: Path, folder: str, *, default: bool) -> StaticQueries:
-    """A SparseStaticEmbedding's weights: the JSON file that its `path` names, or without one its
-    model.safetensors.
+    """Return a SparseStaticEmbedding's weights: the JSON file that its `path` names, or without one
+    its model.safetensors.
     """
     config = need_config(directory, inside(folder, "config.json"))
     path = config.text("path")

@@ -64,14 +64,16 @@ class Layout:
         return str(self.values.get("general.architecture", ""))
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """The number of the architecture's key. Raises Refused if there is none and no default."""
+        """Return the number of the architecture's key. Raises Refused if there is none and no
+        default.
+        """
         value = self.values.get(f"{self.architecture}.{key}", default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise Refused(f"has no number {self.architecture}.{key} in its metadata")
         return value
 
     def texts(self, key: str) -> list[str]:
-        """The array of texts of a key, empty if there is none."""
+        """Return the array of texts of a key, empty if there is none."""
         found = self.values.get(key, [])
         if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
             raise Refused(f"has {key} in its metadata, which is not a list of texts")
@@ -79,7 +81,7 @@ class Layout:
 
 
 def read_layout(mapping: mmap.mmap) -> Layout:
-    """The layout of a GGUF file. Raises Refused."""
+    """Return the layout of a GGUF file. Raises Refused."""
     reader = _Reader(mapping)
     if reader.take(4) != _MAGIC:
         raise Refused("is not a GGUF file")

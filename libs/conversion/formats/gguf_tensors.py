@@ -100,7 +100,7 @@ def check_architecture(layout: Layout) -> None:
 
 
 def _stored_bytes(tensor: Stored) -> int:
-    """The bytes of a tensor in the file. Raises Refused for types that are not converted."""
+    """Return the bytes of a tensor in the file. Raises Refused for types that are not converted."""
     try:
         kind = GGMLQuantizationType(tensor.kind)
     except ValueError:
@@ -162,7 +162,7 @@ def _renamed(name: str, architecture: str) -> str:
 
 
 def _row_order(tensor: Stored, layout: Layout, rows: int) -> Any:
-    """The order in which transformers has the rows of the file; None if it is the same."""
+    """Return the order in which transformers has the rows of the file; None if it is the same."""
     match = _LAYER.fullmatch(tensor.name)
     if layout.architecture != "llama" or match is None or match[2] not in ("attn_q", "attn_k"):
         return None

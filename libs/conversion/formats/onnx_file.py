@@ -122,7 +122,7 @@ def convert(source: BinaryIO, mapping: mmap.mmap, output: BinaryIO, progress: Pr
 
 
 def _parameters(graph: _Graph, mapping: mmap.mmap) -> tuple[dict[str, _Weight], list[str]]:
-    """The parameters by name, and the names of weights that have none."""
+    """Return the parameters by name, and the names of weights that have none."""
     found: dict[str, _Weight] = {}
     left_out: list[str] = []
     uses = _uses(graph)
@@ -158,8 +158,8 @@ def _parameters(graph: _Graph, mapping: mmap.mmap) -> tuple[dict[str, _Weight], 
 
 
 def _uses(graph: _Graph) -> dict[str, list[_Node]]:
-    """The nodes that use each initializer, directly or through nodes that only dequantise or rename
-    it.
+    """Return the nodes that use each initializer, directly or through nodes that only dequantise or
+    rename it.
     """
     readers: dict[str, list[_Node]] = {}
     for node in graph.nodes:
@@ -176,8 +176,8 @@ def _uses(graph: _Graph) -> dict[str, list[_Node]]:
 
 
 def _scope(node: _Node | None) -> str:
-    """The name of the weight that a product is with, by the scope in the node's name; empty if it
-    has none.
+    """Return the name of the weight that a product is with, by the scope in the node's name; empty
+    if it has none.
     """
     parts = node.name.strip("/").split("/")[:-1] if node is not None else []
     name = ".".join([*parts, "weight"])
@@ -218,7 +218,7 @@ def _quantised(
 
 
 def _small(stored: _Initializer, mapping: mmap.mmap) -> Any:
-    """The numbers of a scale or a zero point, as one row."""
+    """Return the numbers of a scale or a zero point, as one row."""
     if stored.integers:
         return np.asarray(stored.integers, np.int64)
     if stored.kind not in (1, *_INTEGERS):
@@ -230,8 +230,8 @@ def _small(stored: _Initializer, mapping: mmap.mmap) -> Any:
 
 
 def _numbers(stored: _Initializer, dtype: Any, mapping: mmap.mmap) -> Any:
-    """The numbers of an initializer in place, in its shape. Raises Refused where their count is
-    another one.
+    """Return the numbers of an initializer in place, in its shape. Raises Refused where their count
+    is another one.
     """
     begin, end = stored.raw if stored.raw[1] else stored.listed
     count = prod(stored.shape)
@@ -283,8 +283,8 @@ def _dequantised(numbers: Any, scale: Any, zero: Any) -> bytes:
 
 
 def _read(mapping: mmap.mmap) -> _Graph:
-    """The graph of ModelProto (onnx/onnx.proto): field 7; of it nodes are field 1 and initializers
-    field 5.
+    """Return the graph of ModelProto (onnx/onnx.proto): field 7; of it nodes are field 1 and
+    initializers field 5.
     """
     graph = _Graph()
     for number, value in _fields(mapping, (0, len(mapping))):

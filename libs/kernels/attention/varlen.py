@@ -56,7 +56,7 @@ def varlen_attention(
     """
     flash = (
         _flash_kernel()
-        if _has_flash(q) and softcap is None and _flash_takes(q, layout, causal, window, bias)
+        if _has_flash(q) and softcap is None and _flash_supports(q, layout, causal, window, bias)
         else None
     )
     if flash is not None:
@@ -82,10 +82,10 @@ def _has_flash(q: Tensor) -> bool:
     return q.is_cuda
 
 
-def _flash_takes(
+def _flash_supports(
     q: Tensor, layout: Layout, causal: bool, window: int | None, bias: Tensor | None
 ) -> bool:
-    """Return whether the flash kernels support this.
+    """Return whether the flash kernels support this attention.
 
     They need half precision, head sizes in multiples of 8 up to 256, no bias, and causal or window
     masks only if all queries end with their keys.

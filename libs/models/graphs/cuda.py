@@ -71,7 +71,9 @@ class CudaGraph:
         self._pinned = _pinned_like(buffer)
         self._inputs: Ids = self._pinned.numpy()
         self._copied, self._ran = (torch.cuda.Event() for _ in range(2))  # type: ignore[no-untyped-call]
-        self._answers: list[tuple[Tensor, torch.cuda.Event]] = []  # the one to write next is first
+        # Page-locked buffers for outputs, each with the event of its last copy; the one to write
+        # next is first.
+        self._answers: list[tuple[Tensor, torch.cuda.Event]] = []
 
     def replay(self, fill: Fill) -> Tensor:
         if self._graph is None:
@@ -93,7 +95,8 @@ class CudaGraph:
         return self._output
 
     def start_copy(self) -> CudaCopy:
-        if not self._answers:  # with the check after the capture, so not in a request
+        if not self._answers:
+            # The check after the capture makes the first copy, so no request waits for the buffers.
             self._answers = [(_pinned_like(self._output), torch.cuda.Event()) for _ in range(2)]  # type: ignore[no-untyped-call]
         answer, copied = self._answers[0]
         self._answers.reverse()
@@ -104,7 +107,7 @@ class CudaGraph:
     def drop(self) -> None:
         if self._graph is not None:
             self.is_dropped = True
-            with suppress(RuntimeError):  # of a device that is lost, which its next use says
+            with suppress(RuntimeError):  # the device is lost; its next use raises
                 # another batch may have been launched since it was replayed
                 self._ran.synchronize()
             self._graph.reset()

@@ -54,7 +54,9 @@ def load_image_model(
     card = read_card(directory, model_id, overrides)
     card, dtype = without_int8(card, device, dtype)
     with copying(device):
-        card, backbones, processor, output_cache, texts = _parts(directory, card, dtype, device)
+        card, backbones, processor, output_cache, texts = _load_parts(
+            directory, card, dtype, device
+        )
         model = PackedModel(card, backbones, TokenizerGuard(processor), Names({}, (), {}), device)
         model.output_cache = output_cache
         model.tokens = None if texts is None else TokenProcessor(card, texts.tokenizer)
@@ -68,9 +70,14 @@ def load_image_model(
     return model
 
 
-def _parts(
+def _load_parts(
     directory: Path, card: Card, dtype: torch.dtype, device: torch.device
 ) -> tuple[Card, Sequence[Backbone], Processor, OutputCache | None, ImageModelTexts | None]:
+    """Load the checkpoint of a detector or an image encoder.
+
+    Returns its card with the measured sizes, backbones, processor, output cache and text encoder. A
+    detector has neither of the last two.
+    """
     if "regions" in card.tasks:
         detector = load_detector(directory, dtype=dtype, device=device)
         images = detector_size(detector)

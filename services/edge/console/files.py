@@ -15,7 +15,7 @@ from services.edge.messages.base import Answer, Headers
 
 STATIC: Final = Path(__file__).parent / "static"
 ASSETS: Final = "/console/static/"
-_PLACE: Final = b"{assets}"
+_ASSETS_PLACEHOLDER: Final = b"{assets}"
 """The placeholder of the assets' folder in the page."""
 _KINDS: Final = {
     ".css": b"text/css; charset=utf-8",
@@ -67,7 +67,7 @@ class Files:
             for name, content in read.items()
             if name != "index.html" and Path(name).suffix in _KINDS
         }
-        page = read["index.html"].replace(_PLACE, base.rstrip("/").encode())
+        page = read["index.html"].replace(_ASSETS_PLACEHOLDER, base.rstrip("/").encode())
         self._files["/"] = _file("index.html", page, b"no-cache")
 
     def get(self, path: str, headers: Mapping[str, str]) -> Answer | None:
@@ -75,13 +75,17 @@ class Files:
         found = self._files.get(path)
         if found is None:
             return None
-        about = ((b"etag", found.tag), (b"cache-control", found.caching), *PROTECTION)
+        response_headers = (
+            (b"etag", found.tag),
+            (b"cache-control", found.caching),
+            *PROTECTION,
+        )
         if found.tag in [
             tag.strip().removeprefix("W/").encode()
             for tag in headers.get("if-none-match", "").split(",")
         ]:
-            return Answer(b"", 304, found.kind, about)
-        return Answer(found.content, 200, found.kind, about)
+            return Answer(b"", 304, found.kind, response_headers)
+        return Answer(found.content, 200, found.kind, response_headers)
 
 
 def _file(name: str, content: bytes, caching: bytes) -> _File:

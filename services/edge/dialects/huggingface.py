@@ -124,7 +124,7 @@ _AGGREGATIONS: Final = {
 
 
 def text_classification(received: Received) -> MeshCall:
-    """The text-classification pipeline. Raises HttpError."""
+    """Serve the text-classification pipeline. Raises HttpError."""
     request = read(TextClassificationRequest, received)
     parameters = request.parameters or TextClassificationParameters()
     most = count_of(parameters.top_k, "parameters.top_k") or None
@@ -149,7 +149,7 @@ def text_classification(received: Received) -> MeshCall:
 
 
 def zero_shot(received: Received) -> MeshCall:
-    """The zero-shot-classification pipeline. Raises HttpError."""
+    """Serve the zero-shot-classification pipeline. Raises HttpError."""
     request = read(ZeroShotRequest, received)
     given = request.parameters.candidate_labels
     if isinstance(given, str) and given.count(",") >= MAX_LABELS:
@@ -192,8 +192,8 @@ def zero_shot(received: Received) -> MeshCall:
 
 
 def token_classification(received: Received) -> MeshCall:
-    """The token-classification pipeline. Tokens outside of entities, label "O", are never in the
-    answer. Raises HttpError.
+    """Serve the token-classification pipeline. Tokens outside of entities, label "O", are never in
+    the answer. Raises HttpError.
     """
     request = read(TokenClassificationRequest, received)
     parameters = request.parameters or TokenClassificationParameters()

@@ -607,8 +607,11 @@ def _named(received: Received) -> tuple[str, Target]:
     return name, target(received, wanted)
 
 
-def head_of(received: Received) -> bytes:
-    """Return the JSON of a body; tensors may follow it as bytes. Raises HttpError."""
+def json_part(received: Received) -> bytes:
+    """Return the JSON at the beginning of a body; binary tensors may follow it.
+
+    Raises HttpError.
+    """
     length = received.json_length
     if not length:
         return received.body
@@ -626,7 +629,7 @@ def head_of(received: Received) -> bytes:
 
 def _inputs(received: Received) -> tuple[InferIn, dict[str, Texts]]:
     """Return the request and its texts by tensor name. Raises HttpError."""
-    head = head_of(received)
+    head = json_part(received)
     raw = received.body[len(head) :]
     request = read(InferIn, received.with_body(head))
     tensors: dict[str, Texts] = {}
@@ -723,6 +726,6 @@ ROUTES: Final = (
         "Runs a model over tensors of text",
         InferIn,
         InferOut,
-        decoded=head_of,
+        decoded=json_part,
     ),
 )

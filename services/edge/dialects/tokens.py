@@ -211,8 +211,8 @@ def cohere_detokenize(received: Received) -> MeshCall:
 
 
 def tei_tokens(text: str, found: pb.Tokenization) -> Iterator[dict[str, Any]]:
-    """The tokens of a text in TEI's form: a token's text is its part of the text, a special token's
-    its name.
+    """Yield the tokens of a text in TEI's form: a token's text is its part of the text, a special
+    token's its name.
     """
     places = _byte_places(text)
     after = len(found.ids) - found.special_after

@@ -17,7 +17,7 @@ ENTRIES_AT_ONCE: Final = 512
 
 
 def list_of(entries: Iterable[object]) -> Iterator[bytes]:
-    """The parts of a JSON list, for entries that are made when they are asked for."""
+    """Yield the parts of a JSON list, for entries that are made when they are asked for."""
     rest = iter(entries)
     begin = b"["
     while run := list(islice(rest, ENTRIES_AT_ONCE)):
@@ -27,7 +27,7 @@ def list_of(entries: Iterable[object]) -> Iterator[bytes]:
 
 
 def pieces_of(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of about PIECE_BYTES."""
+    """Yield the same bytes in pieces of about PIECE_BYTES."""
     waiting = bytearray()
     for part in parts:
         waiting += part
@@ -39,7 +39,7 @@ def pieces_of(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def body_of(parts: Iterable[bytes], entries: int) -> bytes | Iterator[bytes]:
-    """The body of an answer: whole if it has at most ENTRIES_AT_ONCE entries, in pieces
+    """Return the body of an answer: whole if it has at most ENTRIES_AT_ONCE entries, in pieces
     otherwise.
     """
     return b"".join(parts) if entries <= ENTRIES_AT_ONCE else pieces_of(parts)

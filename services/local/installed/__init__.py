@@ -54,8 +54,8 @@ def worker() -> None:
 
 
 def __getattr__(name: str) -> object:
-    """A command of COMMANDS, which is imported when it is run. Raises ImportError in one line where
-    something is not installed.
+    """Return a command of COMMANDS, which is imported when it is run. Raises ImportError in one
+    line where something is not installed.
     """
     if name not in COMMANDS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -171,7 +171,7 @@ def _through_mesh(
 
 
 def _lines(path: Path) -> list[str]:
-    """The texts of a file."""
+    """Return the texts of a file."""
     try:
         lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError:

@@ -21,8 +21,9 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def _dying_with_parent() -> Callable[[], None] | None:
-    """A function for the child before exec, by which the kernel kills it when its parent dies,
-    however that dies. None where unsupported: only Linux can do that."""
+    """Return a function for the child before exec, by which the kernel kills it when its parent
+    dies, however that dies. None where unsupported: only Linux can do that.
+    """
     if sys.platform != "linux":
         return None
     libc, parent = ctypes.CDLL(None), os.getpid()
@@ -112,15 +113,17 @@ class Child:
             await process.wait()
 
     def log_end(self, lines: int = 15) -> str:
-        """The end of its output."""
+        """Return the end of its output."""
         return "\n".join(self._end(0)[-lines:])
 
     def last_fault(self) -> str:
-        """The last warning or error in its log since its last start; empty if there is none."""
+        """Return the last warning or error in its log since its last start; empty if there
+        is none.
+        """
         return last_fault(self._end(self._begins))
 
     def _end(self, begins: int) -> list[str]:
-        """The last lines of its log from byte `begins` on."""
+        """Return the last lines of its log from byte `begins` on."""
         if not self.log.exists():
             return []
         with self.log.open("rb") as log:

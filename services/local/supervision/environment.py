@@ -48,8 +48,8 @@ _FAMILIES: Final = ("PYTHON", "TORCH")
 
 
 def environment_of(role: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of `environ` for a child of the role: redis, router, scheduler, worker or
-    edge.
+    """Return the variables of `environ` for a child of the role: redis, router, scheduler, worker
+    or edge.
     """
     allowed = _ALLOWED[role]
     names = frozenset(allowed)

@@ -90,9 +90,10 @@ def ending(status: int | None) -> str:
 
 
 def last_fault(lines: Sequence[str]) -> str:
-    """The last line of a process that reports a fault: in our log one at WARNING or above, as text;
-    in other output any line. Empty if there is none: a killed process reports nothing, and its
-    first log line with the settings is not a fault."""
+    """Return the last line of a process that reports a fault: in our log one at WARNING or above,
+    as text; in other output any line. Empty if there is none: a killed process reports nothing, and
+    its first log line with the settings is not a fault.
+    """
     for line in reversed(lines):
         record = _record(line)
         if record is None:
@@ -105,7 +106,7 @@ def last_fault(lines: Sequence[str]) -> str:
 
 
 def _record(line: str) -> dict[str, object] | None:
-    """A line of our log (`libs/telemetry/logs.py`); None for anything else."""
+    """Return a line of our log (`libs/telemetry/logs.py`); None for anything else."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -100,7 +100,7 @@ class Authority:
 def open_authority(
     directory: Path, *, now: datetime, force: bool = False
 ) -> tuple[Authority, bool]:
-    """The directory's authority, and whether it is new: made if there is none or by `force`.
+    """Return the directory's authority, and whether it is new: made if there is none or by `force`.
     InvalidInput if it cannot sign.
     """
     certificate, key = directory / "ca.pem", directory / "ca.key"
@@ -214,7 +214,7 @@ def issue_all(
 
 
 def server_variables(directory: Path, role: str) -> dict[str, str]:
-    """The environment variables for a router, a scheduler or an edge."""
+    """Return the environment variables for a router, a scheduler or an edge."""
     return {
         "SHOAL_TLS_CERT": str(directory / f"{role}.pem"),
         "SHOAL_TLS_KEY": str(directory / f"{role}.key"),
@@ -223,7 +223,7 @@ def server_variables(directory: Path, role: str) -> dict[str, str]:
 
 
 def caller_variables(directory: Path, stem: str) -> dict[str, str]:
-    """The environment variables for a worker or any other caller."""
+    """Return the environment variables for a worker or any other caller."""
     return {
         "SHOAL_TLS_CA": str(directory / "ca.pem"),
         "SHOAL_TLS_CERT": str(directory / f"{stem}.pem"),
@@ -232,7 +232,7 @@ def caller_variables(directory: Path, stem: str) -> dict[str, str]:
 
 
 def edge_variables(directory: Path, stem: str) -> dict[str, str]:
-    """The environment variables by which an edge trusts routers, and the certificate that it
+    """Return the environment variables by which an edge trusts routers, and the certificate that it
     presents to them.
     """
     return {
@@ -268,7 +268,7 @@ def _read_authority(certificate: Path, key: Path, now: datetime) -> Authority:
 
 
 def _present(directory: Path) -> dict[Party, list[str]]:
-    """The parties with a certificate in the directory, and their hosts."""
+    """Return the parties with a certificate in the directory, and their hosts."""
     found: dict[Party, list[str]] = {}
     for path in sorted(directory.glob("*.pem")):
         try:

@@ -213,6 +213,9 @@ def describe(
 
 
 def _places(model: str, snapshot: FleetSnapshot) -> list[models_pb2.ModelPlace]:
+    """Return the workers that have the model or failed to load it, each with its state there. A
+    worker that has it again may still have the error of an earlier load.
+    """
     failures = snapshot.failures.get(model, {})
     places = []
     for worker_id, worker in sorted(snapshot.workers.items()):

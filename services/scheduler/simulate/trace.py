@@ -70,11 +70,11 @@ def read_trace(path: Path, models: Path | None = None) -> Trace:
     requests: list[Request] = []
     with path.open(newline="", encoding="utf-8") as file:
         for row in _rows(path, file, _REQUEST_COLUMNS[:3], (*_REQUEST_COLUMNS, *_COST_COLUMNS)):
-            at = row.number("time_seconds", float, least=0.0)
+            at = row.number("time_seconds", float, minimum=0.0)
             model = row.text("model")
             requests.append(
                 Request(
-                    at, model, row.number("tokens", int, least=1), row.values.get("adapter", "")
+                    at, model, row.number("tokens", int, minimum=1), row.values.get("adapter", "")
                 )
             )
             if model not in costs:
@@ -154,16 +154,16 @@ class _Row:
             raise self.wrong(column, "is missing")
         return value
 
-    def number(self, column: str, kind: Callable[[str], _Number], *, least: _Number) -> _Number:
+    def number(self, column: str, kind: Callable[[str], _Number], *, minimum: _Number) -> _Number:
         text = self.text(column)
         try:
             value = kind(text)
-            is_fit = math.isfinite(value) and value >= least
+            is_fit = math.isfinite(value) and value >= minimum
         except (OverflowError, ValueError):
             is_fit = False
         if not is_fit:
             what = "a whole number" if kind is int else "a number"
-            raise self.wrong(column, f"must be {what} of at least {least:g}, not {text!r}")
+            raise self.wrong(column, f"must be {what} of at least {minimum:g}, not {text!r}")
         return value
 
 
@@ -195,10 +195,10 @@ def _cost(row: _Row) -> ModelCost:
     given = row.values
     return ModelCost(
         row.text("model"),
-        row.number("bytes", int, least=1),
-        row.number("load_seconds", float, least=0.0),
-        row.number("warm_seconds", float, least=0.0) if given.get("warm_seconds") else None,
-        row.number("tokens_per_second", float, least=1.0)
+        row.number("bytes", int, minimum=1),
+        row.number("load_seconds", float, minimum=0.0),
+        row.number("warm_seconds", float, minimum=0.0) if given.get("warm_seconds") else None,
+        row.number("tokens_per_second", float, minimum=1.0)
         if given.get("tokens_per_second")
         else TOKENS_PER_SECOND,
     )

@@ -96,7 +96,7 @@ class Caller:
         timeout: float | None = None,
         on_progress: Progress | None = None,
     ) -> T:
-        """The result of a plan. Raises ShoalError."""
+        """Return the result of a plan. Raises ShoalError."""
         places = plan.places()
         parts = self._split(plan, places)
         total = len(plan.lengths)
@@ -122,7 +122,7 @@ class Caller:
         return _merged(plan, _concatenated(sent))
 
     async def unary(self, method: Method[Q, R], request: Q, *, timeout: float | None = None) -> R:
-        """The reply to one request. Raises ShoalError."""
+        """Return the reply to one request. Raises ShoalError."""
 
         async def send(wire: Wire, address: str, timeout: float, metadata: Metadata) -> R:
             return await wire.send(address, method, request, timeout=timeout, metadata=metadata)
@@ -131,8 +131,9 @@ class Caller:
 
     @contextmanager
     def streaming(self) -> Iterator[tuple[str, Metadata]]:
-        """The router and the headers for one endless stream, which is not retried. If it is lost,
-        the next stream asks another router."""
+        """Yield the router and the headers for one endless stream, which is not retried. If it is
+        lost, the next stream asks another router.
+        """
         address, request_id = self._addresses.current, uuid.uuid4().hex
         try:
             yield address, (("x-request-id", request_id), *ANY_ANSWER, *self._metadata())
@@ -143,7 +144,7 @@ class Caller:
             raise
 
     def _split(self, plan: Plan[Q, R, T], places: Sequence[int]) -> list[Sequence[int]]:
-        """The item indices of each request."""
+        """Return the item indices of each request."""
         lengths = [plan.lengths[index] for index in places]
         max_items = min(self._limits.items, plan.max_items)
         found = spans(lengths, max_items=max_items, max_characters=self._limits.characters)
@@ -152,7 +153,7 @@ class Caller:
     async def _send_part(
         self, plan: Plan[Q, R, T], timeout: float | None, part: Sequence[int], wire: Wire
     ) -> _Partial[T]:
-        """One request, of which any invalid item fails the call."""
+        """Return one request, of which any invalid item fails the call."""
         try:
             stream = plan.stream if plan.is_large([plan.lengths[index] for index in part]) else None
             send = _Attempt(plan, part, stream)

@@ -101,8 +101,8 @@ class RetryBudgets:
         self._overload.succeeded()
 
     def budget_for(self, error: ShoalError) -> RetryBudget | None:
-        """The budget for a retry after `error`; None: a retry needs no token, since no router has
-        received the request.
+        """Return the budget for a retry after `error`; None: a retry needs no token, since no
+        router has received the request.
         """
         if is_unsent(error):
             return None

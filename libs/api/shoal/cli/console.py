@@ -81,18 +81,18 @@ def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
 
 
 def preview(text: str, max_length: int = 60) -> str:
-    """The beginning of a text on one line."""
+    """Return the beginning of a text on one line."""
     line = " ".join(text[: 2 * max_length].split())
     return line if len(line) <= max_length else line[: max_length - 1] + "…"
 
 
 def counted(count: int, noun: str) -> str:
-    """A number with its noun, such as `1 text` or `1,200 texts`."""
+    """Return a number with its noun, such as `1 text` or `1,200 texts`."""
     return f"{count:,} {noun if count == 1 else noun + 's'}"
 
 
 def size(count: float) -> str:
-    """A number of bytes in B, KiB, MiB or GiB."""
+    """Return a number of bytes in B, KiB, MiB or GiB."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -39,7 +39,7 @@ def _root(
 
 
 def build() -> typer.Typer:
-    """The application with all its commands."""
+    """Return the application with all its commands."""
     app = typer.Typer(name="shoal", no_args_is_help=True, pretty_exceptions_show_locals=False)
     app.callback(help=HELP)(_root)
     for name in ("encode", "embed"):
@@ -60,7 +60,7 @@ def build() -> typer.Typer:
 
 
 def main() -> None:
-    """The entry point of `shoal` and `python -m shoal`."""
+    """Run `shoal` and `python -m shoal`."""
     build()(prog_name="shoal")
 
 

@@ -102,7 +102,7 @@ class Connection:
     ] = ""
 
     def open(self) -> Client:
-        """A client with these options, not connected yet. Raises BadParameter."""
+        """Return a client with these options, not connected yet. Raises BadParameter."""
         try:
             has_tls_options = self.tls_ca or self.tls_cert or self.tls_key or self.tls_name
             if not self.timeout > 0:
@@ -168,7 +168,7 @@ def _options(group: type[Any]) -> Sequence[inspect.Parameter]:
 
 
 def _group(group: type[Any], values: dict[str, Any]) -> Any:
-    """The options of a group, which are removed from `values`."""
+    """Return the options of a group, which are removed from `values`."""
     return group(**{field.name: values.pop(field.name) for field in fields(group)})
 
 
@@ -203,7 +203,7 @@ def _reachable(client: Client) -> Client:
 
 
 def _explained(error: CannotConnect, addresses: str) -> CannotConnect:
-    """The error, or one that says that an address is a web server's."""
+    """Return the error, or one that says that an address is a web server's."""
     for address in addresses.split(","):
         if _speaks_http(address):
             message = (

@@ -49,7 +49,7 @@ def add(app: typer.Typer) -> None:
 
 
 def _place(app: typer.Typer, name: str) -> tuple[typer.Typer, str]:
-    """The group of a command and its name there. The group is copied first, because other
+    """Return the group of a command and its name there. The group is copied first, because other
     applications share it.
     """
     group, _, own_name = name.rpartition(".")

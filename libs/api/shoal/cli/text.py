@@ -11,12 +11,12 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 
 
 def printable(text: str) -> str:
-    """The text with U+FFFD for each control character; tabs and newlines stay."""
+    """Return the text with U+FFFD for each control character; tabs and newlines stay."""
     return text if text.isprintable() else _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def document(value: object) -> str:
-    """The value as JSON on one line. Control characters, which are only in its strings, are
+    """Return the value as JSON on one line. Control characters, which are only in its strings, are
     escaped.
     """
     line = json.dumps(value, ensure_ascii=False)

@@ -40,7 +40,7 @@ class Options:
     on_invalid: OnInvalid
 
     def message(self, kind: Callable[..., M], /, **values: object) -> M:
-        """A request of this kind with these options and `values`. Raises InvalidInput."""
+        """Return a request of this kind with these options and `values`. Raises InvalidInput."""
         return message(
             kind,
             model=self.model,
@@ -67,8 +67,8 @@ class Options:
 
 
 def message(kind: Callable[..., M], /, **values: object) -> M:
-    """A message. Raises InvalidInput if a value does not fit its field (a negative count, a lone
-    surrogate, a wrong type).
+    """Return a message. Raises InvalidInput if a value does not fit its field (a negative count, a
+    lone surrogate, a wrong type).
     """
     try:
         return kind(**values)
@@ -77,7 +77,9 @@ def message(kind: Callable[..., M], /, **values: object) -> M:
 
 
 def enum_value(field: str, value: str | None, choices: Mapping[str, E]) -> E | None:
-    """The enum value of a name; None leaves the field at its default. Raises InvalidInput."""
+    """Return the enum value of a name; None leaves the field at its default. Raises
+    InvalidInput.
+    """
     if value is None:
         return None
     if value not in choices:
@@ -162,7 +164,7 @@ def _asked_pages(document: Document) -> int:
 
 
 def item_list(items: Items, name: str = "items") -> list[Item]:
-    """The items of an argument; a single text or image is a list of one.
+    """Return the items of an argument; a single text or image is a list of one.
 
     Raises:
         InvalidInput: The argument has no order of items (a mapping, a set), is a table, or cannot
@@ -240,7 +242,7 @@ def _length(item: Item, seen: set[object]) -> int:
 def item_messages(
     name: str, items: Sequence[Item], places: Sequence[int], files: SharedFiles | None = None
 ) -> list[pb.Item]:
-    """The items at these indices. Raises InvalidInput.
+    """Return the items at these indices. Raises InvalidInput.
 
     Paths are relative to the request, as the router's are; `ShoalError.move` makes them absolute.
     """
@@ -251,8 +253,8 @@ def item_messages(
 
 
 def item_message(path: str, item: Item, files: SharedFiles | None = None) -> pb.Item:
-    """A text, an image, or an item of several parts. `files`: None where no item shares any. Raises
-    InvalidInput.
+    """Return a text, an image, or an item of several parts. `files`: None where no item shares any.
+    Raises InvalidInput.
 
     A text that begins with `data:<media type>;base64,` is the file in it (`shoal.requests.uris`).
     """
@@ -281,7 +283,7 @@ def _part(path: str, piece: Item, files: SharedFiles) -> pb.Part:
 
 
 def _filled(holder: H, path: str, piece: Item) -> H:
-    """The item or part, with a text or an image set."""
+    """Return the item or part, with a text or an image set."""
     data = image_bytes(path, piece)
     if data is not None:
         holder.image.data = data
@@ -300,7 +302,7 @@ def _filled(holder: H, path: str, piece: Item) -> H:
 
 
 def entity_messages(path: str, given: Sequence[Given]) -> list[pb.Entity]:
-    """The entities of one item. Raises InvalidInput."""
+    """Return the entities of one item. Raises InvalidInput."""
     return [_entity(f"{path}[{index}]", entity) for index, entity in enumerate(given)]
 
 

@@ -73,7 +73,7 @@ class ChunkPlan:
 
 
 def with_texts(result: EncodeResult, items: Sequence[Item]) -> EncodeResult:
-    """The result with the texts of the items, of which chunks are parts."""
+    """Return the result with the texts of the items, of which chunks are parts."""
     return replace(result, _chunks=replace(result.chunks, texts=[_text(item) for item in items]))
 
 

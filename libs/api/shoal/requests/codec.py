@@ -98,8 +98,8 @@ class _Enum(Protocol):
 
 
 def _name(kind: _Enum, number: int, prefix: str) -> str:
-    """The name of an enum value in lower case, without `prefix`; `unknown_<number>` for a value
-    that only a newer mesh has.
+    """Return the name of an enum value in lower case, without `prefix`; `unknown_<number>` for a
+    value that only a newer mesh has.
     """
     return (
         kind.Name(number).removeprefix(prefix).lower()
@@ -116,7 +116,7 @@ def _widened(upper: npt.NDArray[np.uint16]) -> Floats:
 
 
 def _array(tensor: tensor_pb2.Tensor) -> tuple[Numbers, DataType]:
-    """The stored numbers in their shape; for BINARY the last axis is whole bytes."""
+    """Return the stored numbers in their shape; for BINARY the last axis is whole bytes."""
     if tensor.data_type not in _STORED:
         raise ValueError(
             f"this client does not know data type {tensor.data_type}; use a newer version of shoal"
@@ -404,8 +404,8 @@ def placement(model: str, message: mesh_pb2.ExplainPlacementResponse) -> Placeme
 
 
 def _flat(kind: type[T], message: Any, **given: object) -> T:
-    """A dataclass from the message's fields of the same names, except for `given` ones; repeated
-    fields become tuples.
+    """Return a dataclass from the message's fields of the same names, except for `given` ones;
+    repeated fields become tuples.
     """
     values = dict(given)
     for field in fields(kind):  # type: ignore[arg-type]

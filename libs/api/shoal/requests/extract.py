@@ -119,7 +119,7 @@ class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
         return request
 
     def whole(self) -> pb.ExtractRequest:
-        """All items in one request. Raises InvalidInput for an invalid one."""
+        """Return all items in one request. Raises InvalidInput for an invalid one."""
         return self.build(range(len(self.lengths)))
 
     @staticmethod
@@ -143,7 +143,7 @@ class ExtractPlan(Plan[pb.ExtractRequest, pb.ExtractResponse, ExtractResult]):
 
 
 def _given_entities(task: Task, items: int) -> Sequence[Sequence[Given]]:
-    """The entities that the caller gives for each item; empty if there are none."""
+    """Return the entities that the caller gives for each item; empty if there are none."""
     given = task.entities if isinstance(task, Relations) else ()
     if given and len(given) != items:
         raise InvalidInput(
@@ -180,7 +180,7 @@ def _label_count(frame: pb.ExtractRequest) -> int:
 
 
 def _task(task: Task) -> tuple[str, Message]:
-    """The field of the request for this task, and its message."""
+    """Return the field of the request for this task, and its message."""
     match task:
         case Entities():
             aggregation = enum_value("entities.aggregation", task.aggregation, _AGGREGATIONS)
@@ -243,7 +243,7 @@ def _task(task: Task) -> tuple[str, Message]:
 
 
 def _labels(labels: Iterable[str], field: str) -> list[str]:
-    """The labels of a task; a single str is one label, not one for each of its characters.
+    """Return the labels of a task; a single str is one label, not one for each of its characters.
 
     Raises:
         InvalidInput: The labels are a mapping, of which only the keys would be sent.

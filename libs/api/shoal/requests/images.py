@@ -69,7 +69,7 @@ def image_bytes(path: str, item: Item) -> bytes | None:
 
 
 def document_bytes(path: str, document: Document) -> bytes:
-    """The file's bytes. `path`: the item's place in the arguments. Raises InvalidInput."""
+    """Return the file's bytes. `path`: the item's place in the arguments. Raises InvalidInput."""
     file = document.file
     data = _read(path, file, "document") if isinstance(file, Path) else file
     if not isinstance(data, bytes):

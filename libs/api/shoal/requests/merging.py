@@ -113,8 +113,8 @@ def _joined(arrays: Sequence[npt.NDArray[N]]) -> npt.NDArray[N]:
 
 
 def _shared_base(arrays: Sequence[npt.NDArray[N]]) -> npt.NDArray[N] | None:
-    """The array of which these are consecutive rows, cut to them; None if they are not rows of one
-    array and must be copied.
+    """Return the array of which these are consecutive rows, cut to them; None if they are not rows
+    of one array and must be copied.
     """
     whole = arrays[0].base
     if (

@@ -40,7 +40,7 @@ class Sink(Protocol[A, B]):
     def take(self, reply: A) -> None: ...
 
     def finish(self) -> B:
-        """The result, after the last reply."""
+        """Return the result, after the last reply."""
 
 
 class SingleReply(Generic[R, T]):
@@ -100,7 +100,7 @@ class Plan(ABC, Generic[Q, R, T]):
         )
 
     def places(self) -> Sequence[int]:
-        """The indices of the items to send."""
+        """Return the indices of the items to send."""
         every = range(len(self.lengths))
         if not self.invalid:
             return every
@@ -115,7 +115,7 @@ class Plan(ABC, Generic[Q, R, T]):
 
     @abstractmethod
     def build(self, places: Sequence[int]) -> Q:
-        """The request for the items at these indices. Raises InvalidInput."""
+        """Return the request for the items at these indices. Raises InvalidInput."""
 
     @abstractmethod
     def sink(self, places: Sequence[int]) -> Sink[R, T]:
@@ -123,7 +123,7 @@ class Plan(ABC, Generic[Q, R, T]):
 
     @abstractmethod
     def merge(self, results: Sequence[T]) -> T:
-        """One result from those of all requests, in order; there may be none."""
+        """Return one result from those of all requests, in order; there may be none."""
 
     def insert_skipped(self, result: T, kept: Sequence[int], skipped: Sequence[Skipped]) -> T:
         """Expand the result for the items at `kept` to all items: the `skipped` ones get empty

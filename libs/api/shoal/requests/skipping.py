@@ -43,8 +43,9 @@ _STORED: dict[DataType, type[np.number[Any]]] = {
 def no_vectors(
     forms: Sequence[Form], data_type: DataType, dimensions: int, *, is_divided: bool = False
 ) -> EncodeResult:
-    """The result for no items: [0, dimensions], where those are known, in each form. Without
-    `forms` a dense one: the model's own default is not known here."""
+    """Return the result for no items: [0, dimensions], where those are known, in each form. Without
+    `forms` a dense one: the model's own default is not known here.
+    """
     none = np.zeros(0, np.int64)
     stored = _STORED.get(data_type, np.float32)
     width = -(-dimensions // 8) if data_type == "binary" else dimensions

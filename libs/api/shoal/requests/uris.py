@@ -23,8 +23,8 @@ _SCHEME: Final = "data:"
 
 
 def media_type(text: str) -> str | None:
-    """The media type that a text names if it is a file, such as `image/png`; empty if it names
-    none; None for any other text.
+    """Return the media type that a text names if it is a file, such as `image/png`; empty if it
+    names none; None for any other text.
     """
     if text[: len(_SCHEME)].lower() != _SCHEME:
         return None
@@ -33,7 +33,7 @@ def media_type(text: str) -> str | None:
 
 
 def file_part(path: str, text: str) -> pb.Part | None:
-    """The image or document that a text is; None for any other text.
+    """Return the image or document that a text is; None for any other text.
 
     Args:
         path: The text's place in the request, for errors.
@@ -69,7 +69,7 @@ def file_part(path: str, text: str) -> pb.Part | None:
 
 
 def file_item(path: str, text: str) -> pb.Item | None:
-    """The same as an item of a request. Raises InvalidInput."""
+    """Return the same as an item of a request. Raises InvalidInput."""
     part = file_part(path, text)
     if part is None:
         return None

@@ -14,8 +14,8 @@ _LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?|unix(-abstract
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """The addresses of a comma-separated list. A bare host gets the default port; gRPC target names
-    (`dns:///…`) are kept.
+    """Return the addresses of a comma-separated list. A bare host gets the default port; gRPC
+    target names (`dns:///…`) are kept.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
@@ -31,7 +31,7 @@ def parse(text: str) -> tuple[str, ...]:
 
 
 def _refuse_url(part: str) -> None:
-    """Raises ValueError for http://…, which gRPC would take for a host called http."""
+    """Raise ValueError for a URL: gRPC would read http://host as a host with the name http."""
     found = re.match(r"(https?|grpcs?)://([^/]*)", part, re.IGNORECASE)
     if found:
         tls = " with TLS (--tls, or tls=True)" if found[1].lower() in ("https", "grpcs") else ""

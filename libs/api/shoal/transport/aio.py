@@ -108,8 +108,8 @@ class AsyncTransport:
         timeout: float | None = None,
         metadata: Metadata,
     ) -> AsyncGenerator[R]:
-        """The replies of a server-streaming method; closing the generator cancels the call. Raises
-        ShoalError.
+        """Yield the replies of a server-streaming method; closing the generator cancels the call.
+        Raises ShoalError.
         """
         self._check_loop()
         pooled = self._channels.acquire(address)

@@ -48,8 +48,8 @@ def finish(coroutine: Awaitable[T]) -> T:
 def blocking(
     verb: Callable[Concatenate[S, P], Coroutine[object, None, T]],
 ) -> Callable[Concatenate[S, P], T]:
-    """The coroutine method `verb` as a method that blocks until it has the result; signature and
-    documentation are kept.
+    """Return the coroutine method `verb` as a method that blocks until it has the result; signature
+    and documentation are kept.
     """
 
     @wraps(verb)
@@ -104,8 +104,8 @@ class BlockingTransport:
         timeout: float | None = None,
         metadata: Metadata,
     ) -> Generator[R]:
-        """The replies of a server-streaming method; closing the generator cancels the call. Raises
-        ShoalError.
+        """Yield the replies of a server-streaming method; closing the generator cancels the call.
+        Raises ShoalError.
         """
         pooled = self.acquire(address)
         call = pooled.stream(method)(request, timeout=timeout, metadata=metadata)
@@ -154,7 +154,7 @@ class BlockingTransport:
                 channel.close()
 
     def acquire(self, address: str) -> PooledChannel[grpc.Channel]:
-        """The channel for one call to `address`; `release` it after the call."""
+        """Return the channel for one call to `address`; `release` it after the call."""
         self._check_process()
         return self._channels.acquire(address)
 
@@ -165,9 +165,10 @@ class BlockingTransport:
     def failed(
         self, pooled: PooledChannel[grpc.Channel], error: grpc.RpcError, address: str
     ) -> ShoalError:
-        """The ShoalError of a failed call. A channel that cannot connect is replaced: blocking gRPC
-        connects only while a call waits for the channel, and one that has failed once fails calls
-        at once, so it might never connect again."""
+        """Return the ShoalError of a failed call. A channel that cannot connect is replaced:
+        blocking gRPC connects only while a call waits for the channel, and one that has failed once
+        fails calls at once, so it might never connect again.
+        """
         failure = translate(error, address)
         if isinstance(failure, CannotConnect):
             self._channels.discard(pooled)

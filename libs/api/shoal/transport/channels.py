@@ -82,7 +82,7 @@ class Channels(Generic[C]):
         self._closed = False
 
     def acquire(self, address: str) -> PooledChannel[C]:
-        """The channel for one call to `address`. Raises RuntimeError after `close`."""
+        """Return the channel for one call to `address`. Raises RuntimeError after `close`."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("this client is closed")

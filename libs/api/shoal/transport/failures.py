@@ -17,7 +17,7 @@ DOMAIN = "shoal"
 
 
 def translate(error: grpc.RpcError, address: str) -> ShoalError:
-    """The ShoalError that a failed gRPC call means."""
+    """Return the ShoalError that a failed gRPC call means."""
     trailing: Any = (
         error.trailing_metadata() or ()
     )  # Pairs in both; the stubs know only blocking gRPC's.

@@ -93,7 +93,7 @@ class Stream:
         return self._error is not None or (not self._waiting and time.monotonic() >= self._until)
 
     async def call(self, kind: str, body: bytes, timeout: float, metadata: Metadata) -> bytes:
-        """The serialised response. `timeout`: seconds."""
+        """Return the serialised response. `timeout`: seconds."""
         if self._error is not None:
             raise self._error
         number = next(self._numbers)
@@ -259,7 +259,7 @@ class Streams:
         return found
 
     def unsupported(self) -> None:
-        """The router answered a stream with UNIMPLEMENTED."""
+        """Record that the router answered a stream with UNIMPLEMENTED."""
         self._unary_until = time.monotonic() + UNSUPPORTED_SECONDS
 
     async def close(self) -> None:

@@ -165,7 +165,9 @@ class Tls:
         return pem
 
     def watched(self) -> Watched[Pem]:
-        """The contents, read again when the files change. Raises ValueError as `read` does."""
+        """Return the contents, read again when the files change. Raises ValueError as
+        `read` does.
+        """
         sources = (self.root_certificates, self.certificate_chain, self.private_key)
         return Watched(
             [Path(source) for source in sources if isinstance(source, (str, Path))], self.read
@@ -269,8 +271,9 @@ class Trust:
         return f"{tls}, {'a token' if self.token else 'no token'}"
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The authorization header. Raises ValueError for a token that a header cannot hold; gRPC's
-        own error would show the token."""
+        """Return the authorization header. Raises ValueError for a token that a header cannot hold;
+        gRPC's own error would show the token.
+        """
         token = self.token if isinstance(self.token, str) else self.token()
         if not token:
             return ()
@@ -295,15 +298,15 @@ def tls_from(environ: Mapping[str, str] = os.environ) -> Tls | None:
 
 
 def token_from(environ: Mapping[str, str] = os.environ) -> str | TokenFile:
-    """The token of SHOAL_TOKEN, else that in the file SHOAL_TOKEN_FILE, else an empty one. Raises
-    ValueError.
+    """Return the token of SHOAL_TOKEN, else that in the file SHOAL_TOKEN_FILE, else an empty one.
+    Raises ValueError.
     """
     file = environ.get("SHOAL_TOKEN_FILE")
     return environ.get("SHOAL_TOKEN") or (TokenFile(file) if file else "")
 
 
 def flag(environ: Mapping[str, str], name: str) -> bool:
-    """The value of a Boolean variable. Raises ValueError unless it is 1, true, 0, false or
+    """Return the value of a Boolean variable. Raises ValueError unless it is 1, true, 0, false or
     empty.
     """
     value = environ.get(name, "").strip().lower()

@@ -25,7 +25,7 @@ class Wire(Protocol):
     async def send(
         self, address: str, method: Method[Q, R], request: Q, *, timeout: float, metadata: Metadata
     ) -> R:
-        """The reply. Raises ShoalError."""
+        """Return the reply. Raises ShoalError."""
 
     async def receive(
         self,
@@ -52,6 +52,7 @@ class Transport(Wire, Protocol):
         limit: int,
         on_done: Callable[[int], None],
     ) -> list[T]:
-        """The results of `jobs` in their order. At most `limit` run at a time; `on_done(index)` is
-        called after each, in the caller's thread. The first failure cancels the other jobs and is
-        raised."""
+        """Return the results of `jobs` in their order. At most `limit` run at a time;
+        `on_done(index)` is called after each, in the caller's thread. The first failure cancels the
+        other jobs and is raised.
+        """

@@ -21,7 +21,7 @@ from shoal.verbs.base import ClientBase, ModelsBase
 
 
 async def mesh(client: ClientBase, *, timeout: float | None = None) -> Mesh:
-    """The current state of workers, models and lanes. Raises ShoalError."""
+    """Return the current state of workers, models and lanes. Raises ShoalError."""
     response = await client._caller.unary(GET_MESH, mesh_pb2.GetMeshRequest(), timeout=timeout)
     return codec.mesh(response.mesh)
 
@@ -44,8 +44,8 @@ async def healthy(client: ClientBase, service: str = "", *, timeout: float | Non
 
 
 async def list_models(models: ModelsBase, *, timeout: float | None = None) -> list[Model]:
-    """The models that a worker has on disk or in memory, or failed to load, ordered by id. Raises
-    ShoalError.
+    """Return the models that a worker has on disk or in memory, or failed to load, ordered by id.
+    Raises ShoalError.
     """
     response = await models._client._caller.unary(
         LIST_MODELS, models_pb2.ListModelsRequest(), timeout=timeout
@@ -54,7 +54,7 @@ async def list_models(models: ModelsBase, *, timeout: float | None = None) -> li
 
 
 async def get_model(models: ModelsBase, model: str, *, timeout: float | None = None) -> Model:
-    """The state of one model. Raises ModelNotFound if no worker can find it."""
+    """Return the state of one model. Raises ModelNotFound if no worker can find it."""
     response = await models._client._caller.unary(
         GET_MODEL, models_pb2.GetModelRequest(model=model), timeout=timeout
     )

@@ -26,14 +26,17 @@ async def tokenize(
     timeout: float | None = None,
     on_progress: Progress | None = None,
 ) -> TokenizeResult:
-    """Returns the tokens that the model's own tokenizer makes of texts: ids, places in the text,
-    and counts.
+    """Return the token ids of texts by the model's own tokenizer, with their positions and counts.
 
-    The model is loaded as for `encode`, but computes nothing. Every token of a text is returned,
-    and how many of them `encode` would keep; with `truncation` "end" or "start" only those that it
-    keeps, and "none" refuses a text that is too long. `count_only`: counts alone. `return_tokens`:
-    the tokens as the vocabulary writes them, too. A single text is a list of one; each has at most
-    96 KiB. Prompts are not added. Raises ShoalError.
+    The model is loaded as for `encode`, but runs no forward pass. Prompts are not added.
+    Raises ShoalError.
+
+    Args:
+        texts: one text or several, each of at most 96 KiB.
+        truncation: by default all tokens of a text are returned, with the number that `encode`
+            would keep; "end" and "start" return only those, and "none" refuses a longer text.
+        count_only: return counts without ids.
+        return_tokens: return the tokens' texts from the vocabulary, too.
     """
     options = Options(model, truncation, "", pool, priority, "raise")
     plan = TokenizePlan(

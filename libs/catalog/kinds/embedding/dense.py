@@ -26,8 +26,8 @@ _SIMILARITIES: dict[str, Scoring] = {
 
 
 def dense(files: Checkpoint, card: Card) -> Card:
-    """The card of a model with dense vectors. Raises ModelBroken for modules without pooling, or
-    that do not fit each other.
+    """Return the card of a model with dense vectors. Raises ModelBroken for modules without
+    pooling, or that do not fit each other.
     """
     card = _with_own_adapters(files, card)
     if card.family == V5 and not files.modules.pooling:
@@ -84,7 +84,7 @@ def _v5(files: Checkpoint, card: Card) -> Card:
 
 
 def tensor_names(files: Checkpoint) -> Iterator[str]:
-    """The names of the encoder's tensors, by the headers of its files."""
+    """Yield the names of the encoder's tensors, by the headers of its files."""
     for name in files.tensors:
         yield from tensor_entries(files.directory, name)
 
@@ -101,8 +101,8 @@ def similarity(top: Config) -> Scoring:
 
 
 def hidden_size(config: Config) -> int:
-    """The width of the encoder's hidden states. Raises ModelBroken if config.json has none of the
-    known keys.
+    """Return the width of the encoder's hidden states. Raises ModelBroken if config.json has none
+    of the known keys.
     """
     for key in _HIDDEN_KEYS:
         if size := config.number(key):
@@ -111,7 +111,7 @@ def hidden_size(config: Config) -> int:
 
 
 def dimensions(modules: Sequence[DenseModule], size: int) -> int:
-    """The width after the dense modules, the first of which takes `size` numbers. Raises
+    """Return the width after the dense modules, the first of which takes `size` numbers. Raises
     ModelBroken where widths do not match.
     """
     for module in modules:
@@ -125,7 +125,7 @@ def dimensions(modules: Sequence[DenseModule], size: int) -> int:
 
 
 def _ambiguous(files: Checkpoint) -> tuple[str, ...]:
-    """A note for the card of a masked language model, which may be meant for SPLADE."""
+    """Return a note for the card of a masked language model, which may be meant for SPLADE."""
     if not files.architecture.endswith(_MASKED) or files.modules.listed:
         return ()
     return (

@@ -30,7 +30,7 @@ def is_gritlm(config: Mapping[str, object]) -> bool:
 
 
 def gritlm(card: Card) -> Card:
-    """The card of a model with dense vectors, as GritLM makes them."""
+    """Return the card of a model with dense vectors, as GritLM makes them."""
     return replace(
         card,
         pooling=("mean",),

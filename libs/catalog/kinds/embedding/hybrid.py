@@ -23,8 +23,8 @@ _REPRESENTATIONS: dict[str, Representation] = {SPARSE_FILE: "sparse", TOKENS_FIL
 
 
 def layer_files(files: Checkpoint) -> tuple[str, ...]:
-    """The files of the extra layers that the checkpoint has as safetensors; a hybrid model has at
-    least one.
+    """Return the files of the extra layers that the checkpoint has as safetensors; a hybrid model
+    has at least one.
     """
     return tuple(name for name in _REPRESENTATIONS if (files.directory / name).is_file())
 
@@ -42,7 +42,7 @@ def pickled_layers(files: Checkpoint) -> tuple[str, ...]:
 
 
 def hybrid(files: Checkpoint, card: Card) -> Card:
-    """A dense model's card with the other representations. The first token ([CLS], the dense
+    """Return a dense model's card with the other representations. The first token ([CLS], the dense
     vector) has no token vector.
     """
     card, names = dense(files, card), layer_files(files)

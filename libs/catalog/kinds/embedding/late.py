@@ -43,8 +43,10 @@ def is_multi_vector(files: Checkpoint) -> bool:
 
 
 def multi_vector(files: Checkpoint, card: Card) -> Card:
-    """The card of a late-interaction model. Token vectors are always normalised in the formats of
-    PyLate and Stanford; in that of sentence-transformers 6 only if modules.json has a Normalize."""
+    """Return the card of a late-interaction model. Token vectors are always normalised in the
+    formats of PyLate and Stanford; in that of sentence-transformers 6 only if modules.json has a
+    Normalize.
+    """
     prompts, normalize, modules = dict(card.prompts), True, files.modules.dense
     if files.architecture == _STANFORD and not modules:
         found, own = _stanford(files.directory)
@@ -76,7 +78,7 @@ def _is_pylate(top: Config) -> bool:
 
 
 def _stanford(directory: Path) -> tuple[LateInteraction, dict[str, str]]:
-    """Settings and prompts of a checkpoint with the architecture HF_ColBERT."""
+    """Return settings and prompts of a checkpoint of Stanford's ColBERT (HF_ColBERT)."""
     found = read_config(directory, "artifact.metadata") or Config("artifact.metadata", {})
     prompts = {
         "query": f"{found.text('query_token_id') or '[unused0]'} ",
@@ -93,6 +95,7 @@ def _stanford(directory: Path) -> tuple[LateInteraction, dict[str, str]]:
 
 
 def _stanford_projection(files: Checkpoint) -> DenseModule:
+    """Return the projection of such a checkpoint, which has no modules.json that describes it."""
     shape = tensor_shape(files.directory, files.tensors, "linear.weight")
     if shape is None or len(shape) != 2:
         raise ModelBroken(

@@ -41,8 +41,8 @@ def is_nvembed(directory: Path) -> bool:
 
 
 def nvembed_card(directory: Path, model: str) -> Card:
-    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at
-    fault.
+    """Return the card of the checkpoint in `directory`. Raises ModelBroken naming the file and the
+    key at fault.
     """
     read_latent(directory)
     config = need_config(directory, "config.json")
@@ -75,7 +75,7 @@ def nvembed_card(directory: Path, model: str) -> Card:
 
 
 def read_latent(directory: Path) -> Latent:
-    """The layer's settings. Raises ModelBroken for values that are not served."""
+    """Return the layer's settings. Raises ModelBroken for values that are not served."""
     config = need_config(directory, "config.json")
     if not config.part("text_config").text("model_type"):
         raise config.broken(

@@ -41,7 +41,7 @@ def is_sparse(files: Checkpoint) -> bool:
 
 
 def sparse(files: Checkpoint, card: Card) -> Card:
-    """The card of a SPLADE model. Scores are dot products, or cosines if the checkpoint's
+    """Return the card of a SPLADE model. Scores are dot products, or cosines if the checkpoint's
     similarity function is cosine.
     """
     if not files.architecture.endswith("ForMaskedLM"):
@@ -69,7 +69,7 @@ def sparse(files: Checkpoint, card: Card) -> Card:
 
 
 def columns(files: Checkpoint) -> int:
-    """The width of sparse vectors: the size of the vocabulary, padding included."""
+    """Return the width of sparse vectors: the size of the vocabulary, padding included."""
     size = files.config.number("vocab_size")
     if size < 1:
         raise files.config.broken("vocab_size", "is missing: it is the width of sparse vectors")

@@ -101,8 +101,8 @@ def is_gliner(directory: Path) -> bool:
 
 
 def gliner_card(directory: Path, model: str) -> Card:
-    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at
-    fault, and how to convert it.
+    """Return the card of the checkpoint in `directory`. Raises ModelBroken naming the file and the
+    key at fault, and how to convert it.
     """
     settings = read_gliner(directory)
     encoder = need_config(directory, FILE).part("encoder_config")
@@ -124,8 +124,8 @@ def gliner_card(directory: Path, model: str) -> Card:
 
 
 def read_gliner(directory: Path) -> Gliner:
-    """The settings in gliner_config.json. Raises ModelBroken for values that are not served, and
-    for missing keys and files.
+    """Return the settings in gliner_config.json. Raises ModelBroken for values that are not served,
+    and for missing keys and files.
     """
     config = need_config(directory, FILE)
     _need_files(directory, config)
@@ -218,7 +218,7 @@ def _labels(directory: Path, config: Config) -> Mapping[str, object]:
 
 
 def count(config: Config, key: str, default: int, *, most: int = MAX_COUNT) -> int:
-    """A whole number of 1 to `most`. Raises ModelBroken for others."""
+    """Return a whole number of 1 to `most`. Raises ModelBroken for others."""
     value = config.number(key, default, most=most)
     if value < 1:
         raise config.broken(key, "must be at least 1")
@@ -226,12 +226,14 @@ def count(config: Config, key: str, default: int, *, most: int = MAX_COUNT) -> i
 
 
 def _index(config: Config, key: str) -> int:
-    """A token's id; -1 if the file does not give it."""
+    """Return a token's id; -1 if the file does not give it."""
     return -1 if config.values.get(key) == -1 else config.number(key, -1)
 
 
 def longest_sequence(directory: Path, encoder: Config) -> int:
-    """The most tokens of a sequence: the tokenizer's limit, and at most the number of positions."""
+    """Return the most tokens of a sequence: the tokenizer's limit, and at most the number of
+    positions.
+    """
     tokenizer = read_config(directory, "tokenizer_config.json") or Config(
         "tokenizer_config.json", {}
     )

@@ -122,8 +122,8 @@ def is_gliner2(directory: Path) -> bool:
 
 
 def gliner2_card(directory: Path, model: str) -> Card:
-    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at
-    fault.
+    """Return the card of the checkpoint in `directory`. Raises ModelBroken naming the file and the
+    key at fault.
     """
     read_gliner2(directory)
     encoder = need_config(directory, ENCODER_FILE)
@@ -147,8 +147,8 @@ def gliner2_card(directory: Path, model: str) -> Card:
 
 
 def read_gliner2(directory: Path) -> Gliner2 | Boundary:
-    """The settings in config.json. Raises ModelBroken for values that are not served, and for
-    missing keys and files.
+    """Return the settings in config.json. Raises ModelBroken for values that are not served, and
+    for missing keys and files.
     """
     config = need_config(directory, "config.json")
     architecture = config.text("architecture", "span") or "span"
@@ -226,7 +226,7 @@ def _temperature(head: Config, key: str) -> float:
 
 
 def _real(head: Config, key: str, default: float, *, most: float = math.inf) -> float:
-    """A finite number from 0 to `most`."""
+    """Return a finite number from 0 to `most`."""
     value = head.values.get(key)
     if value is None:
         return default

@@ -77,8 +77,8 @@ def is_glirel(directory: Path) -> bool:
 
 
 def glirel_card(directory: Path, model: str) -> Card:
-    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at
-    fault, and how to convert it.
+    """Return the card of the checkpoint in `directory`. Raises ModelBroken naming the file and the
+    key at fault, and how to convert it.
     """
     read_glirel(directory)
     encoder = need_config(directory, FILE).part("encoder_config")
@@ -100,8 +100,8 @@ def glirel_card(directory: Path, model: str) -> Card:
 
 
 def read_glirel(directory: Path) -> Glirel:
-    """The settings in glirel_config.json. Raises ModelBroken for values that are not served, and
-    for missing keys and files.
+    """Return the settings in glirel_config.json. Raises ModelBroken for values that are not served,
+    and for missing keys and files.
     """
     config = need_config(directory, FILE)
     _need_files(directory, config)

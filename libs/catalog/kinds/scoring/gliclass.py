@@ -79,8 +79,8 @@ def is_gliclass(directory: Path) -> bool:
 
 
 def gliclass_card(directory: Path, model: str) -> Card:
-    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at
-    fault.
+    """Return the card of the checkpoint in `directory`. Raises ModelBroken naming the file and the
+    key at fault.
     """
     read_gliclass(directory)
     config = need_config(directory, "config.json")
@@ -106,8 +106,8 @@ def gliclass_card(directory: Path, model: str) -> Card:
 
 
 def read_gliclass(directory: Path) -> Gliclass:
-    """The settings in config.json. Raises ModelBroken for keys that are missing, and for values
-    that are not served.
+    """Return the settings in config.json. Raises ModelBroken for keys that are missing, and for
+    values that are not served.
     """
     config = need_config(directory, "config.json")
     encoder = config.part("encoder_config")
@@ -155,8 +155,8 @@ def read_gliclass(directory: Path) -> Gliclass:
 
 
 def _max_tokens(encoder: Config) -> int:
-    """The package's limit, and at most the number of positions; DeBERTa's relative positions are
-    unlimited.
+    """Return the package's limit, and at most the number of positions; DeBERTa's relative positions
+    are unlimited.
     """
     unlimited = encoder.text("model_type") == "deberta-v2" and not encoder.flag(
         "position_biased_input", True
@@ -185,7 +185,7 @@ def _heads(config: Config, encoder: Config) -> int:
 
 
 def _index(config: Config, key: str, default: int) -> int:
-    """A token's id; -1 in the file means `default`, a token added after the encoder's
+    """Return a token's id; -1 in the file means `default`, a token added after the encoder's
     vocabulary.
     """
     return default if config.values.get(key) == -1 else config.number(key, default)

@@ -30,8 +30,8 @@ _POSITIVE_NAMES = ("positive", "relevant", "yes", "true", "1")
 
 
 def _classes(config: Config) -> tuple[str, ...]:
-    """The names in id2label in the order of the logits; without names LABEL_0, LABEL_1 ..., as in
-    transformers.
+    """Return the names in id2label in the order of the logits; without names LABEL_0, LABEL_1 ...,
+    as in transformers.
     """
     names = config.part("id2label").values
     if not names:
@@ -56,7 +56,9 @@ def _classes(config: Config) -> tuple[str, ...]:
 
 
 def sequence_labels(files: Checkpoint, card: Card) -> Card:
-    """The card of a cross-encoder or classifier, with its chat template if pairs go through one."""
+    """Return the card of a cross-encoder or classifier, with its chat template if pairs go through
+    one.
+    """
     classes, problem = _classes(files.config), _problem(files.config)
     positive, contradiction = _positive(classes), _contradiction(classes)
     tasks: list[Task] = []
@@ -90,8 +92,8 @@ def _problem(config: Config) -> Problem:
 
 
 def _positive(classes: tuple[str, ...]) -> int | None:
-    """The class for "relevant": the only one, "entailment", one with a name such as "positive",
-    else the second of two.
+    """Return the class for "relevant": the only one, "entailment", one with a name such as
+    "positive", else the second of two.
     """
     lower = [name.lower() for name in classes]
     if len(lower) == 1:
@@ -104,7 +106,7 @@ def _positive(classes: tuple[str, ...]) -> int | None:
 
 
 def _contradiction(classes: tuple[str, ...]) -> int | None:
-    """The class opposite to "entailment", the first or else the last, as in transformers'
+    """Return the class opposite to "entailment", the first or else the last, as in transformers'
     ZeroShotClassificationPipeline.
     """
     entailed = next(
@@ -116,8 +118,8 @@ def _contradiction(classes: tuple[str, ...]) -> int | None:
 
 
 def _score_activation(files: Checkpoint) -> Activation:
-    """A cross-encoder's activation from where sentence-transformers 6, 4 and 3 store it, in that
-    order; else the identity.
+    """Return a cross-encoder's activation from where sentence-transformers 6, 4 and 3 store it, in
+    that order; else the identity.
     """
     if files.top.text("activation_fn"):
         return activation(files.top, "activation_fn", "identity")
@@ -127,14 +129,14 @@ def _score_activation(files: Checkpoint) -> Activation:
 
 
 def token_labels(files: Checkpoint, card: Card) -> Card:
-    """The card of a token classifier; its labels are the kinds of entities."""
+    """Return the card of a token classifier; its labels are the kinds of entities."""
     classes = _classes(files.config)
     kinds = dict.fromkeys(entity_kind(name) for name in classes if name != "O")
     return replace(card, tasks=("entities",), labels=tuple(kinds), classes=classes)
 
 
 def entity_kind(name: str) -> str:
-    """The kind of entity of a token's class, by the rule of transformers: `B-PER` and `I-PER` are
-    PER.
+    """Return the kind of entity of a token's class, by the rule of transformers: `B-PER` and
+    `I-PER` are PER.
     """
     return name.split("-", 1)[-1]

@@ -59,8 +59,8 @@ def is_laya(directory: Path) -> bool:
 
 
 def laya_card(directory: Path, model: str) -> Card:
-    """The card of the checkpoint in `directory`. Raises ModelBroken naming the file and the key at
-    fault.
+    """Return the card of the checkpoint in `directory`. Raises ModelBroken naming the file and the
+    key at fault.
     """
     read_laya(directory)
     encoder = need_config(directory, _ENCODER_FILE)
@@ -84,7 +84,9 @@ def laya_card(directory: Path, model: str) -> Card:
 
 
 def read_laya(directory: Path) -> Laya:
-    """The settings in rl_agent_config.json. Raises ModelBroken for values that are not served."""
+    """Return the settings in rl_agent_config.json. Raises ModelBroken for values that are not
+    served.
+    """
     config = need_config(directory, FILE)
     if config.text("option_layout", "sequential") != "sequential":
         raise config.broken(
@@ -104,7 +106,7 @@ def read_laya(directory: Path) -> Laya:
 
 
 def _choices_temperature(config: Config) -> float:
-    """The first of three: those of choices, of scores and of truths."""
+    """Return the first of three: those of choices, of scores and of truths."""
     values = config.values.get("temperature", [1.0, 1.0, 1.0])
     if not isinstance(values, list) or len(values) != 3:
         raise config.broken("temperature", f"must be a list of three numbers, not {values!r}")

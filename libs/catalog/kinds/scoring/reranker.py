@@ -40,8 +40,8 @@ def refuse_bare(files: Checkpoint) -> None:
 
 
 def yes_no(files: Checkpoint, card: Card) -> Card:
-    """The card of a reranker. The catalog may give its `answers` and `template`, so that they may
-    be empty until `need_answers`.
+    """Return the card of a reranker. The catalog may give its `answers` and `template`, so that
+    they may be empty until `need_answers`.
     """
     score = files.modules.answers
     card = replace(
@@ -57,8 +57,8 @@ def yes_no(files: Checkpoint, card: Card) -> Card:
 
 
 def need_answers(card: Card) -> Card:
-    """The card itself. Raises ModelBroken if neither the checkpoint nor the catalog gives its
-    answers and template.
+    """Return the card itself. Raises ModelBroken if neither the checkpoint nor the catalog gives
+    its answers and template.
     """
     if not card.answers:
         raise ModelBroken(

@@ -151,7 +151,7 @@ def _folder(directory: Path) -> Path:
 
 
 def _dimensions(config: Config, family: str) -> int:
-    """The numbers are transformers' defaults for keys that are missing, here and below."""
+    """Return the size of a vector. Missing keys have transformers' defaults, here and below."""
     if family == "clip":
         return config.number("projection_dim", 512)
     if family == "clip_vision_model" and any(

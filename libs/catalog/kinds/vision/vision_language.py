@@ -67,7 +67,9 @@ def is_vision_language(directory: Path) -> bool:
 
 
 def sparse_columns(directory: Path) -> int:
-    """The width of V-SPLADE's sparse vectors, from the tensors' header; 0: it is another model."""
+    """Return the width of V-SPLADE's sparse vectors, from the tensors' header; 0: it is another
+    model.
+    """
     config = read_config(directory, "config.json")
     if (
         config is None

@@ -55,6 +55,6 @@ def refuse_other_writer(files: Checkpoint) -> None:
 
 
 def writer(files: Checkpoint, card: Card) -> Card:
-    """The card of a model that writes."""
+    """Return the card of a model that writes."""
     card = replace(card, tasks=("text",))
     return with_template(files, card) if card.family in CAUSAL else card

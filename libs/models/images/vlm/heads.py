@@ -51,13 +51,13 @@ def states_of_tokens(state: State, encoder: PackedEncoder) -> dict[str, ModelHea
 
 
 def last_state(state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
-    """The state of the last token represents the item."""
+    """Return the head "dense", which represents an item by the state of its last token."""
     return {"dense": PooledHead(("lasttoken",), ())}
 
 
 def answers(ids: tuple[int, int], state: State, encoder: PackedEncoder) -> dict[str, ModelHead]:
-    """The logit of "yes" minus that of "no", by their `ids`, from the language model's head or the
-    shared token table.
+    """Return the logit of "yes" minus that of "no", by their `ids`, from the language model's head
+    or the shared token table.
     """
     table = state.get("words.weight", encoder.token_weight)
     if table.dim() != 2 or table.shape[1] != encoder.hidden_size or max(ids) >= len(table):

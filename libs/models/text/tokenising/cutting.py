@@ -186,7 +186,7 @@ class Cutter:
         return self._reach.forward
 
     def encode(self, text: str) -> Encoding:
-        """All tokens of a text, with special tokens and offsets."""
+        """Return all tokens of a text, with special tokens and offsets."""
         return self._encode(text, frame=True)
 
     def settled(self, encoding: Encoding, text: str) -> int:
@@ -196,7 +196,7 @@ class Cutter:
         return self._first(encoding, text, len(text))
 
     def borders(self, encoding: Encoding) -> NDArray[np.int64]:
-        """The rows of tokens that begin a word."""
+        """Return the rows of tokens that begin a word."""
         return self._borders(encoding, _own(encoding))
 
     @staticmethod

@@ -226,8 +226,8 @@ class TextProcessor:
     def encode_whole(
         self, text: str, prompt: str = "", check_cancelled: CancelCheck = never_cancelled
     ) -> WholeText:
-        """All tokens of a text, which is not truncated. Blocking, without the interpreter's lock
-        while the library tokenises.
+        """Return all tokens of a text, which is not truncated. Blocking, without the interpreter's
+        lock while the library tokenises.
 
         A long text is tokenised in pieces, between which `check_cancelled` is called (`whole.py`).
         """

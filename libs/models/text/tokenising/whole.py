@@ -121,8 +121,8 @@ def _continues(text: str, at: int) -> bool:
 
 
 def _pieces(cutter: Cutter, text: str, check_cancelled: CancelCheck) -> list[Rows] | None:
-    """The tokens of each piece without those that the piece before has; None: the pieces cannot be
-    joined.
+    """Return the tokens of each piece without those that the piece before has; None: the pieces
+    cannot be joined.
     """
     found: list[Rows] = []
     begin, joint = 0, None
@@ -150,7 +150,7 @@ def _pieces(cutter: Cutter, text: str, check_cancelled: CancelCheck) -> list[Row
 
 
 def _place(rows: Rows, joint: _Joint, borders: NDArray[np.int64]) -> int:
-    """The token at a joint; -1 if this piece has other tokens there."""
+    """Return the token at a joint; -1 if this piece has other tokens there."""
     for row in borders[rows.starts[borders] == joint.at].tolist():
         if row - NEAR >= rows.first and np.array_equal(
             _tokens(rows, slice(row - NEAR, row)), joint.before

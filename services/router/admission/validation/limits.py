@@ -277,7 +277,7 @@ TOOL_CALLS: Final = Limit(
 )
 TOOL_NAME: Final = Limit("a function's name", ("TextTask.tool", "ToolCall.name"), 64, CHARACTERS)
 POOLING: Final = Limit(
-    "how many times fewer vectors an item is pooled to",
+    "the factor by which multi-vectors are pooled",
     ("EncodeRequest.pooling_factor",),
     64,
     "times",

@@ -174,7 +174,7 @@ class Finisher:
 
 
 def _never_yield() -> None:
-    """The GiveWay of a thread with no waiting callers."""
+    """Return the GiveWay of a thread with no waiting callers."""
 
 
 def _output_bytes(output: Output) -> int:

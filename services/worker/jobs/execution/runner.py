@@ -108,7 +108,7 @@ class Outcomes(Protocol):
         """Stream an unfinished sequence. `ids` has all its tokens so far."""
 
     def device_changed(self) -> None:
-        """A forward pass began, or the device has nothing left to do."""
+        """Report that a forward pass began, or that the device has nothing left to do."""
 
 
 class IdleWork(Protocol):

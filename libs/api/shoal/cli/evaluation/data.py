@@ -45,7 +45,7 @@ class Pairs:
 
 
 def read_retrieval(folder: Path, split: str, *, with_labels: bool) -> Retrieval:
-    """The data of a folder in BEIR's layout. Raises BadParameter for what cannot be read."""
+    """Return the data of a folder in BEIR's layout. Raises BadParameter for what cannot be read."""
     documents = {
         key: f"{row.get('title') or ''} {row.get('text') or ''}".strip()
         for key, row in _objects(folder / "corpus.jsonl", MAX_DOCUMENTS)
@@ -138,8 +138,8 @@ def _object(path: Path, number: int, line: str) -> Mapping[str, Any]:
 
 
 def _lines(path: Path, most: int) -> Iterator[str]:
-    """The lines that are not empty. Raises BadParameter for a file that is missing, or has more or
-    longer ones.
+    """Yield the lines that are not empty. Raises BadParameter for a file that is missing, or has
+    more or longer ones.
     """
     try:
         with path.open(encoding="utf-8", newline="\n") as file:

@@ -35,14 +35,14 @@ def _gain(grades: Sequence[int]) -> float:
 
 
 def recall(ranking: Sequence[str], grades: Mapping[str, int], depth: int) -> float:
-    """The share of relevant documents that are among the first `depth`."""
+    """Return the share of relevant documents that are among the first `depth`."""
     relevant = {document for document, grade in grades.items() if grade > 0}
     return len(relevant.intersection(ranking[:depth])) / len(relevant) if relevant else 0.0
 
 
 def overlap(first: Sequence[str], second: Sequence[str], depth: int) -> float:
-    """The share of the first `depth` documents that two rankings have in common, whatever their
-    order.
+    """Return the share of the first `depth` documents that two rankings have in common, whatever
+    their order.
     """
     most = min(depth, max(len(first), len(second)))
     return len(set(first[:depth]).intersection(second[:depth])) / most if most else 1.0

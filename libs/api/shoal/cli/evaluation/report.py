@@ -28,7 +28,7 @@ Row = Mapping[str, str | float]
 
 
 def retrieval_rows(runs: Sequence[Run], data: Retrieval) -> list[Row]:
-    """The means over queries of each run."""
+    """Return the means over queries of each run."""
     return [
         {
             "model": run.name,
@@ -92,7 +92,7 @@ def _mean(numbers: Sequence[float]) -> float:
 
 
 def as_table(rows: Sequence[Row], title: str) -> Table:
-    """The rows with numbers as people read them."""
+    """Return the rows with numbers as people read them."""
     columns = list(rows[0])
     made = table(title, *columns, right=tuple(columns[1:]))
     for row in rows:

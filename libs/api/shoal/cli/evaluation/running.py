@@ -103,7 +103,7 @@ def rerank(
 def compare_pairs(
     client: Client, model: str, data: Pairs, on_progress: OnProgress, batch: int = BATCH_TEXTS
 ) -> PairRun:
-    """The cosine (of token vectors: MaxSim) of each pair."""
+    """Return the cosine (of token vectors: MaxSim) of each pair."""
     on_progress(f"{model}: {len(data.scores):,} pairs")
     started = time.perf_counter()
     similarities: list[float] = []
@@ -123,15 +123,15 @@ def compare_pairs(
 
 
 def _best(scores: npt.NDArray[Any], keys: Sequence[str], query: str) -> list[str]:
-    """The ids of the best documents. One with the query's own id is left out, as BEIR does: it is
-    the query itself.
+    """Return the ids of the best documents. One with the query's own id is left out, as BEIR does:
+    it is the query itself.
     """
     order = np.argsort(-scores, kind="stable")[: DEPTH + 1].tolist()
     return [keys[place] for place in order if keys[place] != query][:DEPTH]
 
 
 def _scores(query: EncodeResult, documents: EncodeResult) -> npt.NDArray[Any]:
-    """The score of the first row of `query` with each row of `documents`."""
+    """Return the score of the first row of `query` with each row of `documents`."""
     form = _form(documents)
     if form == "dense":
         return np.asarray(_rows(documents) @ _rows(query)[0])
@@ -151,7 +151,7 @@ def _scores(query: EncodeResult, documents: EncodeResult) -> npt.NDArray[Any]:
 def _similarities(
     encoded: EncodeResult, first: Sequence[int], second: Sequence[int]
 ) -> Iterator[float]:
-    """The similarity of each two rows."""
+    """Yield the similarity of each two rows."""
     form, places = _form(encoded), zip(first, second, strict=True)
     if form == "dense":
         rows = _rows(encoded)
@@ -172,7 +172,7 @@ def _similarities(
 
 
 def _form(result: EncodeResult) -> str:
-    """The representation that is compared: dense vectors if there are any."""
+    """Return the representation that is compared: dense vectors if there are any."""
     found = result.representations
     form = next((form for form in ("dense", "sparse", "multi_vector") if form in found), "")
     if not form:
@@ -185,7 +185,9 @@ def _rows(result: EncodeResult) -> npt.NDArray[Any]:
 
 
 def _bytes(client: Client, model: str) -> int:
-    """The memory of the model on the worker where it takes most; 0 if no worker reports it."""
+    """Return the memory of the model on the worker where it takes most; 0 if no worker
+    reports it.
+    """
     found = [
         one
         for one in client.models.list()

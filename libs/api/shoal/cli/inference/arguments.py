@@ -185,7 +185,7 @@ class Serving:
     ] = "raise"
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of the client's verbs."""
+        """Return the keyword arguments of the client's verbs."""
         return {
             "truncation": self.truncation,
             "adapter": self.adapter,

@@ -64,7 +64,7 @@ class Selection:
     skips_invalid: bool
 
     def checked(self, parse: Callable[[], Record], where: str) -> Record:
-        """The record that `parse` returns, or one with the problem that it raises. Raises
+        """Return the record that `parse` returns, or one with the problem that it raises. Raises
         InputError unless those are skipped.
         """
         try:
@@ -76,7 +76,7 @@ class Selection:
 
 
 def records_of(source: Path, selection: Selection) -> list[Record]:
-    """The records of a file, or of stdin for `-`.
+    """Return the records of a file, or of stdin for `-`.
 
     Raises:
         BadParameter: The suffix names no format that is read, or an option does not fit it.
@@ -164,7 +164,7 @@ def _line(data: bytes, where: str, field: str | None, selection: Selection) -> R
 
 
 def _object(line: str, where: str, field: str) -> Record:
-    """A line of JSON: a string, or an object with the text under `field`."""
+    """Return a line of JSON: a string, or an object with the text under `field`."""
     try:
         value = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -180,7 +180,7 @@ def _object(line: str, where: str, field: str) -> Record:
 
 
 def _table(source: Path, selection: Selection) -> Iterator[Record]:
-    """The rows below the header of a .csv or .tsv file."""
+    """Yield the rows below the header of a .csv or .tsv file."""
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     with source.open(encoding="utf-8-sig", newline="") as file:
         try:
@@ -211,7 +211,7 @@ def _row(row: list[str], names: Sequence[str], column: str, where: str) -> Recor
 
 
 def _parquet(source: Path, selection: Selection) -> Iterator[Record]:
-    """The rows of a Parquet file, with those of its columns that JSON can hold."""
+    """Yield the rows of a Parquet file, with those of its columns that JSON can hold."""
     try:
         import pyarrow
         from pyarrow import parquet

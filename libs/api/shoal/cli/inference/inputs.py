@@ -17,7 +17,7 @@ from shoal.errors import ShoalError
 def read(
     texts: Sequence[str] | None, source: Path | None, selection: Selection, *, what: str = "TEXT"
 ) -> list[Record]:
-    """All texts of a command, arguments first; `-` alone is stdin.
+    """Return all texts of a command, arguments first; `-` alone is stdin.
 
     Raises InputError, and BadParameter if there are none.
     """
@@ -40,8 +40,8 @@ def read(
 
 
 def given_entities(records: Sequence[Record], field: str) -> list[list[tuple[int, int, str]]]:
-    """The entities in a field of each record, as `shoal extract entities --output` writes them.
-    Raises InputError.
+    """Return the entities in a field of each record, as `shoal extract entities --output` writes
+    them. Raises InputError.
     """
     return [_entities(record, field) for record in records]
 

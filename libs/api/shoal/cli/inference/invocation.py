@@ -256,7 +256,7 @@ class Invocation:
         )
 
     def heading(self, result: Result) -> str:
-        """The title of a table of results."""
+        """Return the title of a table of results."""
         return (
             f"{self.model}  {counted(result.usage.input_tokens, 'token')}, "
             f"{result.timings.total_seconds * 1000:.1f} ms"
@@ -280,8 +280,8 @@ def _advance(
 
 
 def _explained(result: R, records: Sequence[Record]) -> R:
-    """The result, in which a line without a text has the problem of the line as the reason why it
-    was skipped.
+    """Return the result, in which a line without a text has the problem of the line as the reason
+    why it was skipped.
     """
     if not any(records[one.index].problem for one in result.skipped):
         return result

@@ -74,7 +74,7 @@ def write_vectors(
 
 
 def encoded_lines(result: EncodeResult, records: Sequence[Record]) -> Iterator[Row]:
-    """One object an item, with what its text was read from."""
+    """Return one object an item, with what its text was read from."""
     return (
         _source_fields(record) | row
         for record, row in zip(records, encoded_rows(result), strict=True)
@@ -123,13 +123,13 @@ def lines_before(output: Path, records: Sequence[Record]) -> int:
 
 
 def _source_fields(record: Record) -> Row:
-    """The JSON object that the text was read from, or one with only the text."""
+    """Return the JSON object that the text was read from, or one with only the text."""
     return record.fields if record.fields is not None else {"text": record.text}
 
 
 def encoded_rows(result: EncodeResult) -> Iterator[Row]:
-    """One object an item, with numbers as stored: bytes of int8, uint8 and binary are integers,
-    their scale a field temporary them.
+    """Yield one object an item, with numbers as stored: bytes of int8, uint8 and binary are
+    integers, their scale a field temporary them.
 
     The object of a skipped item has only the reason, because JSON has no NaN.
     """
@@ -183,7 +183,7 @@ def _reasons(skipped: Sequence[Skipped]) -> dict[int, Row]:
 
 
 def ranked_rows(result: ScoreResult, records: Sequence[Record]) -> Iterator[Row]:
-    """One object for each ranked document, best first."""
+    """Yield one object for each ranked document, best first."""
     for rank, index in enumerate(result.ranking.tolist(), start=1):
         yield {"rank": rank, "index": index, "score": float(result.scores[index])} | _source_fields(
             records[index]
@@ -191,8 +191,8 @@ def ranked_rows(result: ScoreResult, records: Sequence[Record]) -> Iterator[Row]
 
 
 def extracted_rows(result: ExtractResult, records: Sequence[Record], kind: str) -> Iterator[Row]:
-    """One object an item, with the field `kind` of its extraction (of a schema all that it finds),
-    and the reason if skipped.
+    """Yield one object an item, with the field `kind` of its extraction (of a schema all that it
+    finds), and the reason if skipped.
     """
     skipped = _reasons(result.skipped)
     for index, (record, extraction) in enumerate(zip(records, result, strict=True)):
@@ -230,7 +230,7 @@ def _only_dense(result: EncodeResult) -> np.ndarray[tuple[int, ...], np.dtype[np
 
 
 def _arrays(result: EncodeResult) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.number]]]:
-    """The arrays of a result, by name."""
+    """Return the arrays of a result, by name."""
     arrays: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.number]]] = {}
     if "dense" in result.representations:
         vectors = result.vectors

@@ -128,7 +128,9 @@ class Reading:
 
 
 def _reader() -> Callable[[bytes, int, int], tuple[int, list[str]]]:
-    """The reader of text layers that is installed. Raises InputError that says what to install."""
+    """Return the reader of text layers that is installed. Raises InputError that says what to
+    install.
+    """
     for entry in entry_points(group=GROUP, name="text_layer"):
         try:
             found: Any = entry.load()
@@ -140,7 +142,7 @@ def _reader() -> Callable[[bytes, int, int], tuple[int, list[str]]]:
 
 
 def _range(asked: str) -> tuple[int, int]:
-    """The first and the last page; 0: to the end."""
+    """Return the first and the last page; 0: to the end."""
     match = re.fullmatch(r"(\d{1,9})(-(\d{1,9})?)?", asked.replace(" ", "")) if asked else None
     if not asked:
         return 1, 0

@@ -40,8 +40,8 @@ def writing(output: Path, model: str, records: Sequence[Record]) -> Iterator[Wri
     the order of `records`.
 
     A row is an item, or one of its chunks. It has the fields that the item's text was read with,
-    its vectors in the forms of the result, and in `skipped` the reason of an item without a result. If the
-    block raises, the file is not written.
+    its vectors in the forms of the result, and in `skipped` the reason of an item without a result.
+    If the block raises, the file is not written.
 
     Args:
         model: Written to the file's metadata as `shoal.model`, next to `shoal.revision`.

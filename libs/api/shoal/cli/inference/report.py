@@ -147,8 +147,8 @@ def _show_extractions(run: Invocation, result: ExtractResult, kind: str) -> None
 
 
 def _generated(result: ExtractResult) -> Iterator[str]:
-    """The lines of every text or form and of its regions, apart by an empty line; a text that was
-    cut off ends with dots.
+    """Yield the lines of every text or form and of its regions, apart by an empty line; a text that
+    was cut off ends with dots.
     """
     for number, extraction in enumerate(result):
         if number:

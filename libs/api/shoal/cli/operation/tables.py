@@ -145,7 +145,7 @@ def models_table(models: list[Model] | tuple[Model, ...]) -> Table:
 
 
 def model_size(model: Model) -> str:
-    """The size of the loaded model, or before that the estimate from its files; empty if
+    """Return the size of the loaded model, or before that the estimate from its files; empty if
     unknown.
     """
     known = (model.card.bytes if model.card else 0) or max(
@@ -160,7 +160,7 @@ def _state(model: Model) -> str:
 
 
 def _progress(place: ModelPlace) -> str:
-    """The progress of a download; empty if its size is not known."""
+    """Return the progress of a download; empty if its size is not known."""
     return (
         f"downloading {size(place.downloaded_bytes)} of {size(place.download_bytes)}"
         if place.download_bytes

@@ -33,7 +33,7 @@ class _Section:
 
 
 def drawn(snapshot: Snapshot, head: Text, width: int, height: int | None = None) -> RenderableType:
-    """The tables below `head`, in at most `height` lines (None: any number)."""
+    """Return the tables below `head`, in at most `height` lines (None: any number)."""
     names = max(_MIN_NAME_WIDTH, width - _OTHER_COLUMNS)
     sections = [
         _pools(snapshot.pools),
@@ -62,7 +62,9 @@ def drawn(snapshot: Snapshot, head: Text, width: int, height: int | None = None)
 
 
 def fitted(lines: Sequence[int], room: int) -> list[int]:
-    """The number of lines for each table so that all fit into `room`: the longest are cut first."""
+    """Return the number of lines for each table so that all fit into `room`: the longest are cut
+    first.
+    """
     cut = list(lines)
     while sum(cut) > room and max(cut) > 1:
         cut[cut.index(max(cut))] -= 1
@@ -155,7 +157,7 @@ def _lane(lane: LaneLine, room: int) -> tuple[Text | str, ...]:
 
 
 def _models(models: Sequence[ModelLine], room: int) -> _Section:
-    """The fastest first, failed ones last."""
+    """Return the table of models, the fastest first and failed ones last."""
     columns = ("model", "state", "on", "size", "throughput")
     ordered = sorted(
         models, key=lambda model: (model.state == "failed", -model.tokens_per_second, model.model)
@@ -174,7 +176,7 @@ def _model(model: ModelLine, room: int) -> tuple[Text | str, ...]:
 
 
 def _name(model: str, room: int) -> str:
-    """A model's id; where that is too long, without its organisation."""
+    """Return a model's id; where that is too long, without its organisation."""
     return model if len(model) <= room else "…/" + model.rpartition("/")[2]
 
 

@@ -115,7 +115,7 @@ class History:
         self._counters: deque[tuple[float, _Counters]] = deque()
 
     def add(self, mesh: Mesh, now: float) -> Snapshot:
-        """The snapshot of a state at `now`, monotonic seconds."""
+        """Return the snapshot of a state at `now`, monotonic seconds."""
         self._counters.append((now, _counters(mesh, now)))
         while self._counters[0][0] < now - WINDOW_SECONDS:
             self._counters.popleft()

@@ -28,8 +28,9 @@ _FINAL = (InvalidInput, PermissionDenied, TlsFailed, Unauthenticated)
 def snapshots(
     client: Client, interval: float, pool: str, pause: Callable[[float], bool]
 ) -> Iterator[Snapshot | ShoalError]:
-    """An endless stream of snapshots, and of the errors between them. After an error it waits by
-    `pause` and tries again, unless that returns True. Raises ShoalError if another try cannot help.
+    """Yield an endless stream of snapshots, and of the errors between them. After an error it waits
+    by `pause` and tries again, unless that returns True. Raises ShoalError if another try cannot
+    help.
     """
     history = History()
     while True:
@@ -88,7 +89,7 @@ class Watcher:
         self._thread.join()
 
     def view(self, width: int, height: int) -> RenderableType:
-        """The last snapshot, with a notice if it is stale."""
+        """Return the last snapshot, with a notice if it is stale."""
         snapshot, age = self._snapshot, time.monotonic() - self._received_at
         if snapshot is None:
             return Text(
@@ -121,7 +122,7 @@ class Watcher:
 
 
 def header(client: Client, snapshot: Snapshot, pool: str) -> Text:
-    """One line: the router that answers, and the scheduler that leads."""
+    """Return one line: the router that answers, and the scheduler that leads."""
     leader = (
         f"scheduler {snapshot.scheduler_id} leads"
         if snapshot.scheduler_id

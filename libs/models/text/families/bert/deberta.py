@@ -224,7 +224,7 @@ class DisentangledAttention(Attention):
         self.queries = self._by_head(queries) if "p2c" in self._kinds else None
 
     def spent(self) -> dict[str, Shape]:
-        """The linear layers that only `learn` needed. They are freed."""
+        """Return the linear layers that only `learn` needed. They are freed."""
         kinds = {"distance_key": "c2p", "distance_query": "p2c"} if self._own else {}
         return {
             name: Shape(self.qkv.inputs, self.qkv.slots[:1])

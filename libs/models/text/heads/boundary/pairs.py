@@ -185,24 +185,24 @@ class PairScorer(nn.Module):
         self, text: Text, pairs: Pairs, queries: Queries, starts: Tensor, ends: Tensor
     ) -> Tensor:
         """Return logits [queries, pairs]. `starts` and `ends` are those of `choose`."""
-        states, wanted = self.states(text, pairs), self.query.forward(queries.states)
-        scores = (wanted @ states.T).mul_(states.shape[1] ** -0.5)
+        states, projected = self.states(text, pairs), self.query.forward(queries.states)
+        scores = (projected @ states.T).mul_(states.shape[1] ** -0.5)
         scores += starts[:, pairs.starts] + ends[:, pairs.ends]
         scores += _within(queries.inside @ text.inside.T * text.inside.shape[1] ** -0.5, pairs)
-        return scores + self._conditioned(states, wanted)
+        return scores + self._film_scores(states, projected)
 
-    def _conditioned(self, states: Tensor, wanted: Tensor) -> Tensor:
-        """Compare in the second way: a query scales and shifts a pair's state before two layers
-        read it.
+    def _film_scores(self, states: Tensor, queries: Tensor) -> Tensor:
+        """Score pairs by feature-wise modulation (FiLM): each query scales and shifts the states of
+        the pairs before two layers read them.
 
         Returns [queries, pairs].
         """
-        scale, shift = self.film.forward(wanted).chunk(2, dim=-1)
-        at_once = max(1, _CHUNK_ELEMENTS // max(1, states.numel()))
+        scale, shift = self.film.forward(queries).chunk(2, dim=-1)
+        chunk = max(1, _CHUNK_ELEMENTS // max(1, states.numel()))
         parts = [
-            self.outer.forward(self.inner.forward(states * (1 + some[:, None]) + other[:, None]))
-            for some, other in zip(
-                torch.split(scale, at_once), torch.split(shift, at_once), strict=True
+            self.outer.forward(self.inner.forward(states * (1 + scales[:, None]) + shifts[:, None]))
+            for scales, shifts in zip(
+                torch.split(scale, chunk), torch.split(shift, chunk), strict=True
             )
         ]
         return torch.cat(parts)

@@ -42,7 +42,7 @@ Ids = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class _Marked:
+class _EntityWords:
     """Entities as words of a text."""
 
     rows: Ids
@@ -96,12 +96,12 @@ class GlirelProcessor:
         sequences, pairs = [], []
         found = self._frame.encode(work.texts, prompt, work.truncation, _LABELS, check_cancelled)
         for framed, given in zip(found, _given(work), strict=True):
-            marked = _marked(framed.words, given)
-            heads, tails = self._pairs(marked.firsts)
-            pairs.append(_Pairs(marked.rows, heads, tails))
+            entities = _entity_words(framed.words, given)
+            heads, tails = self._pairs(entities.firsts)
+            pairs.append(_Pairs(entities.rows, heads, tails))
             if len(heads):
                 places = PairPlaces(
-                    self._words(framed, labels), marked.firsts, marked.lasts, heads, tails
+                    self._words(framed, labels), entities.firsts, entities.lasts, heads, tails
                 )
                 sequences.append(InputSequence(framed.ids, input=places))
         return Prepared(work, "relations", sequences, _Notes(labels, pairs))
@@ -166,9 +166,9 @@ def _given(work: RelationsWork) -> Sequence[Sequence[Given]]:
     return work.entities or ((),) * len(work.texts)
 
 
-def _marked(words: Words, given: Sequence[Given]) -> _Marked:
-    """Return the words that each entity overlaps. Entities that overlap none, because they were
-    truncated or are only spaces, are dropped.
+def _entity_words(words: Words, given: Sequence[Given]) -> _EntityWords:
+    """Return the words that each entity of the request overlaps. Entities that overlap no word,
+    because they were truncated or contain only spaces, are dropped.
     """
     firsts = np.searchsorted(words.ends, [one.start for one in given], side="right").astype(
         np.int32
@@ -177,7 +177,7 @@ def _marked(words: Words, given: Sequence[Given]) -> _Marked:
         np.searchsorted(words.starts, [one.end for one in given], side="left").astype(np.int32) - 1
     )
     rows = np.flatnonzero(firsts <= lasts).astype(np.int32)
-    return _Marked(rows, firsts[rows], lasts[rows])
+    return _EntityWords(rows, firsts[rows], lasts[rows])
 
 
 def _relations(
