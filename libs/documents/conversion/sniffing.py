@@ -34,6 +34,34 @@ _MAIL_HEADERS: Final = frozenset(
     {"date", "subject", "to", "message-id", "mime-version", "received", "return-path"}
 )
 
+_OFFICE: Final = "application/vnd.openxmlformats-officedocument."
+FORMATS: Final[dict[str, tuple[Family, bytes]]] = {
+    "pdf": ("pdf", b""),
+    "docx": ("archive", b"word/"),
+    "xlsx": ("archive", b"xl/"),
+    "pptx": ("archive", b"ppt/"),
+    "epub": ("archive", b"META-INF/container.xml"),
+    "html": ("text", b""),
+    "eml": ("text", b""),
+    "md": ("text", b""),
+    "txt": ("text", b""),
+    "application/pdf": ("pdf", b""),
+    f"{_OFFICE}wordprocessingml.document": ("archive", b"word/"),
+    f"{_OFFICE}spreadsheetml.sheet": ("archive", b"xl/"),
+    f"{_OFFICE}presentationml.presentation": ("archive", b"ppt/"),
+    "application/epub+zip": ("archive", b"META-INF/container.xml"),
+    "text/html": ("text", b""),
+    "application/xhtml+xml": ("text", b""),
+    "message/rfc822": ("text", b""),
+    "text/markdown": ("text", b""),
+    "text/plain": ("text", b""),
+}
+"""The formats that a client may name, with their family and, of archives, a part of the name of a
+file in each.
+"""
+_HTML_NAMES: Final = frozenset({"html", "text/html", "application/xhtml+xml"})
+_MAIL_NAMES: Final = frozenset({"eml", "message/rfc822"})
+
 
 def family(data: bytes) -> Family | None:
     """Return the family of formats that a file belongs to; None if no reader exists for it."""
@@ -55,6 +83,21 @@ def refusal(data: bytes) -> str:
             "it as DOCX, XLSX or PPTX without a password"
         )
     return f"the bytes are not a document of a supported format: {READ_FORMATS}"
+
+
+def has_format(data: bytes, name: str) -> bool:
+    """Return whether a file can have the format that a client named, one of FORMATS. Whether it is
+    a valid file, only its reader finds out.
+    """
+    reads, part = FORMATS[name.lower()]
+    if family(data) != reads or part not in data:
+        return False
+    head = data[: 16 * HEAD_BYTES].decode("latin-1").removeprefix("\xef\xbb\xbf")
+    if data.startswith(_UTF_16):
+        head = data[: 16 * HEAD_BYTES].decode("utf-16", "replace")
+    if name.lower() in _HTML_NAMES:
+        return is_html(head)
+    return name.lower() not in _MAIL_NAMES or is_mail(head)
 
 
 def is_html(text: str) -> bool:

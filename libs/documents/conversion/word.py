@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from typing import Any, Final
 
 from . import markup
@@ -16,9 +17,26 @@ p[style-name='Subtitle'] => h2:fresh
 """
 
 
+_SMALLEST: Final = {
+    "[Content_Types].xml": (
+        '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"/>'
+    ),
+    "word/document.xml": (
+        '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main">'
+        "<w:body><w:p><w:r><w:t>a</w:t></w:r></w:p></w:body></w:document>"
+    ),
+}
+
+
 def load() -> None:
-    """Load all modules that a conversion needs."""
-    import mammoth.docx  # noqa: F401
+    """Load all modules that a conversion needs, by a conversion."""
+    import mammoth
+
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as packed:
+        for name, xml in _SMALLEST.items():
+            packed.writestr(name, xml)
+    mammoth.convert_to_html(out)
 
 
 def convert(archive: Archive, limits: Limits, pages: Pages) -> None:
