@@ -63,7 +63,7 @@ def _body(part: EmailMessage | None, limits: Limits) -> str:
     charset = part.get_content_charset()
     text = markup.decoded_as(data, charset) if charset else markup.decoded(data)
     if part.get_content_subtype() == "html":
-        return markup.from_html(text, "its body", limits)
+        return markup.from_html(text, "its body", limits).strip()
     return text.strip()
 
 
