@@ -4,14 +4,16 @@ that ends, or until it is idle too long.
 It is run by path, in Python's isolated mode, and imports no Shoal module but the package
 `conversion`, which is in its folder: `python -I -S child.py SITES FAMILY MEMORY SECONDS IDLE`.
 `SITES`: the directories of third-party modules, divided by colons. `FAMILY`: `pdf`, whose pages
-PDFium reads, or a family of formats that are converted to Markdown
-(`conversion/sniffing.py`). Before reading a document it gives up all that it does not need: it cannot open files or sockets (no descriptors are left) or start
-processes; address space and processor seconds of each request are limited. Effects of a hostile
-file on a parser end here; the caller reads the answers as untrusted bytes.
+PDFium reads, or a family of formats that are converted to Markdown (`conversion/sniffing.py`).
+Before it receives a document it gives up all that it does not need: it cannot open files or sockets
+(no descriptors are left) or start processes; address space and processor seconds of each request
+are limited. Effects of a hostile file on a parser end here; the caller reads the answers as
+untrusted bytes.
 
 A request and an answer are a frame each: the length of a JSON object (4 bytes, little-endian), the
 length of the payload (4 bytes), the object, the payload. Requests: `open` (payload: the file;
-`limits` of a conversion), `pages`, `sizes`, `draw`, `text`. Answers have `error`, or the requested values.
+`limits` of a conversion), `pages`, `sizes`, `draw`, `text`. Answers have `error`, or the requested
+values.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ def read_text_layer(data: bytes, first: int, last: int) -> tuple[int, list[str]]
             none.
 
     Raises:
-        ValueError: The file cannot be read, has no such page, or this installation lacks the modules
-            that read it.
+        ValueError: The file cannot be read, has no such page, or this installation lacks the
+            modules that read it.
     """
     reader = DocumentReader(1)
     try:

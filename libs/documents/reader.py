@@ -1,10 +1,11 @@
 """Read documents in separate processes: one process for each document, at most a few at a time,
 ended when idle.
 
-PDFium and the converters of other formats parse untrusted files, and PDFium is not thread-safe. A process that crashes, hangs or grows takes
-one document with it: the call raises InvalidInput, and the next one gets another process. No
-process reads two documents, so that one tenant's file cannot reach another's. One process is
-started ahead for PDF files, since a start takes 80 ms. Thread-safe.
+PDFium and the converters of other formats parse untrusted files, and PDFium is not thread-safe. A
+process that crashes, hangs or grows takes one document with it: the call raises InvalidInput, and
+the next one gets another process. No process reads two documents, so that one tenant's file cannot
+reach another's. One process is started ahead for PDF files, since a start takes 80 ms.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -72,6 +73,20 @@ def _nothing() -> None:
     return
 
 
+_CONVERSION: Final = Limits(
+    entries=limits.ARCHIVE_FILES,
+    archive_bytes=limits.ARCHIVE_BYTES,
+    part_bytes=limits.ARCHIVE_FILE_BYTES,
+    ratio=limits.ARCHIVE_RATIO,
+    depth=limits.DEPTH,
+    html_bytes=limits.HTML_BYTES,
+    cells=limits.SHEET_CELLS,
+    page_bytes=limits.TEXT_BYTES,
+    bytes=limits.CONVERTED_BYTES,
+    pages=limits.LENGTH,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Limits of one process. The defaults are those of `limits.py`; tests have smaller ones."""
@@ -79,18 +94,7 @@ class Bounds:
     memory: int = limits.MEMORY_BYTES
     seconds: int = limits.PAGE_SECONDS
     pixels: int = limits.PIXELS
-    conversion: Limits = Limits(
-        entries=limits.ARCHIVE_FILES,
-        archive_bytes=limits.ARCHIVE_BYTES,
-        part_bytes=limits.ARCHIVE_FILE_BYTES,
-        ratio=limits.ARCHIVE_RATIO,
-        depth=limits.DEPTH,
-        html_bytes=limits.HTML_BYTES,
-        cells=limits.SHEET_CELLS,
-        page_bytes=limits.TEXT_BYTES,
-        bytes=limits.CONVERTED_BYTES,
-        pages=limits.LENGTH,
-    )
+    conversion: Limits = _CONVERSION
 
 
 class _Lost(Exception):

@@ -133,12 +133,12 @@ def mail() -> bytes:
 
 
 PAGE: Final = (
-    "<!doctype html><html><head><title>T</title><style>p{}</style><script>evil()</script></head>"
-    "<body><h1>Title</h1><p>One &amp; <b>two</b> <a href='/x'>link</a></p>"
-    "<ol><li>a<ul><li>b</li></ul></li></ol>"
-    "<table><tr><th>k</th><th>v</th></tr><tr><td>a|b</td><td>1</td></tr></table>"
-    "<pre><code>x\n  y</code></pre></body></html>"
-).encode()
+    b"<!doctype html><html><head><title>T</title><style>p{}</style><script>evil()</script></head>"
+    b"<body><h1>Title</h1><p>One &amp; <b>two</b> <a href='/x'>link</a></p>"
+    b"<ol><li>a<ul><li>b</li></ul></li></ol>"
+    b"<table><tr><th>k</th><th>v</th></tr><tr><td>a|b</td><td>1</td></tr></table>"
+    b"<pre><code>x\n  y</code></pre></body></html>"
+)
 
 
 def archive(files: Mapping[str, str | bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:

@@ -143,7 +143,7 @@ class Archive:
 
 
 class XmlCheck:
-    """Parses XML without building a tree, and raises Refused for depth, document types and entities.
+    """Parses XML without building a tree. Raises Refused for depth, document types and entities.
 
     Expat fetches nothing and is the parser that the libraries use, so what passes here is the
     document that they see.

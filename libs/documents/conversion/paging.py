@@ -58,8 +58,8 @@ class Pages:
 
 
 def divide(text: bytes, most: int) -> list[bytes]:
-    """Return the parts of a text, each of at most `most` bytes: divided between blocks, else between
-    lines, words or characters. An empty text is one part.
+    """Return the parts of a text, each of at most `most` bytes. It is divided between blocks, else
+    between lines, words or characters. An empty text is one part.
     """
     parts, start = [], 0
     while len(text) - start > most:

@@ -108,7 +108,9 @@ def is_html(text: str) -> bool:
 
 
 def is_mail(text: str) -> bool:
-    """Return whether a text is an e-mail: a block of headers that has From and another usual one."""
+    """Return whether a text is an e-mail: it begins with headers, with From and another usual
+    one.
+    """
     names: set[str] = set()
     for line in text[: 16 * HEAD_BYTES].splitlines():
         if not line:

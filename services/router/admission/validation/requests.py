@@ -484,9 +484,8 @@ def _check_text_of(text: str, path: str, card: Card | None) -> None:
     if media_type(text) is not None:
         raise InvalidInput(
             f"{path} is a file in base64 (data:…;base64,), not a text: send the bytes of an image"
-            " as"
-            " image.data, of a document as document.data; the Python client and HTTP read such texts"
-            " as files",
+            " as image.data, of a document as document.data; the Python client and HTTP read such"
+            " texts as files",
             field=path,
         )
     limits.TEXT.check(_utf8(text), path)
