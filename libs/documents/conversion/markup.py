@@ -18,9 +18,9 @@ _LATIN: Final = frozenset({"iso-8859-1", "latin-1", "latin1", "us-ascii", "ascii
 """Browsers read these as Windows-1252."""
 _CODECS: Final = (
     "cp437", "cp1252", "utf-16", "utf-8-sig", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255",
-    "cp1256", "cp1257", "cp1258", "cp874", "iso8859-2", "iso8859-5", "iso8859-7", "iso8859-8", "iso8859-9",
-    "iso8859-15", "koi8-r", "koi8-u", "shift_jis", "cp932", "euc_jp", "iso2022_jp", "gbk",
-    "gb18030", "big5", "euc_kr", "mac-roman", "latin-1", "ascii",
+    "cp1256", "cp1257", "cp1258", "cp874", "iso8859-2", "iso8859-5", "iso8859-7", "iso8859-8",
+    "iso8859-9", "iso8859-15", "koi8-r", "koi8-u", "shift_jis", "cp932", "euc_jp", "iso2022_jp",
+    "gbk", "gb18030", "big5", "euc_kr", "mac-roman", "latin-1", "ascii",
 )  # fmt: skip
 
 
