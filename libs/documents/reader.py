@@ -292,7 +292,10 @@ class DocumentReader:
                 started, was_open = time.monotonic(), process.key == document.key
                 try:
                     if not was_open:
-                        asked = {"do": "open", "limits": asdict(self.bounds.conversion)}
+                        asked: dict[str, object] = {
+                            "do": "open",
+                            "limits": asdict(self.bounds.conversion),
+                        }
                         answer, _ = process.ask(asked, document.data)
                         _refuse(answer, document.path)
                         process.key = document.key

@@ -96,7 +96,7 @@ def book(chapters: Mapping[str, str] | None = None, package: str = "") -> bytes:
         "two.xhtml": "<h1>The end</h1><p>It ends.</p>",
         "one.xhtml": "<h1>Start</h1><p>It was &amp; is.</p>",
     }
-    order = [*reversed(texts)] if chapters is None else [*texts]
+    order = [*reversed([*texts])] if chapters is None else [*texts]
     items = "".join(f'<item id="{name}" href="{name}"/>' for name in texts)
     spine = "".join(f'<itemref idref="{name}"/>' for name in order)
     files = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import email
 import email.contentmanager
 import email.policy
-from email.message import EmailMessage
+from email.message import EmailMessage, MIMEPart
 from typing import Final
 
 from . import markup
@@ -54,7 +54,7 @@ def _header(message: EmailMessage, name: str) -> str:
         return ""
 
 
-def _body(part: EmailMessage | None, limits: Limits) -> str:
+def _body(part: MIMEPart | None, limits: Limits) -> str:
     if part is None:
         return ""
     data = part.get_payload(decode=True)

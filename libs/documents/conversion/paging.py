@@ -29,19 +29,17 @@ class Pages:
         """Add a page with a heading and a table. A table that is too long goes on on further pages,
         which repeat heading and header.
         """
-        most = self._limits.page_bytes
-        top, lines, size = [heading, ""], [], 0
+        top, top_bytes = [heading, ""], 0
+        lines: list[str] = []
+        size = 0
         for row in rows:
             line = markup.row_line(row)
-            if len(top) == 2:
+            if not top_bytes:
                 top += [line, markup.separator(len(row))]
+                top_bytes = sum(map(_line_bytes, top))
                 continue
-            needed = len(line.encode("utf-8", "replace")) + 1
-            if (
-                lines
-                and size + needed + sum(len(one.encode("utf-8", "replace")) + 1 for one in top)
-                > most
-            ):
+            needed = _line_bytes(line)
+            if lines and top_bytes + size + needed > self._limits.page_bytes:
                 self.add("\n".join([*top, *lines]))
                 lines, size = [], 0
             lines.append(line)
@@ -55,6 +53,10 @@ class Pages:
         if len(self.texts) == self._limits.pages:
             raise Refused(f"the document has more than {self._limits.pages:,} pages")
         self.texts.append(text)
+
+
+def _line_bytes(line: str) -> int:
+    return len(line.encode("utf-8", "replace")) + 1
 
 
 def divide(text: bytes, most: int) -> list[bytes]:
