@@ -299,7 +299,10 @@ def hostile() -> dict[str, tuple[bytes, str]]:
         ),
         "deep HTML": (b"<html><body>" + b"<div>" * 100_000 + b"x", "more than 256 elements"),
         "long HTML": (b"<html>" + b"<p>a b c d</p>" * 1_300_000, "at most 16,777,216"),
-        "deep e-mail": (nested_mail, "e-mail cannot be read"),
+        "deep e-mail": (
+            nested_mail,
+            "e-mail cannot be read: it has more than 256 parts that have parts",
+        ),
         "binary": (b"\x00\x01\x02", "not a document of a supported format"),
         "old Word": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "save it as DOCX"),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import email.contentmanager
 import email.policy
+import re
 from email.message import EmailMessage, MIMEPart
 from typing import Final
 
@@ -13,6 +14,7 @@ from .limits import Limits, Refused
 from .paging import Pages
 
 _HEADERS: Final = ("From", "To", "Cc", "Date")
+_CONTAINER: Final = re.compile(rb"^content-type:\s*(?:multipart|message)/", re.I | re.M)
 _MAX_ATTACHMENTS: Final = 100
 _MAX_HEADER: Final = 10_000
 
@@ -29,6 +31,9 @@ def load() -> None:
 
 def convert(data: bytes, limits: Limits, pages: Pages) -> None:
     """Add the message as one page, or more if it is long. Attachments are named and not read."""
+    # Each level of parts costs the parser time for every line in it, so they are counted first.
+    if len(_CONTAINER.findall(data)) > limits.depth:
+        raise Refused(f"it has more than {limits.depth:,} parts that have parts")
     try:
         message = email.message_from_bytes(data, policy=email.policy.default)
         if not isinstance(message, EmailMessage):
