@@ -3,8 +3,8 @@ that ends, or until it is idle too long.
 
 It is run by path, in Python's isolated mode, and imports no Shoal module but the package
 `conversion`, which is in its folder: `python -I -S child.py SITES FAMILY MEMORY SECONDS IDLE`.
-`SITES`: the directories of third-party modules, divided by colons. `FAMILY`: `pdf`, whose pages
-PDFium reads, or a family of formats that are converted to Markdown (`conversion/sniffing.py`).
+`SITES`: the directories of third-party modules, divided by colons. `FAMILY`: `pdf` for
+PDFium, or a family of formats that are converted to Markdown (`conversion/sniffing.py`).
 Before it receives a document it gives up all that it does not need: it cannot open files or sockets
 (no descriptors are left) or start processes; address space and processor seconds of each request
 are limited. Effects of a hostile file on a parser end here; the caller reads the answers as

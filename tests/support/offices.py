@@ -59,7 +59,7 @@ def workbook() -> bytes:
 
 
 def sheet(rows: int) -> bytes:
-    """One sheet with so many rows of two cells."""
+    """One sheet with `rows` rows of two cells."""
     made, out = openpyxl.Workbook(write_only=True), io.BytesIO()
     page = made.create_sheet("Long")
     page.append(["Number", "Text"])
@@ -158,7 +158,7 @@ def _types(part: str, content: str) -> str:
 
 
 def word_of(document: str | bytes, **more: str | bytes) -> bytes:
-    """A DOCX file whose main part has this XML."""
+    """A DOCX file with this XML as its main part."""
     return archive(
         {
             "[Content_Types].xml": _types("word/document.xml", _DOCX_TYPE),
@@ -203,7 +203,7 @@ _ENTITIES: Final = (
 
 
 def _lying() -> bytes:
-    """A file whose directory says that a bomb has few bytes."""
+    """A bomb with a directory that says that it has few bytes."""
     data = bytearray(word_of(b"<a>" + b" " * (80 << 20) + b"</a>"))
     at = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 4)
     data[at + 24 : at + 28] = (1000).to_bytes(4, "little")
@@ -301,7 +301,7 @@ def hostile() -> dict[str, tuple[bytes, str]]:
         "long HTML": (b"<html>" + b"<p>a b c d</p>" * 1_300_000, "at most 16,777,216"),
         "deep e-mail": (
             nested_mail,
-            "e-mail cannot be read: it has more than 256 parts that have parts",
+            "e-mail cannot be read: it has more than 256 parts",
         ),
         "binary": (b"\x00\x01\x02", "not a document of a supported format"),
         "old Word": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "save it as DOCX"),

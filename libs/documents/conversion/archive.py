@@ -66,7 +66,7 @@ class Archive:
                 )
 
     def read(self, name: str) -> bytes:
-        """Return a file of the archive. What the directory says about its size is not trusted."""
+        """Return a file of the archive. Its size in the directory is not trusted."""
         limits = self._limits
         entry = self._zip.NameToInfo.get(name)
         if entry is None:
@@ -125,7 +125,7 @@ class Archive:
         are empty.
 
         Args:
-            checks: The check of files whose names begin with the key; others get `XmlCheck`.
+            checks: By the beginning of a file's name, its check; other files get `XmlCheck`.
         """
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as packed:

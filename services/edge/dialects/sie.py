@@ -106,7 +106,7 @@ class DocumentIn(msgspec.Struct, kw_only=True):
 
     Attributes:
         data: The file's bytes; base64 in JSON.
-        format: `pdf`, `docx`, `xlsx`, `pptx`, `epub`, `html`, `eml`, `md` or `txt`, or its media
+        format: `pdf`, `docx`, `xlsx`, `pptx`, `epub`, `html`, `eml`, `txt`, or its media
             type. It is compared with the data; omitted, it is recognized.
         first_page: From 1; 0 is the first page.
         last_page: 0 is the last page, for at most 16 pages.
