@@ -20,7 +20,7 @@ ROLES: Mapping[str, str] = {
     "edge": "shoal-mesh[edge]",
     "router": "shoal-mesh[router]",
     "scheduler": "shoal-mesh[scheduler]",
-    "worker": "shoal-mesh[worker,grammar,chunking,s3,gs]",
+    "worker": "shoal-mesh[worker,grammar,chunking,documents,s3,gs]",
 }
 OURS = frozenset({"shoal", "shoal-mesh"})
 

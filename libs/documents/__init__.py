@@ -1,8 +1,8 @@
-"""PDF files: their pages as pixels, and the text layer. PDFium reads them, in processes of their
-own (decision 0043).
+"""Documents: the pages of PDF files as pixels, their text layer, and other formats as Markdown.
+Separate processes read them (decision 0043).
 
 `limits.py` says how much is read, `child.py` is the program of the processes, `reader.py` starts
-and ends them.
+and ends them, and `conversion` writes Markdown in them.
 """
 
 from __future__ import annotations

@@ -1,19 +1,24 @@
 """The program of a process that reads one document: it answers requests on its standard input until
 that ends, or until it is idle too long.
 
-It is run by path, in Python's isolated mode, and imports no Shoal module: `python -I -S child.py
-SITE MEMORY SECONDS IDLE`. `SITE`: the directory of pypdfium2. Before reading a document it gives up
-all that it does not need: it cannot open files or sockets (no descriptors are left) or start
-processes; address space and processor seconds of each request are limited. Effects of a hostile
-file on PDFium end here; the caller reads the answers as untrusted bytes.
+It is run by path, in Python's isolated mode, and imports no Shoal module but the package
+`conversion`, which is in its folder: `python -I -S child.py SITES FAMILY MEMORY SECONDS IDLE`.
+`SITES`: the directories of third-party modules, divided by colons. `FAMILY`: `pdf` for
+PDFium, or a family of formats that are converted to Markdown (`conversion/sniffing.py`).
+Before it receives a document it gives up all that it does not need: it cannot open files or sockets
+(no descriptors are left) or start processes; address space and processor seconds of each request
+are limited. Effects of a hostile file on a parser end here; the caller reads the answers as
+untrusted bytes.
 
 A request and an answer are a frame each: the length of a JSON object (4 bytes, little-endian), the
-length of the payload (4 bytes), the object, the payload. Requests: `open` (payload: the file),
-`pages`, `sizes`, `draw`, `text`. Answers have `error`, or the requested values.
+length of the payload (4 bytes), the object, the payload. Requests: `open` (payload: the file;
+`limits` of a conversion), `pages`, `sizes`, `draw`, `text`. Answers have `error`, or the requested
+values.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -39,15 +44,15 @@ class Refused(Exception):
 
 
 def main() -> None:
-    site, memory, seconds, idle = sys.argv[1], *map(int, sys.argv[2:5])
-    sys.path.insert(0, site)
-    import pypdfium2
+    sites, family = sys.argv[1:3]
+    memory, seconds, idle = map(int, sys.argv[3:6])
+    sys.path[:0] = sites.split(os.pathsep)
+    document = _document(family)
 
     out = os.dup(1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)  # PDFium's own messages
     os.close(null)
-    document = Document(pypdfium2)
     document.warm()
     _confine(memory, highest=out)
     while select.select([0], [], [], idle if document.is_open else None)[0]:
@@ -57,7 +62,7 @@ def main() -> None:
         _allow_seconds(seconds)
         try:
             answer, payload = document.handle(*frame)
-        except Refused as error:
+        except document.refusals as error:
             answer, payload = {"error": str(error)}, b""
         except Exception as error:
             answer, payload = (
@@ -65,6 +70,23 @@ def main() -> None:
                 b"",
             )
         _write_frame(out, answer, payload)
+
+
+def _document(family: str) -> Document | Converted:
+    if family == "pdf":
+        import pypdfium2
+
+        return Document(pypdfium2)
+    folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path.append(folder)
+    try:
+        return Converted(
+            importlib.import_module("conversion.formats"),
+            importlib.import_module("conversion.limits"),
+            family,
+        )
+    finally:
+        sys.path.remove(folder)
 
 
 def _confine(memory: int, highest: int) -> None:
@@ -91,7 +113,9 @@ def _allow_seconds(seconds: int) -> None:
 
 
 class Document:
-    """The one document that this process reads. `pdfium`: the module."""
+    """A PDF file, the one document that this process reads. `pdfium`: the module."""
+
+    refusals: tuple[type[Exception], ...] = (Refused,)
 
     def __init__(self, pdfium: Any) -> None:
         self._pdfium = pdfium
@@ -175,6 +199,44 @@ class Document:
                 f"page {number} has {len(text):,} bytes of text; at most {most:,} are read"
             )
         return {}, text
+
+
+class Converted:
+    """A document that is converted to Markdown when it is opened.
+
+    Args:
+        formats: The module conversion.formats.
+        limits: The module conversion.limits.
+        family: The document's family of formats.
+    """
+
+    def __init__(self, formats: Any, limits: Any, family: str) -> None:
+        self._formats, self._limits, self._family = formats, limits, family
+        self._kind, self._pages = "", list[bytes]()
+        self.refusals: tuple[type[Exception], ...] = (Refused, limits.Refused)
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._kind)
+
+    def warm(self) -> None:
+        """Load what conversions load at first use, while files can still be opened."""
+        self._formats.load(self._family)
+        json.loads(json.dumps({"a": 1.5}))
+
+    def handle(self, asked: dict[str, Any], payload: bytes) -> Answer:
+        if asked["do"] == "open":
+            limits = self._limits.Limits(**asked["limits"])
+            self._kind, self._pages = self._formats.convert(payload, self._family, limits)
+            return {"pages": len(self._pages)}, b""
+        if asked["do"] == "pages":
+            return {"pages": len(self._pages)}, b""
+        if asked["do"] == "text":
+            return {}, self._pages[asked["page"] - 1]
+        raise Refused(
+            f"the {self._kind} has no pages that can be drawn as images: only its text is read, by "
+            "the task text"
+        )
 
 
 def _read_frame() -> tuple[dict[str, Any], bytes] | None:

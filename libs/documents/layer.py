@@ -1,4 +1,4 @@
-"""The text layer of a document, for `shoal extract text` without a model. No mesh is needed."""
+"""The text of a document, for `shoal extract text` without a model. No mesh is needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def read_text_layer(data: bytes, first: int, last: int) -> tuple[int, list[str]]
     """Read pages `first` to `last` in the limited process that workers use.
 
     Args:
-        data: A PDF file.
+        data: A PDF file, or a document of another format, which is converted to Markdown.
         first: The first page; pages count from 1.
         last: The last page; 0, or one beyond the end, is the document's last.
 
@@ -19,8 +19,8 @@ def read_text_layer(data: bytes, first: int, last: int) -> tuple[int, list[str]]
             none.
 
     Raises:
-        ValueError: The file cannot be read, has no such page, or this installation has no
-            pypdfium2.
+        ValueError: The file cannot be read, has no such page, or this installation lacks the
+            modules that read it.
     """
     reader = DocumentReader(1)
     try:

@@ -35,3 +35,20 @@ ITEM_SECONDS: Final = 60.0
 """By the clock, for all steps of one item, without waiting for a process."""
 MEMORY_BYTES: Final = 1 << 30
 """Address space of a process that reads documents."""
+ARCHIVE_FILES: Final = 10_000
+"""Files in a document that is a ZIP archive (DOCX, XLSX, PPTX, EPUB)."""
+ARCHIVE_BYTES: Final = 128 << 20
+"""Of all files in a ZIP archive, uncompressed."""
+ARCHIVE_FILE_BYTES: Final = 64 << 20
+"""Of one file that is read from a ZIP archive, uncompressed."""
+ARCHIVE_RATIO: Final = 200
+"""Uncompressed bytes for each compressed byte of a file of more than 1 MiB in a ZIP archive."""
+DEPTH: Final = 256
+"""Elements of XML or HTML inside one another."""
+HTML_BYTES: Final = 16 << 20
+"""Of HTML: of a web page, of a chapter, or of a DOCX file before it is Markdown. 15 MB take 370 MB
+of memory."""
+SHEET_CELLS: Final = 4_000_000
+"""Of the used area of a sheet, with or without a value."""
+CONVERTED_BYTES: Final = 32 << 20
+"""Of all Markdown of a document."""

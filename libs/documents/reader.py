@@ -1,10 +1,11 @@
 """Read documents in separate processes: one process for each document, at most a few at a time,
 ended when idle.
 
-PDFium is not thread-safe and parses untrusted files. A process that crashes, hangs or grows takes
-one document with it: the call raises InvalidInput, and the next one gets another process. No
-process reads two documents, so that one tenant's file cannot reach another's. One process is
-started ahead, since a start takes 80 ms. Thread-safe.
+PDFium and the converters of other formats parse untrusted files, and PDFium is not thread-safe. A
+process that crashes, hangs or grows takes one document with it: the call raises InvalidInput, and
+the next one gets another process. No process reads two documents, so that one tenant's file cannot
+reach another's. One process is started ahead for PDF files, since a start takes 80 ms.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -32,6 +33,8 @@ from typing import Final
 import numpy as np
 
 from libs.documents import limits
+from libs.documents.conversion.limits import Limits
+from libs.documents.conversion.sniffing import MODULES, Family, family, refusal
 from libs.documents.drawn import Pixels
 from libs.errors import InternalError, InvalidInput, NoCapacity
 
@@ -46,6 +49,10 @@ _CHECK_SECONDS: Final = 0.1
 """How often a caller that waits for an answer may end that."""
 _WAIT_SECONDS: Final = 60.0
 """For a process to become free."""
+_KINDS: Final = {
+    "archive": "DOCX, XLSX, PPTX and EPUB files",
+    "text": "HTML files, e-mail and texts",
+}
 _CHILD: Final = Path(__file__).with_name("child.py")
 _HEAD: Final = struct.Struct("<II")
 _MAX_TOLD: Final = 64 << 10
@@ -66,6 +73,20 @@ def _nothing() -> None:
     return
 
 
+_CONVERSION: Final = Limits(
+    entries=limits.ARCHIVE_FILES,
+    archive_bytes=limits.ARCHIVE_BYTES,
+    part_bytes=limits.ARCHIVE_FILE_BYTES,
+    ratio=limits.ARCHIVE_RATIO,
+    depth=limits.DEPTH,
+    html_bytes=limits.HTML_BYTES,
+    cells=limits.SHEET_CELLS,
+    page_bytes=limits.TEXT_BYTES,
+    bytes=limits.CONVERTED_BYTES,
+    pages=limits.LENGTH,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Limits of one process. The defaults are those of `limits.py`; tests have smaller ones."""
@@ -73,6 +94,7 @@ class Bounds:
     memory: int = limits.MEMORY_BYTES
     seconds: int = limits.PAGE_SECONDS
     pixels: int = limits.PIXELS
+    conversion: Limits = _CONVERSION
 
 
 class _Lost(Exception):
@@ -86,18 +108,18 @@ class _Lost(Exception):
 
 
 class _Process:
-    """One child. Used by one thread at a time."""
+    """One child, which reads one family of formats. Used by one thread at a time."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self.key = b""
+    def __init__(self, bounds: Bounds, reads: Family = "pdf") -> None:
+        self.key, self.family = b"", reads
         self.check: Callable[[], None] = _nothing
         self._processor_seconds, self._seconds = (
             bounds.seconds,
             max(bounds.seconds * _SLACK, _MIN_SECONDS),
         )
-        arguments = (bounds.memory, bounds.seconds, IDLE_SECONDS)
+        arguments = (_sites(reads), reads, bounds.memory, bounds.seconds, IDLE_SECONDS)
         self._child = subprocess.Popen(  # noqa: S603 # our program
-            [sys.executable, "-I", "-S", str(_CHILD), _site(), *map(str, arguments)],
+            [sys.executable, "-I", "-S", str(_CHILD), *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -266,11 +288,15 @@ class DocumentReader:
         is asked, once. A failure that the document itself causes is not repeated.
         """
         for is_last in (False, True):
-            with self._metered(self._taken(document.key, document.path)) as process:
+            with self._metered(self._taken(document)) as process:
                 started, was_open = time.monotonic(), process.key == document.key
                 try:
                     if not was_open:
-                        answer, _ = process.ask({"do": "open"}, document.data)
+                        asked: dict[str, object] = {
+                            "do": "open",
+                            "limits": asdict(self.bounds.conversion),
+                        }
+                        answer, _ = process.ask(asked, document.data)
                         _refuse(answer, document.path)
                         process.key = document.key
                     answer, payload = process.ask(about, most=most)
@@ -299,8 +325,9 @@ class DocumentReader:
                 )
 
     @contextmanager
-    def _taken(self, key: bytes, path: str) -> Iterator[_Process]:
-        process = self._take(key, path)
+    def _taken(self, document: OpenDocument) -> Iterator[_Process]:
+        key = document.key
+        process = self._take(document)
         try:
             yield process
         except BaseException:
@@ -319,10 +346,11 @@ class DocumentReader:
                     self._pool.idle.insert(0, _Process(self.bounds))
                 self._pool.changed.notify()
 
-    def _take(self, key: bytes, path: str) -> _Process:
-        """Return the process that has the document, else one started ahead, else a new one in place
-        of the least recently used.
+    def _take(self, document: OpenDocument) -> _Process:
+        """Return the process that has the document, else one started ahead for its family of formats, else
+        a new one in place of the least recently used.
         """
+        key, path, reads = document.key, document.path, document.family
         pool, until = self._pool, time.monotonic() + _WAIT_SECONDS
         ended: _Process | None = None
         with pool.changed:
@@ -335,7 +363,7 @@ class DocumentReader:
                 pool.idle.remove(process)
                 process.end()
             wanted = [process for process in pool.idle if process.key == key] or [
-                one for one in pool.idle if not one.key
+                one for one in pool.idle if not one.key and one.family == reads
             ]
             if wanted:
                 pool.idle.remove(wanted[0])
@@ -345,7 +373,7 @@ class DocumentReader:
         if ended is not None:
             ended.end()
         try:
-            return wanted[0] if wanted else _Process(self.bounds)
+            return wanted[0] if wanted else _Process(self.bounds, reads)
         except BaseException:
             with pool.changed:
                 pool.busy -= 1
@@ -353,13 +381,17 @@ class DocumentReader:
 
 
 class OpenDocument:
-    """A document that PDFium has opened. `length`: its pages. Pages count from 1. `seconds`: what
-    reading it took so far.
+    """A document that a process has opened. `length`: its pages. Pages count from 1. `seconds`:
+    what reading it took so far. `family`: its family of formats.
     """
 
     def __init__(self, reader: DocumentReader, data: bytes, path: str) -> None:
         self.data, self.path = data, path
         self.key = blake2b(data, digest_size=16).digest()
+        found = family(data)
+        if found is None:
+            raise InvalidInput(refusal(data), field=path)
+        self.family = found
         self._reader = reader
         self.seconds = 0.0
         self.length = _whole(self._ask({"do": "pages"}, "when it was opened")[0], "pages")
@@ -405,8 +437,8 @@ class OpenDocument:
         return np.frombuffer(payload, np.uint8).reshape(height, width, 3)
 
     def text(self, page: int) -> str:
-        """Return the text layer of a page as PDFium has it, lines ended by CR LF; empty where there
-        is none, as of a scan.
+        """Return the text layer of a page as PDFium has it, lines ended by CR LF; empty where there is
+        none, as of a scan. Of other formats than PDF: the page's Markdown.
         """
         asked = {"do": "text", "page": page, "bytes": limits.TEXT_BYTES}
         return self._ask(asked, f"when the text of page {page} was read", most=limits.TEXT_BYTES)[
@@ -458,15 +490,21 @@ def _whole(answer: dict[str, object], name: str) -> int:
     return value
 
 
-def _site() -> str:
-    """Return the directory that pypdfium2 is installed in."""
-    spec = find_spec("pypdfium2")
-    if spec is None or spec.origin is None:
-        raise NoCapacity(
-            "documents are not read here: the Python module pypdfium2 is missing. Install "
-            "shoal-mesh[worker]"
-        )
-    return str(Path(spec.origin).parents[1])
+def _sites(reads: Family) -> str:
+    """Return the directories that the modules of a family are installed in."""
+    found: list[str] = []
+    for name in MODULES[reads]:
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            what, extra = (
+                ("documents", "worker") if reads == "pdf" else (_KINDS[reads], "documents")
+            )
+            raise NoCapacity(
+                f"{what} are not read here: the Python module {name} is missing. Install "
+                f"shoal-mesh[{extra}]"
+            )
+        found.append(str(Path(spec.origin).parents[1]))
+    return os.pathsep.join(dict.fromkeys(found))
 
 
 @cache

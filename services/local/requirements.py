@@ -22,6 +22,9 @@ NEEDED: Final = (
         "huggingface_hub",
         "PIL",
         "pypdfium2",
+        "html_to_markdown",
+        "mammoth",
+        "python_calamine",
     ),  # worker
 )
 

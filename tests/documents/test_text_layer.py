@@ -16,7 +16,7 @@ from shoal.cli import main
 from shoal.cli.inference import pages
 from typer.testing import CliRunner
 
-from tests.support import pdfs
+from tests.support import offices, pdfs
 
 READER = EntryPoint("text_layer", "libs.documents.layer:read_text_layer", pages.GROUP)
 Run = Callable[..., Any]
@@ -73,7 +73,9 @@ def test_text_layer_is_read_without_a_model_and_without_a_mesh(
     [
         (pdfs.document(["", ""]), (), "report.pdf has no text layer: --model names a model"),
         (pdfs.document(["one"]), ("--pages", "2"), "page 2 does not exist: the document has 1"),
-        (b"no PDF", (), "report.pdf: the bytes are no PDF that can be read"),
+        (b"%PDF-1.7", (), "report.pdf: the bytes are no PDF that can be read"),
+        (b"\x00", (), "report.pdf: the bytes are not a document of a supported format"),
+        (b"<html></html>", (), "report.pdf has no text\n"),
     ],
 )
 def test_unreadable_document_is_an_error(
@@ -83,6 +85,16 @@ def test_unreadable_document_is_an_error(
     ran = run(report, *arguments)
     assert (ran.exit_code, ran.stdout) == (1, "")
     assert problem in ran.stderr
+
+
+def test_docx_file_is_written_with_its_headings(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "report.docx"
+    file.write_bytes(offices.word())
+    ran = run(file)
+    assert (ran.exit_code, ran.stdout.startswith("# Annual report\n\n# Sales\n")) == (0, True)
+    ran = run(file, "--output", tmp_path / "report.md")
+    assert (tmp_path / "report.md").read_text().endswith("## Costs\n\nCosts fell.\n\n")
+    assert re.search(r"1 page in [\d.]+ s from the file -> ", ran.stderr)
 
 
 def test_options_of_models_need_a_model(run: Run, report: Path) -> None:
@@ -103,7 +115,7 @@ def test_missing_reader_names_the_package_to_install(
     ) == (1, True)
     unloadable = EntryPoint("text_layer", "tests.documents.no_such_module:read", pages.GROUP)
     ran = _run(monkeypatch, "127.0.0.1:1", [unloadable])(report)
-    assert (ran.exit_code, "PDF files are not read here: No module named" in ran.stderr) == (
+    assert (ran.exit_code, "documents are not read here: No module named" in ran.stderr) == (
         1,
         True,
     )

@@ -248,6 +248,30 @@ def test_document_reaches_the_mesh_with_its_pages() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "problem"),
+    [
+        ("docx", b"%PDF-1.7", "but data has another format"),
+        ("text/html", b"# Markdown", "but data has another format"),
+        ("application/msword", b"%PDF-1.7", "must be one of pdf, docx, xlsx, pptx, epub, html"),
+        ("HTML", b"<!doctype html><p>a", None),
+        ("text/markdown", b"# Markdown", None),
+    ],
+)
+def test_declared_format_of_a_document_is_checked(
+    name: str, data: bytes, problem: str | None
+) -> None:
+    body = {"items": [{"document": {"data": base64.b64encode(data).decode(), "format": name}}]}
+    if problem is None:
+        message: Any = ask(sie.encode, body).message
+        assert message.items[0].parts[0].document.data == data
+    else:
+        with pytest.raises(HttpError) as caught:
+            ask(sie.encode, body)
+        assert problem in caught.value.message
+        assert caught.value.field == "items[0].document.format"
+
+
 def test_text_of_a_document_is_read_over_http() -> None:
     """A model that reads pages returns their text, and any other model for documents their text
     layer.

@@ -1,4 +1,4 @@
-"""Files declared as PDF documents, through the processes that read them."""
+"""PDF files and documents of other formats, through the processes that read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from libs.documents.reader import Bounds, DocumentReader
 from libs.errors import InvalidInput
 from tests.fuzz import mutate
 from tests.fuzz.target import Broken, Random, Target, Try
-from tests.support import pdfs
+from tests.support import offices, pdfs
 
 _FIELD: Final = "items[0].parts[0].document"
 _BOUNDS: Final = Bounds(memory=512 << 20, seconds=1, pixels=1 << 20)
@@ -44,6 +44,12 @@ def _known() -> tuple[bytes, ...]:
         _GOOD,
         pdfs.document(["first", "", "third (page)"]),
         pdfs.document(["", ""], (50, 80)),
+        offices.word(),
+        offices.workbook(),
+        offices.slides(),
+        offices.book(),
+        offices.mail(),
+        offices.PAGE,
         *small,
     )
 

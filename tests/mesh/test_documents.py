@@ -22,7 +22,7 @@ from shoal.v1 import inference_pb2_grpc, models_pb2, models_pb2_grpc
 from typer.testing import CliRunner
 
 from tests.parity.image_repositories import TEXTS, write_repository
-from tests.support import pdfs
+from tests.support import offices, pdfs
 from tests.support.cluster import Cluster
 from tests.support.waiting import wait_until
 
@@ -128,7 +128,8 @@ def test_hostile_documents_are_refused_with_their_path_and_no_worker_dies(
 
 REFUSED: dict[str, tuple[pb.Document, str]] = {
     "nothing": (pb.Document(), "document"),
-    "no PDF": (pb.Document(data=b"hello"), "document.data"),
+    "no document": (pb.Document(data=b"\x00hello"), "document.data"),
+    "a format without images": (pb.Document(data=b"hello"), "document"),
     "a file that is not there": (pb.Document(file=3), "document.file"),
     "pages backwards": (pb.Document(data=THREE, first_page=3, last_page=2), "document.last_page"),
     "too many pages": (pb.Document(data=THREE, first_page=1, last_page=65), "document.last_page"),
@@ -155,6 +156,49 @@ def test_invalid_documents_are_refused(client: shoal.Client, mesh: Cluster, name
             lambda: models_pb2.INPUT_KIND_DOCUMENT in models.GetModel(asked).model.card.inputs
         )
     assert field in str(caught.value.trailing_metadata()) or field in str(caught.value)
+
+
+OFFICE = {
+    "docx": (offices.word(), "# Annual report"),
+    "xlsx": (offices.workbook(), "## Sales 2024"),
+    "pptx": (offices.slides(), "# Plans"),
+    "epub": (offices.book(), "# Start"),
+    "html": (offices.PAGE, "# Title"),
+    "eml": (offices.mail(), "# Grüße über alles"),
+    "md": (b"# A\n\ntext", "# A"),
+}
+
+
+@pytest.mark.parametrize("name", OFFICE)
+def test_other_formats_are_returned_as_markdown(client: shoal.Client, name: str) -> None:
+    data, begin = OFFICE[name]
+    (found,) = client.extract(MODEL, Document(data), shoal.ReadText(kind="ocr"))
+    assert found.pages[0].text.startswith(begin)
+    assert all(page.is_text_layer for page in found.pages)
+    assert [page.page for page in found.pages] == [*range(1, found.document_pages + 1)]
+
+
+def test_other_formats_are_refused_where_pages_are_images(client: shoal.Client) -> None:
+    with pytest.raises(errors.InvalidInput, match="DOCX file has no pages that can be drawn"):
+        client.encode(MODEL, Document(offices.word(), 1, 1))
+
+
+def test_hostile_files_of_other_formats_are_refused_with_their_path(client: shoal.Client) -> None:
+    for name in ("zip bomb", "DOCX with entities", "deep HTML", "XLSX of two far cells"):
+        data, problem = offices.hostile()[name]
+        with pytest.raises(errors.InvalidInput) as caught:
+            client.extract(MODEL, [Document(THREE, 1, 1), Document(data)], shoal.ReadText())
+        assert problem in str(caught.value), name
+        assert caught.value.field == "items[1].parts[0].document", name
+
+
+def test_command_writes_markdown_of_a_docx_file(mesh: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "report.docx").write_bytes(offices.word())
+    command = ["extract", "text", str(tmp_path / "report.docx"), "--model", MODEL]
+    result = CliRunner().invoke(main.build(), [*command, "--address", mesh.address])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("# Annual report\n\n# Sales\n")
+    assert "## Page" not in result.stdout
 
 
 def test_text_models_refuse_documents(client: shoal.Client) -> None:

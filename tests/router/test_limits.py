@@ -367,7 +367,7 @@ def test_requests_in_flight_take_no_more_than_they_are_counted_as(tmp_path: Path
             for number, request in enumerate(requests):
                 request.model = f"tests/{verb}-{number % 20}"
                 metadata = (("x-shoal-tenant", f"t{number}"),)
-                calls.append(getattr(stub, verb).future(request, timeout=5.0, metadata=metadata))
+                calls.append(getattr(stub, verb).future(request, timeout=15.0, metadata=metadata))
             codes = {call.code() for call in calls}
             assert codes == {
                 grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -37,7 +37,7 @@ Picture: TypeAlias = Path | bytes | PillowImage | NDArray[np.uint8]
 @dataclass(frozen=True, slots=True)
 class Document:
     """Pages of a PDF file, each of which is an image for a model: `Document(Path("report.pdf"), 1,
-    5)`.
+    5)`. `ReadText` also takes DOCX, XLSX, PPTX, EPUB, HTML, e-mail and Markdown files.
 
     Pages count from 1. `first_page` 0: the first. `last_page` 0: the last, and then at most 16
     pages; one beyond the document's end is its last. `dots_per_inch` 0: 144. Models that read one

@@ -21,6 +21,7 @@ from shoal.transport.methods import ENCODE, EXTRACT, GET_MODEL, SCORE
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
+from libs.documents.conversion import sniffing
 from services.edge.messages.base import (
     MSGPACK,
     Answer,
@@ -101,11 +102,12 @@ Id = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class DocumentIn(msgspec.Struct, kw_only=True):
-    """Pages of a PDF file.
+    """Pages of a PDF file, or the text of a document of another format.
 
     Attributes:
         data: The file's bytes; base64 in JSON.
-        format: `pdf`, or omitted.
+        format: `pdf`, `docx`, `xlsx`, `pptx`, `epub`, `html`, `eml`, `txt`, or its media
+            type. It is compared with the data; omitted, it is recognized.
         first_page: From 1; 0 is the first page.
         last_page: 0 is the last page, for at most 16 pages.
         dots_per_inch: The resolution of pages that a model reads; 0 is 144.
@@ -642,16 +644,22 @@ def _item(item: ItemIn, field: str) -> pb.Item:
 def _document(document: DocumentIn | bytes, field: str) -> pb.Document:
     if isinstance(document, bytes):
         return pb.Document(data=document)
-    if document.format not in (None, "", "pdf", "application/pdf"):
-        raise invalid(
-            f"{field}.format is {document.format!r}; only PDF files are read", f"{field}.format"
-        )
+    if document.format:
+        _check_format(document.data, document.format, f"{field}.format")
     return pb.Document(
         data=document.data,
         first_page=document.first_page,
         last_page=document.last_page,
         dots_per_inch=document.dots_per_inch,
     )
+
+
+def _check_format(data: bytes, name: str, field: str) -> None:
+    if name.lower() not in sniffing.FORMATS:
+        known = ", ".join(name for name in sniffing.FORMATS if "/" not in name)
+        raise invalid(f"{field} is {name!r}; it must be one of {known}, or a media type", field)
+    if not sniffing.has_format(data, name):
+        raise invalid(f"{field} is {name!r}, but data has another format", field)
 
 
 def _id_of(items: list[ItemIn], index: int) -> str:

@@ -235,6 +235,54 @@ ITEM_SECONDS: Final = Limit(
     int(documents.ITEM_SECONDS),
     SECONDS,
 )
+ARCHIVE_FILES: Final = Limit(
+    "files in a document that is a ZIP archive: DOCX, XLSX, PPTX, EPUB (checked by workers)",
+    ("Document.data",),
+    documents.ARCHIVE_FILES,
+    ENTRIES,
+)
+ARCHIVE_BYTES: Final = Limit(
+    "size of all files in a ZIP archive, uncompressed (checked by workers)",
+    ("Document.data",),
+    documents.ARCHIVE_BYTES,
+    BYTES,
+)
+ARCHIVE_FILE_BYTES: Final = Limit(
+    "size of one file that is read from a ZIP archive, uncompressed (checked by workers)",
+    ("Document.data",),
+    documents.ARCHIVE_FILE_BYTES,
+    BYTES,
+)
+ARCHIVE_RATIO: Final = Limit(
+    "compression of a file of more than 1 MiB in a ZIP archive (checked by workers)",
+    ("Document.data",),
+    documents.ARCHIVE_RATIO,
+    "times",
+)
+DOCUMENT_DEPTH: Final = Limit(
+    "elements of XML or HTML inside one another in a document (checked by workers)",
+    ("Document.data",),
+    documents.DEPTH,
+    ENTRIES,
+)
+DOCUMENT_HTML: Final = Limit(
+    "HTML of a document, or of a chapter of a book (checked by workers)",
+    ("Document.data",),
+    documents.HTML_BYTES,
+    BYTES,
+)
+SHEET_CELLS: Final = Limit(
+    "cells of a sheet's used area, with or without a value (checked by workers)",
+    ("Document.data",),
+    documents.SHEET_CELLS,
+    "cells",
+)
+CONVERTED_BYTES: Final = Limit(
+    "Markdown of a document that is not a PDF file (checked by workers)",
+    ("Document.data",),
+    documents.CONVERTED_BYTES,
+    BYTES,
+)
 PARTS: Final = Limit("parts of an item", ("Item.parts",), 64, ENTRIES)
 QUERY: Final = Limit("a query's text", ("ScoreRequest.query",), 131_072, CHARACTERS)
 """A cross-encoder reads it with each document: 32k tokens, above the limit of any served model."""
@@ -427,6 +475,14 @@ ALL: Final = (
     ITEM_PIXELS,
     PAGE_SECONDS,
     ITEM_SECONDS,
+    ARCHIVE_FILES,
+    ARCHIVE_BYTES,
+    ARCHIVE_FILE_BYTES,
+    ARCHIVE_RATIO,
+    DOCUMENT_DEPTH,
+    DOCUMENT_HTML,
+    SHEET_CELLS,
+    CONVERTED_BYTES,
     PARTS,
     QUERY,
     INSTRUCTION,

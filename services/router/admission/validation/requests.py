@@ -18,6 +18,7 @@ from shoal.requests.uris import media_type
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
+from libs.documents.conversion import sniffing
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.image_size import size_of
 from libs.names import is_adapter_name, is_model_id
@@ -33,9 +34,6 @@ from services.router.admission.validation import (
 _EMPTY_ITEM_BYTES: Final = 2
 """Size of an item with an empty content: tag and length."""
 
-_PDF: Final = b"%PDF-"
-_PDF_WITHIN: Final = 1024
-"""Bytes at a file's beginning in which readers look for the PDF signature."""
 TEXT_LAYER_TOKENS: Final = 16
 """Price of a page if only its text layer is read: some milliseconds of CPU, none of the device."""
 
@@ -486,9 +484,8 @@ def _check_text_of(text: str, path: str, card: Card | None) -> None:
     if media_type(text) is not None:
         raise InvalidInput(
             f"{path} is a file in base64 (data:…;base64,), not a text: send the bytes of an image"
-            " as"
-            " image.data, of a PDF as document.data; the Python client and HTTP read such texts"
-            " as files",
+            " as image.data, of a document as document.data; the Python client and HTTP read such"
+            " texts as files",
             field=path,
         )
     limits.TEXT.check(_utf8(text), path)
@@ -538,8 +535,14 @@ def _check_files(files: Sequence[bytes]) -> Files:
     limits.FILES.check(len(files), "files")
     for index, data in enumerate(files):
         limits.FILE.check(len(data), f"files[{index}]")
-        _refuse(_PDF not in data[:_PDF_WITHIN], f"files[{index}] is not a PDF", f"files[{index}]")
+        _check_format(data, f"files[{index}]")
     return Files(files, set())
+
+
+def _check_format(data: bytes, path: str) -> None:
+    """Refuse bytes that no reader of documents takes. The worker recognizes the exact format."""
+    if sniffing.family(data) is None:
+        raise InvalidInput(f"{path}: {sniffing.refusal(data)}", field=path)
 
 
 def _check_document(
@@ -561,9 +564,7 @@ def _check_document(
         files.named.add(document.file)
     else:
         limits.DOCUMENT.check(len(document.data), f"{path}.data")
-        _refuse(
-            _PDF not in document.data[:_PDF_WITHIN], f"{path}.data is not a PDF", f"{path}.data"
-        )
+        _check_format(document.data, f"{path}.data")
     limits.DPI.check(document.dots_per_inch, f"{path}.dots_per_inch")
     first, last = document.first_page or 1, document.last_page
     _refuse(

@@ -41,7 +41,7 @@ TextChunks = Literal["sentences", "tokens", "markdown"]
 extract = typer.Typer(
     no_args_is_help=True,
     help=(
-        "Find entities, labels, relations or regions; read images (ocr) and PDF files (text); "
+        "Find entities, labels, relations or regions; read images (ocr) and documents (text); "
         "generate texts."
     ),
 )
@@ -309,7 +309,12 @@ def regions(
 def text(
     open_client: OpenClient,
     document: Annotated[
-        Path, typer.Argument(metavar="PDF", help="A PDF file.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="A PDF, DOCX, XLSX, PPTX, EPUB, HTML, e-mail or Markdown file.",
+            show_default=False,
+        ),
     ],
     *,
     model: Annotated[
@@ -350,8 +355,8 @@ def text(
     serving: Serving,
     as_json: AsJson = False,
 ) -> None:
-    """Read the text layer of a PDF file, page by page, as Markdown; no mesh is needed unless a
-    model is named.
+    """Read the text of a document, page by page, as Markdown: the text layer of a PDF file, and
+    other formats converted. No mesh is needed unless a model is named.
     """
     if not model and (layer == "never" or dots_per_inch):
         raise typer.BadParameter(

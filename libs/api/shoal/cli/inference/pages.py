@@ -1,8 +1,9 @@
-"""`shoal extract text`: reads the text of a document's pages and writes it as Markdown.
+"""`shoal extract text`: reads the text of a document's pages and writes it as Markdown. Formats
+other than PDF (DOCX, XLSX, PPTX, EPUB, HTML, e-mail) are converted to Markdown.
 
 With a model, the mesh is asked for some pages at a time. Without one, the text layer is read on
 this computer by the reader that shoal-mesh brings, an entry point of the group `shoal.documents`:
-PDFium belongs in a process with limits, which the client has not.
+Parsers belong in a process with limits, which the client has not.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from shoal.results import ExtractResult, PageText
 from shoal.tasks import Document
 
 GROUP: Final = "shoal.documents"
+_PDF: Final = b"%PDF-"
+_PDF_HEAD_BYTES: Final = 1024
 PAGES: Final = 8
 """Pages of one request: the bar moves, and a large file is not sent too often."""
 
@@ -44,6 +47,7 @@ class Reading:
         except OSError as error:
             raise InputError(f"{file} cannot be read: {error.strerror}") from None
         self._file, self._dpi, self._output = file, dots_per_inch, output
+        self._is_pdf = _PDF in self._data[:_PDF_HEAD_BYTES]
         self._found: list[PageText] = []
         self._tokens, self._seconds = 0, 0.0
 
@@ -77,18 +81,23 @@ class Reading:
             for page, text in enumerate(texts, start=self._first)
         ]
         if not any(page.is_text_layer for page in self._found):
-            raise InputError(
-                f"{self._file} has no text layer: --model names a model that reads its pages "
-                "as "
-                "images"
+            problem = (
+                "no text layer: --model names a model that reads its pages as images"
+                if self._is_pdf
+                else "no text"
             )
+            raise InputError(f"{self._file} has {problem}")
         self._seconds = time.monotonic() - started
 
     def report(self, model: str, *, as_json: bool) -> None:
         """Write or print the texts. `model`: empty where the text layer was read without one."""
         without = [str(page.page) for page in self._found if not page.text.strip()]
         if without:
-            advice = "" if model else "; --model names a model that reads them as images"
+            advice = (
+                ""
+                if model or not self._is_pdf
+                else "; --model names a model that reads them as images"
+            )
             note(
                 f"no text on {len(without):,} of {counted(len(self._found), 'page')}: "
                 f"{', '.join(without[:20])}{advice}"
@@ -97,7 +106,8 @@ class Reading:
             lines = "".join(self._lines(self._output.suffix)).encode()
             outputs.replace_file(self._output, lambda file: file.write(lines))
             by = f" and {counted(self._tokens, 'token')}" if self._tokens else ""
-            source = f"by {model}" if model else "from the text layer"
+            text = "from the text layer" if self._is_pdf else "from the file"
+            source = f"by {model}" if model else text
             note(
                 f"{counted(len(self._found), 'page')}{by} in {self._seconds:.2f} s {source} -> "
                 f"{self._output}"
@@ -123,6 +133,8 @@ class Reading:
                 yield line_of(asdict(page)) + "\n"
             elif suffix == ".txt":
                 yield f"{text}\n\f"
+            elif not self._is_pdf:  # The text is Markdown with the document's own headings.
+                yield f"{text}\n\n" if text else ""
             else:
                 yield f"## Page {page.page}\n\n{text}\n\n" if text else f"## Page {page.page}\n\n"
 
@@ -135,10 +147,10 @@ def _reader() -> Callable[[bytes, int, int], tuple[int, list[str]]]:
         try:
             found: Any = entry.load()
         except ImportError as error:
-            raise InputError(f"PDF files are not read here: {error}") from None
+            raise InputError(f"documents are not read here: {error}") from None
         return found  # type: ignore[no-any-return]
     advice = "pip install 'shoal-mesh[worker]', or name a model of a mesh with --model"
-    raise InputError(f"PDF files are not read here, as shoal-mesh is not installed: {advice}")
+    raise InputError(f"documents are not read here, as shoal-mesh is not installed: {advice}")
 
 
 def _range(asked: str) -> tuple[int, int]:

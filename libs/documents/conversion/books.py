@@ -1,0 +1,45 @@
+"""EPUB to Markdown: the chapters in reading order."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Final
+from urllib.parse import unquote
+
+from . import markup
+from .archive import Archive, local, resolved
+from .limits import Limits, Refused
+from .paging import Pages
+
+CONTAINER: Final = "META-INF/container.xml"
+_RIGHTS: Final = "META-INF/rights.xml"
+
+
+def convert(archive: Archive, limits: Limits, pages: Pages) -> None:
+    """Add a page for each file of the book's spine, or more if it is long."""
+    if _RIGHTS in archive.names:
+        raise Refused("it is protected by digital rights management")
+    package = next(
+        (
+            one.get("full-path", "")
+            for one in archive.xml(CONTAINER).iter()
+            if _is(one.tag, "rootfile")
+        ),
+        "",
+    )
+    tree, folder = archive.xml(package, has_doctype=True), posixpath.dirname(package)
+    files = {
+        one.get("id", ""): resolved(folder, unquote(one.get("href", "")))
+        for one in tree.iter()
+        if _is(one.tag, "item")
+    }
+    order = [files.get(one.get("idref", ""), "") for one in tree.iter() if _is(one.tag, "itemref")]
+    # A file that the spine names again is not read again.
+    for name in dict.fromkeys(order):
+        if name in archive.names and name.lower().endswith((".xhtml", ".html", ".htm", ".xml")):
+            text = markup.decoded(archive.read(name))
+            pages.add(markup.from_html(text, name[:80], limits))
+
+
+def _is(tag: str, name: str) -> bool:
+    return local(tag) == name

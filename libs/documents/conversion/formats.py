@@ -1,0 +1,92 @@
+"""Recognize a document's format and convert it."""
+
+from __future__ import annotations
+
+from . import books, mails, markup, sheets, slides, word
+from .archive import Archive, local
+from .limits import Limits, Refused
+from .paging import Pages
+from .sniffing import READ_FORMATS, Family, is_html, is_mail
+
+_CONTENT_TYPES = "[Content_Types].xml"
+_MAIN_PARTS = {
+    "wordprocessingml": "DOCX",
+    "ms-word": "DOCX",
+    "spreadsheetml": "XLSX",
+    "ms-excel": "XLSX",
+    "presentationml": "PPTX",
+    "ms-powerpoint": "PPTX",
+}
+"""Parts of the content type of an Office file's main part. The second of each are files with
+macros, which are not read.
+"""
+
+
+def load(family: Family) -> None:
+    """Load all modules that conversions of a family need, while files can still be opened."""
+    markup.load()
+    if family == "archive":
+        word.load()
+        sheets.load()
+    else:
+        mails.load()
+
+
+def convert(data: bytes, family: Family, limits: Limits) -> tuple[str, list[bytes]]:
+    """Return the format's name and the document's pages as Markdown in UTF-8. Raises Refused."""
+    pages = Pages(limits)
+    kind = "ZIP archive" if family == "archive" else "text file"
+    try:
+        if family == "archive":
+            archive = Archive(data, limits)
+            kind, part = _archive_format(archive)
+            _convert_archive(archive, kind, part, limits, pages)
+        else:
+            text = markup.decoded(data)
+            kind = "e-mail" if is_mail(text) else "HTML file" if is_html(text) else kind
+            _convert_text(data, text, kind, limits, pages)
+    except Refused as error:
+        raise Refused(f"the {kind} cannot be read: {error}") from None
+    except MemoryError:
+        raise Refused(f"the {kind} cannot be read: it needs more memory than allowed") from None
+    except RecursionError:
+        raise Refused(f"the {kind} cannot be read: it is nested too deeply") from None
+    except Exception as error:
+        raise Refused(
+            f"the {kind} cannot be read: it is damaged ({type(error).__name__} {str(error)[:100]})"
+        ) from None
+    return kind, pages.texts
+
+
+def _convert_archive(archive: Archive, kind: str, part: str, limits: Limits, pages: Pages) -> None:
+    if kind == "DOCX file":
+        word.convert(archive, limits, pages)
+    elif kind == "XLSX file":
+        sheets.convert(archive, limits, pages)
+    elif kind == "PPTX file":
+        slides.convert(archive, part, limits, pages)
+    else:
+        books.convert(archive, limits, pages)
+
+
+def _convert_text(data: bytes, text: str, kind: str, limits: Limits, pages: Pages) -> None:
+    if kind == "e-mail":
+        mails.convert(data, limits, pages)
+    elif kind == "HTML file":
+        pages.add(markup.from_html(text, "it", limits))
+    else:
+        pages.add(text)
+
+
+def _archive_format(archive: Archive) -> tuple[str, str]:
+    """Return the format of an archive, and the name of an Office file's main part."""
+    if _CONTENT_TYPES in archive.names:
+        for one in archive.xml(_CONTENT_TYPES):
+            content = one.get("ContentType", "")
+            if local(one.tag) == "Override" and content.endswith("main+xml"):
+                for words, kind in _MAIN_PARTS.items():
+                    if words in content:
+                        return f"{kind} file", one.get("PartName", "").lstrip("/")
+    elif books.CONTAINER in archive.names:
+        return "EPUB file", ""
+    raise Refused(f"it is not a document of a supported format: {READ_FORMATS}")
