@@ -347,8 +347,8 @@ class DocumentReader:
                 self._pool.changed.notify()
 
     def _take(self, document: OpenDocument) -> _Process:
-        """Return the process that has the document, else one started ahead for its family of formats, else
-        a new one in place of the least recently used.
+        """Return the process that has the document, else one started ahead for its family of
+        formats, else a new one in place of the least recently used.
         """
         key, path, reads = document.key, document.path, document.family
         pool, until = self._pool, time.monotonic() + _WAIT_SECONDS
@@ -437,8 +437,8 @@ class OpenDocument:
         return np.frombuffer(payload, np.uint8).reshape(height, width, 3)
 
     def text(self, page: int) -> str:
-        """Return the text layer of a page as PDFium has it, lines ended by CR LF; empty where there is
-        none, as of a scan. Of other formats than PDF: the page's Markdown.
+        """Return the text layer of a page as PDFium has it, lines ended by CR LF; empty where there
+        is none, as of a scan. Of other formats than PDF: the page's Markdown.
         """
         asked = {"do": "text", "page": page, "bytes": limits.TEXT_BYTES}
         return self._ask(asked, f"when the text of page {page} was read", most=limits.TEXT_BYTES)[
