@@ -22,6 +22,7 @@ NEEDED: Final = (
         "huggingface_hub",
         "PIL",
         "pypdfium2",
+        "re2",
     ),  # worker
 )
 
