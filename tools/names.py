@@ -33,7 +33,7 @@ _CHECKED: Final = re.compile(
 _GENERATOR: Final = "tools/k8s/dashboards.py"
 """It composes names. The dashboards that it writes are checked instead."""
 _WORD: Final = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
-_MATCHER: Final = re.compile(r"\b(?:reason|outcome)[=!]~?\\?\"([^\"\\]*)")
+_MATCHER: Final = re.compile(r"\b(?:reason|outcome)(?:=~?|!=|!~)\\?\"([^\"\\]*)")
 _SERIES: Final = re.compile(r"(?<![\w./-])shoal_[a-z0-9_]+(?![\w./-]*\.(?:py|md)\b)")
 _KEY: Final = re.compile(r"\bv1:(?:\{[^}]*\}:)?([a-z]+)")
 _QUEUE_PAGE: Final = "docs/design/queue.md"
