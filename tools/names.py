@@ -104,8 +104,8 @@ def unknown(file: str, text: str, known: Known) -> Iterator[str]:
                 yield f"{file}:{number}: no {kind} {name}"
 
 
-def _reasons(base: type) -> Iterator[str]:
-    yield base.reason  # type: ignore[attr-defined]
+def _reasons(base: type[ShoalError | ClientError]) -> Iterator[str]:
+    yield base.reason
     for kind in base.__subclasses__():
         yield from _reasons(kind)
 
