@@ -65,6 +65,7 @@ check-lint:
 	$(BIN)/python -m tools.integrations --check
 	$(BIN)/python -m tools.lua
 	$(BIN)/python -m tools.references
+	$(BIN)/python -m tools.names
 	$(BIN)/python -m tools.prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -36,7 +36,7 @@ _MADE: Final = (
 
 
 def main() -> None:
-    found = list(dead(_files()))
+    found = list(dead(tracked_files()))
     for fault in found:
         print(fault)
     if found:
@@ -157,7 +157,8 @@ def _prose(path: Path) -> Iterator[tuple[int, str]]:
             before = token.type
 
 
-def _files() -> frozenset[str]:
+def tracked_files() -> frozenset[str]:
+    """Return the repository's files, relative to ROOT, without those that git ignores."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],  # noqa: S607
         cwd=ROOT,

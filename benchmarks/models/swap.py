@@ -26,10 +26,9 @@ from libs.kernels.linear.packed import has_bfloat16
 from libs.models import EncodeWork, load_model, outputs_of
 from libs.models.work import never_cancelled
 from services.worker.machine.device import Device, open_device
-from services.worker.machine.disk import Shelf
 from services.worker.memory.files import ModelFiles
 from services.worker.memory.residency import Residency
-from services.worker.settings import Settings
+from services.worker.settings import Settings, Shelf
 
 COLD_SECONDS = 0.150
 WARM_SECONDS = 0.050

@@ -18,6 +18,9 @@ from pathlib import PurePosixPath
 from typing import BinaryIO, Final
 
 MAX_ENTRIES: Final = 20_000
+MAX_TENSORS: Final = 20_000
+"""Tensors of one file of any format."""
+
 MAX_DIRECTORY_BYTES: Final = 4 << 20
 MAX_PICKLE_BYTES: Final = 8 << 20
 """Of the pickle of names and shapes: some 100 bytes for each tensor."""

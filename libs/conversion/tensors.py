@@ -28,6 +28,7 @@ import torch
 from torch import _weights_only_unpickler as machine
 
 from libs.conversion.archive import (
+    MAX_TENSORS,
     BoundedReader,
     Refused,
     Span,
@@ -35,9 +36,8 @@ from libs.conversion.archive import (
     legacy_storages,
     read_archive,
 )
-from libs.conversion.writing import Progress, Report
+from libs.conversion.writing import ALIGN, Progress, Report
 
-MAX_TENSORS: Final = 20_000
 MAX_AXES: Final = 8
 MAX_NAME: Final = 512
 """Characters of a tensor's name."""
@@ -51,7 +51,6 @@ BLOCK_BYTES: Final = 8 << 20
 GATHER_BYTES: Final = 1 << 20
 """Block size for tensors with numbers out of order: torch holds such a block twice."""
 
-_ALIGN: Final = 8
 _PROTOCOL: Final = 1001
 _WRAPPERS: Final = ("state_dict", "model_state_dict", "model", "module")
 _PREFIXES: Final = ("module.", "_orig_mod.")
@@ -395,7 +394,7 @@ def _write(
         }
         end += tensor.bytes
     header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    header += b" " * (-len(header) % _ALIGN)
+    header += b" " * (-len(header) % ALIGN)
     digest = hashlib.sha256()
     done = 0
     for block in _blocks(header, ordered, source):

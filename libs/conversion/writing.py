@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, BinaryIO, Final
 
 ITEM_BYTES: Final[Mapping[str, int]] = {"F32": 4, "F16": 2, "BF16": 2}
-_ALIGN: Final = 8
+ALIGN: Final = 8
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are written, and those of the whole output."""
@@ -70,7 +70,7 @@ def write(tensors: Sequence[Output], output: BinaryIO, progress: Progress) -> st
         }
         end += tensor.bytes
     header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    header += b" " * (-len(header) % _ALIGN)
+    header += b" " * (-len(header) % ALIGN)
     digest, done = hashlib.sha256(), 0
     parts: Iterable[Any] = [len(header).to_bytes(8, "little"), header]
     for part in (*parts, *(tensor.blocks for tensor in ordered)):

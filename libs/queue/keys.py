@@ -109,7 +109,7 @@ worker.
 
 
 def parse_wakeup(message: str) -> LaneKey | WakeupLeft | WorkerWakeup:
-    """Parse a message on BELL into its lane or worker. ValueError if it is neither."""
+    """Parse a message on WAKEUP_CHANNEL into its lane or worker. ValueError if it is neither."""
     if message.startswith(_LEFT):
         return WakeupLeft(LaneKey.parse(message.removeprefix(_LEFT)))
     return WorkerWakeup(message[1:]) if message.startswith("!") else LaneKey.parse(message)

@@ -33,7 +33,7 @@ from libs.queue.keys import (
 )
 from libs.queue.scripts import load_scripts
 
-MAX_WAIT_SECONDS = 2.0
+MAX_BLOCK_SECONDS = 2.0
 """A blocking read must end before the connection times out (connection.ANSWER_SECONDS)."""
 REPLIES_AT_ONCE = 256
 SWEPT_JOBS = 4_000
@@ -366,7 +366,7 @@ class Lanes:
             taken = await self._take_ready()
             if not taken and wait_seconds > 0:
                 popped = await self._redis.blpop(
-                    self._reply_lists, timeout=min(wait_seconds, MAX_WAIT_SECONDS)
+                    self._reply_lists, timeout=min(wait_seconds, MAX_BLOCK_SECONDS)
                 )
                 taken = [cast(bytes, popped[1])] if popped else []
         return [
@@ -423,7 +423,7 @@ class Lanes:
             with translated():
                 await subscriber.subscribe(channel)
                 while True:
-                    message = await subscriber.get_message(timeout=MAX_WAIT_SECONDS)
+                    message = await subscriber.get_message(timeout=MAX_BLOCK_SECONDS)
                     if message is None:
                         if silent:
                             raise NoCapacity("the queue (Redis) does not answer any more")

@@ -19,7 +19,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -36,6 +36,7 @@ _LISTING: Final = "listing.json"
 _RECORD: Final = "record.json"
 _BUDGET_LOCK: Final = "budget.lock"
 _POLL_SECONDS: Final = 0.1
+"""How often a process that waits for another one's work polls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,12 @@ class Lock:
 
     def try_exclusive(self) -> bool:
         return self._try(fcntl.LOCK_EX)
+
+    def wait_exclusive(self, while_waiting: Callable[[], None] = lambda: None) -> None:
+        """Polls until the lock is exclusive, and calls `while_waiting` before each pause."""
+        while not self.try_exclusive():
+            while_waiting()
+            time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
         """Releases the lock. Idempotent."""
@@ -304,8 +311,7 @@ class Cache:
     def _budget_lock(self) -> Iterator[None]:
         lock = Lock(self._locks / _BUDGET_LOCK)
         try:
-            while not lock.try_exclusive():
-                time.sleep(_POLL_SECONDS)
+            lock.wait_exclusive()
             yield
         finally:
             lock.close()

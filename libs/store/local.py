@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 _AREA: Final = ".converted"
 """Instead of an organisation: no model id begins with a dot, so no id leads here."""
 
-_POLL_SECONDS: Final = 0.1
 _MAX_FILES: Final = 10_000
 _NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -146,8 +145,7 @@ class LocalCopies:
     def _make(self, plan: _Plan, cache: Cache, report: Report) -> None:
         lock = cache.lock(plan.name)
         try:
-            while not lock.try_exclusive():
-                time.sleep(_POLL_SECONDS)
+            lock.wait_exclusive()
             if cache.directory(plan.name) is not None:
                 return
             started = time.monotonic()

@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from libs.catalog.checkpoint import adapter as lora
 from libs.conversion import TorchCheckpoints, base_model, convert, steps_of
@@ -27,9 +26,6 @@ from libs.store.source import OutOfReach, Source
 from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
-
-_POLL_SECONDS: Final = 0.1
-"""How often a process that waits for another one's download polls its progress."""
 
 
 class Store:
@@ -187,13 +183,15 @@ class Store:
         """Holds the model's exclusive lock; while another process of this node fetches the model,
         reports its progress.
         """
+
+        def report_progress() -> None:
+            progress = self._cache.progress(model)
+            if progress is not None:
+                report(progress)
+
         lock = self._cache.lock(model)
         try:
-            while not lock.try_exclusive():
-                progress = self._cache.progress(model)
-                if progress is not None:
-                    report(progress)
-                time.sleep(_POLL_SECONDS)
+            lock.wait_exclusive(report_progress)
             yield
         finally:
             lock.close()

@@ -26,7 +26,7 @@ from libs.serving.calls.call import new_request_id
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import MODEL, REQUEST_ID, Value, fields
 from services.edge.activity.cost import Cost
-from services.edge.activity.history import Finished
+from services.edge.activity.history import CLIENT_LEFT, Finished
 from services.edge.compression import ENCODINGS, Compression, compress, negotiate_encoding
 from services.edge.credentials import (
     Trust,
@@ -62,7 +62,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-CLIENT_LEFT: Final = 499
 _UNBUFFERED: Final[Headers] = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 """Headers that keep proxies from buffering a stream (the second one is for nginx)."""
 _SEND_BYTES: Final = 256 * 1024

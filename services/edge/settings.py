@@ -328,7 +328,7 @@ def _security(environ: Mapping[str, str]) -> Security:
     allow = environ.get("SHOAL_ALLOW_INSECURE") or "0"
     check(allow in ("0", "1"), "SHOAL_ALLOW_INSECURE", "0 or 1")
     cert, key, authorities = (
-        environ.get(f"SHOAL_TLS_{name}", "") for name in ("CERT", "KEY", "CLIENT_CA")
+        environ.get(name, "") for name in ("SHOAL_TLS_CERT", "SHOAL_TLS_KEY", "SHOAL_TLS_CLIENT_CA")
     )
     security = Security(
         cert=Path(cert) if cert else None,

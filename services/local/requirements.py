@@ -25,6 +25,7 @@ NEEDED: Final = (
         "html_to_markdown",
         "mammoth",
         "python_calamine",
+        "re2",
     ),  # worker
 )
 

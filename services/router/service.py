@@ -42,7 +42,7 @@ LARGE_BYTES: Final = 256 * 1024
 event loop goes on serving others.
 """
 MAX_DEADLINE_SECONDS: Final = 86_400.0
-ANSWER_SECONDS: Final = 0.05
+DEADLINE_MARGIN_SECONDS: Final = 0.05
 """Subtracted from a client's deadline, so that the error for a missed deadline still reaches the
 client.
 """
@@ -397,12 +397,14 @@ def _adapter(request: Request) -> str:
 
 
 def _deadline_seconds(client_seconds: float | None, default_seconds: float) -> float:
-    """Return the seconds until the router's deadline: the client's less ANSWER_SECONDS, or the
-    default.
+    """Return the seconds until the router's deadline: the client's less
+    DEADLINE_MARGIN_SECONDS, or the default.
     """
     if client_seconds is None:
         return default_seconds
-    return min(client_seconds - min(ANSWER_SECONDS, client_seconds / 10), MAX_DEADLINE_SECONDS)
+    return min(
+        client_seconds - min(DEADLINE_MARGIN_SECONDS, client_seconds / 10), MAX_DEADLINE_SECONDS
+    )
 
 
 def _size(answers: list[Response]) -> int:

@@ -25,8 +25,8 @@ from libs.environment import (
 )
 from libs.errors import InvalidInput
 from libs.eviction import DEFAULT, POLICIES
+from libs.names import is_model_id
 from libs.store import TorchCheckpoints, check_urls, default_root
-from services.worker.machine.disk import Shelf, parse_shelves
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "bfloat16", "float32", "int8"]
@@ -34,6 +34,19 @@ DEVICES: tuple[DeviceChoice, ...] = ("auto", "cpu", "cuda")
 TORCH_CHECKPOINTS: tuple[TorchCheckpoints, ...] = ("convert", "refuse")
 DTYPES: tuple[DtypeChoice, ...] = ("auto", "bfloat16", "float32", "int8")
 _SPOT = re.compile(r"none|aws|gcp|file:/.+")
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """One entry of SHOAL_MODELS: the directory of one model, or, without `model`, a root laid out
+    as `<root>/<org>/<name>[@revision]/`.
+    """
+
+    path: Path
+    model: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.model}={self.path}" if self.model else str(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,3 +237,19 @@ def _check_trust(trust: Trust, routers: tuple[str, ...]) -> None:
         trust.check(routers)
     except ValueError as error:
         raise InvalidInput(str(error), field="SHOAL_TOKEN") from None
+
+
+def parse_shelves(text: str) -> tuple[Shelf, ...]:
+    """Parse SHOAL_MODELS: colon-separated `org/name=/path` and `/root`. Raises InvalidInput."""
+    return tuple(_shelf(entry) for entry in text.split(":") if entry)
+
+
+def _shelf(entry: str) -> Shelf:
+    model, equals, path = entry.rpartition("=")
+    if equals and not is_model_id(model):
+        raise InvalidInput(
+            f"SHOAL_MODELS: {model!r} is not a model id of the form org/name", field="SHOAL_MODELS"
+        )
+    if not path:
+        raise InvalidInput(f"SHOAL_MODELS: {entry!r} has no directory", field="SHOAL_MODELS")
+    return Shelf(Path(path), model)

@@ -19,7 +19,6 @@ from safetensors.numpy import save
 
 from libs.catalog import read_card
 from libs.catalog.card import Card
-from libs.catalog.checkpoint.adapter import read_adapter
 from libs.catalog.checkpoint.files import parse_json, tensor_entries
 from libs.errors import InvalidInput, ModelBroken
 from libs.models import ClassifyWork, EncodeWork, ScoreWork, Work, load_model
@@ -29,6 +28,7 @@ from libs.models.generation.decoding.rules import Rules, apply
 from libs.models.generation.decoding.settings import Settings, settings_of
 from libs.models.images.processing import ImageProcessing
 from libs.models.layers.spec import Config
+from libs.models.loaded.adapter_config import read_adapter
 from libs.models.text.registry import empty_encoder, names_of
 from libs.models.text.tokenising import bounds
 from libs.models.text.tokenising.chat import _messages

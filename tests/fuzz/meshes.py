@@ -23,8 +23,8 @@ from services.scheduler import app as scheduler_app
 from services.scheduler.settings import Settings as SchedulerSettings
 from services.worker.app import serve
 from services.worker.machine.device import open_device
-from services.worker.machine.disk import Shelf
 from services.worker.settings import Settings as WorkerSettings
+from services.worker.settings import Shelf
 from tests.fuzz import tiny
 from tests.support.redis import RedisServer
 

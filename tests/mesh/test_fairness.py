@@ -29,8 +29,7 @@ from libs.models import CancelCheck, Head, InputSequence, Output, Prepared, Work
 from libs.models.work import never_cancelled, never_yield
 from services.worker.app import serve
 from services.worker.machine.device import Device
-from services.worker.machine.disk import Shelf
-from services.worker.settings import Settings
+from services.worker.settings import Settings, Shelf
 from tests.support.cluster import Cluster
 from tests.worker.fakes import FakeModel, checkpoint, until
 

@@ -32,7 +32,8 @@ from libs.models import (
     load_model,
     with_truncation,
 )
-from services.worker.machine.disk import Shelf, listing
+from services.worker.machine.disk import listing
+from services.worker.settings import Shelf
 from tests.mesh.test_families import relative_error
 from tests.models.restoring import restore
 from tests.parity.recipes import RECIPES

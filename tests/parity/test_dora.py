@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from libs.catalog.checkpoint import adapter as lora
 from libs.errors import ModelBroken
 from libs.models import load_model
+from libs.models.loaded.adapter_config import read_adapter
 from libs.models.loaded.peft import read_updates
 from libs.models.weights import TensorFile
 from tests.parity.adapters import STRENGTH, quietly, with_adapter, write_random_adapter
@@ -57,7 +58,7 @@ def formula(model: transformers.PreTrainedModel, directory: Path) -> transformer
     """Return the model with each adapted weight W as m (W + s B A) / |W + s B A|, with the length
     of each row.
     """
-    tensors, read = load_file(directory / lora.WEIGHTS), lora.read_adapter(directory)
+    tensors, read = load_file(directory / lora.WEIGHTS), read_adapter(directory)
     modules = dict(model.named_modules())
     for name, magnitude in tensors.items():
         if not name.endswith(".lora_magnitude_vector"):

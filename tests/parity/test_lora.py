@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from libs.catalog.checkpoint import adapter as lora
 from libs.errors import ModelBroken
 from libs.models import InputSequence, PackedModel, load_model
+from libs.models.loaded import adapter_config
 from libs.models.text.families.bert import deberta
 from tests.parity.adapters import write_adapter, write_random_adapter
 from tests.parity.checkpoints import Head, Kind, random_model, write_checkpoint
@@ -416,7 +417,10 @@ def test_unsupported_configurations_are_refused(
 def test_every_key_of_peft_is_known() -> None:
     """A key of the installed PEFT that is in none of the lists could change the computation."""
     written = set(LoraConfig().to_dict())
-    assert written - lora.REFUSED.keys() - lora.IGNORED - lora.READ == set()
+    assert (
+        written - adapter_config.REFUSED.keys() - adapter_config.IGNORED - adapter_config.READ
+        == set()
+    )
 
 
 def test_missing_pickled_and_damaged_files_are_refused(base: PackedModel, sound: Path) -> None:

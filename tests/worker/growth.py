@@ -15,10 +15,9 @@ from pathlib import Path
 import psutil
 
 from services.worker.machine.device import open_device
-from services.worker.machine.disk import Shelf
 from services.worker.memory.files import ModelFiles
 from services.worker.memory.residency import Residency
-from services.worker.settings import Settings
+from services.worker.settings import Settings, Shelf
 from tests.worker.fakes import until
 from tests.worker.residing import loaded, unloaded
 

@@ -19,10 +19,10 @@ from libs.eviction import Policy, cost_aware
 from libs.models.graphs.graphs import Graphs, Owner
 from libs.store import Store
 from services.worker.machine.device import Device
-from services.worker.machine.disk import Shelf
 from services.worker.memory.files import ModelFiles
 from services.worker.memory.residency import LOAD_SECONDS, Residency
 from services.worker.memory.resident import Resident
+from services.worker.settings import Shelf
 from tests.worker.fakes import FakeModel, checkpoint, until
 
 

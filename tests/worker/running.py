@@ -14,8 +14,7 @@ from pathlib import Path
 from services.worker.__main__ import main
 from services.worker.app import serve
 from services.worker.machine.device import Device
-from services.worker.machine.disk import Shelf
-from services.worker.settings import Settings
+from services.worker.settings import Settings, Shelf
 from tests.worker.fakes import FakeModel, FakeRouter, checkpoint
 
 MODEL = "org/fake"

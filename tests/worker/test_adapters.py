@@ -13,10 +13,11 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import InvalidInput, ModelBroken, ModelNotFound, NoCapacity
 from libs.store import Copy
-from services.worker.machine.disk import Shelf, find, find_adapter, listing
+from services.worker.machine.disk import find, find_adapter, listing
 from services.worker.machine.tasks import Tasks
 from services.worker.memory.adapters import AdapterLoader
 from services.worker.memory.resident import UNUSED_SECONDS, Resident
+from services.worker.settings import Shelf
 from tests.worker.fakes import (
     FakeLanes,
     FakeModel,

@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 from libs.errors import ModelBroken, ModelNotFound
 from libs.store import open_store
 from services.worker.machine import disk
-from services.worker.machine.disk import Shelf
 from services.worker.memory.files import ModelFiles
+from services.worker.settings import Shelf
 from tests.catalog.test_detect import write
 
 BASE, OWN, TEXTS = "org/base", "org/own", "org/of-texts"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from libs.models import GENERATE
 from services.worker.scheduling.batcher import (
-    BULK_SHARE,
+    BULK_WEIGHT,
     CANDIDATES,
     COBATCH_WINDOW_SECONDS,
     NO_CALLER,
@@ -379,7 +379,7 @@ def test_bulk_work_gets_a_tenth_next_to_interactive_work() -> None:
     for _ in range(200):
         (flow,) = serve(room, WIDE, 0.0).weighed
         got[flow] += 1
-    assert got[bulk] == pytest.approx(200 * BULK_SHARE / (1 + BULK_SHARE), abs=1)
+    assert got[bulk] == pytest.approx(200 * BULK_WEIGHT / (1 + BULK_WEIGHT), abs=1)
 
 
 def test_device_is_shared_with_flows_that_recently_had_work() -> None:

@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from libs.errors import InvalidInput, ModelBroken, ModelNotFound
-from services.worker.machine.disk import Shelf, find, listing, parse_shelves, weight_bytes
+from services.worker.machine.disk import find, listing, weight_bytes
+from services.worker.settings import Shelf, parse_shelves
 from tests.worker.fakes import checkpoint
 
 

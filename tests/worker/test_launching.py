@@ -18,9 +18,8 @@ from libs.errors import DeadlinePassed, InternalError, OutOfMemory
 from services.worker.app import serve
 from services.worker.jobs.held import HeldJob
 from services.worker.machine.device import Device
-from services.worker.machine.disk import Shelf
 from services.worker.memory.resident import Resident
-from services.worker.settings import Settings
+from services.worker.settings import Settings, Shelf
 from tests.support.asynchronous import FakeQueue
 from tests.support.waiting import wait_until
 from tests.worker.fakes import (

@@ -14,7 +14,7 @@ from services.worker.jobs.pulling.pulls import (
     MAX_EXCLUDED_TENANTS,
     MAX_PULLS,
     PROMPT_SECONDS,
-    QUICK_SECONDS,
+    QUICK_BATCH_SECONDS,
     LaneName,
     LaneState,
     Lead,
@@ -98,12 +98,12 @@ def test_lane_without_a_pull_in_flight_is_pulled() -> None:
 
 
 def test_lanes_with_quick_batches_have_two_pulls() -> None:
-    quick = {A: lane(batch_seconds=QUICK_SECONDS / 2)}
+    quick = {A: lane(batch_seconds=QUICK_BATCH_SECONDS / 2)}
     whole = pull(A, tokens=BUDGET)
     assert plan(quick) == Plan((whole, whole))
-    assert plan({A: lane(1000, batch_seconds=QUICK_SECONDS / 2)}) == Plan((whole,))
-    assert plan({A: lane(1000, batch_seconds=QUICK_SECONDS / 2)}, whole) == Plan()
-    assert plan({A: lane(1501, batch_seconds=QUICK_SECONDS / 2)}) == Plan()
+    assert plan({A: lane(1000, batch_seconds=QUICK_BATCH_SECONDS / 2)}) == Plan((whole,))
+    assert plan({A: lane(1000, batch_seconds=QUICK_BATCH_SECONDS / 2)}, whole) == Plan()
+    assert plan({A: lane(1501, batch_seconds=QUICK_BATCH_SECONDS / 2)}) == Plan()
 
 
 def test_slow_model_has_small_pulls() -> None:
@@ -202,7 +202,7 @@ def test_heavy_tenant_is_excluded_by_a_pull_for_others_of_its_lane() -> None:
     )
     assert (
         plan(
-            {A: lane(1500, batch_seconds=QUICK_SECONDS / 2, tenants=heavy)}, busy_seconds=1.0
+            {A: lane(1500, batch_seconds=QUICK_BATCH_SECONDS / 2, tenants=heavy)}, busy_seconds=1.0
         ).pulls
         == ()
     ), "no sooner so"
@@ -227,7 +227,7 @@ def test_job_of_many_batches_does_not_block_others() -> None:
     huge = lane(50 * BUDGET, tenants={"heavy": 50 * BUDGET})
     assert plan({A: huge}, busy_seconds=1.0).pulls == (others("heavy"),)
     assert plan({A: huge, B: lane()}, busy_seconds=1.0).pulls == (pull(B), others("heavy"))
-    quick = lane(50 * BUDGET, batch_seconds=QUICK_SECONDS / 2, tenants={"heavy": 50 * BUDGET})
+    quick = lane(50 * BUDGET, batch_seconds=QUICK_BATCH_SECONDS / 2, tenants={"heavy": 50 * BUDGET})
     (one,) = plan({A: quick}, busy_seconds=1.0).pulls
     assert one.except_tenants == {"heavy"}
     bulk = lane(50 * BUDGET)

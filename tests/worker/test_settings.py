@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from libs.errors import InvalidInput
-from services.worker.machine.disk import parse_shelves
-from services.worker.settings import Settings
+from services.worker.settings import Settings, parse_shelves
 
 
 def test_defaults() -> None:

@@ -28,9 +28,10 @@ SERVICES: Final[dict[str, ModuleType]] = {
     "Scheduler": services.scheduler.settings,
     "Edge": services.edge.settings,
 }
-VARIABLE: Final = re.compile(r"SHOAL_[A-Z0-9_]*[A-Z0-9]")
-PREFIXES: Final = {"SHOAL_TLS", "SHOAL_REDIS", "SHOAL_ROUTERS", "SHOAL_JW"}
-"""Beginnings of names, which are not always variables."""
+VARIABLE: Final = re.compile(r"\bSHOAL_[A-Z0-9_]*[A-Z0-9]\b")
+"""A whole name: what ends in `_` is the beginning of several."""
+COMPOSED: Final = re.compile(r"SHOAL_(?:[A-Z0-9_]*_)?\{[^{}]*\}|\"SHOAL_(?:[A-Z0-9_]*_)?\" *[+%]")
+"""A name that is put together when it is read."""
 ELSEWHERE: Final = {"security", "redis_trust", "trust", "routers_tls"}
 """Fields with variables that have a separate section."""
 MACHINE: Final = {
@@ -168,12 +169,28 @@ def page() -> str:
             + table(("variable", "meaning"), [(code(name), text) for name, text in others.items()])
         )
     text = "".join(parts)
-    missing = _read_anywhere() - set(VARIABLE.findall(text)) - PREFIXES
-    if missing:
-        raise SystemExit(
-            f"tools/docs/settings.py describes no variable {', '.join(sorted(missing))}"
-        )
+    _check_complete(set(VARIABLE.findall(text)))
     return text
+
+
+def _check_complete(described: set[str], root: Path = ROOT) -> None:
+    """Exit with an error unless `described` are the variables that services and libraries name."""
+    texts = {
+        file: file.read_text("utf-8")
+        for folder in ("services", "libs")
+        for file in (root / folder).rglob("*.py")
+    }
+    for file, text in texts.items():
+        if found := COMPOSED.search(text):
+            raise SystemExit(
+                f"{file.relative_to(root)} composes the name of a variable, {found[0]}: write "
+                "the whole name, so that it can be found"
+            )
+    read = {name for text in texts.values() for name in VARIABLE.findall(text)}
+    if missing := sorted(read - described):
+        raise SystemExit(f"tools/docs/settings.py describes no variable {', '.join(missing)}")
+    if unread := sorted(described - read):
+        raise SystemExit(f"tools/docs/settings.py describes {', '.join(unread)}: no code reads it")
 
 
 def _rows(module: ModuleType, name: str) -> Rows:
@@ -300,9 +317,3 @@ def _descriptions(kind: ast.ClassDef) -> Iterator[tuple[str, str]]:
             and is_documented
         ):
             yield field.target.id, inspect.cleandoc(below.value.value)  # type: ignore[attr-defined]
-
-
-def _read_anywhere() -> set[str]:
-    """Return every variable that the code of services and libraries names."""
-    files = [file for folder in ("services", "libs") for file in (ROOT / folder).rglob("*.py")]
-    return {name for file in files for name in VARIABLE.findall(file.read_text("utf-8"))}

@@ -199,8 +199,8 @@ HTTP = Dashboard(
 )  # fmt: skip
 
 FAILED = (
-    'shoal_requests_total{reason=~"INTERNAL|WORKER_LOST|MODEL_LOAD_FAILED|'
-    'DEADLINE_PASSED|NO_CAPACITY"}'
+    'shoal_requests_total{reason=~"INTERNAL|WORKER_LOST|MODEL_LOAD_FAILED|DEADLINE_PASSED'
+    '|NO_CAPACITY"}'
 )
 SHORT = 'method=~"(.*/)?(Encode|Score)"'
 """Calls with a latency objective."""

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
-from libs.conversion.archive import Refused
+from libs.conversion.archive import MAX_TENSORS, Refused
 
 MAX_KEYS: Final = 4_096
-MAX_TENSORS: Final = 20_000
 MAX_TEXT_BYTES: Final = 1 << 20
 MAX_ELEMENTS: Final = 1 << 21
 """Of an array in the metadata, such as the merges of a tokenizer."""

@@ -22,11 +22,10 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from libs.conversion.archive import Refused
+from libs.conversion.archive import MAX_TENSORS, Refused
 from libs.conversion.writing import Output, Progress, Report, write
 
 MAX_NODES: Final = 200_000
-MAX_TENSORS: Final = 20_000
 MAX_AXES: Final = 8
 MAX_NAME_BYTES: Final = 512
 BLOCK_NUMBERS: Final = 1 << 20

@@ -50,8 +50,14 @@ class RedisTrust:
         SHOAL_REDIS_SENTINEL_PASSWORD_FILE.
         """
         paths = (
-            environ.get(f"SHOAL_REDIS_{part}")
-            for part in ("PASSWORD_FILE", "CA", "CERT", "KEY", "SENTINEL_PASSWORD_FILE")
+            environ.get(name)
+            for name in (
+                "SHOAL_REDIS_PASSWORD_FILE",
+                "SHOAL_REDIS_CA",
+                "SHOAL_REDIS_CERT",
+                "SHOAL_REDIS_KEY",
+                "SHOAL_REDIS_SENTINEL_PASSWORD_FILE",
+            )
         )
         return RedisTrust(*(Path(path) if path else None for path in paths))
 

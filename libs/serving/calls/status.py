@@ -21,8 +21,8 @@ DETAILS_HEADER: Final = "grpc-status-details-bin"
 # A status is sent in HTTP/2 headers, of which gRPC peers accept 8 KiB: long text of a client must
 # not make its error undeliverable. In bytes: the status has the message up to three times, once
 # percent-encoded.
-_MAX_MESSAGE: Final = 1000
-_MAX_FIELD: Final = 300
+MAX_MESSAGE: Final = 1000
+MAX_FIELD: Final = 300
 _CUT: Final = "…"
 
 
@@ -42,7 +42,7 @@ def to_status(error: ShoalError, request_id: str) -> Status:
     message = (
         f"internal error; request {request_id}"
         if is_ours
-        else _shortened(error.message, _MAX_MESSAGE)
+        else _shortened(error.message, MAX_MESSAGE)
     )
     number: int = code.value[0]
     rich = status_pb2.Status(
@@ -57,7 +57,7 @@ def _parts(error: ShoalError, message: str, request_id: str) -> list[Message]:
     metadata = {"request_id": request_id}
     parts: list[Message] = []
     if error.field:
-        field = _shortened(error.field, _MAX_FIELD)
+        field = _shortened(error.field, MAX_FIELD)
         metadata["field"] = field
         if error.status == "INVALID_ARGUMENT":
             violation = error_details_pb2.BadRequest.FieldViolation(

@@ -30,7 +30,7 @@ _COLUMNS: Final = ("requests", "refused", "failed", "input_tokens", "output_toke
 _NO_LATENCIES: Final = array("I", bytes(4 * _BINS))
 _UNKNOWN: Final = -1
 """The queue length of a step without a snapshot of the mesh."""
-_CLIENT_LEFT: Final = 499
+CLIENT_LEFT: Final = 499
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Finished:
 
     @property
     def is_refused(self) -> bool:
-        return 400 <= self.status < 500 and self.status != _CLIENT_LEFT
+        return 400 <= self.status < 500 and self.status != CLIENT_LEFT
 
     @property
     def is_answered(self) -> bool:

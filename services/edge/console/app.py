@@ -49,7 +49,7 @@ MAX_BYTES: Final = 16 << 10
 """The maximum size of an action's body."""
 ACTION_SECONDS: Final = 600.0
 """How long the page waits for a load; afterwards the load continues in the background."""
-CHECK_SECONDS: Final = 10.0
+EXPLAIN_SECONDS: Final = 10.0
 _EVENTS: Final = "/console/events"
 _HISTORY: Final = "/console/history"
 _ACT: Final = "/console/act"
@@ -269,14 +269,14 @@ class Console:
     async def _check(self, name: str, metadata: Metadata) -> dict[str, Any]:
         """Return the model's state and the reason for it. Raises ShoalError."""
         placement = await self._ask(
-            EXPLAIN, mesh_pb2.ExplainPlacementRequest(model=name), metadata, CHECK_SECONDS
+            EXPLAIN, mesh_pb2.ExplainPlacementRequest(model=name), metadata, EXPLAIN_SECONDS
         )
         known: dict[str, Any] | None = None
         try:
             known = model_content(
                 (
                     await self._ask(
-                        GET_MODEL, models_pb2.GetModelRequest(model=name), metadata, CHECK_SECONDS
+                        GET_MODEL, models_pb2.GetModelRequest(model=name), metadata, EXPLAIN_SECONDS
                     )
                 ).model
             )

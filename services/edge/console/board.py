@@ -24,7 +24,7 @@ _MAX_REMOVED: Final = 2_000
 """The number of removed entries that are remembered; a page that is further behind receives
 everything again.
 """
-_MAX_LABELS: Final = 32
+_SHOWN_LABELS: Final = 32
 """The number of a card's labels that are shown; a model may have thousands."""
 
 
@@ -186,9 +186,9 @@ def model_content(model: models_pb2.Model) -> dict[str, Any]:
             "max_tokens": card.max_tokens,
             "bytes": card.bytes,
             "data_type": card.data_type,
-            "labels": list(card.labels[:_MAX_LABELS]),
+            "labels": list(card.labels[:_SHOWN_LABELS]),
             "label_count": len(card.labels),
-            "prompts": list(card.prompts[:_MAX_LABELS]),
+            "prompts": list(card.prompts[:_SHOWN_LABELS]),
             "pools": list(card.pools),
             "open_labels": card.open_labels,
             "given_entities": card.given_entities,

@@ -24,8 +24,7 @@ from libs.store import check_urls
 from services.local import settings as local
 from services.local.profile import report
 from services.worker.check.model_files import OnProgress, find_model
-from services.worker.machine.disk import parse_shelves
-from services.worker.settings import DeviceChoice, DtypeChoice, Settings
+from services.worker.settings import DeviceChoice, DtypeChoice, Settings, parse_shelves
 
 if TYPE_CHECKING:
     from libs.models import Work

@@ -36,7 +36,8 @@ _ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
 _TRUST: Final = (
     "SHOAL_TLS",
     "SHOAL_TOKEN",
-    "SHOAL_JW",
+    "SHOAL_JWKS",
+    "SHOAL_JWT_",
     "SHOAL_REDIS_",
     "SHOAL_ROUTERS_",
     "SHOAL_HEALTH_ADDRESS",

@@ -20,7 +20,7 @@ event loop for long.
 
 _SCALE_BYTES: Final = 4
 _INDEX_BYTES: Final = 4
-_CHUNK_BYTES: Final = 12
+_CHUNK_ROW_BYTES: Final = 12
 """Size of a chunk's position and token count."""
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
@@ -113,7 +113,7 @@ class _Rows:
         self.sizes: Offsets = np.sum(sizes, axis=0)
         if self._chunks is not None:
             self._bounds = np.array(self._chunks.offsets, np.int64)
-            ends = np.concatenate(([0], np.cumsum(self.sizes + _CHUNK_BYTES)))
+            ends = np.concatenate(([0], np.cumsum(self.sizes + _CHUNK_ROW_BYTES)))
             self.sizes = np.diff(ends[self._bounds])
 
     def of_items(self, first: int, end: int) -> pb.EncodeResponse:

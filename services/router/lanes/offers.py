@@ -17,7 +17,7 @@ from libs.queue import LaneGauges, LaneKey
 
 LED_MS: Final = 5000
 """A leader with an older last plan does not count as leading."""
-ADAPTER_SECONDS: Final = 1.0
+ADAPTER_SPREAD_SECONDS: Final = 1.0
 """One more worker loads an adapter if the adapter's work waits longer than this."""
 
 
@@ -87,5 +87,5 @@ def _may_add(gauges: LaneGauges, snapshot: FleetSnapshot, record: WorkerModelRec
     ]
     speed = sum(copy.tokens_per_second for copy in able)
     return not able or (
-        speed > 0 and (gauges.queued_tokens + gauges.leased_tokens) / speed > ADAPTER_SECONDS
+        speed > 0 and (gauges.queued_tokens + gauges.leased_tokens) / speed > ADAPTER_SPREAD_SECONDS
     )

@@ -38,8 +38,8 @@ from services.router.state.view import View
 
 log = logging.getLogger(__name__)
 
-MAX_WAIT_SECONDS: Final = 10.0
-MAX_JOBS: Final = 256
+MAX_PULL_WAIT_SECONDS: Final = 10.0
+MAX_PULL_JOBS: Final = 256
 SEEN_MS: Final = 2_500
 """A claim's remaining time once a heartbeat shows the load. By then every router has read the
 registry twice, and the heartbeat keeps other workers from claiming. With a longer claim, a model
@@ -84,7 +84,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         pull = PendingPull(
             request.worker_id, request.pool, lanes, request.can_load, bool(request.except_tenants)
         )
-        end = asyncio.get_running_loop().time() + min(request.wait_seconds, MAX_WAIT_SECONDS)
+        end = asyncio.get_running_loop().time() + min(request.wait_seconds, MAX_PULL_WAIT_SECONDS)
         self._pending_pulls.add(pull)
         claimed = None
         try:
@@ -277,7 +277,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self, pull: PendingPull, lane: LaneKey, request: worker_pb2.PullRequest
     ) -> Pulled | None:
         share = pull.notified.pop(lane, 0)
-        budget_jobs = min(request.budget_jobs, share or MAX_JOBS, MAX_JOBS)
+        budget_jobs = min(request.budget_jobs, share or MAX_PULL_JOBS, MAX_PULL_JOBS)
         notifications = self._pending_pulls.notifications(lane)
         self._pending_pulls.begin_pull(pull, lane)
         try:

@@ -5,48 +5,19 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from libs.catalog.checkpoint import adapter as lora
 from libs.catalog.checkpoint.files import tensor_entries
 from libs.catalog.kinds.vision import images
-from libs.errors import InvalidInput, ModelNotFound
+from libs.errors import ModelNotFound
 from libs.names import is_model_id
 from libs.store.select import CONFIGS
+from services.worker.settings import Shelf
 
 _ROW_BYTES = 12
 """Added bytes per matrix row in int8: scale, sum, bias."""
 _FRACTIONS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Shelf:
-    """One entry of SHOAL_MODELS: the directory of one model, or, without `model`, a root laid out
-    as `<root>/<org>/<name>[@revision]/`.
-    """
-
-    path: Path
-    model: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.model}={self.path}" if self.model else str(self.path)
-
-
-def parse_shelves(text: str) -> tuple[Shelf, ...]:
-    """Parse SHOAL_MODELS: colon-separated `org/name=/path` and `/root`. Raises InvalidInput."""
-    return tuple(_shelf(entry) for entry in text.split(":") if entry)
-
-
-def _shelf(entry: str) -> Shelf:
-    model, equals, path = entry.rpartition("=")
-    if equals and not is_model_id(model):
-        raise InvalidInput(
-            f"SHOAL_MODELS: {model!r} is not a model id of the form org/name", field="SHOAL_MODELS"
-        )
-    if not path:
-        raise InvalidInput(f"SHOAL_MODELS: {entry!r} has no directory", field="SHOAL_MODELS")
-    return Shelf(Path(path), model)
 
 
 def find(shelves: tuple[Shelf, ...], model: str) -> Path:

@@ -29,7 +29,7 @@ from services.worker.machine.threads import in_thread
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS: Final = 2.0
+NOTICE_POLL_SECONDS: Final = 2.0
 STOP_SECONDS: Final = 12.0
 """A worker with a notice starts to shut down this long before its machine stops, or its grace
 period if that is less.
@@ -170,7 +170,7 @@ def _fetch(url: str, headers: dict[str, str], method: str = "GET") -> str:
         raise
 
 
-async def noticed(source: Source, interval_seconds: float = POLL_SECONDS) -> float:
+async def noticed(source: Source, interval_seconds: float = NOTICE_POLL_SECONDS) -> float:
     """Wait for the first notice. Return when the machine stops (Unix time). Failing sources are
     polled again.
     """

@@ -30,7 +30,7 @@ be empty.
 MAX_WAIT_SECONDS: Final = 10.0
 """How long an image may wait for memory before its job is refused."""
 
-_POLL_SECONDS: Final = 0.05
+_MEMORY_POLL_SECONDS: Final = 0.05
 """How often a waiting image retries: models free memory without a notification."""
 
 _NAME: Final = "images being decoded"
@@ -111,4 +111,4 @@ class DecodingMemory:
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._free_memory, needed)
             with self._released:
-                self._released.wait(_POLL_SECONDS)
+                self._released.wait(_MEMORY_POLL_SECONDS)

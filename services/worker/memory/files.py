@@ -22,6 +22,7 @@ from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, ShoalError
 from libs.store import Copy, LocalCopies, Progress, Store
 from libs.telemetry.logs import fields
 from services.worker.machine import disk
+from services.worker.settings import Shelf
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class ModelFiles:
 
     def __init__(
         self,
-        shelves: tuple[disk.Shelf, ...],
+        shelves: tuple[Shelf, ...],
         store: Store | None = None,
         catalog: Catalog | None = None,
         *,
@@ -234,9 +235,7 @@ class ModelFiles:
         no card; loading it reports why.
         """
         shelves = (
-            self._shelves
-            if self._store is None
-            else (*self._shelves, disk.Shelf(self._store.models))
+            self._shelves if self._store is None else (*self._shelves, Shelf(self._store.models))
         )
         found = disk.listing(shelves)
         listed = {

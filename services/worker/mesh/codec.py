@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 from google.protobuf import json_format, struct_pb2
@@ -74,6 +74,7 @@ from libs.models.work import (
     Turn,
     never_cancelled,
 )
+from libs.serving.calls.status import MAX_FIELD, MAX_MESSAGE
 from libs.versions import WIRE_VERSION
 
 _Word = TypeVar("_Word")
@@ -85,8 +86,6 @@ _Response: TypeAlias = (
     | inference_pb2.DetokenizeResponse
 )
 _ITEM = re.compile(r"(items|documents|texts|sequences)\[(\d{1,9})\]")
-_MAX_MESSAGE: Final = 1000
-_MAX_FIELD: Final = 300
 
 _ROLES: dict[int, Role] = {
     inference_pb2.ROLE_UNSPECIFIED: "",
@@ -283,8 +282,8 @@ def failure_of(error: ShoalError, *, first_item: int = 0) -> worker_pb2.Failure:
     """
     return worker_pb2.Failure(
         reason=error.reason,
-        message=_travelling(error.message, _MAX_MESSAGE),
-        field=_travelling(rebase(error.field, first_item), _MAX_FIELD),
+        message=_travelling(error.message, MAX_MESSAGE),
+        field=_travelling(rebase(error.field, first_item), MAX_FIELD),
         retry_after_seconds=error.retry_after,
     )
 

@@ -20,7 +20,7 @@ from typing import Final
 from libs.models import GENERATE
 from services.worker.scheduling.turns import BURST_SECONDS, Turns
 
-BULK_SHARE: Final = 1 / 9
+BULK_WEIGHT: Final = 1 / 9
 """Weight of bulk work against interactive work of the same tenant: a tenth of the total, as in
 lanes.
 """
@@ -230,7 +230,7 @@ class WaitingRoom:
         if not sequences:
             return
         line = self._lines.setdefault(group, {}).setdefault(flow, _Line(group, flow, weight))
-        line.weight = weight * (BULK_SHARE if flow.is_bulk else 1.0)
+        line.weight = weight * (BULK_WEIGHT if flow.is_bulk else 1.0)
         self._models.join(group.model)
         self._callers.join(flow.caller)
         self._shares.setdefault(flow.caller, _Share()).join(line)

@@ -287,7 +287,8 @@ def tls_from(environ: Mapping[str, str] = os.environ) -> Tls | None:
     if all are empty. Raises ValueError.
     """
     ca, chain, key, name = (
-        environ.get(f"SHOAL_TLS_{part}") or None for part in ("CA", "CERT", "KEY", "NAME")
+        environ.get(name) or None
+        for name in ("SHOAL_TLS_CA", "SHOAL_TLS_CERT", "SHOAL_TLS_KEY", "SHOAL_TLS_NAME")
     )
     wanted = flag(environ, "SHOAL_TLS")
     if (chain is None) != (key is None):

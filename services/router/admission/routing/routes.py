@@ -31,7 +31,7 @@ MAX_WAIT_SHARE: Final = 0.5
 """Share of the time until the deadline that a request may wait before it begins."""
 MAX_COLD_WAIT_SHARE: Final = 0.1
 """The share for a pool that must load the model while another pool has it and is in time."""
-ADAPTER_SECONDS: Final = 0.5
+ADAPTER_LOAD_SECONDS: Final = 0.5
 """Time to load an adapter into a resident model."""
 
 _COPIES: Final = (*LOADING_STATES, models_pb2.MODEL_STATE_RESIDENT)
@@ -255,7 +255,7 @@ def _candidate(
     elif not resident:
         wait += load
     elif target.adapter and not any(target.adapter in copy.adapters for copy in resident):
-        wait += ADAPTER_SECONDS
+        wait += ADAPTER_LOAD_SECONDS
     return _Candidate(pool, bool(resident), wait)
 
 

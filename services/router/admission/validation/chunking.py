@@ -16,7 +16,7 @@ from shoal.v1 import inference_pb2 as pb
 from libs.errors import InvalidInput
 from services.router.admission.validation import limits
 
-DEFAULT_TOKENS: Final = 512
+DEFAULT_CHUNK_TOKENS: Final = 512
 """Tokens of a chunk by default: the worker's own default
 (libs/models/text/processing/chunking/dividing.py).
 """
@@ -62,7 +62,7 @@ def check(request: pb.EncodeRequest, *, has_token_vectors: bool) -> list[Chunked
                 f"chunking.{name} is {count}, but the spans of the items are the chunks",
                 field=f"chunking.{name}",
             )
-    if 2 * chunking.overlap > (chunking.max_tokens or DEFAULT_TOKENS):
+    if 2 * chunking.overlap > (chunking.max_tokens or DEFAULT_CHUNK_TOKENS):
         message = f"chunking.overlap is {chunking.overlap}; at most half of max_tokens is allowed"
         raise InvalidInput(message, field="chunking.overlap")
     is_pooled = chunking.late and not has_token_vectors
@@ -105,7 +105,7 @@ def _item(
     if not by_spans:
         if item.spans:
             raise InvalidInput(f"{path}.spans are for chunking.method SPANS", field=f"{path}.spans")
-        most = chunking.max_tokens or DEFAULT_TOKENS
+        most = chunking.max_tokens or DEFAULT_CHUNK_TOKENS
         chunks = size // (BYTES_PER_TOKEN * (most - chunking.overlap)) + 1
         _check_count(chunks, limits.CHUNKS, f"{path}.text")
         contexts = chunks * _utf8(item.context)

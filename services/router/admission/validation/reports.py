@@ -27,7 +27,7 @@ from services.router.admission.validation.limits import Limit
 _PLAIN: Final = re.compile(r"[!-~]+")
 _POOL: Final = re.compile(NAME)
 _LARGEST: Final = 1e18
-_MAX_TOKENS: Final = 1 << 31
+_MAX_SIZE: Final = 1 << 31
 _FLOATS: Final = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
 
 
@@ -144,13 +144,13 @@ def _check_card(card: models_pb2.ModelCard, path: str) -> None:
     _check_numbers(card, f"{path}.")
     if (
         card.tokens_per_byte < 0
-        or max(card.max_tokens, card.dimensions, card.multi_vector_dimensions) >= _MAX_TOKENS
+        or max(card.max_tokens, card.dimensions, card.multi_vector_dimensions) >= _MAX_SIZE
     ):
         raise InvalidInput(f"{path} has impossible sizes", field=path)
     limits.KINDS.check(len(card.tasks), f"{path}.tasks")
     limits.KINDS.check(len(card.representations), f"{path}.representations")
     limits.KINDS.check(len(card.inputs), f"{path}.inputs")
-    if any(value >= _MAX_TOKENS for _, value in card.images.ListFields()):
+    if any(value >= _MAX_SIZE for _, value in card.images.ListFields()):
         raise InvalidInput(f"{path}.images has impossible sizes", field=f"{path}.images")
     limits.POOLS.check(len(card.pools), f"{path}.pools")
     for name in card.pools:

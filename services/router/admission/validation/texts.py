@@ -25,13 +25,13 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
 _TOOL_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 LOGPROB_BYTES: Final = 32
 """Approximate bytes of a token in an answer with its text and log probability."""
-_MAX_TOKENS: Final = 4096
+_MAX_ANSWER_TOKENS: Final = 4096
 
 
 def check(task: pb.TextTask, items: int) -> None:
     """Validate a text task for a request of `items` items. Raises InvalidInput."""
-    message = f"text.max_tokens is {task.max_tokens}; at most {_MAX_TOKENS} are allowed"
-    _refuse(task.max_tokens > _MAX_TOKENS, message, "text.max_tokens")
+    message = f"text.max_tokens is {task.max_tokens}; at most {_MAX_ANSWER_TOKENS} are allowed"
+    _refuse(task.max_tokens > _MAX_ANSWER_TOKENS, message, "text.max_tokens")
     limits.INSTRUCTION.check(len(task.instruction), "text.instruction")
     limits.JSON_SCHEMA.check(_utf8(task.json_schema), "text.json_schema")
     _check_turns(task)
@@ -70,7 +70,7 @@ def _check_logprobs(task: pb.TextTask, items: int) -> None:
     field = "text.top_logprobs"
     message = f"{field} is {task.top_logprobs}; at most {limits.TOP_LOGPROBS.most} are allowed"
     _refuse(task.top_logprobs > limits.TOP_LOGPROBS.most, message, field)
-    each = (task.max_tokens or _MAX_TOKENS) * (1 + task.top_logprobs) * LOGPROB_BYTES
+    each = (task.max_tokens or _MAX_ANSWER_TOKENS) * (1 + task.top_logprobs) * LOGPROB_BYTES
     if items * each > limits.LOGPROBS.most:
         message = (
             f"an answer may have {each:,} bytes of log probabilities, and there are {items:,} items"

@@ -90,7 +90,7 @@ long to launch a batch, so the host limits such batches, and jobs that arrive du
 the next one larger.
 """
 
-POLL_SECONDS: Final = 0.0005
+BATCH_POLL_SECONDS: Final = 0.0005
 """How often the device thread, waiting to cut the next batch, checks whether the current one ended
 early.
 """
@@ -347,7 +347,7 @@ class Runner:
                 and (left := launched.cut_next_at - self._clock()) > 0
                 and not pending.is_done()
             ):
-                self._condition.wait(min(left, POLL_SECONDS))
+                self._condition.wait(min(left, BATCH_POLL_SECONDS))
             if self._stopping or not self._waiting_room.tokens:
                 return None
             # A job that is wholly on the device no longer waits: it gets its outcome when its batch

@@ -28,7 +28,7 @@ from services.worker.jobs.answers.finisher import must_succeed
 from services.worker.jobs.held import HeldJob
 from services.worker.jobs.pulling.document_costs import DocumentCosts
 from services.worker.jobs.pulling.pulls import LaneName
-from services.worker.scheduling.batcher import BULK_SHARE, Caller, Flow
+from services.worker.scheduling.batcher import BULK_WEIGHT, Caller, Flow
 from services.worker.scheduling.turns import Turns
 
 SMALL_BYTES: Final = 64 << 10
@@ -371,4 +371,4 @@ def _callers(jobs: Collection[HeldJob]) -> dict[Caller, list[HeldJob]]:
 
 
 def _weight(held: HeldJob) -> float:
-    return held.weight * (BULK_SHARE if held.flow.is_bulk else 1.0)
+    return held.weight * (BULK_WEIGHT if held.flow.is_bulk else 1.0)

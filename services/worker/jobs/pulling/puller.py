@@ -39,7 +39,7 @@ _PARTIAL_WAIT_SECONDS: Final = 1.0
 it.
 """
 
-_QUICK_SECONDS: Final = 0.05
+_SHORT_POLL_SECONDS: Final = 0.05
 """An empty reply that arrives sooner shows that the router does not long-poll for this worker."""
 
 
@@ -238,7 +238,7 @@ class Puller:
         """
         if self._is_replaced(pull):
             return True
-        if time.monotonic() - sent_at >= min(_QUICK_SECONDS, wait_seconds / 2):
+        if time.monotonic() - sent_at >= min(_SHORT_POLL_SECONDS, wait_seconds / 2):
             return False
         if (
             time.monotonic() >= self._pause_until

@@ -42,7 +42,7 @@ batches large, and must not block all other tenants.
 MAX_EXCLUDED_TENANTS: Final = 16
 """Maximum tenants that a pull excludes."""
 
-QUICK_SECONDS: Final = 0.03
+QUICK_BATCH_SECONDS: Final = 0.03
 """Shorter batches end before a pull returns. Lanes with such batches have two pulls in flight, each
 for a whole batch; others have one.
 """
@@ -164,7 +164,7 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
     first_pulls: list[Pull] = []
     further_pulls: list[Pull] = []
     for size, lanes in _by_size(s.lanes, budget_tokens).items():
-        is_quick = any(0 < state.batch_seconds < QUICK_SECONDS for state in lanes.values())
+        is_quick = any(0 < state.batch_seconds < QUICK_BATCH_SECONDS for state in lanes.values())
         tokens = size if is_quick else max(1, size // 2)
         most = size * (HIGH_WATERMARK_BATCHES if is_late else LOW_WATERMARK_BATCHES)
         wanted = frozenset(name for name, state in lanes.items() if state.waiting_tokens <= most)
