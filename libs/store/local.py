@@ -30,7 +30,7 @@ from libs.conversion.convert import OnProgress
 from libs.conversion.plan import GGUF_SETTINGS, foreign_steps, is_torch, vocabulary_of
 from libs.errors import InvalidInput, ModelBroken, NoCapacity
 from libs.store.cache import Cache, Copy, Listing
-from libs.store.select import is_root_text, select
+from libs.store.select import is_root_text, is_served, select
 from libs.store.source import Progress, RemoteFile
 from libs.telemetry.logs import fields
 
@@ -219,6 +219,20 @@ def write_converted(
     except OSError as error:
         raise NoCapacity(f"{output} cannot be written: {error.strerror}") from error
     return done
+
+
+def served_files(directory: Path, *, is_adapter: bool = False) -> tuple[str, ...]:
+    """Return the paths of the files that the store would fetch of a directory, in order. If the
+    store does not know its layout, these are all weights and texts.
+
+    `is_adapter`: see `select`. Raises ModelBroken for a directory with too many files.
+    """
+    found = _read(directory)
+    try:
+        files: Sequence[RemoteFile] = select(directory.name, found, is_adapter=is_adapter)
+    except (ModelBroken, NoCapacity, OSError):
+        files = [file for file in found.files if is_served(file)]
+    return tuple(sorted(file.path for file in files))
 
 
 def _foreign(found: _Directory) -> tuple[Step, ...]:

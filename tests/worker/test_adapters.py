@@ -13,6 +13,7 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import InvalidInput, ModelBroken, ModelNotFound, NoCapacity
 from libs.store import Copy
+from libs.store.digests import FileDigests
 from services.worker.machine.disk import Shelf, find, find_adapter, listing
 from services.worker.machine.tasks import Tasks
 from services.worker.memory.adapters import AdapterLoader
@@ -54,6 +55,7 @@ class Bench:
         self.tasks = Tasks(tasks)
         self.loader = AdapterLoader(
             self._find,
+            FileDigests().of_directory,
             self._claim,
             self.tasks,
             clock=self.clock,
