@@ -9,7 +9,7 @@ An id is `RECIPE.FORMAT`, such as `3f0c9a1be24d5768.float32`:
   their kernels, because these kernels' results may differ beyond rounding in another release.
 
 Vectors with one recipe differ by the rounding of their formats only. The form is documented in
-docs/embedding-id.md; tests/serving/test_embedding_id.py has fixed vectors.
+docs/api.md; tests/serving/test_embedding_id.py has fixed vectors.
 """
 
 from __future__ import annotations
