@@ -69,38 +69,43 @@ class FileDigests:
     ) -> FilesDigest:
         """Return the digest of a model's or, with `is_adapter`, a LoRA adapter's files.
 
-        Raises ModelBroken for a file that cannot be read, and Stopped once `stop` is set.
+        A file that cannot be read does not count: a load that needs it fails. Raises Stopped once
+        `stop` is set.
         """
         total, marks = hashlib.sha256(), []
         for name in served_files(directory, is_adapter=is_adapter):
-            path = locate(directory, name)
-            if path is None:
-                raise ModelBroken(f"{name}: missing from {directory}")
-            digest, mark = self._of_file(path, name, stop)
+            try:
+                path = locate(directory, name)
+                if path is None:
+                    continue
+                digest, mark = self._of_file(path, stop)
+            except (ModelBroken, OSError):
+                continue
             total.update(f"{name} {digest}\n".encode())
             marks.append((path, mark))
         return FilesDigest(total.hexdigest(), tuple(marks))
 
-    def _of_file(self, path: Path, name: str, stop: threading.Event | None) -> tuple[str, _Mark]:
-        try:
-            with path.open("rb") as file:
-                mark = _mark(os.fstat(file.fileno()))
-                with self._lock:
-                    if mark in self._known:
-                        self._known.move_to_end(mark)
-                        return self._known[mark], mark
-                total = hashlib.sha256()
-                while block := file.read(_BLOCK_BYTES):
-                    if stop is not None and stop.is_set():
-                        raise Stopped
-                    total.update(block)
-        except OSError as error:
-            raise ModelBroken(f"{name}: cannot be read: {error.strerror}") from error
+    def _of_file(self, path: Path, stop: threading.Event | None) -> tuple[str, _Mark]:
+        mark = _mark(os.stat(path))
         with self._lock:
-            self._known[mark] = total.hexdigest()
+            known = self._known.get(mark)
+        digest = self._hash(path, stop) if known is None else known
+        with self._lock:
+            self._known[mark] = digest
+            self._known.move_to_end(mark)
             while len(self._known) > MAX_REMEMBERED_FILES:
                 self._known.popitem(last=False)
-        return total.hexdigest(), mark
+        return digest, mark
+
+    @staticmethod
+    def _hash(path: Path, stop: threading.Event | None) -> str:
+        total = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                if stop is not None and stop.is_set():
+                    raise Stopped
+                total.update(block)
+        return total.hexdigest()
 
 
 def joined(digests: Sequence[FilesDigest]) -> FilesDigest:

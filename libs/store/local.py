@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -225,9 +226,12 @@ def served_files(directory: Path, *, is_adapter: bool = False) -> tuple[str, ...
     """Return the paths of the files that the store would fetch of a directory, in order. If the
     store does not know its layout, these are all weights and texts.
 
-    `is_adapter`: see `select`. Raises ModelBroken for a directory with too many files.
+    `is_adapter`: see `select`.
     """
-    found = _read(directory)
+    try:
+        found = _read(directory)
+    except ModelBroken:  # too many files: it has other contents in folders
+        found = _read(directory, ("*",), limit=sys.maxsize)
     try:
         files: Sequence[RemoteFile] = select(directory.name, found, is_adapter=is_adapter)
     except (ModelBroken, NoCapacity, OSError):
@@ -283,18 +287,22 @@ def _names(directory: Path) -> Iterator[str]:
         yield from (path.name for path in directory.glob(pattern))
 
 
-def _read(directory: Path) -> _Directory:
-    files = []
-    for pattern in ("*", "*/*", "*/*/*"):
+def _read(
+    directory: Path,
+    patterns: Sequence[str] = ("*", "*/*", "*/*/*"),
+    *,
+    limit: int = 0,
+) -> _Directory:
+    files, limit = [], limit or _MAX_FILES
+    for pattern in patterns:
         for path in directory.glob(pattern):
             if path.is_file() and not path.name.startswith("."):
                 files.append(
                     RemoteFile(path.relative_to(directory).as_posix(), path.stat().st_size)
                 )
-            if len(files) > _MAX_FILES:
+            if len(files) > limit:
                 raise ModelBroken(
-                    f"{directory}: has more than {_MAX_FILES:,} files; it is not a model's "
-                    "directory"
+                    f"{directory}: has more than {limit:,} files; it is not a model's directory"
                 )
     return _Directory(directory, tuple(sorted(files, key=lambda file: file.path)), "local")
 

@@ -1,4 +1,4 @@
-"""The ids of vectors: fixed values, which indexes hold for years, and the rules that compare them."""
+"""The ids of vectors: fixed values, which indexes keep for years, and how ids are compared."""
 
 from __future__ import annotations
 

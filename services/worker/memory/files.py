@@ -202,13 +202,13 @@ class ModelFiles:
         """Return the digest of a model's files, and of its base's for an adapter that is served as
         a model.
 
-        Raises ModelBroken for a file that cannot be read, and Stopped once `stop` is set.
+        Raises Stopped once `stop` is set.
         """
         folders = [copy.directory] if copy.base is None else [copy.directory, copy.base]
         return joined([self._digests.of_directory(folder, stop=stop) for folder in folders])
 
     def adapter_digest(self, directory: Path) -> FilesDigest:
-        """Return the digest of an adapter's files. Raises ModelBroken."""
+        """Return the digest of an adapter's files."""
         return self._digests.of_directory(directory, is_adapter=True)
 
     def _from_store(
