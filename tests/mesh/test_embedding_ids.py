@@ -1,4 +1,4 @@
-"""Ids of vectors through whole meshes: what keeps them, what changes them, and what is refused."""
+"""Ids of vectors through whole meshes: stability, changes, and refused requests."""
 
 from __future__ import annotations
 
@@ -290,13 +290,11 @@ def test_vectors_of_different_files_are_not_mixed(tmp_path: Path) -> None:
         shoal.Client(cluster.address) as client,
     ):
         found = encode_on_both_workers(client)
-    refused = [each for each in found if isinstance(each, errors.ShoalError)]
+    refused = [one for one in found if isinstance(one, errors.ShoalError)]
     assert refused
-    assert all(
-        isinstance(each, errors.EmbeddingIdMismatch | errors.ModelChanged) for each in refused
-    )
-    for each in found:
-        assert isinstance(each, errors.ShoalError) or re.fullmatch(r"[0-9a-f]{16}\.float32", each)
+    assert all(isinstance(one, errors.EmbeddingIdMismatch | errors.ModelChanged) for one in refused)
+    for one in found:
+        assert isinstance(one, errors.ShoalError) or re.fullmatch(r"[0-9a-f]{16}\.float32", one)
 
 
 def test_vectors_of_several_number_formats_have_the_digits_alone(

@@ -67,7 +67,7 @@ def test_every_field_changes_the_id(name: str) -> None:
 
 
 def test_order_of_the_cards_fields_does_not_matter() -> None:
-    turned = dict(reversed(FULL.card.items()))
+    turned = dict(reversed(list(FULL.card.items())))
     assert Recipe(FILES, card=turned).canonical() == Recipe(FILES, card=FULL.card).canonical()
 
 

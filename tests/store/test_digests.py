@@ -1,4 +1,4 @@
-"""Digests of model directories: which files count, when they are hashed, and what is noticed."""
+"""Digests of model directories: the files that count, caching, and changed files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +31,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the files that are hashed, one entry each time."""
     found: list[str] = []
     hash_file = FileDigests._hash

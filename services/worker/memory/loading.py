@@ -208,7 +208,7 @@ class Loader:
                 raise
             digest = future.result()
         if not digest.is_current():
-            raise NoCapacity(f"the files of {name} changed while it was loaded; it is loaded again")
+            raise NoCapacity(f"the files of {name} changed while it was loaded; try again")
         self._identities[name] = identity_of(model, model.card, digest.hex)
         return model
 
