@@ -7,9 +7,9 @@ resident model.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
 from libs.catalog.card import Card
 from libs.embedding_id import Recipe, check_expected, embedding_id, is_expected, recipe_of
@@ -48,9 +48,11 @@ class HasDataType(Protocol):
     data_type: str
 
 
-@dataclass(frozen=True, slots=True)
-class EncodeOptions:
-    """The options of an EncodeWork that decide its vectors. `adapter`: empty for none."""
+class EncodeOptions(NamedTuple):
+    """The options of an EncodeWork that decide its vectors. `adapter`: empty for none.
+
+    A tuple, because one is made and hashed for each job.
+    """
 
     role: Role = ""
     instruction: str = ""
@@ -97,19 +99,15 @@ class EmbeddingIdentity:
         """
         return self._cached(options, adapter_files)
 
-    def check(
-        self, options: EncodeOptions, expected: str, adapters: Mapping[str, str] | None = None
-    ) -> str:
-        """Return the id of vectors with these options. Raises EmbeddingIdMismatch with both ids,
-        and the difference as far as it is known, unless it is the expected one.
+    def check(self, options: EncodeOptions, expected: str, adapters: Mapping[str, str]) -> None:
+        """Raise EmbeddingIdMismatch with both ids, and the difference as far as it is known, unless
+        vectors with these options have the expected id.
 
         `adapters`: digests of the files of all loaded adapters, by name.
         """
-        loaded = adapters or {}
-        found = self.id_of(options, loaded.get(options.adapter, ""))
+        found = self.id_of(options, adapters.get(options.adapter, ""))
         if not is_expected(expected, found):
-            check_expected(expected, found, self._difference(options, expected, found, loaded))
-        return found
+            check_expected(expected, found, self._difference(options, expected, found, adapters))
 
     def _compute(self, options: EncodeOptions, adapter_files: str) -> str:
         return embedding_id(self.recipe(options, adapter_files), self._format)
@@ -159,28 +157,28 @@ class EmbeddingIdentity:
         """Yield the options with another value of one of them, and that value's name."""
         roles: tuple[Role, ...] = ("", "query", "document")
         for role in roles:
-            yield f"role {role!r}" if role else "no role", replace(options, role=role)
+            yield f"role {role!r}" if role else "no role", options._replace(role=role)
         if options.instruction:
-            yield "no instruction", replace(options, instruction="")
+            yield "no instruction", options._replace(instruction="")
         for size in (0, *_MATRYOSHKA):
             if size < max(self._card.dimensions, 1):
                 name = f"{size} dimensions" if size else "all dimensions"
-                yield name, replace(options, dimensions=size)
+                yield name, options._replace(dimensions=size)
         for normalize in (True, False):
             name = "normalized vectors" if normalize else "vectors that are not normalized"
-            yield name, replace(options, normalize=normalize)
+            yield name, options._replace(normalize=normalize)
         for adapter in ("", *adapters, *self._card.own_adapters):
             name = f"the adapter {adapter!r}" if adapter else "the model without an adapter"
-            yield name, replace(options, adapter=adapter)
+            yield name, options._replace(adapter=adapter)
         sides: tuple[Truncation, ...] = ("end", "start")
         for side in sides:
-            yield f"texts cut at their {side}", replace(options, truncation=side)
+            yield f"texts cut at their {side}", options._replace(truncation=side)
         late = not options.late_chunking
         yield (
             "late chunks" if late else "other than late chunks",
-            replace(options, late_chunking=late),
+            options._replace(late_chunking=late),
         )
-        yield "all vectors of an item", replace(options, pooling_factor=0)
+        yield "all vectors of an item", options._replace(pooling_factor=0)
 
 
 def identity_of(model: object, card: Card, files: str) -> EmbeddingIdentity:

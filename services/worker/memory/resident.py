@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from libs.embedding_id import check_expected
+from libs.embedding_id import check_expected, is_expected
 from libs.errors import NoCapacity, ShoalError
 from libs.models import EncodeWork, Model
 from libs.models.embedding_recipe import EmbeddingIdentity, EncodeOptions
@@ -197,5 +197,10 @@ class Resident:
         if self.identity is None:
             check_expected(expected, "")
             return ""
-        files = {name: entry.files for name, entry in list(self.adapters.entries.items())}
-        return self.identity.check(EncodeOptions.from_work(work), expected, files)
+        options = EncodeOptions.from_work(work)
+        entry = self.adapters.entries.get(work.adapter)
+        found = self.identity.id_of(options, "" if entry is None else entry.files)
+        if not is_expected(expected, found):
+            loaded = list(self.adapters.entries.items())
+            self.identity.check(options, expected, {name: one.files for name, one in loaded})
+        return found
