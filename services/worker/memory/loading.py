@@ -13,7 +13,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +27,7 @@ from libs.telemetry.logs import fields
 from services.worker.machine.device import Device
 from services.worker.machine.shortage import is_out_of_memory
 from services.worker.machine.tasks import Tasks
-from services.worker.machine.threads import begin, in_thread
+from services.worker.machine.threads import begin, begin_without_loop, in_thread
 from services.worker.memory.budget import Claim, Size
 from services.worker.memory.files import ModelFiles
 from services.worker.memory.host import Warm
@@ -199,14 +198,13 @@ class Loader:
     def _read_files(self, copy: Copy, name: str) -> Model:
         """Read the model while another thread hashes its files."""
         stop = threading.Event()
-        with ThreadPoolExecutor(1, thread_name_prefix="digest") as hashing:
-            future = hashing.submit(self._files.digest, copy, stop)
-            try:
-                model = self._device.load(copy.directory, name, copy.base)
-            except BaseException:
-                stop.set()
-                raise
-            digest = future.result()
+        hashing = begin_without_loop(partial(self._files.digest, copy, stop))
+        try:
+            model = self._device.load(copy.directory, name, copy.base)
+        except BaseException:
+            stop.set()
+            raise
+        digest = hashing.result()
         if not digest.is_current():
             raise NoCapacity(f"the files of {name} changed while it was loaded; try again")
         self._identities[name] = identity_of(model, model.card, digest.hex)
