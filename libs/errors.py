@@ -92,6 +92,15 @@ class ModelBroken(ShoalError):
     reason = "MODEL_LOAD_FAILED"
 
 
+class EmbeddingIdMismatch(ShoalError):
+    """The vectors would not have the embedding id that the request requires, or parts of a request
+    would have vectors that cannot be compared.
+    """
+
+    status = "FAILED_PRECONDITION"
+    reason = "EMBEDDING_ID_MISMATCH"
+
+
 class NotReady(ShoalError):
     """This process has not read the state of the mesh yet: no answer is better than a wrong one."""
 

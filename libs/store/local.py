@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from libs.conversion.convert import OnProgress
 from libs.conversion.plan import GGUF_SETTINGS, foreign_steps, is_torch, vocabulary_of
 from libs.errors import InvalidInput, ModelBroken, NoCapacity
 from libs.store.cache import Cache, Copy, Listing
-from libs.store.select import is_root_text, select
+from libs.store.select import is_root_text, is_served, select
 from libs.store.source import Progress, RemoteFile
 from libs.telemetry.logs import fields
 
@@ -219,6 +220,23 @@ def write_converted(
     return done
 
 
+def served_files(directory: Path, *, is_adapter: bool = False) -> tuple[str, ...]:
+    """Return the paths of the files that the store would fetch of a directory, in order. If the
+    store does not know its layout, these are all weights and texts.
+
+    `is_adapter`: see `select`.
+    """
+    try:
+        found = _read(directory)
+    except ModelBroken:  # too many files: it has other contents in folders
+        found = _read(directory, ("*",), limit=sys.maxsize)
+    try:
+        files: Sequence[RemoteFile] = select(directory.name, found, is_adapter=is_adapter)
+    except (ModelBroken, NoCapacity, OSError):
+        files = [file for file in found.files if is_served(file)]
+    return tuple(sorted(file.path for file in files))
+
+
 def _foreign(found: _Directory) -> tuple[Step, ...]:
     """Return the conversion of a directory that has its weights only as GGUF or ONNX; empty for
     others. Raises ModelBroken.
@@ -267,18 +285,22 @@ def _names(directory: Path) -> Iterator[str]:
         yield from (path.name for path in directory.glob(pattern))
 
 
-def _read(directory: Path) -> _Directory:
-    files = []
-    for pattern in ("*", "*/*", "*/*/*"):
+def _read(
+    directory: Path,
+    patterns: Sequence[str] = ("*", "*/*", "*/*/*"),
+    *,
+    limit: int = 0,
+) -> _Directory:
+    files, limit = [], limit or _MAX_FILES
+    for pattern in patterns:
         for path in directory.glob(pattern):
             if path.is_file() and not path.name.startswith("."):
                 files.append(
                     RemoteFile(path.relative_to(directory).as_posix(), path.stat().st_size)
                 )
-            if len(files) > _MAX_FILES:
+            if len(files) > limit:
                 raise ModelBroken(
-                    f"{directory}: has more than {_MAX_FILES:,} files; it is not a model's "
-                    "directory"
+                    f"{directory}: has more than {limit:,} files; it is not a model's directory"
                 )
     return _Directory(directory, tuple(sorted(files, key=lambda file: file.path)), "local")
 

@@ -218,6 +218,11 @@ def _is_text(file: RemoteFile) -> bool:
     )
 
 
+def is_served(file: RemoteFile) -> bool:
+    """Return True for weights and texts, in whatever folder."""
+    return _is_weights(file) or _is_text(file)
+
+
 def _is_safe(path: str) -> bool:
     """Return True if a path stays within its target directory and names no hidden file."""
     return all(_SAFE_PART.fullmatch(part) for part in path.split("/"))

@@ -20,6 +20,7 @@ from opentelemetry.trace import Span
 from prometheus_client import Counter, Histogram
 from shoal.errors import ShoalError
 from shoal.transport.wire import Metadata
+from shoal.v1 import inference_pb2 as pb
 
 from libs.environment import is_loopback_host
 from libs.serving.calls.call import new_request_id
@@ -41,6 +42,7 @@ from services.edge.intake.budget import Budget
 from services.edge.intake.callers import Callers
 from services.edge.intake.reading import UNIDENTIFIED_BODY_BYTES, Intake, Payer
 from services.edge.messages.base import (
+    EXPECT_EMBEDDING_ID_HEADER,
     Answer,
     Dialect,
     Headers,
@@ -49,6 +51,7 @@ from services.edge.messages.base import (
     Received,
     Route,
     Stream,
+    with_embedding_id_header,
     with_truncation_header,
 )
 from services.edge.messages.names import Names
@@ -275,6 +278,7 @@ class Application:
                 self._vocabulary,
                 client,
                 int(time.time()),
+                headers.get(EXPECT_EMBEDDING_ID_HEADER, ""),
             )
             await self.intake.admit(route.decoded(received), payer, is_msgpack=received.is_msgpack)
             return await self._ask_mesh(exchange, payer, route, received, metadata, deadline)
@@ -291,7 +295,7 @@ class Application:
         """Call the mesh until there is an answer. Raises HttpError."""
         step: MeshCall | Stream | Answer
         step, message = await _maybe_in_thread(
-            len(received.body), lambda: _serialised(route.ask(received))
+            len(received.body), lambda: _serialised(route.ask(received), received)
         )
         held = 0
         while not isinstance(step, Answer):
@@ -315,15 +319,15 @@ class Application:
                 fallback = step.fallback(HttpError.from_error(error, step))
                 if fallback is None:
                     raise HttpError.from_error(error, step) from None
-                step, message = _serialised(fallback)
+                step, message = _serialised(fallback, received)
             else:
                 exchange.cost.note_reply(reply)
                 if not payer.try_reserve(size):
                     await payer.reserve(size, is_accepted=True)
                 if step.in_thread and size > UNIDENTIFIED_BODY_BYTES:
-                    step, message = await asyncio.to_thread(_next_step, step, reply)
+                    step, message = await asyncio.to_thread(_next_step, step, reply, received)
                 else:
-                    step, message = _next_step(step, reply)
+                    step, message = _next_step(step, reply, received)
         return step
 
     async def _start_stream(
@@ -359,13 +363,22 @@ class Application:
         return negotiate_encoding(exchange.headers.get("accept-encoding", ""))
 
 
-def _serialised(step: MeshCall | Stream | Answer) -> tuple[MeshCall | Stream | Answer, bytes]:
-    return step, b"" if isinstance(step, Answer) else step.message.SerializeToString()
+def _serialised(
+    step: MeshCall | Stream | Answer, received: Received
+) -> tuple[MeshCall | Stream | Answer, bytes]:
+    if isinstance(step, Answer):
+        return step, b""
+    if received.expect_embedding_id and isinstance(step.message, pb.EncodeRequest):
+        step.message.expect_embedding_id = received.expect_embedding_id
+    return step, step.message.SerializeToString()
 
 
-def _next_step(call: MeshCall, reply: Message) -> tuple[MeshCall | Stream | Answer, bytes]:
+def _next_step(
+    call: MeshCall, reply: Message, received: Received
+) -> tuple[MeshCall | Stream | Answer, bytes]:
     """Return the step that follows from the mesh's reply. Raises HttpError."""
-    return _serialised(with_truncation_header(call.convert(reply), reply))
+    step = with_embedding_id_header(call.convert(reply), reply)
+    return _serialised(with_truncation_header(step, reply), received)
 
 
 def head_bytes(scope: Scope) -> int:

@@ -15,6 +15,7 @@ import grpc
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import inference_pb2_grpc, models_pb2, multiplex_pb2
 
+from libs.embedding_id import check_expected
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, QueueFull
 from libs.queue import QueuedJob
 from libs.serving import Call, Deadline, current_call
@@ -102,6 +103,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         reservation = self._hold(request, context)
         parts = await self._run(request, check_encode, context.time_remaining(), reservation)
         response = await _maybe_in_thread(_size(parts), partial(codec.merge_encode, parts))
+        check_expected(request.expect_embedding_id, response.embedding_id)
         if response.HasField("chunks"):
             answer_bounds.check_divided(response.ByteSize(), current_call().answer_bytes)
         response.timings.total_seconds = time.perf_counter() - begin
@@ -115,7 +117,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[pb.EncodeResponse]:
         begin = time.perf_counter()
         reservation = self._hold(request, context)
-        parts = Parts()
+        parts = Parts(request.expect_embedding_id)
         with await self._begin(
             request, check_encode, context.time_remaining(), reservation, whole=False
         ) as pending:

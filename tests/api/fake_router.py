@@ -107,6 +107,7 @@ class FakeRouter:
     halves: int = 0
     gate: threading.Event = field(default_factory=threading.Event)
     revision: Callable[[int], str] = lambda number: "r1"
+    embedding_id: Callable[[int], str] = lambda number: ""
     active: int = 0
     most_active: int = 0
     address: str = ""
@@ -254,7 +255,10 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
         texts = _texts("items", request, context)
         revision = self._router.revision(number)
         response = inference_pb2.EncodeResponse(
-            model_revision=revision, usage=_usage(texts), timings=_timings(number)
+            model_revision=revision,
+            embedding_id=self._router.embedding_id(number),
+            usage=_usage(texts),
+            timings=_timings(number),
         )
         forms = list(request.representations) or [inference_pb2.REPRESENTATION_DENSE]
         dimensions = request.dimensions or DIMENSIONS

@@ -118,6 +118,36 @@ def test_encode_jsonl_to_jsonl_keeps_the_objects(run: Run, tmp_path: Path) -> No
     ]
 
 
+def test_embedding_ids(run: Run, router: FakeRouter, tmp_path: Path) -> None:
+    found = "0123456789abcdef.float32"
+    router.embedding_id = lambda number: found
+    assert json.loads(run("encode", MODEL, "a", "--json").out)["embedding_id"] == found
+    asked = ("--expect-embedding-id", found)
+    ran = run("encode", MODEL, "a", "-o", tmp_path / "out.npz", *asked)
+    assert ran.code == 0
+    assert f"embedding id {found}" in ran.err
+    with np.load(tmp_path / "out.npz") as arrays:
+        assert str(arrays["embedding_id"]) == found
+    assert router.calls[-1].request.expect_embedding_id == found  # type: ignore[attr-defined]
+    (tmp_path / "in.txt").write_text("a\nb\n")
+    ran = run("encode", MODEL, "-i", tmp_path / "in.txt", "-o", tmp_path / "out.jsonl", *asked)
+    assert f"embedding id {found}" in ran.err
+    router.embedding_id = lambda number: ""
+    ran = run("encode", MODEL, "a", *asked)
+    assert ran.code != 0
+    assert found in ran.err
+
+
+def test_file_of_vectors_with_two_embedding_ids_is_not_written(
+    run: Run, router: FakeRouter, tmp_path: Path
+) -> None:
+    router.embedding_id = lambda number: f"{number:016x}.float32"
+    (tmp_path / "in.txt").write_text("text\n" * 2000)
+    ran = run("encode", MODEL, "-i", tmp_path / "in.txt", "-o", tmp_path / "out.jsonl")
+    assert ran.code != 0
+    assert "embedding id" in ran.err
+
+
 def test_encode_chunks(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"id": 1, "text": "one two"}\n{"id": 2, "text": "three"}\n')
     asked = (

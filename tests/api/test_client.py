@@ -432,6 +432,57 @@ async def test_field_path_counts_in_the_callers_list(connect: Connect, router: F
     assert caught.value.field == "items[4].text"
 
 
+ID, OTHER = "0123456789abcdef", "fedcba9876543210"
+
+
+async def test_embedding_id_is_required_and_returned(connect: Connect, router: FakeRouter) -> None:
+    router.embedding_id = lambda number: f"{ID}.float32"
+    handle = connect(router.address)
+    result = await handle.do("encode", MODEL, TEXTS, expect_embedding_id=ID)
+    assert result.embedding_id == f"{ID}.float32"
+    assert router.calls[0].request.expect_embedding_id == ID  # type: ignore[attr-defined]
+    skipping = await handle.do("encode", MODEL, [*TEXTS, ""], on_invalid="skip")
+    assert skipping.embedding_id == f"{ID}.float32"
+    assert (await handle.do("encode", MODEL, [])).embedding_id == ""
+
+
+@pytest.mark.parametrize("found", ["", f"{OTHER}.float32", f"{ID}.int8-1"])
+async def test_vectors_that_an_old_mesh_did_not_check_are_refused(
+    connect: Connect, router: FakeRouter, found: str
+) -> None:
+    router.embedding_id = lambda number: found
+    with pytest.raises(errors.EmbeddingIdMismatch, match=f"expect_embedding_id is {ID}.float32"):
+        await connect(router.address).do(
+            "encode", MODEL, TEXTS, expect_embedding_id=f"{ID}.float32"
+        )
+
+
+async def test_mismatch_of_the_mesh_is_an_exception(connect: Connect, router: FakeRouter) -> None:
+    router.refusals = [
+        Refusal(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "EMBEDDING_ID_MISMATCH",
+            "both ids",
+            "expect_embedding_id",
+        )
+    ]
+    with pytest.raises(errors.EmbeddingIdMismatch, match="both ids") as raised:
+        await connect(router.address).do("encode", MODEL, TEXTS, expect_embedding_id=ID)
+    assert raised.value.field == "expect_embedding_id"
+    assert len(router.calls) == 1
+
+
+async def test_parts_with_two_embedding_ids_are_refused(
+    connect: Connect, router: FakeRouter
+) -> None:
+    texts = [f"text {number}" for number in range(2000)]
+    router.embedding_id = lambda number: f"{ID}.{'float32' if number % 2 else 'int8-1'}"
+    assert (await connect(router.address).do("encode", MODEL, texts)).embedding_id == ID
+    router.embedding_id = lambda number: f"{ID if number % 2 else OTHER}.float32"
+    with pytest.raises(errors.ModelChanged, match=f"{ID} and {OTHER}"):
+        await connect(router.address).do("encode", MODEL, texts)
+
+
 async def test_parts_of_two_revisions_are_refused(connect: Connect, router: FakeRouter) -> None:
     router.revision = lambda number: f"r{number}"
     with pytest.raises(errors.ModelChanged):

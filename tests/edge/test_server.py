@@ -17,14 +17,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shoal.v1 import inference_pb2 as pb
 
+from libs.embedding_id import check_expected
 from libs.errors import InvalidInput, ModelNotFound, NoCapacity, QueueFull, WorkerLost
 from libs.serving import Security
 from services.edge import asgi, server
 from services.edge.app import running
 from services.edge.reference import page as reference
 from services.edge.settings import Settings
-from tests.edge.parts import MODEL, Http, Script, card, edge, head, read_reply, routing
+from tests.edge.parts import (
+    MODEL,
+    Http,
+    Script,
+    card,
+    dense,
+    edge,
+    head,
+    read_reply,
+    routing,
+    vectors,
+)
 from tests.serving.parts import CLIENT, write_tokens
 from tests.support.certificates import Certificates
 
@@ -70,6 +83,40 @@ async def test_metadata_is_passed_to_the_router() -> None:
         assert script.seconds[1] > 500
         assert script.metadata[1]["authorization"] == "Bearer azure"
         assert (await http.post(EMBED, BODY)).headers["x-request-id"] == script.calls[2].request_id
+
+
+async def test_embedding_id_is_required_and_reported_by_headers() -> None:
+    found = "0123456789abcdef.float32"
+
+    def encode(request: pb.EncodeRequest) -> pb.EncodeResponse:
+        check_expected(request.expect_embedding_id, found)
+        rows = dense(vectors(len(request.items)))
+        return pb.EncodeResponse(dense=rows, embedding_id=found)
+
+    script = Script(encode=encode)
+    async with edge(script) as http:
+        plain = await http.post(EMBED, BODY)
+        assert plain.headers["x-shoal-embedding-id"] == found
+        assert script.requests[-1].expect_embedding_id == ""
+        same = await http.post(EMBED, BODY, x_shoal_expect_embedding_id=found)
+        assert (same.status, same.headers["x-shoal-embedding-id"]) == (200, found)
+        other = await http.post(EMBED, BODY, x_shoal_expect_embedding_id="f" * 16)
+        assert other.status == 412
+        assert "x-shoal-embedding-id" not in other.headers
+        error = json.loads(other.body)["error"]
+        assert error["code"] == "embedding_id_mismatch"
+        assert error["param"] == "x-shoal-expect-embedding-id"
+        assert "f" * 16 in error["message"]
+        assert found in error["message"]
+
+
+async def test_id_that_is_none_is_not_made_a_header() -> None:
+    rows = dense(vectors(1))
+    for found in ("", "a\r\nx-injected: 1"):
+        reply = pb.EncodeResponse(dense=rows, embedding_id=found)
+        async with edge(Script(encode=lambda request, reply=reply: reply)) as http:  # type: ignore[misc]
+            headers = (await http.post(EMBED, BODY)).headers
+        assert not {"x-shoal-embedding-id", "x-injected"} & set(headers)
 
 
 @pytest.mark.parametrize("given", ["", "x" * 129, "with space", "caf\xe9"])

@@ -50,6 +50,7 @@ def test_every_kind_of_answer_has_a_bound_that_is_in_the_table() -> None:
 def test_every_field_of_an_encode_answer_is_of_a_kind_with_a_bound() -> None:
     forms = {field.name for field in pb.EncodeResponse.DESCRIPTOR.fields} - {
         "model_revision",
+        "embedding_id",
         "usage",
         "timings",
     }

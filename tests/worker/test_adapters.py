@@ -13,7 +13,8 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import InvalidInput, ModelBroken, ModelNotFound, NoCapacity
 from libs.store import Copy
-from services.worker.machine.disk import find, find_adapter, listing
+from libs.store.digests import FileDigests
+from services.worker.machine.disk import Shelf, find, find_adapter, listing
 from services.worker.machine.tasks import Tasks
 from services.worker.memory.adapters import AdapterLoader
 from services.worker.memory.resident import UNUSED_SECONDS, Resident
@@ -55,6 +56,7 @@ class Bench:
         self.tasks = Tasks(tasks)
         self.loader = AdapterLoader(
             self._find,
+            FileDigests().of_directory,
             self._claim,
             self.tasks,
             clock=self.clock,

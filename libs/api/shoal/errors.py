@@ -117,6 +117,15 @@ class ModelBroken(ShoalError):
     reason = "MODEL_LOAD_FAILED"
 
 
+class EmbeddingIdMismatch(ShoalError):
+    """The model would not give vectors with the id that `expect_embedding_id` requires: its files,
+    its card or an option changed. The message has both ids and, where it is known, the difference.
+    """
+
+    code = "FAILED_PRECONDITION"
+    reason = "EMBEDDING_ID_MISMATCH"
+
+
 class ModelChanged(ShoalError):
     """The requests of one call were answered by two revisions of the model, so its rows would not
     be comparable. Repeat it.

@@ -239,6 +239,10 @@ class EncodeResult:
     revision: str
     skipped: tuple[Skipped, ...] = ()
     _chunks: Chunks | None = None
+    embedding_id: str = ""
+    """Identifies what decided the numbers: vectors with one id may be compared, and a later call
+    can require it with `expect_embedding_id`. Empty from a mesh that is too old to have it.
+    """
 
     def __repr__(self) -> str:
         parts = {"dense": self._vectors, "sparse": self._sparse, "multi_vector": self._multi_vector}

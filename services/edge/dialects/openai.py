@@ -70,6 +70,7 @@ _CODES: Final = {
     "UNAUTHENTICATED": "invalid_api_key",
     "MODEL_NOT_FOUND": "model_not_found",
     "MODEL_UNREACHABLE": "model_unreachable",
+    "EMBEDDING_ID_MISMATCH": "embedding_id_mismatch",
     "QUEUE_FULL": "rate_limit_exceeded",
     "RATE_LIMITED": "rate_limit_exceeded",
     "NO_CAPACITY": "overloaded",

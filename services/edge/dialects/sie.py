@@ -58,6 +58,7 @@ _CODES: Final = {
     "MODEL_UNREACHABLE": (424, "MODEL_NOT_FOUND"),
     "QUEUE_FULL": (503, "QUEUE_FULL"),
     "RATE_LIMITED": (429, "RATE_LIMITED"),
+    "EMBEDDING_ID_MISMATCH": (412, "EMBEDDING_ID_MISMATCH"),
     "MODEL_LOAD_FAILED": (502, "MODEL_LOAD_FAILED"),
     "NO_CAPACITY": (503, "PROVISIONING"),
     "DRAINING": (503, "PROVISIONING"),
@@ -262,6 +263,8 @@ class ItemsOut(msgspec.Struct, kw_only=True):
     items: list[dict[str, Any]]
     timing: dict[str, float]
     usage: dict[str, int]
+    embedding_id: str = ""
+    """Shoal's, only for encode: identifies what decided the vectors."""
 
 
 _FORMS: Final = {
@@ -351,7 +354,10 @@ def encode(received: Received) -> MeshCall:
                 dtype,
             )
         items = (_with_id(one, row) for one, row in zip(request.items, rows, strict=True))
-        return _stream_items(received, {"model": received.model}, items, reply, _numbers(reply))
+        head = {"model": received.model}
+        if reply.embedding_id:
+            head["embedding_id"] = reply.embedding_id
+        return _stream_items(received, head, items, reply, _numbers(reply))
 
     return MeshCall(ENCODE, message, convert, fields=_DOCUMENTS | _CHUNKED)
 

@@ -17,9 +17,11 @@ from shoal.errors import ShoalError
 from shoal.transport.methods import Method
 from shoal.v1 import inference_pb2 as pb
 
+from libs import embedding_id
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary
 
+EXPECT_EMBEDDING_ID_HEADER: Final = "x-shoal-expect-embedding-id"
 Headers = tuple[tuple[bytes, bytes], ...]
 JSON: Final = b"application/json"
 MSGPACK: Final = b"application/msgpack"
@@ -35,6 +37,7 @@ STATUS: Final[Mapping[str, int]] = MappingProxyType(
         "NO_SUCH_ROUTE": 404,
         "WRONG_METHOD": 405,
         "REQUEST_TIMEOUT": 408,
+        "EMBEDDING_ID_MISMATCH": 412,
         "TOO_LARGE": 413,
         "OUT_OF_MEMORY": 413,
         "UNSUPPORTED_MEDIA": 415,
@@ -131,6 +134,8 @@ class HttpError(Exception):
         status = STATUS.get(error.reason) or _OF_CODE.get(error.code, 500)
         message = question.renamed(error.message)
         field = "model" if error.field in _TASK_FIELDS else question.renamed(error.field)
+        if error.field == embedding_id.FIELD:
+            field = EXPECT_EMBEDDING_ID_HEADER
         return HttpError(
             error.reason, message, field=field, retry_after=error.retry_after, status=status
         )
@@ -163,6 +168,8 @@ class Received:
     """The User-Agent, or `sie-sdk`, which sends none."""
     received_at: int = 0
     """Unix time in seconds, for answers with a `created` field."""
+    expect_embedding_id: str = ""
+    """The id that vectors of the answer must have; empty for any."""
 
     def with_body(self, body: bytes) -> Received:
         """Return the same request with another body."""
@@ -212,6 +219,16 @@ def with_truncation_header(step: Answer | MeshCall, reply: Message) -> Answer | 
     if not is_cut or not isinstance(step, Answer):
         return step
     return replace(step, headers=(*step.headers, (b"x-shoal-truncated", b"true")))
+
+
+def with_embedding_id_header(step: Answer | MeshCall, reply: Message) -> Answer | MeshCall:
+    """Return the answer with the header `x-shoal-embedding-id` if the reply has vectors."""
+    if not isinstance(reply, pb.EncodeResponse) or not isinstance(step, Answer):
+        return step
+    found = reply.embedding_id
+    if not embedding_id.is_valid_expectation(found):
+        return step
+    return replace(step, headers=(*step.headers, (b"x-shoal-embedding-id", found.encode())))
 
 
 @dataclass(frozen=True, slots=True)

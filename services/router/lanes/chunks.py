@@ -10,6 +10,7 @@ import numpy.typing as npt
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2
 
+from libs.embedding_id import check_expected, merge_ids
 from libs.errors import InternalError
 from services.router.lanes import codec
 
@@ -35,8 +36,9 @@ def split(
     """Split an answer into messages of its items in order, each with one item or as many as fit
     into `most_bytes`.
 
-    Each has the answer's revision; the last has the usage and timings of `totals`, if given. Raises
-    InternalError if the answer is empty, or if its forms have different numbers of items.
+    Each has the answer's revision and embedding id; the last has the usage and timings of `totals`,
+    if given. Raises InternalError if the answer is empty, or if its forms have different numbers of
+    items.
     """
     rows = _Rows(answer)
     ends = np.cumsum(rows.sizes)
@@ -54,8 +56,12 @@ def split(
 class Parts:
     """The messages of one call. Its jobs are answered in order."""
 
-    def __init__(self) -> None:
-        # The state: usage and timings so far, and the forms and shapes of the first answer.
+    def __init__(self, expected_id: str = "") -> None:
+        """Create the messages. `expected_id`: the embedding id that the client requires."""
+        self._expected_id = expected_id
+        # The state: usage and timings so far, the forms and shapes of the first answer, and the
+        # embedding id of all answers.
+        self._embedding_id: str | None = None
         self._totals = pb.EncodeResponse()
         self._shape_of: Shapes | None = None
 
@@ -64,12 +70,19 @@ class Parts:
     ) -> Iterator[pb.EncodeResponse]:
         """Return the messages of the next answer.
 
-        Raises InternalError if its forms or shapes differ from those of the first answer, and as
-        `split` does.
+        Raises InternalError if its forms or shapes differ from those of the first answer,
+        EmbeddingIdMismatch if its vectors cannot be compared with the earlier ones or are not the
+        required ones, and as `split` does.
 
         Args:
             total_seconds: Duration of the whole call; given with its last answer.
         """
+        check_expected(self._expected_id, answer.embedding_id)
+        self._embedding_id = (
+            answer.embedding_id
+            if self._embedding_id is None
+            else merge_ids([self._embedding_id, answer.embedding_id])
+        )
         self._shape_of = self._shape_of or _shape_of(answer)
         if _shape_of(answer) != self._shape_of:
             raise InternalError("the jobs of a request were answered in different forms or shapes")
@@ -94,7 +107,7 @@ class _Rows:
     """The rows of an answer. Each bytes field is read only once, because every access copies it."""
 
     def __init__(self, answer: pb.EncodeResponse) -> None:
-        self._revision = answer.model_revision
+        self._revision, self._embedding_id = answer.model_revision, answer.embedding_id
         parts: list[_Dense | _Sparse | _Ragged] = []
         if answer.HasField("dense"):
             parts.append(_Dense(answer.dense))
@@ -129,7 +142,7 @@ class _Rows:
         return message
 
     def slice_rows(self, first: int, end: int) -> pb.EncodeResponse:
-        chunk = pb.EncodeResponse(model_revision=self._revision)
+        chunk = pb.EncodeResponse(model_revision=self._revision, embedding_id=self._embedding_id)
         for part in self._parts:
             part.put(chunk, first, end)
         return chunk

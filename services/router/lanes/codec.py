@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2, worker_pb2
 
+from libs.embedding_id import merge_ids
 from libs.errors import InternalError, ShoalError, from_reason
 from libs.queue import LaneKey
 from libs.versions import WIRE_VERSION
@@ -315,7 +316,7 @@ def failed(error: ShoalError) -> bytes:
 
 def merge_encode(parts: list[Response]) -> pb.EncodeResponse:
     """Merge the answers to a request's jobs, in order. Raises InternalError if they do not fit
-    together.
+    together, EmbeddingIdMismatch if their vectors cannot be compared.
 
     Empties `parts`, so that no answer stays in memory once it was merged.
     """
@@ -324,7 +325,10 @@ def merge_encode(parts: list[Response]) -> pb.EncodeResponse:
     if len(answers) == 1:
         return answers[0]
     merged = pb.EncodeResponse(
-        model_revision=_revision(answers), usage=_usage(answers), timings=_timings(answers)
+        model_revision=_revision(answers),
+        embedding_id=merge_ids(answer.embedding_id for answer in answers),
+        usage=_usage(answers),
+        timings=_timings(answers),
     )
     dense = _present([answer.dense if answer.HasField("dense") else None for answer in answers])
     sparse = _present([answer.sparse if answer.HasField("sparse") else None for answer in answers])

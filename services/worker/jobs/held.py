@@ -95,6 +95,8 @@ class HeldJob:
     """Estimate from `read_bytes`, before the job is tokenised."""
     finish_bytes: int = 0
     """Bytes of outputs to read when making the answer."""
+    embedding_id: str = ""
+    """The id of the vectors of an encode job."""
     prepared: Prepared | None = None
     outputs: dict[int, Output] = field(default_factory=dict)
     prepare_seconds: float = 0.0

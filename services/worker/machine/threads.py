@@ -15,6 +15,11 @@ def begin(function: Callable[[], _Answer]) -> asyncio.Future[_Answer]:
     """Run the function on a new daemon thread: a load cannot be interrupted and must not delay
     process exit.
     """
+    return asyncio.wrap_future(begin_without_loop(function))
+
+
+def begin_without_loop(function: Callable[[], _Answer]) -> Future[_Answer]:
+    """Run the function as `begin` does, for a caller on a thread without an event loop."""
     future: Future[_Answer] = Future()
     # So that cancelling a waiter does not cancel the future itself.
     future.set_running_or_notify_cancel()
@@ -26,7 +31,7 @@ def begin(function: Callable[[], _Answer]) -> asyncio.Future[_Answer]:
             future.set_exception(error)
 
     threading.Thread(target=run, name="load", daemon=True).start()
-    return asyncio.wrap_future(future)
+    return future
 
 
 async def in_thread(function: Callable[[], _Answer]) -> _Answer:

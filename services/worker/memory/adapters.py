@@ -20,6 +20,7 @@ from typing import Final, Protocol, runtime_checkable
 from libs.errors import InvalidInput, ModelBroken, NoCapacity, ShoalError
 from libs.names import is_own_adapter
 from libs.store import Copy
+from libs.store.digests import FilesDigest
 from libs.telemetry.logs import fields
 from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import in_thread
@@ -56,6 +57,7 @@ class AdapterLoader:
 
     Args:
         find: Returns an adapter's directory, which it fetches if necessary. Blocking.
+        digest: Returns the digest of an adapter's files. Blocking.
         claim: Reserves device memory.
         changed: Called when an adapter was loaded, removed or failed to load.
         limit: Maximum adapters per model.
@@ -64,6 +66,7 @@ class AdapterLoader:
     def __init__(
         self,
         find: Callable[[str], Copy],
+        digest: Callable[[Path], FilesDigest],
         claim: Claim,
         tasks: Tasks,
         *,
@@ -72,6 +75,7 @@ class AdapterLoader:
         limit: int = MAX_ADAPTERS,
     ) -> None:
         self._find = find
+        self._digest = digest
         self._claim = claim
         self._tasks = tasks
         self._clock = clock
@@ -154,8 +158,11 @@ class AdapterLoader:
             await self._evict_to_limit(resident)
             resident.adapters.arriving += 1
             try:
+                digest = await in_thread(partial(self._digest, copy.directory))
                 size = await in_thread(partial(model.add_adapter, adapter, copy.directory))
-                self._admit(resident, adapter, size)
+                if not await in_thread(digest.is_current):
+                    raise NoCapacity(f"the files of {adapter} changed while it was loaded")
+                self._admit(resident, adapter, size, digest.hex)
             except BaseException:
                 model.remove_adapter(adapter)
                 raise
@@ -180,7 +187,7 @@ class AdapterLoader:
             0, now, now, _release_nothing, is_own=True
         )
 
-    def _admit(self, resident: Resident, adapter: str, size: int) -> None:
+    def _admit(self, resident: Resident, adapter: str, size: int, files: str) -> None:
         if resident.leaving:
             raise NoCapacity(f"{resident.name} was evicted while its adapter {adapter} was loading")
         release = self._claim(f"{resident.name} + {adapter}", size)
@@ -190,7 +197,7 @@ class AdapterLoader:
                 "which are not free on this worker"
             )
         now = self._clock()
-        resident.adapters.entries[adapter] = LoadedAdapter(size, now, now, release)
+        resident.adapters.entries[adapter] = LoadedAdapter(size, now, now, release, files=files)
 
     async def _evict_to_limit(self, resident: Resident) -> None:
         """Evict adapters until the model has fewer than the limit. Each check and its action are

@@ -8,6 +8,7 @@ them. Everything here blocks and runs on threads.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from libs.catalog.kinds.vision.vision_language import is_merged
 from libs.catalog.overrides import Catalog
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, ShoalError
 from libs.store import Copy, LocalCopies, Progress, Store
+from libs.store.digests import FileDigests, FilesDigest, joined
 from libs.telemetry.logs import fields
 from services.worker.machine import disk
 from services.worker.settings import Shelf
@@ -68,6 +70,7 @@ class ModelFiles:
         self.item_bytes = item_bytes
         # Mutable state: the bases of adapters on disk, by directory.
         self._base_names: dict[Path, str] = {}
+        self._digests = FileDigests()
         self._own_bytes = {
             name: size for name, size in ITEM_BYTES.items() if name != "int8" or has_int8
         }
@@ -195,6 +198,19 @@ class ModelFiles:
         else:
             return self.readable(directory)
         return self._from_store(self._store, adapter, lambda progress: None, is_adapter=True)
+
+    def digest(self, copy: Copy, stop: threading.Event) -> FilesDigest:
+        """Return the digest of a model's files, and of its base's for an adapter that is served as
+        a model.
+
+        Raises Stopped once `stop` is set.
+        """
+        folders = [copy.directory] if copy.base is None else [copy.directory, copy.base]
+        return joined([self._digests.of_directory(folder, stop=stop) for folder in folders])
+
+    def adapter_digest(self, directory: Path) -> FilesDigest:
+        """Return the digest of an adapter's files."""
+        return self._digests.of_directory(directory, is_adapter=True)
 
     def _from_store(
         self,

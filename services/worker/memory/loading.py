@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
 from libs.models import Model
+from libs.models.embedding_recipe import EmbeddingIdentity, identity_of
 from libs.store import Copy, Progress
 from libs.telemetry.logs import fields
 from services.worker.machine.device import Device
 from services.worker.machine.shortage import is_out_of_memory
 from services.worker.machine.tasks import Tasks
-from services.worker.machine.threads import begin, in_thread
+from services.worker.machine.threads import begin, begin_without_loop, in_thread
 from services.worker.memory.budget import Claim, Size
 from services.worker.memory.files import ModelFiles
 from services.worker.memory.host import Warm
@@ -115,6 +117,8 @@ class Loader:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self.measured: dict[str, Measured] = {}
+        # Of the last load from disk of each model, which a warm model keeps.
+        self._identities: dict[str, EmbeddingIdentity] = {}
 
     async def load(self, loading: Loading) -> Resident:
         """Make a model resident. Raises ShoalError.
@@ -165,6 +169,7 @@ class Loader:
             resident = await self._space.admit(
                 model, claim, copy, load_seconds=seconds, activation=rate
             )
+            resident.identity = self._identities.get(loading.model)
             held.pop_all()
             return resident
 
@@ -179,7 +184,7 @@ class Loader:
 
     def _read(self, copy: Copy, name: str, stored_bytes: int) -> Model:
         """Read the model and measure it. Runs on a separate thread."""
-        model = self._device.load(copy.directory, name, copy.base)
+        model = self._read_files(copy, name)
         known = self.measured.get(name)
         is_new = known is None or known.stored_bytes != stored_bytes
         rate = (
@@ -188,6 +193,21 @@ class Loader:
             else known.activation_bytes_per_token
         )
         self.measured[name] = Measured(stored_bytes, model.bytes, rate)
+        return model
+
+    def _read_files(self, copy: Copy, name: str) -> Model:
+        """Read the model while another thread hashes its files."""
+        stop = threading.Event()
+        hashing = begin_without_loop(partial(self._files.digest, copy, stop))
+        try:
+            model = self._device.load(copy.directory, name, copy.base)
+        except BaseException:
+            stop.set()
+            raise
+        digest = hashing.result()
+        if not digest.is_current():
+            raise NoCapacity(f"the files of {name} changed while it was loaded; try again")
+        self._identities[name] = identity_of(model, model.card, digest.hex)
         return model
 
     def _probe(self, model: Model, name: str, batch_tokens: int) -> float:
@@ -253,7 +273,9 @@ class Loader:
             known = self.measured.get(loading.model)
             rate = 0.0 if known is None else known.activation_bytes_per_token
             held.pop_all()
-            return self._space.readmit(warm, model, claim, seconds=seconds, activation=rate)
+            resident = self._space.readmit(warm, model, claim, seconds=seconds, activation=rate)
+            resident.identity = self._identities.get(loading.model)
+            return resident
 
     def _leave(
         self, warm: Warm, kind: object, error: BaseException | None, traceback: TracebackType | None

@@ -100,6 +100,7 @@ class Residency:
         )
         self._adapters = AdapterLoader(
             files.find_adapter,
+            files.adapter_digest,
             self._claim,
             self._tasks,
             clock=clock,

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from libs.embedding_id import check_expected, is_expected
 from libs.errors import NoCapacity, ShoalError
-from libs.models import Model
+from libs.models import EncodeWork, Model
+from libs.models.embedding_recipe import EmbeddingIdentity, EncodeOptions
 from services.worker.memory.images import ImageOutputs
 from services.worker.scheduling.meter import Meter
 
@@ -34,6 +36,8 @@ class LoadedAdapter:
     leaving: bool = False
     is_own: bool = False
     """Part of the model (`Card.own_adapters`): takes no additional memory and is never evicted."""
+    files: str = ""
+    """SHA-256 digest of its files; empty if it is part of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +187,20 @@ class Resident:
     adapters: AdapterCache = field(default_factory=AdapterCache)
     images: ImageOutputs | None = None
     """Cached outputs of its images; None if the cache is off."""
+    identity: EmbeddingIdentity | None = None
+    """Makes the ids of its vectors; None if its files were not hashed."""
+
+    def embedding_id(self, work: EncodeWork, expected: str) -> str:
+        """Return the id of the vectors of a job. Raises EmbeddingIdMismatch unless it is the
+        expected one. Any thread, while a job of its adapter is held.
+        """
+        if self.identity is None:
+            check_expected(expected, "")
+            return ""
+        options = EncodeOptions.from_work(work)
+        entry = self.adapters.entries.get(work.adapter)
+        found = self.identity.id_of(options, "" if entry is None else entry.files)
+        if not is_expected(expected, found):
+            loaded = list(self.adapters.entries.items())
+            self.identity.check(options, expected, {name: one.files for name, one in loaded})
+        return found

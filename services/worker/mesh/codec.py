@@ -230,6 +230,7 @@ def result_of(
     tokens: int,
     timings: Timings,
     image_tokens: int = 0,
+    embedding_id: str = "",
     check_cancelled: CancelCheck = never_cancelled,
 ) -> bytes:
     """Return a serialised JobResult. A job's ScoreResponse has no ranking: only the router sees all
@@ -237,6 +238,7 @@ def result_of(
 
     Args:
         image_tokens: The part of `tokens` that is from images.
+        embedding_id: The id of the vectors of an EncodeResult.
         go_on: Called before each item of an extraction.
     """
     usage = inference_pb2.Usage(input_tokens=tokens, image_tokens=image_tokens)
@@ -251,6 +253,7 @@ def result_of(
     match result:
         case EncodeResult():
             message.encode.CopyFrom(_encode_response(result))
+            message.encode.embedding_id = embedding_id
             answer: _Response = message.encode
         case ScoreResult():
             message.score.CopyFrom(inference_pb2.ScoreResponse(scores=_scores(result)))

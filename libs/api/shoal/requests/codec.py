@@ -207,6 +207,7 @@ def encode_result(response: inference_pb2.EncodeResponse) -> EncodeResult:
         _flat(Usage, response.usage),
         _flat(Timings, response.timings),
         response.model_revision,
+        embedding_id=response.embedding_id,
         _chunks=_chunks(response) if response.HasField("chunks") else None,
     )
 

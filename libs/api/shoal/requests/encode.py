@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.errors import InternalError
+from shoal.errors import EmbeddingIdMismatch, InternalError
 from shoal.requests.arguments import (
     Options,
     SharedFiles,
@@ -56,6 +56,7 @@ class Encoding:
     instruction: str
     pooling_factor: int = 0
     chunking: Chunking | None = None
+    expect_embedding_id: str = ""
 
     @property
     def forms(self) -> Sequence[Form]:
@@ -89,7 +90,9 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
             normalize=encoding.normalize,
             instruction=encoding.instruction,
             pooling_factor=encoding.pooling_factor,
+            expect_embedding_id=encoding.expect_embedding_id,
         )
+        self._expected_id = encoding.expect_embedding_id
         self._items = item_list(items)
         self._chunks = (
             None if encoding.chunking is None else ChunkPlan(encoding.chunking, self._items)
@@ -134,11 +137,23 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
                 self._forms, self._data_type, self._dimensions, is_divided=self._chunks is not None
             )
         merged = merge_encode(results)
+        self._check_id(merged.embedding_id)
         if (self._chunks is None) == merged.is_divided:
             raise InternalError(
                 "the mesh divided items that were to be whole, or did not divide others"
             )
         return merged if self._chunks is None or self.invalid else with_texts(merged, self._items)
+
+    def _check_id(self, found: str) -> None:
+        """Raise EmbeddingIdMismatch for other vectors, which a mesh that is too old returns."""
+        expected = self._expected_id
+        if not expected or (found and expected in (found, found.partition(".")[0])):
+            return
+        raise EmbeddingIdMismatch(
+            f"expect_embedding_id is {expected}, and the mesh answered with vectors of "
+            + (f"the id {found}" if found else "no id: it is too old to check them"),
+            field="expect_embedding_id",
+        )
 
     def insert_skipped(
         self, result: EncodeResult, kept: Sequence[int], skipped: Sequence[Skipped]

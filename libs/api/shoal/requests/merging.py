@@ -29,7 +29,7 @@ N = TypeVar("N", bound=np.number)
 
 def merge_encode(parts: Sequence[EncodeResult]) -> EncodeResult:
     """There is at least one part. Raises InternalError if shapes differ, ModelChanged if revisions
-    do.
+    or embedding ids do.
     """
     if len(parts) == 1:
         return parts[0]
@@ -40,6 +40,7 @@ def merge_encode(parts: Sequence[EncodeResult]) -> EncodeResult:
         _usage([part.usage for part in parts]),
         _timings([part.timings for part in parts]),
         _revision([part.revision for part in parts]),
+        embedding_id=_embedding_id([part.embedding_id for part in parts]),
         _chunks=_chunks([part.chunks for part in parts if part.is_divided]),
     )
 
@@ -218,3 +219,18 @@ def _revision(parts: Sequence[str]) -> str:
             "the call, or request model@revision"
         )
     return parts[0]
+
+
+def _embedding_id(parts: Sequence[str]) -> str:
+    """Return the common id; without the number format if that differs, and empty if a part has
+    none.
+    """
+    if len(set(parts)) == 1:
+        return parts[0]
+    recipes = sorted({part.partition(".")[0] for part in parts if part})
+    if len(recipes) > 1:
+        raise ModelChanged(
+            f"the model's files, card or adapter changed during this call: its vectors have the "
+            f"embedding ids {' and '.join(recipes)}; repeat the call, or request model@revision"
+        )
+    return recipes[0] if all(parts) else ""

@@ -86,6 +86,7 @@ def with_skipped_vectors(
         result.timings,
         result.revision,
         tuple(skipped),
+        embedding_id=result.embedding_id,
     )
 
 

@@ -191,7 +191,7 @@ class Chunking(_message.Message):
     def __init__(self, method: _Optional[_Union[Chunking.Method, str]] = ..., max_tokens: _Optional[int] = ..., overlap: _Optional[int] = ..., late: bool = ...) -> None: ...
 
 class EncodeRequest(_message.Message):
-    __slots__ = ("model", "items", "role", "representations", "data_type", "dimensions", "normalize", "instruction", "truncation", "adapter", "priority", "pool", "pooling_factor", "files", "chunking")
+    __slots__ = ("model", "items", "role", "representations", "data_type", "dimensions", "normalize", "instruction", "truncation", "adapter", "priority", "pool", "pooling_factor", "files", "chunking", "expect_embedding_id")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +207,7 @@ class EncodeRequest(_message.Message):
     POOLING_FACTOR_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     CHUNKING_FIELD_NUMBER: _ClassVar[int]
+    EXPECT_EMBEDDING_ID_FIELD_NUMBER: _ClassVar[int]
     model: str
     items: _containers.RepeatedCompositeFieldContainer[Item]
     role: Role
@@ -222,7 +223,8 @@ class EncodeRequest(_message.Message):
     pooling_factor: int
     files: _containers.RepeatedScalarFieldContainer[bytes]
     chunking: Chunking
-    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., role: _Optional[_Union[Role, str]] = ..., representations: _Optional[_Iterable[_Union[Representation, str]]] = ..., data_type: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., dimensions: _Optional[int] = ..., normalize: bool = ..., instruction: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., pooling_factor: _Optional[int] = ..., files: _Optional[_Iterable[bytes]] = ..., chunking: _Optional[_Union[Chunking, _Mapping]] = ...) -> None: ...
+    expect_embedding_id: str
+    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., role: _Optional[_Union[Role, str]] = ..., representations: _Optional[_Iterable[_Union[Representation, str]]] = ..., data_type: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., dimensions: _Optional[int] = ..., normalize: bool = ..., instruction: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., pooling_factor: _Optional[int] = ..., files: _Optional[_Iterable[bytes]] = ..., chunking: _Optional[_Union[Chunking, _Mapping]] = ..., expect_embedding_id: _Optional[str] = ...) -> None: ...
 
 class Chunks(_message.Message):
     __slots__ = ("offsets", "starts", "ends", "tokens")
@@ -237,7 +239,7 @@ class Chunks(_message.Message):
     def __init__(self, offsets: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
-    __slots__ = ("dense", "sparse", "multi_vector", "model_revision", "usage", "timings", "chunks")
+    __slots__ = ("dense", "sparse", "multi_vector", "model_revision", "usage", "timings", "chunks", "embedding_id")
     DENSE_FIELD_NUMBER: _ClassVar[int]
     SPARSE_FIELD_NUMBER: _ClassVar[int]
     MULTI_VECTOR_FIELD_NUMBER: _ClassVar[int]
@@ -245,6 +247,7 @@ class EncodeResponse(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_ID_FIELD_NUMBER: _ClassVar[int]
     dense: _tensor_pb2.Tensor
     sparse: _tensor_pb2.SparseMatrix
     multi_vector: _tensor_pb2.Ragged
@@ -252,7 +255,8 @@ class EncodeResponse(_message.Message):
     usage: Usage
     timings: Timings
     chunks: Chunks
-    def __init__(self, dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sparse: _Optional[_Union[_tensor_pb2.SparseMatrix, _Mapping]] = ..., multi_vector: _Optional[_Union[_tensor_pb2.Ragged, _Mapping]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., chunks: _Optional[_Union[Chunks, _Mapping]] = ...) -> None: ...
+    embedding_id: str
+    def __init__(self, dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sparse: _Optional[_Union[_tensor_pb2.SparseMatrix, _Mapping]] = ..., multi_vector: _Optional[_Union[_tensor_pb2.Ragged, _Mapping]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., chunks: _Optional[_Union[Chunks, _Mapping]] = ..., embedding_id: _Optional[str] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("model", "query", "documents", "instruction", "scale", "top_n", "truncation", "adapter", "priority", "pool", "files")

@@ -43,6 +43,7 @@ async def encode(
     instruction: str = "",
     pooling_factor: int = 0,
     chunking: Chunking | None = None,
+    expect_embedding_id: str = "",
     truncation: Truncation | None = None,
     adapter: str = "",
     pool: str = "",
@@ -68,6 +69,8 @@ async def encode(
             clusters of similar ones (2 to 64); 0: keep all.
         chunking: Divide each text; rows are for chunks then, and `result.chunks[i]` are those of
             item i.
+        expect_embedding_id: Refuse vectors with another `embedding_id` than this one, which an
+            earlier result had (EmbeddingIdMismatch). Its first 16 digits accept any number format.
         truncation: "none" refuses items that are too long, "end" (default) and "start" cut there.
         adapter: A LoRA adapter of the model, `org/name`, or the name of a task with an adapter in
             the checkpoint.
@@ -87,6 +90,7 @@ async def encode(
         instruction,
         pooling_factor,
         chunking,
+        expect_embedding_id,
     )
     plan = EncodePlan(
         items, encoding, Options(model, truncation, adapter, pool, priority, on_invalid)

@@ -13,6 +13,7 @@ from typing import Final
 
 from shoal.v1 import inference_pb2 as pb
 
+from libs import embedding_id
 from libs.documents import limits as documents
 from libs.errors import InvalidInput
 from libs.serving.calls import multiplex
@@ -286,6 +287,12 @@ CONVERTED_BYTES: Final = Limit(
 PARTS: Final = Limit("parts of an item", ("Item.parts",), 64, ENTRIES)
 QUERY: Final = Limit("a query's text", ("ScoreRequest.query",), 131_072, CHARACTERS)
 """A cross-encoder reads it with each document: 32k tokens, above the limit of any served model."""
+EMBEDDING_ID: Final = Limit(
+    "a required embedding id",
+    ("EncodeRequest.expect_embedding_id",),
+    embedding_id.MAX_CHARACTERS,
+    CHARACTERS,
+)
 INSTRUCTION: Final = Limit(
     "an instruction",
     ("EncodeRequest.instruction", "ScoreRequest.instruction", "TextTask.instruction"),
@@ -485,6 +492,7 @@ ALL: Final = (
     CONVERTED_BYTES,
     PARTS,
     QUERY,
+    EMBEDDING_ID,
     INSTRUCTION,
     JSON_SCHEMA,
     TURNS,

@@ -18,6 +18,7 @@ from shoal.requests.uris import media_type
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2
 
+from libs import embedding_id
 from libs.documents.conversion import sniffing
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.image_size import size_of
@@ -109,6 +110,7 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
     _check_enum(request.data_type, tensor_pb2.DataType, "data_type")
     check_common(request.truncation, request.priority)
     limits.INSTRUCTION.check(len(request.instruction), "instruction")
+    _check_embedding_id(request.expect_embedding_id)
     limits.REPRESENTATIONS.check(len(request.representations), "representations")
     for index, form in enumerate(request.representations):
         field = f"representations[{index}]"
@@ -135,6 +137,16 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
             sizes, items=[item.bytes for item in divided], chunks=[item.chunks for item in divided]
         )
     return _readable(sizes, "items")
+
+
+def _check_embedding_id(expected: str) -> None:
+    limits.EMBEDDING_ID.check(len(expected), embedding_id.FIELD)
+    _refuse(
+        bool(expected) and not embedding_id.is_valid_expectation(expected),
+        f"{embedding_id.FIELD} must be the `embedding_id` of an answer, such as"
+        " 3f0c9a1be24d5768.float32, or the 16 digits before its point",
+        embedding_id.FIELD,
+    )
 
 
 def _refuse_chunks_of(card: Card | None) -> None:

@@ -210,6 +210,7 @@ def _serialised_answer(held: HeldJob, check_cancelled: CancelCheck) -> bytes:
         tokens=held.ready.tokens,
         timings=_timings(held, started, made),
         image_tokens=held.ready.image_tokens,
+        embedding_id=held.embedding_id,
         check_cancelled=check_cancelled,
     )
 

@@ -21,7 +21,7 @@ from shoal.v1 import worker_pb2
 from libs.catalog.card import Card
 from libs.documents.reader import shared_reader
 from libs.errors import InternalError, ShoalError
-from libs.models import CancelCheck, Prepared, Work, with_truncation
+from libs.models import CancelCheck, EncodeWork, Prepared, Work, with_truncation
 from libs.models.documents import has_documents, with_pages
 from libs.models.images.memory import reserving
 from libs.telemetry import metrics
@@ -201,6 +201,10 @@ class Intake:
                 held.job, scope=None if held.lease.lane.adapter else held.job.tenant
             )
             files = codec.files_of(held.job)
+            if isinstance(work, EncodeWork):
+                held.embedding_id = held.resident.embedding_id(
+                    work, held.job.encode.expect_embedding_id
+                )
             held.drop_operation()
             if has_documents(work):
                 reader = self._documents.metered(

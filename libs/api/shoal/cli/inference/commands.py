@@ -83,6 +83,15 @@ def encode(
     late: Annotated[
         bool, typer.Option("--late", help="Late chunking: the model reads texts whole.")
     ] = False,
+    expect_embedding_id: Annotated[
+        str,
+        typer.Option(
+            metavar="ID",
+            help="Refuse vectors with another id (`embedding_id` of --json), such as those of a "
+            "changed model.",
+            show_default=False,
+        ),
+    ] = "",
     serving: Serving,
     as_json: AsJson = False,
 ) -> None:
@@ -104,6 +113,7 @@ def encode(
         instruction=instruction,
         pooling_factor=pooling_factor,
         chunking=chunking,
+        expect_embedding_id=expect_embedding_id,
         **serving.arguments(),
     )
     result = run.ask("items", "encoding", ask, outputs.encoded_lines)

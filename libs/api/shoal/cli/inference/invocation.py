@@ -142,7 +142,7 @@ class Invocation:
         started, total = time.monotonic(), len(self.records)
         begin = first = outputs.lines_before(output, self.records) if self._resume else 0
         skipped: list[Skipped] = []
-        tokens, revision = 0, ""
+        tokens, revision, embedding_id = 0, "", ""
         write: Write[R] | None = None
         try:
             with bar(description, total) as on_progress, ExitStack() as opened:
@@ -164,6 +164,7 @@ class Invocation:
                             f"the model changed from revision {revision} to {result.revision} "
                             "between two answers"
                         )
+                    embedding_id = _same_embedding(embedding_id, result)
                     result = _explained(result, records)
                     write(result, records)
                     skipped += [
@@ -185,6 +186,8 @@ class Invocation:
         self._seconds = time.monotonic() - started
         self._note_skipped(skipped)
         self._note_written(total - first - len(skipped), tokens)
+        if embedding_id:
+            note(f"embedding id {embedding_id}")
         if first:
             note(f"{counted(first, 'text')} before them were there already")
 
@@ -229,6 +232,8 @@ class Invocation:
     def report_written(self, result: Result) -> None:
         """Prints a summary to stderr, after the results were written to `output`."""
         self._note_written(len(self.records) - len(result.skipped), result.usage.input_tokens)
+        if isinstance(result, EncodeResult) and result.embedding_id:
+            note(f"embedding id {result.embedding_id}")
 
     def _note_written(self, texts: int, tokens: int) -> None:
         rate = tokens / max(self._seconds, 1e-9)
@@ -251,6 +256,8 @@ class Invocation:
             "usage": usage,
             "timings": asdict(result.timings),
         }
+        if isinstance(result, EncodeResult) and result.embedding_id:
+            found["embedding_id"] = result.embedding_id
         return found | (
             {"skipped": [asdict(skipped) for skipped in result.skipped]} if result.skipped else {}
         )
@@ -271,6 +278,21 @@ def _parts(first: int, total: int, max_part: int) -> Iterator[slice]:
     while first < total:
         yield slice(first, min(total, first + size))
         first, size = first + size, min(2 * size, max_part)
+
+
+def _same_embedding(before: str, result: Result) -> str:
+    """Return the embedding id of vectors together with those before them. Raises ModelChanged
+    unless they can be compared.
+    """
+    found = result.embedding_id if isinstance(result, EncodeResult) else ""
+    if not before or not found or before == found:
+        return before or found
+    recipe = found.partition(".")[0]
+    if before.partition(".")[0] != recipe:
+        raise ModelChanged(
+            f"the model changed from embedding id {before} to {found} between two answers"
+        )
+    return recipe
 
 
 def _advance(

@@ -250,6 +250,8 @@ def _arrays(result: EncodeResult) -> dict[str, np.ndarray[tuple[int, ...], np.dt
             "multi_vector_values": result.multi_vector.values,
             "multi_vector_offsets": result.multi_vector.offsets,
         }
+    if result.embedding_id:
+        arrays["embedding_id"] = np.array(result.embedding_id)  # type: ignore[assignment]  # a text
     if result.is_divided:
         names = ("offsets", "starts", "ends", "tokens")
         arrays |= {f"chunk_{name}": getattr(result.chunks, name) for name in names}

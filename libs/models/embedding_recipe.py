@@ -1,0 +1,225 @@
+"""The recipe of a loaded model's vectors, and the difference from the one that a client requires.
+
+`libs/embedding_id.py` turns a recipe into an id. The worker keeps one `EmbeddingIdentity` for each
+resident model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
+
+from libs.catalog.card import Card
+from libs.embedding_id import Recipe, check_expected, embedding_id, is_expected, recipe_of
+from libs.models.text.checks import adapter_of, prompt_of
+from libs.models.work import EncodeWork, Role, Truncation
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+MAX_CACHED_IDS: Final = 64
+"""Option sets of a model with a cached id. Each may have an instruction of 16 KiB."""
+
+_CARD_FIELDS: Final = (
+    "kind",
+    "pooling",
+    "pool_prompt",
+    "modules",
+    "lowercase",
+    "late",
+    "sparse",
+    "template",
+    "template_values",
+)
+"""Fields of the card that decide numbers and that the catalog may set, or the code reads from files
+by its own rules. All others are decided by the files, are part of the options, or only describe.
+"""
+
+_MATRYOSHKA: Final = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Usual dimensions, of which a mismatch is explained."""
+
+
+@runtime_checkable
+class HasDataType(Protocol):
+    """A model that reports the number format of its weights."""
+
+    data_type: str
+
+
+class EncodeOptions(NamedTuple):
+    """The options of an EncodeWork that decide its vectors. `adapter`: empty for none.
+
+    A tuple, because one is made and hashed for each job.
+    """
+
+    role: Role = ""
+    instruction: str = ""
+    adapter: str = ""
+    dimensions: int = 0
+    normalize: bool | None = None
+    truncation: Truncation = "default"
+    pooling_factor: int = 0
+    late_chunking: bool = False
+
+    @staticmethod
+    def from_work(work: EncodeWork) -> EncodeOptions:
+        return EncodeOptions(
+            work.role,
+            work.instruction,
+            work.adapter,
+            work.dimensions,
+            work.normalize,
+            work.truncation,
+            work.pooling_factor,
+            work.chunking is not None and work.chunking.late,
+        )
+
+
+class EmbeddingIdentity:
+    """The identity of one loaded model's vectors. Thread-safe."""
+
+    def __init__(self, card: Card, files: str, number_format: str) -> None:
+        """Create the identity.
+
+        Args:
+            card: The card of the loaded model.
+            files: SHA-256 digest of its files.
+            number_format: The format that it computes in, such as "bfloat16".
+        """
+        self._card, self._files, self._format = card, files, number_format
+        self._cached = lru_cache(MAX_CACHED_IDS)(self._compute)
+
+    def id_of(self, options: EncodeOptions, adapter_files: str = "") -> str:
+        """Return the id of vectors with these options.
+
+        `adapter_files`: SHA-256 digest of the files of the adapter in `options`; empty if that is
+        part of the model.
+        """
+        return self._cached(options, adapter_files)
+
+    def check(self, options: EncodeOptions, expected: str, adapters: Mapping[str, str]) -> None:
+        """Raise EmbeddingIdMismatch with both ids, and the difference as far as it is known, unless
+        vectors with these options have the expected id.
+
+        `adapters`: digests of the files of all loaded adapters, by name.
+        """
+        found = self.id_of(options, adapters.get(options.adapter, ""))
+        if not is_expected(expected, found):
+            check_expected(expected, found, self._difference(options, expected, found, adapters))
+
+    def _compute(self, options: EncodeOptions, adapter_files: str) -> str:
+        return embedding_id(self.recipe(options, adapter_files), self._format)
+
+    def recipe(self, options: EncodeOptions, adapter_files: str = "") -> Recipe:
+        """Return the recipe of vectors with these options."""
+        card = self._card
+        if card.queries is not None and (
+            options.role == "query" or (not options.role and card.query_default)
+        ):
+            card = card.queries
+        cut = options.truncation in ("end", "start")
+        return Recipe(
+            files=self._files,
+            card=_card_facts(card),
+            prompt=options.instruction or prompt_of(card, options.role, options.adapter),
+            role=options.role if _depends_on_role(card) else "",
+            adapter=adapter_files or _own(adapter_of(card, options.role, options.adapter)),
+            dimensions=0 if options.dimensions == card.dimensions else options.dimensions,
+            normalize=card.normalize if options.normalize is None else options.normalize,
+            max_tokens=card.max_tokens,
+            truncation=options.truncation if cut else card.truncation,
+            pooling_factor=options.pooling_factor if options.pooling_factor > 1 else 0,
+            late_chunking=options.late_chunking,
+        )
+
+    def _difference(
+        self, options: EncodeOptions, expected: str, found: str, adapters: Mapping[str, str]
+    ) -> str:
+        """Describe what differs: one option, if another value of it gives the expected id."""
+        if recipe_of(expected) == recipe_of(found):
+            return (
+                f"only the number format differs. {recipe_of(expected)} alone accepts every format"
+            )
+        for what, other in self._variants(options, adapters):
+            candidate = self._compute(other, adapters.get(other.adapter, ""))
+            if recipe_of(candidate) == recipe_of(expected):
+                return f"the expected id is that of {what}"
+        return (
+            f"the files of {self._card.model}, its card (pooling, prompts, maximum tokens) or "
+            "several options changed, or the expected id is another model's"
+        )
+
+    def _variants(
+        self, options: EncodeOptions, adapters: Mapping[str, str]
+    ) -> Iterator[tuple[str, EncodeOptions]]:
+        """Yield the options with another value of one of them, and that value's name."""
+        roles: tuple[Role, ...] = ("", "query", "document")
+        for role in roles:
+            yield f"role {role!r}" if role else "no role", options._replace(role=role)
+        if options.instruction:
+            yield "no instruction", options._replace(instruction="")
+        for size in (0, *_MATRYOSHKA):
+            if size < max(self._card.dimensions, 1):
+                name = f"{size} dimensions" if size else "all dimensions"
+                yield name, options._replace(dimensions=size)
+        for normalize in (True, False):
+            name = "normalized vectors" if normalize else "vectors that are not normalized"
+            yield name, options._replace(normalize=normalize)
+        for adapter in ("", *adapters, *self._card.own_adapters):
+            name = f"the adapter {adapter!r}" if adapter else "the model without an adapter"
+            yield name, options._replace(adapter=adapter)
+        sides: tuple[Truncation, ...] = ("end", "start")
+        for side in sides:
+            yield f"texts cut at their {side}", options._replace(truncation=side)
+        late = not options.late_chunking
+        yield (
+            "late chunks" if late else "other than late chunks",
+            options._replace(late_chunking=late),
+        )
+        yield "all vectors of an item", options._replace(pooling_factor=0)
+
+
+def identity_of(model: object, card: Card, files: str) -> EmbeddingIdentity:
+    """Return the identity of a loaded model's vectors."""
+    number_format = model.data_type if isinstance(model, HasDataType) else "float32"
+    return EmbeddingIdentity(card, files, number_format)
+
+
+def _own(adapter: str) -> str:
+    return f"own:{adapter}" if adapter else ""
+
+
+def _depends_on_role(card: Card) -> bool:
+    """Return whether the role decides more than the prompt and the adapter."""
+    has_fixed_queries = card.sparse is not None and card.sparse.queries is not None
+    return card.late is not None or has_fixed_queries or card.kind == "images"
+
+
+def _card_facts(card: Card) -> dict[str, object]:
+    found = _facts(card)
+    return {name: found[name] for name in _CARD_FIELDS if name in found}
+
+
+def _facts(value: DataclassInstance) -> dict[str, object]:
+    """Return the fields of a dataclass that differ from their defaults, as JSON values."""
+    found = {}
+    for each in fields(value):
+        own = getattr(value, each.name)
+        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        if default is MISSING or own != default:
+            found[each.name] = _plain(own)
+    return found
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return _facts(value)
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return str(value)

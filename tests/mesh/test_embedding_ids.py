@@ -1,0 +1,313 @@
+"""Ids of vectors through whole meshes: stability, changes, and refused requests."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shoal
+from safetensors.numpy import load_file, save_file
+from shoal import errors
+
+from tests.parity.adapters import write_random_adapter
+from tests.parity.checkpoints import SentenceFiles, write_checkpoint
+from tests.support.cluster import Cluster
+
+BASE, SAME = "org/base", "org/same"
+ADAPTERS = ("adapters/0", "adapters/1")
+TEXTS = ["a boat", "many small boats in one harbour"]
+SIZE = 64
+OTHER = "0123456789abcdef"
+
+
+def write_shelf(shelf: Path) -> Path:
+    write_checkpoint("bert", shelf / BASE, sentence=SentenceFiles(prompts={"query": "find: "}))
+    return shelf
+
+
+def perturb_weights(directory: Path) -> None:
+    """Change one number of the weights, and no header."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("word_embeddings.weight"))
+    tensors[name][5, 0] += 1.0
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a shelf with a model, a copy of it next to other files, and two adapters."""
+    shelf = write_shelf(tmp_path_factory.mktemp("shelf"))
+    shutil.copytree(shelf / BASE, shelf / SAME)
+    (shelf / SAME / "README.md").write_text("the same model")
+    (shelf / SAME / "training.log.bin").write_bytes(b"no weights")
+    for seed, name in enumerate(ADAPTERS):
+        write_random_adapter("bert", shelf / name, seed=seed, r=4, target_modules=["query"])
+    return shelf
+
+
+@pytest.fixture(scope="module")
+def cluster(shelf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("mesh")
+    with Cluster(directory, models=str(shelf), workers=2, edges=1) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(cluster: Cluster) -> Iterator[shoal.Client]:
+    with shoal.Client(cluster.address) as connected:
+        yield connected
+
+
+def id_of(client: shoal.Client, model: str = BASE, **options: Any) -> str:
+    return client.encode(model, TEXTS, timeout=60, **options).embedding_id
+
+
+def fresh_id(directory: Path, shelf: Path, **environment: str) -> str:
+    """Return the id that a new mesh gives."""
+    directory.mkdir()
+    with (
+        Cluster(directory, models=str(shelf), environment=environment) as cluster,
+        shoal.Client(cluster.address) as client,
+    ):
+        return id_of(client)
+
+
+@pytest.fixture(scope="module")
+def plain(client: shoal.Client) -> str:
+    return id_of(client)
+
+
+def test_id_names_the_number_format(plain: str) -> None:
+    assert re.fullmatch(r"[0-9a-f]{16}\.float32", plain)
+
+
+def test_every_worker_gives_the_same_id_also_after_a_restart(
+    cluster: Cluster, client: shoal.Client, plain: str
+) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: id_of(client), range(32))) == {plain}
+    for name in cluster.workers:
+        cluster.kill(name)
+        cluster.start(name)
+        assert id_of(client) == plain
+
+
+def test_directory_with_the_same_files_gives_the_same_id(client: shoal.Client, plain: str) -> None:
+    assert id_of(client, SAME) == plain
+
+
+def test_options_that_change_no_number_keep_the_id(client: shoal.Client, plain: str) -> None:
+    assert id_of(client, role="document") == plain
+    assert id_of(client, dimensions=SIZE) == plain
+    assert id_of(client, normalize=True) == plain
+    assert id_of(client, truncation="none") == plain
+    assert id_of(client, data_type="float16") == plain
+    assert id_of(client, chunking=shoal.Chunking()) == plain
+    assert id_of(client, role="query") == id_of(client, instruction="find: ")
+
+
+def test_options_that_change_numbers_change_the_id(client: shoal.Client, plain: str) -> None:
+    options: list[dict[str, Any]] = [
+        {"role": "query"},
+        {"instruction": "Text: "},
+        {"dimensions": 32},
+        {"normalize": False},
+        {"truncation": "start"},
+        {"chunking": shoal.Chunking(late=True)},
+        *({"adapter": name} for name in ADAPTERS),
+    ]
+    ids = [id_of(client, **each) for each in options]
+    assert len({plain, *ids}) == len(options) + 1
+    assert [id_of(client, **each) for each in options] == ids
+
+
+def test_required_id_is_given_in_streams_and_long_lists_too(
+    client: shoal.Client, plain: str
+) -> None:
+    short = client.encode(BASE, TEXTS, expect_embedding_id=plain)
+    digits = client.encode(BASE, TEXTS, expect_embedding_id=plain.partition(".")[0])
+    long = client.encode(BASE, TEXTS * 10_000, expect_embedding_id=plain, timeout=300)
+    assert np.array_equal(short.dense, digits.dense)
+    assert {short.embedding_id, digits.embedding_id, long.embedding_id} == {plain}
+    assert len(long.dense) == 20_000
+
+
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ({"role": "query"}, "the expected id is that of role 'query'"),
+        ({"dimensions": 32}, "the expected id is that of 32 dimensions"),
+        ({"normalize": False}, "the expected id is that of vectors that are not normalized"),
+        # The worker that answers may not have loaded the adapter.
+        ({"adapter": ADAPTERS[0]}, f"that of the adapter '{ADAPTERS[0]}'|the files of org/base"),
+    ],
+)
+def test_mismatch_names_both_ids_and_the_difference(
+    client: shoal.Client, plain: str, options: dict[str, Any], difference: str
+) -> None:
+    expected = id_of(client, **options)
+    with pytest.raises(errors.EmbeddingIdMismatch) as raised:
+        client.encode(BASE, TEXTS, expect_embedding_id=expected)
+    assert raised.value.code == "FAILED_PRECONDITION"
+    assert raised.value.field == "expect_embedding_id"
+    assert f"expect_embedding_id is {expected}" in raised.value.message
+    assert f"have the id {plain}" in raised.value.message
+    assert re.search(difference, raised.value.message)
+
+
+def test_mismatch_in_a_long_list_returns_nothing(client: shoal.Client) -> None:
+    with pytest.raises(errors.EmbeddingIdMismatch, match="several options changed"):
+        client.encode(BASE, TEXTS * 10_000, expect_embedding_id=OTHER, timeout=300)
+
+
+def test_other_number_format_is_named(client: shoal.Client, plain: str) -> None:
+    digits = plain.partition(".")[0]
+    with pytest.raises(errors.EmbeddingIdMismatch, match=f"{digits} alone accepts every format"):
+        client.encode(BASE, TEXTS, expect_embedding_id=f"{digits}.bfloat16-1")
+
+
+def test_invalid_expectation_is_refused(client: shoal.Client) -> None:
+    with pytest.raises(errors.InvalidInput, match="16 digits before its point") as raised:
+        client.encode(BASE, TEXTS, expect_embedding_id="latest")
+    assert raised.value.field == "expect_embedding_id"
+
+
+def post(
+    cluster: Cluster, path: str, body: object, **headers: str
+) -> tuple[int, dict[str, str], Any]:
+    request = urllib.request.Request(
+        f"http://{cluster.http_addresses[0]}{path}",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"}
+        | {name.replace("_", "-"): value for name, value in headers.items()},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, dict(reply.headers), json.load(reply)
+    except urllib.error.HTTPError as error:
+        return error.code, dict(error.headers), json.load(error)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"model": BASE, "input": TEXTS}),
+        ("/v2/embed", {"model": BASE, "texts": TEXTS}),
+        ("/api/embed", {"model": BASE, "input": TEXTS}),
+        (f"/models/{BASE}", {"inputs": TEXTS}),
+        (f"/v1/encode/{BASE}", {"items": [{"text": text} for text in TEXTS]}),
+    ],
+)
+def test_edge_passes_ids_on(cluster: Cluster, plain: str, path: str, body: object) -> None:
+    status, headers, answer = post(cluster, path, body, x_shoal_expect_embedding_id=plain)
+    assert (status, headers["x-shoal-embedding-id"]) == (200, plain)
+    if path.startswith("/v1/encode"):
+        assert answer["embedding_id"] == plain
+    status, headers, answer = post(cluster, path, body, x_shoal_expect_embedding_id=OTHER)
+    assert status == 412
+    assert OTHER in json.dumps(answer)
+    assert plain in json.dumps(answer)
+    status, _, answer = post(cluster, path, body, x_shoal_expect_embedding_id="latest")
+    assert status in (400, 422)
+    assert "16 digits before its point" in json.dumps(answer)
+
+
+def test_changed_weights_change_the_id_and_are_refused(tmp_path: Path) -> None:
+    shelf = write_shelf(tmp_path / "shelf")
+    directory = tmp_path / "mesh"
+    directory.mkdir()
+    with Cluster(directory, models=str(shelf)) as cluster, shoal.Client(cluster.address) as client:
+        before = client.encode(BASE, TEXTS, timeout=60)
+        perturb_weights(shelf / BASE)
+        assert id_of(client) == before.embedding_id  # the loaded model is the old one
+        cluster.kill("worker-0")
+        cluster.start("worker-0")
+        after = client.encode(BASE, TEXTS, timeout=60)
+        assert after.revision == before.revision
+        assert after.embedding_id != before.embedding_id
+        with pytest.raises(errors.EmbeddingIdMismatch, match=before.embedding_id):
+            client.encode(BASE, TEXTS, expect_embedding_id=before.embedding_id)
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        "detect: {pooling: cls}",
+        "detect: {normalize: false}",
+        "max_tokens: 32",
+        'prompts: {default: "Text: "}\ndefault_prompt: default',
+    ],
+)
+def test_cards_that_change_numbers_change_the_id(
+    shelf: Path, plain: str, tmp_path: Path, card: str
+) -> None:
+    catalog = tmp_path / "catalog"
+    catalog.mkdir()
+    (catalog / "base.yaml").write_text(f"model: {BASE}\n{card}\n")
+    assert fresh_id(tmp_path / "mesh", shelf, SHOAL_CATALOG=str(catalog)) != plain
+
+
+def test_card_that_only_describes_keeps_the_id(shelf: Path, plain: str, tmp_path: Path) -> None:
+    catalog = tmp_path / "catalog"
+    catalog.mkdir()
+    (catalog / "base.yaml").write_text(f"model: {BASE}\npinned: true\nmemory_bytes: 10000000\n")
+    assert fresh_id(tmp_path / "mesh", shelf, SHOAL_CATALOG=str(catalog)) == plain
+
+
+def encode_on_both_workers(client: shoal.Client) -> list[str | errors.ShoalError]:
+    """Return the ids or errors of large requests, which are split among all workers."""
+
+    def outcome(_: int) -> str | errors.ShoalError:
+        texts = ["many small boats in one harbour " * 8] * 2_000
+        try:
+            return client.encode(BASE, texts, timeout=120).embedding_id
+        except errors.ShoalError as error:
+            return error
+
+    for _ in range(8):  # until both workers have the model
+        outcome(0)
+    return [outcome(number) for number in range(8)]
+
+
+def test_vectors_of_different_files_are_not_mixed(tmp_path: Path) -> None:
+    shelves = [write_shelf(tmp_path / "old"), write_shelf(tmp_path / "new")]
+    perturb_weights(shelves[1] / BASE)
+    each = {f"worker-{index}": {"SHOAL_MODELS": str(one)} for index, one in enumerate(shelves)}
+    directory = tmp_path / "mesh"
+    directory.mkdir()
+    with (
+        Cluster(directory, models=str(shelves[0]), workers=2, each=each) as cluster,
+        shoal.Client(cluster.address) as client,
+    ):
+        found = encode_on_both_workers(client)
+    refused = [one for one in found if isinstance(one, errors.ShoalError)]
+    assert refused
+    assert all(isinstance(one, errors.EmbeddingIdMismatch | errors.ModelChanged) for one in refused)
+    for one in found:
+        assert isinstance(one, errors.ShoalError) or re.fullmatch(r"[0-9a-f]{16}\.float32", one)
+
+
+def test_vectors_of_several_number_formats_have_the_digits_alone(
+    shelf: Path, plain: str, tmp_path: Path
+) -> None:
+    directory = tmp_path / "mesh"
+    directory.mkdir()
+    each = {"worker-1": {"SHOAL_DTYPE": "bfloat16"}}
+    with (
+        Cluster(directory, models=str(shelf), workers=2, each=each) as cluster,
+        shoal.Client(cluster.address) as client,
+    ):
+        found = encode_on_both_workers(client)
+    digits = plain.partition(".")[0]
+    assert digits in found
+    assert set(found) <= {digits, plain, f"{digits}.bfloat16-1"}

@@ -1,0 +1,226 @@
+"""Recipes of vectors: which facts of a card and which options change an id, and how a mismatch is
+explained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from libs.catalog.card import Card, DenseModule, LateInteraction, Sparse, StaticQueries
+from libs.embedding_id import embedding_id
+from libs.errors import EmbeddingIdMismatch
+from libs.models import embedding_recipe
+from libs.models.embedding_recipe import EmbeddingIdentity, EncodeOptions, identity_of
+from libs.models.work import Chunking, EncodeWork
+
+FILES = "ab" * 32
+ADAPTER = "cd" * 32
+CARD = Card(
+    model="org/model",
+    revision="r1",
+    family="bert",
+    kind="dense",
+    tasks=("encode", "score"),
+    representations=("dense",),
+    max_tokens=256,
+    dimensions=384,
+    prompts={"query": "query: ", "passage": "passage: ", "title": "Title: "},
+    pooling=("mean",),
+    normalize=True,
+)
+PLAIN = EncodeOptions()
+LATE_CARD = replace(CARD, kind="dense", late=LateInteraction(query_tokens=32))
+STATIC_CARD = replace(CARD, kind="sparse", sparse=Sparse(100, queries=StaticQueries("", "idf")))
+
+
+def id_of(card: Card = CARD, options: EncodeOptions = PLAIN, **given: str) -> str:
+    identity = EmbeddingIdentity(card, given.get("files", FILES), given.get("format", "float32"))
+    return identity.id_of(options, given.get("adapter", ""))
+
+
+def test_recipe_of_a_plain_request_is_fixed() -> None:
+    identity = EmbeddingIdentity(CARD, FILES, "float32")
+    assert identity.recipe(PLAIN).canonical() == (
+        '{"card":{"kind":"dense","pooling":["mean"]},'
+        f'"files":"{FILES}","max_tokens":256,"normalize":true,"truncation":"end","version":1}}'
+    )
+
+
+def test_recipe_of_all_facts_is_fixed() -> None:
+    card = replace(
+        LATE_CARD,
+        pool_prompt=False,
+        lowercase=True,
+        modules=(DenseModule("2_Dense", 384, 128, bias=True, activation="tanh"),),
+        own_adapters=("retrieval",),
+        role_adapters={"query": "retrieval"},
+    )
+    recipe = EmbeddingIdentity(card, FILES, "float32").recipe(
+        EncodeOptions(role="query", dimensions=64, pooling_factor=2)
+    )
+    assert recipe.canonical() == (
+        '{"adapter":"own:retrieval","card":{"kind":"dense","late":{"query_tokens":32},'
+        '"lowercase":true,"modules":[{"activation":"tanh","bias":true,"folder":"2_Dense",'
+        '"in_features":384,"out_features":128}],"pool_prompt":false,"pooling":["mean"]},'
+        f'"dimensions":64,"files":"{FILES}","max_tokens":256,"normalize":true,"pooling_factor":2,'
+        '"prompt":"query: ","role":"query","truncation":"end","version":1}'
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "other/name"},
+        {"revision": "r2"},
+        {"tasks": ("encode",)},
+        {"prompts": {**CARD.prompts, "title": "Other: "}},
+        {"pools": ("l4",)},
+        {"pinned": True},
+        {"memory_bytes": 1 << 30},
+        {"created_unix_seconds": 1},
+        {"notes": ("a head is not served",)},
+        {"dtype": "float32"},
+    ],
+)
+def test_facts_that_change_no_number_keep_the_id(changes: dict[str, Any]) -> None:
+    assert id_of(replace(CARD, **changes)) == id_of()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pooling": ("cls",)},
+        {"pooling": ("mean", "cls")},
+        {"pool_prompt": False},
+        {"normalize": False},
+        {"lowercase": True},
+        {"max_tokens": 128},
+        {"truncation": "start"},
+        {"default_prompt": "title"},
+        {"late": LateInteraction()},
+        {"kind": "hybrid"},
+        {"template": "{{ text }}"},
+        {"modules": (DenseModule("2_Dense", 384, 384, bias=True, activation="identity"),)},
+    ],
+)
+def test_facts_that_change_numbers_change_the_id(changes: dict[str, Any]) -> None:
+    assert id_of(replace(CARD, **changes)) != id_of()
+
+
+def test_files_adapter_and_number_format_change_the_id() -> None:
+    options = EncodeOptions(adapter="org/adapter")
+    ids = {
+        id_of(),
+        id_of(files=ADAPTER),
+        id_of(format="bfloat16"),
+        id_of(options=options, adapter=ADAPTER),
+        id_of(options=options, adapter=FILES),
+    }
+    assert len(ids) == 5
+
+
+def test_adapters_with_the_same_files_have_the_same_id() -> None:
+    one, other = EncodeOptions(adapter="org/one"), EncodeOptions(adapter="org/other")
+    assert id_of(options=one, adapter=ADAPTER) == id_of(options=other, adapter=ADAPTER)
+
+
+def test_role_counts_by_its_prompt_alone() -> None:
+    bare = replace(CARD, prompts={})
+    roles = [EncodeOptions(role=role) for role in ("", "query", "document")]
+    assert len({id_of(bare, one) for one in roles}) == 1
+    assert len({id_of(CARD, one) for one in roles}) == 3
+
+
+@pytest.mark.parametrize("card", [LATE_CARD, STATIC_CARD, replace(CARD, kind="images")])
+def test_role_counts_where_queries_are_read_differently(card: Card) -> None:
+    bare = replace(card, prompts={})
+    assert id_of(bare, EncodeOptions(role="query")) != id_of(bare)
+
+
+def test_queries_with_another_encoder_have_its_facts() -> None:
+    queries = replace(CARD, prompts={}, pooling=("cls",))
+    card = replace(CARD, prompts={}, queries=queries)
+    query, document = EncodeOptions(role="query"), EncodeOptions(role="document")
+    assert id_of(card, query) != id_of(card, document) == id_of(card)
+    asked = replace(card, query_default=True)
+    assert id_of(asked) == id_of(asked, query) != id_of(asked, document)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        EncodeWork(["a"], dimensions=384),
+        EncodeWork(["a"], normalize=True),
+        EncodeWork(["a"], truncation="none"),
+        EncodeWork(["a"], truncation="default"),
+        EncodeWork(["a"], pooling_factor=1),
+        EncodeWork(["a"], data_type="int8"),
+        EncodeWork(["a"], representations=("dense",)),
+        EncodeWork(["other", "texts"]),
+        EncodeWork(["a"], chunking=Chunking("tokens", 10)),
+    ],
+)
+def test_work_with_the_same_numbers_has_the_same_id(work: EncodeWork) -> None:
+    assert id_of(options=EncodeOptions.from_work(work)) == id_of()
+
+
+@pytest.mark.parametrize(
+    ("work", "difference"),
+    [
+        (EncodeWork(["a"], role="query"), "that of role 'query'"),
+        (EncodeWork(["a"], role="document"), "that of role 'document'"),
+        (EncodeWork(["a"], dimensions=128), "that of 128 dimensions"),
+        (EncodeWork(["a"], normalize=False), "that of vectors that are not normalized"),
+        (EncodeWork(["a"], adapter="org/adapter"), "that of the adapter 'org/adapter'"),
+        (EncodeWork(["a"], truncation="start"), "that of texts cut at their start"),
+        (EncodeWork(["a"], chunking=Chunking(late=True)), "that of late chunks"),
+        (EncodeWork(["a"], dimensions=100), "the files of org/model, its card"),
+        (EncodeWork(["a"], role="query", dimensions=128), "several options changed"),
+    ],
+)
+def test_mismatch_names_the_option_that_differs(work: EncodeWork, difference: str) -> None:
+    identity, adapters = EmbeddingIdentity(CARD, FILES, "float32"), {"org/adapter": ADAPTER}
+    options = EncodeOptions.from_work(work)
+    expected = identity.id_of(options, adapters.get(work.adapter, ""))
+    identity.check(options, expected, adapters)
+    with pytest.raises(EmbeddingIdMismatch) as raised:
+        identity.check(PLAIN, expected, adapters)
+    assert difference in raised.value.message
+    assert expected in raised.value.message
+    assert identity.id_of(PLAIN) in raised.value.message
+    with pytest.raises(EmbeddingIdMismatch):
+        identity.check(options, identity.id_of(PLAIN), adapters)
+
+
+def test_mismatch_of_the_number_format_alone_is_named() -> None:
+    identity = EmbeddingIdentity(CARD, FILES, "bfloat16")
+    with pytest.raises(EmbeddingIdMismatch, match="only the number format differs"):
+        identity.check(PLAIN, id_of(), {})
+    identity.check(PLAIN, id_of().partition(".")[0], {})
+
+
+def test_number_of_cached_ids_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[str] = []
+
+    def counted(*given: Any) -> str:
+        computed.append("")
+        return embedding_id(*given)
+
+    monkeypatch.setattr(embedding_recipe, "embedding_id", counted)
+    identity = EmbeddingIdentity(CARD, FILES, "float32")
+    assert len({identity.id_of(PLAIN) for _ in range(10)}) == len(computed) == 1
+    for number in range(embedding_recipe.MAX_CACHED_IDS):
+        identity.id_of(EncodeOptions(instruction=str(number)))
+    identity.id_of(PLAIN)
+    assert len(computed) == embedding_recipe.MAX_CACHED_IDS + 2
+
+
+def test_number_format_is_that_of_the_model() -> None:
+    class InBfloat16:
+        data_type = "bfloat16"
+
+    assert identity_of(InBfloat16(), CARD, FILES).id_of(PLAIN).endswith(".bfloat16-1")
+    assert identity_of(object(), CARD, FILES).id_of(PLAIN).endswith(".float32")
