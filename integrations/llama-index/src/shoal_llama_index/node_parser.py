@@ -81,9 +81,7 @@ class ShoalNodeParser(ModelBase, NodeParser):
     def _embeds(self) -> bool:
         return self.embed or self.late
 
-    def _built(
-        self, parents: Sequence[BaseNode], chunks: list[list[TextChunk]]
-    ) -> list[BaseNode]:
+    def _built(self, parents: Sequence[BaseNode], chunks: list[list[TextChunk]]) -> list[BaseNode]:
         built: list[BaseNode] = []
         for parent, own in zip(parents, chunks, strict=True):
             nodes = build_nodes_from_splits(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from haystack import Document, component
@@ -91,9 +92,7 @@ class ShoalDocumentSplitter(ModelBase):
         chunks = await self._handle.achunks(contents, self._chunking, embed=self._embeds)
         return self._output(documents, chunks)
 
-    def _output(
-        self, documents: list[Document], chunks: list[list[TextChunk]]
-    ) -> dict[str, Any]:
+    def _output(self, documents: list[Document], chunks: list[list[TextChunk]]) -> dict[str, Any]:
         made: list[Document] = []
         for parent, own in zip(documents, chunks, strict=True):
             split = _split(parent, own)
@@ -115,9 +114,9 @@ def _split(parent: Document, chunks: list[TextChunk]) -> list[Document]:
         counted = chunk.start
         meta = deepcopy(parent.meta) | {
             "source_id": parent.id,
+            "page_number": page,
             "split_id": number,
             "split_idx_start": chunk.start,
-            "page_number": page,
         }
         made.append(Document(content=chunk.text, meta=meta, embedding=chunk.vector))
     return made
@@ -127,7 +126,7 @@ def _add_overlaps(split: list[Document]) -> None:
     """Write to each document which of its characters its neighbours have, too."""
     for one in split:
         one.meta["_split_overlap"] = []
-    for previous, one in zip(split, split[1:], strict=False):
+    for previous, one in pairwise(split):
         begin = one.meta["split_idx_start"] - previous.meta["split_idx_start"]
         length = len(previous.content or "")
         if begin < length:
