@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from llama_index.core.bridge.pydantic import Field
+from llama_index.core.bridge.pydantic import Field, field_validator
 from llama_index.core.node_parser import NodeParser
-from llama_index.core.node_parser.node_utils import build_nodes_from_splits
+from llama_index.core.node_parser.node_utils import build_nodes_from_splits, default_id_func
 from llama_index.core.schema import BaseNode, Document, MetadataMode, TextNode
 from shoal import Chunking
 from shoal.handle import TextChunk
@@ -41,6 +41,14 @@ class ShoalNodeParser(ModelBase, NodeParser):
         default=False,
         description="Set embeddings that reflect the text around each node (late chunking).",
     )
+
+    @field_validator("id_func", mode="before")
+    @classmethod
+    def _read_id_func(cls, given: Any) -> Any:
+        """Accept the default function as `to_dict` writes it. Others are given to `from_dict`."""
+        if isinstance(given, dict) and given.get("id_func_name") == default_id_func.__name__:
+            return default_id_func
+        return given
 
     @classmethod
     def class_name(cls) -> str:
