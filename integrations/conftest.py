@@ -13,6 +13,14 @@ TOKEN = "a-secret-that-nobody-may-write-down"
 TEXTS = ["a shoal of fish", "a table of wood", "ships at sea", "Überraschung 🐟", "the fish market"]
 
 
+LONG_TEXTS = [
+    "Fish swim in shoals. Ships sail at sea. " * 3 + "Überraschung 🐟 im Netz.\r\n\r\nDas Ende.",
+    "",
+    "第一句话。第二句话。 Cafe\u0301 fish.\fA second page has wood. A table of wood stands there.",
+]
+"""Texts of several chunks: repeated sentences, an empty text, and characters of several bytes."""
+
+
 @pytest.fixture(scope="session")
 def address() -> str:
     return os.environ["SHOAL_ADDRESS"]
@@ -36,6 +44,11 @@ def client(address: str) -> Iterator[shoal.Client]:
 @pytest.fixture(scope="session")
 def texts() -> list[str]:
     return TEXTS
+
+
+@pytest.fixture(scope="session")
+def long_texts() -> list[str]:
+    return LONG_TEXTS
 
 
 @pytest.fixture

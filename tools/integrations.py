@@ -26,7 +26,7 @@ from tools.distributions import ROOT, read_pins
 FOLDER: Final = ROOT / "integrations"
 RESULTS: Final = FOLDER / "results.json"
 PAGE: Final = ROOT / "docs/integrations.md"
-FORMS: Final = ("dense", "sparse", "multi_vector", "rerank", "extract")
+FORMS: Final = ("dense", "sparse", "multi_vector", "split", "rerank", "extract")
 NO: Final = "no"
 _TABLES: Final = re.compile(r"(<!-- tables -->\n).*?(<!-- /tables -->)", re.DOTALL)
 
@@ -130,11 +130,10 @@ def faults(one: Integration, result: Mapping[str, Any] | None) -> list[str]:
 def tables(found: Mapping[str, Any]) -> str:
     lines = [
         (
-            "| framework | distribution | dense | sparse | multi-vector | rerank | extract | "
-            "async | "
-            "serialisation | seen |"
+            "| framework | distribution | dense | sparse | multi-vector | split | rerank | "
+            "extract | async | serialisation | seen |"
         ),
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for one in integrations():
         cells = [

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import shoal
-from shoal import ModelHandle
+from shoal import Chunking, ModelHandle
+from shoal.handle import TextChunk
 from shoal.tasks import Role
 
 from tests.api.fake_router import MODEL, FakeRouter, vector_of
@@ -88,6 +89,56 @@ async def test_empty_list_is_an_empty_answer_without_a_call(
     answers += [handle.extract([], "entities"), await handle.adense([])]
     assert answers == [[]] * 6
     assert router.calls == []
+
+
+async def test_chunks_are_those_of_the_client(handle: ModelHandle, router: FakeRouter) -> None:
+    found = handle.chunks(TEXTS, Chunking("tokens", 8, 2, late=True), embed=True)
+    wanted = [
+        [
+            TextChunk(chunk.start, chunk.end, chunk.text, chunk.tokens, vector)
+            for chunk, vector in zip(own, handle.dense([chunk.text for chunk in own]), strict=True)
+        ]
+        for own in client_chunks(router, TEXTS)
+    ]
+    assert found == wanted
+    assert await handle.achunks(TEXTS, Chunking("tokens", 8, 2, late=True), embed=True) == wanted
+    assert [chunk.text for chunk in found[0]] == ["first", "text"]
+    request: Any = router.calls[0].request
+    assert (request.chunking.max_tokens, request.chunking.overlap) == (8, 2)
+    assert request.chunking.late
+    await handle.aclose()
+
+
+def client_chunks(router: FakeRouter, texts: list[str]) -> list[list[shoal.Chunk]]:
+    with shoal.Client(router.address) as client:
+        return list(client.encode(MODEL, texts, chunking=Chunking()).chunks)
+
+
+async def test_chunks_without_vectors_request_the_models_main_form(
+    handle: ModelHandle, router: FakeRouter
+) -> None:
+    found = handle.chunks(TEXTS)
+    assert found == await handle.achunks(TEXTS)
+    assert {chunk.vector for own in found for chunk in own} == {None}
+    request: Any = router.calls[0].request
+    assert list(request.representations) == []
+    await handle.aclose()
+
+
+async def test_empty_text_has_no_chunks(handle: ModelHandle, router: FakeRouter) -> None:
+    assert handle.chunks([]) == await handle.achunks([]) == []
+    assert handle.chunks(["", ""]) == await handle.achunks(["", ""]) == [[], []]
+    assert router.calls == []
+    chunking = Chunking(contexts=["a", "b", "c"])
+    found = handle.chunks(["one two", "", "three"], chunking)
+    assert found == await handle.achunks(["one two", "", "three"], chunking)
+    assert [[chunk.text for chunk in own] for own in found] == [["one", "two"], [], ["three"]]
+    request: Any = router.calls[0].request
+    assert [(item.text, item.context) for item in request.items] == [
+        ("one two", "a"),
+        ("three", "c"),
+    ]
+    await handle.aclose()
 
 
 def test_unknown_kind_to_find_is_refused(handle: ModelHandle) -> None:

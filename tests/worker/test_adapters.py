@@ -14,7 +14,7 @@ from shoal.v1 import worker_pb2
 from libs.errors import InvalidInput, ModelBroken, ModelNotFound, NoCapacity
 from libs.store import Copy
 from libs.store.digests import FileDigests
-from services.worker.machine.disk import Shelf, find, find_adapter, listing
+from services.worker.machine.disk import find, find_adapter, listing
 from services.worker.machine.tasks import Tasks
 from services.worker.memory.adapters import AdapterLoader
 from services.worker.memory.resident import UNUSED_SECONDS, Resident

@@ -12,6 +12,7 @@ import pytest
 import shoal
 from haystack import Document, Pipeline
 from haystack.components.embedders.types import DocumentEmbedder, TextEmbedder
+from haystack.components.preprocessors import DocumentSplitter
 from haystack.components.retrievers.in_memory import InMemoryEmbeddingRetriever
 from haystack.core.serialization import component_from_dict, component_to_dict
 from haystack.document_stores.in_memory import InMemoryDocumentStore
@@ -25,6 +26,7 @@ from haystack_integrations.components.embedders.shoal import (
     ShoalTextEmbedder,
 )
 from haystack_integrations.components.extractors.shoal import ShoalExtractor
+from haystack_integrations.components.preprocessors.shoal import ShoalDocumentSplitter
 from haystack_integrations.components.rankers.shoal import ShoalRanker
 
 TEXT_EMBEDDERS = (ShoalTextEmbedder, ShoalSparseTextEmbedder, ShoalMultiVectorTextEmbedder)
@@ -33,7 +35,7 @@ DOCUMENT_EMBEDDERS = (
     ShoalSparseDocumentEmbedder,
     ShoalMultiVectorDocumentEmbedder,
 )
-ALL = (*TEXT_EMBEDDERS, *DOCUMENT_EMBEDDERS, ShoalRanker, ShoalExtractor)
+ALL = (*TEXT_EMBEDDERS, *DOCUMENT_EMBEDDERS, ShoalRanker, ShoalExtractor, ShoalDocumentSplitter)
 
 
 def documents(texts: list[str]) -> list[Document]:
@@ -148,6 +150,93 @@ async def test_extraction(models: dict[str, str], client: shoal.Client, texts: l
     ]
 
 
+@pytest.mark.parametrize("method", ["sentences", "tokens", "markdown"])
+async def test_split_documents(
+    method: Any, models: dict[str, str], client: shoal.Client, long_texts: list[str]
+) -> None:
+    splitter = ShoalDocumentSplitter(models["dense"], method=method, max_tokens=12, overlap=4)
+    given = documents(long_texts)
+    wanted = client.encode(
+        models["dense"],
+        [text for text in long_texts if text],
+        role="document",
+        chunking=shoal.Chunking(method, 12, 4),
+    ).chunks
+    found = splitter.run(given)["documents"]
+    assert [(one.content, one.meta["split_idx_start"]) for one in found] == [
+        (chunk.text, chunk.start) for own in wanted for chunk in own
+    ]
+    assert [one.meta["split_id"] for one in found] == [
+        number for own in wanted for number in range(len(own))
+    ]
+    for one in found:
+        text, start = long_texts[int(one.meta["source_id"])], one.meta["split_idx_start"]
+        assert text[start : start + len(one.content)] == one.content
+        assert one.meta["title"] == f"title {one.meta['source_id']}"
+        assert one.embedding is None
+    assert (await splitter.run_async(given))["documents"] == found
+    assert (
+        splitter.run([])["documents"] == splitter.run([Document(content=None)])["documents"] == []
+    )
+    assert given == documents(long_texts), "documents are returned as new objects"
+
+
+def test_page_numbers(models: dict[str, str]) -> None:
+    splitter = ShoalDocumentSplitter(models["dense"], max_tokens=8)
+    text = "Fish swim in shoals.\f\fShips sail at sea.\fA table of wood."
+    for meta, first in (({}, 1), ({"page_number": 7}, 7)):
+        found = splitter.run([Document(content=text, meta=meta)])["documents"]
+        assert [(one.content, one.meta["page_number"]) for one in found] == [
+            ("Fish swim in shoals.", first),
+            ("Ships sail at sea.", first + 2),
+            ("A table of wood.", first + 3),
+        ]
+
+
+def test_overlaps_have_haystacks_form(models: dict[str, str]) -> None:
+    """The overlaps are those that Haystack's own splitter finds in the same chunks."""
+    splitter = ShoalDocumentSplitter(models["dense"], method="tokens", max_tokens=6, overlap=2)
+    found = splitter.run([Document(content="Fish swim in shoals and ships sail at sea.")])[
+        "documents"
+    ]
+    assert len(found) > 1
+    theirs = DocumentSplitter(split_by="word", split_length=3, split_overlap=1)
+    same = theirs._create_docs_from_splits(
+        [one.content for one in found],
+        [one.meta["page_number"] for one in found],
+        [one.meta["split_idx_start"] for one in found],
+        {"source_id": found[0].meta["source_id"]},
+    )
+    assert [one.to_dict() for one in same] == [one.to_dict() for one in found]
+    assert found[0].meta["_split_overlap"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_embedded_chunks(
+    late: bool, models: dict[str, str], client: shoal.Client, long_texts: list[str]
+) -> None:
+    splitter = ShoalDocumentSplitter(models["dense"], max_tokens=12, embed=not late, late=late)
+    found = splitter.run(documents(long_texts))["documents"]
+    wanted = client.encode(
+        models["dense"],
+        [text for text in long_texts if text],
+        role="document",
+        chunking=shoal.Chunking(max_tokens=12, late=late),
+    )
+    assert [one.embedding for one in found] == wanted.dense.tolist()
+    assert (await splitter.run_async(documents(long_texts)))["documents"] == found
+    store = InMemoryDocumentStore(embedding_similarity_function="cosine")
+    store.write_documents(found)
+    query = ShoalTextEmbedder(models["dense"]).run("a table of wood")["embedding"]
+    best = store.embedding_retrieval(query, top_k=1)
+    assert best[0].meta["source_id"] == "2"
+
+
+def test_unknown_method_of_splitter_is_refused(models: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="method must be one of sentences, tokens, markdown"):
+        ShoalDocumentSplitter(models["dense"], method="spans")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", ALL)
 def test_written_and_read_again_without_the_token(
     kind: Any, token: str, models: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -204,7 +293,7 @@ def test_text_embedders_take_text_alone(kind: Any, models: dict[str, str]) -> No
         embedder.run([Document(content="text")])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", [*DOCUMENT_EMBEDDERS, ShoalExtractor])
+@pytest.mark.parametrize("kind", [*DOCUMENT_EMBEDDERS, ShoalExtractor, ShoalDocumentSplitter])
 def test_document_embedders_take_documents_alone(kind: Any, models: dict[str, str]) -> None:
     embedder: DocumentEmbedder = kind(models["hybrid"])
     for wrong in ("text", ["text"]):

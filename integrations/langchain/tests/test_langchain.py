@@ -15,6 +15,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_qdrant import QdrantVectorStore, RetrievalMode
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests, ToolsIntegrationTests
 from langchain_tests.unit_tests import EmbeddingsUnitTests, ToolsUnitTests
+from langchain_text_splitters import TextSplitter
 from pydantic import SecretStr
 from shoal_langchain import (
     ShoalEmbeddings,
@@ -22,10 +23,18 @@ from shoal_langchain import (
     ShoalReranker,
     ShoalSparseEmbeddings,
     ShoalTagger,
+    ShoalTextSplitter,
 )
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-ALL = (ShoalEmbeddings, ShoalExtractor, ShoalReranker, ShoalSparseEmbeddings, ShoalTagger)
+ALL = (
+    ShoalEmbeddings,
+    ShoalExtractor,
+    ShoalReranker,
+    ShoalSparseEmbeddings,
+    ShoalTagger,
+    ShoalTextSplitter,
+)
 
 
 class TestEmbeddingsUnit(EmbeddingsUnitTests):
@@ -167,6 +176,82 @@ async def test_extraction(models: dict[str, str], client: shoal.Client, texts: l
     assert [one.metadata["labels"][0]["label"] for one in tagged] == [
         one.labels[0].label for one in labels
     ]
+
+
+@pytest.mark.parametrize("method", ["sentences", "tokens", "markdown"])
+async def test_split_documents(
+    method: Any, models: dict[str, str], client: shoal.Client, long_texts: list[str]
+) -> None:
+    splitter = ShoalTextSplitter(model=models["dense"], method=method, max_tokens=12, overlap=4)
+    assert isinstance(splitter, TextSplitter)
+    given = [
+        Document(text, metadata={"tags": [number]})
+        for number, text in enumerate(long_texts)
+        if text
+    ]
+    wanted = client.encode(
+        models["dense"],
+        [document.page_content for document in given],
+        role="document",
+        chunking=shoal.Chunking(method, 12, 4),
+    ).chunks
+    found = splitter.split_documents(iter(given))
+    assert [(one.page_content, one.metadata["start_index"]) for one in found] == [
+        (chunk.text, chunk.start) for own in wanted for chunk in own
+    ]
+    assert len(wanted[0]) > 1
+    assert [one.metadata["tags"] for one in found] == [
+        document.metadata["tags"] for document, own in zip(given, wanted, strict=True) for _ in own
+    ]
+    found[0].metadata["tags"].append("more")
+    assert given[0].metadata == {"tags": [0]}, "metadata is copied"
+    assert found[1].metadata["tags"] == [0]
+    found[0].metadata["tags"].pop()
+    assert found == await splitter.asplit_documents(given)
+    assert found == list(splitter.transform_documents(given))
+    assert found == list(await splitter.atransform_documents(given))
+
+
+async def test_start_index_is_exact(models: dict[str, str], long_texts: list[str]) -> None:
+    splitter = ShoalTextSplitter(model=models["dense"], max_tokens=8)
+    metadatas = [{"text": text} for text in long_texts]
+    found = splitter.create_documents(long_texts, metadatas)
+    assert found == await splitter.acreate_documents(long_texts, metadatas)
+    starts = [one.metadata["start_index"] for one in found if one.metadata["text"] == long_texts[0]]
+    assert starts == sorted(set(starts)), "repeated sentences have different places"
+    for one in found:
+        start, text = one.metadata["start_index"], one.metadata["text"]
+        assert text[start : start + len(one.page_content)] == one.page_content
+    without = ShoalTextSplitter(model=models["dense"], max_tokens=8, add_start_index=False)
+    assert [one.page_content for one in found] == [
+        one.page_content for one in without.create_documents(long_texts)
+    ]
+    assert {key for one in without.create_documents(long_texts) for key in one.metadata} == set()
+    assert splitter.split_text(long_texts[0]) == await splitter.asplit_text(long_texts[0])
+    assert splitter.split_text("") == await splitter.asplit_text("") == []
+    assert splitter.split_documents([]) == []
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_split_and_embed(
+    late: bool, models: dict[str, str], client: shoal.Client, long_texts: list[str]
+) -> None:
+    splitter = ShoalTextSplitter(model=models["dense"], max_tokens=12, late=late)
+    given = [Document(text) for text in long_texts]
+    documents, vectors = splitter.split_and_embed(given)
+    assert documents == splitter.split_documents(given)
+    assert (documents, vectors) == await splitter.asplit_and_embed(given)
+    wanted = client.encode(
+        models["dense"],
+        [text for text in long_texts if text],
+        role="document",
+        chunking=shoal.Chunking(max_tokens=12, late=late),
+    )
+    assert vectors == wanted.dense.tolist()
+    alone = ShoalEmbeddings(model=models["dense"]).embed_documents(
+        [one.page_content for one in documents]
+    )
+    assert np.allclose(vectors, alone, atol=1e-5) is not late
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -9,20 +9,27 @@ from typing import Any
 import pytest
 import qdrant_client
 import shoal
-from llama_index.core import StorageContext, VectorStoreIndex
+from llama_index.core import Document, StorageContext, VectorStoreIndex
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.embeddings.base_sparse import BaseSparseEmbedding
 from llama_index.core.extractors import BaseExtractor
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.node_parser import NodeParser
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from pydantic import Field, SecretStr
-from shoal_llama_index import ShoalEmbedding, ShoalExtractor, ShoalReranker, ShoalSparseEmbedding
+from shoal_llama_index import (
+    ShoalEmbedding,
+    ShoalExtractor,
+    ShoalNodeParser,
+    ShoalReranker,
+    ShoalSparseEmbedding,
+)
 
-ALL = (ShoalEmbedding, ShoalExtractor, ShoalReranker, ShoalSparseEmbedding)
+ALL = (ShoalEmbedding, ShoalExtractor, ShoalNodeParser, ShoalReranker, ShoalSparseEmbedding)
 
 
 def nodes(texts: list[str]) -> list[TextNode]:
@@ -34,7 +41,13 @@ def nodes(texts: list[str]) -> list[TextNode]:
     list(
         zip(
             ALL,
-            (BaseEmbedding, BaseExtractor, BaseNodePostprocessor, BaseSparseEmbedding),
+            (
+                BaseEmbedding,
+                BaseExtractor,
+                NodeParser,
+                BaseNodePostprocessor,
+                BaseSparseEmbedding,
+            ),
             strict=True,
         )
     ),
@@ -175,6 +188,69 @@ async def test_extraction_in_a_pipeline(
     ]
     assert all(len(node.embedding) == 384 for node in made)
     assert extractor.extract(nodes(texts)) == await extractor.aextract(nodes(texts))
+
+
+@pytest.mark.parametrize("method", ["sentences", "tokens", "markdown"])
+async def test_parsed_nodes(
+    method: Any, models: dict[str, str], client: shoal.Client, long_texts: list[str]
+) -> None:
+    parser = ShoalNodeParser(model_name=models["dense"], method=method, max_tokens=12, overlap=4)
+    documents = [
+        Document(text=text, metadata={"file": str(number)})
+        for number, text in enumerate(long_texts)
+    ]
+    wanted = client.encode(
+        models["dense"],
+        [text for text in long_texts if text],
+        role="document",
+        chunking=shoal.Chunking(method, 12, 4),
+    ).chunks
+    found = parser.get_nodes_from_documents(documents)
+    again = await parser.aget_nodes_from_documents(documents)
+    for nodes in (found, again):
+        assert [(one.text, one.start_char_idx, one.end_char_idx) for one in nodes] == [
+            (chunk.text, chunk.start, chunk.end) for own in wanted for chunk in own
+        ]
+        for one in nodes:
+            text = documents[int(one.metadata["file"])].text
+            assert text[one.start_char_idx : one.end_char_idx] == one.text
+            assert documents[int(one.metadata["file"])].node_id == one.ref_doc_id
+            assert one.embedding is None
+    first, second = found[:2]
+    assert first.prev_node is None
+    assert first.next_node.node_id == second.node_id
+    assert second.prev_node.node_id == first.node_id
+    assert found[len(wanted[0])].prev_node is None
+    assert parser.get_nodes_from_documents([]) == []
+
+
+def test_repeated_text_has_its_place(models: dict[str, str]) -> None:
+    """LlamaIndex's own search finds the second chunk, "Ab.", within the first one."""
+    parser = ShoalNodeParser(model_name=models["dense"], max_tokens=3)
+    found = parser.get_nodes_from_documents([Document(text="Ab Ab. Ab. Ab Ab. Ab.")])
+    places = [(one.start_char_idx, one.end_char_idx) for one in found]
+    assert places == [(0, 6), (7, 10), (11, 17), (18, 21)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_embedded_nodes_in_an_index(
+    late: bool, models: dict[str, str], client: shoal.Client, long_texts: list[str]
+) -> None:
+    parser = ShoalNodeParser(model_name=models["dense"], max_tokens=12, embed=not late, late=late)
+    documents = [Document(text=text, id_=str(number)) for number, text in enumerate(long_texts)]
+    found = await IngestionPipeline(transformations=[parser]).arun(documents=documents)
+    wanted = client.encode(
+        models["dense"],
+        [text for text in long_texts if text],
+        role="document",
+        chunking=shoal.Chunking(max_tokens=12, late=late),
+    )
+    assert [one.embedding for one in found] == wanted.dense.tolist()
+    index = VectorStoreIndex(found, embed_model=ShoalEmbedding(model_name=models["dense"]))
+    stored = index.vector_store.data.embedding_dict
+    assert [stored[one.node_id] for one in found] == wanted.dense.tolist()
+    best = index.as_retriever(similarity_top_k=1).retrieve("a table of wood")
+    assert best[0].node.ref_doc_id == "2"
 
 
 @pytest.mark.parametrize("kind", ALL)

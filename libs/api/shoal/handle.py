@@ -8,12 +8,12 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal, Self
 
 from shoal.client import AsyncClient, Client
 from shoal.results import EncodeResult, ExtractResult, Form, ScoreResult
-from shoal.tasks import Role
+from shoal.tasks import Chunking, Role
 
 Findings = Literal["entities", "labels", "relations"]
 _VERBS: Final[Mapping[Findings, str]] = {
@@ -21,6 +21,25 @@ _VERBS: Final[Mapping[Findings, str]] = {
     "labels": "classify",
     "relations": "relations",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class TextChunk:
+    """A chunk of a text, as text splitters of frameworks need it.
+
+    Attributes:
+        start: Its first character in the text, in Unicode code points, as Python's strings count.
+        end: One past its last character.
+        text: The text from `start` to `end`.
+        tokens: Number of tokens that its vector is made of, special tokens included.
+        vector: Its dense vector, or None if vectors were not requested.
+    """
+
+    start: int
+    end: int
+    text: str
+    tokens: int
+    vector: list[float] | None = None
 
 
 class ModelHandle:
@@ -138,6 +157,29 @@ class ModelHandle:
             await self.async_client.encode(self.model, texts, **self._encoding(forms, role)), forms
         )
 
+    def chunks(
+        self, texts: Sequence[str], chunking: Chunking | None = None, *, embed: bool = False
+    ) -> list[list[TextChunk]]:
+        """Divide texts into chunks, by default `Chunking()`. An empty text has none.
+
+        The mesh computes vectors in any case. With `embed` each chunk has its dense vector, and the
+        texts are encoded as documents.
+        """
+        kept, divided = _nonempty(texts, chunking or Chunking())
+        if not kept:
+            return [[] for _ in texts]
+        encoding = self._chunk_encoding(divided, embed)
+        return _chunks(texts, self.client.encode(self.model, kept, **encoding), embed)
+
+    async def achunks(
+        self, texts: Sequence[str], chunking: Chunking | None = None, *, embed: bool = False
+    ) -> list[list[TextChunk]]:
+        kept, divided = _nonempty(texts, chunking or Chunking())
+        if not kept:
+            return [[] for _ in texts]
+        encoding = self._chunk_encoding(divided, embed)
+        return _chunks(texts, await self.async_client.encode(self.model, kept, **encoding), embed)
+
     def rank(self, query: str, texts: Sequence[str], top_n: int = 0) -> list[tuple[int, float]]:
         """Index and score of the `top_n` best texts (0: of all), best first."""
         return _ranked(self.client.score(self.model, query, texts, top_n=top_n, **self._scoring()))
@@ -215,6 +257,10 @@ class ModelHandle:
         )
         return {"role": role, "representations": forms} | instruction | self.options
 
+    def _chunk_encoding(self, chunking: Chunking, embed: bool) -> dict[str, Any]:
+        forms: tuple[Form, ...] = ("dense",) if embed else ()
+        return self._encoding(forms, "document") | {"chunking": chunking}
+
     def _scoring(self) -> dict[str, Any]:
         return (
             {"instruction": self.query_instruction} if self.query_instruction else {}
@@ -245,6 +291,38 @@ def _forms(result: EncodeResult, forms: Sequence[Form]) -> dict[Form, list[Any]]
         "multi_vector": _multi_vector,
     }
     return {form: readers[form](result) for form in forms}
+
+
+def _nonempty(texts: Sequence[str], chunking: Chunking) -> tuple[list[str], Chunking]:
+    """Return the texts that are not empty, and the chunking of these: routers refuse empty ones."""
+    if all(texts):
+        return list(texts), chunking
+    kept = [index for index, text in enumerate(texts) if text]
+    selected = replace(
+        chunking,
+        contexts=[chunking.contexts[index] for index in kept] if chunking.contexts else (),
+        spans=[chunking.spans[index] for index in kept] if chunking.spans else (),
+    )
+    return [texts[index] for index in kept], selected
+
+
+def _chunks(texts: Sequence[str], result: EncodeResult, embed: bool) -> list[list[TextChunk]]:
+    """Return the chunks of each text, of a result for the texts that are not empty."""
+    vectors = _dense(result) if embed else None
+    divided = iter(result.chunks)
+    return [
+        [
+            TextChunk(
+                chunk.start,
+                chunk.end,
+                chunk.text,
+                chunk.tokens,
+                None if vectors is None else vectors[chunk.row],
+            )
+            for chunk in (next(divided) if text else ())
+        ]
+        for text in texts
+    ]
 
 
 def _ranked(result: ScoreResult) -> list[tuple[int, float]]:

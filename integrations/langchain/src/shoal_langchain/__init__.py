@@ -1,5 +1,5 @@
-"""Shoal's models in LangChain: embeddings, a reranker, and extraction as a tool and as a
-transformer of documents.
+"""Shoal's models in LangChain: embeddings, a text splitter, a reranker, and extraction as a tool
+and as a transformer of documents.
 
 `ShoalSparseEmbeddings` implements an interface of langchain-qdrant: `pip install
 'shoal-langchain[qdrant]'`.
@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shoal_langchain.components import ShoalEmbeddings, ShoalExtractor, ShoalReranker, ShoalTagger
+from shoal_langchain.splitter import ShoalTextSplitter
 
 if TYPE_CHECKING:
     from shoal_langchain.sparse import ShoalSparseEmbeddings
@@ -21,6 +22,7 @@ __all__ = [
     "ShoalReranker",
     "ShoalSparseEmbeddings",
     "ShoalTagger",
+    "ShoalTextSplitter",
 ]
 
 
