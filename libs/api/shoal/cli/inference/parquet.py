@@ -44,7 +44,8 @@ def writing(output: Path, model: str, records: Sequence[Record]) -> Iterator[Wri
     If the block raises, the file is not written.
 
     Args:
-        model: Written to the file's metadata as `shoal.model`, next to `shoal.revision`.
+        model: Written to the file's metadata as `shoal.model`, next to `shoal.revision` and
+            `shoal.embedding_id`.
         records: All records of the file. The types of their columns are chosen from all values.
 
     Raises:
@@ -67,7 +68,8 @@ def writing(output: Path, model: str, records: Sequence[Record]) -> Iterator[Wri
         waiting.append(pyarrow.table(columns | rows.results()))
         begin += len(part)
         if writer is not None or rows.has_vectors:
-            flush({"shoal.model": model, "shoal.revision": result.revision})
+            identity = {"revision": result.revision, "embedding_id": result.embedding_id}
+            flush({"shoal.model": model} | {f"shoal.{name}": one for name, one in identity.items()})
 
     def flush(noted: dict[str, str]) -> None:
         nonlocal writer
