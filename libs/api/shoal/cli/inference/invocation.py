@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import typer
 
@@ -198,7 +198,8 @@ class Invocation:
         """
         if output.suffix == parquet.SUFFIX:
             with parquet.writing(output, self.model, self.records) as write:
-                yield cast(Write[R], write)
+                encoded: Any = write  # of EncodeResult; other commands write lines alone
+                yield encoded
             return
         with output.open("ab" if first else "wb") as file:
             yield lambda result, records: outputs.append_lines(file, lines(result, records))

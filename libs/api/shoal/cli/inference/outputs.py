@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from shoal.cli.failures import InputError
 from shoal.cli.inference import parquet
@@ -229,9 +230,9 @@ def _only_dense(result: EncodeResult) -> np.ndarray[tuple[int, ...], np.dtype[np
     return result.vectors.array
 
 
-def _arrays(result: EncodeResult) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.number]]]:
+def _arrays(result: EncodeResult) -> dict[str, NDArray[Any]]:
     """Return the arrays of a result, by name."""
-    arrays: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.number]]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     if "dense" in result.representations:
         vectors = result.vectors
         arrays["dense"] = vectors.array
@@ -251,7 +252,7 @@ def _arrays(result: EncodeResult) -> dict[str, np.ndarray[tuple[int, ...], np.dt
             "multi_vector_offsets": result.multi_vector.offsets,
         }
     if result.embedding_id:
-        arrays["embedding_id"] = np.array(result.embedding_id)  # type: ignore[assignment]  # a text
+        arrays["embedding_id"] = np.array(result.embedding_id)  # a text
     if result.is_divided:
         names = ("offsets", "starts", "ends", "tokens")
         arrays |= {f"chunk_{name}": getattr(result.chunks, name) for name in names}
