@@ -903,7 +903,7 @@ def test_columns_of_mixed_types_become_json(run: Run, tmp_path: Path) -> None:
     assert run("encode", MODEL, "-i", tmp_path / "in.jsonl", "-o", output).code == 0
     rows = parquet.read_table(output).to_pylist()
     assert [row["id"] for row in rows] == ["1", "two"]
-    assert [row["more"] for row in rows] == [None, {"x": 1}]
+    assert [row["more"] for row in rows] == [None, '{"x": 1}']
 
 
 def test_parquet_without_pyarrow_names_the_extra(

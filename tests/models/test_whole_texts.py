@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tokenizers import Encoding, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Encoding, Tokenizer, models, pre_tokenizers, processors, trainers
 
 from libs.models.text.tokenising.cutting import Cutter
 from libs.models.text.tokenising.whole import MAX_WHOLE_BYTES, PIECE, Rows, rows_of
@@ -92,6 +92,18 @@ def test_character_of_several_code_points_is_not_divided(tokenizer: Tokenizer) -
         cutter = Recorded(tokenizer)
         cutter.rows(text)
         assert all(part.startswith("\U0001f468") for part in cutter.parts_of(text)[1:])
+
+
+@pytest.mark.parametrize("text", [" " * 200_000 + "word", "word" + " " * 200_000, " " * 200_000])
+def test_parts_of_white_space_keep_special_tokens_at_the_ends(text: str) -> None:
+    words = Tokenizer(models.WordLevel({"[CLS]": 0, "[SEP]": 1, "word": 2, "[UNK]": 3}, "[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+    )
+    rows = Recorded(words).rows(text)
+    assert rows.ids.tolist() == words.encode(text).ids
+    assert rows.ids[rows.first : rows.end].tolist() == [2] * text.count("word")
 
 
 def test_cancellation_is_checked_between_parts(tokenizer: Tokenizer) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -75,17 +75,20 @@ def rows_of(cutter: Cutter, text: str, check_cancelled: CancelCheck) -> Rows:
 
 
 def _divided(cutter: Cutter, text: str, check_cancelled: CancelCheck) -> list[Rows] | None:
-    """The tokens of parts of a text that is one word for the tokenizer; None: it is short enough
-    to be tokenised whole.
+    """Return the tokens of parts of a text that is one word for the tokenizer; None: it is short
+    enough to be tokenised whole.
     """
     if len(text.encode()) <= MAX_WHOLE_BYTES:
         return None
     found: list[Rows] = []
+    leading = _rows(cutter.encode("a"), 0).first
     begin = 0
     while begin < len(text):
         check_cancelled()
         end = _division(text, begin)
         rows = _rows(cutter.encode(text[begin:end]), begin)
+        if rows.first == rows.end:  # white space alone: the special tokens are one run
+            rows = replace(rows, first=leading, end=leading)
         low, high = 0 if begin == 0 else rows.first, rows.end
         found.append(_cut(rows, low, high if end < len(text) else len(rows.ids)))
         begin = end

@@ -56,6 +56,7 @@ def writing(output: Path, model: str, records: Sequence[Record]) -> Iterator[Wri
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     writer: Any = None
     begin = 0
+    ids: list[str] = []
     # Answers without any vector do not show the types of the columns, and wait for one that does.
     waiting: list[Any] = []
 
@@ -67,9 +68,10 @@ def writing(output: Path, model: str, records: Sequence[Record]) -> Iterator[Wri
         }
         waiting.append(pyarrow.table(columns | rows.results()))
         begin += len(part)
+        if rows.has_vectors:
+            ids.append(result.embedding_id)
         if writer is not None or rows.has_vectors:
-            identity = {"revision": result.revision, "embedding_id": result.embedding_id}
-            flush({"shoal.model": model} | {f"shoal.{name}": one for name, one in identity.items()})
+            flush({"shoal.model": model, "shoal.revision": result.revision})
 
     def flush(noted: dict[str, str]) -> None:
         nonlocal writer
@@ -85,12 +87,25 @@ def writing(output: Path, model: str, records: Sequence[Record]) -> Iterator[Wri
         if waiting:
             flush({"shoal.model": model})
         if writer is not None:
+            writer.add_key_value_metadata({"shoal.embedding_id": _common(ids)})
             writer.close()
             temporary.replace(output)
+    except pyarrow.ArrowException as error:
+        raise InputError(f"{output} cannot hold the columns of the input: {error}") from None
     finally:
-        if writer is not None:
-            writer.close()
-        temporary.unlink(missing_ok=True)
+        try:
+            if writer is not None:
+                writer.close()
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _common(ids: Sequence[str]) -> str:
+    """Return the id of all vectors: without the number format if they have several."""
+    if len(set(ids)) == 1:
+        return ids[0]
+    recipes = {one.partition(".")[0] for one in ids}
+    return recipes.pop() if len(recipes) == 1 else ""
 
 
 def _fitted(pyarrow: Any, table: Any, schema: Any) -> Any:
@@ -213,15 +228,23 @@ def _columns(records: Sequence[Record]) -> dict[str, list[object]]:
 
 
 def _column(pyarrow: Any, values: list[object]) -> Any:
-    """Return the values in the type that pyarrow finds for them, or as JSON if they have none in
-    common.
+    """Return the values in the type that pyarrow finds for them; as JSON if they have none in
+    common, or are lists or objects, of which Parquet cannot hold empty ones.
     """
     try:
         array = pyarrow.array(values)
     except (pyarrow.ArrowException, TypeError, OverflowError):
-        texts = [
-            value if isinstance(value, str) or value is None else json.dumps(value)
-            for value in values
-        ]
-        return pyarrow.array(texts, pyarrow.string())
-    return array.cast(pyarrow.string()) if pyarrow.types.is_null(array.type) else array
+        return _as_json(pyarrow, values)
+    except UnicodeError as error:
+        raise InputError(f"a text of the input is no valid Unicode: {error}") from None
+    if pyarrow.types.is_null(array.type):
+        return array.cast(pyarrow.string())
+    return _as_json(pyarrow, values) if pyarrow.types.is_nested(array.type) else array
+
+
+def _as_json(pyarrow: Any, values: list[object]) -> Any:
+    """Return texts as they are, and other values as JSON."""
+    texts = [
+        value if isinstance(value, str) or value is None else json.dumps(value) for value in values
+    ]
+    return pyarrow.array(texts, pyarrow.string())
