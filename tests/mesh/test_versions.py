@@ -1,7 +1,8 @@
 """Old and new processes in one mesh: the middle of a rolling upgrade, and refused combinations.
 
-The old processes are from the last commit before versions were sent, taken from the clone's
-history. SHOAL_NO_HISTORY=1 declares that none exists (a source archive, a shallow clone).
+The old processes are from an earlier commit, which stands in for the previous release, taken from
+the clone's history. SHOAL_NO_HISTORY=1 declares that none exists (a source archive, a shallow
+clone).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.support.redis import RedisServer
 from tests.support.texts import texts
 
 ROOT = Path(__file__).parents[2]
-OLD = "35883ee166cf989cc26090a76a0a2c66dab29593"
+OLD = "1ba6af6e47fe525dc6afc580c37a332b44bef03c"
 MODEL = "random/bert-embed"
 TEXTS = texts(60, shortest=1, longest=12, seed=12)
 REQUESTS = 300
