@@ -43,6 +43,8 @@ from tests.support.waiting import end_tasks
 POOL: Final = "cpu"
 TEXTS: Final = texts(64, shortest=30, longest=60, seed=8)
 REQUEST_TEXTS: Final = 4
+STEP_SECONDS: Final = 180.0
+"""Real seconds until three workers must serve. Without a bound, the load would never end."""
 full = pytest.mark.skipif(
     os.environ.get("SHOAL_KEDA") != "full", reason="takes minutes: SHOAL_KEDA=full"
 )
@@ -300,7 +302,9 @@ async def test_step_takes_real_workers_from_none_to_three_and_back(tmp_path: Pat
     async with running(tmp_path, factor=20, scaled=scaled, spec=spec) as mesh:
         await mesh.until(lambda: mesh.view.snapshot is not None, "the first look")
         assert mesh.deployment.replicas == 0
-        await mesh.traffic.keep_asking(24, lambda: len(mesh.serving_workers()) == 3)
+        # Enough to need three workers for as long as the third takes to start on a slow machine.
+        async with asyncio.timeout(STEP_SECONDS):
+            await mesh.traffic.keep_asking(96, lambda: len(mesh.serving_workers()) == 3)
         ended = mesh.clock.now()
         await mesh.until(
             lambda: mesh.deployment.replicas == 0 and not mesh.deployment.pods, "zero workers"
