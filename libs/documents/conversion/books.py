@@ -37,7 +37,7 @@ def convert(archive: Archive, limits: Limits, pages: Pages) -> None:
     # A file that the spine names again is not read again.
     for name in dict.fromkeys(order):
         if name in archive.names and name.lower().endswith((".xhtml", ".html", ".htm", ".xml")):
-            text = markup.decoded(archive.read(name))
+            text = markup.xhtml(markup.decoded(archive.read(name)))
             pages.add(markup.from_html(text, name[:80], limits))
 
 
