@@ -53,8 +53,12 @@ def renamed(data: bytes, names: dict[str, str]) -> bytes:
     """An archive with other names of files."""
     with zipfile.ZipFile(io.BytesIO(data)) as packed:
         files = {names.get(one, one): packed.read(one) for one in packed.namelist()}
-    return offices.archive({name: data.replace(b"sheet1.xml", b"Sheet1.xml")
-                            if name.endswith(".rels") else data for name, data in files.items()})
+    return offices.archive(
+        {
+            name: data.replace(b"sheet1.xml", b"Sheet1.xml") if name.endswith(".rels") else data
+            for name, data in files.items()
+        }
+    )
 
 
 def test_head_of_many_comments_is_searched_in_linear_time() -> None:
@@ -107,8 +111,9 @@ def test_end_tags_are_added_in_linear_time() -> None:
         assert markup.xhtml(text) == text
 
 
-@pytest.mark.parametrize("name", ["XL/Worksheets/Sheet1.xml", "xl\\worksheets\\Sheet1.xml",
-                                  "xl/other/Sheet1.xml"])
+@pytest.mark.parametrize(
+    "name", ["XL/Worksheets/Sheet1.xml", "xl\\worksheets\\Sheet1.xml", "xl/other/Sheet1.xml"]
+)
 def test_area_of_a_sheet_is_checked_whatever_its_name(name: str) -> None:
     data = renamed(offices.workbook_of(_FAR), {"xl/worksheets/sheet1.xml": name})
     with pytest.raises(Refused, match="at most 4,000,000 cells"):
