@@ -65,8 +65,10 @@ def main() -> None:
         except document.refusals as error:
             answer, payload = {"error": str(error)}, b""
         except Exception as error:
+            # The text of an OSError has the path of a file of this machine.
+            text = "" if isinstance(error, OSError) else f" {str(error)[:200]}"
             answer, payload = (
-                {"error": f"the document is damaged: {type(error).__name__} {str(error)[:200]}"},
+                {"error": f"the document is damaged: {type(error).__name__}{text}"},
                 b"",
             )
         _write_frame(out, answer, payload)

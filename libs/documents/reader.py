@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -36,7 +36,7 @@ from libs.documents import limits
 from libs.documents.conversion.limits import Limits
 from libs.documents.conversion.sniffing import MODULES, Family, family, refusal
 from libs.documents.drawn import Pixels
-from libs.errors import InternalError, InvalidInput, NoCapacity
+from libs.errors import InternalError, InvalidInput, NoCapacity, TaskNotSupported
 
 PROCESSES: Final = 6
 IDLE_SECONDS: Final = 30
@@ -339,18 +339,21 @@ class DocumentReader:
                 self._pool.busy -= 1
                 if process.is_alive:
                     self._pool.idle.append(process)
+                self._pool.changed.notify()
                 if (
                     not any(not one.key for one in self._pool.idle)
                     and self._pool.busy + len(self._pool.idle) < self._most
                 ):
-                    self._pool.idle.insert(0, _Process(self.bounds))
-                self._pool.changed.notify()
+                    # The document was read, even if no process for the next one can start.
+                    with suppress(OSError, TaskNotSupported):
+                        self._pool.idle.insert(0, _Process(self.bounds))
 
     def _take(self, document: OpenDocument) -> _Process:
         """Return the process that has the document, else one started ahead for its family of
         formats, else a new one in place of the least recently used.
         """
         key, path, reads = document.key, document.path, document.family
+        _sites(reads, path)  # before another document's process ends for it
         pool, until = self._pool, time.monotonic() + _WAIT_SECONDS
         ended: _Process | None = None
         with pool.changed:
@@ -377,6 +380,7 @@ class DocumentReader:
         except BaseException:
             with pool.changed:
                 pool.busy -= 1
+                pool.changed.notify()
             raise
 
 
@@ -490,8 +494,13 @@ def _whole(answer: dict[str, object], name: str) -> int:
     return value
 
 
-def _sites(reads: Family) -> str:
-    """Return the directories that the modules of a family are installed in."""
+def _sites(reads: Family, path: str = "") -> str:
+    """Return the directories that the modules of a family are installed in. Raises TaskNotSupported
+    if one is missing.
+
+    Args:
+        path: The document's path in the request, for the error.
+    """
     found: list[str] = []
     for name in MODULES[reads]:
         spec = find_spec(name)
@@ -499,9 +508,10 @@ def _sites(reads: Family) -> str:
             what, extra = (
                 ("documents", "worker") if reads == "pdf" else (_KINDS[reads], "documents")
             )
-            raise NoCapacity(
+            raise TaskNotSupported(
                 f"{what} are not read here: the Python module {name} is missing. Install "
-                f"shoal-mesh[{extra}]"
+                f"shoal-mesh[{extra}]",
+                field=path,
             )
         found.append(str(Path(spec.origin).parents[1]))
     return os.pathsep.join(dict.fromkeys(found))

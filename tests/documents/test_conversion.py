@@ -12,7 +12,7 @@ from libs.documents.conversion import sniffing
 from libs.documents.conversion.paging import divide
 from libs.documents.layer import read_text_layer
 from libs.documents.reader import Bounds, DocumentReader
-from libs.errors import InvalidInput, NoCapacity
+from libs.errors import InvalidInput, TaskNotSupported
 from tests.support import offices, pdfs
 
 FIELD = "items[2].parts[1].document"
@@ -164,7 +164,7 @@ def test_converted_document_has_no_pages_to_draw(reader: DocumentReader) -> None
 def test_missing_converter_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("libs.documents.reader.find_spec", lambda name: None)
     reader = DocumentReader(1)
-    with pytest.raises(NoCapacity, match=r"EPUB files .* Install shoal-mesh\[documents\]"):
+    with pytest.raises(TaskNotSupported, match=r"EPUB files .* Install shoal-mesh\[documents\]"):
         reader.open(offices.word(), FIELD)
     with pytest.raises(ValueError, match=r"html_to_markdown is missing"):
         read_text_layer(b"# a", 1, 0)

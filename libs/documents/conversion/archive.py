@@ -7,7 +7,7 @@ import posixpath
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 from xml.etree import ElementTree
 from xml.parsers import expat
@@ -20,7 +20,6 @@ _RATIO_FROM_BYTES: Final = 1 << 20
 """Small files may have any ratio: a part of one repeated value compresses well."""
 _READ_BYTES: Final = 1 << 20
 _ENCRYPTED: Final = 1
-_XML: Final = (".xml", ".rels", ".vml", ".opf", ".ncx")
 _DAMAGE: Final = (
     zipfile.BadZipFile, zlib.error, EOFError, ValueError, struct.error, NotImplementedError,
     KeyError, OSError, OverflowError,
@@ -44,7 +43,11 @@ class Archive:
         except _DAMAGE as error:
             raise Refused(f"it is damaged: {str(error)[:100]}") from None
         self._check_directory()
-        self.names = frozenset(self._zip.NameToInfo)
+        # Libraries read a backslash in a name as a slash.
+        self._files = {
+            name.replace("\\", "/"): entry for name, entry in self._zip.NameToInfo.items()
+        }
+        self.names = frozenset(self._files)
 
     def _check_directory(self) -> None:
         limits, entries = self._limits, self._zip.infolist()
@@ -68,7 +71,7 @@ class Archive:
     def read(self, name: str) -> bytes:
         """Return a file of the archive. Its size in the directory is not trusted."""
         limits = self._limits
-        entry = self._zip.NameToInfo.get(name)
+        entry = self._files.get(name)
         if entry is None:
             raise Refused(f"it has no {_name(name)}")
         if entry.flag_bits & _ENCRYPTED:
@@ -118,28 +121,28 @@ class Archive:
             if one.get("TargetMode") != "External"
         }
 
-    def repacked(self, checks: Mapping[str, Callable[[str], XmlCheck]]) -> bytes:
+    def repacked(self, check: Callable[[str], XmlCheck | None]) -> bytes:
         """Return a ZIP archive for a library that opens archives itself.
 
-        It has the XML files, uncompressed and checked. All other files, such as images and macros,
-        are empty.
+        It has the XML files that the library reads, uncompressed and checked. All other files are
+        empty and are not read.
 
         Args:
-            checks: By the beginning of a file's name, its check; other files get `XmlCheck`.
+            check: Returns the check of a file by its name in lower case; None for a file that the
+                library does not read.
         """
+        # Libraries may ignore the case of names, so they must not find another file than `check`.
+        if len({name.lower() for name in self.names}) < len(self._zip.NameToInfo):
+            raise Refused("it has two files with the same name but for upper case or slashes")
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as packed:
             for name in sorted(self.names):
-                data = b""
-                if name.lower().endswith(_XML):
+                data, checker = b"", check(name.lower())
+                if checker is not None:
                     data = self.read(name)
-                    check = next((one for key, one in checks.items() if name.startswith(key)), None)
-                    (check or self._plain_check)(name).check(data)
+                    checker.check(data)
                 packed.writestr(zipfile.ZipInfo(name), data)
         return out.getvalue()
-
-    def _plain_check(self, name: str) -> XmlCheck:
-        return XmlCheck(name, self._limits)
 
 
 class XmlCheck:

@@ -12,12 +12,14 @@ from .limits import Limits, Refused
 from .paging import Pages
 
 CONTAINER: Final = "META-INF/container.xml"
-_RIGHTS: Final = "META-INF/rights.xml"
+_RIGHTS: Final = frozenset({"META-INF/rights.xml", "META-INF/license.lcpl"})
+_ENCRYPTION: Final = "META-INF/encryption.xml"
+"""Names encrypted files. Fonts may be among them in books that can be read."""
 
 
 def convert(archive: Archive, limits: Limits, pages: Pages) -> None:
     """Add a page for each file of the book's spine, or more if it is long."""
-    if _RIGHTS in archive.names:
+    if not archive.names.isdisjoint(_RIGHTS):
         raise Refused("it is protected by digital rights management")
     package = next(
         (
@@ -34,11 +36,24 @@ def convert(archive: Archive, limits: Limits, pages: Pages) -> None:
         if _is(one.tag, "item")
     }
     order = [files.get(one.get("idref", ""), "") for one in tree.iter() if _is(one.tag, "itemref")]
+    if not _encrypted(archive).isdisjoint(order):
+        raise Refused("it is protected by digital rights management: its chapters are encrypted")
     # A file that the spine names again is not read again.
     for name in dict.fromkeys(order):
         if name in archive.names and name.lower().endswith((".xhtml", ".html", ".htm", ".xml")):
-            text = markup.decoded(archive.read(name))
+            text = markup.xhtml(markup.decoded(archive.read(name)))
             pages.add(markup.from_html(text, name[:80], limits))
+
+
+def _encrypted(archive: Archive) -> frozenset[str]:
+    """Return the names of encrypted files."""
+    if _ENCRYPTION not in archive.names:
+        return frozenset()
+    return frozenset(
+        resolved("", unquote(one.get("URI", "")))
+        for one in archive.xml(_ENCRYPTION).iter()
+        if _is(one.tag, "CipherReference")
+    )
 
 
 def _is(tag: str, name: str) -> bool:

@@ -52,15 +52,17 @@ def convert(data: bytes, family: Family, limits: Limits) -> tuple[str, list[byte
     except RecursionError:
         raise Refused(f"the {kind} cannot be read: it is nested too deeply") from None
     except Exception as error:
+        # The text of an OSError has the path of a file of this machine.
+        text = "" if isinstance(error, OSError) else f" {str(error)[:100]}"
         raise Refused(
-            f"the {kind} cannot be read: it is damaged ({type(error).__name__} {str(error)[:100]})"
+            f"the {kind} cannot be read: it is damaged ({type(error).__name__}{text})"
         ) from None
     return kind, pages.texts
 
 
 def _convert_archive(archive: Archive, kind: str, part: str, limits: Limits, pages: Pages) -> None:
     if kind == "DOCX file":
-        word.convert(archive, limits, pages)
+        word.convert(archive, part, limits, pages)
     elif kind == "XLSX file":
         sheets.convert(archive, limits, pages)
     elif kind == "PPTX file":
@@ -81,12 +83,34 @@ def _convert_text(data: bytes, text: str, kind: str, limits: Limits, pages: Page
 def _archive_format(archive: Archive) -> tuple[str, str]:
     """Return the format of an archive, and the name of an Office file's main part."""
     if _CONTENT_TYPES in archive.names:
-        for one in archive.xml(_CONTENT_TYPES):
-            content = one.get("ContentType", "")
-            if local(one.tag) == "Override" and content.endswith("main+xml"):
-                for words, kind in _MAIN_PARTS.items():
-                    if words in content:
-                        return f"{kind} file", one.get("PartName", "").lstrip("/")
+        types, extensions = _content_types(archive)
+        main = [to for kind, to in archive.relations("").values() if kind == "officeDocument"]
+        for part in [*main, *types]:
+            extension = part.rpartition(".")[2].lower()
+            content = types.get(part.lower(), extensions.get(extension, ""))
+            for words, kind in _MAIN_PARTS.items():
+                if content.endswith("main+xml") and words in content:
+                    return f"{kind} file", _with_case(archive, part)
     elif books.CONTAINER in archive.names:
         return "EPUB file", ""
     raise Refused(f"it is not a document of a supported format: {READ_FORMATS}")
+
+
+def _content_types(archive: Archive) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the content types by name of a part and by extension, both in lower case."""
+    types: dict[str, str] = {}
+    extensions: dict[str, str] = {}
+    for one in archive.xml(_CONTENT_TYPES):
+        content = one.get("ContentType", "")
+        if local(one.tag) == "Override":
+            types[one.get("PartName", "").lstrip("/").lower()] = content
+        elif local(one.tag) == "Default":
+            extensions[one.get("Extension", "").lower()] = content
+    return types, extensions
+
+
+def _with_case(archive: Archive, part: str) -> str:
+    """Return the name of a part as the archive spells it."""
+    if part in archive.names:
+        return part
+    return next((name for name in archive.names if name.lower() == part.lower()), part)

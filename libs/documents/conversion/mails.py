@@ -7,6 +7,7 @@ import email.contentmanager
 import email.policy
 import re
 from email.message import EmailMessage, MIMEPart
+from itertools import islice
 from typing import Final
 
 from . import markup
@@ -47,8 +48,10 @@ def convert(data: bytes, limits: Limits, pages: Pages) -> None:
     subject = _header(message, "Subject")
     lines = [f"{name}: {value}" for name in _HEADERS if (value := _header(message, name))]
     blocks = [f"# {subject}" if subject else "", "  \n".join(lines), _body(body, limits)]
-    if attachments:
-        blocks.append("Attachments:\n\n" + "\n".join(f"- {name}" for name in attachments))
+    blocks += [_body(part, limits) for part in attachments if _is_inline_text(part)]
+    names = [_described(part) for part in attachments if not _is_inline_text(part)]
+    if names:
+        blocks.append("Attachments:\n\n" + "\n".join(f"- {name}" for name in names))
     pages.add("\n\n".join(filter(None, blocks)))
 
 
@@ -72,11 +75,16 @@ def _body(part: MIMEPart | None, limits: Limits) -> str:
     return text.strip()
 
 
-def _attachments(message: EmailMessage) -> list[str]:
-    found: list[str] = []
-    for part in message.iter_attachments():
-        name = " ".join((part.get_filename() or "").split())[:200]
-        found.append(f"{name or 'unnamed'} ({part.get_content_type()})")
-        if len(found) == _MAX_ATTACHMENTS:
-            break
-    return found
+def _attachments(message: EmailMessage) -> list[MIMEPart]:
+    return list(islice(message.iter_attachments(), _MAX_ATTACHMENTS))
+
+
+def _is_inline_text(part: MIMEPart) -> bool:
+    """Return whether a part goes on with the body, such as the text after an attachment."""
+    is_text = part.get_content_type() == "text/plain"
+    return is_text and not part.is_attachment() and not part.get_filename()
+
+
+def _described(part: MIMEPart) -> str:
+    name = " ".join((part.get_filename() or "").split())[:200]
+    return f"{name or 'unnamed'} ({part.get_content_type()})"

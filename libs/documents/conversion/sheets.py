@@ -15,8 +15,15 @@ from .limits import Limits, Refused
 from .paging import Pages
 
 _REFERENCE: Final = re.compile(r"\$?([A-Z]{1,3})\$?([0-9]{1,7})")
-_STRINGS: Final = "xl/sharedStrings"
-_SHEETS: Final = "xl/worksheets/"
+_STRINGS: Final = "xl/sharedstrings.xml"
+_OUTSIDE: Final = frozenset({"[content_types].xml", "_rels/.rels"})
+_FOLDER: Final = "xl/"
+_XML: Final = (".xml", ".rels")
+_UNREAD: Final = (
+    "xl/activex/", "xl/charts/", "xl/ctrlprops/", "xl/diagrams/", "xl/drawings/",
+    "xl/embeddings/", "xl/externallinks/", "xl/media/", "xl/pivotcache/", "xl/theme/",
+)  # fmt: skip
+"""Folders that python-calamine reads nothing from for values."""
 _VALUES: Final = frozenset({"v", "is", "f"})
 
 
@@ -30,9 +37,9 @@ def convert(archive: Archive, limits: Limits, pages: Pages) -> None:
     import python_calamine
 
     lengths: list[int] = []
-    if strings := next((name for name in archive.names if name.startswith(_STRINGS)), None):
+    if strings := next((name for name in archive.names if name.lower() == _STRINGS), None):
         _StringLengths(strings, limits, lengths).check(archive.read(strings))
-    checked = archive.repacked({_SHEETS: partial(_SheetCheck, limits=limits, lengths=lengths)})
+    checked = archive.repacked(partial(_check, limits=limits, lengths=lengths))
     try:
         book = python_calamine.load_workbook(io.BytesIO(checked))
         names = [one.name for one in book.sheets_metadata]
@@ -42,6 +49,15 @@ def convert(archive: Archive, limits: Limits, pages: Pages) -> None:
         raise Refused("it is encrypted: send a copy without a password") from None
     except python_calamine.CalamineError as error:
         raise Refused(f"it is damaged: {str(error)[:150]}") from None
+
+
+def _check(name: str, limits: Limits, lengths: Sequence[int]) -> XmlCheck | None:
+    """Return the check of a file. Any XML file in the folder `xl` can be a sheet."""
+    if name in _OUTSIDE or name == _STRINGS:
+        return XmlCheck(name, limits)
+    if name.startswith(_FOLDER) and name.endswith(_XML) and not name.startswith(_UNREAD):
+        return _SheetCheck(name, limits, lengths)
+    return None
 
 
 def _rows(book: Any, name: str) -> Iterator[Sequence[str]]:

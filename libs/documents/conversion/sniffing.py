@@ -20,15 +20,25 @@ HEAD_BYTES: Final = 4096
 _PDF: Final = b"%PDF-"
 _PDF_HEAD_BYTES: Final = 1024
 """Bytes at a file's beginning in which readers look for the PDF signature."""
+_PDF_END: Final = (b"%%EOF", b"startxref")
+_PDF_END_BYTES: Final = 2048
+"""Bytes at a file's end in which readers look for the reference to a PDF file's directory."""
 _ARCHIVE: Final = (b"PK\x03\x04", b"PK\x05\x06")
 _COMPOUND_FILE: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 """Bytes that no text has. 0x1B is part of ISO-2022-JP."""
-_HTML: Final = re.compile(
-    r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b",
-    re.IGNORECASE | re.DOTALL,
+_HTML: Final = re.compile(r"<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE)
+_COMMENT, _COMMENT_END = "<!--", "-->"
+_FOREIGN: Final = (
+    (re.compile(rb"\{\\rtf"), "an RTF file"),
+    (re.compile(rb"%!PS"), "a PostScript file"),
+    (re.compile(rb"<svg[\s>]", re.IGNORECASE), "an SVG image"),
+    (re.compile(rb"JVBERi0"), "a PDF file that is encoded in base64 twice"),
+    (re.compile(rb"UEsDB"), "a ZIP archive that is encoded in base64 twice"),
+    (re.compile(rb"data:[\w.+-]{1,40}/[\w.+-]{1,80}[;,]", re.IGNORECASE), "a data URL"),
 )
+"""How files of text begin that would be read as plain text but are something else."""
 _HEADER: Final = re.compile(r"([!-9;-~]{1,80}):[ \t]")
 _MAIL_HEADERS: Final = frozenset(
     {"date", "subject", "to", "message-id", "mime-version", "received", "return-path"}
@@ -66,17 +76,43 @@ _MAIL_NAMES: Final = frozenset({"eml", "message/rfc822"})
 def family(data: bytes) -> Family | None:
     """Return the family of formats that a file belongs to; None if no reader exists for it."""
     head = data[:HEAD_BYTES]
-    if _PDF in head[:_PDF_HEAD_BYTES]:
-        return "pdf"
     if head.startswith(_ARCHIVE):
         return "archive"
+    if _is_pdf(data):
+        return "pdf"
+    if _foreign_text(head):
+        return None
     if head and (head.startswith(_UTF_16) or not _CONTROL.search(head)):
         return "text"
     return None
 
 
+def _is_pdf(data: bytes) -> bool:
+    """Return whether a file is a PDF file. The signature may follow other bytes; a text or an
+    e-mail that only mentions it is not a PDF file.
+    """
+    at = data.find(_PDF, 0, _PDF_HEAD_BYTES)
+    if at < 0:
+        return False
+    before = data[:at].removeprefix(codecs.BOM_UTF8)
+    if not before.strip():
+        return True
+    if before.endswith((b"\n", b"\r")) and _CONTROL.search(before):
+        return True
+    end = data[max(at, len(data) - _PDF_END_BYTES) :]
+    return any(word in end for word in _PDF_END)
+
+
+def _foreign_text(head: bytes) -> str:
+    """Return which format without a reader a file of text has; empty if it is not known."""
+    begin = head.removeprefix(codecs.BOM_UTF8).lstrip()[:100]
+    return next((what for found, what in _FOREIGN if found.match(begin)), "")
+
+
 def refusal(data: bytes) -> str:
     """Return why a file without a family is refused."""
+    if what := _foreign_text(data[:HEAD_BYTES]):
+        return f"the file is {what}, not a document of a supported format: {READ_FORMATS}"
     if data.startswith(_COMPOUND_FILE):
         return (
             "the file is an old binary or an encrypted Office file (.doc, .xls, .ppt, .msg): save "
@@ -104,7 +140,18 @@ def is_html(text: str) -> bool:
     """Return whether a text is a web page: it begins with a document type or an html, head or body
     element. A text that begins with another element may be Markdown.
     """
-    return _HTML.match(text[:HEAD_BYTES]) is not None
+    head = text[:HEAD_BYTES].lstrip()
+    if head[:5].lower() == "<?xml":
+        head = head.partition(">")[2].lstrip()
+    at = 0
+    while head.startswith(_COMMENT, at):
+        end = head.find(_COMMENT_END, at + len(_COMMENT))
+        if end < 0:
+            return False
+        at = end + len(_COMMENT_END)
+        while head[at : at + 1].isspace():
+            at += 1
+    return _HTML.match(head, at) is not None
 
 
 def is_mail(text: str) -> bool:
@@ -112,7 +159,9 @@ def is_mail(text: str) -> bool:
     one.
     """
     names: set[str] = set()
-    for line in text[: 16 * HEAD_BYTES].splitlines():
+    # Only line feeds and carriage returns end a header: UTF-8 that is read as Latin-1 has others.
+    head = text[: 16 * HEAD_BYTES].replace("\r\n", "\n").replace("\r", "\n")
+    for line in head.split("\n"):
         if not line:
             break
         found = _HEADER.match(f"{line} ")

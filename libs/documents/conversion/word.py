@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import posixpath
 import zipfile
 from typing import Any, Final
 
 from . import markup
-from .archive import Archive
+from .archive import Archive, XmlCheck
 from .limits import Limits
 from .paging import Pages
 
@@ -17,11 +18,14 @@ p[style-name='Subtitle'] => h2:fresh
 """
 
 
+_DOCUMENT: Final = "word/document.xml"
+_PARTS: Final = frozenset({"comments", "endnotes", "footnotes", "numbering", "styles"})
+"""Parts of a document that mammoth reads, by the last word of their relations' type."""
 _SMALLEST: Final = {
     "[Content_Types].xml": (
         '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"/>'
     ),
-    "word/document.xml": (
+    _DOCUMENT: (
         '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main">'
         "<w:body><w:p><w:r><w:t>a</w:t></w:r></w:p></w:body></w:document>"
     ),
@@ -39,14 +43,32 @@ def load() -> None:
     mammoth.convert_to_html(out)
 
 
-def convert(archive: Archive, limits: Limits, pages: Pages) -> None:
-    """Add the document as one page, or more if it is long. Images are their descriptions."""
+def convert(archive: Archive, part: str, limits: Limits, pages: Pages) -> None:
+    """Add the document as one page, or more if it is long. Images are their descriptions.
+
+    Args:
+        part: The name of the document's main part.
+    """
     import mammoth
 
+    read = _read_parts(archive, part)
+    checked = archive.repacked(lambda name: XmlCheck(name, limits) if name in read else None)
     html = mammoth.convert_to_html(
-        io.BytesIO(archive.repacked({})), style_map=_STYLES, convert_image=_description
+        io.BytesIO(checked), style_map=_STYLES, convert_image=_description
     ).value
     pages.add(markup.from_html(html, "it", limits))
+
+
+def _read_parts(archive: Archive, part: str) -> frozenset[str]:
+    """Return the names, in lower case, of the files that mammoth reads as XML."""
+    parts = {part, _DOCUMENT, *(f"word/{name}.xml" for name in _PARTS)}
+    parts |= {to for kind, to in archive.relations(part).values() if kind in _PARTS}
+    relations = {
+        posixpath.join(folder, "_rels", f"{base}.rels")
+        for folder, base in map(posixpath.split, parts)
+    }
+    names = {"[Content_Types].xml", "_rels/.rels", *parts, *relations}
+    return frozenset(name.lower() for name in names)
 
 
 def _description(image: Any) -> list[Any]:
