@@ -139,13 +139,18 @@ async def test_load_whose_files_cannot_be_hashed_succeeds_without_an_id(
 async def test_slow_hashing_does_not_fail_a_load(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a")
     release = threading.Event()
-    async with residency(store, load_seconds=0.2) as r:
+    async with residency(store) as r:
         hash_files = r._loader._files.hash_files
+
+        def read(name: str, size: int) -> FakeModel:
+            r._loader._load_seconds = 0.05  # of the wait for the digest, after the load
+            return FakeModel(name, size)
 
         def slow(listed: Sequence[ListedFiles], stop: threading.Event) -> FilesDigest:
             release.wait(10)
             return hash_files(listed, stop)
 
+        store.make = read
         r._loader._files.hash_files = slow  # type: ignore[method-assign]
         await load(r, "org/a")
         resident = r.serving("org/a")
