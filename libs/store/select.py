@@ -344,7 +344,7 @@ def _module_folders(
     remote: Remote, by_path: dict[str, RemoteFile], *, is_partial: bool = False
 ) -> set[str]:
     """Folders of the modules that sentence-transformers loads ("" is the root); without
-    modules.json, only the root. `is_partial`: skip a Router whose configuration is not listed.
+    modules.json, only the root. `is_partial`: skip Routers without a listed configuration.
 
     modules.json is a list of objects with `type` and `path`. A Router's router_config.json (an
     Asym's config.json) has `types`, an object keyed by folders within its own.
