@@ -113,7 +113,7 @@ def check_expected(expected: str, found: str, reason: str = "") -> None:
         return
     if not reason:
         reason = (
-            "the worker that answered is too old to report one"
+            "the worker that answered is too old to report one, or could not hash the model's files"
             if not found
             else "only the number format differs: the digits before the point require any"
             if recipe_of(expected) == recipe_of(found)

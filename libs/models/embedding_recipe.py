@@ -6,9 +6,9 @@ resident model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
 from libs.catalog.card import Card
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 MAX_CACHED_IDS: Final = 64
 """Option sets of a model with a cached id. Each may have an instruction of 16 KiB."""
 
+MAX_CACHED_DIFFERENCES: Final = 64
+"""Mismatches with a cached explanation: one computes the ids of tens of options."""
+
 _CARD_FIELDS: Final = (
     "kind",
+    "encoder_folder",
     "pooling",
     "pool_prompt",
     "modules",
@@ -37,6 +41,9 @@ _CARD_FIELDS: Final = (
 by its own rules. All others are decided by the files, are part of the options, or only describe.
 """
 
+_Adapters = tuple[tuple[str, str], ...]
+"""Names of loaded adapters and digests of their files."""
+
 _MATRYOSHKA: Final = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 """Usual dimensions, of which a mismatch is explained."""
 
@@ -46,6 +53,15 @@ class HasDataType(Protocol):
     """A model that reports the number format of its weights."""
 
     data_type: str
+
+
+@runtime_checkable
+class HasDefaultRole(Protocol):
+    """A model that reads queries differently and reports its role of texts without one; empty if it
+    ignores roles.
+    """
+
+    default_role: Role
 
 
 class EncodeOptions(NamedTuple):
@@ -80,16 +96,21 @@ class EncodeOptions(NamedTuple):
 class EmbeddingIdentity:
     """The identity of one loaded model's vectors. Thread-safe."""
 
-    def __init__(self, card: Card, files: str, number_format: str) -> None:
+    def __init__(self, card: Card, files: str, number_format: str, default_role: Role = "") -> None:
         """Create the identity.
 
         Args:
             card: The card of the loaded model.
             files: SHA-256 digest of its files.
             number_format: The format that it computes in, such as "bfloat16".
+            default_role: Role of a text without one in an image model; empty if that ignores roles.
         """
         self._card, self._files, self._format = card, files, number_format
+        self._default_role = default_role
+        self._facts = _card_facts(card)
+        self._query_facts = None if card.queries is None else _card_facts(card.queries)
         self._cached = lru_cache(MAX_CACHED_IDS)(self._compute)
+        self._reasons = lru_cache(MAX_CACHED_DIFFERENCES)(self._difference)
 
     def id_of(self, options: EncodeOptions, adapter_files: str = "") -> str:
         """Return the id of vectors with these options.
@@ -107,37 +128,53 @@ class EmbeddingIdentity:
         """
         found = self.id_of(options, adapters.get(options.adapter, ""))
         if not is_expected(expected, found):
-            check_expected(expected, found, self._difference(options, expected, found, adapters))
+            loaded = tuple(sorted(adapters.items()))
+            check_expected(expected, found, self._reasons(options, expected, found, loaded))
 
     def _compute(self, options: EncodeOptions, adapter_files: str) -> str:
         return embedding_id(self.recipe(options, adapter_files), self._format)
 
     def recipe(self, options: EncodeOptions, adapter_files: str = "") -> Recipe:
         """Return the recipe of vectors with these options."""
-        card = self._card
-        if card.queries is not None and (
-            options.role == "query" or (not options.role and card.query_default)
-        ):
-            card = card.queries
+        card, facts = self._card, self._facts
+        if card.queries is not None and self._query_facts is not None and self._is_query(options):
+            card, facts = card.queries, self._query_facts
         cut = options.truncation in ("end", "start")
         return Recipe(
             files=self._files,
-            card=_card_facts(card),
+            card=facts,
             prompt=options.instruction or prompt_of(card, options.role, options.adapter),
-            role=options.role if _depends_on_role(card) else "",
+            role="query" if self._reads_as_query(options.role) else "",
             adapter=adapter_files or _own(adapter_of(card, options.role, options.adapter)),
             dimensions=0 if options.dimensions == card.dimensions else options.dimensions,
             normalize=card.normalize if options.normalize is None else options.normalize,
             max_tokens=card.max_tokens,
-            truncation=options.truncation if cut else card.truncation,
+            # A Router's default is that of its documents: `with_truncation` knows the outer card.
+            truncation=options.truncation if cut else self._card.truncation,
             pooling_factor=options.pooling_factor if options.pooling_factor > 1 else 0,
             late_chunking=options.late_chunking,
         )
 
+    def _is_query(self, options: EncodeOptions) -> bool:
+        """Return whether a Router's encoder for queries computes the vectors."""
+        return options.role == "query" or (not options.role and self._card.query_default)
+
+    def _reads_as_query(self, role: Role) -> bool:
+        """Return whether the model reads texts of a role as queries, in other ways than by a
+        prompt, an adapter or a Router's encoder.
+        """
+        sparse = self._card.sparse
+        if sparse is not None and sparse.queries is not None:
+            return role == "query" or (not role and sparse.queries.default)
+        if self._card.late is not None:
+            return role == "query"
+        return bool(self._default_role) and (role or self._default_role) == "query"
+
     def _difference(
-        self, options: EncodeOptions, expected: str, found: str, adapters: Mapping[str, str]
+        self, options: EncodeOptions, expected: str, found: str, loaded: _Adapters
     ) -> str:
         """Describe what differs: one option, if another value of it gives the expected id."""
+        adapters = dict(loaded)
         if recipe_of(expected) == recipe_of(found):
             return (
                 f"only the number format differs. {recipe_of(expected)} alone accepts every format"
@@ -181,25 +218,29 @@ class EmbeddingIdentity:
         yield "all vectors of an item", options._replace(pooling_factor=0)
 
 
-def identity_of(model: object, card: Card, files: str) -> EmbeddingIdentity:
-    """Return the identity of a loaded model's vectors."""
-    number_format = model.data_type if isinstance(model, HasDataType) else "float32"
-    return EmbeddingIdentity(card, files, number_format)
+def identity_maker(model: object, card: Card) -> Callable[[str], EmbeddingIdentity]:
+    """Return a function that makes the identity of a loaded model's vectors from the digest of its
+    files. It keeps no reference to the model.
+    """
+    return partial(
+        EmbeddingIdentity,
+        card,
+        number_format=model.data_type if isinstance(model, HasDataType) else "float32",
+        default_role=model.default_role if isinstance(model, HasDefaultRole) else "",
+    )
 
 
 def _own(adapter: str) -> str:
     return f"own:{adapter}" if adapter else ""
 
 
-def _depends_on_role(card: Card) -> bool:
-    """Return whether the role decides more than the prompt and the adapter."""
-    has_fixed_queries = card.sparse is not None and card.sparse.queries is not None
-    return card.late is not None or has_fixed_queries or card.kind == "images"
-
-
 def _card_facts(card: Card) -> dict[str, object]:
+    """Return the facts of `_CARD_FIELDS`. The form of an image model's vectors is one too: the
+    catalog may choose it.
+    """
     found = _facts(card)
-    return {name: found[name] for name in _CARD_FIELDS if name in found}
+    names = (*_CARD_FIELDS, "representations") if card.kind == "images" else _CARD_FIELDS
+    return {name: found[name] for name in names if name in found}
 
 
 def _facts(value: DataclassInstance) -> dict[str, object]:

@@ -43,6 +43,7 @@ from libs.models.work import (
     InputSequence,
     Output,
     Prepared,
+    Role,
     TextWork,
     TokenWork,
     Work,
@@ -60,6 +61,7 @@ class PackedModel:
         bytes: Size of the weights on the device, or more if the card reserves more.
         max_tokens: Length of the longest sequence.
         data_type: Type of the weights, such as "bfloat16".
+        default_role: Role of a text without one, of an image model that frames queries differently.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class PackedModel:
         self._processor, self._device = processor, device
         main = self.backbones[0].encoder
         self.data_type = str(main.dtype).removeprefix("torch.")
+        self.default_role: Role = ""
         self._adapters = Adapters(main, names, main.dtype, device, base)
         self.count()
         # A batch's adapters are bound to the encoder's layers, so forwards take turns. A forward

@@ -31,7 +31,13 @@ from libs.conversion.convert import OnProgress
 from libs.conversion.plan import GGUF_SETTINGS, foreign_steps, is_torch, vocabulary_of
 from libs.errors import InvalidInput, ModelBroken, NoCapacity
 from libs.store.cache import Cache, Copy, Listing
-from libs.store.select import is_root_text, is_served, select
+from libs.store.select import (
+    is_readable_by_loader,
+    is_root_text,
+    is_served,
+    named_folders,
+    select,
+)
 from libs.store.source import Progress, RemoteFile
 from libs.telemetry.logs import fields
 
@@ -221,20 +227,33 @@ def write_converted(
 
 
 def served_files(directory: Path, *, is_adapter: bool = False) -> tuple[str, ...]:
-    """Return the paths of the files that the store would fetch of a directory, in order. If the
-    store does not know its layout, these are all weights and texts.
+    """Return the paths of the files that decide a model's outputs, in order: of those that the
+    store would fetch, the ones that a loader may read. If the store does not know the layout, these
+    are all weights and texts.
 
-    `is_adapter`: see `select`.
+    `is_adapter`: see `select`. Raises OSError if a file cannot be read, ModelBroken if a directory
+    with very many files names its folders in no valid way.
     """
     try:
         found = _read(directory)
     except ModelBroken:  # too many files: it has other contents in folders
-        found = _read(directory, ("*",), limit=sys.maxsize)
+        found = _read_named(directory)
     try:
         files: Sequence[RemoteFile] = select(directory.name, found, is_adapter=is_adapter)
-    except (ModelBroken, NoCapacity, OSError):
+    except ModelBroken:
         files = [file for file in found.files if is_served(file)]
-    return tuple(sorted(file.path for file in files))
+    return tuple(sorted(file.path for file in files if is_readable_by_loader(file.path)))
+
+
+def _read_named(directory: Path) -> _Directory:
+    """Return the files of the root and of the folders that its configuration names."""
+    folders: set[str] = set()
+    found = _read(directory, ("*",), limit=sys.maxsize)
+    while more := named_folders(found) - folders:  # a Router names folders in its own one
+        folders |= more
+        patterns = ("*", *(f"{folder}/*" for folder in sorted(folders)))
+        found = _read(directory, patterns, limit=sys.maxsize)
+    return found
 
 
 def _foreign(found: _Directory) -> tuple[Step, ...]:

@@ -38,6 +38,13 @@ _METADATA: Final = "artifact.metadata"
 _DUPLICATES: Final = re.compile(r"consolidated.*\.safetensors")
 """Mistral's second copy of the weights, in its own format."""
 
+_DESCRIPTION: Final = re.compile(
+    r"(readme|licen[cs]e|notice|copying|changelog|citation|model_?card|training_|trainer_state)"
+    r".*\.json|(.*[_-])?(results|metrics)\.json",
+    re.IGNORECASE,
+)
+_VOCABULARY: Final = re.compile(r".*(vocab|merges).*\.txt", re.IGNORECASE)
+
 _SAFE_PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,199}")
 _ROUTERS: Final = ("Router", "Asym")
 """Modules that hold other modules in folders."""
@@ -223,6 +230,26 @@ def is_served(file: RemoteFile) -> bool:
     return _is_weights(file) or _is_text(file)
 
 
+def is_readable_by_loader(path: str) -> bool:
+    """Return False for texts that no model is made of: descriptions, results of a training, and all
+    .txt files but vocabularies.
+    """
+    name = PurePosixPath(path).name
+    if name.endswith(".txt"):
+        return _VOCABULARY.fullmatch(name) is not None
+    return _DESCRIPTION.fullmatch(name) is None
+
+
+def named_folders(remote: Remote) -> set[str]:
+    """Return patterns of the folders that `select` may choose files of, as far as the listed files
+    name them. Raises ModelBroken as `select` does.
+    """
+    by_path = {file.path: file for file in remote.files}
+    folders = _module_folders(remote, by_path, is_partial=True)
+    texts = {_inside(folder, name) for folder in folders for name in _TEXT_FOLDERS}
+    return (folders | texts | {f"{tasks.FOLDER}/*"}) - {""}
+
+
 def _is_safe(path: str) -> bool:
     """Return True if a path stays within its target directory and names no hidden file."""
     return all(_SAFE_PART.fullmatch(part) for part in path.split("/"))
@@ -313,9 +340,11 @@ def _refused(model: str, remote: Remote, path: str) -> ModelBroken:
     )
 
 
-def _module_folders(remote: Remote, by_path: dict[str, RemoteFile]) -> set[str]:
+def _module_folders(
+    remote: Remote, by_path: dict[str, RemoteFile], *, is_partial: bool = False
+) -> set[str]:
     """Folders of the modules that sentence-transformers loads ("" is the root); without
-    modules.json, only the root.
+    modules.json, only the root. `is_partial`: skip Routers without a listed configuration.
 
     modules.json is a list of objects with `type` and `path`. A Router's router_config.json (an
     Asym's config.json) has `types`, an object keyed by folders within its own.
@@ -333,19 +362,25 @@ def _module_folders(remote: Remote, by_path: dict[str, RemoteFile]) -> set[str]:
         if isinstance(path, str):
             folder = _checked("modules.json", path)
             found.add(folder)
-            if str(kind).rpartition(".")[2] in _ROUTERS:
+            is_router = str(kind).rpartition(".")[2] in _ROUTERS
+            if is_router and not (is_partial and _router_config(by_path, folder) is None):
                 found.update(_routed(remote, by_path, folder))
     return found
 
 
 def _routed(remote: Remote, by_path: dict[str, RemoteFile], folder: str) -> list[str]:
-    names = (_inside(folder, "router_config.json"), _inside(folder, "config.json"))
-    name = next((name for name in names if name in by_path), None)
+    name = _router_config(by_path, folder)
     value = _json(remote, by_path[name]) if name is not None else None
     types = value.get("types") if isinstance(value, dict) else None
     if name is None or not isinstance(types, dict):
-        raise ModelBroken(f"{name or names[0]}: names no `types` of modules")
+        file = name or _inside(folder, "router_config.json")
+        raise ModelBroken(f"{file}: names no `types` of modules")
     return [_inside(folder, _checked(name, path)) for path in types]
+
+
+def _router_config(by_path: dict[str, RemoteFile], folder: str) -> str | None:
+    names = (_inside(folder, "router_config.json"), _inside(folder, "config.json"))
+    return next((name for name in names if name in by_path), None)
 
 
 def _checked(name: str, path: str) -> str:

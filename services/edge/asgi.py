@@ -51,6 +51,7 @@ from services.edge.messages.base import (
     Received,
     Route,
     Stream,
+    invalid,
     with_embedding_id_header,
     with_truncation_header,
 )
@@ -368,9 +369,23 @@ def _serialised(
 ) -> tuple[MeshCall | Stream | Answer, bytes]:
     if isinstance(step, Answer):
         return step, b""
-    if received.expect_embedding_id and isinstance(step.message, pb.EncodeRequest):
-        step.message.expect_embedding_id = received.expect_embedding_id
+    if received.expect_embedding_id:
+        _expect_embedding_id(step.message, received.expect_embedding_id)
     return step, step.message.SerializeToString()
+
+
+def _expect_embedding_id(message: Message, expected: str) -> None:
+    """Require the id of the vectors that a call asks for. Raises HttpError for inference without
+    vectors; a call for a model's card may precede one for vectors.
+    """
+    if isinstance(message, pb.EncodeRequest):
+        message.expect_embedding_id = expected
+    elif message.DESCRIPTOR.file is pb.DESCRIPTOR:
+        raise invalid(
+            f"{EXPECT_EMBEDDING_ID_HEADER} is supported for requests that are answered with "
+            "vectors or from vectors, and this one is not: remove the header",
+            EXPECT_EMBEDDING_ID_HEADER,
+        )
 
 
 def _next_step(

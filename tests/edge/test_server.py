@@ -110,6 +110,26 @@ async def test_embedding_id_is_required_and_reported_by_headers() -> None:
         assert found in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/rerank", {"model": "org/reranker", "query": "a", "documents": ["b"]}, 400),
+        ("/v1/completions", {"model": "org/writer", "prompt": "a"}, 400),
+        ("/v1/completions", {"model": "org/writer", "prompt": "a", "stream": True}, 400),
+        ("/tei/org/model/tokenize", {"inputs": "a"}, 422),
+    ],
+)
+async def test_embedding_id_of_calls_without_vectors_is_refused(
+    path: str, body: dict[str, object], status: int
+) -> None:
+    script = Script()
+    async with edge(script) as http:
+        reply = await http.post(path, body, x_shoal_expect_embedding_id="f" * 16)
+    assert reply.status == status
+    assert b"x-shoal-expect-embedding-id is supported for requests that are answered" in reply.body
+    assert not script.requests
+
+
 async def test_id_that_is_none_is_not_made_a_header() -> None:
     rows = dense(vectors(1))
     for found in ("", "a\r\nx-injected: 1"):

@@ -13,8 +13,8 @@ from libs.catalog.card import Card, DenseModule, LateInteraction, Sparse, Static
 from libs.embedding_id import embedding_id
 from libs.errors import EmbeddingIdMismatch
 from libs.models import embedding_recipe
-from libs.models.embedding_recipe import EmbeddingIdentity, EncodeOptions, identity_of
-from libs.models.work import Chunking, EncodeWork
+from libs.models.embedding_recipe import EmbeddingIdentity, EncodeOptions, identity_maker
+from libs.models.work import Chunking, EncodeWork, Role, with_truncation
 
 FILES = "ab" * 32
 ADAPTER = "cd" * 32
@@ -33,6 +33,7 @@ CARD = Card(
 )
 PLAIN = EncodeOptions()
 LATE_CARD = replace(CARD, kind="dense", late=LateInteraction(query_tokens=32))
+IMAGES_CARD = replace(CARD, kind="images")
 STATIC_CARD = replace(CARD, kind="sparse", sparse=Sparse(100, queries=StaticQueries("", "idf")))
 
 
@@ -134,10 +135,41 @@ def test_role_counts_by_its_prompt_alone() -> None:
     assert len({id_of(CARD, one) for one in roles}) == 3
 
 
-@pytest.mark.parametrize("card", [LATE_CARD, STATIC_CARD, replace(CARD, kind="images")])
-def test_role_counts_where_queries_are_read_differently(card: Card) -> None:
-    bare = replace(card, prompts={})
-    assert id_of(bare, EncodeOptions(role="query")) != id_of(bare)
+QUERY, DOCUMENT = EncodeOptions(role="query"), EncodeOptions(role="document")
+
+
+@pytest.mark.parametrize(
+    ("card", "model_default", "default"),
+    [
+        (LATE_CARD, "", DOCUMENT),
+        (STATIC_CARD, "", DOCUMENT),
+        (
+            replace(
+                CARD, kind="sparse", sparse=Sparse(100, queries=StaticQueries("", "idf", True))
+            ),
+            "",
+            QUERY,
+        ),
+        (IMAGES_CARD, "query", QUERY),
+        (IMAGES_CARD, "document", DOCUMENT),
+    ],
+)
+def test_no_role_has_the_id_of_the_role_that_it_defaults_to(
+    card: Card, model_default: Role, default: EncodeOptions
+) -> None:
+    identity = EmbeddingIdentity(replace(card, prompts={}), FILES, "float32", model_default)
+    assert identity.id_of(QUERY) != identity.id_of(DOCUMENT)
+    assert identity.id_of(PLAIN) == identity.id_of(default)
+
+
+def test_role_does_not_count_in_image_models_that_ignore_it() -> None:
+    bare = replace(IMAGES_CARD, prompts={})
+    assert id_of(bare, QUERY) == id_of(bare, DOCUMENT) == id_of(bare)
+
+
+def test_form_of_an_image_model_changes_the_id() -> None:
+    other = replace(IMAGES_CARD, representations=("multi_vector",))
+    assert id_of(IMAGES_CARD) != id_of(other)
 
 
 def test_queries_with_another_encoder_have_its_facts() -> None:
@@ -147,6 +179,27 @@ def test_queries_with_another_encoder_have_its_facts() -> None:
     assert id_of(card, query) != id_of(card, document) == id_of(card)
     asked = replace(card, query_default=True)
     assert id_of(asked) == id_of(asked, query) != id_of(asked, document)
+
+
+def test_two_encoders_that_differ_by_their_folders_alone_have_two_ids() -> None:
+    bare = replace(CARD, prompts={})
+    card = replace(
+        bare,
+        encoder_folder="document_0_Transformer",
+        queries=replace(bare, encoder_folder="query_0_Transformer"),
+    )
+    assert id_of(card, QUERY) != id_of(card, DOCUMENT)
+
+
+def test_queries_of_a_router_have_the_truncation_that_is_applied() -> None:
+    queries = replace(CARD, pooling=("cls",), truncation="end")
+    identity = EmbeddingIdentity(
+        replace(CARD, truncation="start", queries=queries), FILES, "float32"
+    )
+    asked = EncodeWork(["a"], role="query", truncation="default")
+    work = with_truncation(asked, identity._card)
+    assert identity.id_of(QUERY) == identity.id_of(EncodeOptions.from_work(work))
+    assert identity.recipe(QUERY).truncation == "start"
 
 
 @pytest.mark.parametrize(
@@ -218,9 +271,34 @@ def test_number_of_cached_ids_is_limited(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(computed) == embedding_recipe.MAX_CACHED_IDS + 2
 
 
-def test_number_format_is_that_of_the_model() -> None:
+def test_repeated_mismatch_is_explained_from_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = EmbeddingIdentity(CARD, FILES, "float32")
+    computed: list[str] = []
+
+    def counted(*given: Any) -> str:
+        computed.append("")
+        return embedding_id(*given)
+
+    def mismatch() -> str:
+        with pytest.raises(EmbeddingIdMismatch) as raised:
+            identity.check(PLAIN, "f" * 16, {"org/adapter": ADAPTER})
+        return raised.value.message
+
+    monkeypatch.setattr(embedding_recipe, "embedding_id", counted)
+    first, once = mismatch(), len(computed)
+    assert once > 1
+    assert [mismatch() for _ in range(10)] == [first] * 10
+    assert len(computed) == once
+
+
+def test_number_format_and_default_role_are_those_of_the_model() -> None:
     class InBfloat16:
         data_type = "bfloat16"
+        default_role = "query"
 
-    assert identity_of(InBfloat16(), CARD, FILES).id_of(PLAIN).endswith(".bfloat16-1")
-    assert identity_of(object(), CARD, FILES).id_of(PLAIN).endswith(".float32")
+    made = identity_maker(InBfloat16(), IMAGES_CARD)(FILES)
+    assert made.id_of(PLAIN) == EmbeddingIdentity(IMAGES_CARD, FILES, "bfloat16", "query").id_of(
+        PLAIN
+    )
+    assert made.id_of(PLAIN).endswith(".bfloat16-1")
+    assert identity_maker(object(), CARD)(FILES).id_of(PLAIN).endswith(".float32")

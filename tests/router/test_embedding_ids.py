@@ -73,6 +73,14 @@ def test_stream_ends_before_vectors_that_cannot_be_compared(expected: str) -> No
         list(parts.messages(answer(f"{OTHER}.float32")))
 
 
+def test_answer_without_an_id_does_not_hide_earlier_ones() -> None:
+    parts = Parts()
+    assert list(parts.messages(answer(f"{ID}.float32")))
+    assert list(parts.messages(answer("")))
+    with pytest.raises(EmbeddingIdMismatch, match=f"{ID}.float32 and {OTHER}.float32"):
+        list(parts.messages(answer(f"{OTHER}.float32")))
+
+
 @pytest.mark.parametrize("text", ["latest", ID[:-1], f"{ID}.float32 ", ID.upper()])
 def test_invalid_expectations_are_refused(text: str) -> None:
     request = changed(encode_request("a"), expect_embedding_id=text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 import os
 import shutil
 import threading
@@ -12,8 +14,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from libs.errors import ModelBroken
 from libs.store import digests, local
-from libs.store.digests import FileDigests, Stopped, joined
+from libs.store.digests import (
+    FileDigests,
+    FilesChanged,
+    FilesDigest,
+    Stopped,
+    list_files,
+)
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -44,8 +53,18 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+def digest_with(
+    known: FileDigests,
+    directory: Path,
+    *,
+    is_adapter: bool = False,
+    stop: threading.Event | None = None,
+) -> FilesDigest:
+    return known.hash_files([list_files(directory, is_adapter=is_adapter)], stop)
+
+
 def digest(directory: Path) -> str:
-    return FileDigests().of_directory(directory).hex
+    return digest_with(FileDigests(), directory).hex
 
 
 def test_digest_is_that_of_the_documented_lines(model: Path) -> None:
@@ -91,11 +110,11 @@ def test_of_an_adapter_its_two_files_count(tmp_path: Path) -> None:
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (tmp_path / name).write_text("{}")
     found = FileDigests()
-    before = found.of_directory(tmp_path, is_adapter=True).hex
+    before = digest_with(found, tmp_path, is_adapter=True).hex
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert found.of_directory(tmp_path, is_adapter=True).hex == before
+    assert digest_with(found, tmp_path, is_adapter=True).hex == before
     (tmp_path / "adapter_model.safetensors").write_text("{ }")
-    assert found.of_directory(tmp_path, is_adapter=True).hex != before
+    assert digest_with(found, tmp_path, is_adapter=True).hex != before
 
 
 def test_layout_that_the_store_does_not_know_counts_all_weights_and_texts(tmp_path: Path) -> None:
@@ -107,23 +126,23 @@ def test_layout_that_the_store_does_not_know_counts_all_weights_and_texts(tmp_pa
 
 def test_unchanged_files_are_hashed_once(model: Path, hashed: list[str]) -> None:
     known = FileDigests()
-    first = known.of_directory(model)
-    assert known.of_directory(model) == first
+    first = digest_with(known, model)
+    assert digest_with(known, model) == first
     assert hashed == [CONFIG, WEIGHTS]
     os.utime(model / CONFIG)
-    assert known.of_directory(model).hex == first.hex
+    assert digest_with(known, model).hex == first.hex
     assert hashed == [CONFIG, WEIGHTS, CONFIG]
 
 
 def test_file_changed_in_place_with_the_same_size_is_hashed_again(model: Path) -> None:
     known = FileDigests()
-    first = known.of_directory(model)
+    first = digest_with(known, model)
     content = bytearray((model / WEIGHTS).read_bytes())
     content[-1] ^= 1
     with (model / WEIGHTS).open("r+b") as file:
         file.write(content)
     assert not first.is_current()
-    assert known.of_directory(model).hex != first.hex
+    assert digest_with(known, model).hex != first.hex
 
 
 def test_number_of_remembered_files_is_limited(
@@ -132,12 +151,12 @@ def test_number_of_remembered_files_is_limited(
     monkeypatch.setattr(digests, "MAX_REMEMBERED_FILES", 1)
     known = FileDigests()
     for _ in range(2):
-        known.of_directory(model)
+        digest_with(known, model)
     assert hashed == [CONFIG, WEIGHTS, CONFIG, WEIGHTS]
 
 
 def test_removed_file_makes_a_digest_outdated(model: Path) -> None:
-    found = FileDigests().of_directory(model)
+    found = digest_with(FileDigests(), model)
     assert found.is_current()
     (model / WEIGHTS).unlink()
     assert not found.is_current()
@@ -147,12 +166,12 @@ def test_hashing_can_be_stopped(model: Path) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(Stopped):
-        FileDigests().of_directory(model, stop=stop)
+        digest_with(FileDigests(), model, stop=stop)
 
 
 def test_link_out_of_the_directory_does_not_count(model: Path) -> None:
     before = digest(model)
-    (model / "notes.txt").symlink_to("/etc/hostname")
+    (model / "notes.json").symlink_to("/etc/hostname")
     assert digest(model) == before
 
 
@@ -167,11 +186,124 @@ def test_directory_with_very_many_other_files_is_digested(
     assert digest(model) == before
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "README.json",
+        "trainer_state.json",
+        "training_args.json",
+        "eval_results.json",
+        "all_results.json",
+        "results.json",
+        "requirements.txt",
+        "notes.txt",
+        "LICENSE.txt",
+    ],
+)
+def test_files_that_no_loader_reads_do_not_matter(model: Path, name: str) -> None:
+    before = digest(model)
+    (model / name).write_text("{}")
+    assert digest(model) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["vocab.txt", "merges.txt", "tokenizer.json", "special_tokens_map.json", "spm.model", "a.json"],
+)
+def test_files_that_a_loader_may_read_matter(model: Path, name: str) -> None:
+    before = digest(model)
+    (model / name).write_text("{}")
+    assert digest(model) != before
+
+
+def test_folders_of_modules_count_among_very_many_other_files(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    types = {"query_0_Dense": "sentence_transformers.models.Dense"}
+    modules = [{"path": "", "type": "Transformer"}, {"path": "router", "type": "models.Router"}]
+    (model / "modules.json").write_text(json.dumps(modules))
+    dense = model / "router" / "query_0_Dense"
+    dense.mkdir(parents=True)
+    (model / "router" / "router_config.json").write_text(json.dumps({"types": types}))
+    (dense / "config.json").write_text("{}")
+    before = digest(model)
+    monkeypatch.setattr(local, "_MAX_FILES", 5)
+    (model / "runs").mkdir()
+    for number in range(10):
+        (model / "runs" / f"{number}.json").write_text("{}")
+    assert digest(model) == before
+    (dense / "config.json").write_text("{ }")
+    assert digest(model) != before
+    (model / "modules.json").write_text('{"a": 1}')
+    with pytest.raises(ModelBroken, match=r"modules\.json"):
+        list_files(model)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    path.with_suffix(".new").write_bytes(content)
+    path.with_suffix(".new").rename(path)
+
+
+def test_file_replaced_between_listing_and_hashing_has_no_digest(model: Path) -> None:
+    listed = list_files(model)
+    replace_file(model / WEIGHTS, b"another one")
+    with pytest.raises(FilesChanged, match="changed before it was hashed"):
+        FileDigests().hash_files([listed])
+
+
+def test_added_file_makes_a_digest_outdated(model: Path) -> None:
+    found = digest_with(FileDigests(), model)
+    (model / "notes.txt").write_text("no loader reads it")
+    found.check_current()
+    (model / "tokenizer.json").write_text("{}")
+    with pytest.raises(FilesChanged):
+        found.check_current()
+    assert not found.is_current()
+
+
+def test_file_that_cannot_be_read_has_no_digest(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = list_files(model)
+    (model / WEIGHTS).unlink()
+    with pytest.raises(FileNotFoundError):
+        FileDigests().hash_files([listed])
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors vanished"):
+        listed.check_current()
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(digests, "_mark", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        list_files(model)
+
+
+def test_large_files_are_hashed_on_several_threads(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        (model / f"model-{number}.safetensors").write_bytes(bytes([number]) * 100)
+    before = digest(model)
+    monkeypatch.setattr(digests, "LARGE_FILE_BYTES", 100)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    together = threading.Barrier(4, timeout=10)
+    hash_file = FileDigests._hash
+
+    def waiting(path: Path, *rest: object) -> str:
+        if path.name.startswith("model-"):
+            together.wait()
+        return hash_file(path, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FileDigests, "_hash", staticmethod(waiting))
+    assert digest(model) == before
+
+
 def test_digest_of_several_directories(model: Path, tmp_path: Path) -> None:
+    one, other = list_files(model), list_files(write_model(tmp_path / "other", 2.0))
     known = FileDigests()
-    one = known.of_directory(model)
-    other = known.of_directory(write_model(tmp_path / "other", 2.0))
-    assert joined([one]) == one
-    assert len({one.hex, other.hex, joined([one, other]).hex, joined([other, one]).hex}) == 4
+    found = [known.hash_files(listed) for listed in ([one], [other], [one, other], [other, one])]
+    assert len({each.hex for each in found}) == 4
     (model / CONFIG).unlink()
-    assert not joined([one, other]).is_current()
+    assert not found[2].is_current()
+    assert found[1].is_current()

@@ -13,7 +13,7 @@ from shoal.v1 import worker_pb2
 
 from libs.errors import InvalidInput, ModelBroken, ModelNotFound, NoCapacity
 from libs.store import Copy
-from libs.store.digests import FileDigests
+from libs.store.digests import FileDigests, FilesDigest, list_files
 from services.worker.machine.disk import find, find_adapter, listing
 from services.worker.machine.tasks import Tasks
 from services.worker.memory.adapters import AdapterLoader
@@ -31,6 +31,10 @@ from tests.worker.fakes import (
 )
 from tests.worker.residing import ManualClock
 from tests.worker.running import MODEL, worker
+
+
+def digest(directory: Path) -> FilesDigest:
+    return FileDigests().hash_files([list_files(directory, is_adapter=True)])
 
 
 def adapter_directory(root: Path, name: str) -> Path:
@@ -56,7 +60,7 @@ class Bench:
         self.tasks = Tasks(tasks)
         self.loader = AdapterLoader(
             self._find,
-            FileDigests().of_directory,
+            digest,
             self._claim,
             self.tasks,
             clock=self.clock,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +13,14 @@ import pytest
 from safetensors.numpy import save_file
 from shoal.v1 import worker_pb2
 
-from libs.errors import EmbeddingIdMismatch, NoCapacity
+from libs.errors import EmbeddingIdMismatch
 from libs.models import EncodeWork
+from libs.store.digests import FilesDigest, ListedFiles
+from services.worker.memory import files
+from services.worker.memory.files import ModelFiles
 from services.worker.memory.resident import LoadedAdapter, Resident
 from tests.worker.fakes import FakeLanes, FakeModel, encode_job, routers, until
-from tests.worker.residing import Checkpoints, residency, unloaded
+from tests.worker.residing import Checkpoints, failed, residency, unloaded
 from tests.worker.residing import loaded as load
 from tests.worker.running import MODEL, worker
 
@@ -63,35 +70,129 @@ async def test_warm_model_keeps_the_id_of_its_weights(tmp_path: Path) -> None:
 async def test_files_that_change_during_a_load_fail_it(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a")
 
-    def change(name: str, size: int) -> FakeModel:
-        while not hashed:
-            hashed.extend(loader._files._digests._known.values())
+    def replaced(name: str, size: int) -> FakeModel:
         write_weights(store, 1.0)
         return FakeModel(name, size)
 
-    hashed: list[str] = []
-    store.make = change
+    def extended(name: str, size: int) -> FakeModel:
+        (store.root / "org/a" / "tokenizer.json").write_text("{}")
+        return FakeModel(name, size)
+
+    for number, make in enumerate((replaced, extended)):
+        store.make = make
+        async with residency(store) as r:
+            r.load("org/a")
+            assert "the files of org/a changed while it was loaded" in await failed(r, "org/a")
+            assert len(store.loads) == number + 1
+    store.make = FakeModel
     async with residency(store) as r:
-        loader = r._loader
-        copy = loader._files.find("org/a")
-        with pytest.raises(NoCapacity, match="the files of org/a changed while it was loaded"):
-            loader._read_files(copy, "org/a")
-        store.make = FakeModel
         await load(r, "org/a")
         assert id_of(r.serving("org/a"))
 
 
-async def test_failed_load_raises_its_own_error(tmp_path: Path) -> None:
+async def test_files_are_listed_before_the_model_is_read(tmp_path: Path) -> None:
+    """The hashing thread may start after a file was read and replaced."""
+    store = Checkpoints(tmp_path, "org/a")
+    started = threading.Event()
+
+    def replaced(name: str, size: int) -> FakeModel:
+        write_weights(store, 1.0)
+        started.set()
+        return FakeModel(name, size)
+
+    store.make = replaced
+    async with residency(store) as r:
+        hash_files = ModelFiles.hash_files
+
+        def late(listed: Sequence[ListedFiles], stop: threading.Event) -> FilesDigest:
+            started.wait(10)
+            return hash_files(r._loader._files, listed, stop)
+
+        r._loader._files.hash_files = late  # type: ignore[method-assign]
+        r.load("org/a")
+        assert "changed while it was loaded" in await failed(r, "org/a")
+
+
+async def test_load_whose_files_cannot_be_hashed_succeeds_without_an_id(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Checkpoints(tmp_path, "org/a")
+    async with residency(store) as r:
+        await load(r, "org/a")
+        assert id_of(r.serving("org/a"))
+        await unloaded(r, "org/a")
+
+        def broken(*_: object) -> FilesDigest:
+            raise OSError(errno.EIO, "Input/output error")
+
+        r._loader._files.hash_files = broken  # type: ignore[method-assign]
+        await load(r, "org/a")
+        resident = r.serving("org/a")
+        assert resident is not None
+        assert resident.identity is None
+        assert "org/a" not in r._loader._identities
+        assert "cannot be hashed, so its vectors have no id" in caplog.text
+        with pytest.raises(EmbeddingIdMismatch, match="could not hash the model's files"):
+            resident.embedding_id(WORK, OTHER)
+
+
+async def test_slow_hashing_does_not_fail_a_load(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, "org/a")
+    release = threading.Event()
+    async with residency(store) as r:
+        hash_files = r._loader._files.hash_files
+
+        def read(name: str, size: int) -> FakeModel:
+            r._loader._load_seconds = 0.05  # of the wait for the digest, after the load
+            return FakeModel(name, size)
+
+        def slow(listed: Sequence[ListedFiles], stop: threading.Event) -> FilesDigest:
+            release.wait(10)
+            return hash_files(listed, stop)
+
+        store.make = read
+        r._loader._files.hash_files = slow  # type: ignore[method-assign]
+        await load(r, "org/a")
+        resident = r.serving("org/a")
+        assert resident is not None
+        assert resident.embedding_id(WORK, "") == ""
+        release.set()
+
+
+async def test_models_without_vectors_are_not_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Checkpoints(tmp_path, "org/a")
+    card = replace(FakeModel("org/a").card, tasks=("score",))
+    monkeypatch.setattr(files, "read_card", lambda *_: card)
+    async with residency(store) as r:
+        await load(r, "org/a")
+        assert not r._loader._files._digests._known
+        resident = r.serving("org/a")
+        assert resident is not None
+        assert resident.identity is None
+
+
+async def test_failed_load_raises_its_own_error_and_stops_hashing(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a")
     store.errors["org/a"] = RuntimeError("broken")
+    stopped: list[threading.Event] = []
     async with residency(store) as r:
-        with pytest.raises(RuntimeError, match="broken"):
-            r._loader._read_files(r._loader._files.find("org/a"), "org/a")
+        hash_files = r._loader._files.hash_files
+
+        def recorded(listed: Sequence[ListedFiles], stop: threading.Event) -> FilesDigest:
+            stopped.append(stop)
+            return hash_files(listed, stop)
+
+        r._loader._files.hash_files = recorded  # type: ignore[method-assign]
+        r.load("org/a")
+        assert "broken" in await failed(r, "org/a")
+        assert [stop.is_set() for stop in stopped] == [True]
 
 
 def test_model_without_hashed_files_has_no_id() -> None:
     resident = Resident("org/fake", FakeModel(), 0.0, 0.0, 0.0)
-    with pytest.raises(EmbeddingIdMismatch, match="too old to report one"):
+    with pytest.raises(EmbeddingIdMismatch, match="could not hash the model's files"):
         resident.embedding_id(WORK, OTHER)
     assert resident.embedding_id(WORK, "") == ""
 

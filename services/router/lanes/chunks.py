@@ -60,8 +60,8 @@ class Parts:
         """Create the messages. `expected_id`: the embedding id that the client requires."""
         self._expected_id = expected_id
         # The state: usage and timings so far, the forms and shapes of the first answer, and the
-        # embedding id of all answers.
-        self._embedding_id: str | None = None
+        # embedding ids of all answers: merged in pairs, an empty one would hide the earlier ones.
+        self._embedding_ids: set[str] = set()
         self._totals = pb.EncodeResponse()
         self._shape_of: Shapes | None = None
 
@@ -78,11 +78,8 @@ class Parts:
             total_seconds: Duration of the whole call; given with its last answer.
         """
         check_expected(self._expected_id, answer.embedding_id)
-        self._embedding_id = (
-            answer.embedding_id
-            if self._embedding_id is None
-            else merge_ids([self._embedding_id, answer.embedding_id])
-        )
+        self._embedding_ids.add(answer.embedding_id)
+        merge_ids(sorted(self._embedding_ids))
         self._shape_of = self._shape_of or _shape_of(answer)
         if _shape_of(answer) != self._shape_of:
             raise InternalError("the jobs of a request were answered in different forms or shapes")

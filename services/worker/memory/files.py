@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,9 +19,9 @@ from libs.catalog.card import Card
 from libs.catalog.checkpoint.adapter import base_of
 from libs.catalog.kinds.vision.vision_language import is_merged
 from libs.catalog.overrides import Catalog
-from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, ShoalError
+from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, NoCapacity, ShoalError
 from libs.store import Copy, LocalCopies, Progress, Store
-from libs.store.digests import FileDigests, FilesDigest, joined
+from libs.store.digests import FileDigests, FilesChanged, FilesDigest, ListedFiles, list_files
 from libs.telemetry.logs import fields
 from services.worker.machine import disk
 from services.worker.settings import Shelf
@@ -199,18 +199,34 @@ class ModelFiles:
             return self.readable(directory)
         return self._from_store(self._store, adapter, lambda progress: None, is_adapter=True)
 
-    def digest(self, copy: Copy, stop: threading.Event) -> FilesDigest:
-        """Return the digest of a model's files, and of its base's for an adapter that is served as
-        a model.
+    def can_encode(self, copy: Copy, model: str) -> bool:
+        """Return whether the model has vectors; True if its card cannot be read."""
+        try:
+            card = read_card(copy.directory, model, self._catalog.overrides(model), copy.base)
+        except Exception:  # the load reports it
+            return True
+        return "encode" in card.tasks
 
-        Raises Stopped once `stop` is set.
+    @staticmethod
+    def list_files(copy: Copy) -> tuple[ListedFiles, ...]:
+        """List a model's files, and its base's for an adapter that is served as a model. Raises as
+        `libs.store.digests.list_files` does.
         """
         folders = [copy.directory] if copy.base is None else [copy.directory, copy.base]
-        return joined([self._digests.of_directory(folder, stop=stop) for folder in folders])
+        return tuple(list_files(folder) for folder in folders)
+
+    def hash_files(self, listed: Sequence[ListedFiles], stop: threading.Event) -> FilesDigest:
+        """Return the digest of listed files. Raises as `FileDigests.hash_files` does."""
+        return self._digests.hash_files(listed, stop)
 
     def adapter_digest(self, directory: Path) -> FilesDigest:
-        """Return the digest of an adapter's files."""
-        return self._digests.of_directory(directory, is_adapter=True)
+        """Return the digest of an adapter's files. Raises NoCapacity if they cannot be read or
+        change while they are hashed.
+        """
+        try:
+            return self._digests.hash_files([list_files(directory, is_adapter=True)])
+        except (FilesChanged, OSError) as error:
+            raise NoCapacity(f"the adapter's files cannot be hashed: {error}; try again") from error
 
     def _from_store(
         self,

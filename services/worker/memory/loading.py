@@ -13,6 +13,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +22,9 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity
 from libs.models import Model
-from libs.models.embedding_recipe import EmbeddingIdentity, identity_of
+from libs.models.embedding_recipe import EmbeddingIdentity, identity_maker
 from libs.store import Copy, Progress
+from libs.store.digests import FilesChanged, FilesDigest
 from libs.telemetry.logs import fields
 from services.worker.machine.device import Device
 from services.worker.machine.shortage import is_out_of_memory
@@ -88,11 +90,29 @@ class Measured:
     activation_bytes_per_token: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Hashing:
+    """The digest of files that were listed before they are loaded. Another thread computes it."""
+
+    digest: Future[FilesDigest]
+    stop: threading.Event
+
+
+@dataclass(slots=True)
+class _FromFiles:
+    """A model that was read, and what its identity is made of; `hashing` is None without one."""
+
+    model: Model
+    hashing: _Hashing | None
+    make_identity: Callable[[str], EmbeddingIdentity]
+
+
 class Loader:
     """Loads models into `space`.
 
     Args:
-        load_seconds: Time limit of a load, without the download and the wait for memory.
+        load_seconds: Time limit of a load, without the download and the wait for memory. The wait
+            for the digest of the files has the same limit, after which the model has no identity.
         clock: Monotonic seconds.
         changed: Called when a download begins or ends.
     """
@@ -148,10 +168,21 @@ class Loader:
                 held.callback(self._space.release, claim)
                 loading.bytes = size.bytes
                 started = self._clock()
-                model = await self._with_memory(
+                found = await self._with_memory(
                     loading.model, partial(self._read, copy, loading.model, stored), claim, held
                 )
                 seconds = self._clock() - started
+                model, hashing, make_identity = found.model, found.hashing, found.make_identity
+                del found
+                self._identities.pop(loading.model, None)
+                try:
+                    identity = await self._identify(loading.model, hashing, make_identity)
+                except NoCapacity:
+                    del model
+                    await in_thread(self._device.trim)
+                    raise
+                if identity is not None:
+                    self._identities[loading.model] = identity
                 grown = MemoryRequest(
                     loading.model, self._size(loading.model, stored), loading.requested_at
                 )
@@ -169,9 +200,35 @@ class Loader:
             resident = await self._space.admit(
                 model, claim, copy, load_seconds=seconds, activation=rate
             )
-            resident.identity = self._identities.get(loading.model)
+            resident.identity = identity
             held.pop_all()
             return resident
+
+    async def _identify(
+        self,
+        name: str,
+        hashing: _Hashing | None,
+        make_identity: Callable[[str], EmbeddingIdentity],
+    ) -> EmbeddingIdentity | None:
+        """Return the identity of a model's vectors once its files are hashed; None, and a line in
+        the log, if they cannot be hashed or not in time.
+
+        Raises NoCapacity if they changed during the load.
+        """
+        if hashing is None:
+            return None
+        try:
+            async with asyncio.timeout(self._load_seconds):
+                digest = await asyncio.wrap_future(hashing.digest)
+            await in_thread(digest.check_current)
+            return make_identity(digest.hex)
+        except FilesChanged as error:
+            raise NoCapacity(
+                f"the files of {name} changed while it was loaded; try again"
+            ) from error
+        except Exception as error:  # a model without an id is better than none
+            _log_missing_identity(name, error)
+            return None
 
     def _size(self, model: str, stored_bytes: int) -> Size:
         """Return the measured size, or the stored one if the model was never measured or has
@@ -182,9 +239,36 @@ class Loader:
             return Size(stored_bytes)
         return Size(known.bytes, int(known.activation_bytes_per_token * self._device.batch_tokens))
 
-    def _read(self, copy: Copy, name: str, stored_bytes: int) -> Model:
-        """Read the model and measure it. Runs on a separate thread."""
-        model = self._read_files(copy, name)
+    def _read(self, copy: Copy, name: str, stored_bytes: int) -> _FromFiles:
+        """Read the model and measure it, while another thread hashes its files. Runs on a separate
+        thread.
+        """
+        hashing = self._begin_hashing(copy, name)
+        try:
+            model = self._device.load(copy.directory, name, copy.base)
+            self._measure(model, name, stored_bytes)
+        except BaseException:
+            if hashing is not None:
+                hashing.stop.set()
+            raise
+        return _FromFiles(model, hashing, identity_maker(model, model.card))
+
+    def _begin_hashing(self, copy: Copy, name: str) -> _Hashing | None:
+        """List the files of a model and begin to hash them; None if it has no vectors or they
+        cannot be listed.
+        """
+        if not self._files.can_encode(copy, name):
+            return None
+        try:
+            listed = self._files.list_files(copy)
+        except Exception as error:
+            _log_missing_identity(name, error)
+            return None
+        stop = threading.Event()
+        digest = begin_without_loop(partial(self._files.hash_files, listed, stop))
+        return _Hashing(digest, stop)
+
+    def _measure(self, model: Model, name: str, stored_bytes: int) -> None:
         known = self.measured.get(name)
         is_new = known is None or known.stored_bytes != stored_bytes
         rate = (
@@ -193,22 +277,6 @@ class Loader:
             else known.activation_bytes_per_token
         )
         self.measured[name] = Measured(stored_bytes, model.bytes, rate)
-        return model
-
-    def _read_files(self, copy: Copy, name: str) -> Model:
-        """Read the model while another thread hashes its files."""
-        stop = threading.Event()
-        hashing = begin_without_loop(partial(self._files.digest, copy, stop))
-        try:
-            model = self._device.load(copy.directory, name, copy.base)
-        except BaseException:
-            stop.set()
-            raise
-        digest = hashing.result()
-        if not digest.is_current():
-            raise NoCapacity(f"the files of {name} changed while it was loaded; try again")
-        self._identities[name] = identity_of(model, model.card, digest.hex)
-        return model
 
     def _probe(self, model: Model, name: str, batch_tokens: int) -> float:
         """Return the bytes per token of a full batch, of texts or images, whichever is larger.
@@ -355,3 +423,11 @@ class Loader:
                 "a load that exceeded its time limit has ended",
                 extra=fields({"model": model, "loaded": is_loaded}),
             )
+
+
+def _log_missing_identity(model: str, error: Exception) -> None:
+    reason = "the time limit was exceeded" if isinstance(error, TimeoutError) else str(error)
+    log.warning(
+        "the files of a model cannot be hashed, so its vectors have no id",
+        extra=fields({"model": model, "error": f"{type(error).__name__}: {reason}"}),
+    )

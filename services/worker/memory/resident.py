@@ -195,7 +195,11 @@ class Resident:
         expected one. Any thread, while a job of its adapter is held.
         """
         if self.identity is None:
-            check_expected(expected, "")
+            reason = (
+                "the worker that answered could not hash the model's files, or not in time; its "
+                "log has the error"
+            )
+            check_expected(expected, "", reason)
             return ""
         options = EncodeOptions.from_work(work)
         entry = self.adapters.entries.get(work.adapter)

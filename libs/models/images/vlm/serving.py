@@ -59,6 +59,7 @@ def load_vision_language_model(
         processor = PartsProcessor(card, loaded.input, output_cache, loaded.weights)
         model = PackedModel(card, loaded.backbones, TokenizerGuard(processor), loaded.names, device)
         model.output_cache = output_cache
+        model.default_role = loaded.input.prompts.default
         model.tokens = TokenProcessor(card, loaded.input.text.tokenizer)
         model.max_tower_tokens = max_tower_tokens(loaded.input)
         if device.type != "cpu":
