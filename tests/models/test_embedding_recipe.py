@@ -198,6 +198,7 @@ def test_queries_of_a_router_have_the_truncation_that_is_applied() -> None:
     )
     asked = EncodeWork(["a"], role="query", truncation="default")
     work = with_truncation(asked, identity._card)
+    assert isinstance(work, EncodeWork)
     assert identity.id_of(QUERY) == identity.id_of(EncodeOptions.from_work(work))
     assert identity.recipe(QUERY).truncation == "start"
 

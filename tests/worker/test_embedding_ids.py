@@ -125,7 +125,7 @@ async def test_load_whose_files_cannot_be_hashed_succeeds_without_an_id(
         def broken(*_: object) -> FilesDigest:
             raise OSError(errno.EIO, "Input/output error")
 
-        r._loader._files.hash_files = broken  # type: ignore[method-assign]
+        r._loader._files.hash_files = broken  # type: ignore[method-assign, assignment]
         await load(r, "org/a")
         resident = r.serving("org/a")
         assert resident is not None
