@@ -36,7 +36,6 @@ def write(router: FakeRouter, output: Path, found: Sequence[Record], *ids: str) 
     [
         (("12.float32", "12.float32"), b"12.float32"),
         (("12.float32", "12.bfloat16-1"), b"12"),
-        (("12.float32", "34.float32"), b""),
     ],
 )
 def test_embedding_id_of_all_vectors_is_noted(
@@ -47,6 +46,12 @@ def test_embedding_id_of_all_vectors_is_noted(
     metadata = reader.ParquetFile(output).metadata.metadata
     assert metadata[b"shoal.embedding_id"] == noted
     assert metadata[b"shoal.model"] == MODEL.encode()
+
+
+def test_vectors_that_cannot_be_compared_are_refused(router: FakeRouter, tmp_path: Path) -> None:
+    with pytest.raises(shoal.errors.ModelChanged, match="12 and 34"):
+        write(router, tmp_path / "out.parquet", records({}, {}), "12.float32", "34.float32")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_objects_and_lists_become_json(router: FakeRouter, tmp_path: Path) -> None:

@@ -148,8 +148,8 @@ class Archive:
 class XmlCheck:
     """Parses XML without building a tree. Raises Refused for depth, document types and entities.
 
-    Expat fetches nothing and is the parser that the libraries use, so what passes here is the
-    document that they see.
+    Expat fetches nothing. mammoth and ElementTree use it too; python-calamine has its own parser,
+    which knows no entities.
     """
 
     def __init__(self, name: str, limits: Limits, *, has_doctype: bool = False) -> None:

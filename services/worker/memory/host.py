@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from libs.eviction import Candidate, Challenger, Policy, choose_victims
 from libs.models import Parked
+from libs.models.embedding_recipe import EmbeddingIdentity
 from libs.store import Copy
 from libs.telemetry.logs import fields
 from services.worker.machine.device import Device
@@ -44,6 +45,8 @@ class Warm:
     last_used: float
     uses: int
     floor: float
+    identity: EmbeddingIdentity | None
+    """As in Resident."""
 
 
 class HostMemory:

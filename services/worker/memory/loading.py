@@ -137,8 +137,6 @@ class Loader:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self.measured: dict[str, Measured] = {}
-        # Of the last load from disk of each model, which a warm model keeps.
-        self._identities: dict[str, EmbeddingIdentity] = {}
 
     async def load(self, loading: Loading) -> Resident:
         """Make a model resident. Raises ShoalError.
@@ -174,15 +172,12 @@ class Loader:
                 seconds = self._clock() - started
                 model, hashing, make_identity = found.model, found.hashing, found.make_identity
                 del found
-                self._identities.pop(loading.model, None)
                 try:
                     identity = await self._identify(loading.model, hashing, make_identity)
                 except NoCapacity:
                     del model
                     await in_thread(self._device.trim)
                     raise
-                if identity is not None:
-                    self._identities[loading.model] = identity
                 grown = MemoryRequest(
                     loading.model, self._size(loading.model, stored), loading.requested_at
                 )
@@ -341,9 +336,7 @@ class Loader:
             known = self.measured.get(loading.model)
             rate = 0.0 if known is None else known.activation_bytes_per_token
             held.pop_all()
-            resident = self._space.readmit(warm, model, claim, seconds=seconds, activation=rate)
-            resident.identity = self._identities.get(loading.model)
-            return resident
+            return self._space.readmit(warm, model, claim, seconds=seconds, activation=rate)
 
     def _leave(
         self, warm: Warm, kind: object, error: BaseException | None, traceback: TracebackType | None

@@ -410,6 +410,7 @@ class Space:
             one.last_used,
             one.uses,
             one.floor,
+            one.identity,
         )
 
     async def relieve(self, keep: str) -> bool:
@@ -468,6 +469,7 @@ class Space:
         if not model.host_bytes:
             self.host.release_warm(warm)
         self.models[warm.name] = ResidentModel(resident, warm.copy, claim, warm.host)
+        resident.identity = warm.identity
         self.graphs.keep(resident, claim)
         return resident
 

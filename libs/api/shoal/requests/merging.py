@@ -40,7 +40,7 @@ def merge_encode(parts: Sequence[EncodeResult]) -> EncodeResult:
         _usage([part.usage for part in parts]),
         _timings([part.timings for part in parts]),
         _revision([part.revision for part in parts]),
-        embedding_id=_embedding_id([part.embedding_id for part in parts]),
+        embedding_id=merged_embedding_id([part.embedding_id for part in parts]),
         _chunks=_chunks([part.chunks for part in parts if part.is_divided]),
     )
 
@@ -221,12 +221,12 @@ def _revision(parts: Sequence[str]) -> str:
     return parts[0]
 
 
-def _embedding_id(parts: Sequence[str]) -> str:
-    """Return the common id; without the number format if that differs, and empty if a part has
-    none.
+def merged_embedding_id(parts: Sequence[str]) -> str:
+    """Return the id of the vectors of several answers: without the number format if that differs,
+    and empty if an answer has none. Raises ModelChanged if the vectors cannot be compared.
     """
-    if len(set(parts)) == 1:
-        return parts[0]
+    if len(set(parts)) <= 1:
+        return parts[0] if parts else ""
     recipes = sorted({part.partition(".")[0] for part in parts if part})
     if len(recipes) > 1:
         raise ModelChanged(

@@ -21,6 +21,7 @@ from shoal.cli.inference.arguments import LineFiles, Serving
 from shoal.cli.inference.files import Record
 from shoal.cli.inference.inputs import located, read
 from shoal.errors import ModelChanged, ShoalError
+from shoal.requests.merging import merged_embedding_id
 from shoal.results import EncodeResult, ExtractResult, ScoreResult, Skipped
 
 Result = EncodeResult | ScoreResult | ExtractResult
@@ -143,6 +144,7 @@ class Invocation:
         begin = first = outputs.lines_before(output, self.records) if self._resume else 0
         skipped: list[Skipped] = []
         tokens, revision, embedding_id = 0, "", ""
+        ids: list[str] = []
         write: Write[R] | None = None
         try:
             with bar(description, total) as on_progress, ExitStack() as opened:
@@ -164,7 +166,9 @@ class Invocation:
                             f"the model changed from revision {revision} to {result.revision} "
                             "between two answers"
                         )
-                    embedding_id = _same_embedding(embedding_id, result)
+                    if isinstance(result, EncodeResult) and result.embedding_id:
+                        ids.append(result.embedding_id)
+                    embedding_id = merged_embedding_id(ids)
                     result = _explained(result, records)
                     write(result, records)
                     skipped += [
@@ -279,21 +283,6 @@ def _parts(first: int, total: int, max_part: int) -> Iterator[slice]:
     while first < total:
         yield slice(first, min(total, first + size))
         first, size = first + size, min(2 * size, max_part)
-
-
-def _same_embedding(before: str, result: Result) -> str:
-    """Return the embedding id of vectors together with those before them. Raises ModelChanged
-    unless they can be compared.
-    """
-    found = result.embedding_id if isinstance(result, EncodeResult) else ""
-    if not before or not found or before == found:
-        return before or found
-    recipe = found.partition(".")[0]
-    if before.partition(".")[0] != recipe:
-        raise ModelChanged(
-            f"the model changed from embedding id {before} to {found} between two answers"
-        )
-    return recipe
 
 
 def _advance(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from shoal.cli.failures import InputError
 from shoal.cli.inference.files import Record
+from shoal.requests.merging import merged_embedding_id
 from shoal.results import EncodeResult
 
 SUFFIX: Final = ".parquet"
@@ -87,7 +88,7 @@ def writing(output: Path, model: str, records: Sequence[Record]) -> Iterator[Wri
         if waiting:
             flush({"shoal.model": model})
         if writer is not None:
-            writer.add_key_value_metadata({"shoal.embedding_id": _common(ids)})
+            writer.add_key_value_metadata({"shoal.embedding_id": merged_embedding_id(ids)})
             writer.close()
             temporary.replace(output)
     except pyarrow.ArrowException as error:
@@ -98,14 +99,6 @@ def writing(output: Path, model: str, records: Sequence[Record]) -> Iterator[Wri
                 writer.close()
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def _common(ids: Sequence[str]) -> str:
-    """Return the id of all vectors: without the number format if they have several."""
-    if len(set(ids)) == 1:
-        return ids[0]
-    recipes = {one.partition(".")[0] for one in ids}
-    return recipes.pop() if len(recipes) == 1 else ""
 
 
 def _fitted(pyarrow: Any, table: Any, schema: Any) -> Any:
