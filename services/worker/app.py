@@ -236,6 +236,9 @@ class Worker:
         """Serve until `stop` is set or the device is lost."""
         self._runner.start()
         self._device = asyncio.wrap_future(self._runner.ended)
+        # The first heartbeat must have the full list. With an empty one, the mesh would send a
+        # model of another worker's disk here, or answer that no worker has it.
+        await self._residency.list_disk()
         self._beating = self._tasks.create_task(self._heartbeat.run())
         self._attending = self._tasks.create_task(self._presence.run())
         self._pulling = self._tasks.create_task(self._puller.run())

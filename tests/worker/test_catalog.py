@@ -63,6 +63,7 @@ async def residency(reported: Settings) -> AsyncIterator[Residency]:
             clock=time.monotonic,
             changed=lambda: None,
         )
+        await made.list_disk()
         tasks.create_task(made.run())
         try:
             yield made

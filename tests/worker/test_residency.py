@@ -306,10 +306,6 @@ async def test_fetched_model_is_on_disk_after_a_restart(tmp_path: Path) -> None:
     source.gate.set()
     store = store_of(tmp_path / "store", source)
     store.get("org/a", lambda progress: None).close()
-    async with (
-        residency(Checkpoints(tmp_path / "folder"), remote=store) as r,
-        asyncio.TaskGroup() as tasks,
-    ):
-        tasks.create_task(r.run())
-        await until(lambda: state(r, "org/a") == models_pb2.MODEL_STATE_COLD)
-        r.stop()
+    async with residency(Checkpoints(tmp_path / "folder"), remote=store) as r:
+        await r.list_disk()
+        assert state(r, "org/a") == models_pb2.MODEL_STATE_COLD

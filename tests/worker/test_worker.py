@@ -44,6 +44,13 @@ async def test_job_for_a_cold_model_loads_it_and_is_answered(tmp_path: Path) -> 
         await until(lambda: lanes.heartbeats[-1].models[0].card.tokens_per_byte == 1.0)
 
 
+async def test_first_heartbeat_lists_every_model_on_disk(tmp_path: Path) -> None:
+    lanes = FakeLanes()
+    async with routers(lanes) as running, worker(tmp_path, running, "org/other"):
+        await until(lambda: bool(lanes.heartbeats))
+        assert {model.model for model in lanes.heartbeats[0].models} == {MODEL, "org/other"}
+
+
 async def test_many_jobs_are_each_answered_once(tmp_path: Path) -> None:
     lanes = FakeLanes()
     names = [f"job {number}" for number in range(300)]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -313,17 +312,22 @@ class Residency:
                 lines[name] = report.resident(entry, self._files.item_bytes, now)
         return [lines[name] for name in sorted(lines)]
 
+    async def list_disk(self) -> None:
+        """Refresh the list of models on disk."""
+        known = self._cold
+        found = await in_thread(partial(self._files.listing, known))
+        if found.keys() != known.keys():
+            self._cold = found
+            self._changed()
+
     async def run(self) -> None:
-        """Refresh the list of models on disk until `stop`."""
+        """Refresh the list of models on disk every RESCAN_SECONDS until `stop`."""
         while not self._stopped.is_set():
-            known = self._cold
-            found = await in_thread(partial(self._files.listing, known))
-            if found.keys() != known.keys():
-                self._cold = found
-                self._changed()
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(RESCAN_SECONDS):
                     await self._stopped.wait()
+            except TimeoutError:
+                await self.list_disk()
 
     # Loading
 
