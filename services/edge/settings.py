@@ -22,7 +22,6 @@ from libs.settings import (
     LogLevel,
     above,
     at_least,
-    between,
     check_fields,
     choice,
     describe_settings,
@@ -30,6 +29,7 @@ from libs.settings import (
     flag,
     group,
     identity,
+    in_range,
     integer,
     items,
     log_level_setting,
@@ -290,7 +290,7 @@ class Settings:
         "SHOAL_HTTP_BODY_BYTES",
         64 << 20,
         "bytes",
-        between(1024, 1 << 30),
+        in_range(1024, 1 << 30),
         "The maximum size of a request's body.",
     )
     in_flight_bytes: int = integer(
@@ -312,7 +312,7 @@ class Settings:
         "SHOAL_HTTP_CONNECTIONS",
         10_000,
         "connections",
-        between(1, 1_000_000),
+        in_range(1, 1_000_000),
         "Maximum open connections.",
     )
     header_seconds: float = number(
@@ -363,7 +363,7 @@ class Settings:
         "SHOAL_GRACE_SECONDS",
         25.0,
         "seconds",
-        between(0, 600),
+        in_range(0, 600),
         "The time limit of requests in flight after SIGTERM.",
     )
     log_level: LogLevel = log_level_setting()

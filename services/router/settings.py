@@ -15,16 +15,17 @@ from libs.serving.watched import Watched
 from libs.settings import (
     ADDRESS,
     NAME,
+    Allowed,
     Environ,
     Loggable,
     LogLevel,
     above,
     at_least,
-    between,
     check_fields,
     describe_settings,
     group,
     identity,
+    in_range,
     integer,
     log_level_setting,
     metrics_address_setting,
@@ -60,12 +61,17 @@ class RoutingFiles:
     )
     default_pool: str = text(
         "SHOAL_DEFAULT_POOL",
-        "cpu",
+        "",
         "The pool in which work for a model that is resident nowhere is queued. The default of "
         "SHOAL_POOLS replaces it.",
+        Allowed(NAME.text, lambda pool: not pool or NAME.holds(pool)),
+        default_text="`SHOAL_POOL`",
+    )
+    pool: str = text(
+        "SHOAL_POOL",
+        "cpu",
+        "The pool of a worker that runs next to the router, without SHOAL_DEFAULT_POOL.",
         NAME,
-        unset=lambda environ: environ.get("SHOAL_POOL") or "cpu",
-        default_text="`SHOAL_POOL`, else `cpu`",
     )
 
     def __post_init__(self) -> None:
@@ -75,7 +81,7 @@ class RoutingFiles:
     def watch(environ: Environ) -> Watched[Routes]:
         """Read the routes, and read them again when their files change. Raises InvalidInput."""
         files = read_settings(RoutingFiles, environ)
-        return watch_routes(files.pools, files.catalog, files.default_pool)
+        return watch_routes(files.pools, files.catalog, files.default_pool or files.pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,7 @@ class Settings:
         "SHOAL_CONNECTION_SECONDS",
         300.0,
         "seconds",
-        between(0, 86_400),
+        in_range(0, 86_400),
         "Connections are closed after about this time, so that clients find new routers; calls in "
         "flight finish. 0: never.",
     )
@@ -161,14 +167,14 @@ class Settings:
         "SHOAL_GRACE_SECONDS",
         25.0,
         "seconds",
-        between(0, 600),
+        in_range(0, 600),
         "Time for calls in flight to finish after SIGTERM.",
     )
     lease_ms: int = integer(
         "SHOAL_LEASE_MS",
         15_000,
         "milliseconds",
-        between(1000, 600_000),
+        in_range(1000, 600_000),
         "Jobs of a worker that was silent for this time are queued again.",
         has_exponent=True,
     )
@@ -176,7 +182,7 @@ class Settings:
         "SHOAL_MAX_ATTEMPTS",
         3,
         "attempts",
-        between(1, 100),
+        in_range(1, 100),
         "A job is given up after this number of workers died with it.",
         has_exponent=True,
     )
@@ -184,7 +190,7 @@ class Settings:
         "SHOAL_CLAIM_AFTER_SECONDS",
         0.5,
         "seconds",
-        between(0, 60),
+        in_range(0, 60),
         "A model that no worker has is left to the leading scheduler for this time before a "
         "waiting worker may claim it.",
     )

@@ -16,11 +16,11 @@ from libs.settings import (
     Environ,
     Loggable,
     LogLevel,
-    between,
     check_fields,
     choice,
     describe_settings,
     identity,
+    in_range,
     integer,
     log_level_setting,
     metrics_address_setting,
@@ -67,7 +67,7 @@ class Settings:
         "SHOAL_LEASE_MS",
         15_000,
         "milliseconds",
-        between(1000, 600_000),
+        in_range(1000, 600_000),
         "The models of a worker that was silent for this time are placed again; same as "
         "SHOAL_LEASE_MS of the routers.",
         has_exponent=True,
@@ -76,7 +76,7 @@ class Settings:
         "SHOAL_GRACE_SECONDS",
         10.0,
         "seconds",
-        between(0, 600),
+        in_range(0, 600),
         "Time for calls in flight to finish after SIGTERM.",
     )
     log_level: LogLevel = log_level_setting()

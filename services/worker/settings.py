@@ -22,13 +22,13 @@ from libs.settings import (
     LogLevel,
     above,
     at_least,
-    between,
     check_fields,
     choice,
     describe_settings,
     documented,
     group,
     identity,
+    in_range,
     integer,
     log_level_setting,
     metrics_address_setting,
@@ -200,7 +200,7 @@ class Settings:
         "SHOAL_BATCH_SECONDS",
         0.05,
         "seconds",
-        between(0.001, 60),
+        in_range(0.001, 60),
         "Maximum expected duration of a forward pass while several models or tenants share the "
         "device: up to twice that for a pass of fewer than 256 tokens, and four times that while "
         "one caller has the device alone.",
@@ -263,28 +263,28 @@ class Settings:
         "SHOAL_LOAD_SECONDS",
         300.0,
         "seconds",
-        between(1, 3600),
+        in_range(1, 3600),
         "Time limit of a load, without the download.",
     )
     heartbeat_seconds: float = number(
         "SHOAL_HEARTBEAT_SECONDS",
         2.0,
         "seconds",
-        between(0.1, 5, "leases last 15 s"),
+        in_range(0.1, 5, "leases last 15 s"),
         "Time between two heartbeats of a worker.",
     )
     pull_wait_seconds: float = number(
         "SHOAL_PULL_WAIT_SECONDS",
         10.0,
         "seconds",
-        between(0.1, 10),
+        in_range(0.1, 10),
         "Maximum time that a pull waits at a router.",
     )
     grace_seconds: float = number(
         "SHOAL_GRACE_SECONDS",
         25.0,
         "seconds",
-        between(0, 600),
+        in_range(0, 600),
         "Maximum time of held jobs after SIGTERM before they are returned.",
     )
     spot: str = text(

@@ -37,7 +37,7 @@ CLIENT: Final = "Python client, command line and workers, as callers of a router
 PROCESSES: Final = {
     "SHOAL_NATIVE_KERNELS": "0: use torch's operators instead of the compiled kernels.",
 }
-"""Variables of `libs.kernels`, which imports nothing of ours and so declares nothing."""
+"""Variables of `libs.kernels`, which imports no other library, and so declares nothing."""
 VARIABLE: Final = re.compile(r"\bSHOAL_[A-Z0-9_]*[A-Z0-9]\b")
 """A whole name: what ends in `_` is the beginning of several."""
 COMPOSED: Final = re.compile(r"SHOAL_(?:[A-Z0-9_]*_)?\{[^{}]*\}|\"SHOAL_(?:[A-Z0-9_]*_)?\" *[+%]")
@@ -46,7 +46,7 @@ HEAD: Final = """# Settings
 
 Generated from the declarations in the services' `settings.py` by `python -m tools.docs`.
 A service reads its variables once, when it starts, and logs them in one line.
-It refuses a wrong value with the name of the variable, the value and what is allowed.
+It refuses a wrong value with the name of the variable, the value and the allowed values.
 Files that variables name (certificates, tokens, pools, tenants, aliases) are read again when they change.
 `shoal up` passes the variables of its environment on to the services that it starts.
 An empty variable counts as unset, except that a worker refuses an empty SHOAL_ROUTERS or SHOAL_POOL.
