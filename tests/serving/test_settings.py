@@ -1,4 +1,4 @@
-"""Settings that are declared once: what is read, refused, logged and kept secret."""
+"""Declared settings: reading, validation, the log line and secrets."""
 
 from __future__ import annotations
 
