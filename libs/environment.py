@@ -1,4 +1,4 @@
-"""Helpers for settings that need more than a declaration (`libs/settings.py`)."""
+"""Helpers for settings that need more than a declaration (`libs/setting.py`)."""
 
 from __future__ import annotations
 

@@ -11,36 +11,11 @@ from typing import Final, get_args
 from shoal.transport.addresses import is_local
 from shoal.transport.trust import Tls, tls_from
 
+from libs import setting
 from libs.environment import check
 from libs.errors import InvalidInput
 from libs.serving.security.settings import Security, is_loopback
 from libs.serving.watched import Watched
-from libs.settings import (
-    Allowed,
-    Environ,
-    Loggable,
-    LogLevel,
-    above,
-    at_least,
-    check_fields,
-    choice,
-    describe_settings,
-    documented,
-    flag,
-    group,
-    identity,
-    in_range,
-    integer,
-    items,
-    log_level_setting,
-    metrics_address_setting,
-    number,
-    parsed,
-    read_settings,
-    routers_setting,
-    text,
-    variables_of,
-)
 from libs.telemetry.exposition import parse_address
 from services.edge.aliases import watch_aliases
 from services.edge.cl100k import installed_cl100k
@@ -91,7 +66,7 @@ def _read_vocabulary(path: str) -> Vocabulary:
         ) from error
 
 
-def _has_console(environ: Environ) -> bool:
+def _has_console(environ: setting.Environ) -> bool:
     """Return whether the console would listen only on this machine, for callers without
     certificates.
     """
@@ -146,7 +121,7 @@ def _format_tei_addresses(tei_addresses: tuple[tuple[str, str], ...]) -> str:
     return ", ".join(f"{address}={model}" if model else address for address, model in tei_addresses)
 
 
-def _routers_tls(environ: Environ) -> Tls | None:
+def _routers_tls(environ: setting.Environ) -> Tls | None:
     """Read SHOAL_ROUTERS_…, which correspond to a worker's SHOAL_TLS_…: SHOAL_TLS_… configure the
     edge as a server.
     """
@@ -163,8 +138,8 @@ def _routers_tls(environ: Environ) -> Tls | None:
     return tls
 
 
-_ADDRESS: Final = Allowed("host:port", _is_address)
-_HOSTS: Final = Allowed(
+_ADDRESS: Final = setting.Allowed("host:port", _is_address)
+_HOSTS: Final = setting.Allowed(
     "names without ports, in lower case, separated by commas",
     lambda hosts: all(map(_is_host, hosts)),
 )
@@ -174,51 +149,51 @@ _HOSTS: Final = Allowed(
 class Settings:
     """Configuration of one edge process. Times in seconds, sizes in bytes."""
 
-    edge_id: str = identity("SHOAL_EDGE_ID", "edge", "The edge's name in logs and metrics.")
-    address: str = text(
+    edge_id: str = setting.identity("SHOAL_EDGE_ID", "edge", "The edge's name in logs and metrics.")
+    address: str = setting.text(
         "SHOAL_HTTP_ADDRESS", DEFAULT_ADDRESS, "The listening address of HTTP.", _ADDRESS
     )
-    security: Security = group(
+    security: Security = setting.group(
         partial(Security.from_env, without=_ROUTERS_CHECK),
-        variables_of(Security, without=_ROUTERS_CHECK),
+        setting.variables_of(Security, without=_ROUTERS_CHECK),
         Security,
         lambda security: security.describe(without=_ROUTERS_CHECK),
     )
     """TLS for callers. Their tokens are passed on, and routers check them."""
-    tei_http: tuple[tuple[str, str], ...] = parsed(
+    tei_http: tuple[tuple[str, str], ...] = setting.parsed(
         "SHOAL_TEI_HTTP_ADDRESSES",
         "list",
         _parse_tei_addresses,
         tuple,
         "Addresses that serve TEI's paths for one model, each with the model.",
-        Allowed(
+        setting.Allowed(
             "host:port=model, or several separated by commas",
             lambda addresses: all(_is_address(address) and model for address, model in addresses),
         ),
         log=_format_tei_addresses,
     )
-    tei_grpc: tuple[tuple[str, str], ...] = parsed(
+    tei_grpc: tuple[tuple[str, str], ...] = setting.parsed(
         "SHOAL_TEI_GRPC_ADDRESSES",
         "list",
         _parse_tei_addresses,
         tuple,
         "Addresses of TEI's gRPC API, each with its model. An address without a model serves the "
         "aliases embed, rerank and predict.",
-        Allowed(
+        setting.Allowed(
             "host:port or host:port=model, or several separated by commas",
             lambda addresses: all(_is_address(address) for address, _ in addresses),
         ),
         log=_format_tei_addresses,
     )
-    routers: tuple[str, ...] = routers_setting()
-    routers_tls: Tls | None = group(
+    routers: tuple[str, ...] = setting.routers()
+    routers_tls: Tls | None = setting.group(
         _routers_tls,
-        documented({theirs: description for _, theirs, description in _ROUTERS_TLS}),
+        setting.documented({theirs: description for _, theirs, description in _ROUTERS_TLS}),
         lambda: None,
         lambda tls: "none" if tls is None else "mutual" if tls.certificate_chain else "on",
     )
     """TLS for routers."""
-    aliases: Watched[Names] = parsed(
+    aliases: Watched[Names] = setting.parsed(
         "SHOAL_ALIASES",
         "YAML file",
         lambda given: watch_aliases(Path(given)),
@@ -226,7 +201,7 @@ class Settings:
         "The file of aliases: names that clients send, each with its model.",
         log=lambda aliases: len(aliases.content.aliases),
     )
-    vocabulary: Vocabulary | None = parsed(
+    vocabulary: Vocabulary | None = setting.parsed(
         "SHOAL_CL100K",
         "path",
         lambda given: None if given == "none" else _read_vocabulary(given),
@@ -238,46 +213,46 @@ class Settings:
         log=lambda vocabulary: 0 if vocabulary is None else len(vocabulary.tokens),
         log_name="cl100k",
     )
-    hosts: tuple[str, ...] = items(
+    hosts: tuple[str, ...] = setting.items(
         "SHOAL_HTTP_HOSTS",
         (),
         _HOSTS,
         "Names that the Host of a request may have in addition to this machine's and to addresses, "
         "if routers accept anonymous calls.",
     )
-    origins: tuple[str, ...] = items(
+    origins: tuple[str, ...] = setting.items(
         "SHOAL_HTTP_ORIGINS",
         (),
-        Allowed(
+        setting.Allowed(
             "origins such as https://app.example, http://[::1]:3000 or tauri://localhost, in lower "
             "case, separated by commas",
             lambda origins: all(map(_is_origin, origins)),
         ),
         "Origins of web pages that may call the edge, by CORS. Empty: no foreign page may.",
     )
-    console: bool = flag(
+    console: bool = setting.flag(
         "SHOAL_CONSOLE",
         False,
         "Whether the console is served.",
         unset=_has_console,
         default_text="1 on loopback without client certificates, else 0",
     )
-    console_address: str = text(
+    console_address: str = setting.text(
         "SHOAL_CONSOLE_ADDRESS",
         "",
         "The console's address. Empty: SHOAL_HTTP_ADDRESS.",
-        Allowed("host:port", lambda address: not address or _is_address(address)),
+        setting.Allowed("host:port", lambda address: not address or _is_address(address)),
     )
-    console_hosts: tuple[str, ...] = items(
+    console_hosts: tuple[str, ...] = setting.items(
         "SHOAL_CONSOLE_HOSTS",
         (),
         _HOSTS,
         "Names under which browsers may open the console, in addition to this machine's loopback.",
     )
-    console_origins: tuple[str, ...] = items(
+    console_origins: tuple[str, ...] = setting.items(
         "SHOAL_CONSOLE_ORIGINS",
         (),
-        Allowed(
+        setting.Allowed(
             "origins such as https://mesh.example or https://mesh.example:8443, in lower case, "
             "separated by commas",
             lambda origins: all(map(_is_console_origin, origins)),
@@ -285,91 +260,84 @@ class Settings:
         "Origins under which browsers know the console behind a proxy. Their names become allowed "
         "hosts. Empty: the origin must match the Host.",
     )
-    metrics_address: str = metrics_address_setting()
-    body_bytes: int = integer(
+    metrics_address: str = setting.metrics_address()
+    body_bytes: int = setting.integer(
         "SHOAL_HTTP_BODY_BYTES",
         64 << 20,
         "bytes",
-        in_range(1024, 1 << 30),
+        setting.in_range(1024, 1 << 30),
         "The maximum size of a request's body.",
     )
-    in_flight_bytes: int = integer(
+    in_flight_bytes: int = setting.integer(
         "SHOAL_HTTP_IN_FLIGHT_BYTES",
         512 << 20,
         "bytes",
-        at_least(0, "at least SHOAL_HTTP_BODY_BYTES"),
+        setting.at_least(0, "at least SHOAL_HTTP_BODY_BYTES"),
         "The memory limit of bodies of requests in flight; above it new requests are refused with "
         "QUEUE_FULL.",
     )
-    compression: Compression = choice(
+    compression: Compression = setting.choice(
         "SHOAL_HTTP_COMPRESSION",
         "auto",
         get_args(Compression),
         "Whether answers are compressed for clients that accept it. auto: for callers beyond this "
         "machine.",
     )
-    connections: int = integer(
+    connections: int = setting.integer(
         "SHOAL_HTTP_CONNECTIONS",
         10_000,
         "connections",
-        in_range(1, 1_000_000),
+        setting.in_range(1, 1_000_000),
         "Maximum open connections.",
     )
-    header_seconds: float = number(
+    header_seconds: float = setting.seconds(
         "SHOAL_HTTP_HEADER_SECONDS",
         10.0,
-        "seconds",
-        above(0, 3600),
+        setting.above(0, 3600),
         "The time limit of a request's head.",
     )
-    body_seconds: float = number(
+    body_seconds: float = setting.seconds(
         "SHOAL_HTTP_BODY_SECONDS",
         60.0,
-        "seconds",
-        above(0, 3600),
+        setting.above(0, 3600),
         "The time limit of a request's body.",
     )
-    body_pause_seconds: float = number(
+    body_pause_seconds: float = setting.seconds(
         "SHOAL_HTTP_BODY_PAUSE_SECONDS",
         10.0,
-        "seconds",
-        above(0, 3600),
+        setting.above(0, 3600),
         "The time limit between two pieces of a request's body.",
     )
-    idle_seconds: float = number(
+    idle_seconds: float = setting.seconds(
         "SHOAL_HTTP_IDLE_SECONDS",
         75.0,
-        "seconds",
-        above(0, 3600),
+        setting.above(0, 3600),
         "The time limit of an idle connection. It must exceed the load balancer's idle timeout "
         "(usually 60 s), or clients see resets.",
     )
-    deadline_seconds: float = number(
+    deadline_seconds: float = setting.seconds(
         "SHOAL_DEADLINE_SECONDS",
         60.0,
-        "seconds",
-        above(0, "SHOAL_LONGEST_DEADLINE_SECONDS"),
+        setting.above(0, "SHOAL_LONGEST_DEADLINE_SECONDS"),
         "The deadline of requests that specify none.",
     )
-    max_deadline_seconds: float = number(
+    max_deadline_seconds: float = setting.seconds(
         "SHOAL_LONGEST_DEADLINE_SECONDS",
         600.0,
-        "seconds",
-        above(0, 86_400),
+        setting.above(0, 86_400),
         "Maximum deadline that a request may name.",
         log_name="longest_deadline_seconds",
     )
-    grace_seconds: float = number(
+    grace_seconds: float = setting.seconds(
         "SHOAL_GRACE_SECONDS",
         25.0,
-        "seconds",
-        in_range(0, 600),
+        setting.in_range(0, 600),
         "The time limit of requests in flight after SIGTERM.",
     )
-    log_level: LogLevel = log_level_setting()
+    log_level: setting.LogLevel = setting.log_level()
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        setting.check_fields(self)
         self._check_limits()
         self._check_trust()
 
@@ -437,13 +405,13 @@ class Settings:
         return self.edge_id
 
     @staticmethod
-    def from_env(environ: Environ) -> Settings:
+    def from_env(environ: setting.Environ) -> Settings:
         """Read the variables. Raises InvalidInput that names the variable and the allowed
         values.
         """
-        return read_settings(Settings, environ)
+        return setting.read(Settings, environ)
 
-    def describe(self) -> dict[str, Loggable]:
+    def describe(self) -> dict[str, setting.Loggable]:
         """Return the values for the log line at startup."""
         console = "off" if not self.console else self.console_address or self.address
-        return describe_settings(self, ("console_address",)) | {"console": console}
+        return setting.describe(self, ("console_address",)) | {"console": console}

@@ -10,35 +10,12 @@ from typing import Literal
 
 from shoal.transport.trust import VARIABLES, Trust
 
+from libs import setting
 from libs.catalog.cards import parse_folders, read_catalog
 from libs.catalog.overrides import Catalog
 from libs.errors import InvalidInput
 from libs.eviction import DEFAULT, POLICIES
 from libs.names import is_model_id
-from libs.settings import (
-    NAME,
-    Allowed,
-    Environ,
-    LogLevel,
-    above,
-    at_least,
-    check_fields,
-    choice,
-    describe_settings,
-    documented,
-    group,
-    identity,
-    in_range,
-    integer,
-    log_level_setting,
-    metrics_address_setting,
-    number,
-    parsed,
-    path,
-    read_settings,
-    routers_setting,
-    text,
-)
 from libs.store import TorchCheckpoints, check_urls, default_root
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -78,7 +55,7 @@ def _shelf(entry: str) -> Shelf:
     return Shelf(Path(path), model)
 
 
-def _trust(environ: Environ) -> Trust:
+def _trust(environ: setting.Environ) -> Trust:
     try:
         return Trust.from_env(environ)
     except ValueError as error:
@@ -98,18 +75,20 @@ class Settings:
     allowed, 0 means the device's default.
     """
 
-    worker_id: str = identity("SHOAL_WORKER_ID", "worker", "The worker's unique name in the mesh.")
-    routers: tuple[str, ...] = routers_setting(is_empty_refused=True)
-    trust: Trust = group(_trust, documented(VARIABLES), Trust, Trust.describe)
+    worker_id: str = setting.identity(
+        "SHOAL_WORKER_ID", "worker", "The worker's unique name in the mesh."
+    )
+    routers: tuple[str, ...] = setting.routers(is_empty_refused=True)
+    trust: Trust = setting.group(_trust, setting.documented(VARIABLES), Trust, Trust.describe)
     """TLS trust in routers, and the credentials sent to them."""
-    pool: str = text(
+    pool: str = setting.text(
         "SHOAL_POOL",
         "cpu",
         "The pool to which the worker belongs.",
-        NAME,
+        setting.NAME,
         is_empty_refused=True,
     )
-    models: tuple[Shelf, ...] = parsed(
+    models: tuple[Shelf, ...] = setting.parsed(
         "SHOAL_MODELS",
         "directories, separated by colons",
         parse_shelves,
@@ -117,7 +96,7 @@ class Settings:
         "Model directories: `org/name=/path` entries and roots `<root>/<org>/<name>`.",
         log=lambda shelves: ":".join(map(str, shelves)),
     )
-    stores: tuple[str, ...] = parsed(
+    stores: tuple[str, ...] = setting.parsed(
         "SHOAL_STORES",
         "list",
         check_urls,
@@ -125,27 +104,27 @@ class Settings:
         "Stores for models that no folder has, in search order: hf, s3://…, gs://… or file:///…. "
         "Empty: nothing is fetched.",
     )
-    store_dir: Path = path(
+    store_dir: Path = setting.path(
         "SHOAL_STORE_DIR",
         Path("shoal"),
         "Directory for fetched models, shared by the workers of a node.",
         unset=default_root,
         default_text="`$XDG_CACHE_HOME/shoal`, else `~/.cache/shoal`",
     )
-    store_bytes: int = integer(
+    store_bytes: int = setting.integer(
         "SHOAL_STORE_BYTES",
         0,
         "bytes",
-        at_least(0, "at least 1, or 0 for all free space"),
+        setting.at_least(0, "at least 1, or 0 for all free space"),
         "Disk budget of SHOAL_STORE_DIR. 0: 90 % of the free disk space at startup.",
     )
-    torch_checkpoints: TorchCheckpoints = choice(
+    torch_checkpoints: TorchCheckpoints = setting.choice(
         "SHOAL_TORCH_CHECKPOINTS",
         "convert",
         TORCH_CHECKPOINTS,
         "Whether weights that exist only as torch checkpoints are converted once or refused.",
     )
-    catalog: Catalog = parsed(
+    catalog: Catalog = setting.parsed(
         "SHOAL_CATALOG",
         "folders, separated by colons",
         lambda given: read_catalog(parse_folders(given)),
@@ -153,164 +132,155 @@ class Settings:
         "Folders of cards that override values in models' files and in the shipped cards.",
         unset=lambda _: read_catalog(),
     )
-    device: DeviceChoice = choice(
+    device: DeviceChoice = setting.choice(
         "SHOAL_DEVICE",
         "auto",
         DEVICES,
         "The device of the worker. auto: an accelerator if there is one.",
     )
-    dtype: DtypeChoice = choice(
+    dtype: DtypeChoice = setting.choice(
         "SHOAL_DTYPE",
         "auto",
         DTYPES,
         "The number format of models. auto: bfloat16 where the hardware multiplies it, else "
         "float32.",
     )
-    threads: int = integer(
+    threads: int = setting.integer(
         "SHOAL_THREADS",
         1,
         "threads",
-        at_least(1),
+        setting.at_least(1),
         "Threads of a forward pass on a CPU.",
         unset=lambda _: len(os.sched_getaffinity(0)),
         default_text="the cores that the process may use",
     )
-    batch_tokens: int = integer(
+    batch_tokens: int = setting.integer(
         "SHOAL_BATCH_TOKENS",
         0,
         "tokens",
-        at_least(0, "at least 1, or 0 for the device's default"),
+        setting.at_least(0, "at least 1, or 0 for the device's default"),
         "Token budget of one forward pass. 0: 2048 on a CPU, 16384 on an accelerator.",
     )
-    batch_items: int = integer(
+    batch_items: int = setting.integer(
         "SHOAL_BATCH_ITEMS",
         512,
         "sequences",
-        at_least(1),
+        setting.at_least(1),
         "Maximum sequences of one forward pass.",
     )
-    max_age_seconds: float = number(
+    max_age_seconds: float = setting.seconds(
         "SHOAL_MAX_AGE_SECONDS",
         0.5,
-        "seconds",
-        above(0, 60),
+        setting.above(0, 60),
         "Sequences that have waited longer are batched strictly in order, even if they fit badly.",
     )
-    batch_seconds: float = number(
+    batch_seconds: float = setting.seconds(
         "SHOAL_BATCH_SECONDS",
         0.05,
-        "seconds",
-        in_range(0.001, 60),
+        setting.in_range(0.001, 60),
         "Maximum expected duration of a forward pass while several models or tenants share the "
         "device: up to twice that for a pass of fewer than 256 tokens, and four times that while "
         "one caller has the device alone.",
     )
-    memory_bytes: int = integer(
+    memory_bytes: int = setting.integer(
         "SHOAL_MEMORY_BYTES",
         0,
         "bytes",
-        at_least(0, "at least 1, or 0 for the device's default"),
+        setting.at_least(0, "at least 1, or 0 for the device's default"),
         "Bytes for models, including activations of a batch. 0: 60 % of the host's memory on a "
         "CPU, all but a reserve of the device's on an accelerator.",
     )
-    host_bytes: int | None = integer(
+    host_bytes: int | None = setting.integer(
         "SHOAL_HOST_BYTES",
         None,
         "bytes",
-        at_least(0, "at least 0, or empty for the device's default"),
+        setting.at_least(0, "at least 0, or empty for the device's default"),
         "Bytes of host memory for warm models. Empty: 0 on a CPU, half of the host's memory on an "
         "accelerator.",
         log=str,
     )
-    cuda_graphs: int = integer(
+    cuda_graphs: int = setting.integer(
         "SHOAL_CUDA_GRAPHS",
         48,
         "graphs",
-        at_least(0, "at least 1, or 0 for none"),
+        setting.at_least(0, "at least 1, or 0 for none"),
         "Maximum CUDA graphs per model, for forward passes of small batches. 0: all passes are "
         "launched eagerly.",
     )
-    cuda_in_flight: int = integer(
+    cuda_in_flight: int = setting.integer(
         "SHOAL_CUDA_IN_FLIGHT",
         2,
         "batches",
-        Allowed("1 or 2", lambda value: value in (1, 2)),
+        setting.Allowed("1 or 2", lambda value: value in (1, 2)),
         "Maximum batches on a CUDA device. 2 launches the next batch before the last one is over.",
     )
-    image_cache_bytes: int = integer(
+    image_cache_bytes: int = setting.integer(
         "SHOAL_IMAGE_CACHE_BYTES",
         128 << 20,
         "bytes",
-        at_least(0, "at least 1, or 0 for none"),
+        setting.at_least(0, "at least 1, or 0 for none"),
         "Bytes of free memory for caching image outputs, so that a repeated image is neither "
         "decoded nor computed. 128 MiB are 50,000 vectors of 512 numbers, or 250 pages of 1,030 "
         "vectors of 128. 0 disables the cache.",
     )
-    adapters: int = integer(
+    adapters: int = setting.integer(
         "SHOAL_ADAPTERS",
         32,
         "adapters",
-        at_least(1),
+        setting.at_least(1),
         "Maximum LoRA adapters loaded with each model.",
     )
-    eviction: str = choice(
-        "SHOAL_EVICTION",
-        DEFAULT,
-        tuple(POLICIES),
-        "The policy that chooses the models to evict.",
+    eviction: str = setting.choice(
+        "SHOAL_EVICTION", DEFAULT, tuple(POLICIES), "The policy that chooses the models to evict."
     )
-    load_seconds: float = number(
+    load_seconds: float = setting.seconds(
         "SHOAL_LOAD_SECONDS",
         300.0,
-        "seconds",
-        in_range(1, 3600),
+        setting.in_range(1, 3600),
         "Time limit of a load, without the download.",
     )
-    heartbeat_seconds: float = number(
+    heartbeat_seconds: float = setting.seconds(
         "SHOAL_HEARTBEAT_SECONDS",
         2.0,
-        "seconds",
-        in_range(0.1, 5, "leases last 15 s"),
+        setting.in_range(0.1, 5, "leases last 15 s"),
         "Time between two heartbeats of a worker.",
     )
-    pull_wait_seconds: float = number(
+    pull_wait_seconds: float = setting.seconds(
         "SHOAL_PULL_WAIT_SECONDS",
         10.0,
-        "seconds",
-        in_range(0.1, 10),
+        setting.in_range(0.1, 10),
         "Maximum time that a pull waits at a router.",
     )
-    grace_seconds: float = number(
+    grace_seconds: float = setting.seconds(
         "SHOAL_GRACE_SECONDS",
         25.0,
-        "seconds",
-        in_range(0, 600),
+        setting.in_range(0, 600),
         "Maximum time of held jobs after SIGTERM before they are returned.",
     )
-    spot: str = text(
+    spot: str = setting.text(
         "SHOAL_SPOT",
         "none",
         "Source of preemption notices of a spot machine.",
-        Allowed("none, aws, gcp or file:/path", lambda value: bool(_SPOT.fullmatch(value))),
+        setting.Allowed("none, aws, gcp or file:/path", lambda value: bool(_SPOT.fullmatch(value))),
     )
-    health_address: str = text(
+    health_address: str = setting.text(
         "SHOAL_HEALTH_ADDRESS",
         "",
         "Listening address of grpc.health.v1. Empty: it is not served.",
         kind="host:port",
     )
-    metrics_address: str = metrics_address_setting()
-    log_level: LogLevel = log_level_setting()
+    metrics_address: str = setting.metrics_address()
+    log_level: setting.LogLevel = setting.log_level()
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        setting.check_fields(self)
         _check_trust(self.trust, self.routers)
 
     @staticmethod
-    def from_env(environ: Environ) -> Settings:
+    def from_env(environ: setting.Environ) -> Settings:
         """Read the variables. Raises InvalidInput naming the variable and its allowed values."""
-        return read_settings(Settings, environ)
+        return setting.read(Settings, environ)
 
     def describe(self) -> dict[str, str]:
         """Return the settings as text, for the log line at startup."""
-        return {name: str(value) for name, value in describe_settings(self).items()}
+        return {name: str(value) for name, value in setting.describe(self).items()}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from libs.queue.connection.acl import acl_file
-from libs.settings import variables_of
+from libs.setting import variables_of
 from services.edge.settings import Settings as EdgeSettings
 from services.router.admission.tenants import parse_tenants
 from services.router.settings import Settings as RouterSettings

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 from libs.errors import InvalidInput
 from libs.serving import Security
 from libs.serving.security.authentication import certified
-from libs.settings import NAME
+from libs.setting import NAME
 from services.local.trust.certificates import CALLERS, SERVERS, Party, issue_all
 from services.local.trust.command import certs, redis_acl
 

@@ -7,61 +7,48 @@ from pathlib import Path
 
 import pytest
 
+from libs import setting
 from libs.errors import InvalidInput
-from libs.settings import (
-    NAME,
-    Allowed,
-    Loggable,
-    above,
-    at_least,
-    check_fields,
-    choice,
-    declared,
-    describe_settings,
-    documented,
-    flag,
-    group,
-    identity,
-    in_range,
-    integer,
-    items,
-    number,
-    parsed,
-    path,
-    read_settings,
-    text,
-    variables_of,
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Oven:
-    oven_id: str = identity("SHOAL_OVEN_ID", "oven", "The oven's name.")
-    degrees: float = number("SHOAL_DEGREES", 180.0, "degrees", above(0, 300), "Temperature.")
-    loaves: int = integer("SHOAL_LOAVES", 4, "loaves", in_range(1, 9), "Loaves at a time.")
-    crumbs: int = integer("SHOAL_CRUMBS", 100, "crumbs", at_least(0), "Crumbs.", has_exponent=True)
-    minutes: int | None = integer("SHOAL_MINUTES", None, "minutes", at_least(1), "Duration.")
-    grain: str = choice("SHOAL_GRAIN", "rye", ("rye", "wheat"), "The flour.")
-    has_light: bool = flag("SHOAL_LIGHT", False, "Whether the light is on.")
-    recipe: Path | None = path("SHOAL_RECIPE", None, "The recipe.")
-    guests: tuple[str, ...] = items(
+    oven_id: str = setting.identity("SHOAL_OVEN_ID", "oven", "The oven's name.")
+    bake_seconds: float = setting.seconds(
+        "SHOAL_SECONDS", 180.0, setting.above(0, 300), "Duration."
+    )
+    loaves: int = setting.integer(
+        "SHOAL_LOAVES", 4, "loaves", setting.in_range(1, 9), "Loaves at a time."
+    )
+    crumbs: int = setting.integer(
+        "SHOAL_CRUMBS", 100, "crumbs", setting.at_least(0), "Crumbs.", has_exponent=True
+    )
+    minutes: int | None = setting.integer(
+        "SHOAL_MINUTES", None, "minutes", setting.at_least(1), "Time to cool."
+    )
+    grain: str = setting.choice("SHOAL_GRAIN", "rye", ("rye", "wheat"), "The flour.")
+    has_light: bool = setting.flag("SHOAL_LIGHT", False, "Whether the light is on.")
+    recipe: Path | None = setting.path("SHOAL_RECIPE", None, "The recipe.")
+    guests: tuple[str, ...] = setting.items(
         "SHOAL_GUESTS",
         (),
-        Allowed("names in lower case", lambda names: all(map(str.islower, names))),
+        setting.Allowed("names in lower case", lambda names: all(map(str.islower, names))),
         "Guests, separated by commas.",
     )
-    baker: str = text("SHOAL_BAKER", "ann", "The baker.", NAME, is_empty_refused=True)
-    shelf: str = text(
+    baker: str = setting.text(
+        "SHOAL_BAKER", "ann", "The baker.", setting.NAME, is_empty_refused=True
+    )
+    shelf: str = setting.text(
         "SHOAL_SHELF", "", "The shelf.", unset=lambda environ: environ.get("SHOAL_BAKER", "middle")
     )
-    key: str = text(
+    key: str = setting.text(
         "SHOAL_KEY",
         "",
         "The key.",
-        Allowed("digits", lambda key: not key or key.isdigit()),
+        setting.Allowed("digits", lambda key: not key or key.isdigit()),
         is_secret=True,
     )
-    times: tuple[int, ...] = parsed(
+    times: tuple[int, ...] = setting.parsed(
         "SHOAL_TIMES",
         "whole numbers, separated by colons",
         lambda given: tuple(map(int, given.split(":"))),
@@ -70,31 +57,31 @@ class Oven:
         log=lambda times: sum(times),
         log_name="total",
     )
-    door: tuple[str, str] = group(
+    door: tuple[str, str] = setting.group(
         lambda environ: (environ.get("SHOAL_DOOR", "shut"), environ.get("SHOAL_LOCK", "open")),
-        documented({"SHOAL_DOOR": "The door.", "SHOAL_LOCK": "Its lock."}),
+        setting.documented({"SHOAL_DOOR": "The door.", "SHOAL_LOCK": "Its lock."}),
         lambda: ("", ""),
         lambda door: {"door": door[0], "lock": door[1]},
     )
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        setting.check_fields(self)
 
 
 def test_unset_and_empty_variables_have_the_default() -> None:
-    names = [setting.variable for setting in variables_of(Oven)]
+    names = [setting.variable for setting in setting.variables_of(Oven)]
     empty = dict.fromkeys(set(names) - {"SHOAL_BAKER", "SHOAL_DOOR", "SHOAL_LOCK"}, "")
     for environ in ({}, empty):
-        oven = read_settings(Oven, environ)
+        oven = setting.read(Oven, environ)
         assert oven == Oven(oven.oven_id, shelf="middle", door=("shut", "open"))
-    assert (Oven("o").degrees, Oven("o").grain, Oven("o").minutes) == (180.0, "rye", None)
+    assert (Oven("o").bake_seconds, Oven("o").grain, Oven("o").minutes) == (180.0, "rye", None)
     assert Oven().oven_id != Oven().oven_id
 
 
 def test_variables_are_parsed() -> None:
     environ = {
         "SHOAL_OVEN_ID": "o",
-        "SHOAL_DEGREES": "2.5e1",
+        "SHOAL_SECONDS": "2.5e1",
         "SHOAL_LOAVES": "9",
         "SHOAL_CRUMBS": "2e3",
         "SHOAL_MINUTES": "3",
@@ -107,9 +94,9 @@ def test_variables_are_parsed() -> None:
         "SHOAL_TIMES": "1:2",
         "SHOAL_LOCK": "bolt",
     }
-    assert read_settings(Oven, environ) == Oven(
+    assert setting.read(Oven, environ) == Oven(
         oven_id="o",
-        degrees=25.0,
+        bake_seconds=25.0,
         loaves=9,
         crumbs=2000,
         minutes=3,
@@ -123,16 +110,24 @@ def test_variables_are_parsed() -> None:
         times=(1, 2),
         door=("shut", "bolt"),
     )
-    assert read_settings(Oven, environ, without=["loaves", "door"]).loaves == 4
+    assert setting.read(Oven, environ, without=["loaves", "door"]).loaves == 4
 
 
 @pytest.mark.parametrize(
     ("variable", "given", "message"),
     [
         ("SHOAL_OVEN_ID", "a b", "must be 1..63 letters, digits, '.', '_' or '-', not 'a b'"),
-        ("SHOAL_DEGREES", "0", "must be a number of degrees, above 0, at most 300, not '0'"),
-        ("SHOAL_DEGREES", "nan", "must be a number of degrees, above 0, at most 300, not 'nan'"),
-        ("SHOAL_DEGREES", "hot", "must be a number of degrees, above 0, at most 300, not 'hot'"),
+        ("SHOAL_SECONDS", "0", "must be a number of seconds, above 0, at most 300, not '0'"),
+        (
+            "SHOAL_SECONDS",
+            "nan",
+            "must be a number of seconds, above 0, at most 300, not 'nan'",
+        ),
+        (
+            "SHOAL_SECONDS",
+            "hot",
+            "must be a number of seconds, above 0, at most 300, not 'hot'",
+        ),
         ("SHOAL_LOAVES", "10", "must be a whole number of loaves, 1..9, not '10'"),
         ("SHOAL_LOAVES", "1.5", "must be a whole number of loaves, 1..9, not '1.5'"),
         ("SHOAL_LOAVES", "1e0", "must be a whole number of loaves, 1..9, not '1e0'"),
@@ -150,7 +145,7 @@ def test_error_names_variable_value_and_allowed_values(
     variable: str, given: str, message: str
 ) -> None:
     with pytest.raises(InvalidInput) as refusal:
-        read_settings(Oven, {variable: given})
+        setting.read(Oven, {variable: given})
     assert refusal.value.message == f"{variable} {message}"
     assert refusal.value.field == variable
 
@@ -164,17 +159,17 @@ def test_values_given_in_code_are_checked() -> None:
 
 def test_secret_is_in_no_error_log_or_repr() -> None:
     with pytest.raises(InvalidInput) as refusal:
-        read_settings(Oven, {"SHOAL_KEY": "hunter2"})
+        setting.read(Oven, {"SHOAL_KEY": "hunter2"})
     assert refusal.value.message == "SHOAL_KEY must be digits"
-    oven = read_settings(Oven, {"SHOAL_KEY": "4711"})
-    assert "4711" not in f"{oven!r} {describe_settings(oven)}"
-    assert describe_settings(oven)["key"] == "set"
+    oven = setting.read(Oven, {"SHOAL_KEY": "4711"})
+    assert "4711" not in f"{oven!r} {setting.describe(oven)}"
+    assert setting.describe(oven)["key"] == "set"
 
 
 def test_log_line_has_every_setting() -> None:
-    expected: dict[str, Loggable] = {
+    expected: dict[str, setting.Loggable] = {
         "oven_id": "o",
-        "degrees": 180.0,
+        "bake_seconds": 180.0,
         "loaves": 4,
         "crumbs": 100,
         "minutes": "",
@@ -197,8 +192,8 @@ def test_log_line_has_every_setting() -> None:
         times=(1, 2),
         door=("shut", "bolt"),
     )
-    assert describe_settings(oven) == expected
-    assert set(expected) - set(describe_settings(oven, without=["door", "key"])) == {
+    assert setting.describe(oven) == expected
+    assert set(expected) - set(setting.describe(oven, without=["door", "key"])) == {
         "door",
         "lock",
         "key",
@@ -206,6 +201,11 @@ def test_log_line_has_every_setting() -> None:
 
 
 def test_variables_of_a_class_include_those_of_groups() -> None:
-    assert [setting.variable for setting in variables_of(Oven)][-2:] == ["SHOAL_DOOR", "SHOAL_LOCK"]
-    assert list(declared(Oven))[-1] == "door"
-    assert "SHOAL_LOCK" not in {one.variable for one in variables_of(Oven, without=["door"])}
+    assert [setting.variable for setting in setting.variables_of(Oven)][-2:] == [
+        "SHOAL_DOOR",
+        "SHOAL_LOCK",
+    ]
+    assert list(setting.declared(Oven))[-1] == "door"
+    assert "SHOAL_LOCK" not in {
+        one.variable for one in setting.variables_of(Oven, without=["door"])
+    }

@@ -14,7 +14,7 @@ from shoal.transport import trust
 
 from libs.queue.connection.trust import RedisTrust
 from libs.serving.security.settings import Security
-from libs.settings import Setting, declared, documented, shown
+from libs.setting import Setting, declared, documented, shown
 from services.edge.settings import Settings as Edge
 from services.router.settings import RoutingFiles
 from services.router.settings import Settings as Router
@@ -95,7 +95,7 @@ def _check_complete(described: set[str], root: Path = ROOT) -> None:
     read = {name for text in texts.values() for name in VARIABLE.findall(text)}
     if missing := sorted(read - described):
         raise SystemExit(
-            f"no settings class declares {', '.join(missing)}: use `libs/settings.py`, so that "
+            f"no settings class declares {', '.join(missing)}: use `libs/setting.py`, so that "
             "the variable is checked, logged and documented"
         )
     if unread := sorted(described - read):

@@ -20,6 +20,7 @@ from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError as RedisConnectionError
 from shoal.transport.trust import Tls, Watched
 
+from libs import setting
 from libs.environment import check, is_loopback_host
 from libs.errors import InvalidInput
 from libs.queue.connection.urls import (
@@ -29,7 +30,6 @@ from libs.queue.connection.urls import (
     servers,
     without_password,
 )
-from libs.settings import Environ, group, path, read_settings, text, variables_of
 
 _BEYOND: Final = (
     "rediss:// or rediss+sentinel:// (TLS) for a Redis beyond this machine: requests and the"
@@ -42,23 +42,25 @@ _BEYOND: Final = (
 class RedisTrust:
     """The files with which a process authenticates Redis and itself."""
 
-    password_file: Path | None = path(
+    password_file: Path | None = setting.path(
         "SHOAL_REDIS_PASSWORD_FILE", None, "The file that holds the password."
     )
-    ca: Path | None = path(
+    ca: Path | None = setting.path(
         "SHOAL_REDIS_CA",
         None,
         "The authorities that sign Redis' certificate. Empty: the system's.",
         "PEM file",
     )
-    certificate: Path | None = path(
+    certificate: Path | None = setting.path(
         "SHOAL_REDIS_CERT",
         None,
         "The client certificate, for a Redis that requires one.",
         "PEM file",
     )
-    key: Path | None = path("SHOAL_REDIS_KEY", None, "The key of SHOAL_REDIS_CERT.", "PEM file")
-    sentinel_password_file: Path | None = path(
+    key: Path | None = setting.path(
+        "SHOAL_REDIS_KEY", None, "The key of SHOAL_REDIS_CERT.", "PEM file"
+    )
+    sentinel_password_file: Path | None = setting.path(
         "SHOAL_REDIS_SENTINEL_PASSWORD_FILE",
         None,
         "The file that holds the password of Sentinels, which is separate. Empty: they are asked "
@@ -66,8 +68,8 @@ class RedisTrust:
     )
 
     @staticmethod
-    def from_env(environ: Environ) -> RedisTrust:
-        return read_settings(RedisTrust, environ)
+    def from_env(environ: setting.Environ) -> RedisTrust:
+        return setting.read(RedisTrust, environ)
 
     def check(self, url: str, *, allow_insecure: bool = False) -> None:
         """Raise InvalidInput, naming the variable, if these settings are invalid.
@@ -186,7 +188,7 @@ class RedisTrust:
 
 def redis_url_setting() -> str:
     """Declare the URL of Redis."""
-    return text(
+    return setting.text(
         "SHOAL_REDIS_URL",
         "redis://127.0.0.1:6379/0",
         "The URL of Redis: redis://, rediss://, redis+sentinel://, rediss+sentinel:// or unix://.",
@@ -199,7 +201,9 @@ def redis_url_setting() -> str:
 
 def redis_trust_settings() -> RedisTrust:
     """Declare the files with which a process authenticates Redis and itself."""
-    return group(RedisTrust.from_env, variables_of(RedisTrust), RedisTrust, RedisTrust.describe)
+    return setting.group(
+        RedisTrust.from_env, setting.variables_of(RedisTrust), RedisTrust, RedisTrust.describe
+    )
 
 
 class TlsConnection(SSLConnection):

@@ -13,27 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from libs import setting
 from libs.environment import check, is_loopback_host
 from libs.errors import InvalidInput
 from libs.serving.security.identity import is_printable
 from libs.serving.security.tls import TlsFiles
-from libs.settings import (
-    Allowed,
-    Environ,
-    Loggable,
-    check_fields,
-    describe_settings,
-    flag,
-    group,
-    path,
-    read_settings,
-    text,
-    variables_of,
-)
 
 DEFAULT_TRUST_DOMAIN: Final = "shoal"
 _TRUST_DOMAIN: Final = re.compile(r"[a-z0-9._-]{1,255}")
-_CLAIM: Final = Allowed(
+_CLAIM: Final = setting.Allowed(
     "1..128 printable ASCII characters without spaces",
     lambda value: not value or is_printable(value),
 )
@@ -51,47 +39,47 @@ class Security:
     when they are used.
     """
 
-    cert: Path | None = path(
+    cert: Path | None = setting.path(
         "SHOAL_TLS_CERT",
         None,
         "The server's certificate chain. Set with SHOAL_TLS_KEY.",
         "PEM file",
     )
-    key: Path | None = path("SHOAL_TLS_KEY", None, "The key of SHOAL_TLS_CERT.", "PEM file")
-    client_ca: Path | None = path(
+    key: Path | None = setting.path("SHOAL_TLS_KEY", None, "The key of SHOAL_TLS_CERT.", "PEM file")
+    client_ca: Path | None = setting.path(
         "SHOAL_TLS_CLIENT_CA",
         None,
         "If set, every caller must present a certificate of one of these authorities. Needs "
         "SHOAL_TLS_CERT.",
         "PEM file",
     )
-    tokens: Path | None = path(
+    tokens: Path | None = setting.path(
         "SHOAL_TOKENS", None, "The file of accepted tokens with their tenants and roles."
     )
-    jwks: Path | None = path(
+    jwks: Path | None = setting.path(
         "SHOAL_JWKS",
         None,
         "The file of keys that sign accepted JWTs. Needs SHOAL_JWT_ISSUER and SHOAL_JWT_AUDIENCE.",
     )
-    issuer: str = text("SHOAL_JWT_ISSUER", "", "The `iss` that JWTs must have.", _CLAIM)
-    audience: str = text("SHOAL_JWT_AUDIENCE", "", "The `aud` that JWTs must have.", _CLAIM)
-    trust_domain: str = text(
+    issuer: str = setting.text("SHOAL_JWT_ISSUER", "", "The `iss` that JWTs must have.", _CLAIM)
+    audience: str = setting.text("SHOAL_JWT_AUDIENCE", "", "The `aud` that JWTs must have.", _CLAIM)
+    trust_domain: str = setting.text(
         "SHOAL_TRUST_DOMAIN",
         DEFAULT_TRUST_DOMAIN,
         "The trust domain in callers' certificates: "
         "spiffe://<trust domain>/<role>/<tenant or name>.",
-        Allowed(
+        setting.Allowed(
             "lower-case letters, digits, '.', '_' or '-'",
             lambda value: bool(_TRUST_DOMAIN.fullmatch(value)),
         ),
     )
-    allow_insecure: bool = flag(
+    allow_insecure: bool = setting.flag(
         "SHOAL_ALLOW_INSECURE",
         False,
         "1: serve and send without TLS or credentials beyond this machine, because something else "
         "protects it.",
     )
-    health_address: str = text(
+    health_address: str = setting.text(
         "SHOAL_HEALTH_ADDRESS",
         "",
         "A second address for health probes, without TLS. Empty: none.",
@@ -120,10 +108,10 @@ class Security:
             "SHOAL_JWT_AUDIENCE",
             "set if SHOAL_JWKS is: the `aud` that tokens must have",
         )
-        check_fields(self)
+        setting.check_fields(self)
 
     @staticmethod
-    def from_env(environ: Environ, without: Collection[str] = ()) -> Security:
+    def from_env(environ: setting.Environ, without: Collection[str] = ()) -> Security:
         """Read the variables and validate the files.
 
         Args:
@@ -132,7 +120,7 @@ class Security:
         Raises:
             InvalidInput: Names the variable, or the file with line and key.
         """
-        security = read_settings(Security, environ, without)
+        security = setting.read(Security, environ, without)
         security.check_files()
         return security
 
@@ -168,7 +156,7 @@ class Security:
 
             read_keys(self.jwks, self.issuer, self.audience)
 
-    def describe(self, without: Collection[str] = ()) -> dict[str, Loggable]:
+    def describe(self, without: Collection[str] = ()) -> dict[str, setting.Loggable]:
         """Return the names of the files, without contents, for the log line at startup.
 
         Args:
@@ -181,12 +169,14 @@ class Security:
             if self.client_ca
             else "on"
         )
-        return {"tls": tls, **describe_settings(self, ("cert", "key", "client_ca", *without))}
+        return {"tls": tls, **setting.describe(self, ("cert", "key", "client_ca", *without))}
 
 
 def security_settings() -> Security:
     """Declare TLS, authentication and exposure of a server."""
-    return group(Security.from_env, variables_of(Security), Security, Security.describe)
+    return setting.group(
+        Security.from_env, setting.variables_of(Security), Security, Security.describe
+    )
 
 
 def check_exposure(address: str, security: Security) -> None:
