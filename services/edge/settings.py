@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, get_args
 
 from shoal.transport.addresses import is_local
 from shoal.transport.trust import Tls, tls_from
 
-from libs.environment import (
-    LOG_LEVELS,
-    LogLevel,
-    check,
-    check_name,
-    choice,
-    integer,
-    number,
-    random_id,
-)
+from libs import setting
+from libs.environment import check
 from libs.errors import InvalidInput
-from libs.serving import Security
-from libs.serving.security.settings import DEFAULT_TRUST_DOMAIN, is_loopback
+from libs.serving.security.settings import Security, is_loopback
 from libs.serving.watched import Watched
 from libs.telemetry.exposition import parse_address
 from services.edge.aliases import watch_aliases
@@ -33,15 +24,124 @@ from services.edge.console.access import name_of
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary, read_vocabulary
 
-_ROUTERS_TLS = (
-    "SHOAL_ROUTERS_TLS",
-    "SHOAL_ROUTERS_CA",
-    "SHOAL_ROUTERS_CERT",
-    "SHOAL_ROUTERS_KEY",
-    "SHOAL_ROUTERS_NAME",
+DEFAULT_ADDRESS: Final = "127.0.0.1:8080"
+_ROUTERS_TLS: Final = (
+    ("SHOAL_TLS", "SHOAL_ROUTERS_TLS", "1: use TLS with the system's authorities."),
+    (
+        "SHOAL_TLS_CA",
+        "SHOAL_ROUTERS_CA",
+        "The authorities that sign the routers' certificates, a PEM file.",
+    ),
+    ("SHOAL_TLS_CERT", "SHOAL_ROUTERS_CERT", "The edge's client certificate, a PEM file."),
+    ("SHOAL_TLS_KEY", "SHOAL_ROUTERS_KEY", "The key of SHOAL_ROUTERS_CERT, a PEM file."),
+    (
+        "SHOAL_TLS_NAME",
+        "SHOAL_ROUTERS_NAME",
+        "The name in the routers' certificate, if it is not that of the address.",
+    ),
 )
+"""Variables of a client, those of the edge with the same meaning, and their descriptions."""
+_ROUTERS_CHECK: Final = ("tokens", "jwks", "issuer", "audience")
+"""Fields of `Security` that an edge has no use for: routers check the callers' tokens."""
 _ORIGIN: Final = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[1-9][0-9]{0,4}))?"
+)
+
+
+def _installed_vocabulary() -> Vocabulary | None:
+    path = installed_cl100k()
+    return _read_vocabulary(str(path)) if path else None
+
+
+def _read_vocabulary(path: str) -> Vocabulary:
+    try:
+        return read_vocabulary(Path(path).read_bytes())
+    except OSError as error:
+        raise InvalidInput(
+            f"SHOAL_CL100K: {path} cannot be read: {error.strerror}", field="SHOAL_CL100K"
+        ) from error
+    except ValueError as error:
+        raise InvalidInput(
+            f"SHOAL_CL100K: {path} is not a tiktoken file: {error}", field="SHOAL_CL100K"
+        ) from error
+
+
+def _has_console(environ: setting.Environ) -> bool:
+    """Return whether the console would listen only on this machine, for callers without
+    certificates.
+    """
+    address = (
+        environ.get("SHOAL_CONSOLE_ADDRESS") or environ.get("SHOAL_HTTP_ADDRESS") or DEFAULT_ADDRESS
+    )
+    return is_loopback(address) and not environ.get("SHOAL_TLS_CLIENT_CA")
+
+
+def _is_origin(text: str) -> bool:
+    """Return whether a browser, or an app based on one, can send this Origin: any scheme, no path,
+    no port that is the scheme's default.
+    """
+    found = _ORIGIN.fullmatch(text)
+    return found is not None and (found["scheme"], found["port"]) not in (
+        ("http", "80"),
+        ("https", "443"),
+    )
+
+
+def _is_console_origin(text: str) -> bool:
+    try:
+        name_of(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_host(name: str) -> bool:
+    return (
+        name == name.lower()
+        and name.isascii()
+        and all(letter.isalnum() or letter in "-." for letter in name)
+    )
+
+
+def _is_address(address: str) -> bool:
+    try:
+        parse_address(address)
+    except InvalidInput:
+        return False
+    return True
+
+
+def _parse_tei_addresses(text: str) -> tuple[tuple[str, str], ...]:
+    """Parse host:port=model, separated by commas."""
+    parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    return tuple((address.strip(), model.strip()) for address, _, model in parts)
+
+
+def _format_tei_addresses(tei_addresses: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(f"{address}={model}" if model else address for address, model in tei_addresses)
+
+
+def _routers_tls(environ: setting.Environ) -> Tls | None:
+    """Read SHOAL_ROUTERS_…, which correspond to a worker's SHOAL_TLS_…: SHOAL_TLS_… configure the
+    edge as a server.
+    """
+    try:
+        tls = tls_from({ours: environ.get(theirs, "") for ours, theirs, _ in _ROUTERS_TLS})
+        if tls is not None:
+            tls.read()
+    except ValueError as error:
+        message = str(error)
+        for ours, theirs, _ in _ROUTERS_TLS:
+            if ours != "SHOAL_TLS":
+                message = message.replace(ours, theirs)
+        raise InvalidInput(message, field="SHOAL_ROUTERS_CA") from None
+    return tls
+
+
+_ADDRESS: Final = setting.Allowed("host:port", _is_address)
+_HOSTS: Final = setting.Allowed(
+    "names without ports, in lower case, separated by commas",
+    lambda hosts: all(map(_is_host, hosts)),
 )
 
 
@@ -49,141 +149,211 @@ _ORIGIN: Final = re.compile(
 class Settings:
     """Configuration of one edge process. Times in seconds, sizes in bytes."""
 
-    edge_id: str
-    address: str = "127.0.0.1:8080"
-    security: Security = field(default_factory=Security)
-    """TLS for callers: SHOAL_TLS_CERT, SHOAL_TLS_KEY, and SHOAL_TLS_CLIENT_CA if they must present
-    certificates. Tokens are passed on, and routers check them.
-    """
-    tei_http: tuple[tuple[str, str], ...] = ()
-    """Addresses that serve TEI's paths for one model, each with the model."""
-    tei_grpc: tuple[tuple[str, str], ...] = ()
-    """Addresses of TEI's gRPC API, each with its model. An empty model stands for the aliases
-    embed, rerank and predict.
-    """
-    routers: tuple[str, ...] = ("127.0.0.1:50051",)
-    routers_tls: Tls | None = None
-    """TLS for routers: SHOAL_ROUTERS_CA, SHOAL_ROUTERS_CERT, SHOAL_ROUTERS_KEY, SHOAL_ROUTERS_NAME.
-    """
-    aliases: Watched[Names] = field(default_factory=lambda: Watched.fixed(Names({})))
-    vocabulary: Vocabulary | None = None
-    """The vocabulary of OpenAI's cl100k_base tokenizer (SHOAL_CL100K, or an installed package),
-    which converts token ids in `input` to text. None refuses them.
-    """
-    hosts: tuple[str, ...] = ()
-    """Names that the Host of a request may have in addition to this machine's and to addresses, if
-    routers accept anonymous calls.
-    """
-    origins: tuple[str, ...] = ()
-    """Origins of web pages that may call the edge (https://app.example), by CORS. If empty, no
-    foreign page may.
-    """
-    console: bool = False
-    """Whether the console is served."""
-    console_address: str = ""
-    """The console's address; empty for `address`."""
-    console_hosts: tuple[str, ...] = ()
-    """Names under which browsers may open the console, in addition to this machine's loopback."""
-    console_origins: tuple[str, ...] = ()
-    """Origins under which browsers know the console (https://mesh.example) behind a proxy. Their
-    names become allowed hosts. If empty, the origin must match the Host.
-    """
-    metrics_address: str = ""
-    """Where Prometheus scrapes: host:port, plain HTTP without credentials. Empty disables it."""
-    body_bytes: int = 64 << 20
-    """The maximum size of a request's body."""
-    in_flight_bytes: int = 512 << 20
-    """The memory limit of bodies of requests in flight; above it new requests are refused with
-    QUEUE_FULL.
-    """
-    compression: Compression = "auto"
-    """Whether answers are compressed for clients that accept it. auto: for callers beyond this
-    machine.
-    """
-    connections: int = 10_000
-    header_seconds: float = 10.0
-    """The time limit of a request's head."""
-    body_seconds: float = 60.0
-    """The time limit of a request's body."""
-    body_pause_seconds: float = 10.0
-    """The time limit between two pieces of a request's body."""
-    idle_seconds: float = 75.0
-    """The time limit of an idle connection. It must exceed the load balancer's idle timeout
-    (usually 60 s), or clients see resets.
-    """
-    deadline_seconds: float = 60.0
-    """The deadline of requests that specify none."""
-    max_deadline_seconds: float = 600.0
-    grace_seconds: float = 25.0
-    """The time limit of requests in flight after SIGTERM."""
-    log_level: LogLevel = "INFO"
+    edge_id: str = setting.identity("SHOAL_EDGE_ID", "edge", "The edge's name in logs and metrics.")
+    address: str = setting.text(
+        "SHOAL_HTTP_ADDRESS", DEFAULT_ADDRESS, "The listening address of HTTP.", _ADDRESS
+    )
+    security: Security = setting.group(
+        partial(Security.from_env, without=_ROUTERS_CHECK),
+        setting.variables_of(Security, without=_ROUTERS_CHECK),
+        Security,
+        lambda security: security.describe(without=_ROUTERS_CHECK),
+    )
+    """TLS for callers. Their tokens are passed on, and routers check them."""
+    tei_http: tuple[tuple[str, str], ...] = setting.parsed(
+        "SHOAL_TEI_HTTP_ADDRESSES",
+        "list",
+        _parse_tei_addresses,
+        tuple,
+        "Addresses that serve TEI's paths for one model, each with the model.",
+        setting.Allowed(
+            "host:port=model, or several separated by commas",
+            lambda addresses: all(_is_address(address) and model for address, model in addresses),
+        ),
+        log=_format_tei_addresses,
+    )
+    tei_grpc: tuple[tuple[str, str], ...] = setting.parsed(
+        "SHOAL_TEI_GRPC_ADDRESSES",
+        "list",
+        _parse_tei_addresses,
+        tuple,
+        "Addresses of TEI's gRPC API, each with its model. An address without a model serves the "
+        "aliases embed, rerank and predict.",
+        setting.Allowed(
+            "host:port or host:port=model, or several separated by commas",
+            lambda addresses: all(_is_address(address) for address, _ in addresses),
+        ),
+        log=_format_tei_addresses,
+    )
+    routers: tuple[str, ...] = setting.routers()
+    routers_tls: Tls | None = setting.group(
+        _routers_tls,
+        setting.documented({theirs: description for _, theirs, description in _ROUTERS_TLS}),
+        lambda: None,
+        lambda tls: "none" if tls is None else "mutual" if tls.certificate_chain else "on",
+    )
+    """TLS for routers."""
+    aliases: Watched[Names] = setting.parsed(
+        "SHOAL_ALIASES",
+        "YAML file",
+        lambda given: watch_aliases(Path(given)),
+        lambda: Watched.fixed(Names({})),
+        "The file of aliases: names that clients send, each with its model.",
+        log=lambda aliases: len(aliases.content.aliases),
+    )
+    vocabulary: Vocabulary | None = setting.parsed(
+        "SHOAL_CL100K",
+        "path",
+        lambda given: None if given == "none" else _read_vocabulary(given),
+        lambda: None,
+        "The vocabulary of OpenAI's cl100k_base tokenizer, which converts token ids in `input` to "
+        "text. none: they are refused.",
+        unset=lambda _: _installed_vocabulary(),
+        default_text="the file of an installed package, if there is one",
+        log=lambda vocabulary: 0 if vocabulary is None else len(vocabulary.tokens),
+        log_name="cl100k",
+    )
+    hosts: tuple[str, ...] = setting.items(
+        "SHOAL_HTTP_HOSTS",
+        (),
+        _HOSTS,
+        "Names that the Host of a request may have in addition to this machine's and to addresses, "
+        "if routers accept anonymous calls.",
+    )
+    origins: tuple[str, ...] = setting.items(
+        "SHOAL_HTTP_ORIGINS",
+        (),
+        setting.Allowed(
+            "origins such as https://app.example, http://[::1]:3000 or tauri://localhost, in lower "
+            "case, separated by commas",
+            lambda origins: all(map(_is_origin, origins)),
+        ),
+        "Origins of web pages that may call the edge, by CORS. Empty: no foreign page may.",
+    )
+    console: bool = setting.flag(
+        "SHOAL_CONSOLE",
+        False,
+        "Whether the console is served.",
+        unset=_has_console,
+        default_text="1 on loopback without client certificates, else 0",
+    )
+    console_address: str = setting.text(
+        "SHOAL_CONSOLE_ADDRESS",
+        "",
+        "The console's address. Empty: SHOAL_HTTP_ADDRESS.",
+        setting.Allowed("host:port", lambda address: not address or _is_address(address)),
+    )
+    console_hosts: tuple[str, ...] = setting.items(
+        "SHOAL_CONSOLE_HOSTS",
+        (),
+        _HOSTS,
+        "Names under which browsers may open the console, in addition to this machine's loopback.",
+    )
+    console_origins: tuple[str, ...] = setting.items(
+        "SHOAL_CONSOLE_ORIGINS",
+        (),
+        setting.Allowed(
+            "origins such as https://mesh.example or https://mesh.example:8443, in lower case, "
+            "separated by commas",
+            lambda origins: all(map(_is_console_origin, origins)),
+        ),
+        "Origins under which browsers know the console behind a proxy. Their names become allowed "
+        "hosts. Empty: the origin must match the Host.",
+    )
+    metrics_address: str = setting.metrics_address()
+    body_bytes: int = setting.integer(
+        "SHOAL_HTTP_BODY_BYTES",
+        64 << 20,
+        "bytes",
+        setting.in_range(1024, 1 << 30),
+        "The maximum size of a request's body.",
+    )
+    in_flight_bytes: int = setting.integer(
+        "SHOAL_HTTP_IN_FLIGHT_BYTES",
+        512 << 20,
+        "bytes",
+        setting.at_least(0, "at least SHOAL_HTTP_BODY_BYTES"),
+        "The memory limit of bodies of requests in flight; above it new requests are refused with "
+        "QUEUE_FULL.",
+    )
+    compression: Compression = setting.choice(
+        "SHOAL_HTTP_COMPRESSION",
+        "auto",
+        get_args(Compression),
+        "Whether answers are compressed for clients that accept it. auto: for callers beyond this "
+        "machine.",
+    )
+    connections: int = setting.integer(
+        "SHOAL_HTTP_CONNECTIONS",
+        10_000,
+        "connections",
+        setting.in_range(1, 1_000_000),
+        "Maximum open connections.",
+    )
+    header_seconds: float = setting.seconds(
+        "SHOAL_HTTP_HEADER_SECONDS",
+        10.0,
+        setting.above(0, 3600),
+        "The time limit of a request's head.",
+    )
+    body_seconds: float = setting.seconds(
+        "SHOAL_HTTP_BODY_SECONDS",
+        60.0,
+        setting.above(0, 3600),
+        "The time limit of a request's body.",
+    )
+    body_pause_seconds: float = setting.seconds(
+        "SHOAL_HTTP_BODY_PAUSE_SECONDS",
+        10.0,
+        setting.above(0, 3600),
+        "The time limit between two pieces of a request's body.",
+    )
+    idle_seconds: float = setting.seconds(
+        "SHOAL_HTTP_IDLE_SECONDS",
+        75.0,
+        setting.above(0, 3600),
+        "The time limit of an idle connection. It must exceed the load balancer's idle timeout "
+        "(usually 60 s), or clients see resets.",
+    )
+    deadline_seconds: float = setting.seconds(
+        "SHOAL_DEADLINE_SECONDS",
+        60.0,
+        setting.above(0, "SHOAL_LONGEST_DEADLINE_SECONDS"),
+        "The deadline of requests that specify none.",
+    )
+    max_deadline_seconds: float = setting.seconds(
+        "SHOAL_LONGEST_DEADLINE_SECONDS",
+        600.0,
+        setting.above(0, 86_400),
+        "Maximum deadline that a request may name.",
+        log_name="longest_deadline_seconds",
+    )
+    grace_seconds: float = setting.seconds(
+        "SHOAL_GRACE_SECONDS",
+        25.0,
+        setting.in_range(0, 600),
+        "The time limit of requests in flight after SIGTERM.",
+    )
+    log_level: setting.LogLevel = setting.log_level()
 
     def __post_init__(self) -> None:
-        check_name(self.edge_id, "SHOAL_EDGE_ID")
-        _check_address(self.address)
-        for name, tei_addresses in (
-            ("SHOAL_TEI_HTTP_ADDRESSES", self.tei_http),
-            ("SHOAL_TEI_GRPC_ADDRESSES", self.tei_grpc),
-        ):
-            for address, _ in tei_addresses:
-                _check_address(address, name)
-        check(
-            all(model for _, model in self.tei_http),
-            "SHOAL_TEI_HTTP_ADDRESSES",
-            "host:port=model, or several separated by commas",
-        )
-        check(
-            bool(self.routers) and all(self.routers),
-            "SHOAL_ROUTERS",
-            "host:port, or several separated by commas",
-        )
-        if self.console_address:
-            _check_address(self.console_address, "SHOAL_CONSOLE_ADDRESS")
-        for hosts, name in (
-            (self.hosts, "SHOAL_HTTP_HOSTS"),
-            (self.console_hosts, "SHOAL_CONSOLE_HOSTS"),
-        ):
-            check(
-                all(map(_is_host, hosts)),
-                name,
-                "names without ports, in lower case, separated by commas",
-            )
-        allowed = (
-            "origins such as https://app.example, http://[::1]:3000 or tauri://localhost, "
-            "in lower case, separated by commas"
-        )
-        check(all(map(_is_origin, self.origins)), "SHOAL_HTTP_ORIGINS", allowed)
-        allowed = (
-            "origins such as https://mesh.example or https://mesh.example:8443, "
-            "in lower case, separated by commas"
-        )
-        check(all(map(_is_console_origin, self.console_origins)), "SHOAL_CONSOLE_ORIGINS", allowed)
-        check(1024 <= self.body_bytes <= 1 << 30, "SHOAL_HTTP_BODY_BYTES", "1024..1073741824")
+        setting.check_fields(self)
+        self._check_limits()
+        self._check_trust()
+
+    def _check_limits(self) -> None:
+        """Raise InvalidInput for a value that contradicts that of another variable."""
         check(
             self.in_flight_bytes >= self.body_bytes,
             "SHOAL_HTTP_IN_FLIGHT_BYTES",
-            "at least SHOAL_HTTP_BODY_BYTES",
+            f"at least SHOAL_HTTP_BODY_BYTES ({self.body_bytes}), not {self.in_flight_bytes}",
         )
-        check(1 <= self.connections <= 1_000_000, "SHOAL_HTTP_CONNECTIONS", "1..1000000")
-        for seconds, name in (
-            (self.header_seconds, "SHOAL_HTTP_HEADER_SECONDS"),
-            (self.body_seconds, "SHOAL_HTTP_BODY_SECONDS"),
-            (self.body_pause_seconds, "SHOAL_HTTP_BODY_PAUSE_SECONDS"),
-            (self.idle_seconds, "SHOAL_HTTP_IDLE_SECONDS"),
-        ):
-            check(0 < seconds <= 3600, name, "above 0, at most 3600")
         check(
-            0 < self.deadline_seconds <= self.max_deadline_seconds,
+            self.deadline_seconds <= self.max_deadline_seconds,
             "SHOAL_DEADLINE_SECONDS",
-            "above 0, at most SHOAL_LONGEST_DEADLINE_SECONDS",
+            f"at most SHOAL_LONGEST_DEADLINE_SECONDS ({self.max_deadline_seconds:g}), "
+            f"not {self.deadline_seconds:g}",
         )
-        check(
-            self.max_deadline_seconds <= 86_400,
-            "SHOAL_LONGEST_DEADLINE_SECONDS",
-            "at most 86400",
-        )
-        check(0 <= self.grace_seconds <= 600, "SHOAL_GRACE_SECONDS", "0..600")
-        self._check_trust()
 
     def _check_trust(self) -> None:
         """Raise InvalidInput if credentials or texts would travel unencrypted beyond this
@@ -235,208 +405,13 @@ class Settings:
         return self.edge_id
 
     @staticmethod
-    def from_env(environ: Mapping[str, str]) -> Settings:
-        """Read SHOAL_* variables. Raises InvalidInput that names the variable and the allowed
+    def from_env(environ: setting.Environ) -> Settings:
+        """Read the variables. Raises InvalidInput that names the variable and the allowed
         values.
         """
-        aliases = environ.get("SHOAL_ALIASES", "")
-        address, console_address = (
-            environ.get("SHOAL_HTTP_ADDRESS") or "127.0.0.1:8080",
-            environ.get("SHOAL_CONSOLE_ADDRESS", ""),
-        )
-        security = _security(environ)
-        return Settings(
-            edge_id=environ.get("SHOAL_EDGE_ID") or random_id("edge"),
-            address=address,
-            security=security,
-            tei_http=_parse_tei_addresses(environ.get("SHOAL_TEI_HTTP_ADDRESSES", "")),
-            tei_grpc=_parse_tei_addresses(environ.get("SHOAL_TEI_GRPC_ADDRESSES", "")),
-            hosts=_list(environ.get("SHOAL_HTTP_HOSTS", "")),
-            origins=_list(environ.get("SHOAL_HTTP_ORIGINS", "")),
-            console=_has_console(
-                environ.get("SHOAL_CONSOLE", ""), console_address or address, security
-            ),
-            console_address=console_address,
-            console_hosts=_list(environ.get("SHOAL_CONSOLE_HOSTS", "")),
-            console_origins=_list(environ.get("SHOAL_CONSOLE_ORIGINS", "")),
-            routers=tuple(
-                part.strip()
-                for part in (environ.get("SHOAL_ROUTERS") or "127.0.0.1:50051").split(",")
-            ),
-            routers_tls=_routers_tls(environ),
-            aliases=watch_aliases(Path(aliases)) if aliases else Watched.fixed(Names({})),
-            vocabulary=_vocabulary(environ.get("SHOAL_CL100K", "")),
-            metrics_address=environ.get("SHOAL_METRICS_ADDRESS", ""),
-            body_bytes=integer(environ, "SHOAL_HTTP_BODY_BYTES", 64 << 20),
-            in_flight_bytes=integer(environ, "SHOAL_HTTP_IN_FLIGHT_BYTES", 512 << 20),
-            compression=choice(environ, "SHOAL_HTTP_COMPRESSION", "auto", get_args(Compression)),
-            connections=integer(environ, "SHOAL_HTTP_CONNECTIONS", 10_000),
-            header_seconds=number(environ, "SHOAL_HTTP_HEADER_SECONDS", 10.0),
-            body_seconds=number(environ, "SHOAL_HTTP_BODY_SECONDS", 60.0),
-            body_pause_seconds=number(environ, "SHOAL_HTTP_BODY_PAUSE_SECONDS", 10.0),
-            idle_seconds=number(environ, "SHOAL_HTTP_IDLE_SECONDS", 75.0),
-            deadline_seconds=number(environ, "SHOAL_DEADLINE_SECONDS", 60.0),
-            max_deadline_seconds=number(environ, "SHOAL_LONGEST_DEADLINE_SECONDS", 600.0),
-            grace_seconds=number(environ, "SHOAL_GRACE_SECONDS", 25.0),
-            log_level=choice(environ, "SHOAL_LOG_LEVEL", "INFO", LOG_LEVELS),
-        )
+        return setting.read(Settings, environ)
 
-    def describe(self) -> dict[str, str | float]:
+    def describe(self) -> dict[str, setting.Loggable]:
         """Return the values for the log line at startup."""
-        security = self.security
-        return {
-            "edge_id": self.edge_id,
-            "address": self.address,
-            "tei_http": _format_tei_addresses(self.tei_http),
-            "tei_grpc": _format_tei_addresses(self.tei_grpc),
-            "tls": "none"
-            if security.cert is None
-            else "callers present certificates"
-            if security.client_ca
-            else "on",
-            "allow_insecure": security.allow_insecure,
-            "health_address": security.health_address,
-            "routers": ", ".join(self.routers),
-            "routers_tls": "none"
-            if self.routers_tls is None
-            else "mutual"
-            if self.vouches
-            else "on",
-            "aliases": len(self.aliases.content.aliases),
-            "cl100k": len(self.vocabulary.tokens) if self.vocabulary is not None else 0,
-            "hosts": ", ".join(self.hosts),
-            "origins": ", ".join(self.origins),
-            "console": "off" if not self.console else self.console_address or self.address,
-            "console_origins": ", ".join(self.console_origins),
-            "metrics_address": self.metrics_address,
-            "body_bytes": self.body_bytes,
-            "in_flight_bytes": self.in_flight_bytes,
-            "compression": self.compression,
-            "connections": self.connections,
-            "header_seconds": self.header_seconds,
-            "body_seconds": self.body_seconds,
-            "body_pause_seconds": self.body_pause_seconds,
-            "idle_seconds": self.idle_seconds,
-            "deadline_seconds": self.deadline_seconds,
-            "longest_deadline_seconds": self.max_deadline_seconds,
-            "grace_seconds": self.grace_seconds,
-        }
-
-
-def _security(environ: Mapping[str, str]) -> Security:
-    """Read TLS without SHOAL_TOKENS and SHOAL_JWKS: routers check the callers' tokens."""
-    allow = environ.get("SHOAL_ALLOW_INSECURE") or "0"
-    check(allow in ("0", "1"), "SHOAL_ALLOW_INSECURE", "0 or 1")
-    cert, key, authorities = (
-        environ.get(name, "") for name in ("SHOAL_TLS_CERT", "SHOAL_TLS_KEY", "SHOAL_TLS_CLIENT_CA")
-    )
-    security = Security(
-        cert=Path(cert) if cert else None,
-        key=Path(key) if key else None,
-        client_ca=Path(authorities) if authorities else None,
-        trust_domain=environ.get("SHOAL_TRUST_DOMAIN") or DEFAULT_TRUST_DOMAIN,
-        allow_insecure=allow == "1",
-        health_address=environ.get("SHOAL_HEALTH_ADDRESS", ""),
-    )
-    security.check_files()
-    return security
-
-
-def _vocabulary(given: str) -> Vocabulary | None:
-    """Read the vocabulary from `given`: a path, empty for an installed package's file if one
-    exists, or `none`.
-    """
-    if given == "none":
-        return None
-    path = given or installed_cl100k()
-    if not path:
-        return None
-    try:
-        return read_vocabulary(Path(path).read_bytes())
-    except OSError as error:
-        raise InvalidInput(
-            f"SHOAL_CL100K: {path} cannot be read: {error.strerror}", field="SHOAL_CL100K"
-        ) from error
-    except ValueError as error:
-        raise InvalidInput(
-            f"SHOAL_CL100K: {path} is not a tiktoken file: {error}", field="SHOAL_CL100K"
-        ) from error
-
-
-def _has_console(given: str, address: str, security: Security) -> bool:
-    """Return SHOAL_CONSOLE if set; otherwise whether the console would listen only on this machine,
-    for callers without certificates.
-    """
-    check(given in ("", "0", "1"), "SHOAL_CONSOLE", "0 or 1")
-    if given:
-        return given == "1"
-    return is_loopback(address) and security.client_ca is None
-
-
-def _list(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, (part.strip() for part in text.split(","))))
-
-
-def _is_origin(text: str) -> bool:
-    """Return whether a browser, or an app based on one, can send this Origin: any scheme, no path,
-    no port that is the scheme's default.
-    """
-    found = _ORIGIN.fullmatch(text)
-    return found is not None and (found["scheme"], found["port"]) not in (
-        ("http", "80"),
-        ("https", "443"),
-    )
-
-
-def _is_console_origin(text: str) -> bool:
-    try:
-        name_of(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_host(name: str) -> bool:
-    return (
-        name == name.lower()
-        and name.isascii()
-        and all(letter.isalnum() or letter in "-." for letter in name)
-    )
-
-
-def _check_address(address: str, name: str = "SHOAL_HTTP_ADDRESS") -> None:
-    try:
-        parse_address(address)
-    except InvalidInput:
-        raise InvalidInput(f"{name} must be host:port, not {address!r}", field=name) from None
-
-
-def _parse_tei_addresses(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse host:port=model, separated by commas."""
-    parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
-    return tuple((address.strip(), model.strip()) for address, _, model in parts)
-
-
-def _format_tei_addresses(tei_addresses: tuple[tuple[str, str], ...]) -> str:
-    return ", ".join(f"{address}={model}" if model else address for address, model in tei_addresses)
-
-
-def _routers_tls(environ: Mapping[str, str]) -> Tls | None:
-    """Read SHOAL_ROUTERS_…, which correspond to a worker's SHOAL_TLS_…: SHOAL_TLS_… configure the
-    edge as a server.
-    """
-    renamed = {
-        name.replace("SHOAL_ROUTERS_TLS", "SHOAL_TLS").replace("SHOAL_ROUTERS_", "SHOAL_TLS_"): name
-        for name in _ROUTERS_TLS
-    }
-    try:
-        tls = tls_from({ours: environ.get(theirs, "") for ours, theirs in renamed.items()})
-        if tls is not None:
-            tls.read()
-    except ValueError as error:
-        message = str(error)
-        for ours, theirs in renamed.items():
-            if ours != "SHOAL_TLS":
-                message = message.replace(ours, theirs)
-        raise InvalidInput(message, field="SHOAL_ROUTERS_CA") from None
-    return tls
+        console = "off" if not self.console else self.console_address or self.address
+        return setting.describe(self, ("console_address",)) | {"console": console}

@@ -13,7 +13,7 @@ from tools.docs import settings
     ("code", "problem"),
     [
         ('environ["SHOAL_POOL"]', ""),
-        ('environ["SHOAL_POOL"] or environ["SHOAL_NEW"]', "describes no variable SHOAL_NEW"),
+        ('environ["SHOAL_POOL"] or environ["SHOAL_NEW"]', "no settings class declares SHOAL_NEW"),
         ("", "SHOAL_POOL: no code reads it"),
         ('environ["SHOAL_POOL"] or environ[f"SHOAL_TLS_{part}"]', "a.py composes the name"),
         ('environ["SHOAL_POOL"] or environ["SHOAL_" + name]', "a.py composes the name"),

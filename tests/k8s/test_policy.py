@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from libs.catalog.pools import read_pools
-from libs.environment import number
 from libs.serving import LIVENESS
 from services.edge.app import HEALTH_NAME as EDGE_HEALTH_NAME
 from services.edge.settings import Settings as EdgeSettings
@@ -206,11 +205,8 @@ def test_redis_does_not_log_commands_of_clients(key: str) -> None:
 
 def test_pods_end_before_they_are_killed(objects: tuple[Object, ...]) -> None:
     for workload, container in pods(objects):
-        grace = number(
-            environment(objects, container),
-            "SHOAL_GRACE_SECONDS",
-            GRACE_SECONDS[component(workload)],
-        )
+        given = environment(objects, container).get("SHOAL_GRACE_SECONDS")
+        grace = float(given or GRACE_SECONDS[component(workload)])
         pause = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         assert (
             template(workload)["spec"]["terminationGracePeriodSeconds"]

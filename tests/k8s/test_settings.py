@@ -4,13 +4,14 @@ default that is good here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from libs.queue.connection.acl import acl_file
+from libs.setting import variables_of
 from services.edge.settings import Settings as EdgeSettings
 from services.router.admission.tenants import parse_tenants
 from services.router.settings import Settings as RouterSettings
@@ -32,11 +33,11 @@ from tests.k8s.manifests import (
 from tests.k8s.pods import Node
 
 T = TypeVar("T")
-READ: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
-    "edge": EdgeSettings.from_env,
-    "router": RouterSettings.from_env,
-    "scheduler": SchedulerSettings.from_env,
-    "worker": WorkerSettings.from_env,
+SETTINGS: Mapping[str, type[Any]] = {
+    "edge": EdgeSettings,
+    "router": RouterSettings,
+    "scheduler": SchedulerSettings,
+    "worker": WorkerSettings,
 }
 OTHERS = ("OTEL_", "PYTHON", "HF_", "POD_", "TRITON_")
 """Prefixes of variables that are read by libraries, or referenced by other variables."""
@@ -152,8 +153,12 @@ class Asked(dict[str, str]):
 
 def asked(service: str) -> set[str]:
     environ = Asked()
-    READ[service](environ)
+    SETTINGS[service].from_env(environ)
     return {name for name in environ.names if name.startswith("SHOAL_")}
+
+
+def declared(service: str) -> set[str]:
+    return {setting.variable for setting in variables_of(SETTINGS[service])}
 
 
 def variable_names(objects: tuple[Object, ...], service: str) -> set[str]:
@@ -166,9 +171,14 @@ def variable_names(objects: tuple[Object, ...], service: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("service", READ)
+@pytest.mark.parametrize("service", SETTINGS)
+def test_service_reads_the_variables_that_it_declares(service: str) -> None:
+    assert asked(service) == declared(service)
+
+
+@pytest.mark.parametrize("service", SETTINGS)
 def test_every_variable_is_one_that_the_service_reads(service: str) -> None:
-    known = asked(service)
+    known = declared(service)
     assert len(known) > 10
     for name in (*EVERY, *CHARTS):
         unknown = {
@@ -177,7 +187,7 @@ def test_every_variable_is_one_that_the_service_reads(service: str) -> None:
         assert unknown == set(), f"in {name}"
 
 
-@pytest.mark.parametrize("service", READ)
+@pytest.mark.parametrize("service", SETTINGS)
 def test_every_variable_that_a_service_reads_is_set_somewhere_or_good_as_it_is(
     service: str,
 ) -> None:
@@ -187,7 +197,7 @@ def test_every_variable_that_a_service_reads_is_set_somewhere_or_good_as_it_is(
         for one in variable_names(rendered(name), service)
         if not one.startswith(OTHERS)
     }
-    assert asked(service) == somewhere | GOOD_DEFAULTS[service]
+    assert declared(service) == somewhere | GOOD_DEFAULTS[service]
     assert somewhere & GOOD_DEFAULTS[service] == set()
 
 
@@ -214,7 +224,7 @@ def test_services_take_the_settings_of_their_pods(name: str, tmp_path: Path) -> 
         if component(workload) == "redis":
             continue
         variables = node.pod(workload).environment()
-        settings = READ[component(workload)](variables)
+        settings = SETTINGS[component(workload)].from_env(variables)
         assert settings.metrics_address
         assert (
             settings.health_address

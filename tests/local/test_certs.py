@@ -18,10 +18,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from typer.testing import CliRunner, Result
 
-from libs.environment import check_name
 from libs.errors import InvalidInput
 from libs.serving import Security
 from libs.serving.security.authentication import certified
+from libs.setting import NAME
 from services.local.trust.certificates import CALLERS, SERVERS, Party, issue_all
 from services.local.trust.command import certs, redis_acl
 
@@ -201,7 +201,7 @@ def test_invalid_option_is_refused_before_anything_is_written(
 
 def test_names_of_parties_are_names(tmp_path: Path) -> None:
     for text in ("client/a", "worker/gpu-1.pool_a"):
-        check_name(Party.parse(text).name, "name")
+        assert NAME.holds(Party.parse(text).name)
     with pytest.raises(InvalidInput):
         Party.parse("client/")
 

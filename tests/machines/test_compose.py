@@ -22,7 +22,7 @@ from services.local.redis_server import find_redis_server
 from services.local.settings import MINILM, packaged_minilm
 from tests.k8s import dockerfile
 from tests.k8s.manifests import ROOT, component, containers, named, rendered, template, workloads
-from tests.k8s.test_settings import READ, asked
+from tests.k8s.test_settings import SETTINGS, declared
 from tests.support.cluster import lasting_port
 from tests.support.waiting import wait_until
 
@@ -66,8 +66,10 @@ def test_images_have_the_tags_of_the_manifests() -> None:
 def test_services_read_each_setting_and_take_it(name: str) -> None:
     role = role_of(OURS[name])
     variables = {key: as_shell(value, {}) for key, value in OURS[name]["environment"].items()}
-    assert set(variables) <= asked(role) | ({TRITON_CACHE} if role == "worker" else set())
-    settings = READ[role](variables | dockerfile.variables(OURS[name]["build"]["target"]))
+    assert set(variables) <= declared(role) | ({TRITON_CACHE} if role == "worker" else set())
+    settings = SETTINGS[role].from_env(
+        variables | dockerfile.variables(OURS[name]["build"]["target"])
+    )
     assert settings.metrics_address
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from libs.errors import InvalidInput
 from tests.k8s.manifests import ROOT, component, rendered, template, workloads
-from tests.k8s.test_settings import READ, asked
+from tests.k8s.test_settings import SETTINGS, declared
 
 FOLDER: Final = ROOT / "systemd"
 ROLES: Final = ("edge", "router", "scheduler", "worker")
@@ -45,10 +45,10 @@ def test_units_start_the_command_that_the_wheel_installs(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_services_take_the_settings_of_their_unit(role: str) -> None:
     variables = dict(one.split("=", 1) for one in read_unit(role)["Environment"])
-    assert set(variables) <= asked(role)
-    assert READ[role](variables).metrics_address
+    assert set(variables) <= declared(role)
+    assert SETTINGS[role].from_env(variables).metrics_address
     with pytest.raises(InvalidInput):
-        READ[role](variables | {"SHOAL_GRACE_SECONDS": "never"})
+        SETTINGS[role].from_env(variables | {"SHOAL_GRACE_SECONDS": "never"})
 
 
 def test_units_of_one_machine_share_no_address() -> None:

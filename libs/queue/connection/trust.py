@@ -20,9 +20,16 @@ from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError as RedisConnectionError
 from shoal.transport.trust import Tls, Watched
 
+from libs import setting
 from libs.environment import check, is_loopback_host
 from libs.errors import InvalidInput
-from libs.queue.connection.urls import SentinelUrl, check_redis_url, is_tls, servers
+from libs.queue.connection.urls import (
+    SentinelUrl,
+    check_redis_url,
+    is_tls,
+    servers,
+    without_password,
+)
 
 _BEYOND: Final = (
     "rediss:// or rediss+sentinel:// (TLS) for a Redis beyond this machine: requests and the"
@@ -35,31 +42,34 @@ _BEYOND: Final = (
 class RedisTrust:
     """The files with which a process authenticates Redis and itself."""
 
-    password_file: Path | None = None
-    ca: Path | None = None
-    """None: the system's authorities are trusted."""
-    certificate: Path | None = None
-    """Certificate and key are for a Redis that requires a client certificate."""
-    key: Path | None = None
-    sentinel_password_file: Path | None = None
-    """The password of Sentinels, which is separate. None: they are asked without one."""
+    password_file: Path | None = setting.path(
+        "SHOAL_REDIS_PASSWORD_FILE", None, "The file that holds the password."
+    )
+    ca: Path | None = setting.path(
+        "SHOAL_REDIS_CA",
+        None,
+        "The authorities that sign Redis' certificate. Empty: the system's.",
+        "PEM file",
+    )
+    certificate: Path | None = setting.path(
+        "SHOAL_REDIS_CERT",
+        None,
+        "The client certificate, for a Redis that requires one.",
+        "PEM file",
+    )
+    key: Path | None = setting.path(
+        "SHOAL_REDIS_KEY", None, "The key of SHOAL_REDIS_CERT.", "PEM file"
+    )
+    sentinel_password_file: Path | None = setting.path(
+        "SHOAL_REDIS_SENTINEL_PASSWORD_FILE",
+        None,
+        "The file that holds the password of Sentinels, which is separate. Empty: they are asked "
+        "without one.",
+    )
 
     @staticmethod
-    def from_env(environ: Mapping[str, str]) -> RedisTrust:
-        """Read SHOAL_REDIS_PASSWORD_FILE, SHOAL_REDIS_CA, SHOAL_REDIS_CERT, SHOAL_REDIS_KEY and
-        SHOAL_REDIS_SENTINEL_PASSWORD_FILE.
-        """
-        paths = (
-            environ.get(name)
-            for name in (
-                "SHOAL_REDIS_PASSWORD_FILE",
-                "SHOAL_REDIS_CA",
-                "SHOAL_REDIS_CERT",
-                "SHOAL_REDIS_KEY",
-                "SHOAL_REDIS_SENTINEL_PASSWORD_FILE",
-            )
-        )
-        return RedisTrust(*(Path(path) if path else None for path in paths))
+    def from_env(environ: setting.Environ) -> RedisTrust:
+        return setting.read(RedisTrust, environ)
 
     def check(self, url: str, *, allow_insecure: bool = False) -> None:
         """Raise InvalidInput, naming the variable, if these settings are invalid.
@@ -174,6 +184,26 @@ class RedisTrust:
         if self.certificate is not None and self.key is not None:
             context.load_cert_chain(self.certificate, self.key, password=lambda: "")
         return context
+
+
+def redis_url_setting() -> str:
+    """Declare the URL of Redis."""
+    return setting.text(
+        "SHOAL_REDIS_URL",
+        "redis://127.0.0.1:6379/0",
+        "The URL of Redis: redis://, rediss://, redis+sentinel://, rediss+sentinel:// or unix://.",
+        kind="URL",
+        is_secret=True,
+        log=without_password,
+        log_name="redis",
+    )
+
+
+def redis_trust_settings() -> RedisTrust:
+    """Declare the files with which a process authenticates Redis and itself."""
+    return setting.group(
+        RedisTrust.from_env, setting.variables_of(RedisTrust), RedisTrust, RedisTrust.describe
+    )
 
 
 class TlsConnection(SSLConnection):

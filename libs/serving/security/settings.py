@@ -8,11 +8,12 @@ method, on loopback only.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from libs import setting
 from libs.environment import check, is_loopback_host
 from libs.errors import InvalidInput
 from libs.serving.security.identity import is_printable
@@ -20,6 +21,10 @@ from libs.serving.security.tls import TlsFiles
 
 DEFAULT_TRUST_DOMAIN: Final = "shoal"
 _TRUST_DOMAIN: Final = re.compile(r"[a-z0-9._-]{1,255}")
+_CLAIM: Final = setting.Allowed(
+    "1..128 printable ASCII characters without spaces",
+    lambda value: not value or is_printable(value),
+)
 _REMEDIES: Final = (
     "set SHOAL_TLS_CERT and SHOAL_TLS_KEY together with SHOAL_TLS_CLIENT_CA (callers present "
     "certificates), or with SHOAL_TOKENS or SHOAL_JWKS (callers send tokens), or "
@@ -34,21 +39,52 @@ class Security:
     when they are used.
     """
 
-    cert: Path | None = None
-    key: Path | None = None
-    client_ca: Path | None = None
-    """If set, every caller must present a certificate of one of these authorities."""
-    tokens: Path | None = None
-    jwks: Path | None = None
-    issuer: str = ""
-    audience: str = ""
-    trust_domain: str = DEFAULT_TRUST_DOMAIN
-    """The trust domain in callers' certificates: spiffe://<trust domain>/<role>/<tenant or
-    name>.
-    """
-    allow_insecure: bool = False
-    health_address: str = ""
-    """A second address for health probes, without TLS. Empty: none."""
+    cert: Path | None = setting.path(
+        "SHOAL_TLS_CERT",
+        None,
+        "The server's certificate chain. Set with SHOAL_TLS_KEY.",
+        "PEM file",
+    )
+    key: Path | None = setting.path("SHOAL_TLS_KEY", None, "The key of SHOAL_TLS_CERT.", "PEM file")
+    client_ca: Path | None = setting.path(
+        "SHOAL_TLS_CLIENT_CA",
+        None,
+        "If set, every caller must present a certificate of one of these authorities. Needs "
+        "SHOAL_TLS_CERT.",
+        "PEM file",
+    )
+    tokens: Path | None = setting.path(
+        "SHOAL_TOKENS", None, "The file of accepted tokens with their tenants and roles."
+    )
+    jwks: Path | None = setting.path(
+        "SHOAL_JWKS",
+        None,
+        "The file of keys that sign accepted JWTs. Needs SHOAL_JWT_ISSUER and SHOAL_JWT_AUDIENCE.",
+    )
+    issuer: str = setting.text("SHOAL_JWT_ISSUER", "", "The `iss` that JWTs must have.", _CLAIM)
+    audience: str = setting.text("SHOAL_JWT_AUDIENCE", "", "The `aud` that JWTs must have.", _CLAIM)
+    trust_domain: str = setting.text(
+        "SHOAL_TRUST_DOMAIN",
+        DEFAULT_TRUST_DOMAIN,
+        "The trust domain in callers' certificates: "
+        "spiffe://<trust domain>/<role>/<tenant or name>.",
+        setting.Allowed(
+            "lower-case letters, digits, '.', '_' or '-'",
+            lambda value: bool(_TRUST_DOMAIN.fullmatch(value)),
+        ),
+    )
+    allow_insecure: bool = setting.flag(
+        "SHOAL_ALLOW_INSECURE",
+        False,
+        "1: serve and send without TLS or credentials beyond this machine, because something else "
+        "protects it.",
+    )
+    health_address: str = setting.text(
+        "SHOAL_HEALTH_ADDRESS",
+        "",
+        "A second address for health probes, without TLS. Empty: none.",
+        kind="host:port",
+    )
 
     def __post_init__(self) -> None:
         check(
@@ -72,40 +108,19 @@ class Security:
             "SHOAL_JWT_AUDIENCE",
             "set if SHOAL_JWKS is: the `aud` that tokens must have",
         )
-        for value, name in (
-            (self.issuer, "SHOAL_JWT_ISSUER"),
-            (self.audience, "SHOAL_JWT_AUDIENCE"),
-        ):
-            check(
-                not value or is_printable(value),
-                name,
-                "1..128 printable ASCII characters without spaces",
-            )
-        check(
-            bool(_TRUST_DOMAIN.fullmatch(self.trust_domain)),
-            "SHOAL_TRUST_DOMAIN",
-            "lower-case letters, digits, '.', '_' or '-'",
-        )
+        setting.check_fields(self)
 
     @staticmethod
-    def from_env(environ: Mapping[str, str]) -> Security:
-        """Read SHOAL_* variables and validate the files. Raises InvalidInput with variable, file,
-        line and key.
+    def from_env(environ: setting.Environ, without: Collection[str] = ()) -> Security:
+        """Read the variables and validate the files.
+
+        Args:
+            without: Names of fields to leave at their defaults.
+
+        Raises:
+            InvalidInput: Names the variable, or the file with line and key.
         """
-        allow = environ.get("SHOAL_ALLOW_INSECURE") or "0"
-        check(allow in ("0", "1"), "SHOAL_ALLOW_INSECURE", "0 or 1")
-        security = Security(
-            cert=_path(environ, "SHOAL_TLS_CERT"),
-            key=_path(environ, "SHOAL_TLS_KEY"),
-            client_ca=_path(environ, "SHOAL_TLS_CLIENT_CA"),
-            tokens=_path(environ, "SHOAL_TOKENS"),
-            jwks=_path(environ, "SHOAL_JWKS"),
-            issuer=environ.get("SHOAL_JWT_ISSUER", ""),
-            audience=environ.get("SHOAL_JWT_AUDIENCE", ""),
-            trust_domain=environ.get("SHOAL_TRUST_DOMAIN") or DEFAULT_TRUST_DOMAIN,
-            allow_insecure=allow == "1",
-            health_address=environ.get("SHOAL_HEALTH_ADDRESS", ""),
-        )
+        security = setting.read(Security, environ, without)
         security.check_files()
         return security
 
@@ -141,20 +156,27 @@ class Security:
 
             read_keys(self.jwks, self.issuer, self.audience)
 
-    def describe(self) -> dict[str, str | float]:
-        """Return the names of the files, without contents, for the log line at startup."""
-        return {
-            "tls": "none"
+    def describe(self, without: Collection[str] = ()) -> dict[str, setting.Loggable]:
+        """Return the names of the files, without contents, for the log line at startup.
+
+        Args:
+            without: Names of fields to leave out.
+        """
+        tls = (
+            "none"
             if self.cert is None
             else "callers present certificates"
             if self.client_ca
-            else "on",
-            "tokens": str(self.tokens or ""),
-            "jwks": str(self.jwks or ""),
-            "trust_domain": self.trust_domain,
-            "allow_insecure": self.allow_insecure,
-            "health_address": self.health_address,
-        }
+            else "on"
+        )
+        return {"tls": tls, **setting.describe(self, ("cert", "key", "client_ca", *without))}
+
+
+def security_settings() -> Security:
+    """Declare TLS, authentication and exposure of a server."""
+    return setting.group(
+        Security.from_env, setting.variables_of(Security), Security, Security.describe
+    )
 
 
 def check_exposure(address: str, security: Security) -> None:
@@ -189,8 +211,3 @@ def is_loopback(address: str) -> bool:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     return is_loopback_host(host)
-
-
-def _path(environ: Mapping[str, str], name: str) -> Path | None:
-    text = environ.get(name, "")
-    return Path(text) if text else None

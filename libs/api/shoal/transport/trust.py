@@ -28,6 +28,20 @@ SETTLE_SECONDS = 0.5
 written would be read in part.
 """
 _TOKEN = re.compile(r"[!-~]+")
+VARIABLES = {
+    "SHOAL_TOKEN": "The bearer token.",
+    "SHOAL_TOKEN_FILE": "The file that holds the bearer token, read again when it changes.",
+    "SHOAL_TOKEN_WITHOUT_TLS": (
+        "1: send the token without TLS to other machines, because something else protects the "
+        "network."
+    ),
+    "SHOAL_TLS": "1: use TLS with the system's authorities.",
+    "SHOAL_TLS_CA": "The authorities that sign the router's certificate, a PEM file.",
+    "SHOAL_TLS_CERT": "The client certificate, a PEM file.",
+    "SHOAL_TLS_KEY": "The key of SHOAL_TLS_CERT, a PEM file.",
+    "SHOAL_TLS_NAME": "The name in the router's certificate, if it is not that of the address.",
+}
+"""The variables that `Trust.from_env` reads, for the documentation of programs that use it."""
 
 
 class Watched(Generic[T]):
