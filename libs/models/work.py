@@ -20,8 +20,9 @@ from libs.models.schema import Schema
 Role = Literal["", "query", "document"]
 Representation = Literal["dense", "sparse", "multi_vector"]
 DataType = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary"]
-Truncation = Literal["none", "end", "start", "default"]
-"""The end at which a text that is too long is cut. "default": the model's end, substituted by
+Truncation = Literal["none", "end", "start", "windows", "default"]
+"""The end at which a text that is too long is cut. "windows": it is read in overlapping windows
+(`text/windows`); a processor never sees it. "default": the model's end, substituted by
 `with_truncation`.
 """
 Scale = Literal["", "logit", "probability"]
@@ -463,6 +464,7 @@ class InputSequence:
         axes: [axes, tokens], positions in several dimensions (M-RoPE, DINOv3); None: a token's
             position is its index.
         key: Cache key of its output: equal keys have equal outputs; empty to bypass the cache.
+        cut: Path in the job of the text of which tokens were cut; empty if it is whole.
     """
 
     ids: NDArray[np.int32]
@@ -475,6 +477,7 @@ class InputSequence:
     rows: InputRows | None = None
     axes: NDArray[np.int32] | NDArray[np.float32] | None = None
     key: bytes = b""
+    cut: str = ""
 
     @property
     def tokens(self) -> int:
@@ -571,6 +574,7 @@ class Prepared:
         image_tokens: Number of tokens that represent images.
         known: Cached outputs by the index of their sequence, which then needs no forward.
         answer_bytes: Maximum bytes of the results of one item in the answer.
+        cut: Paths of texts without a sequence of which tokens were cut.
     """
 
     work: Work
@@ -583,6 +587,12 @@ class Prepared:
     image_tokens: int = 0
     known: Mapping[int, Output] = field(default_factory=dict)
     answer_bytes: int = ANY_BYTES
+    cut: tuple[str, ...] = ()
+
+    @property
+    def cut_texts(self) -> frozenset[str]:
+        """Return the paths in the job of all texts of which tokens were cut."""
+        return frozenset((*self.cut, *(one.cut for one in self.sequences if one.cut)))
 
     def groups(self) -> dict[Head, list[int]]:
         """Return the indices of the sequences of each head that need a forward, in order."""

@@ -142,7 +142,9 @@ class StaticProcessor(EmbeddingProcessor):
         check_cancelled: CancelCheck,
     ) -> Framed:
         """Return the sequences of texts. `where` returns the path of each in the job."""
+        is_cut = [False] * len(texts)
         if self._max_characters and truncation == "end":
+            is_cut = [len(prompt) + len(text) > self._max_characters for text in texts]
             texts = [(prompt + text)[: self._max_characters] for text in texts]
             prompt = ""
         sequences = []
@@ -159,9 +161,11 @@ class StaticProcessor(EmbeddingProcessor):
                         more=not is_whole,
                     )
                 ids = ids[: self._limit] if truncation == "end" else ids[-self._limit :]
+                is_cut[number] = True
             if self._unknown is not None:
                 ids = ids[ids != self._unknown]
-            sequences.append(InputSequence(ids if len(ids) else self._empty))
+            cut = where(number) if is_cut[number] else ""
+            sequences.append(InputSequence(ids if len(ids) else self._empty, cut=cut))
         return Framed(sequences, [None] * len(sequences))
 
 

@@ -789,7 +789,10 @@ def _tail(reply: Any) -> dict[str, Any]:
         "inference_ms": timings.forward_seconds * 1000,
         "postprocessing_ms": timings.finish_seconds * 1000,
     }
-    return {"timing": timing, "usage": {"input_tokens": reply.usage.input_tokens}}
+    usage = {"input_tokens": reply.usage.input_tokens}
+    if cut := reply.usage.truncated_items:
+        usage["truncated_items"] = cut
+    return {"timing": timing, "usage": usage}
 
 
 def _headers(received: Received, reply: Any) -> Headers:

@@ -161,7 +161,11 @@ class GlinerProcessor:
             work.texts, self._prompt(labels, relations), work.truncation, path, check_cancelled
         )
         sequences = [
-            InputSequence(item.ids, input=self._places(item, len(labels), len(relations), own))
+            InputSequence(
+                item.ids,
+                input=self._places(item, len(labels), len(relations), own),
+                cut=item.cut,
+            )
             for item in framed
         ]
         return Prepared(

@@ -104,7 +104,8 @@ class GlirelProcessor:
                     self._words(framed, labels), entities.firsts, entities.lasts, heads, tails
                 )
                 sequences.append(InputSequence(framed.ids, input=places))
-        return Prepared(work, "relations", sequences, _Notes(labels, pairs))
+        cut = tuple(framed.cut for framed in found if framed.cut)
+        return Prepared(work, "relations", sequences, _Notes(labels, pairs), cut=cut)
 
     def finish(
         self,

@@ -81,7 +81,8 @@ class SchemaProcessor(ABC):
             check_cancelled,
         )
         sequences = [
-            InputSequence(one.ids, input=self.places(schema, prompt, one)) for one in framed
+            InputSequence(one.ids, input=self.places(schema, prompt, one), cut=one.cut)
+            for one in framed
         ]
         return Prepared(
             work, "structure", sequences, SchemaNotes(schema, prompt, [one.words for one in framed])

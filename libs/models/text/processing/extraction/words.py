@@ -60,6 +60,8 @@ class Framed:
     """Number of tokens of each word."""
     words: Words
     """The words that truncation kept."""
+    cut: str
+    """The text's path if truncation dropped some of it; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,15 @@ class _Front:
     tail: Ids
     """The tokens after a text."""
     words: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """The words of a text, as the model reads them, and whether the text has more words."""
+
+    texts: list[str]
+    words: Words
+    is_cut: bool
 
 
 class WordFrame:
@@ -136,9 +147,9 @@ class WordFrame:
                 self._split(texts[number], truncation, item_path(number)) for number in numbers
             ]
             encodings = self._tokenizer.encode_batch(
-                [words for words, _ in split], is_pretokenized=True, add_special_tokens=False
+                [one.texts for one in split], is_pretokenized=True, add_special_tokens=False
             )
-            for number, encoding, (_, words) in zip(numbers, encodings, split, strict=True):
+            for number, encoding, words in zip(numbers, encodings, split, strict=True):
                 found.append(
                     self._frame(front, encoding, words, truncation, item_path(number), labels_path)
                 )
@@ -157,14 +168,17 @@ class WordFrame:
             owners.append(np.array(encoding.word_ids, dtype=np.int32) + np.int32(numbers.start))
         return _Front(np.concatenate(ids), np.concatenate(owners), self._tail, len(prompt))
 
-    def _split(self, text: str, truncation: Truncation, where: str) -> tuple[list[str], Words]:
+    def _split(self, text: str, truncation: Truncation, where: str) -> _Split:
         if truncation == "start":
-            kept = list(
-                deque(self._word.finditer(text, self._last_words(text)), maxlen=self._max_words)
-            )
+            first = self._last_words(text)
+            kept = list(deque(self._word.finditer(text, first), maxlen=self._max_words + 1))
+            before = first > 0 and self._word.search(text, 0, first) is not None
+            is_cut = before or len(kept) > self._max_words
+            kept = kept[-self._max_words :]
         else:
             kept = list(islice(self._word.finditer(text), self._max_words + 1))
-            if len(kept) > self._max_words and truncation == "none":
+            is_cut = len(kept) > self._max_words
+            if is_cut and truncation == "none":
                 raise InputTooLong(
                     f"{where} has more than {self._max_words} words, the model's maximum. Shorten "
                     "it, or request "
@@ -173,8 +187,10 @@ class WordFrame:
                 )
             kept = kept[: self._max_words]
         places = np.array([match.span() for match in kept], dtype=np.int32).reshape(-1, 2)
-        return [self._shortened(match.group(), truncation) for match in kept], Words(
-            places[:, 0], places[:, 1]
+        return _Split(
+            [self._shortened(match.group(), truncation) for match in kept],
+            Words(places[:, 0], places[:, 1]),
+            is_cut,
         )
 
     def _shortened(self, word: str, truncation: Truncation) -> str:
@@ -203,12 +219,12 @@ class WordFrame:
         self,
         front: _Front,
         encoding: Encoding,
-        words: Words,
+        split: _Split,
         truncation: Truncation,
         where: str,
         labels_path: str,
     ) -> Framed:
-        prompt = front.words
+        prompt, words, is_cut = front.words, split.words, split.is_cut
         ids = np.concatenate([front.ids, np.array(encoding.ids, dtype=np.int32), front.tail])
         if not len(ids):
             raise InvalidInput(f"{where} has no token in the model's tokenizer", field=where)
@@ -237,6 +253,7 @@ class WordFrame:
                     f"{message}. Shorten it, or request truncation END or START", field=where
                 )
             text, ends = _fit(text, ends, self._limit - begin - tail, truncation)
+            is_cut = True
         first, last = (int(text[0]), int(ends[-1])) if len(text) else (begin, begin)
         rows = np.full(prompt, -1, dtype=np.int32)
         rows[owners[firsts[firsts < begin]]] = firsts[firsts < begin]
@@ -249,6 +266,7 @@ class WordFrame:
             pieces=pieces,
             sizes=sizes,
             words=Words(words.starts[numbers], words.ends[numbers]),
+            cut=where if is_cut else "",
         )
 
     def _pieces(self, starts: Ids, ends: Ids) -> tuple[Ids, Ids]:
