@@ -145,6 +145,8 @@ class ScoreWork:
         scale: Empty for the model's default.
         query_parts: Parts of a query that is not plain text; `query` is empty then.
         parts: Parts of documents that are not plain text.
+        window_overlap: Tokens that a window repeats of the one before, of the truncation "windows",
+            here and in other work; None: `text/windows` chooses.
     """
 
     query: str
@@ -155,6 +157,7 @@ class ScoreWork:
     query_parts: Parts = ()
     parts: Mapping[int, Parts] = field(default_factory=dict)
     adapter: str = ""
+    window_overlap: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,7 @@ class EntitiesWork:
     flat: bool = True
     aggregation: Aggregation = "simple"
     truncation: Truncation = "end"
+    window_overlap: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +195,7 @@ class ClassifyWork:
     among_labels: bool = False
     parts: Mapping[int, Parts] = field(default_factory=dict)
     adapter: str = ""
+    window_overlap: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +223,7 @@ class RelationsWork:
     threshold: float | None = None
     truncation: Truncation = "end"
     entities: tuple[tuple[Given, ...], ...] = ()
+    window_overlap: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +327,7 @@ class StructureWork:
     texts: list[str]
     schema: Schema
     truncation: Truncation = "end"
+    window_overlap: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

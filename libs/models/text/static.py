@@ -40,6 +40,7 @@ from libs.models.text.tokenising.tokenizer import (
     load_tokenizer,
 )
 from libs.models.text.tokens import TokenProcessor
+from libs.models.text.windows.processor import WindowedProcessor
 from libs.models.weights import TensorFile
 from libs.models.work import CancelCheck, InputSequence, Role, Truncation
 
@@ -95,7 +96,7 @@ def load_static_model(
         model = PackedModel(
             card,
             (backbone,),
-            TokenizerGuard(TextOnlyProcessor(processor)),
+            TokenizerGuard(TextOnlyProcessor(WindowedProcessor(card, processor, tokenizer))),
             Names({}, (), {}),
             device,
         )

@@ -428,13 +428,21 @@ def _score_work(request: inference_pb2.ScoreRequest, scope: str | None) -> Score
         scale=_word(_SCALES, request.scale, "scale"),
         truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
         adapter=request.adapter,
+        window_overlap=_window_overlap(request),
     )
+
+
+def _window_overlap(
+    request: inference_pb2.ScoreRequest | inference_pb2.ExtractRequest,
+) -> int | None:
+    return request.window_overlap if request.HasField("window_overlap") else None
 
 
 def _extract_work(
     request: inference_pb2.ExtractRequest, scope: str | None, job_id: str
 ) -> EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork | StructureWork:
     truncation = _word(_TRUNCATIONS, request.truncation, "truncation")
+    overlap = _window_overlap(request)
     match request.WhichOneof("task"):
         case "entities":
             entities = request.entities
@@ -445,6 +453,7 @@ def _extract_work(
                 flat=entities.flat if entities.HasField("flat") else True,
                 aggregation=_word(_AGGREGATIONS, entities.aggregation, "entities.aggregation"),
                 truncation=truncation,
+                window_overlap=overlap,
             )
         case "classify":
             classify = request.classify
@@ -457,6 +466,7 @@ def _extract_work(
                 threshold=classify.threshold if classify.HasField("threshold") else None,
                 hypothesis=classify.hypothesis,
                 truncation=truncation,
+                window_overlap=overlap,
                 among_labels=classify.among_labels,
                 adapter=request.adapter,
             )
@@ -468,6 +478,7 @@ def _extract_work(
                 entity_labels=tuple(relations.entity_labels),
                 threshold=relations.threshold if relations.HasField("threshold") else None,
                 truncation=truncation,
+                window_overlap=overlap,
                 entities=_given(request.items),
             )
         case "regions":
@@ -513,7 +524,7 @@ def _extract_work(
             )
         case "structure":
             return StructureWork(
-                _texts(request.items, "items"), _schema(request.structure), truncation
+                _texts(request.items, "items"), _schema(request.structure), truncation, overlap
             )
         case None:
             raise InvalidInput("no task is set", field="task")

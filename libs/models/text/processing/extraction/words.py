@@ -24,7 +24,8 @@ from libs.errors import InputTooLong, InvalidInput
 from libs.models.text.checks import item_path
 from libs.models.text.tokenising.cutting import sliced
 from libs.models.text.tokenising.text import run_of_ones
-from libs.models.work import CancelCheck, Truncation, never_cancelled
+from libs.models.text.windows.spans import MAX_WINDOWS, overlap_of, too_many_windows
+from libs.models.work import CancelCheck, Span, Truncation, never_cancelled
 
 Ids = NDArray[np.int32]
 _SPACE: Final = re.compile(r"\s")
@@ -154,6 +155,64 @@ class WordFrame:
                     self._frame(front, encoding, words, truncation, item_path(number), labels_path)
                 )
         return found
+
+    def windows(
+        self,
+        text: str,
+        prompt: Sequence[str],
+        overlap: int | None,
+        path: str,
+        check_cancelled: CancelCheck,
+        *,
+        after: str = "",
+    ) -> list[Span]:
+        """Return the windows of a text, in order: as many whole words as the model reads after the
+        prompt. A longer word is a window. Empty for a text without words.
+
+        Raises InvalidInput for an overlap of more than half of a window, and for too many windows.
+
+        Args:
+            overlap: Tokens that a window repeats of the one before; None for the default.
+            path: The text's path in the job.
+            after: A word that is added to each window.
+        """
+        front = self._front(prompt, check_cancelled)
+        added = self._token_counts([after])[0] if after else 0
+        room = max(1, self._limit - len(front.ids) - len(front.tail) - added)
+        repeated = overlap_of(overlap, room)
+        places = np.array([match.span() for match in self._word.finditer(text)], dtype=np.int64)
+        if not len(places):
+            return []
+        starts, ends = places[:, 0], places[:, 1]
+        counts = np.concatenate(
+            [
+                self._token_counts([text[starts[row] : ends[row]] for row in rows])
+                for rows in sliced((ends - starts + 1).tolist(), check_cancelled)
+            ]
+        )
+        before = np.concatenate([[0], np.cumsum(counts)])
+        found: list[Span] = []
+        begin = 0
+        while len(found) <= MAX_WINDOWS:
+            fitting = int(np.searchsorted(before, before[begin] + room, side="right")) - 1
+            end = max(begin + 1, min(fitting, begin + self._max_words - bool(after), len(starts)))
+            found.append(Span(int(starts[begin]), int(ends[end - 1])))
+            if end == len(starts):
+                return found
+            again = int(np.searchsorted(before, before[end] - repeated, side="left"))
+            begin = max(begin + 1, min(again, end))
+        raise too_many_windows(path)
+
+    def _token_counts(self, words: Sequence[str]) -> NDArray[np.int64]:
+        """Return the number of tokens of each word, as a text has them."""
+        (encoding,) = self._tokenizer.encode_batch(
+            [[self._shortened(word, "end") for word in words]],
+            is_pretokenized=True,
+            add_special_tokens=False,
+        )
+        owners = np.array(encoding.word_ids, dtype=np.int64)
+        counts: NDArray[np.int64] = np.bincount(owners, minlength=len(words))
+        return counts
 
     def _front(self, prompt: Sequence[str], check_cancelled: CancelCheck) -> _Front:
         """Tokenise the prompt in slices, which is possible because every word is tokenised
