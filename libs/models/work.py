@@ -20,8 +20,9 @@ from libs.models.schema import Schema
 Role = Literal["", "query", "document"]
 Representation = Literal["dense", "sparse", "multi_vector"]
 DataType = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary"]
-Truncation = Literal["none", "end", "start", "default"]
-"""The end at which a text that is too long is cut. "default": the model's end, substituted by
+Truncation = Literal["none", "end", "start", "windows", "default"]
+"""The end at which a text that is too long is cut. "windows": it is read in overlapping windows
+(`text/windows`); a processor never sees it. "default": the model's end, substituted by
 `with_truncation`.
 """
 Scale = Literal["", "logit", "probability"]
@@ -144,6 +145,8 @@ class ScoreWork:
         scale: Empty for the model's default.
         query_parts: Parts of a query that is not plain text; `query` is empty then.
         parts: Parts of documents that are not plain text.
+        window_overlap: Tokens that a window repeats of the one before, of the truncation "windows",
+            here and in other work; None: `text/windows` chooses.
     """
 
     query: str
@@ -154,6 +157,7 @@ class ScoreWork:
     query_parts: Parts = ()
     parts: Mapping[int, Parts] = field(default_factory=dict)
     adapter: str = ""
+    window_overlap: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,7 @@ class EntitiesWork:
     flat: bool = True
     aggregation: Aggregation = "simple"
     truncation: Truncation = "end"
+    window_overlap: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +195,7 @@ class ClassifyWork:
     among_labels: bool = False
     parts: Mapping[int, Parts] = field(default_factory=dict)
     adapter: str = ""
+    window_overlap: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +223,7 @@ class RelationsWork:
     threshold: float | None = None
     truncation: Truncation = "end"
     entities: tuple[tuple[Given, ...], ...] = ()
+    window_overlap: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +327,7 @@ class StructureWork:
     texts: list[str]
     schema: Schema
     truncation: Truncation = "end"
+    window_overlap: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,6 +471,7 @@ class InputSequence:
         axes: [axes, tokens], positions in several dimensions (M-RoPE, DINOv3); None: a token's
             position is its index.
         key: Cache key of its output: equal keys have equal outputs; empty to bypass the cache.
+        cut: Path in the job of the text of which tokens were cut; empty if it is whole.
     """
 
     ids: NDArray[np.int32]
@@ -475,6 +484,7 @@ class InputSequence:
     rows: InputRows | None = None
     axes: NDArray[np.int32] | NDArray[np.float32] | None = None
     key: bytes = b""
+    cut: str = ""
 
     @property
     def tokens(self) -> int:
@@ -571,6 +581,7 @@ class Prepared:
         image_tokens: Number of tokens that represent images.
         known: Cached outputs by the index of their sequence, which then needs no forward.
         answer_bytes: Maximum bytes of the results of one item in the answer.
+        cut: Paths of texts without a sequence of which tokens were cut.
     """
 
     work: Work
@@ -583,6 +594,12 @@ class Prepared:
     image_tokens: int = 0
     known: Mapping[int, Output] = field(default_factory=dict)
     answer_bytes: int = ANY_BYTES
+    cut: tuple[str, ...] = ()
+
+    @property
+    def cut_texts(self) -> frozenset[str]:
+        """Return the paths in the job of all texts of which tokens were cut."""
+        return frozenset((*self.cut, *(one.cut for one in self.sequences if one.cut)))
 
     def groups(self) -> dict[Head, list[int]]:
         """Return the indices of the sequences of each head that need a forward, in order."""

@@ -53,6 +53,7 @@ from services.edge.messages.base import (
     Stream,
     invalid,
     with_embedding_id_header,
+    with_truncated_inputs_header,
     with_truncation_header,
 )
 from services.edge.messages.names import Names
@@ -329,7 +330,7 @@ class Application:
                     step, message = await asyncio.to_thread(_next_step, step, reply, received)
                 else:
                     step, message = _next_step(step, reply, received)
-        return step
+        return with_truncated_inputs_header(step, exchange.cost.truncated_inputs)
 
     async def _start_stream(
         self,

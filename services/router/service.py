@@ -25,11 +25,11 @@ from services.router.admission.controller import AdmissionContext, AdmissionCont
 from services.router.admission.routing.routes import Target, refuse_pool
 from services.router.admission.validation import answer_bounds
 from services.router.admission.validation.requests import (
-    Sizes,
     check_encode,
     check_extract,
     check_score,
 )
+from services.router.admission.validation.sizes import Sizes
 from services.router.admission.validation.tokens import check_detokenize, check_tokenize
 from services.router.in_flight import InFlightMemory, Reservation, Rpc
 from services.router.lanes import codec

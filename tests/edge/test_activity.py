@@ -122,3 +122,11 @@ def test_cost_of_several_calls_is_their_sum() -> None:
     cost.note_reply(pb.ExtractStreamResponse(response=reply))
     assert cost.input_tokens == 9
     assert Cost("encode").verb == "encode"
+
+
+def test_texts_that_were_cut_are_those_of_the_largest_call() -> None:
+    cost = Cost()
+    for items, is_query in ((2, True), (1, False)):
+        usage = pb.Usage(truncated_items=items, truncated_query=is_query)
+        cost.note_reply(pb.ScoreResponse(usage=usage))
+    assert cost.truncated_inputs == 3

@@ -165,3 +165,11 @@ def test_query_errors_use_the_callers_name() -> None:
     )
     for path in ("query.text", "query.image", "query.image.data", "query.parts[0].document"):
         assert question.renamed(path) == "query"
+
+
+def test_long_documents_are_read_in_windows() -> None:
+    message = ask(truncate="windows", window_overlap=32).message
+    assert isinstance(message, pb.ScoreRequest)
+    assert message.truncation == pb.TRUNCATION_WINDOWS
+    assert message.window_overlap == 32
+    assert not ask(truncate=True).message.HasField("window_overlap")

@@ -111,6 +111,29 @@ async def test_embedding_id_is_required_and_reported_by_headers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (EMBED, BODY),
+        ("/v2/embed", {"model": "org/model", "texts": ["a"]}),
+        ("/api/embed", {"model": "org/model", "input": ["a"]}),
+        ("/tei/org/model/embed", {"inputs": ["a"]}),
+        ("/v1/encode/org/model", {"items": [{"text": "a"}]}),
+    ],
+)
+async def test_texts_that_were_cut_are_counted_in_a_header(
+    path: str, body: dict[str, object]
+) -> None:
+    usage = pb.Usage(input_tokens=1)
+    reply = pb.EncodeResponse(dense=dense(vectors(1)), usage=usage)
+    async with edge(Script(encode=lambda request: reply)) as http:
+        whole = await http.post(path, body)
+        assert whole.status == 200
+        assert "x-shoal-truncated-inputs" not in whole.headers
+        reply.usage.truncated_items = 1
+        assert (await http.post(path, body)).headers["x-shoal-truncated-inputs"] == "1"
+
+
+@pytest.mark.parametrize(
     ("path", "body", "status"),
     [
         ("/v1/rerank", {"model": "org/reranker", "query": "a", "documents": ["b"]}, 400),

@@ -565,3 +565,26 @@ def test_errors_have_sies_codes(reason: str, status: int, code: str) -> None:
     assert answer.status == status
     assert content_of(answer) == {"detail": {"code": code, "message": "why"}}
     assert dict(answer.headers)[b"x-sie-error-code"] == code.encode()
+
+
+def test_cut_texts_are_counted_in_usage() -> None:
+    question = extracted({"items": [{"text": "a"}, {"text": "b"}]}, models_pb2.TASK_ENTITIES)
+    whole = pb.ExtractResponse(results=[pb.Extraction()] * 2, usage=pb.Usage(input_tokens=9))
+    assert content_of(question.convert(whole))["usage"] == {"input_tokens": 9}
+    whole.usage.truncated_items = 1
+    assert content_of(question.convert(whole))["usage"] == {
+        "input_tokens": 9,
+        "truncated_items": 1,
+    }
+
+
+def test_long_texts_are_read_in_windows() -> None:
+    options = {"overflow_policy": "windows", "window_overlap": 64}
+    body = {"items": [{"text": "a"}], "params": {"options": options}}
+    message = extracted(body, models_pb2.TASK_ENTITIES).message
+    assert isinstance(message, pb.ExtractRequest)
+    assert message.truncation == pb.TRUNCATION_WINDOWS
+    assert message.window_overlap == 64
+    body["params"] = {"options": {"overflow_policy": "error"}}
+    message = extracted(body, models_pb2.TASK_ENTITIES).message
+    assert not message.HasField("window_overlap")

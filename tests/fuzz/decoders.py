@@ -37,6 +37,7 @@ from services.router.admission.routing.routes import Routes, choose_lane, why_br
 from services.router.admission.routing.routes import Target as LaneTarget
 from services.router.admission.tenants import parse_tenants
 from services.router.admission.validation import answer_bounds, reports, requests, tokens
+from services.router.admission.validation.sizes import Sizes
 from services.router.lanes import codec
 from services.router.lanes.codec import JobHeader
 from services.router.state.view import known_models
@@ -90,7 +91,7 @@ Request = (
     | pb.DetokenizeRequest
 )
 _VERBS: Final[
-    Sequence[tuple[type[Request], Callable[[Any, models_pb2.ModelCard | None], requests.Sizes]]]
+    Sequence[tuple[type[Request], Callable[[Any, models_pb2.ModelCard | None], Sizes]]]
 ] = (
     (pb.EncodeRequest, requests.check_encode),
     (pb.ScoreRequest, requests.check_score),
@@ -145,7 +146,7 @@ def _try_request(data: bytes) -> None:
             _check_jobs(request, sizes, card)
 
 
-def _check_jobs(request: Request, sizes: requests.Sizes, card: models_pb2.ModelCard | None) -> None:
+def _check_jobs(request: Request, sizes: Sizes, card: models_pb2.ModelCard | None) -> None:
     if isinstance(request, pb.TokenizeRequest | pb.DetokenizeRequest):
         with suppress(InvalidInput):
             answer_bounds.check_tokens(request, card, readable=4 << 20)
@@ -519,7 +520,7 @@ def _decide(fleet: FleetSnapshot) -> None:
         if failure is not None:
             codec.failed(codec.from_failure(failure))
         admission.job_target(10_000, lane, fleet)
-        sizes = requests.Sizes([100, 1 << 26], per_sequence_bytes=10, per_job_bytes=10)
+        sizes = Sizes([100, 1 << 26], per_sequence_bytes=10, per_job_bytes=10)
         admission.price(sizes, fleet.card(lane.model), pb.TRUNCATION_UNSPECIFIED)
         for worker_id, worker in fleet.workers.items():
             score(worker, lane.model, busy[worker_id])

@@ -34,7 +34,8 @@ from services.router.admission.control import (
     split,
 )
 from services.router.admission.routing.routes import why_broken
-from services.router.admission.validation.requests import Sizes, check_extract
+from services.router.admission.validation.requests import check_extract
+from services.router.admission.validation.sizes import Sizes
 from services.router.state.throughput import Neighbour, Throughput
 
 MODEL = "a/b"

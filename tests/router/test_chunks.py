@@ -11,11 +11,11 @@ from libs.errors import InternalError, InvalidInput, TaskNotSupported
 from services.router.admission import control
 from services.router.admission.validation import answer_bounds
 from services.router.admission.validation.requests import (
-    Sizes,
     check_encode,
     check_extract,
     check_score,
 )
+from services.router.admission.validation.sizes import Sizes
 from services.router.lanes import codec
 from services.router.lanes.chunks import split
 from tests.router.parts import MODEL, card

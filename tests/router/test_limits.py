@@ -21,11 +21,11 @@ from libs.errors import InvalidInput
 from services.router.admission import control as admission
 from services.router.admission.validation import limits
 from services.router.admission.validation.requests import (
-    Sizes,
     check_encode,
     check_extract,
     check_score,
 )
+from services.router.admission.validation.sizes import Sizes
 from services.router.lanes import codec
 from services.router.lanes.codec import JobHeader
 from tests.router.parts import MODEL, FakeWorker, card, changed, encode_request, refused, router

@@ -31,11 +31,15 @@ Integers = npt.NDArray[np.int64]
 class Usage:
     """`input_tokens`: tokens that went through the model, special tokens, prompts and labels
     included; counted, not estimated. `image_tokens`: those of them that were made of images.
-    `output_tokens`: those that a model wrote."""
+    `output_tokens`: those that a model wrote. `truncated_items`: items or documents that had more
+    tokens than the model takes and were cut. `truncated_query`: the query, or a label that the
+    model reads as a text, was cut."""
 
     input_tokens: int
     image_tokens: int = 0
     output_tokens: int = 0
+    truncated_items: int = 0
+    truncated_query: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,9 @@ Item: TypeAlias = str | Picture | Document | Parts
 Items: TypeAlias = Item | Iterable[Item]
 Role = Literal["query", "document"]
 Truncation = Literal["none", "end", "start"]
+# The same for results that can be merged. "windows": the model reads all of a long text, in
+# overlapping windows.
+LongText = Literal["none", "end", "start", "windows"]
 Priority = Literal["interactive", "bulk"]
 Scale = Literal["logit", "probability"]
 # What happens to an item that is empty, too long (truncation "none") or not a text: the call fails,

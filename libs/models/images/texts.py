@@ -78,7 +78,7 @@ class ImageModelTexts:
             ids = np.concatenate(
                 [ids, np.full(self._text.limit - len(ids), self._rules.padding, np.int32)]
             )
-        return InputSequence(ids)
+        return InputSequence(ids, cut=sequence.cut)
 
     def _written(self, text: str) -> str:
         text = text.lower() if self._rules.lower else text

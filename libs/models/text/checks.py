@@ -47,6 +47,12 @@ _VERBS: dict[Task, str] = {
 
 def need_task(work: Work, card: Card) -> None:
     """Raise TaskNotSupported if the model does not support the task."""
+    if getattr(work, "truncation", "") == "windows":
+        raise TaskNotSupported(
+            f"{card.model} reads no text in windows here: they are for Score and Extract with a "
+            "model of texts; divide texts by `chunking` to encode them",
+            field="truncation",
+        )
     task = _TASKS[type(work)]
     if task not in card.tasks:
         tasks = ", ".join(card.tasks) or "none that is served"

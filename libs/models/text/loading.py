@@ -33,6 +33,7 @@ from libs.models.text.kinds.kind import Parts
 from libs.models.text.registry import build_encoder, default_dtype, names_of
 from libs.models.text.tokenising.tokenizer import failing
 from libs.models.text.tokens import TokenProcessor
+from libs.models.text.windows.processor import WindowedProcessor
 from libs.models.weights import TensorFile
 from libs.models.work import CancelCheck, ModelWork, Output, Prepared
 
@@ -81,7 +82,9 @@ def _load(
         built = kind.build(Parts(card, directory, encoder, state, rest, device, quantised))
         backbones, processor = (
             (Backbone(encoder, built.heads), *built.backbones),
-            TokenizerGuard(TextOnlyProcessor(built.processor)),
+            TokenizerGuard(
+                TextOnlyProcessor(WindowedProcessor(card, built.processor, built.tokenizer))
+            ),
         )
         model = PackedModel(
             card, backbones, processor, names, device, lambda: _tensors(directory, card)[0]

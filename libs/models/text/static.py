@@ -40,6 +40,7 @@ from libs.models.text.tokenising.tokenizer import (
     load_tokenizer,
 )
 from libs.models.text.tokens import TokenProcessor
+from libs.models.text.windows.processor import WindowedProcessor
 from libs.models.weights import TensorFile
 from libs.models.work import CancelCheck, InputSequence, Role, Truncation
 
@@ -95,7 +96,7 @@ def load_static_model(
         model = PackedModel(
             card,
             (backbone,),
-            TokenizerGuard(TextOnlyProcessor(processor)),
+            TokenizerGuard(TextOnlyProcessor(WindowedProcessor(card, processor, tokenizer))),
             Names({}, (), {}),
             device,
         )
@@ -142,7 +143,9 @@ class StaticProcessor(EmbeddingProcessor):
         check_cancelled: CancelCheck,
     ) -> Framed:
         """Return the sequences of texts. `where` returns the path of each in the job."""
+        is_cut = [False] * len(texts)
         if self._max_characters and truncation == "end":
+            is_cut = [len(prompt) + len(text) > self._max_characters for text in texts]
             texts = [(prompt + text)[: self._max_characters] for text in texts]
             prompt = ""
         sequences = []
@@ -159,9 +162,11 @@ class StaticProcessor(EmbeddingProcessor):
                         more=not is_whole,
                     )
                 ids = ids[: self._limit] if truncation == "end" else ids[-self._limit :]
+                is_cut[number] = True
             if self._unknown is not None:
                 ids = ids[ids != self._unknown]
-            sequences.append(InputSequence(ids if len(ids) else self._empty))
+            cut = where(number) if is_cut[number] else ""
+            sequences.append(InputSequence(ids if len(ids) else self._empty, cut=cut))
         return Framed(sequences, [None] * len(sequences))
 
 

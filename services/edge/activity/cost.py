@@ -38,6 +38,8 @@ class Cost:
         model: The model's id, with aliases resolved.
         input_tokens: Tokens that models read.
         output_tokens: Tokens that models generated.
+        truncated_inputs: Texts, queries and labels of which tokens were cut, of the call that had
+            most.
         seconds: Time per stage in the order of STAGES, summed over several calls.
     """
 
@@ -45,6 +47,7 @@ class Cost:
     model: str = ""
     input_tokens: int = 0
     output_tokens: int = 0
+    truncated_inputs: int = 0
     seconds: tuple[float, ...] = (0.0,) * len(STAGES)
 
     def note_question(self, message: Message) -> None:
@@ -65,4 +68,6 @@ class Cost:
         usage = reply.usage
         self.input_tokens += usage.input_tokens
         self.output_tokens += usage.output_tokens
+        cut = usage.truncated_items + usage.truncated_query
+        self.truncated_inputs = max(self.truncated_inputs, cut)
         self.seconds = tuple(map(add, self.seconds, _SECONDS(reply.timings)))

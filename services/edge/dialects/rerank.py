@@ -71,6 +71,7 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     raw_scores: bool | msgspec.UnsetType | None = msgspec.UNSET
     # Shoal's.
     truncate: bool | str | None = None
+    window_overlap: Annotated[int, msgspec.Meta(ge=0)] | None = None
     instruction: str | None = None
     adapter: str | None = None
     pool: str | None = None
@@ -153,6 +154,7 @@ def make_call(request: RerankRequest, received: Received) -> MeshCall:
         adapter=request.adapter or named.adapter,
         pool=request.pool or "",
         priority=priority_of(request.priority),
+        window_overlap=request.window_overlap,
     )
     write = _voyage if request.is_voyage else _infinity if request.is_infinity else _cohere
     is_plain = request.is_voyage or request.is_infinity

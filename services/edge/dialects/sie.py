@@ -188,6 +188,8 @@ class Options(msgspec.Struct, kw_only=True):
     """Shoal's: the task of a model with several."""
     profile: str | None = None
     overflow_policy: str | None = None
+    window_overlap: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Shoal's: tokens that a window repeats of the one before, with `overflow_policy` windows."""
     dimensions: int | None = None
     pooling_factor: int | None = None
     """Shoal's: the factor by which a multi-vector's length is reduced by pooling."""
@@ -299,7 +301,12 @@ _METHODS: Final = {
     "markdown": pb.Chunking.METHOD_MARKDOWN,
     "spans": pb.Chunking.METHOD_SPANS,
 }
-_OVERFLOW: Final = {"truncate": pb.TRUNCATION_END, "error": pb.TRUNCATION_NONE}
+_OVERFLOW: Final = {
+    "truncate": pb.TRUNCATION_END,
+    "error": pb.TRUNCATION_NONE,
+    "windows": pb.TRUNCATION_WINDOWS,
+}
+"""`windows` is Shoal's, for scores and extractions."""
 _WRONG_OPTIONS: Final = (
     "pooling",
     "query_template",
@@ -380,6 +387,7 @@ def score(received: Received) -> MeshCall:
         documents=_items(request.items),
         instruction=request.instruction or "",
         truncation=_overflow(options),
+        window_overlap=options.window_overlap,
         adapter=options.lora_id or named.adapter,
         pool=request.pool or "",
         priority=priority_of(request.priority),
@@ -439,6 +447,7 @@ def _extract(
         model=named.model,
         items=_items(request.items),
         truncation=_overflow(options),
+        window_overlap=options.window_overlap,
         adapter=options.lora_id or named.adapter,
         pool=request.pool or "",
         priority=priority_of(request.priority),
@@ -789,7 +798,10 @@ def _tail(reply: Any) -> dict[str, Any]:
         "inference_ms": timings.forward_seconds * 1000,
         "postprocessing_ms": timings.finish_seconds * 1000,
     }
-    return {"timing": timing, "usage": {"input_tokens": reply.usage.input_tokens}}
+    usage = {"input_tokens": reply.usage.input_tokens}
+    if cut := reply.usage.truncated_items:
+        usage["truncated_items"] = cut
+    return {"timing": timing, "usage": usage}
 
 
 def _headers(received: Received, reply: Any) -> Headers:

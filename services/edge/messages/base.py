@@ -22,6 +22,7 @@ from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary
 
 EXPECT_EMBEDDING_ID_HEADER: Final = "x-shoal-expect-embedding-id"
+TRUNCATED_INPUTS_HEADER: Final = b"x-shoal-truncated-inputs"
 Headers = tuple[tuple[bytes, bytes], ...]
 JSON: Final = b"application/json"
 MSGPACK: Final = b"application/msgpack"
@@ -219,6 +220,17 @@ def with_truncation_header(step: Answer | MeshCall, reply: Message) -> Answer | 
     if not is_cut or not isinstance(step, Answer):
         return step
     return replace(step, headers=(*step.headers, (b"x-shoal-truncated", b"true")))
+
+
+def with_truncated_inputs_header(answer: Answer, inputs: int) -> Answer:
+    """Return the answer with the header `x-shoal-truncated-inputs` if texts were cut.
+
+    Args:
+        inputs: Texts, queries and labels of which tokens were cut.
+    """
+    if not inputs:
+        return answer
+    return replace(answer, headers=(*answer.headers, (TRUNCATED_INPUTS_HEADER, b"%d" % inputs)))
 
 
 def with_embedding_id_header(step: Answer | MeshCall, reply: Message) -> Answer | MeshCall:

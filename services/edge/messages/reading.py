@@ -124,7 +124,7 @@ def role_of(target: Target, **said: str | None) -> pb.Role:
 
 
 def truncation_of(word: bool | str | None, field: str, *, side: str | None = None) -> pb.Truncation:
-    """Parse a truncation: true or false, or NONE, START (LEFT) or END (RIGHT) in any case.
+    """Parse a truncation: true or false, or NONE, START (LEFT), END (RIGHT) or WINDOWS in any case.
 
     Args:
         word: The caller's value.
@@ -143,9 +143,15 @@ def truncation_of(word: bool | str | None, field: str, *, side: str | None = Non
     elif word is False:
         found = pb.TRUNCATION_NONE
     else:
-        found = ({"none": pb.TRUNCATION_NONE, "": sides["end"]} | sides).get(word.lower())
+        others = {
+            "none": pb.TRUNCATION_NONE,
+            "": sides["end"],
+            "windows": pb.TRUNCATION_WINDOWS,
+        }
+        found = (others | sides).get(word.lower())
     if found is None:
-        raise invalid(f"{field} must be true or false, or one of NONE, START and END", field)
+        message = f"{field} must be true or false, or one of NONE, START, END and WINDOWS"
+        raise invalid(message, field)
     return found
 
 

@@ -20,7 +20,7 @@ from libs.fleet import FleetSnapshot
 from libs.queue import LaneKey, Priority
 from libs.queue.queue_position import QueuePosition
 from services.router.admission.routing.routes import why_broken
-from services.router.admission.validation.requests import Sizes
+from services.router.admission.validation.sizes import Sizes
 from services.router.state.throughput import BULK_SHARE, Throughput, holders, wait_seconds
 
 DEFAULT_TOKENS_PER_BYTE: Final = 0.3
@@ -107,8 +107,8 @@ def price(
     """Estimate the tokens of each item, and those that each job repeats. The worker counts exactly
     before it packs a batch.
 
-    1. Truncated bytes cost only their reading. Texts that are divided into chunks are not
-      truncated.
+    1. Truncated bytes cost only their reading. Texts that are divided into chunks or windows are
+      not truncated.
     2. Images cost the tokens that the model makes of their size.
     3. Short texts cost the length to which they are padded.
     """

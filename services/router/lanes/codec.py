@@ -461,12 +461,13 @@ def _revision(answers: Sequence[Response]) -> str:
 
 
 def _usage(answers: Sequence[Response]) -> pb.Usage:
-    names = ("input_tokens", "image_tokens", "output_tokens")
+    names = ("input_tokens", "image_tokens", "output_tokens", "truncated_items")
     return pb.Usage(
         **{
             name: min(sum(getattr(answer.usage, name) for answer in answers), _MAX_COUNT)
             for name in names
-        }
+        },
+        truncated_query=any(answer.usage.truncated_query for answer in answers),
     )
 
 

@@ -7,7 +7,7 @@ before a Complete.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, TypeAlias, TypeVar
@@ -102,6 +102,7 @@ _TRUNCATIONS: dict[int, Truncation] = {
     inference_pb2.TRUNCATION_NONE: "none",
     inference_pb2.TRUNCATION_END: "end",
     inference_pb2.TRUNCATION_START: "start",
+    inference_pb2.TRUNCATION_WINDOWS: "windows",
 }
 _SCALES: dict[int, Scale] = {
     inference_pb2.SCORE_SCALE_UNSPECIFIED: "",
@@ -231,6 +232,7 @@ def result_of(
     timings: Timings,
     image_tokens: int = 0,
     embedding_id: str = "",
+    cut: Collection[str] = (),
     check_cancelled: CancelCheck = never_cancelled,
 ) -> bytes:
     """Return a serialised JobResult. A job's ScoreResponse has no ranking: only the router sees all
@@ -239,9 +241,16 @@ def result_of(
     Args:
         image_tokens: The part of `tokens` that is from images.
         embedding_id: The id of the vectors of an EncodeResult.
+        cut: Paths in the job of texts of which tokens were cut.
         go_on: Called before each item of an extraction.
     """
-    usage = inference_pb2.Usage(input_tokens=tokens, image_tokens=image_tokens)
+    items = {found[0] for path in cut if (found := _ITEM.match(path))}
+    usage = inference_pb2.Usage(
+        input_tokens=tokens,
+        image_tokens=image_tokens,
+        truncated_items=len(items),
+        truncated_query=any(_ITEM.match(path) is None for path in cut),
+    )
     times = inference_pb2.Timings(
         queue_seconds=timings.queue,
         prepare_seconds=timings.prepare,
@@ -419,13 +428,21 @@ def _score_work(request: inference_pb2.ScoreRequest, scope: str | None) -> Score
         scale=_word(_SCALES, request.scale, "scale"),
         truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
         adapter=request.adapter,
+        window_overlap=_window_overlap(request),
     )
+
+
+def _window_overlap(
+    request: inference_pb2.ScoreRequest | inference_pb2.ExtractRequest,
+) -> int | None:
+    return request.window_overlap if request.HasField("window_overlap") else None
 
 
 def _extract_work(
     request: inference_pb2.ExtractRequest, scope: str | None, job_id: str
 ) -> EntitiesWork | ClassifyWork | RelationsWork | RegionsWork | TextWork | StructureWork:
     truncation = _word(_TRUNCATIONS, request.truncation, "truncation")
+    overlap = _window_overlap(request)
     match request.WhichOneof("task"):
         case "entities":
             entities = request.entities
@@ -436,6 +453,7 @@ def _extract_work(
                 flat=entities.flat if entities.HasField("flat") else True,
                 aggregation=_word(_AGGREGATIONS, entities.aggregation, "entities.aggregation"),
                 truncation=truncation,
+                window_overlap=overlap,
             )
         case "classify":
             classify = request.classify
@@ -448,6 +466,7 @@ def _extract_work(
                 threshold=classify.threshold if classify.HasField("threshold") else None,
                 hypothesis=classify.hypothesis,
                 truncation=truncation,
+                window_overlap=overlap,
                 among_labels=classify.among_labels,
                 adapter=request.adapter,
             )
@@ -459,6 +478,7 @@ def _extract_work(
                 entity_labels=tuple(relations.entity_labels),
                 threshold=relations.threshold if relations.HasField("threshold") else None,
                 truncation=truncation,
+                window_overlap=overlap,
                 entities=_given(request.items),
             )
         case "regions":
@@ -504,7 +524,7 @@ def _extract_work(
             )
         case "structure":
             return StructureWork(
-                _texts(request.items, "items"), _schema(request.structure), truncation
+                _texts(request.items, "items"), _schema(request.structure), truncation, overlap
             )
         case None:
             raise InvalidInput("no task is set", field="task")

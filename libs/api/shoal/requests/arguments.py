@@ -17,14 +17,19 @@ from shoal.requests.images import document_bytes, image_bytes, image_length, is_
 from shoal.requests.plan import ANY_NUMBER
 from shoal.requests.uris import file_part, media_type
 from shoal.results import Entity, Skipped
-from shoal.tasks import Document, Given, Item, Items, OnInvalid, Parts, Priority, Truncation
+from shoal.tasks import Document, Given, Item, Items, LongText, OnInvalid, Parts, Priority
 from shoal.v1 import inference_pb2 as pb
 
 E = TypeVar("E")
 M = TypeVar("M")
 H = TypeVar("H", pb.Item, pb.Part)
 
-TRUNCATIONS = {"none": pb.TRUNCATION_NONE, "end": pb.TRUNCATION_END, "start": pb.TRUNCATION_START}
+TRUNCATIONS = {
+    "none": pb.TRUNCATION_NONE,
+    "end": pb.TRUNCATION_END,
+    "start": pb.TRUNCATION_START,
+    "windows": pb.TRUNCATION_WINDOWS,
+}
 PRIORITIES = {"interactive": pb.PRIORITY_INTERACTIVE, "bulk": pb.PRIORITY_BULK}
 
 
@@ -33,14 +38,17 @@ class Options:
     """The arguments that all inference verbs have."""
 
     model: str
-    truncation: Truncation | None
+    truncation: LongText | None
     adapter: str
     pool: str
     priority: Priority | None
     on_invalid: OnInvalid
+    window_overlap: int | None = None
 
     def message(self, kind: Callable[..., M], /, **values: object) -> M:
         """Return a request of this kind with these options and `values`. Raises InvalidInput."""
+        if self.window_overlap is not None:
+            values["window_overlap"] = self.window_overlap
         return message(
             kind,
             model=self.model,

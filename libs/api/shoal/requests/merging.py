@@ -196,8 +196,11 @@ def _chunks(parts: Sequence[Chunks]) -> Chunks | None:
 
 
 def _usage(parts: Sequence[Usage]) -> Usage:
-    counts = ("input_tokens", "image_tokens", "output_tokens")
-    return Usage(*(sum(getattr(part, name) for part in parts) for name in counts))
+    counts = ("input_tokens", "image_tokens", "output_tokens", "truncated_items")
+    return Usage(
+        **{name: sum(getattr(part, name) for part in parts) for name in counts},
+        truncated_query=any(part.truncated_query for part in parts),
+    )
 
 
 def _timings(parts: Sequence[Timings]) -> Timings:

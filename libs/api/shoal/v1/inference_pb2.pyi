@@ -34,6 +34,7 @@ class Truncation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRUNCATION_NONE: _ClassVar[Truncation]
     TRUNCATION_END: _ClassVar[Truncation]
     TRUNCATION_START: _ClassVar[Truncation]
+    TRUNCATION_WINDOWS: _ClassVar[Truncation]
 
 class ScoreScale(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -69,6 +70,7 @@ TRUNCATION_UNSPECIFIED: Truncation
 TRUNCATION_NONE: Truncation
 TRUNCATION_END: Truncation
 TRUNCATION_START: Truncation
+TRUNCATION_WINDOWS: Truncation
 SCORE_SCALE_UNSPECIFIED: ScoreScale
 SCORE_SCALE_LOGIT: ScoreScale
 SCORE_SCALE_PROBABILITY: ScoreScale
@@ -141,14 +143,18 @@ class Span(_message.Message):
     def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., context: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("input_tokens", "image_tokens", "output_tokens")
+    __slots__ = ("input_tokens", "image_tokens", "output_tokens", "truncated_items", "truncated_query")
     INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IMAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_QUERY_FIELD_NUMBER: _ClassVar[int]
     input_tokens: int
     image_tokens: int
     output_tokens: int
-    def __init__(self, input_tokens: _Optional[int] = ..., image_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
+    truncated_items: int
+    truncated_query: bool
+    def __init__(self, input_tokens: _Optional[int] = ..., image_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., truncated_items: _Optional[int] = ..., truncated_query: bool = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_seconds", "prepare_seconds", "wait_seconds", "forward_seconds", "finish_seconds", "total_seconds")
@@ -259,7 +265,7 @@ class EncodeResponse(_message.Message):
     def __init__(self, dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sparse: _Optional[_Union[_tensor_pb2.SparseMatrix, _Mapping]] = ..., multi_vector: _Optional[_Union[_tensor_pb2.Ragged, _Mapping]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., chunks: _Optional[_Union[Chunks, _Mapping]] = ..., embedding_id: _Optional[str] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("model", "query", "documents", "instruction", "scale", "top_n", "truncation", "adapter", "priority", "pool", "files")
+    __slots__ = ("model", "query", "documents", "instruction", "scale", "top_n", "truncation", "adapter", "priority", "pool", "files", "window_overlap")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +277,7 @@ class ScoreRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_OVERLAP_FIELD_NUMBER: _ClassVar[int]
     model: str
     query: Item
     documents: _containers.RepeatedCompositeFieldContainer[Item]
@@ -282,7 +289,8 @@ class ScoreRequest(_message.Message):
     priority: Priority
     pool: str
     files: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, model: _Optional[str] = ..., query: _Optional[_Union[Item, _Mapping]] = ..., documents: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., instruction: _Optional[str] = ..., scale: _Optional[_Union[ScoreScale, str]] = ..., top_n: _Optional[int] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., files: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    window_overlap: int
+    def __init__(self, model: _Optional[str] = ..., query: _Optional[_Union[Item, _Mapping]] = ..., documents: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., instruction: _Optional[str] = ..., scale: _Optional[_Union[ScoreScale, str]] = ..., top_n: _Optional[int] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., files: _Optional[_Iterable[bytes]] = ..., window_overlap: _Optional[int] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("scores", "ranking", "model_revision", "usage", "timings")
@@ -539,7 +547,7 @@ class StructureTask(_message.Message):
     def __init__(self, entities: _Optional[_Iterable[_Union[SchemaLabel, _Mapping]]] = ..., classifications: _Optional[_Iterable[_Union[SchemaClassification, _Mapping]]] = ..., relations: _Optional[_Iterable[_Union[SchemaLabel, _Mapping]]] = ..., structures: _Optional[_Iterable[_Union[SchemaStructure, _Mapping]]] = ..., threshold: _Optional[float] = ...) -> None: ...
 
 class ExtractRequest(_message.Message):
-    __slots__ = ("model", "items", "entities", "classify", "relations", "regions", "text", "structure", "truncation", "adapter", "priority", "pool", "files")
+    __slots__ = ("model", "items", "entities", "classify", "relations", "regions", "text", "structure", "truncation", "adapter", "priority", "pool", "files", "window_overlap")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     ENTITIES_FIELD_NUMBER: _ClassVar[int]
@@ -553,6 +561,7 @@ class ExtractRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_OVERLAP_FIELD_NUMBER: _ClassVar[int]
     model: str
     items: _containers.RepeatedCompositeFieldContainer[Item]
     entities: EntitiesTask
@@ -566,7 +575,8 @@ class ExtractRequest(_message.Message):
     priority: Priority
     pool: str
     files: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., entities: _Optional[_Union[EntitiesTask, _Mapping]] = ..., classify: _Optional[_Union[ClassifyTask, _Mapping]] = ..., relations: _Optional[_Union[RelationsTask, _Mapping]] = ..., regions: _Optional[_Union[RegionsTask, _Mapping]] = ..., text: _Optional[_Union[TextTask, _Mapping]] = ..., structure: _Optional[_Union[StructureTask, _Mapping]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., files: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    window_overlap: int
+    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., entities: _Optional[_Union[EntitiesTask, _Mapping]] = ..., classify: _Optional[_Union[ClassifyTask, _Mapping]] = ..., relations: _Optional[_Union[RelationsTask, _Mapping]] = ..., regions: _Optional[_Union[RegionsTask, _Mapping]] = ..., text: _Optional[_Union[TextTask, _Mapping]] = ..., structure: _Optional[_Union[StructureTask, _Mapping]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., files: _Optional[_Iterable[bytes]] = ..., window_overlap: _Optional[int] = ...) -> None: ...
 
 class Entity(_message.Message):
     __slots__ = ("start", "end", "label", "score", "text")

@@ -19,6 +19,7 @@ from shoal.tasks import (
     Given,
     Item,
     Items,
+    LongText,
     OnInvalid,
     Priority,
     Relations,
@@ -108,7 +109,8 @@ async def score(
     instruction: str = "",
     scale: Scale | None = None,
     top_n: int = 0,
-    truncation: Truncation | None = None,
+    truncation: LongText | None = None,
+    window_overlap: int | None = None,
     adapter: str = "",
     pool: str = "",
     priority: Priority | None = None,
@@ -120,12 +122,16 @@ async def score(
     """Scores how relevant each document is to the query: `scores` in document order, and the
     `top_n` best (0: all) as `ranking`.
 
-    `scale`: "logit" or "probability", default the model's own. Other arguments as for `encode`.
-    Raises ShoalError.
+    `scale`: "logit" or "probability", default the model's own. `truncation`: also "windows": the
+    model reads long documents in overlapping windows, and the best score of a document's windows
+    counts; `window_overlap` is how many tokens a window repeats of the one before (default 256, or
+    a quarter of a shorter window). Other arguments as for `encode`. Raises ShoalError.
     """
     scoring = Scoring(query, instruction, scale, top_n)
     plan = ScorePlan(
-        documents, scoring, Options(model, truncation, adapter, pool, priority, on_invalid)
+        documents,
+        scoring,
+        Options(model, truncation, adapter, pool, priority, on_invalid, window_overlap),
     )
     result = await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
     return results.writable(result) if writable else result
@@ -137,7 +143,8 @@ async def extract(
     items: Items,
     task: Task,
     *,
-    truncation: Truncation | None = None,
+    truncation: LongText | None = None,
+    window_overlap: int | None = None,
     adapter: str = "",
     pool: str = "",
     priority: Priority | None = None,
@@ -146,9 +153,12 @@ async def extract(
     on_progress: Progress | None = None,
 ) -> ExtractResult:
     """Runs `task` (`Entities`, `Classify`, `Relations`, `Regions`, `ReadText` or a `Schema`) on
-    each item. Raises ShoalError.
+    each item. `truncation` and `window_overlap` as for `score`, here and for the verbs below: with
+    "windows", results are those of the whole text. Raises ShoalError.
     """
-    plan = ExtractPlan(items, task, Options(model, truncation, adapter, pool, priority, on_invalid))
+    plan = ExtractPlan(
+        items, task, Options(model, truncation, adapter, pool, priority, on_invalid, window_overlap)
+    )
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 
 
@@ -161,7 +171,8 @@ async def entities(
     threshold: float | None = None,
     flat: bool | None = None,
     aggregation: Aggregation | None = None,
-    truncation: Truncation | None = None,
+    truncation: LongText | None = None,
+    window_overlap: int | None = None,
     adapter: str = "",
     pool: str = "",
     priority: Priority | None = None,
@@ -173,7 +184,9 @@ async def entities(
     `Entities(...)`. Raises ShoalError.
     """
     task = Entities(labels=labels, threshold=threshold, flat=flat, aggregation=aggregation)
-    plan = ExtractPlan(items, task, Options(model, truncation, adapter, pool, priority, on_invalid))
+    plan = ExtractPlan(
+        items, task, Options(model, truncation, adapter, pool, priority, on_invalid, window_overlap)
+    )
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 
 
@@ -187,7 +200,8 @@ async def classify(
     threshold: float | None = None,
     hypothesis: str = "",
     among_labels: bool = False,
-    truncation: Truncation | None = None,
+    truncation: LongText | None = None,
+    window_overlap: int | None = None,
     adapter: str = "",
     pool: str = "",
     priority: Priority | None = None,
@@ -205,7 +219,9 @@ async def classify(
         hypothesis=hypothesis,
         among_labels=among_labels,
     )
-    plan = ExtractPlan(items, task, Options(model, truncation, adapter, pool, priority, on_invalid))
+    plan = ExtractPlan(
+        items, task, Options(model, truncation, adapter, pool, priority, on_invalid, window_overlap)
+    )
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
 
 
@@ -218,7 +234,8 @@ async def relations(
     entity_labels: Sequence[str] = (),
     entities: Sequence[Sequence[Given]] = (),
     threshold: float | None = None,
-    truncation: Truncation | None = None,
+    truncation: LongText | None = None,
+    window_overlap: int | None = None,
     adapter: str = "",
     pool: str = "",
     priority: Priority | None = None,
@@ -236,5 +253,7 @@ async def relations(
     task = Relations(
         labels=labels, entity_labels=entity_labels, threshold=threshold, entities=entities
     )
-    plan = ExtractPlan(items, task, Options(model, truncation, adapter, pool, priority, on_invalid))
+    plan = ExtractPlan(
+        items, task, Options(model, truncation, adapter, pool, priority, on_invalid, window_overlap)
+    )
     return await client._caller.run(plan, timeout=timeout, on_progress=on_progress)

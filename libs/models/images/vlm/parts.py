@@ -175,7 +175,8 @@ class PartsInput:
                 raise too_long(
                     where(number), len(ids), limit, "with the model's prompt", more=not is_whole
                 )
-            if len(ids) > limit:
+            cut = where(number) if len(ids) > limit else ""
+            if cut:
                 ids = _cut(
                     ids, self._count(frame.before), self._count(frame.after), limit, truncation
                 )
@@ -186,7 +187,7 @@ class PartsInput:
                     f"{where(number)} has no text that the model's tokenizer knows",
                     field=where(number),
                 )
-            found.append(InputSequence(ids))
+            found.append(InputSequence(ids, cut=cut))
         return found
 
     def of_parts(

@@ -170,10 +170,10 @@ class EmbeddingProcessor:
     ) -> Prepared:
         """Prepare `texts`, the texts of the work or their chunks."""
         if self._static is not None and self._is_static(work.role):
-            found, tokens = self._static.rows(
+            found, tokens, cut = self._static.rows(
                 texts, prompt, work.truncation, where, check_cancelled
             )
-            return Prepared(work, "sparse", [], _Notes([], found), looked_up=tokens)
+            return Prepared(work, "sparse", [], _Notes([], found), looked_up=tokens, cut=cut)
         framed = self._adapted(
             self.framed(texts, prompt, work.role, work.truncation, where, check_cancelled),
             work.role,
@@ -355,8 +355,9 @@ class EmbeddingProcessor:
         prompt = work.instruction or prompt_of(self._card, "query", work.adapter)
         other = prompt_of(self._card, "document", work.adapter)
         forms = self._card.representations
+        cut: tuple[str, ...] = ()
         if self._static is not None:
-            found, tokens = self._static.rows(
+            found, tokens, cut = self._static.rows(
                 [work.query], prompt, work.truncation, query_path, check_cancelled
             )
             query = Framed([], [])
@@ -371,9 +372,8 @@ class EmbeddingProcessor:
         )
         documents = self._adapted(documents, "document", work.adapter)
         notes = _Notes(query.masks + documents.masks, found)
-        return Prepared(
-            work, "+".join(forms), query.sequences + documents.sequences, notes, looked_up=tokens
-        )
+        sequences = query.sequences + documents.sequences
+        return Prepared(work, "+".join(forms), sequences, notes, looked_up=tokens, cut=cut)
 
     def _classify(self, work: ClassifyWork, check_cancelled: CancelCheck) -> Prepared:
         """Prepare the texts, then one prompt per label."""
@@ -421,10 +421,7 @@ class EmbeddingProcessor:
         if not self._card.pool_prompt and prompt:
             skip = self._text.prompt_tokens(prompt)
             # Pool at least the last token: a truncated text could otherwise have no tokens.
-            sequences = [
-                InputSequence(item.ids, item.type_ids, skip=min(skip, item.tokens - 1))
-                for item in sequences
-            ]
+            sequences = [replace(item, skip=min(skip, item.tokens - 1)) for item in sequences]
         return Framed(sequences, [None] * len(sequences))
 
     def _forms(self, prepared: Prepared, outputs: Sequence[Output]) -> _Forms:

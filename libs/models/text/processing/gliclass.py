@@ -149,10 +149,11 @@ class GliclassProcessor:
                 "labels and special tokens included",
                 more=True,
             )
+        cut = where if len(ids) > self._card.max_tokens else ""
         ids = self._cut(ids, text, truncation, where)
         markers, end = self._markers(ids, labels)
         types = (np.arange(len(ids)) >= end).astype(np.int32) if self._settings.segments else None
-        return InputSequence(ids, types, input=self._places(markers, end, len(ids)))
+        return InputSequence(ids, types, input=self._places(markers, end, len(ids)), cut=cut)
 
     def _markers(self, ids: Ids, labels: int) -> tuple[NDArray[np.int64], int]:
         """Return rows of the prompt's markers: before each label and after the last. A text may

@@ -158,12 +158,15 @@ class LayaProcessor:
         self, head: _Head, part: Part, room: int, truncation: Truncation, where: str
     ) -> InputSequence:
         ids = part.encoding.ids
-        if len(ids) > room:
+        cut = where if len(ids) > room else ""
+        if cut:
             if truncation == "none":
                 needed = len(head.ids) + len(ids) + 1
                 how = "question, labels and special tokens included"
                 raise too_long(where, needed, self._card.max_tokens, how, more=not part.is_whole)
             ids = ids[:room] if truncation == "end" else ids[-room:]
         return InputSequence(
-            np.array([*head.ids, *ids, self._marks.last], dtype=np.int32), input=head.markers
+            np.array([*head.ids, *ids, self._marks.last], dtype=np.int32),
+            input=head.markers,
+            cut=cut,
         )

@@ -41,15 +41,16 @@ class StaticLookup:
         truncation: Truncation,
         where: Where,
         check_cancelled: CancelCheck = never_cancelled,
-    ) -> tuple[list[SparseRow], int]:
-        """Return one row per text, and the number of tokens of all texts, which have no special
-        tokens."""
+    ) -> tuple[list[SparseRow], int, tuple[str, ...]]:
+        """Return one row per text, the number of tokens of all texts, which have no special tokens,
+        and the paths of those that were cut.
+        """
         sequences = self._text.encode(
             texts, truncation, where, prompt=prompt, check_cancelled=check_cancelled
         )
-        return [self._row(sequence.ids) for sequence in sequences], sum(
-            sequence.tokens for sequence in sequences
-        )
+        rows = [self._row(sequence.ids) for sequence in sequences]
+        cut = tuple(sequence.cut for sequence in sequences if sequence.cut)
+        return rows, sum(sequence.tokens for sequence in sequences), cut
 
     def _row(self, ids: NDArray[np.int32]) -> SparseRow:
         distinct = np.unique(ids)

@@ -163,7 +163,7 @@ class ChatPairs:
             if len(before) + len(after) > _LONG * limit
             else None
         )
-        found = []
+        found, cut = [], []
         encoded = self._text.encode_plain(
             documents, truncation, check_cancelled, before=before, after=after
         )
@@ -176,11 +176,12 @@ class ChatPairs:
                     "with the chat template",
                     more=not is_whole,
                 )
+            cut.append(document_path(number) if len(ids) > limit else "")
             if len(ids) > limit:
                 own = own or self._own(before, after, check_cancelled)
                 ids = _cut(ids, *own, limit, truncation)
             found.append(ids)
-        return self._sequences(found)
+        return self._sequences(found, cut)
 
     def _own(self, before: str, after: str, check_cancelled: CancelCheck) -> tuple[int, int]:
         """Return the number of tokens of the template and query, before and after a document."""
@@ -200,15 +201,18 @@ class ChatPairs:
             )
         return begin, end
 
-    def _sequences(self, found: list[Ids]) -> list[InputSequence]:
+    def _sequences(self, found: list[Ids], cut: list[str]) -> list[InputSequence]:
         shared = 0
         if self._shares and len(found) > 1:
             shared = min(_common(found[0], ids) for ids in found[1:])
             shared = min(shared, min(len(ids) for ids in found) - 1)
         if shared <= 0:
-            return [InputSequence(ids) for ids in found]
+            return [InputSequence(ids, cut=path) for ids, path in zip(found, cut, strict=True)]
         before = found[0][:shared]
-        return [InputSequence(ids[shared:], before=before) for ids in found]
+        return [
+            InputSequence(ids[shared:], before=before, cut=path)
+            for ids, path in zip(found, cut, strict=True)
+        ]
 
 
 def _cut(ids: Ids, before: int, after: int, limit: int, truncation: Truncation) -> Ids:

@@ -107,7 +107,8 @@ class LateFrame:
         if missing <= 0:
             return sequence
         ids = np.pad(sequence.ids, (0, missing), constant_values=self._fill)
-        return InputSequence(ids, seen=0 if expansion.attend else sequence.tokens)
+        seen = 0 if expansion.attend else sequence.tokens
+        return InputSequence(ids, seen=seen, cut=sequence.cut)
 
 
 def _padded(kept: Kept, tokens: int) -> Kept:

@@ -9,7 +9,7 @@ necessary (`cutting.py`), and large numbers of texts a slice at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -103,13 +103,10 @@ class TextProcessor:
             self._cutter.parts(texts, limit, truncation, check_cancelled, prompt=prompt)
         ):
             if part is before:  # cut to the same prompt without text: convert its tokens once
-                sequences.append(sequences[-1])
+                sequences.append(replace(sequences[-1], cut=where(number)))
             else:
-                sequences.append(
-                    self._sequence(
-                        part.encoding, self._rows(part, limit, truncation, where(number))
-                    )
-                )
+                rows = self._rows(part, limit, truncation, where(number))
+                sequences.append(self._sequence(part.encoding, rows, where(number)))
                 before = part
         return sequences
 
@@ -126,7 +123,7 @@ class TextProcessor:
             self._cutter.parts(texts, self.limit, truncation, check_cancelled, placed=True)
         ):
             rows = self._rows(part, self.limit, truncation, where(number))
-            sequences.append(self._sequence(part.encoding, rows))
+            sequences.append(self._sequence(part.encoding, rows, where(number)))
             spans.append(self._spans(texts[number], part, rows))
         return sequences, spans
 
@@ -149,9 +146,11 @@ class TextProcessor:
         for number, part in enumerate(
             self._cutter.parts(documents, self.limit, truncation, check_cancelled, frame=False)
         ):
-            if len(part.encoding) > room:
+            is_cut = len(part.encoding) > room
+            if is_cut:
                 self._cut_document(part, room, truncation, number)
-            pairs.append(self._pair(first, part.encoding))
+            cut = f"documents[{number}].text" if is_cut else ""
+            pairs.append(self._pair(first, part.encoding, cut))
         return pairs
 
     def encode_crossed(
@@ -189,7 +188,7 @@ class TextProcessor:
             self._cutter.parts(firsts, self.limit, truncation, check_cancelled, frame=False)
         ):
             check_cancelled()
-            first = part.encoding
+            first, tokens = part.encoding, len(part.encoding)
             pairs: dict[int, InputSequence] = {}
             for number in order:
                 if len(first) > rooms[number]:
@@ -199,7 +198,8 @@ class TextProcessor:
                     first.truncate(
                         rooms[number], direction="right" if truncation == "end" else "left"
                     )
-                pairs[number] = self._pair(first, others[number])
+                cut = where(place) if tokens > rooms[number] else ""
+                pairs[number] = self._pair(first, others[number], cut)
             sequences += [pairs[number] for number in range(len(seconds))]
         return sequences
 
@@ -341,16 +341,19 @@ class TextProcessor:
             )
         part.encoding.truncate(room, direction="right" if truncation == "end" else "left")
 
-    def _pair(self, first: Encoding, second: Encoding) -> InputSequence:
+    def _pair(self, first: Encoding, second: Encoding, cut: str) -> InputSequence:
         pair = self.tokenizer.post_process(first, second)
-        return InputSequence(_int32(pair.ids), _int32(pair.type_ids) if self._segments else None)
+        types = _int32(pair.type_ids) if self._segments else None
+        return InputSequence(_int32(pair.ids), types, cut=cut)
 
-    def _sequence(self, encoding: Encoding, rows: NDArray[np.int64] | None) -> InputSequence:
+    def _sequence(
+        self, encoding: Encoding, rows: NDArray[np.int64] | None, where: str
+    ) -> InputSequence:
         ids = _int32(encoding.ids)
         types = _int32(encoding.type_ids) if self._segments_of_one else None
         if rows is None:
             return InputSequence(ids, types)
-        return InputSequence(ids[rows], None if types is None else types[rows])
+        return InputSequence(ids[rows], None if types is None else types[rows], cut=where)
 
     def _spans(self, text: str, part: Part, rows: NDArray[np.int64] | None) -> Spans:
         encoding = part.encoding

@@ -368,6 +368,27 @@ CHUNK_TOKENS: Final = Limit("tokens of a chunk", ("Chunking.max_tokens",), 32_76
 CHUNK_OVERLAP: Final = Limit(
     "tokens that chunks repeat of the one before", ("Chunking.overlap",), 16_384, "tokens"
 )
+_WINDOW_FIELDS: Final = ("ScoreRequest.window_overlap", "ExtractRequest.window_overlap")
+WINDOWED: Final = Limit("an item's text that is read in windows", _WINDOW_FIELDS, MIB, BYTES)
+"""As one that is divided into chunks, with which the work of reading is the same."""
+WINDOWS: Final = Limit(
+    "windows of an item, by their estimated number (checked by workers, too)",
+    _WINDOW_FIELDS,
+    2048,
+    ENTRIES,
+)
+"""The worker's limit (libs/models/text/windows/spans.py): a million tokens of a model that takes
+512. Each window repeats the labels or the query, so their number bounds the work of an item.
+"""
+REQUEST_WINDOWS: Final = Limit(
+    "windows of a request, by their estimated number, each for each label that is paired with it",
+    _WINDOW_FIELDS,
+    16_384,
+    ENTRIES,
+)
+WINDOW_OVERLAP: Final = Limit(
+    "tokens that windows repeat of the one before", _WINDOW_FIELDS, 16_384, "tokens"
+)
 HYPOTHESIS: Final = Limit("a hypothesis", ("ClassifyTask.hypothesis",), 1024, CHARACTERS)
 PLACES: Final = Limit(
     "places for the label in a hypothesis", ("ClassifyTask.hypothesis",), 8, "places"
@@ -514,6 +535,10 @@ ALL: Final = (
     CHUNK_CONTEXTS,
     CHUNK_TOKENS,
     CHUNK_OVERLAP,
+    WINDOWED,
+    WINDOWS,
+    REQUEST_WINDOWS,
+    WINDOW_OVERLAP,
     HYPOTHESIS,
     PLACES,
     LABELS,

@@ -8,9 +8,8 @@ model are checked here if its card is known, otherwise by the worker.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -30,7 +29,9 @@ from services.router.admission.validation import (
     limits,
     schemas,
     texts,
+    windows,
 )
+from services.router.admission.validation.sizes import NO_IMAGES, ImageSizes, Sizes
 
 _EMPTY_ITEM_BYTES: Final = 2
 """Size of an item with an empty content: tag and length."""
@@ -40,52 +41,6 @@ TEXT_LAYER_TOKENS: Final = 16
 
 Card = models_pb2.ModelCard
 Task = models_pb2.Task
-
-
-@dataclass(frozen=True, slots=True)
-class ImageSizes:
-    """The images of one item."""
-
-    bytes: int
-    """Size of their files."""
-    tokens: int
-    """Tokens that the model makes of them, by their headers."""
-    pages: int = 0
-    """Pages of documents. The bytes of files that items share are not counted."""
-
-
-NO_IMAGES: Final = ImageSizes(0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Bytes of text in a request, as its jobs read them."""
-
-    items: list[int]
-    """Bytes of each item."""
-    per_sequence_bytes: int = 0
-    """Bytes repeated for each sequence."""
-    per_job_bytes: int = 0
-    """Bytes repeated for each job."""
-    sequences_per_item: int = 1
-    """Sequences that a model makes of each item."""
-    per_job_texts: int = 1
-    """Number of texts in `per_job_bytes`."""
-    images: Mapping[int, ImageSizes] = dataclasses.field(default_factory=dict)
-    """Images of items that have some, by the item's index."""
-    per_job_images: ImageSizes = NO_IMAGES
-    """Images of a query, repeated for each job."""
-    chunks: Sequence[int] = ()
-    """Estimated number of each item's chunks; empty: items are not divided."""
-
-    @property
-    def read(self) -> list[int]:
-        """Return the bytes that a worker reads for each item."""
-        repeated = self.per_sequence_bytes * self.sequences_per_item
-        found = [size + repeated for size in self.items]
-        for index, own in self.images.items():
-            found[index] += own.bytes
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +64,7 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
     _check_enum(request.role, pb.Role, "role")
     _check_enum(request.data_type, tensor_pb2.DataType, "data_type")
     check_common(request.truncation, request.priority)
+    windows.refuse(request.truncation, "divide texts by chunking to encode all of them")
     limits.INSTRUCTION.check(len(request.instruction), "instruction")
     _check_embedding_id(request.expect_embedding_id)
     limits.REPRESENTATIONS.check(len(request.representations), "representations")
@@ -181,12 +137,12 @@ def check_score(request: pb.ScoreRequest, card: Card | None) -> Sizes:
     # A cross-encoder reads the query with every document; a model with vectors reads it once a job.
     reads_pairs = card is None or not card.representations
     sizes = Sizes(documents.sizes, images=documents.images, per_job_images=shown)
-    return _readable(
+    sizes = (
         replace(sizes, per_sequence_bytes=query)
         if reads_pairs
-        else replace(sizes, per_job_bytes=query),
-        "documents",
+        else replace(sizes, per_job_bytes=query)
     )
+    return _readable(windows.divided(request, sizes, card, "documents"), "documents")
 
 
 def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
@@ -240,7 +196,8 @@ def check_extract(request: pb.ExtractRequest, card: Card | None) -> Sizes:
         sizes = replace(
             sizes, per_sequence_bytes=before_each, per_job_bytes=_utf8(request.text.json_schema)
         )
-    return _readable(replace(sizes, images=items.images, per_job_images=shared), "items")
+    sizes = replace(sizes, images=items.images, per_job_images=shared)
+    return _readable(windows.divided(request, sizes, card, "items"), "items")
 
 
 def _check_structure(request: pb.ExtractRequest, card: Card | None) -> Sizes:
@@ -252,10 +209,8 @@ def _check_structure(request: pb.ExtractRequest, card: Card | None) -> Sizes:
     items = _check_items(request.items, "items", card, files)
     shared = files.read("items", items.images.values())
     _check_answered(len(items.sizes), answered, "structure")
-    return _readable(
-        Sizes(items.sizes, per_sequence_bytes=size, images=items.images, per_job_images=shared),
-        "items",
-    )
+    sizes = Sizes(items.sizes, per_sequence_bytes=size, images=items.images, per_job_images=shared)
+    return _readable(windows.divided(request, sizes, card, "items"), "items")
 
 
 def _check_answered(items: int, names: int, task: str) -> None:

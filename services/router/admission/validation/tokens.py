@@ -6,14 +6,14 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput, TaskNotSupported
-from services.router.admission.validation import limits
+from services.router.admission.validation import limits, windows
 from services.router.admission.validation.requests import (
     Card,
-    Sizes,
     check_common,
     check_model,
     takes,
 )
+from services.router.admission.validation.sizes import Sizes
 
 
 def check_tokenize(request: pb.TokenizeRequest, card: Card | None) -> Sizes:
@@ -40,6 +40,7 @@ def _check_shared(request: pb.TokenizeRequest | pb.DetokenizeRequest, card: Card
         request.truncation if isinstance(request, pb.TokenizeRequest) else pb.TRUNCATION_UNSPECIFIED
     )
     check_common(truncation, request.priority)
+    windows.refuse(truncation, "use END, START or NONE to count tokens")
     if not takes(card, models_pb2.INPUT_KIND_TEXT):
         raise TaskNotSupported(
             f"{request.model} reads no texts, so it has no tokenizer", field="model"

@@ -211,6 +211,7 @@ def _serialised_answer(held: HeldJob, check_cancelled: CancelCheck) -> bytes:
         timings=_timings(held, started, made),
         image_tokens=held.ready.image_tokens,
         embedding_id=held.embedding_id,
+        cut=held.ready.cut_texts,
         check_cancelled=check_cancelled,
     )
 

@@ -123,7 +123,7 @@ def read_bytes(job: worker_pb2.Job, payload_bytes: int) -> int:
 
 def estimated_tokens(job: worker_pb2.Job, read: int, max_tokens: int) -> int:
     """Estimate a job's tokens from `read_bytes`, at most `max_tokens` per sequence unless texts are
-    chunked.
+    chunked or read in windows.
     """
     sequences = 0
     match job.WhichOneof("operation"):
@@ -131,6 +131,11 @@ def estimated_tokens(job: worker_pb2.Job, read: int, max_tokens: int) -> int:
             return read // BYTES_A_TOKEN + 1
         case "encode":
             sequences = len(job.encode.items)
+        case "score" | "extract" as operation if (
+            getattr(job, operation).truncation == inference_pb2.TRUNCATION_WINDOWS
+        ):
+            pairs = max(1, len(job.extract.classify.labels))
+            return pairs * read // BYTES_A_TOKEN + 1
         case "score":
             sequences = len(job.score.documents) + 1
         case "extract":

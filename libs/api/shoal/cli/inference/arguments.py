@@ -11,7 +11,7 @@ import typer
 
 from shoal.cli.inference.files import Selection
 from shoal.results import Form
-from shoal.tasks import OnInvalid, Priority, Truncation
+from shoal.tasks import LongText, OnInvalid, Priority, Truncation
 
 FILES = "Input and output"
 SERVING = "Serving"
@@ -193,6 +193,36 @@ class Serving:
             "priority": self.priority,
             "on_invalid": self.on_invalid,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedServing(Serving):
+    """Options of verbs that can read long texts in windows."""
+
+    truncation: Annotated[
+        LongText | None,
+        typer.Option(
+            "--truncation",
+            help=(
+                "How to truncate texts that are too long; default end. windows: read all of them "
+                "in overlapping windows, and merge the results."
+            ),
+        ),
+    ] = None
+    window_overlap: Annotated[
+        int | None,
+        typer.Option(
+            "--window-overlap",
+            min=0,
+            help="Tokens that windows share; default 256, or a quarter of a shorter window.",
+            show_default=False,
+            rich_help_panel=SERVING,
+        ),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of the client's verbs."""
+        return {**Serving.arguments(self), "window_overlap": self.window_overlap}
 
 
 class FormName(StrEnum):

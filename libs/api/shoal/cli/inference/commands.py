@@ -27,6 +27,7 @@ from shoal.cli.inference.arguments import (
     Texts,
     Threshold,
     VectorFiles,
+    WindowedServing,
 )
 from shoal.cli.inference.inputs import given_entities
 from shoal.cli.inference.invocation import Invocation
@@ -142,7 +143,7 @@ def score(
     ] = 0,
     scale: Annotated[Scale | None, typer.Option(help="Default: the model's own.")] = None,
     instruction: Instruction = "",
-    serving: Serving,
+    serving: WindowedServing,
     as_json: AsJson = False,
 ) -> None:
     """Score how relevant documents are to a query, best first."""
@@ -178,7 +179,7 @@ def entities(
         Aggregation | None,
         typer.Option(help="How labels of a word's tokens become one; default simple."),
     ] = None,
-    serving: Serving,
+    serving: WindowedServing,
     as_json: AsJson = False,
 ) -> None:
     """Find named entities in texts."""
@@ -220,7 +221,7 @@ def classify(
             help="Normalise over the labels given, not over all labels of the model.",
         ),
     ] = False,
-    serving: Serving,
+    serving: WindowedServing,
     as_json: AsJson = False,
 ) -> None:
     """Classify texts."""
@@ -263,7 +264,7 @@ def relations(
         ),
     ] = None,
     threshold: Threshold = None,
-    serving: Serving,
+    serving: WindowedServing,
     as_json: AsJson = False,
 ) -> None:
     """Find relations between entities in texts."""
@@ -403,7 +404,7 @@ def structure(
         ),
     ],
     threshold: Threshold = None,
-    serving: Serving,
+    serving: WindowedServing,
     as_json: AsJson = False,
 ) -> None:
     """Find the parts of a schema: entities, classes, relations and structures of fields."""

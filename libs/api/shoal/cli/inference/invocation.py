@@ -143,7 +143,7 @@ class Invocation:
         started, total = time.monotonic(), len(self.records)
         begin = first = outputs.lines_before(output, self.records) if self._resume else 0
         skipped: list[Skipped] = []
-        tokens, revision, embedding_id = 0, "", ""
+        tokens, cut, revision, embedding_id = 0, 0, "", ""
         ids: list[str] = []
         write: Write[R] | None = None
         try:
@@ -175,6 +175,7 @@ class Invocation:
                         replace(one, index=part.start + one.index) for one in result.skipped
                     ]
                     tokens, begin = tokens + result.usage.input_tokens, part.stop
+                    cut += result.usage.truncated_items
         except (KeyboardInterrupt, ShoalError, OSError) as error:
             kept = f"{begin:,} of {counted(total, 'text')} are in {output}"
             advice = (
@@ -189,6 +190,7 @@ class Invocation:
             raise
         self._seconds = time.monotonic() - started
         self._note_skipped(skipped)
+        _note_truncated(cut)
         self._note_written(total - first - len(skipped), tokens)
         if embedding_id:
             note(f"embedding id {embedding_id}")
@@ -216,6 +218,7 @@ class Invocation:
         """
         result = _explained(result, self.records)
         self._note_skipped(result.skipped)
+        _note_truncated(result.usage.truncated_items, is_query=result.usage.truncated_query)
         return result
 
     def _note_skipped(self, skipped: Sequence[Skipped]) -> None:
@@ -273,6 +276,14 @@ class Invocation:
             f"{self.model}  {counted(result.usage.input_tokens, 'token')}, "
             f"{result.timings.total_seconds * 1000:.1f} ms"
         )
+
+
+def _note_truncated(texts: int, *, is_query: bool = False) -> None:
+    """Print to stderr how many texts were cut, and whether the query was."""
+    if texts:
+        note(f"cut {counted(texts, 'text')} with more tokens than the model takes")
+    if is_query:
+        note("the query, or a label, had more tokens than the model takes and was cut")
 
 
 def _parts(first: int, total: int, max_part: int) -> Iterator[slice]:

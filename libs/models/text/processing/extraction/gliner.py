@@ -34,9 +34,11 @@ from libs.models.work import (
     CancelCheck,
     EntitiesWork,
     InputSequence,
+    ModelWork,
     Output,
     Prepared,
     RelationsWork,
+    Span,
     Work,
     never_cancelled,
 )
@@ -161,12 +163,34 @@ class GlinerProcessor:
             work.texts, self._prompt(labels, relations), work.truncation, path, check_cancelled
         )
         sequences = [
-            InputSequence(item.ids, input=self._places(item, len(labels), len(relations), own))
+            InputSequence(
+                item.ids,
+                input=self._places(item, len(labels), len(relations), own),
+                cut=item.cut,
+            )
             for item in framed
         ]
         return Prepared(
             work, "entities", sequences, _Notes(labels, relations, [item.words for item in framed])
         )
+
+    def word_windows(
+        self,
+        work: ModelWork,
+        index: int,
+        overlap: int | None,
+        path: str,
+        check_cancelled: CancelCheck,
+    ) -> list[Span]:
+        """Return the windows of text `index`, as `WordWindows` says."""
+        if isinstance(work, EntitiesWork):
+            labels, relations = work.labels, tuple[str, ...]()
+        elif isinstance(work, RelationsWork):
+            labels, relations = work.entity_labels, work.labels
+        else:
+            raise unsupported(work, self._card)
+        prompt = self._prompt(tuple(dict.fromkeys(labels)), tuple(dict.fromkeys(relations)))
+        return self._frame.windows(work.texts[index], prompt, overlap, path, check_cancelled)
 
     def _prompt(self, labels: Sequence[str], relations: Sequence[str]) -> list[str]:
         """Return each label after its marker, then a separator; the same for relations in models

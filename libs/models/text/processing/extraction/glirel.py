@@ -29,9 +29,11 @@ from libs.models.work import (
     CancelCheck,
     Given,
     InputSequence,
+    ModelWork,
     Output,
     Prepared,
     RelationsWork,
+    Span,
     SparseRow,
     Work,
     never_cancelled,
@@ -92,7 +94,7 @@ class GlirelProcessor:
             )
             raise InvalidInput(message, field="relations.entity_labels")
         labels = tuple(dict.fromkeys(work.labels))
-        prompt = [word for label in labels for word in (LABEL_MARKER, label)] + [TEXT_MARKER]
+        prompt = _prompt(labels)
         sequences, pairs = [], []
         found = self._frame.encode(work.texts, prompt, work.truncation, _LABELS, check_cancelled)
         for framed, given in zip(found, _given(work), strict=True):
@@ -104,7 +106,8 @@ class GlirelProcessor:
                     self._words(framed, labels), entities.firsts, entities.lasts, heads, tails
                 )
                 sequences.append(InputSequence(framed.ids, input=places))
-        return Prepared(work, "relations", sequences, _Notes(labels, pairs))
+        cut = tuple(framed.cut for framed in found if framed.cut)
+        return Prepared(work, "relations", sequences, _Notes(labels, pairs), cut=cut)
 
     def finish(
         self,
@@ -125,6 +128,20 @@ class GlirelProcessor:
             for text, given, pairs in zip(work.texts, _given(work), notes.pairs, strict=True)
         )
         return build_result(items, prepared.answer_bytes, check_cancelled)
+
+    def word_windows(
+        self,
+        work: ModelWork,
+        index: int,
+        overlap: int | None,
+        path: str,
+        check_cancelled: CancelCheck,
+    ) -> list[Span]:
+        """Return the windows of text `index`, as `WordWindows` says."""
+        if not isinstance(work, RelationsWork):
+            raise unsupported(work, self._card)
+        prompt = _prompt(tuple(dict.fromkeys(work.labels)))
+        return self._frame.windows(work.texts[index], prompt, overlap, path, check_cancelled)
 
     def _words(self, framed: Framed, labels: Sequence[str]) -> WordPlaces:
         """Return the rows of words and of the tokens that represent labels: markers, the labels'
@@ -160,6 +177,10 @@ class GlirelProcessor:
         heads, tails = np.nonzero(wanted)
         # A request has at most 128 entities for a text.
         return heads.astype(np.int16), tails.astype(np.int16)
+
+
+def _prompt(labels: Sequence[str]) -> list[str]:
+    return [word for label in labels for word in (LABEL_MARKER, label)] + [TEXT_MARKER]
 
 
 def _given(work: RelationsWork) -> Sequence[Sequence[Given]]:

@@ -24,14 +24,17 @@ from libs.models.work import (
     CancelCheck,
     EntitiesWork,
     InputSequence,
+    ModelWork,
     Output,
     Prepared,
+    Span,
     StructureWork,
     Work,
     never_cancelled,
 )
 
-_ENDINGS: Final = (".", "!", "?")
+ENDING: Final = "."
+_ENDINGS: Final = (ENDING, "!", "?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,27 @@ class SchemaProcessor(ABC):
             check_cancelled,
         )
         sequences = [
-            InputSequence(one.ids, input=self.places(schema, prompt, one)) for one in framed
+            InputSequence(one.ids, input=self.places(schema, prompt, one), cut=one.cut)
+            for one in framed
         ]
         return Prepared(
             work, "structure", sequences, SchemaNotes(schema, prompt, [one.words for one in framed])
+        )
+
+    def word_windows(
+        self,
+        work: ModelWork,
+        index: int,
+        overlap: int | None,
+        path: str,
+        check_cancelled: CancelCheck,
+    ) -> list[Span]:
+        """Return the windows of text `index`, as `WordWindows` says."""
+        if not isinstance(work, EntitiesWork | StructureWork):
+            raise unsupported(work, self._card)
+        prompt = prompt_of(_schema_of(work, self._card)[0]).words
+        return self._frame.windows(
+            work.texts[index], prompt, overlap, path, check_cancelled, after=ENDING
         )
 
     def finish(
@@ -122,7 +142,7 @@ def _schema_of(work: EntitiesWork | StructureWork, card: Card) -> tuple[Schema, 
 
 def ended(text: str) -> str:
     """Return the text as the model reads it, with a sentence's end."""
-    return text if text.endswith(_ENDINGS) else f"{text}."
+    return text if text.endswith(_ENDINGS) else f"{text}{ENDING}"
 
 
 def _apart(entities: Sequence[Entity]) -> tuple[Entity, ...]:

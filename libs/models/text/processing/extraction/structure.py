@@ -249,10 +249,17 @@ def _labels(question: SchemaClassification, logits: Array) -> tuple[LabelScore, 
     ranked = best_first(
         [(one.name, score) for one, score in zip(question.labels, scores, strict=True)], None
     )
-    if question.threshold is None:
+    return labels_reaching(ranked, question.threshold)
+
+
+def labels_reaching(
+    ranked: tuple[LabelScore, ...], threshold: float | None
+) -> tuple[LabelScore, ...]:
+    """Return the labels, best first, that reach the threshold, and always the best one."""
+    if threshold is None:
         return ranked
     return tuple(
         one
         for number, one in enumerate(ranked)
-        if number == 0 or np.float32(one.score) >= np.float32(question.threshold)
+        if number == 0 or np.float32(one.score) >= np.float32(threshold)
     )

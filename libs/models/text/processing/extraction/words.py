@@ -24,7 +24,8 @@ from libs.errors import InputTooLong, InvalidInput
 from libs.models.text.checks import item_path
 from libs.models.text.tokenising.cutting import sliced
 from libs.models.text.tokenising.text import run_of_ones
-from libs.models.work import CancelCheck, Truncation, never_cancelled
+from libs.models.text.windows.spans import MAX_WINDOWS, overlap_of, too_many_windows
+from libs.models.work import CancelCheck, Span, Truncation, never_cancelled
 
 Ids = NDArray[np.int32]
 _SPACE: Final = re.compile(r"\s")
@@ -60,6 +61,8 @@ class Framed:
     """Number of tokens of each word."""
     words: Words
     """The words that truncation kept."""
+    cut: str
+    """The text's path if truncation dropped some of it; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,15 @@ class _Front:
     tail: Ids
     """The tokens after a text."""
     words: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """The words of a text, as the model reads them, and whether the text has more words."""
+
+    texts: list[str]
+    words: Words
+    is_cut: bool
 
 
 class WordFrame:
@@ -136,13 +148,71 @@ class WordFrame:
                 self._split(texts[number], truncation, item_path(number)) for number in numbers
             ]
             encodings = self._tokenizer.encode_batch(
-                [words for words, _ in split], is_pretokenized=True, add_special_tokens=False
+                [one.texts for one in split], is_pretokenized=True, add_special_tokens=False
             )
-            for number, encoding, (_, words) in zip(numbers, encodings, split, strict=True):
+            for number, encoding, words in zip(numbers, encodings, split, strict=True):
                 found.append(
                     self._frame(front, encoding, words, truncation, item_path(number), labels_path)
                 )
         return found
+
+    def windows(
+        self,
+        text: str,
+        prompt: Sequence[str],
+        overlap: int | None,
+        path: str,
+        check_cancelled: CancelCheck,
+        *,
+        after: str = "",
+    ) -> list[Span]:
+        """Return the windows of a text, in order: as many whole words as the model reads after the
+        prompt. A longer word is a window. Empty for a text without words.
+
+        Raises InvalidInput for an overlap of more than half of a window, and for too many windows.
+
+        Args:
+            overlap: Tokens that a window repeats of the one before; None for the default.
+            path: The text's path in the job.
+            after: A word that is added to each window.
+        """
+        front = self._front(prompt, check_cancelled)
+        added = self._token_counts([after])[0] if after else 0
+        room = max(1, self._limit - len(front.ids) - len(front.tail) - added)
+        repeated = overlap_of(overlap, room)
+        places = np.array([match.span() for match in self._word.finditer(text)], dtype=np.int64)
+        if not len(places):
+            return []
+        starts, ends = places[:, 0], places[:, 1]
+        counts = np.concatenate(
+            [
+                self._token_counts([text[starts[row] : ends[row]] for row in rows])
+                for rows in sliced((ends - starts + 1).tolist(), check_cancelled)
+            ]
+        )
+        before = np.concatenate([[0], np.cumsum(counts)])
+        found: list[Span] = []
+        begin = 0
+        while len(found) <= MAX_WINDOWS:
+            fitting = int(np.searchsorted(before, before[begin] + room, side="right")) - 1
+            end = max(begin + 1, min(fitting, begin + self._max_words - bool(after), len(starts)))
+            found.append(Span(int(starts[begin]), int(ends[end - 1])))
+            if end == len(starts):
+                return found
+            again = int(np.searchsorted(before, before[end] - repeated, side="left"))
+            begin = max(begin + 1, min(again, end))
+        raise too_many_windows(path)
+
+    def _token_counts(self, words: Sequence[str]) -> NDArray[np.int64]:
+        """Return the number of tokens of each word, as a text has them."""
+        (encoding,) = self._tokenizer.encode_batch(
+            [[self._shortened(word, "end") for word in words]],
+            is_pretokenized=True,
+            add_special_tokens=False,
+        )
+        owners = np.array(encoding.word_ids, dtype=np.int64)
+        counts: NDArray[np.int64] = np.bincount(owners, minlength=len(words))
+        return counts
 
     def _front(self, prompt: Sequence[str], check_cancelled: CancelCheck) -> _Front:
         """Tokenise the prompt in slices, which is possible because every word is tokenised
@@ -157,14 +227,17 @@ class WordFrame:
             owners.append(np.array(encoding.word_ids, dtype=np.int32) + np.int32(numbers.start))
         return _Front(np.concatenate(ids), np.concatenate(owners), self._tail, len(prompt))
 
-    def _split(self, text: str, truncation: Truncation, where: str) -> tuple[list[str], Words]:
+    def _split(self, text: str, truncation: Truncation, where: str) -> _Split:
         if truncation == "start":
-            kept = list(
-                deque(self._word.finditer(text, self._last_words(text)), maxlen=self._max_words)
-            )
+            first = self._last_words(text)
+            kept = list(deque(self._word.finditer(text, first), maxlen=self._max_words + 1))
+            before = first > 0 and self._word.search(text, 0, first) is not None
+            is_cut = before or len(kept) > self._max_words
+            kept = kept[-self._max_words :]
         else:
             kept = list(islice(self._word.finditer(text), self._max_words + 1))
-            if len(kept) > self._max_words and truncation == "none":
+            is_cut = len(kept) > self._max_words
+            if is_cut and truncation == "none":
                 raise InputTooLong(
                     f"{where} has more than {self._max_words} words, the model's maximum. Shorten "
                     "it, or request "
@@ -173,8 +246,10 @@ class WordFrame:
                 )
             kept = kept[: self._max_words]
         places = np.array([match.span() for match in kept], dtype=np.int32).reshape(-1, 2)
-        return [self._shortened(match.group(), truncation) for match in kept], Words(
-            places[:, 0], places[:, 1]
+        return _Split(
+            [self._shortened(match.group(), truncation) for match in kept],
+            Words(places[:, 0], places[:, 1]),
+            is_cut,
         )
 
     def _shortened(self, word: str, truncation: Truncation) -> str:
@@ -203,12 +278,12 @@ class WordFrame:
         self,
         front: _Front,
         encoding: Encoding,
-        words: Words,
+        split: _Split,
         truncation: Truncation,
         where: str,
         labels_path: str,
     ) -> Framed:
-        prompt = front.words
+        prompt, words, is_cut = front.words, split.words, split.is_cut
         ids = np.concatenate([front.ids, np.array(encoding.ids, dtype=np.int32), front.tail])
         if not len(ids):
             raise InvalidInput(f"{where} has no token in the model's tokenizer", field=where)
@@ -237,6 +312,7 @@ class WordFrame:
                     f"{message}. Shorten it, or request truncation END or START", field=where
                 )
             text, ends = _fit(text, ends, self._limit - begin - tail, truncation)
+            is_cut = True
         first, last = (int(text[0]), int(ends[-1])) if len(text) else (begin, begin)
         rows = np.full(prompt, -1, dtype=np.int32)
         rows[owners[firsts[firsts < begin]]] = firsts[firsts < begin]
@@ -249,6 +325,7 @@ class WordFrame:
             pieces=pieces,
             sizes=sizes,
             words=Words(words.starts[numbers], words.ends[numbers]),
+            cut=where if is_cut else "",
         )
 
     def _pieces(self, starts: Ids, ends: Ids) -> tuple[Ids, Ids]:

@@ -1,0 +1,1 @@
+"""Extraction and scoring of texts that are longer than the model's maximum, in windows."""

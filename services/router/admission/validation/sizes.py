@@ -1,0 +1,54 @@
+"""Sizes of a request: validation returns them, and pricing reads them. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSizes:
+    """The images of one item."""
+
+    bytes: int
+    """Size of their files."""
+    tokens: int
+    """Tokens that the model makes of them, by their headers."""
+    pages: int = 0
+    """Pages of documents. The bytes of files that items share are not counted."""
+
+
+NO_IMAGES: Final = ImageSizes(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of text in a request, as its jobs read them."""
+
+    items: list[int]
+    """Bytes of each item."""
+    per_sequence_bytes: int = 0
+    """Bytes repeated for each sequence."""
+    per_job_bytes: int = 0
+    """Bytes repeated for each job."""
+    sequences_per_item: int = 1
+    """Sequences that a model makes of each item."""
+    per_job_texts: int = 1
+    """Number of texts in `per_job_bytes`."""
+    images: Mapping[int, ImageSizes] = dataclasses.field(default_factory=dict)
+    """Images of items that have some, by the item's index."""
+    per_job_images: ImageSizes = NO_IMAGES
+    """Images of a query, repeated for each job."""
+    chunks: Sequence[int] = ()
+    """Estimated number of each item's chunks or windows; empty: items are not divided."""
+
+    @property
+    def read(self) -> list[int]:
+        """Return the bytes that a worker reads for each item."""
+        repeated = self.per_sequence_bytes * self.sequences_per_item
+        found = [size + repeated for size in self.items]
+        for index, own in self.images.items():
+            found[index] += own.bytes
+        return found

@@ -1,0 +1,156 @@
+"""The rules by which results of a text's windows are merged, those of docs/long-texts.md."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from libs.models import Entity, Extraction
+from libs.models.results import Classification, Field, LabelScore, Relation, Structure, Value
+from libs.models.text.windows.merging import Rules, best_scores, merged
+from libs.models.work import Span, never_cancelled
+
+TEXT = "0123456789" * 10
+SPANS = [Span(0, 40), Span(30, 70), Span(60, 100)]
+
+
+def entity(
+    start: int, end: int, score: float = 0.5, label: str = "a", *, window: int = 0
+) -> Entity:
+    """An entity at a place in the text, as its window reports it."""
+    shift = SPANS[window].start
+    return Entity(start - shift, end - shift, label, score, TEXT[start:end])
+
+
+def merge(*found: Extraction, rules: Rules | None = None) -> Extraction:
+    return merged(TEXT, SPANS, found, rules or Rules(), never_cancelled)
+
+
+def entities(*found: tuple[Entity, ...], flat: bool = True) -> list[tuple[int, int, str, float]]:
+    result = merge(*(Extraction(entities=one) for one in found), rules=Rules(flat=flat))
+    return [(one.start, one.end, one.label, one.score) for one in result.entities]
+
+
+def test_same_entity_of_two_windows_is_one_with_the_better_score() -> None:
+    assert entities(
+        (entity(32, 36, 0.6),), (entity(32, 36, 0.9, window=1), entity(50, 52, window=1)), ()
+    ) == [(32, 36, "a", 0.9), (50, 52, "a", 0.5)]
+
+
+def test_whole_entity_precedes_a_better_one_at_an_edge() -> None:
+    assert entities((entity(35, 40, 0.9),), (entity(35, 44, 0.4, window=1),), ()) == [
+        (35, 44, "a", 0.4)
+    ]
+    assert entities((entity(25, 34, 0.4),), (entity(30, 34, 0.9, window=1),), ()) == [
+        (25, 34, "a", 0.4)
+    ]
+
+
+def test_longer_of_two_entities_at_edges_is_kept() -> None:
+    assert entities((entity(33, 40, 0.4),), (entity(30, 36, 0.9, window=1),), ()) == [
+        (33, 40, "a", 0.4)
+    ]
+
+
+def test_text_edges_are_not_window_edges() -> None:
+    found = entities((entity(0, 4, 0.4),), (), (entity(95, 100, 0.4, window=2),))
+    assert found == [(0, 4, "a", 0.4), (95, 100, "a", 0.4)]
+
+
+def test_other_labels_overlap_only_where_entities_may() -> None:
+    parts = ((entity(32, 36, 0.9, "b"),), (entity(34, 38, 0.6, window=1),), ())
+    assert entities(*parts) == [(32, 36, "b", 0.9)]
+    assert entities(*parts, flat=False) == [(32, 36, "b", 0.9), (34, 38, "a", 0.6)]
+
+
+def test_entities_of_one_window_never_exclude_each_other() -> None:
+    nested = (entity(31, 38, 0.7), entity(32, 34, 0.9))
+    assert len(entities(nested, (), (), flat=False)) == 2
+
+
+def relation(head: Entity, tail: Entity, score: float) -> Relation:
+    return Relation(head, tail, "r", score)
+
+
+def test_relation_of_two_windows_is_one() -> None:
+    found = merge(
+        Extraction(relations=(relation(entity(31, 33), entity(36, 38), 0.6),)),
+        Extraction(
+            relations=(
+                relation(entity(31, 33, window=1), entity(36, 38, window=1), 0.8),
+                relation(entity(50, 52, window=1), entity(36, 38, window=1), 0.9),
+            )
+        ),
+        Extraction(),
+    )
+    assert [(one.head.start, one.tail.start, one.score) for one in found.relations] == [
+        (50, 36, 0.9),
+        (31, 36, 0.8),
+    ]
+
+
+def test_relation_with_an_entity_at_an_edge_gives_way() -> None:
+    found = merge(
+        Extraction(relations=(relation(entity(31, 33), entity(37, 40), 0.9),)),
+        Extraction(relations=(relation(entity(31, 33, window=1), entity(37, 45, window=1), 0.4),)),
+        Extraction(),
+    )
+    assert [(one.tail.start, one.tail.end) for one in found.relations] == [(37, 45)]
+
+
+def structure(*places: tuple[int, int], window: int = 0) -> Structure:
+    shift = SPANS[window].start
+    fields = [
+        Field(
+            f"f{number}",
+            (Value(TEXT[start:end], 0.5, start - shift, end - shift),),
+            many=False,
+        )
+        for number, (start, end) in enumerate(places)
+    ]
+    return Structure("s", tuple(fields))
+
+
+def test_structure_of_two_windows_is_one_and_a_cut_one_gives_way() -> None:
+    found = merge(
+        Extraction(structures=(structure((31, 33), (35, 37)), structure((34, 35), (38, 40)))),
+        Extraction(
+            structures=(
+                structure((31, 33), (35, 37), window=1),
+                structure((34, 35), (38, 44), window=1),
+            )
+        ),
+        Extraction(structures=(structure((80, 82), window=2),)),
+    )
+    places = [
+        [(value.start, value.end) for field in one.fields for value in field.values]
+        for one in found.structures
+    ]
+    assert places == [[(31, 33), (35, 37)], [(34, 35), (38, 44)], [(80, 82)]]
+
+
+def test_labels_are_the_best_of_windows_or_their_mean() -> None:
+    parts = [
+        Extraction(
+            labels=(LabelScore("x", one), LabelScore("y", 1 - one)),
+            classifications=(
+                Classification("q", (LabelScore("x", one), LabelScore("y", 1 - one))),
+            ),
+        )
+        for one in (0.9, 0.2, 0.4)
+    ]
+    best = merge(*parts, rules=Rules(exclusive_questions={"q": False}))
+    assert best.labels == (LabelScore("x", 0.9), LabelScore("y", 0.8))
+    assert best.classifications[0].labels == best.labels
+    mean = merge(*parts, rules=Rules(exclusive=True, exclusive_questions={"q": True}))
+    assert [(one.label, round(one.score, 6)) for one in mean.labels] == [("x", 0.5), ("y", 0.5)]
+    assert mean.classifications[0].labels == mean.labels
+
+
+def test_answer_that_was_cut_in_a_window_is_cut() -> None:
+    assert merge(Extraction(), Extraction(truncated=True), Extraction()).truncated
+    assert not merge(Extraction(), Extraction(), Extraction()).truncated
+
+
+def test_best_scores_are_those_of_each_documents_windows() -> None:
+    scores = np.array([1, 5, 2, -3, -1], np.float32)
+    assert best_scores(scores, [1, 2, 2]).tolist() == [1, 5, -1]

@@ -1,0 +1,273 @@
+"""Texts longer than the model are read in windows, and their results are merged to one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from libs.catalog.card import Card
+from libs.errors import DeadlinePassed, InvalidInput, TaskNotSupported
+from libs.models import (
+    ClassifyWork,
+    EncodeWork,
+    EntitiesWork,
+    Entity,
+    Extraction,
+    ExtractResult,
+    PackedModel,
+    ScoreResult,
+    ScoreWork,
+)
+from libs.models.answer_budget import build_result
+from libs.models.results import Result
+from libs.models.text.checks import item_path
+from libs.models.text.processing.chunking.dividing import by_tokens
+from libs.models.text.tokenising.text import TextProcessor
+from libs.models.text.windows import spans as window_spans
+from libs.models.text.windows.processor import Notes, WindowedProcessor
+from libs.models.work import CancelCheck, ModelWork, Output, Prepared, Span, Work, never_cancelled
+
+LONG = "copying distribution and modification are not covered by this License " * 12
+SENTENCES = [
+    "Ada Lovelace wrote to Charles Babbage.",
+    "The engine stood in London 😀 for years.",
+    "Später kam sie nach Überlingen am See.",
+    "ここ は 東京 Tower です。",
+    "Mary Somerville taught her e\u0301te\u0301 mathematics.",
+]
+NAME = re.compile(r"[A-ZÄÖÜ]\w+(?: [A-ZÄÖÜ]\w+)*|東京(?: Tower)?")
+
+
+class Names:
+    """A processor of words: finds names among the first `limit` words, by their capitals."""
+
+    def __init__(self, limit: int) -> None:
+        self.tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+        self.tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        self._text = TextProcessor(self.tokenizer, limit=limit, segments=False)
+
+    def prepare(self, work: ModelWork, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
+        assert isinstance(work, EntitiesWork)
+        sequences, spans = self._text.encode_spans(
+            work.texts, work.truncation, item_path, check_cancelled
+        )
+        return Prepared(work, "names", sequences, [int(one.ends[-1]) for one in spans])
+
+    def finish(
+        self,
+        prepared: Prepared,
+        outputs: Sequence[Output],
+        check_cancelled: CancelCheck = never_cancelled,
+    ) -> Result:
+        assert isinstance(prepared.work, EntitiesWork)
+        ends = cast("list[int]", prepared.notes)
+        items = (
+            Extraction(
+                entities=tuple(
+                    Entity(*found.span(), "name", 0.5 + len(found[0]) / 100, found[0])
+                    for found in NAME.finditer(text, 0, end)
+                )
+            )
+            for text, end in zip(prepared.work.texts, ends, strict=True)
+        )
+        return build_result(items, prepared.answer_bytes, check_cancelled)
+
+
+@pytest.fixture(scope="module")
+def names() -> WindowedProcessor:
+    inner = Names(limit=16)
+    card = Card("a/b", "", "bert", "token_labels", ("entities",), (), max_tokens=16)
+    return WindowedProcessor(card, inner, inner.tokenizer)
+
+
+def entities(processor: WindowedProcessor, work: EntitiesWork) -> list[list[Entity]]:
+    prepared = processor.prepare(work, never_cancelled)
+    assert all(one.tokens <= 16 for one in prepared.sequences)
+    result = processor.finish(
+        prepared, [np.zeros(1, np.float32)] * len(prepared.sequences), never_cancelled
+    )
+    return [list(one.entities) for one in cast("ExtractResult", result).items]
+
+
+def test_long_text_has_the_entities_of_its_sentences(names: WindowedProcessor) -> None:
+    order = [SENTENCES[index * 3 % 5] for index in range(40)]
+    text = "\r\n".join(order)
+    alone = entities(names, EntitiesWork(order))
+    wanted, place = [], 0
+    for sentence, found in zip(order, alone, strict=True):
+        wanted += [replace(one, start=one.start + place, end=one.end + place) for one in found]
+        place += len(sentence) + 2
+    assert len(wanted) > 60
+    (found,) = entities(names, EntitiesWork([text], truncation="windows"))
+    assert [(one.start, one.end) for one in found] == [(one.start, one.end) for one in wanted]
+    assert [one.score for one in found] == [one.score for one in wanted]
+    assert all(text[one.start : one.end] == one.text for one in found)
+
+
+def test_entity_at_a_windows_edge_gives_way_to_the_whole_one(names: WindowedProcessor) -> None:
+    text = " ".join(["w"] * 14 + ["Ada", "King", "Lovelace", "Byron"] + ["w"] * 14)
+    for overlap in (4, 6, 7):
+        (found,) = entities(
+            names, EntitiesWork([text], truncation="windows", window_overlap=overlap)
+        )
+        assert [one.text for one in found] == ["Ada King Lovelace Byron"]
+
+
+def test_without_overlap_a_name_across_windows_is_found_in_parts(names: WindowedProcessor) -> None:
+    text = " ".join(["w"] * 14 + ["Ada", "Lovelace"] + ["w"] * 14)
+    (found,) = entities(names, EntitiesWork([text], truncation="windows", window_overlap=0))
+    assert [one.text for one in found] == ["Ada", "Lovelace"]
+
+
+def test_text_of_one_window_has_the_result_without_windows(names: WindowedProcessor) -> None:
+    work = EntitiesWork(SENTENCES)
+    assert entities(names, replace(work, truncation="windows")) == entities(names, work)
+
+
+def test_overlap_of_more_than_half_a_window_is_refused(names: WindowedProcessor) -> None:
+    work = EntitiesWork(["w " * 40], truncation="windows", window_overlap=9)
+    with pytest.raises(InvalidInput, match="at most half of them, 8") as caught:
+        names.prepare(work, never_cancelled)
+    assert caught.value.field == "window_overlap"
+
+
+def test_text_of_too_many_windows_is_refused_before_it_is_prepared(
+    names: WindowedProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidInput, match="more than 2,048 windows") as caught:
+        names.prepare(EntitiesWork(["w", "w " * 40_000], truncation="windows"), never_cancelled)
+    assert caught.value.field == "items[1].text"
+
+
+def test_preparation_is_cancelled_between_pieces(names: WindowedProcessor) -> None:
+    calls = 0
+
+    def check_cancelled() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 5:
+            raise DeadlinePassed("the deadline passed")
+
+    with pytest.raises(DeadlinePassed):
+        names.prepare(EntitiesWork(["w " * 20_000], truncation="windows"), check_cancelled)
+
+
+def spans_of(prepared: Prepared) -> Sequence[Sequence[Span]]:
+    """The windows of each text of a job of one group."""
+    (group,) = cast("Notes", prepared.notes).groups
+    return group.spans
+
+
+def run(model: PackedModel, work: Work) -> Result:
+    prepared = model.prepare(work)
+    outputs = model.forward(prepared.head, prepared.sequences)
+    return model.finish(prepared, outputs, never_cancelled)
+
+
+@pytest.mark.parametrize("name", ["reranker", "embedder"])
+def test_score_is_the_best_of_a_documents_windows(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    model: PackedModel = request.getfixturevalue(name)
+    documents = ["short one", LONG, "another"]
+    prepared = model.prepare(ScoreWork("copying", documents, truncation="windows"))
+    assert not prepared.cut_texts
+    windows = len(prepared.sequences) - (name == "embedder")
+    assert windows > 8
+    assert max(one.tokens for one in prepared.sequences) <= model.max_tokens
+    outputs = model.forward(prepared.head, prepared.sequences)
+    found = cast("ScoreResult", model.finish(prepared, outputs, never_cancelled)).scores
+    short = cast("ScoreResult", run(model, ScoreWork("copying", documents))).scores
+    np.testing.assert_allclose(found[[0, 2]], short[[0, 2]], rtol=1e-4, atol=1e-5)
+    pieces = [LONG[one.start : one.end] for one in spans_of(prepared)[1]]
+    alone = cast("ScoreResult", run(model, ScoreWork("copying", pieces))).scores
+    np.testing.assert_allclose(found[1], alone.max(), rtol=1e-4, atol=1e-5)
+
+
+def test_exclusive_classes_are_averaged_and_others_are_not(classifier: PackedModel) -> None:
+    text = LONG * 8
+    work = ClassifyWork([text, "short"], truncation="windows")
+    prepared = classifier.prepare(work)
+    spans = spans_of(prepared)[0]
+    assert len(spans) > 2
+    pieces = [text[one.start : one.end] for one in spans]
+    weights = np.array([len(piece) for piece in pieces]) / sum(map(len, pieces))
+    for multi in (False, True):
+        (whole, _) = cast("ExtractResult", run(classifier, replace(work, multi_label=multi))).items
+        parts = cast("ExtractResult", run(classifier, ClassifyWork(pieces, multi_label=multi)))
+        scores = {
+            label: np.array(
+                [
+                    next(one.score for one in part.labels if one.label == label)
+                    for part in parts.items
+                ]
+            )
+            for label in classifier.card.classes
+        }
+        for one in whole.labels:
+            wanted = scores[one.label].max() if multi else float(weights @ scores[one.label])
+            assert one.score == pytest.approx(wanted, abs=1e-5)
+        assert multi or sum(one.score for one in whole.labels) == pytest.approx(1, abs=1e-5)
+
+
+def test_threshold_applies_to_merged_scores(classifier: PackedModel) -> None:
+    work = ClassifyWork([LONG * 8], truncation="windows")
+    (every,) = cast("ExtractResult", run(classifier, work)).items
+    threshold = every.labels[0].score - 1e-4
+    (few,) = cast("ExtractResult", run(classifier, replace(work, threshold=threshold))).items
+    assert [one.label for one in few.labels] == [every.labels[0].label]
+
+
+def test_tags_of_long_texts_lie_where_the_text_says(tagger: PackedModel) -> None:
+    text = "".join(f"{sentence} 東京 😀 copying e\u0301 " for sentence in SENTENCES * 6)
+    prepared = tagger.prepare(EntitiesWork(["a", text], truncation="windows"))
+    assert not prepared.cut_texts
+    assert len(prepared.sequences) > 10
+    assert set(prepared.fields) == {"items[0].text", "items[1].text"}
+    result = run(tagger, EntitiesWork(["a", text], truncation="windows"))
+    (_, found) = cast("ExtractResult", result).items
+    assert found.entities
+    for one, later in zip(found.entities, found.entities[1:], strict=False):
+        assert one.start <= later.start
+    for one in found.entities:
+        assert text[one.start : one.end] == one.text
+    beyond = [one for one in found.entities if one.start > len(text) // 2]
+    assert beyond
+
+
+def test_short_texts_have_equal_results_with_windows(tagger: PackedModel) -> None:
+    work = EntitiesWork(["copying is allowed", "a", "This License"])
+    assert run(tagger, replace(work, truncation="windows")) == run(tagger, work)
+
+
+def test_labels_that_leave_no_room_are_refused_as_without_windows(reranker: PackedModel) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        reranker.prepare(ScoreWork(LONG, ["short", LONG], truncation="windows"))
+    assert caught.value.field == "query.text"
+
+
+def test_windows_are_not_for_encode(embedder: PackedModel) -> None:
+    with pytest.raises(TaskNotSupported) as caught:
+        embedder.prepare(EncodeWork([LONG], truncation="windows"))
+    assert caught.value.field == "truncation"
+
+
+def test_window_that_a_tokenizer_makes_longer_is_halved(
+    tagger: PackedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = EntitiesWork([LONG], truncation="windows")
+    usual = len(tagger.prepare(work).sequences)
+
+    def too_long(text: str, all_tokens: object, most: int, overlap: int = 0) -> object:
+        return by_tokens(text, all_tokens, most * 3 if overlap else most, overlap)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(window_spans, "by_tokens", too_long)
+    prepared = tagger.prepare(work)
+    assert not prepared.cut_texts
+    assert len(prepared.sequences) >= usual // 3
