@@ -160,7 +160,7 @@ def recipe(
     return Recipe(
         verb,
         model,
-        {name: value for name, value in given.items() if value not in (None, "", 0, [], ())},
+        {name: value for name, value in given.items() if value or value is False},
         text=files.column,
         keep=tuple(files.keep or ()),
         chunk_rows=files.chunk_rows,
