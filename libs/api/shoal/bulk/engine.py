@@ -27,7 +27,7 @@ from shoal.bulk.flow import MAX_CHARACTERS_IN_FLIGHT, Flow, Rate
 from shoal.bulk.inputs import Chunk, source_of
 from shoal.bulk.manifest import CONTROL, MANIFEST, Manifest, Part, State, load
 from shoal.bulk.parts import Content, PartWriter, failed_rows, read_content
-from shoal.bulk.places import Place, version_of
+from shoal.bulk.places import Place, absolute, version_of
 from shoal.bulk.sending import Answer, Sender
 from shoal.bulk.spec import Limits, Recipe
 from shoal.client import AsyncClient
@@ -80,7 +80,7 @@ def create(place: Place, uri: str, recipe: Recipe, limits: Limits) -> Manifest:
     """Return the manifest of a new job, or of the job of this recipe and input that the output
     location has already. Raises JobError if it has another one.
     """
-    found = load(place)
+    uri, found = absolute(uri), load(place)
     if found is None:
         if any(name.startswith("part-") for name in place.names()):
             raise JobError(

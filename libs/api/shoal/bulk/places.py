@@ -244,6 +244,11 @@ def place(uri: str) -> Place:
     return ObjectFolder(uri, files, root)
 
 
+def absolute(uri: str) -> str:
+    """Return the location independently of the working directory."""
+    return str(_local(uri).absolute()) if _is_local(uri) else uri
+
+
 def version_of(uri: str) -> InputVersion:
     """Return the state of an input file now. Raises StorageError."""
     try:
