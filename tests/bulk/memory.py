@@ -1,4 +1,4 @@
-"""`python -m tests.bulk.memory INPUT OUTPUT`: run a job and print the peak of the process' memory."""
+"""`python -m tests.bulk.memory INPUT OUTPUT`: run a job and print its peak memory."""
 
 from __future__ import annotations
 
