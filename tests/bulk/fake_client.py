@@ -37,6 +37,7 @@ class FakeClient:
         before: Called with the texts of each request; may raise the request's error.
         texts: The texts of all requests.
         expected: The embedding id that each request to encode required.
+        timeouts: The timeout of each request.
     """
 
     def __init__(self) -> None:
@@ -48,6 +49,7 @@ class FakeClient:
         self.gate.set()
         self.texts: list[str] = []
         self.expected: list[str] = []
+        self.timeouts: list[float] = []
         self.active = self.most_active = 0
 
     async def encode(
@@ -88,6 +90,7 @@ class FakeClient:
     async def _ask(
         self, texts: Sequence[str], options: dict[str, Any]
     ) -> tuple[Usage, tuple[Skipped, ...]]:
+        self.timeouts.append(options["timeout"])
         assert (options["priority"], options["on_invalid"]) == ("bulk", "skip")
         self.active += 1
         self.most_active = max(self.most_active, self.active)

@@ -20,6 +20,7 @@ class ForgetfulClient(FakeClient):
         found = await super()._ask(texts, options)
         self.texts.clear()
         self.expected.clear()
+        self.timeouts.clear()
         return found
 
 

@@ -15,6 +15,7 @@ from shoal.bulk.failures import Busy, InputChanged, JobError
 from shoal.bulk.places import Folder
 from shoal.bulk.spec import Limits
 from shoal.errors import (
+    DeadlinePassed,
     EmbeddingIdMismatch,
     InternalError,
     Overloaded,
@@ -289,6 +290,19 @@ async def test_transient_errors_are_repeated(source: Path, out: Path, error: Sho
     client.before = refuse
     manifest = await run(Folder(out), source, client)
     assert (manifest.state, manifest.failed, refusals) == ("completed", 0, [])
+
+
+async def test_missed_deadline_lengthens_the_next_one(source: Path, out: Path) -> None:
+    client = FakeClient()
+
+    def refuse(texts: Sequence[str]) -> None:
+        if client.timeouts[-1] < 20:
+            raise DeadlinePassed("too slow")
+
+    client.before = refuse
+    assert (await run(Folder(out), source, client)).state == "completed"
+    assert client.timeouts[:3] == [5.0, 10.0, 20.0]
+    assert set(client.timeouts[3:]) == {20.0}
 
 
 async def test_job_without_answers_stops_after_its_patience(source: Path, out: Path) -> None:

@@ -48,6 +48,7 @@ _SAVE_SHARE: Final = 20
 _FIRST_DELAY_SECONDS: Final = 0.5
 _MAX_DELAY_SECONDS: Final = 30.0
 _DRAIN_SECONDS: Final = 30.0
+MAX_TIMEOUT_SECONDS: Final = 1800.0
 MAX_DEFERRED_CHUNKS: Final = 64
 """Chunks without a result that are kept in memory at the beginning of a job."""
 MIN_SHARE_ROWS: Final = 1000
@@ -105,7 +106,7 @@ class Job:
     """One run of a job.
 
     Args:
-        timeout: Seconds for one request; None for the client's.
+        timeout: Seconds for one request, which are doubled if a request misses this deadline.
         on_progress: Called twice a second.
     """
 
@@ -115,11 +116,11 @@ class Job:
         manifest: Manifest,
         client: AsyncClient,
         *,
-        timeout: float | None = None,
+        timeout: float = 60.0,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self._place, self._manifest = place, manifest
-        self._sender = Sender(client, manifest.recipe, timeout)
+        self._sender, self._timeout = Sender(client, manifest.recipe), timeout
         self._on_progress = on_progress
         self._flow = Flow(manifest.limits.in_flight)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -286,7 +287,7 @@ class Job:
             self._characters -= chunk.characters
 
     async def _send(self, chunk: Chunk) -> None:
-        answer = await self._answer(chunk, None)
+        answer = await self._send_until_answered(chunk, None)
         await self._identify(answer)
         if not (self._writer.has_schema or self._writer.decides_schema(answer)):
             self._defer(chunk, answer)
@@ -313,13 +314,13 @@ class Job:
             raise StorageError(f"the part {self._place.path_of(old.name)} is missing")
         failed = failed_rows(before, self._manifest.recipe.suffix)
         rows = sorted({line["row"] - chunk.first for line in failed})
-        answer = await self._answer(chunk, rows)
+        answer = await self._send_until_answered(chunk, rows)
         await self._identify(answer)
         if len(answer.errors) < len(rows):
             await self._commit(chunk, answer, before, old.attempt + 1)
             self._replaced.append(old.name)
 
-    async def _answer(self, chunk: Chunk, rows: list[int] | None) -> Answer:
+    async def _send_until_answered(self, chunk: Chunk, rows: list[int] | None) -> Answer:
         """Send a chunk until it is answered. Raises ShoalError if it cannot be."""
         delay = _FIRST_DELAY_SECONDS
         while True:
@@ -327,7 +328,9 @@ class Job:
             # The first 16 digits accept any number format.
             expected = self._manifest.embedding_id.partition(".")[0]
             expected = self._manifest.recipe.options.get("expect_embedding_id") or expected
-            task = asyncio.create_task(self._sender.send(chunk, rows, expected=expected))
+            timeout = self._timeout
+            sending = self._sender.send(chunk, rows, expected=expected, timeout=timeout)
+            task = asyncio.create_task(sending)
             self._sending.add(task)
             try:
                 answer = await task
@@ -336,6 +339,10 @@ class Job:
                     raise
                 if isinstance(error, (Overloaded, DeadlinePassed)):
                     self._flow.overloaded(sent_at, time.monotonic())
+                if isinstance(error, DeadlinePassed):
+                    # A slow worker would pass the same deadline again, and the job never end.
+                    longer = min(2 * timeout, MAX_TIMEOUT_SECONDS)
+                    self._timeout = max(self._timeout, longer)
                 self._waiting_for = str(error)
                 await self._sleep(max(delay, error.retry_after or 0.0))
                 delay = min(2 * delay, _MAX_DELAY_SECONDS)

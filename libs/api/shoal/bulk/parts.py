@@ -104,7 +104,7 @@ class PartWriter:
         """Return the part of a chunk.
 
         Args:
-            before: The earlier part, whose failed rows are replaced by those of the answer.
+            before: The earlier part. The answer's rows replace its failed ones.
             force: Write a part without results although the types are not known.
         """
         if self._recipe.verb == "extract":

@@ -63,24 +63,26 @@ class Answer:
 
 
 class Sender:
-    """Sends chunks with the recipe of a job.
+    """Sends chunks with the recipe of a job."""
 
-    Args:
-        timeout: Seconds for one request.
-    """
-
-    def __init__(self, client: AsyncClient, recipe: Recipe, timeout: float | None) -> None:
-        self._client, self._recipe, self._timeout = client, recipe, timeout
+    def __init__(self, client: AsyncClient, recipe: Recipe) -> None:
+        self._client, self._recipe = client, recipe
         self._arguments = recipe.arguments()
         self._task = recipe.extract_task() if recipe.verb == "extract" else None
 
     async def send(
-        self, chunk: Chunk, rows: Iterable[int] | None = None, *, expected: str = ""
+        self,
+        chunk: Chunk,
+        rows: Iterable[int] | None = None,
+        *,
+        expected: str = "",
+        timeout: float | None = None,
     ) -> Answer:
         """Return the answer for the chunk, or some of its rows.
 
         Args:
             expected: The embedding id that vectors must have; empty for any.
+            timeout: Seconds for one request; None for the client's.
 
         Raises:
             ShoalError: The whole chunk failed.
@@ -94,7 +96,8 @@ class Sender:
             else:
                 valid.append(row)
         for query, same in self._by_query(chunk, valid):
-            await self._send(chunk, query, same, expected, answer)
+            required = {"expected": expected, "timeout": timeout}
+            await self._send(chunk, query, same, required, answer)
         return answer
 
     def _by_query(self, chunk: Chunk, rows: list[int]) -> list[tuple[str, list[int]]]:
@@ -107,10 +110,15 @@ class Sender:
         return list(groups.items())
 
     async def _send(
-        self, chunk: Chunk, query: str, rows: list[int], expected: str, answer: Answer
+        self,
+        chunk: Chunk,
+        query: str,
+        rows: list[int],
+        required: dict[str, Any],
+        answer: Answer,
     ) -> None:
         try:
-            result = await self._ask(query, [chunk.texts[row] for row in rows], expected)
+            result = await self._ask(query, [chunk.texts[row] for row in rows], **required)
         except ShoalError as error:
             if not _may_be_caused_by_row(error):
                 raise
@@ -118,17 +126,19 @@ class Sender:
                 answer.errors[rows[0]] = f"{error.message} [{error.reason}]"
                 return
             for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
-                await self._send(chunk, query, half, expected, answer)
+                await self._send(chunk, query, half, required, answer)
             return
         answer.pieces.append((rows, result))
         answer.errors |= {rows[one.index]: _reason(one) for one in result.skipped}
 
-    async def _ask(self, query: str, texts: Sequence[str], expected: str) -> Result:
+    async def _ask(
+        self, query: str, texts: Sequence[str], *, expected: str, timeout: float | None
+    ) -> Result:
         common: dict[str, Any] = {
             **self._arguments,
             "priority": "bulk",
             "on_invalid": "skip",
-            "timeout": self._timeout,
+            "timeout": timeout,
         }
         model, client = self._recipe.model, self._client
         if self._recipe.verb == "encode":

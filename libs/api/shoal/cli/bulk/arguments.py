@@ -135,7 +135,7 @@ class JobServing:
         typer.Option("--truncation", help="How to truncate texts that are too long; default end."),
     ] = None
     adapter: Annotated[
-        str, typer.Option(help="LoRA adapter of the model, org/name, or one of its own tasks.")
+        str, typer.Option(help="LoRA adapter of the model, org/name, or one of the model's tasks.")
     ] = ""
     pool: Annotated[
         str, typer.Option(help="Pool of workers, such as l4-spot; default from the catalog.")
