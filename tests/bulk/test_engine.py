@@ -356,13 +356,16 @@ async def test_other_revision_fails_a_job_of_scores(source: Path, out: Path) -> 
         await run(Folder(out), source, client, made=recipe(verb="score", query="q"))
 
 
+SMALL = recipe(chunk_rows=5)
+
+
 async def _stopped(source: Path, out: Path, stop: str) -> tuple[Job, asyncio.Task[Any]]:
     """Return a job with one committed part and others in flight, and its run, after `stop`."""
     client = FakeClient()
     client.before = lambda texts: client.gate.clear() if len(client.texts) >= 20 else None
     job = Job(
         Folder(out),
-        create(Folder(out), str(source), recipe(), Limits()),
+        create(Folder(out), str(source), SMALL, Limits(in_flight=2)),
         client,  # type: ignore[arg-type]
     )
     task = asyncio.create_task(job.run())
@@ -384,7 +387,7 @@ async def test_paused_job_commits_chunks_in_flight_and_can_be_resumed(
     _, task = await _stopped(source, out, "pause")
     manifest = await task
     assert (manifest.state, 20 < manifest.rows < ROWS) == ("paused", True)
-    assert (await run(Folder(out), source, FakeClient())).state == "completed"
+    assert (await run(Folder(out), source, FakeClient(), made=SMALL)).state == "completed"
 
 
 @pytest.mark.parametrize("stop", ["cancel", "request"])
@@ -395,7 +398,7 @@ async def test_cancelled_job_ends_at_once_and_cannot_be_resumed(
     manifest = await task
     assert (manifest.state, manifest.rows >= 20) == ("cancelled", True)
     with pytest.raises(JobError, match="is cancelled"):
-        await run(Folder(out), source, FakeClient())
+        await run(Folder(out), source, FakeClient(), made=SMALL)
 
 
 async def test_job_without_process_is_cancelled_by_the_request(source: Path, out: Path) -> None:
