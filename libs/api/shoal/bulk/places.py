@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, Protocol, TypeVar
 
@@ -220,20 +221,24 @@ class ObjectFolder:
         return True
 
     def _tried(self, name: str, act: Callable[[], T]) -> T:
-        """Return `act()`, which is repeated while the store is throttled or cannot be reached."""
-        delay = _FIRST_DELAY_SECONDS
-        for attempt in range(1, _REMOTE_ATTEMPTS + 1):
-            try:
-                return act()
-            except Exception as error:
-                if isinstance(error, PermissionError) or attempt == _REMOTE_ATTEMPTS:
-                    raise StorageError(
-                        f"{self.uri}: {name} cannot be read or written after "
-                        f"{attempt} attempts: {error}"
-                    ) from error
+        try:
+            return _repeated(act)
+        except Exception as error:
+            raise StorageError(f"{self.uri}: {name} cannot be read or written: {error}") from error
+
+
+def _repeated(act: Callable[[], T]) -> T:
+    """Return `act()`, which is repeated while a store is throttled or cannot be reached."""
+    delay = _FIRST_DELAY_SECONDS
+    for _ in range(_REMOTE_ATTEMPTS - 1):
+        try:
+            return act()
+        except (PermissionError, FileNotFoundError):
+            raise
+        except Exception:
             time.sleep(delay)
             delay = min(2 * delay, _MAX_DELAY_SECONDS)
-        raise AssertionError("unreachable")
+    return act()
 
 
 def place(uri: str) -> Place:
@@ -256,15 +261,22 @@ def version_of(uri: str) -> InputVersion:
             found = _local(uri).stat()
             return InputVersion(uri, found.st_size, f"mtime:{found.st_mtime_ns}")
         files, path = _remote(uri)
-        files.invalidate_cache()
-        entry = files.info(path)
+        entry = _repeated(partial(_info, files, path))
+    except StorageError:
+        raise
     except FileNotFoundError:
         raise StorageError(f"the input {uri} does not exist") from None
-    except OSError as error:
-        raise StorageError(f"the input {uri} cannot be read: {error.strerror or error}") from error
+    except Exception as error:
+        raise StorageError(f"the input {uri} cannot be read: {error}") from error
     tags = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "created")
     tag = next((f"{name}:{entry[name]}" for name in tags if entry.get(name)), "")
     return InputVersion(uri, int(entry.get("size") or 0), tag)
+
+
+def _info(files: Any, path: str) -> dict[str, Any]:
+    files.invalidate_cache()
+    found: dict[str, Any] = files.info(path)
+    return found
 
 
 def opened(uri: str) -> BinaryIO:

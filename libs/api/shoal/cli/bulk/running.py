@@ -38,10 +38,7 @@ def reported() -> Iterator[None]:
     try:
         yield
     except JobError as error:
-        found = InputError(str(error))
-        for text in getattr(error, "__notes__", []):
-            found.add_note(text)
-        raise found from None
+        raise InputError("; ".join([str(error), *getattr(error, "__notes__", [])])) from None
     except ImportError as error:
         raise InputError(
             f"bulk jobs need pyarrow: pip install 'shoal[parquet]' ({error})"
