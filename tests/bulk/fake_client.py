@@ -38,6 +38,7 @@ class FakeClient:
         texts: The texts of all requests.
         expected: The embedding id that each request to encode required.
         timeouts: The timeout of each request.
+        blocked: Number of requests that wait for `gate`.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class FakeClient:
         self.texts: list[str] = []
         self.expected: list[str] = []
         self.timeouts: list[float] = []
-        self.active = self.most_active = 0
+        self.active = self.most_active = self.blocked = 0
 
     async def encode(
         self, model: str, texts: Sequence[str], *, expect_embedding_id: str = "", **options: Any
@@ -95,7 +96,9 @@ class FakeClient:
         self.active += 1
         self.most_active = max(self.most_active, self.active)
         try:
+            self.blocked += 1
             await self.gate.wait()
+            self.blocked -= 1
             await asyncio.sleep(0)
             self.before(texts)
         finally:

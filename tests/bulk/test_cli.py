@@ -122,7 +122,7 @@ def test_unusable_arguments_say_what_to_do(
         (["run", "encode", MODEL, "-i", __file__, "-o", tmp_path / "o"], "must end in .parquet"),
         (["run", "encode", MODEL, *files, "--keep", "error"], "rename these columns"),
         (["run", "encode", MODEL, *files, "--deadline", "soon"], "neither a duration such as 8h"),
-        (["run", "encode", MODEL, *files, "--address", nobody], "no router"),
+        (["run", "encode", MODEL, *files, "--address", nobody], "cannot reach a router"),
     ]:
         code, shown, errors = run(*arguments)
         assert code in (1, 2), shown

@@ -292,6 +292,25 @@ async def test_transient_errors_are_repeated(source: Path, out: Path, error: Sho
     assert (manifest.state, manifest.failed, refusals) == ("completed", 0, [])
 
 
+async def test_overload_leaves_fewer_chunks_in_flight(source: Path, out: Path) -> None:
+    client, refusals = FakeClient(), [Overloaded("full")] * 2
+
+    def refuse(texts: Sequence[str]) -> None:
+        if len(client.texts) >= 10 and refusals:
+            if len(refusals) == 1:
+                client.gate.clear()
+            raise refusals.pop()
+
+    client.before = refuse
+    made, limits = recipe(chunk_rows=2), Limits(in_flight=2)
+    task = asyncio.create_task(run(Folder(out), source, client, made=made, limits=limits))
+    await eventually(lambda: client.blocked == 1 and not refusals)
+    await asyncio.sleep(0.1)
+    assert client.blocked == 1
+    client.gate.set()
+    assert (await task).state == "completed"
+
+
 async def test_missed_deadline_lengthens_the_next_one(source: Path, out: Path) -> None:
     client = FakeClient()
 
@@ -369,7 +388,7 @@ async def _stopped(source: Path, out: Path, stop: str) -> tuple[Job, asyncio.Tas
         client,  # type: ignore[arg-type]
     )
     task = asyncio.create_task(job.run())
-    await eventually(lambda: not client.gate.is_set())
+    await eventually(lambda: client.blocked > 0 and not client.gate.is_set())
     if stop == "request":
         assert request(Folder(out), manifest_of(out), "cancel")
     else:

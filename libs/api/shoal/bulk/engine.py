@@ -47,6 +47,8 @@ _SAVE_SHARE: Final = 20
 """Manifests are written for at most a twentieth of the time."""
 _FIRST_DELAY_SECONDS: Final = 0.5
 _MAX_DELAY_SECONDS: Final = 30.0
+_SLOT_SECONDS: Final = 0.05
+"""Seconds between two looks for a free place after an overload."""
 _DRAIN_SECONDS: Final = 30.0
 MAX_TIMEOUT_SECONDS: Final = 1800.0
 MAX_DEFERRED_CHUNKS: Final = 64
@@ -324,6 +326,9 @@ class Job:
         """Send a chunk until it is answered. Raises ShoalError if it cannot be."""
         delay = _FIRST_DELAY_SECONDS
         while True:
+            # After an overload, chunks in flight wait for each other, too.
+            while len(self._sending) >= self._flow.limit:
+                await self._sleep(_SLOT_SECONDS)
             sent_at = time.monotonic()
             # The first 16 digits accept any number format.
             expected = self._manifest.embedding_id.partition(".")[0]
