@@ -23,7 +23,7 @@ from tests.bulk.jobs import run, write_parquet
 ROWS = 45
 
 
-class ThrottledFiles(MemoryFileSystem):
+class ThrottledFiles(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
     """Refuses the first attempts of each operation on each path, as a throttled store does."""
 
     cachable = False

@@ -17,7 +17,7 @@ from tests.support.cluster import Cluster
 from tests.support.waiting import wait_until
 
 MODEL = "org/base"
-ROWS = 1000
+ROWS = 600
 
 
 def test_job_survives_kills_of_worker_router_and_itself(tmp_path: Path) -> None:
@@ -35,15 +35,13 @@ def test_job_survives_kills_of_worker_router_and_itself(tmp_path: Path) -> None:
         shoal_job = [sys.executable, "-m", "shoal", "job"]
         run = [*shoal_job, "run", "encode", MODEL, *files, *connection]
         with subprocess.Popen(run) as job:
-            wait_until(lambda: len(parts(out)) >= 5, 60)
+            wait_until(lambda: len(parts(out)) >= 4, 60)
             cluster.kill("worker-0")
             cluster.kill("router-0")
             before = len(parts(out))
-            wait_until(lambda: len(parts(out)) >= before + 5, 60)
+            wait_until(lambda: len(parts(out)) >= before + 4, 60)
             job.kill()
         assert len(parts(out)) < ROWS // 20
-        cluster.start("worker-0")
-        cluster.start("router-0")
         subprocess.run([*shoal_job, "resume", str(out), *connection], check=True)
         with shoal.Client(cluster.address) as client:
             expected = client.encode(MODEL, texts)

@@ -329,6 +329,8 @@ class Job:
             # After an overload, chunks in flight wait for each other, too.
             while len(self._sending) >= self._flow.limit:
                 await self._sleep(_SLOT_SECONDS)
+            if self._stopped.is_set():
+                raise asyncio.CancelledError
             sent_at = time.monotonic()
             # The first 16 digits accept any number format.
             expected = self._manifest.embedding_id.partition(".")[0]
@@ -470,7 +472,7 @@ class Job:
 
     async def _end_tasks(self) -> None:
         """Wait for the chunks in flight: of a job that is paused for a limited time."""
-        if self._tasks:
+        if self._tasks and self._state == "paused":
             await asyncio.wait(self._tasks, timeout=_DRAIN_SECONDS)
         self._cancel_sending()
         await asyncio.gather(*self._tasks, return_exceptions=True)
