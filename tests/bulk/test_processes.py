@@ -111,8 +111,8 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path, suffix: str) -> Non
             [sys.executable, "-m", "tests.bulk.memory", source, tmp_path / f"out-{rows}"],
             check=True,
             capture_output=True,
-            env=os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"},
+            env=os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"},  # As `shoal job` chooses.
         )
         return int(ran.stdout)
 
-    assert peak(60_000) - peak(6_000) < 24 << 20  # The larger input has 60 MB.
+    assert peak(60_000) - peak(6_000) < 16 << 20  # The larger input has 60 MB.

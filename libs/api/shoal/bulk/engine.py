@@ -18,6 +18,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Final, Literal
@@ -227,15 +228,17 @@ class Job:
             if retry
             else (lambda number: number not in manifest.parts)
         )
-        # Sources are read by one thread at a time.
-        while (chunk := await asyncio.to_thread(self._read, reader)) is not None:
-            await self._room(chunk)
-            if self._stopped.is_set():
-                return
-            task = asyncio.create_task(self._process(chunk, retry))
-            self._tasks.add(task)
-            task.add_done_callback(self._done)
-            self._characters += chunk.characters
+        loop = asyncio.get_running_loop()
+        # One thread reads, because allocators keep the memory that each thread has used.
+        with ThreadPoolExecutor(1) as thread:
+            while (chunk := await loop.run_in_executor(thread, self._read, reader)) is not None:
+                await self._room(chunk)
+                if self._stopped.is_set():
+                    return
+                task = asyncio.create_task(self._process(chunk, retry))
+                self._tasks.add(task)
+                task.add_done_callback(self._done)
+                self._characters += chunk.characters
         while self._tasks and not self._stopped.is_set():
             await self._change()
         if not self._stopped.is_set():

@@ -63,6 +63,10 @@ def run(
     as_json: bool = False,
 ) -> None:
     """Run a job until its end, and print its state. Raises JobError, ShoalError."""
+    import pyarrow  # Imported here, because it is optional.
+
+    # Arrow's own allocator keeps more memory of a long job than the system's.
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     with connection.open() as client:
         reachable(client)
     with _shown(manifest.recipe.verb) as on_progress:
