@@ -8,6 +8,7 @@ import typer
 
 import shoal.cli.quiet  # noqa: F401  # before any other import of grpc
 from shoal.cli import plugins
+from shoal.cli.bulk import commands as bulk
 from shoal.cli.evaluation import commands as evaluation
 from shoal.cli.inference import commands as inference
 from shoal.cli.inference import tokens
@@ -49,6 +50,7 @@ def build() -> typer.Typer:
     for name in ("score", "rerank"):
         app.command(name, rich_help_panel=INFERENCE, short_help=_ALIASES.get(name))(inference.score)
     app.add_typer(inference.extract, name="extract", rich_help_panel=INFERENCE)
+    app.add_typer(bulk.job, name="job", rich_help_panel=INFERENCE)
     app.command("tokenize", rich_help_panel=INFERENCE)(tokens.tokenize)
     app.command("eval", rich_help_panel=INFERENCE)(evaluation.evaluate)
     app.add_typer(operation.models, name="models", rich_help_panel=OPERATION)

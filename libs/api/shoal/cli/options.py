@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import inspect
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from shoal.cli.failures import exit_on_failure
-from shoal.client import Client
+from shoal.client import AsyncClient, Client
 from shoal.errors import CannotConnect, DeadlinePassed, ModelNotFound, ModelUnreachable, ShoalError
 from shoal.transport.addresses import DEFAULT_ADDRESS, DEFAULT_PORT
 from shoal.transport.trust import Tls, TokenFile
@@ -26,6 +26,7 @@ PANEL = "Connection"
 # A command fails if its router does not answer within this time.
 REACH_SECONDS = 3.0
 
+C = TypeVar("C", Client, AsyncClient)
 OpenClient = Callable[[], Client]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
@@ -103,6 +104,13 @@ class Connection:
 
     def open(self) -> Client:
         """Return a client with these options, not connected yet. Raises BadParameter."""
+        return self._open(Client)
+
+    def open_async(self, **options: Any) -> AsyncClient:
+        """Return a client for asyncio, with further options. Raises BadParameter."""
+        return self._open(AsyncClient, **options)
+
+    def _open(self, kind: type[C], **options: Any) -> C:
         try:
             has_tls_options = self.tls_ca or self.tls_cert or self.tls_key or self.tls_name
             if not self.timeout > 0:
@@ -113,8 +121,13 @@ class Connection:
                 else self.tls
             )
             token = self.token or (TokenFile(self.token_file) if self.token_file else "")
-            return Client(
-                self.address, tenant=self.tenant, timeout=self.timeout, token=token, tls=tls
+            return kind(
+                self.address,
+                tenant=self.tenant,
+                timeout=self.timeout,
+                token=token,
+                tls=tls,
+                **options,
             )
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
@@ -129,10 +142,7 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
     is a group of options: each field becomes an option of the command.
     """
     declared = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    annotations = {parameter.name: parameter.annotation for parameter in declared}
-    groups: dict[str, Any] = {
-        name: kind for name, kind in annotations.items() if is_dataclass(kind)
-    }
+    groups = _groups(declared)
 
     @wraps(command)
     def run(**values: Any) -> None:
@@ -140,27 +150,53 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
         arguments = {name: _group(group, values) for name, group in groups.items()}
         with exit_on_failure(), connection.open() as client:
             try:
-                command(lambda: _reachable(client), **values, **arguments)
+                command(lambda: reachable(client), **values, **arguments)
             except (ModelNotFound, ModelUnreachable) as error:
                 _suggest(client, values.get("model"), error)
                 raise
 
     del run.__wrapped__
-    options = [
-        option
-        for parameter in declared
-        for option in (
-            _options(groups[parameter.name]) if parameter.name in groups else [parameter]
-        )
-    ]
-    set_parameters(
-        run,
-        [
-            option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for option in (*options, *_options(Connection))
-        ],
-    )
+    set_parameters(run, _keywords([*_expanded(declared, groups), *_options(Connection)]))
     return run
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with an option for each field of its parameters of dataclass types; it
+    reports failures as `exit_on_failure` does.
+    """
+    declared = list(inspect.signature(command, eval_str=True).parameters.values())
+    groups = _groups(declared)
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        arguments = {name: _group(group, values) for name, group in groups.items()}
+        with exit_on_failure():
+            command(**values, **arguments)
+
+    del run.__wrapped__
+    set_parameters(run, _keywords(_expanded(declared, groups)))
+    return run
+
+
+def _groups(declared: Sequence[inspect.Parameter]) -> dict[str, Any]:
+    """Return the parameters that are groups of options, with their types."""
+    annotations = {parameter.name: parameter.annotation for parameter in declared}
+    return {name: kind for name, kind in annotations.items() if is_dataclass(kind)}
+
+
+def _expanded(
+    declared: Sequence[inspect.Parameter], groups: dict[str, Any]
+) -> Iterator[inspect.Parameter]:
+    """Yield the parameters, with the fields of groups instead of the groups."""
+    for parameter in declared:
+        if parameter.name in groups:
+            yield from _options(groups[parameter.name])
+        else:
+            yield parameter
+
+
+def _keywords(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
+    return [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
 
 
 def _options(group: type[Any]) -> Sequence[inspect.Parameter]:
@@ -180,7 +216,7 @@ def set_parameters(command: Callable[..., None], parameters: Sequence[inspect.Pa
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
-def _reachable(client: Client) -> Client:
+def reachable(client: Client) -> Client:
     """Raises CannotConnect soon if no router answers, instead of retrying for the whole timeout of
     the command's request.
     """

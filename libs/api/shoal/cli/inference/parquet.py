@@ -14,16 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
+from shoal.bulk.columns import SKIPPED, EncodedRows, fit_to_schema
 from shoal.cli.failures import InputError
 from shoal.cli.inference.files import Record
 from shoal.requests.merging import merged_embedding_id
 from shoal.results import EncodeResult
 
 SUFFIX: Final = ".parquet"
-SKIPPED: Final = "skipped"
 _OWN: Final = frozenset(
     (
         *("dense", "scale", "offset", "sparse", "multi_vector", SKIPPED),
@@ -63,7 +60,7 @@ def writing(output: Path, model: str, records: Sequence[Record]) -> Iterator[Wri
 
     def write(result: EncodeResult, part: Sequence[Record]) -> None:
         nonlocal begin
-        rows = _Rows(pyarrow, result, len(part))
+        rows = EncodedRows(pyarrow, result, len(part))
         columns = {
             name: rows.source(values.slice(begin, len(part))) for name, values in sources.items()
         }
@@ -80,7 +77,7 @@ def writing(output: Path, model: str, records: Sequence[Record]) -> Iterator[Wri
             schema = waiting[-1].schema.with_metadata(noted)
             writer = parquet.ParquetWriter(temporary, schema, compression="zstd")
         for table in waiting:
-            writer.write_table(_fitted(pyarrow, table, writer.schema))
+            writer.write_table(fit_to_schema(pyarrow, table, writer.schema))
         waiting.clear()
 
     try:
@@ -99,105 +96,6 @@ def writing(output: Path, model: str, records: Sequence[Record]) -> Iterator[Wri
                 writer.close()
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def _fitted(pyarrow: Any, table: Any, schema: Any) -> Any:
-    """Return the table with all columns of `schema`, in its types; null where it lacks one."""
-    columns = [
-        table[field.name].cast(field.type)
-        if field.name in table.column_names
-        else pyarrow.nulls(len(table), field.type)
-        for field in schema
-    ]
-    return pyarrow.table(columns, schema=schema)
-
-
-class _Rows:
-    """The rows of one result: an item each, or one of its chunks.
-
-    `has_vectors`: whether any row has one.
-    """
-
-    def __init__(self, pyarrow: Any, result: EncodeResult, items: int) -> None:
-        self._pyarrow = pyarrow
-        self._result = result
-        self._skipped = {item.index: item.message for item in result.skipped}
-        # (item, row of the vectors); an item that was skipped keeps a row, which has no vector.
-        self._places = [
-            place
-            for item in range(items)
-            for place in (
-                [(item, -1)]
-                if item in self._skipped
-                else [(item, chunk.row) for chunk in result.chunks[item]]
-                if result.is_divided
-                else [(item, item)]
-            )
-        ]
-        self._rows = np.array([row for _, row in self._places], dtype=np.int64)
-        self.has_vectors = bool((self._rows >= 0).any())
-
-    def source(self, values: Any) -> Any:
-        """Repeat the values of items for their rows."""
-        return values.take(self._pyarrow.array([item for item, _ in self._places]))
-
-    def results(self) -> dict[str, Any]:
-        """Return the columns of the result, by name."""
-        pa, result = self._pyarrow, self._result
-        skipped = pa.array([self._skipped.get(item) for item, _ in self._places], pa.string())
-        if not self.has_vectors:
-            return {SKIPPED: skipped}
-        columns: dict[str, Any] = self._chunks() if result.is_divided else {}
-        forms = result.representations
-        if "dense" in forms:
-            vectors = result.vectors
-            columns["dense"] = self._vectors(np.asarray(vectors.array))
-            for name, numbers in (("scale", vectors.scale), ("offset", vectors.offset)):
-                if numbers is not None:
-                    columns[name] = self._numbers(np.asarray(numbers))
-        if "sparse" in forms:
-            kind = pa.struct(
-                [("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float32()))]
-            )
-            columns["sparse"] = pa.array([self._sparse(row) for row in self._rows], kind)
-        if "multi_vector" in forms:
-            width = result.multi_vector.values.shape[1]
-            kind = pa.list_(pa.list_(pa.from_numpy_dtype(result.multi_vector.values.dtype), width))
-            columns["multi_vector"] = pa.array(
-                [None if row < 0 else list(result.multi_vector[row]) for row in self._rows], kind
-            )
-        return columns | {SKIPPED: skipped}
-
-    def _chunks(self) -> dict[str, Any]:
-        pa, result = self._pyarrow, self._result
-        by_row = {chunk.row: chunk for chunks in result.chunks for chunk in chunks}
-        found = [by_row.get(int(row)) for row in self._rows]
-        names = {"start": pa.int64(), "end": pa.int64(), "tokens": pa.int32(), "text": pa.string()}
-        return {
-            f"chunk_{name}": pa.array([one and getattr(one, name) for one in found], kind)
-            for name, kind in names.items()
-        }
-
-    def _sparse(self, row: int) -> dict[str, Any] | None:
-        if row < 0:
-            return None
-        indices, values = self._result.sparse[row]
-        return {"indices": indices, "values": values}
-
-    def _vectors(self, array: NDArray[Any]) -> Any:
-        """Return a column of fixed-size lists of [rows, width] numbers; null where the row is
-        negative.
-        """
-        pa = self._pyarrow
-        absent = self._rows < 0
-        taken = array[np.where(absent, 0, self._rows)]
-        values = pa.array(np.ascontiguousarray(taken).reshape(-1))
-        mask = pa.array(absent) if absent.any() else None
-        return pa.FixedSizeListArray.from_arrays(values, taken.shape[1], mask=mask)
-
-    def _numbers(self, numbers: NDArray[Any]) -> Any:
-        absent = self._rows < 0
-        return self._pyarrow.array(numbers[np.where(absent, 0, self._rows)], mask=absent)
 
 
 def _pyarrow(output: Path) -> tuple[Any, Any]:

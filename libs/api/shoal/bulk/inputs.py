@@ -1,0 +1,284 @@
+"""Reads the input of a job as a stream of chunks of a fixed number of rows.
+
+Memory is bounded by the chunk: Parquet files are read by pages, whatever the size of their row
+groups, and lines of JSON one by one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Final, Protocol
+
+from shoal.bulk.failures import JobError
+from shoal.bulk.places import opened
+from shoal.bulk.spec import Recipe
+
+MAX_LINE_BYTES: Final = 64 << 20
+PARQUET: Final = (".parquet",)
+JSON_LINES: Final = (".jsonl", ".ndjson")
+_BUFFER_BYTES: Final = 1 << 20
+
+IsWanted = Callable[[int], bool]
+"""Returns whether a chunk must be read, by its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive rows of the input.
+
+    Attributes:
+        first: The index of the first row in the input.
+        texts: A text for each row; empty where `problems` says why the row has none.
+        problems: Reasons of rows without a text, by their index in the chunk.
+        kept: The values of the columns to copy: an Arrow array of Parquet, a list of JSON.
+        queries: A query for each row, if the recipe has a column of them.
+        characters: The number of characters of all texts.
+    """
+
+    number: int
+    first: int
+    texts: Sequence[str]
+    problems: dict[int, str]
+    kept: dict[str, Any]
+    queries: Sequence[str] = ()
+    characters: int = 0
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+class Source(Protocol):
+    """An input file. Raises JobError if it does not have the recipe's columns."""
+
+    total: int | None
+    """Number of rows; None if it is only known at the end."""
+
+    def chunks(self, wanted: IsWanted) -> Iterator[Chunk]:
+        """Yield the wanted chunks in order. Raises JobError."""
+
+    def estimate(self, size: int) -> int | None:
+        """Estimate the number of rows of a file of this size, by those read; None if unknown."""
+
+
+def source_of(uri: str, recipe: Recipe) -> Source:
+    """Open an input by the suffix of its name. Raises JobError."""
+    name = uri.lower()
+    if name.endswith(PARQUET):
+        return ParquetSource(uri, recipe)
+    if name.endswith(JSON_LINES):
+        return LineSource(uri, recipe)
+    raise JobError(f"the input {uri} must end in {', '.join((*PARQUET, *JSON_LINES))}")
+
+
+@dataclass
+class _Texts:
+    """Collects the rows of a chunk."""
+
+    recipe: Recipe
+    texts: list[str] = field(default_factory=list)
+    queries: list[str] = field(default_factory=list)
+    problems: dict[int, str] = field(default_factory=dict)
+    characters: int = 0
+
+    def add(self, text: object, query: object, problem: str = "") -> None:
+        """Add a row: its text, and its query if the recipe has a column of them."""
+        problem = problem or _problem(self.recipe.text, text)
+        if self.recipe.query_column:
+            problem = problem or _problem(self.recipe.query_column, query)
+            self.queries.append(query if isinstance(query, str) and not problem else "")
+        if problem:
+            self.problems[len(self.texts)] = problem
+        self.texts.append(text if isinstance(text, str) and not problem else "")
+        self.characters += len(self.texts[-1])
+
+    def chunk(self, number: int, kept: dict[str, Any]) -> Chunk:
+        first = number * self.recipe.chunk_rows
+        return Chunk(number, first, self.texts, self.problems, kept, self.queries, self.characters)
+
+
+def _problem(column: str, text: object) -> str:
+    """Return why a value is not a text that can be sent; empty if it is one."""
+    if text is None or text == "":
+        return f"the row has no text in {column!r}"
+    if not isinstance(text, str):
+        return f"{column!r} has {type(text).__name__} {text!r:.40}; a text is needed"
+    try:
+        text.encode()
+    except UnicodeError:
+        return f"the text in {column!r} is not valid Unicode"
+    return ""
+
+
+class ParquetSource:
+    """A Parquet file, of which only the needed columns are read."""
+
+    def __init__(self, uri: str, recipe: Recipe) -> None:
+        self._uri, self._recipe = uri, recipe
+        with self._file() as file:
+            self.total: int | None = file.metadata.num_rows
+            _check_columns(uri, file.schema_arrow, recipe)
+
+    def chunks(self, wanted: IsWanted) -> Iterator[Chunk]:
+        import pyarrow
+
+        with self._file() as file:
+            try:
+                yield from self._assembled(file, wanted)
+            except (pyarrow.ArrowException, OSError) as error:
+                raise JobError(f"the input {self._uri} cannot be read: {error}") from error
+
+    def estimate(self, size: int) -> int | None:
+        return self.total
+
+    def _assembled(self, file: Any, wanted: IsWanted) -> Iterator[Chunk]:
+        """Yield chunks of consecutive batches, which are cut at the borders of chunks."""
+        size, total = self._recipe.chunk_rows, file.metadata.num_rows
+        pending: list[Any] = []
+        for begin, batch in self._batches(file, wanted):
+            end = begin + len(batch)
+            while begin < end:
+                number = begin // size
+                stop = min((number + 1) * size, total)
+                if wanted(number):
+                    pending.append(batch.slice(len(batch) - (end - begin), stop - begin))
+                    if stop <= end:
+                        yield self._chunk(number, pending)
+                        pending.clear()
+                begin = min(stop, end)
+
+    def _batches(self, file: Any, wanted: IsWanted) -> Iterator[tuple[int, Any]]:
+        """Yield the index of the first row of each batch, and the batch; row groups without a
+        wanted chunk are not read.
+        """
+        size, begin = self._recipe.chunk_rows, 0
+        for group in range(file.metadata.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            end = begin + rows
+            if rows and any(map(wanted, range(begin // size, (end - 1) // size + 1))):
+                for batch in file.iter_batches(
+                    batch_size=size,
+                    row_groups=[group],
+                    columns=list(self._recipe.columns),
+                    use_threads=False,
+                ):
+                    yield begin, batch
+                    begin += len(batch)
+            begin = end
+
+    def _chunk(self, number: int, slices: Sequence[Any]) -> Chunk:
+        import pyarrow
+
+        recipe, table = self._recipe, pyarrow.Table.from_batches(slices)
+        rows = _Texts(recipe)
+        texts = table[recipe.text].to_pylist()
+        queries = table[recipe.query_column].to_pylist() if recipe.query_column else texts
+        for text, query in zip(texts, queries, strict=True):
+            rows.add(text, query)
+        return rows.chunk(number, {name: table[name].combine_chunks() for name in recipe.keep})
+
+    def _file(self) -> Any:
+        import pyarrow
+        from pyarrow import parquet
+
+        stream = opened(self._uri)
+        try:
+            # A buffer makes the reader fetch columns by pages; pre_buffer would hold row groups.
+            return _ClosingFile(
+                parquet.ParquetFile(stream, buffer_size=_BUFFER_BYTES, pre_buffer=False), stream
+            )
+        except (pyarrow.ArrowException, OSError) as error:
+            stream.close()
+            raise JobError(
+                f"the input {self._uri} is not a Parquet file that can be read: {error}"
+            ) from error
+
+
+class _ClosingFile:
+    """Closes the stream of a Parquet file at the end of a block, which pyarrow does not."""
+
+    def __init__(self, file: Any, stream: BinaryIO) -> None:
+        self._file, self._stream = file, stream
+
+    def __enter__(self) -> Any:
+        return self._file
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+
+def _check_columns(uri: str, schema: Any, recipe: Recipe) -> None:
+    """Raises JobError if a column is missing, or one of texts has another type."""
+    from pyarrow import types
+
+    for name in recipe.columns:
+        if schema.names.count(name) != 1:
+            found = "no column" if name not in schema.names else "several columns"
+            raise JobError(
+                f"the input {uri} has {found} {name!r}; its columns are {', '.join(schema.names)}"
+            )
+    for name in filter(None, (recipe.text, recipe.query_column)):
+        kind = schema.field(name).type
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        if not (types.is_string(kind) or types.is_large_string(kind)):
+            raise JobError(f"the column {name!r} of {uri} has the type {kind}; texts are needed")
+
+
+class LineSource:
+    """Lines of JSON: objects with the columns as fields."""
+
+    total: int | None = None
+
+    def __init__(self, uri: str, recipe: Recipe) -> None:
+        self._uri, self._recipe = uri, recipe
+        self._rows = self._bytes = 0
+        opened(uri).close()
+
+    def estimate(self, size: int) -> int | None:
+        return int(self._rows * size / self._bytes) if self._bytes else None
+
+    def chunks(self, wanted: IsWanted) -> Iterator[Chunk]:
+        size = self._recipe.chunk_rows
+        with opened(self._uri) as raw, io.BufferedReader(raw, _BUFFER_BYTES) as file:  # type: ignore[type-var]
+            number = 0
+            while True:
+                lines = list(self._lines(file, number * size, size))
+                if not lines:
+                    return
+                if wanted(number):
+                    yield self._chunk(number, lines)
+                number += 1
+
+    def _lines(self, file: io.BufferedReader, first: int, count: int) -> Iterator[bytes]:
+        for index in range(first, first + count):
+            line = file.readline(MAX_LINE_BYTES + 1)
+            if len(line) > MAX_LINE_BYTES:
+                raise JobError(
+                    f"line {index + 1:,} of {self._uri} is longer than {MAX_LINE_BYTES >> 20} MiB"
+                )
+            if line:
+                self._rows, self._bytes = index + 1, self._bytes + len(line)
+                yield line
+
+    def _chunk(self, number: int, lines: Sequence[bytes]) -> Chunk:
+        recipe, rows = self._recipe, _Texts(self._recipe)
+        kept: dict[str, list[object]] = {name: [] for name in recipe.keep}
+        for line in lines:
+            fields, problem = _parsed(line)
+            rows.add(fields.get(recipe.text), fields.get(recipe.query_column), problem)
+            for name, values in kept.items():
+                values.append(fields.get(name))
+        return rows.chunk(number, kept)
+
+
+def _parsed(line: bytes) -> tuple[dict[str, object], str]:
+    """Return the fields of a line, or the problem of one that is not an object."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return {}, f"the line is not JSON: {error}"
+    if not isinstance(value, dict):
+        return {}, f"the line is not a JSON object but {type(value).__name__}"
+    return value, ""

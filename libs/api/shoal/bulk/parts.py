@@ -1,0 +1,303 @@
+"""Makes the file of a chunk's results, and reads it again.
+
+Rows are in input order. Every file has the columns `row` (the row's index in the input), the
+columns that the recipe keeps, the results, and `error`: the reason of a row without a result.
+Parts of vectors and scores are Parquet files; those of extractions are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from shoal.bulk.columns import SKIPPED, EncodedRows, fit_to_schema
+from shoal.bulk.failures import JobError
+from shoal.bulk.inputs import Chunk
+from shoal.bulk.sending import Answer
+from shoal.bulk.spec import Recipe
+from shoal.requests.merging import merged_embedding_id
+from shoal.results import EncodeResult, Extraction, ExtractResult, ScoreResult
+
+ROW: Final = "row"
+ERROR: Final = "error"
+SCORE: Final = "score"
+OWN_COLUMNS: Final = frozenset(
+    (
+        *(ROW, ERROR, SCORE, "dense", "scale", "offset", "sparse", "multi_vector"),
+        *("chunk_start", "chunk_end", "chunk_tokens", "chunk_text"),
+    )
+)
+"""Columns of results, which the recipe cannot keep from the input."""
+_FIELDS: Final[Mapping[str, Sequence[str]]] = {
+    "entities": ("entities",),
+    "classify": ("labels",),
+    "relations": ("relations",),
+    "generate": ("text", "form", "finish_reason", "tool_calls"),
+    "structure": ("entities", "classifications", "relations", "structures"),
+}
+_EMPTY_FIELDS: Final = frozenset(("form", "tool_calls"))
+"""Fields that are left out of a line if they are empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The content of a part.
+
+    Attributes:
+        rows: Number of input rows; rows of chunked texts are more.
+        failed: Number of input rows with an error.
+    """
+
+    data: bytes
+    rows: int
+    failed: int
+    tokens: int
+    embedding_id: str = ""
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
+class PartWriter:
+    """Makes the parts of a job, which all have one schema.
+
+    Attributes:
+        schema: The Arrow schema of all parts, base64; empty until the first part with a result, and
+            for lines of JSON.
+    """
+
+    def __init__(self, recipe: Recipe, schema: bytes = b"") -> None:
+        import pyarrow
+
+        refused = sorted(set(recipe.keep) & OWN_COLUMNS)
+        if refused:
+            raise JobError(
+                f"the output has columns {', '.join(refused)} of its results; rename these "
+                "columns of the input to keep them"
+            )
+        self._pa, self._recipe = pyarrow, recipe
+        self._schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(schema)) if schema else None
+
+    @property
+    def schema(self) -> bytes:
+        return self._schema.serialize().to_pybytes() if self._schema is not None else b""
+
+    @property
+    def has_schema(self) -> bool:
+        """False if a part without any result has to wait for one that shows the types."""
+        return self._recipe.verb == "extract" or self._schema is not None
+
+    def decides_schema(self, answer: Answer) -> bool:
+        """Return True if the answer has a result."""
+        return any(len(result.skipped) < len(rows) for rows, result in answer.pieces)
+
+    def content(
+        self, chunk: Chunk, answer: Answer, before: bytes = b"", *, force: bool = False
+    ) -> Content:
+        """Return the part of a chunk.
+
+        Args:
+            before: The earlier part. The answer's rows replace its failed ones.
+            force: Write a part without results although the types are not known.
+        """
+        if self._recipe.verb == "extract":
+            return self._lines(chunk, answer, before)
+        return self._table(chunk, answer, before, force=force)
+
+    def _table(self, chunk: Chunk, answer: Answer, before: bytes, *, force: bool) -> Content:
+        pa = self._pa
+        kept, unfit = self._kept(chunk)
+        errors = answer.errors | unfit
+        tables = [self._piece(kept, rows, result, errors) for rows, result in answer.pieces]
+        answered = {row for rows, _ in answer.pieces for row in rows}
+        lost = sorted(set(answer.errors) - answered)
+        tables += [self._failed(kept, lost, errors)] if lost else []
+        if self._schema is None and (force or self.decides_schema(answer)):
+            self._schema = max((table.schema for table in tables), key=len)
+        fitted = [fit_to_schema(pa, table, self._schema) for table in tables]
+        if before:
+            old = read_table(before)
+            fitted.append(fit_to_schema(pa, old.filter(old[ERROR].is_null()), self._schema))
+        table = pa.concat_tables(fitted).sort_by([(ROW, "ascending")])
+        failed = len(set(table.filter(table[ERROR].is_valid())[ROW].to_pylist()))
+        return self._written(table, chunk, answer, failed)
+
+    def _written(self, table: Any, chunk: Chunk, answer: Answer, failed: int) -> Content:
+        from pyarrow import parquet
+
+        embedding_id = merged_embedding_id(answer.embedding_ids)
+        noted = {
+            "shoal.model": self._recipe.model,
+            "shoal.revision": next(iter(answer.revisions), ""),
+            "shoal.embedding_id": embedding_id,
+            "shoal.rows": str(len(chunk)),
+            "shoal.failed": str(failed),
+            "shoal.tokens": str(answer.tokens),
+        }
+        file = io.BytesIO()
+        table = table.replace_schema_metadata({key: value for key, value in noted.items() if value})
+        parquet.write_table(table, file, compression="zstd")
+        return Content(file.getvalue(), len(chunk), failed, answer.tokens, embedding_id)
+
+    def _kept(self, chunk: Chunk) -> tuple[Any, dict[int, str]]:
+        """Return a table of `row` and the kept columns, and problems of values that do not have the
+        type of their column in earlier parts.
+        """
+        pa, problems = self._pa, {}
+        columns = {ROW: pa.array(range(chunk.first, chunk.first + len(chunk)), pa.int64())}
+        for name, values in chunk.kept.items():
+            if not isinstance(values, list):
+                columns[name] = values
+                continue
+            kind = self._schema.field(name).type if self._schema is not None else None
+            columns[name], unfit = _column(pa, values, kind)
+            problems |= dict.fromkeys(unfit, f"{name!r} is not {columns[name].type}")
+        return pa.table(columns), problems
+
+    def _piece(self, kept: Any, rows: list[int], result: object, errors: Mapping[int, str]) -> Any:
+        """Return the table of a result's rows."""
+        pa = self._pa
+        if isinstance(result, ScoreResult):
+            found = result.scores.astype(np.float32)
+            columns = {SCORE: pa.array(found, mask=np.isnan(found))}
+            places = rows
+        else:
+            assert isinstance(result, EncodeResult)  # noqa: S101  # for the type checker
+            encoded = EncodedRows(pa, result, len(rows))
+            columns = encoded.results()
+            del columns[SKIPPED]
+            places = encoded.source(pa.array(rows)).to_pylist()
+        source = kept.take(pa.array(places, pa.int64()))
+        reasons = pa.array([errors.get(row) for row in places], pa.string())
+        return _joined(pa, source, {**columns, ERROR: reasons})
+
+    def _failed(self, kept: Any, rows: list[int], errors: Mapping[int, str]) -> Any:
+        pa = self._pa
+        reasons = pa.array([errors[row] for row in rows], pa.string())
+        return _joined(pa, kept.take(pa.array(rows, pa.int64())), {ERROR: reasons})
+
+    def _lines(self, chunk: Chunk, answer: Answer, before: bytes) -> Content:
+        lines = {line[ROW]: line for line in read_lines(before) if ERROR not in line}
+        for row, reason in answer.errors.items():
+            lines[chunk.first + row] = {**self._source(chunk, row), ERROR: reason}
+        for rows, result in answer.pieces:
+            assert isinstance(result, ExtractResult)  # noqa: S101  # for the type checker
+            for row, extraction in zip(rows, result, strict=True):
+                if row not in answer.errors:
+                    found = self._extraction(extraction)
+                    lines[chunk.first + row] = {**self._source(chunk, row), **found}
+        ordered = [lines[row] for row in sorted(lines)]
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in ordered)
+        data = text.encode(errors="replace")  # Kept values may have lone surrogates.
+        failed = sum(ERROR in line for line in ordered)
+        return Content(data, len(chunk), failed, answer.tokens)
+
+    def _source(self, chunk: Chunk, row: int) -> dict[str, object]:
+        kept = {
+            name: values[row] if isinstance(values, list) else values[row].as_py()
+            for name, values in chunk.kept.items()
+        }
+        return {ROW: chunk.first + row, **kept}
+
+    def _extraction(self, extraction: Extraction) -> dict[str, object]:
+        found = asdict(extraction)
+        named = {name: found[name] for name in _FIELDS[self._recipe.task["kind"]]}
+        named = {name: value for name, value in named.items() if value or name not in _EMPTY_FIELDS}
+        return named | ({"truncated": True} if extraction.truncated else {})
+
+
+def read_table(data: bytes) -> Any:
+    """Return the Arrow table of a Parquet part."""
+    import pyarrow
+    from pyarrow import parquet
+
+    return parquet.read_table(pyarrow.BufferReader(data))
+
+
+def read_lines(data: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a part of lines."""
+    return (json.loads(line) for line in data.splitlines())
+
+
+def read_content(data: bytes, suffix: str) -> Content:
+    """Return a committed part. Raises JobError if it is not one of a job."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        if suffix == ".jsonl":
+            lines = list(read_lines(data))
+            return Content(data, len(lines), sum(ERROR in line for line in lines), 0)
+        noted = parquet.ParquetFile(pyarrow.BufferReader(data)).metadata.metadata or {}
+        rows, failed, tokens = (int(noted[f"shoal.{key}".encode()]) for key in _COUNTS)
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
+        raise JobError(f"a part cannot be read: {error}") from error
+    return Content(data, rows, failed, tokens, noted.get(b"shoal.embedding_id", b"").decode())
+
+
+_COUNTS: Final = ("rows", "failed", "tokens")
+
+
+def failed_rows(data: bytes, suffix: str) -> Iterable[dict[str, Any]]:
+    """Return `row`, kept columns and `error` of the failed rows of a part."""
+    if suffix == ".jsonl":
+        return [line for line in read_lines(data) if ERROR in line]
+    table = read_table(data)
+    table = table.filter(table[ERROR].is_valid())
+    results = (OWN_COLUMNS - {ROW, ERROR}) & set(table.column_names)
+    found: list[dict[str, Any]] = table.drop_columns(sorted(results)).to_pylist()
+    return found
+
+
+def _column(pa: Any, values: list[object], kind: Any) -> tuple[Any, list[int]]:
+    """Return an array of JSON values, and the indices of those that do not fit; null stands for
+    these.
+
+    Args:
+        kind: The type; None to choose it by the values. Lists and objects become JSON texts.
+    """
+    if kind is None:
+        try:
+            array = pa.array(values)
+        except (pa.ArrowException, TypeError, UnicodeError, OverflowError):
+            array = pa.array([_as_text(value) for value in values], pa.string())
+        if pa.types.is_null(array.type):
+            return array.cast(pa.string()), []
+        if not pa.types.is_nested(array.type):
+            return array, []
+        kind = pa.string()
+    if kind == pa.string():
+        return pa.array([_as_text(value) for value in values], kind), []
+    fitting = [_fits(pa, value, kind) for value in values]
+    array = pa.array(
+        [value if fits else None for value, fits in zip(values, fitting, strict=True)], kind
+    )
+    return array, [row for row, fits in enumerate(fitting) if not fits]
+
+
+def _fits(pa: Any, value: object, kind: Any) -> bool:
+    try:
+        pa.scalar(value, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _as_text(value: object) -> str | None:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()  # Arrow has no lone surrogates.
+    return None if value is None else json.dumps(value)
+
+
+def _joined(pa: Any, table: Any, columns: Mapping[str, Any]) -> Any:
+    """Return the table with further columns."""
+    for name, values in columns.items():
+        table = table.append_column(name, values)
+    return table

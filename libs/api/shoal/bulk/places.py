@@ -1,0 +1,328 @@
+"""Folders and object stores that files of a job are committed to.
+
+A commit is atomic: a reader sees the whole file or none. Parts are written once (the first wins);
+the manifest is replaced.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, BinaryIO, Final, Protocol, TypeVar
+
+from shoal.bulk.failures import Busy, StorageError
+from shoal.bulk.spec import InputVersion
+
+T = TypeVar("T")
+LOCK: Final = ".lock"
+_TEMPORARY: Final = ".tmp-"
+_REMOTE_ATTEMPTS: Final = 8
+_FIRST_DELAY_SECONDS: Final = 0.2
+_MAX_DELAY_SECONDS: Final = 15.0
+_NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
+_BLOCK_BYTES: Final = 8 << 20
+
+
+class Place(Protocol):
+    """The output location of a job. All methods raise StorageError."""
+
+    uri: str
+
+    def names(self) -> list[str]: ...
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's content; None if it does not exist."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a new file. Return False, and leave it as it is, if it exists."""
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a file or replace it."""
+
+    def delete(self, name: str) -> None: ...
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Prevent other processes from running the job. Raises Busy."""
+
+    def is_locked(self) -> bool | None:
+        """Return whether a process runs the job; None if that cannot be known."""
+
+    def path_of(self, name: str) -> str:
+        """Return the path or URL of a file, for other programs."""
+
+
+class Folder:
+    """A folder of a local or mounted file system."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.uri = path, str(path)
+
+    def names(self) -> list[str]:
+        with self._named(self.path):
+            return sorted(os.listdir(self.path)) if self.path.exists() else []
+
+    def read(self, name: str) -> bytes | None:
+        with self._named(self.path / name):
+            try:
+                return (self.path / name).read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def create(self, name: str, data: bytes) -> bool:
+        with self._written(name, data) as temporary:
+            try:
+                os.link(temporary, self.path / name)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                # The lock excludes other writers on file systems without hard links.
+                if (self.path / name).exists():
+                    return False
+                os.replace(temporary, self.path / name)
+        return True
+
+    def replace(self, name: str, data: bytes) -> None:
+        with self._written(name, data) as temporary:
+            os.replace(temporary, self.path / name)
+
+    def delete(self, name: str) -> None:
+        with self._named(self.path / name):
+            (self.path / name).unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        with self._named(self.path / LOCK):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / LOCK).open("wb")
+        with file:
+            try:
+                _lock(file)
+            except BlockingIOError:
+                raise Busy(f"another process runs the job in {self.uri}") from None
+            for name in self.names():
+                if name.startswith(_TEMPORARY):  # Left by a process that was killed.
+                    self.delete(name)
+            yield
+
+    def is_locked(self) -> bool | None:
+        try:
+            with (self.path / LOCK).open("rb") as file:
+                _lock(file)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        except (OSError, ImportError):
+            return None
+        return False
+
+    def path_of(self, name: str) -> str:
+        return str(self.path / name)
+
+    @contextmanager
+    def _written(self, name: str, data: bytes) -> Iterator[Path]:
+        """Yield a temporary file with this content, on disk; then make its new name durable."""
+        temporary = self.path / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        with self._named(self.path / name):
+            try:
+                with temporary.open("xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                yield temporary
+                _sync_folder(self.path)
+            finally:
+                with suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def _named(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(
+                f"{path} cannot be read or written: {error.strerror or error}"
+            ) from error
+
+
+class ObjectFolder:
+    """A prefix of an object store, through fsspec."""
+
+    def __init__(self, uri: str, files: Any, root: str) -> None:
+        self.uri, self._files, self._root = uri.rstrip("/"), files, root.rstrip("/")
+
+    def names(self) -> list[str]:
+        def listed() -> list[str]:
+            self._files.invalidate_cache()
+            try:
+                return [str(path) for path in self._files.ls(self._root, detail=False)]
+            except FileNotFoundError:
+                return []
+
+        paths = self._tried(self._root, listed)
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
+
+    def read(self, name: str) -> bytes | None:
+        def content() -> bytes | None:
+            try:
+                return bytes(self._files.cat_file(self._key(name)))
+            except FileNotFoundError:
+                return None
+
+        return self._tried(name, content)
+
+    def create(self, name: str, data: bytes) -> bool:
+        return self._tried(name, lambda: self._create(name, data))
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._tried(name, lambda: self._files.pipe_file(self._key(name), data))
+
+    def delete(self, name: str) -> None:
+        def removed() -> None:
+            with suppress(FileNotFoundError):
+                self._files.rm_file(self._key(name))
+
+        self._tried(name, removed)
+
+    def locked(self) -> AbstractContextManager[None]:
+        return nullcontext()  # Object stores have no locks that end with their process.
+
+    def is_locked(self) -> bool | None:
+        return None
+
+    def path_of(self, name: str) -> str:
+        return f"{self.uri}/{name}"
+
+    def _key(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _create(self, name: str, data: bytes) -> bool:
+        """Put an object if it is absent, where the store supports that. Names are made of the
+        content's origin, so a plain put replaces an object by an equivalent one.
+        """
+        try:
+            self._files.pipe_file(self._key(name), data, mode="create")
+        except FileExistsError:
+            return False
+        except (TypeError, NotImplementedError):
+            self._files.pipe_file(self._key(name), data)
+        except OSError as error:
+            if "PreconditionFailed" in str(error) or "pre-conditions" in str(error):
+                return False
+            raise
+        return True
+
+    def _tried(self, name: str, act: Callable[[], T]) -> T:
+        try:
+            return _repeated(act)
+        except Exception as error:
+            raise StorageError(f"{self.uri}: {name} cannot be read or written: {error}") from error
+
+
+def _repeated(act: Callable[[], T]) -> T:
+    """Return `act()`, which is repeated while a store is throttled or cannot be reached."""
+    delay = _FIRST_DELAY_SECONDS
+    for _ in range(_REMOTE_ATTEMPTS - 1):
+        try:
+            return act()
+        except (PermissionError, FileNotFoundError):
+            raise
+        except Exception:
+            time.sleep(delay)
+            delay = min(2 * delay, _MAX_DELAY_SECONDS)
+    return act()
+
+
+def place(uri: str) -> Place:
+    """Return the output location of a path or URL. Raises StorageError."""
+    if _is_local(uri):
+        return Folder(_local(uri))
+    files, root = _remote(uri)
+    return ObjectFolder(uri, files, root)
+
+
+def absolute(uri: str) -> str:
+    """Return the location independently of the working directory."""
+    return str(_local(uri).absolute()) if _is_local(uri) else uri
+
+
+def version_of(uri: str) -> InputVersion:
+    """Return the state of an input file now. Raises StorageError."""
+    try:
+        if _is_local(uri):
+            found = _local(uri).stat()
+            return InputVersion(uri, found.st_size, f"mtime:{found.st_mtime_ns}")
+        files, path = _remote(uri)
+        entry = _repeated(partial(_info, files, path))
+    except StorageError:
+        raise
+    except FileNotFoundError:
+        raise StorageError(f"the input {uri} does not exist") from None
+    except Exception as error:
+        raise StorageError(f"the input {uri} cannot be read: {error}") from error
+    tags = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "created")
+    tag = next((f"{name}:{entry[name]}" for name in tags if entry.get(name)), "")
+    return InputVersion(uri, int(entry.get("size") or 0), tag)
+
+
+def _info(files: Any, path: str) -> dict[str, Any]:
+    files.invalidate_cache()
+    found: dict[str, Any] = files.info(path)
+    return found
+
+
+def opened(uri: str) -> BinaryIO:
+    """Open an input file. Raises StorageError."""
+    try:
+        if _is_local(uri):
+            return _local(uri).open("rb")
+        files, path = _remote(uri)
+        # Reads are forward by pages of columns, so one block is enough.
+        file: BinaryIO = files.open(path, "rb", block_size=_BLOCK_BYTES, cache_type="readahead")
+        return file
+    except OSError as error:
+        raise StorageError(f"the input {uri} cannot be read: {error.strerror or error}") from error
+
+
+def _is_local(uri: str) -> bool:
+    return "://" not in uri or uri.startswith("file://")
+
+
+def _local(uri: str) -> Path:
+    return Path(uri.removeprefix("file://"))
+
+
+def _remote(uri: str) -> tuple[Any, str]:
+    """Return fsspec's file system and the path within it."""
+    try:
+        import fsspec
+    except ImportError:
+        raise StorageError(f"{uri} needs fsspec: pip install fsspec s3fs (or gcsfs)") from None
+    try:
+        files, path = fsspec.core.url_to_fs(uri)
+    except (ImportError, ValueError) as error:
+        raise StorageError(f"{uri} cannot be opened: {error}") from None
+    return files, str(path)
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Lock a file until it is closed or the process ends. Raises BlockingIOError."""
+    import fcntl  # Imported here, because Windows does not have it.
+
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

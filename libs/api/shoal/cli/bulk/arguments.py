@@ -1,0 +1,182 @@
+"""Options of `shoal job`."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import typer
+
+from shoal.bulk.spec import DEFAULT_CHUNK_ROWS, MAX_CHUNK_ROWS, Limits, Recipe, Verb
+from shoal.tasks import Truncation
+
+FILES: Final = "Input and output"
+LIMITS: Final = "Limits"
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+
+Output = Annotated[
+    str,
+    typer.Argument(metavar="OUTPUT", help="Folder or URL of the job's parts.", show_default=False),
+]
+InFlight = Annotated[
+    int | None,
+    typer.Option(
+        "--in-flight",
+        min=1,
+        help="Chunks in flight at most, adapted to the mesh; default 8.",
+        show_default=False,
+        rich_help_panel=LIMITS,
+    ),
+]
+MaxFailed = Annotated[
+    float | None,
+    typer.Option(
+        "--max-failed",
+        min=0,
+        max=1,
+        help="Share of failed rows that stops the job; default 0.1.",
+        show_default=False,
+        rich_help_panel=LIMITS,
+    ),
+]
+Deadline = Annotated[
+    str,
+    typer.Option(
+        help="Stop after this time (90m, 8h, 2d), or at 2027-01-31T06:00.",
+        show_default=False,
+        rich_help_panel=LIMITS,
+    ),
+]
+Patience = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        help="Seconds without an answer of the mesh that stop the job; default 900.",
+        show_default=False,
+        rich_help_panel=LIMITS,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFiles:
+    """The input and output of a job."""
+
+    source: Annotated[
+        str,
+        typer.Option(
+            "--input",
+            "-i",
+            help=".parquet or .jsonl: a path, or a URL such as s3://bucket/docs.parquet.",
+            show_default=False,
+            rich_help_panel=FILES,
+        ),
+    ]
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Folder of the parts and of manifest.json: a path, or a URL.",
+            show_default=False,
+            rich_help_panel=FILES,
+        ),
+    ]
+    column: Annotated[
+        str,
+        typer.Option(help="Column, or field of lines, with the texts.", rich_help_panel=FILES),
+    ] = "text"
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column to copy to the output, such as an id; repeat for more.",
+            show_default=False,
+            rich_help_panel=FILES,
+        ),
+    ] = None
+    chunk_rows: Annotated[
+        int,
+        typer.Option(
+            min=1, max=MAX_CHUNK_ROWS, help="Rows of a chunk and its part.", rich_help_panel=FILES
+        ),
+    ] = DEFAULT_CHUNK_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """The limits of a job. Those that are not given stay as they are."""
+
+    in_flight: InFlight = None
+    max_failed: MaxFailed = None
+    deadline: Deadline = ""
+    patience: Patience = None
+
+    def limits(self, before: Limits | None = None) -> Limits:
+        """Return the limits of the options. Raises BadParameter."""
+        old = before or Limits()
+        return Limits(
+            old.in_flight if self.in_flight is None else self.in_flight,
+            old.failed_share if self.max_failed is None else self.max_failed,
+            _deadline(self.deadline) if self.deadline else old.deadline,
+            old.patience if self.patience is None else self.patience,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobServing:
+    """Options of every verb."""
+
+    truncation: Annotated[
+        Truncation | None,
+        typer.Option("--truncation", help="How to truncate texts that are too long; default end."),
+    ] = None
+    adapter: Annotated[
+        str, typer.Option(help="LoRA adapter of the model, org/name, or one of the model's tasks.")
+    ] = ""
+    pool: Annotated[
+        str, typer.Option(help="Pool of workers, such as l4-spot; default from the catalog.")
+    ] = ""
+
+
+def recipe(
+    verb: Verb,
+    model: str,
+    files: JobFiles,
+    serving: JobServing,
+    options: dict[str, Any],
+    **others: Any,
+) -> Recipe:
+    """Return the recipe of the options of a command; options with empty values are left out."""
+    given = {
+        "truncation": serving.truncation,
+        "adapter": serving.adapter,
+        "pool": serving.pool,
+        **options,
+    }
+    return Recipe(
+        verb,
+        model,
+        {name: value for name, value in given.items() if value or value is False},
+        text=files.column,
+        keep=tuple(files.keep or ()),
+        chunk_rows=files.chunk_rows,
+        **others,
+    )
+
+
+def _deadline(text: str) -> float:
+    """Return the seconds since the epoch of a duration or local time. Raises BadParameter."""
+    match = _DURATION.fullmatch(text)
+    if match is not None:
+        return time.time() + float(match[1]) * _UNITS[match[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise typer.BadParameter(
+            f"--deadline {text} is neither a duration such as 8h nor a time such as "
+            "2027-01-31T06:00"
+        ) from None

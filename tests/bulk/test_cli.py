@@ -1,0 +1,129 @@
+"""`shoal job` against a fake router."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+from shoal.bulk.manifest import CONTROL
+from shoal.bulk.places import Folder
+from shoal.cli import main
+from typer.testing import CliRunner
+
+from tests.api.conftest import nobody, router
+from tests.api.fake_router import MODEL, FakeRouter
+from tests.bulk.jobs import lines, manifest_of, table, write_lines
+
+__all__ = ["nobody", "router"]  # Fixtures.
+Run = Callable[..., tuple[int, str, str]]
+ROWS = 30
+
+
+@pytest.fixture
+def run(router: FakeRouter, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command line and return its status, stdout and stderr."""
+    monkeypatch.setenv("SHOAL_ADDRESS", router.address)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def invoke(*arguments: object) -> tuple[int, str, str]:
+        result = CliRunner().invoke(main.build(), ["job", *map(str, arguments)])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return invoke
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    texts = [{"id": n, "body": f"Anna has {n}", "q": "a"} for n in range(ROWS)]
+    return write_lines(tmp_path / "in.jsonl", [*texts, {"id": ROWS}])
+
+
+@pytest.fixture
+def files(source: Path, tmp_path: Path) -> list[object]:
+    return ["-i", source, "-o", tmp_path / "out", "--column", "body", "--keep", "id"]
+
+
+def test_encode_and_results(run: Run, files: list[object], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, shown, _ = run("run", "encode", MODEL, *files, "--chunk-rows", 8, "--no-normalize")
+    assert (code, "31 of 31 in 4 parts" in shown) == (0, True)
+    assert manifest_of(out).recipe.options == {"normalize": False}
+    assert table(out)["id"].to_pylist() == list(range(ROWS + 1))
+    code, shown, _ = run("show", out, "--json")
+    found = json.loads(shown)
+    assert (code, found["state"], found["counts"]["failed_rows"]) == (0, "completed", 1)
+    code, shown, _ = run("results", out, "--failed", "--json")
+    assert json.loads(shown) == [{"row": 30, "id": 30, "error": "the row has no text in 'body'"}]
+    code, shown, _ = run("results", out, "--json")
+    assert [part["rows"] for part in json.loads(shown)] == [8, 8, 8, 7]
+    code, _, notes = run("results", out, "--export", tmp_path / "all.parquet")
+    assert (code, "31 rows" in notes) == (0, True)
+    assert parquet.read_table(tmp_path / "all.parquet").num_rows == ROWS + 1
+    code, _, notes = run("run", "encode", MODEL, *files, "--chunk-rows", 8, "--no-normalize")
+    assert (code, "the job is completed already" in notes) == (0, True)
+    code, shown, _ = run("retry", out)
+    assert (code, "completed" in shown) == (0, True)
+    code, shown, _ = run("watch", out)
+    assert (code, "completed" in shown) == (0, True)
+
+
+def test_extractions(run: Run, files: list[object], tmp_path: Path) -> None:
+    assert run("run", "entities", MODEL, *files, "--label", "NAME")[0] == 0
+    assert lines(tmp_path / "out")[3]["entities"] == [
+        {"start": 0, "end": 4, "label": "NAME", "score": 0.5, "text": "Anna"}
+    ]
+
+
+def test_scores_with_a_column_of_queries(run: Run, files: list[object], tmp_path: Path) -> None:
+    code, _, errors = run("run", "score", MODEL, *files)
+    assert (code, "name the query with --query" in errors) == (2, True)
+    assert run("run", "score", MODEL, *files, "--query-column", "q")[0] == 0
+    assert table(tmp_path / "out")["score"].null_count == 1
+
+
+def test_failed_share_stops_the_job(run: Run, files: list[object], tmp_path: Path) -> None:
+    code, _, errors = run("run", "encode", MODEL, *files, "--max-failed", 0)
+    assert (code, "1 of 31 rows failed" in errors) == (1, True)
+    code, shown, _ = run("show", tmp_path / "out")
+    assert "shoal job resume" in shown
+    assert run("resume", tmp_path / "out", "--max-failed", 1)[0] == 0
+
+
+def test_pause_and_cancel_leave_requests_for_the_running_process(
+    run: Run, files: list[object], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run("run", "encode", MODEL, *files, "--max-failed", 0)
+    manifest = manifest_of(out)
+    manifest.state = "running"
+    with Folder(out).locked():
+        manifest.save(Folder(out))
+        assert run("pause", out)[0] == 0
+        assert json.loads((out / CONTROL).read_text()) == {"request": "pause"}
+        assert run("cancel", out)[0] == 0
+        assert json.loads((out / CONTROL).read_text()) == {"request": "cancel"}
+    assert "no process runs the job, which is interrupted" in run("pause", out)[2]
+    assert "the job is cancelled" in run("cancel", out)[2]
+    assert manifest_of(out).state == "cancelled"
+    assert "the job is cancelled already" in run("cancel", out)[2]
+
+
+def test_unusable_arguments_say_what_to_do(
+    run: Run, files: list[object], source: Path, tmp_path: Path, nobody: str
+) -> None:
+    for arguments, problem in [
+        (["show", tmp_path], "has no job: it has no manifest.json"),
+        (["run", "encode", MODEL, "-i", tmp_path / "no.jsonl", "-o", tmp_path], "does not exist"),
+        (["run", "encode", MODEL, "-i", __file__, "-o", tmp_path / "o"], "must end in .parquet"),
+        (["run", "encode", MODEL, *files, "--keep", "error"], "rename these columns"),
+        (["run", "encode", MODEL, *files, "--deadline", "soon"], "neither a duration such as 8h"),
+        (["run", "encode", MODEL, *files, "--address", nobody], "cannot reach a router"),
+    ]:
+        code, shown, errors = run(*arguments)
+        assert code in (1, 2), shown
+        assert problem in " ".join(errors.split()), errors

@@ -1,0 +1,150 @@
+"""Commits to folders and object stores, and reads from them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from moto.server import ThreadedMotoServer
+from pyarrow import parquet
+from shoal.bulk import places
+from shoal.bulk.failures import StorageError
+from shoal.bulk.places import Folder, ObjectFolder, Place, place
+
+from tests.bulk.fake_client import FakeClient
+from tests.bulk.jobs import run, write_parquet
+
+ROWS = 45
+
+
+class ThrottledFiles(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Refuses the first attempts of each operation on each path, as a throttled store does."""
+
+    cachable = False
+    store: dict[str, Any] = {}  # noqa: RUF012
+    pseudo_dirs: list[str] = [""]  # noqa: RUF012
+
+    def __init__(self, refusals: int) -> None:
+        super().__init__()
+        self._refusals, self._attempts = refusals, Counter[tuple[str, str]]()
+
+    def _throttle(self, operation: str, path: str) -> None:
+        self._attempts[operation, path] += 1
+        if self._attempts[operation, path] <= self._refusals:
+            raise OSError(f"503 Slow Down: {path}")
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        self._throttle("put", path)
+        super().pipe_file(path, value, mode=mode, **options)
+
+    def cat_file(self, path: str, *arguments: Any, **options: Any) -> Any:
+        self._throttle("get", path)
+        return super().cat_file(path, *arguments, **options)
+
+    def ls(self, path: str, *arguments: Any, **options: Any) -> Any:
+        self._throttle("list", path)
+        return super().ls(path, *arguments, **options)
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "_FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(places, "_MAX_DELAY_SECONDS", 0.001)
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    """A URL in memory."""
+    files = fsspec.filesystem("memory")
+    yield "memory://bucket/out"
+    files.rm("/bucket", recursive=True)
+
+
+@pytest.fixture(params=["folder", "object"])
+def where(request: pytest.FixtureRequest, tmp_path: Path, memory: str) -> Place:
+    fsspec.filesystem("memory").pipe_file("/bucket/other", b"")
+    return place(str(tmp_path / "out") if request.param == "folder" else memory)
+
+
+def test_first_commit_wins(where: Place) -> None:
+    with where.locked():
+        assert where.create("part-1", b"first")
+        assert not where.create("part-1", b"second")
+        where.replace("manifest.json", b"1")
+        where.replace("manifest.json", b"2")
+        assert (where.read("part-1"), where.read("manifest.json")) == (b"first", b"2")
+        assert where.read("absent") is None
+        where.delete("part-1")
+        where.delete("part-1")
+        assert [name for name in where.names() if name != ".lock"] == ["manifest.json"]
+
+
+def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-1").write_bytes(b"half")
+    with Folder(tmp_path).locked():
+        assert Folder(tmp_path).names() == [".lock"]
+        assert Folder(tmp_path).is_locked()
+    assert not Folder(tmp_path).is_locked()
+
+
+def test_read_only_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match=r"file/out/\.lock cannot be read or written: Not a dir"):
+        Folder(tmp_path / "file" / "out").locked().__enter__()
+
+
+async def test_throttled_store_loses_no_part(tmp_path: Path) -> None:
+    source = write_parquet(tmp_path / "in.parquet", ROWS)
+    files = ThrottledFiles(3)
+    where = ObjectFolder("throttled://bucket/out", files, "/bucket/out")
+    manifest = await run(where, source, FakeClient())
+    assert manifest.state == "completed"
+    assert len([name for name in where.names() if name.startswith("part-")]) == 5
+
+
+async def test_store_that_stays_unreachable_fails_the_job(tmp_path: Path) -> None:
+    source = write_parquet(tmp_path / "in.parquet", ROWS)
+    where = ObjectFolder("throttled://bucket/out", ThrottledFiles(1000), "/bucket/out")
+    with pytest.raises(StorageError, match=r"manifest\.json cannot be read or written: 503"):
+        await run(where, source, FakeClient())
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket of moto's S3 server."""
+    server = ThreadedMotoServer(port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    files = fsspec.filesystem("s3")
+    files.mkdir("jobs")
+    yield "s3://jobs"
+    server.stop()
+    fsspec.filesystem("s3").clear_instance_cache()
+
+
+async def test_input_and_output_in_s3(bucket: str, tmp_path: Path) -> None:
+    files = fsspec.filesystem("s3")
+    files.put_file(str(write_parquet(tmp_path / "in.parquet", ROWS)), "jobs/in.parquet")
+    where, client = place(f"{bucket}/out"), FakeClient()
+    manifest = await run(where, f"{bucket}/in.parquet", client)
+    assert (manifest.state, manifest.input.tag.startswith("ETag:")) == ("completed", True)
+    assert not where.create(manifest.parts[0].name, b"another")
+    found = pyarrow.concat_tables(
+        parquet.read_table(pyarrow.BufferReader(where.read(name) or b"")).replace_schema_metadata()
+        for name in where.names()
+        if name.startswith("part-")
+    )
+    assert found["row"].to_pylist() == list(range(ROWS))
