@@ -91,4 +91,7 @@ async def test_invalid_settings_are_explained(tmp_path: Path) -> None:
     ) as worker:
         _, errors = await asyncio.wait_for(worker.communicate(), 30)
         assert worker.returncode == 2
-        assert errors.decode().strip() == "worker: SHOAL_THREADS must be a whole number, not 'none'"
+        assert (
+            errors.decode().strip()
+            == "worker: SHOAL_THREADS must be a whole number of threads, at least 1, not 'none'"
+        )
