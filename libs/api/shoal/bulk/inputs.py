@@ -251,7 +251,7 @@ class LineSource:
                     yield self._chunk(number, lines)
                 number += 1
 
-    def _lines(self, file: io.BufferedReader, first: int, count: int) -> Iterator[bytes]:
+    def _lines(self, file: io.BufferedIOBase, first: int, count: int) -> Iterator[bytes]:
         for index in range(first, first + count):
             line = file.readline(MAX_LINE_BYTES + 1)
             if len(line) > MAX_LINE_BYTES:

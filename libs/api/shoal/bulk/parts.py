@@ -150,7 +150,7 @@ class PartWriter:
         """Return a table of `row` and the kept columns, and problems of values that do not have the
         type of their column in earlier parts.
         """
-        pa, problems = self._pa, {}
+        pa, problems = self._pa, dict[int, str]()
         columns = {ROW: pa.array(range(chunk.first, chunk.first + len(chunk)), pa.int64())}
         for name, values in chunk.kept.items():
             if not isinstance(values, list):

@@ -162,7 +162,7 @@ def entities(
     as_json: Json = False,
 ) -> None:
     """Find named entities in a column of texts."""
-    task = {"kind": "entities", "labels": labels or []}
+    task: dict[str, Any] = {"kind": "entities", "labels": labels or []}
     task |= {"threshold": threshold, "flat": flat, "aggregation": aggregation}
     _extract(model, task, files, limits, serving, connection, as_json)
 
@@ -187,7 +187,7 @@ def classify(
     as_json: Json = False,
 ) -> None:
     """Classify a column of texts."""
-    task = {"kind": "classify", "labels": labels or [], "threshold": threshold}
+    task: dict[str, Any] = {"kind": "classify", "labels": labels or [], "threshold": threshold}
     task |= {"multi_label": multi_label, "hypothesis": hypothesis}
     _extract(model, task, files, limits, serving, connection, as_json)
 
@@ -217,7 +217,7 @@ def structure(
         parsed = json.loads(schema.read_bytes())
     except ValueError as error:
         raise InputError(f"--schema {schema} is not JSON: {error}") from None
-    task = {"kind": "structure", "schema": parsed}
+    task: dict[str, Any] = {"kind": "structure", "schema": parsed}
     _extract(model, task, files, limits, serving, connection, as_json)
 
 
@@ -247,7 +247,7 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Generate a text for each text of a column."""
-    task = {"kind": "generate", "instruction": instruction, "max_tokens": max_tokens}
+    task: dict[str, Any] = {"kind": "generate", "instruction": instruction, "max_tokens": max_tokens}
     task |= {"temperature": temperature, "seed": seed}
     _extract(model, task, files, limits, serving, connection, as_json)
 

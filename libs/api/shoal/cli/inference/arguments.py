@@ -143,13 +143,9 @@ class VectorFiles(ItemFiles):
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class _Serving:
     """Options that every inference verb of the client has."""
 
-    truncation: Annotated[
-        Truncation | None,
-        typer.Option("--truncation", help="How to truncate texts that are too long; default end."),
-    ] = None
     adapter: Annotated[
         str,
         typer.Option(
@@ -187,7 +183,6 @@ class Serving:
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of the client's verbs."""
         return {
-            "truncation": self.truncation,
             "adapter": self.adapter,
             "pool": self.pool,
             "priority": self.priority,
@@ -196,7 +191,21 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowedServing(Serving):
+class Serving(_Serving):
+    """Options of verbs that truncate long texts."""
+
+    truncation: Annotated[
+        Truncation | None,
+        typer.Option("--truncation", help="How to truncate texts that are too long; default end."),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of the client's verbs."""
+        return {**_Serving.arguments(self), "truncation": self.truncation}
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedServing(_Serving):
     """Options of verbs that can read long texts in windows."""
 
     truncation: Annotated[
@@ -222,7 +231,8 @@ class WindowedServing(Serving):
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of the client's verbs."""
-        return {**Serving.arguments(self), "window_overlap": self.window_overlap}
+        own = {"truncation": self.truncation, "window_overlap": self.window_overlap}
+        return {**_Serving.arguments(self), **own}
 
 
 class FormName(StrEnum):
