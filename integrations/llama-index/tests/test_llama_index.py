@@ -171,9 +171,7 @@ async def test_extraction_in_a_pipeline(
     pipeline = IngestionPipeline(
         transformations=[
             extractor,
-            ShoalExtractor(
-                model=models["dense"], find="labels", labels=["animals", "finance"]
-            ),
+            ShoalExtractor(model=models["dense"], find="labels", labels=["animals", "finance"]),
             ShoalEmbedding(model=models["dense"]),
         ],
         disable_cache=True,

@@ -26,7 +26,7 @@ would cost a call each.
 class ModelBase(BaseModel):
     """The fields that all classes here share: those of `shoal.ModelHandle`.
 
-    LlamaIndex's field is `model_name`; it is also set by `model`, as in all of Shoal's integrations.
+    LlamaIndex's field is `model_name`. `model` sets it too, as in all of Shoal's integrations.
     """
 
     model_config = ConfigDict(populate_by_name=True)

@@ -102,7 +102,7 @@ def exit_on_failure() -> Iterator[None]:
             f"{error.filename}: {error.strerror}"
             if error.filename and error.strerror
             else str(error),
-            [],
+            getattr(error, "__notes__", []),
             "",
         )
         raise typer.Exit(1) from None
