@@ -1140,6 +1140,14 @@ def test_interrupted_ranking_says_why_nothing_was_kept(
     assert "No such option: --resume" in run("score", MODEL, "text", "-i", numbered, "--resume").err
 
 
+def test_missing_labels_are_answered_with_the_option(run: Run, router: FakeRouter) -> None:
+    router.refusals = [
+        Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", "it is empty", "classify.labels")
+    ]
+    ran = run("extract", "classify", MODEL, "x")
+    assert (ran.code, "give each label with --label" in ran.err) == (1, True)
+
+
 def test_timeout_of_nothing_is_refused(run: Run) -> None:
     ran = run("encode", MODEL, "x", "--timeout", "0")
     assert (ran.code, "--timeout must be above 0 seconds, not 0" in ran.err) == (2, True)

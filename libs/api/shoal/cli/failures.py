@@ -109,4 +109,6 @@ def exit_on_failure() -> Iterator[None]:
 
 
 def _advice(error: ShoalError) -> str:
+    if error.field.endswith(".labels"):
+        return "give each label with --label; `shoal models show MODEL` lists a model's own labels"
     return next((advice for kind, advice in _ADVICE if isinstance(error, kind)), "")
