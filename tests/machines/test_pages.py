@@ -62,7 +62,7 @@ def test_targets_of_make_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", ["quickstart", *(f"operations/{name}" for name in PAGES)])
 def test_mesh_is_installed_with_the_tested_versions(page: str) -> None:
-    """Only what is already downloaded (--no-index) needs no pins."""
+    """Wheels that were downloaded before (--no-index) need no pins."""
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / f"docs/{page}.md").read_text(), re.DOTALL)
     for line in "".join(blocks).splitlines():
         if re.search(r"pip (install|download) .*shoal-mesh", line) and "--no-index" not in line:
