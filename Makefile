@@ -96,7 +96,7 @@ lock: $(VENV)/.dev ## Write locks/, the images' pins with hashes, from constrain
 wheel-check: $(VENV)/.dev ## Build both wheels, install them into an empty environment of $(PYTHON), and run shoal up and certs there
 	SHOAL_WHEEL_PYTHON=$(PYTHON) $(BIN)/python -m pytest tests/local/test_wheels.py $(ARGS)
 
-wheels: $(VENV)/.dev ## Build both wheels and those of the integrations, of the last commit, into dist/
+wheels: | $(BIN)/python ## Build both wheels and those of the integrations, of the last commit, into dist/
 	rm -rf dist .cache/source && mkdir -p dist .cache/source
 	git archive HEAD | tar -x -C .cache/source
 	$(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w dist .cache/source/libs/api .cache/source .cache/source/integrations/*/

@@ -6,10 +6,12 @@ import csv
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -1018,6 +1020,39 @@ def test_interrupt_without_lines_says_that_nothing_was_kept(
         )
 
 
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Refuse to write more than 1 KiB of a file, as a full disk does, with another reason."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "advice"),
+    [
+        ("npy", ""),
+        ("npz", ""),
+        ("parquet", "nothing was written to"),
+        ("jsonl", "--resume continues after the lines that are in"),
+    ],
+)
+def test_full_disk_is_reported_with_the_file_and_the_reason(
+    run: Run, numbered: Path, tmp_path: Path, suffix: str, advice: str
+) -> None:
+    output = tmp_path / f"out.{suffix}"
+    with full_disk():
+        ran = run("encode", MODEL, "-i", numbered, "-o", output)
+    assert (ran.code, ran.out) == (1, "")
+    assert f"error: {output}: File too large" in ran.err
+    assert not advice or f"{advice} {output}" in ran.err
+    assert output.exists() is (suffix == "jsonl"), "the other formats have no part of a result"
+    assert not list(tmp_path.glob(".out.*"))
+
+
 def test_errors_late_in_a_file_of_lines_name_their_line(
     run: Run, router: FakeRouter, tmp_path: Path
 ) -> None:
@@ -1105,6 +1140,14 @@ def test_interrupted_ranking_says_why_nothing_was_kept(
     assert "No such option: --resume" in run("score", MODEL, "text", "-i", numbered, "--resume").err
 
 
+def test_missing_labels_are_answered_with_the_option(run: Run, router: FakeRouter) -> None:
+    router.refusals = [
+        Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", "it is empty", "classify.labels")
+    ]
+    ran = run("extract", "classify", MODEL, "x")
+    assert (ran.code, "give each label with --label" in ran.err) == (1, True)
+
+
 def test_timeout_of_nothing_is_refused(run: Run) -> None:
     ran = run("encode", MODEL, "x", "--timeout", "0")
     assert (ran.code, "--timeout must be above 0 seconds, not 0" in ran.err) == (2, True)
@@ -1128,6 +1171,17 @@ def test_misspelt_model_is_answered_with_similar_names(run: Run, router: FakeRou
     ran = run("encode", "orgs/Small", "x")
     assert (ran.code, f"did you mean {MODEL}?" in ran.err) == (1, True)
     assert "did you mean" not in run("models", "show", "other/different").err
+
+
+@pytest.mark.parametrize(("field", "is_suggested"), [("model", True), ("items[0].text", False)])
+def test_model_without_an_organisation_is_answered_with_the_whole_name(
+    run: Run, router: FakeRouter, field: str, is_suggested: bool
+) -> None:
+    router.refusals = [
+        Refusal(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_INPUT", "must be org/name", field)
+    ]
+    ran = run("encode", MODEL.partition("/")[2], "x")
+    assert (ran.code, f"did you mean {MODEL}?" in ran.err) == (1, is_suggested)
 
 
 def test_embed_and_rerank_are_other_names(run: Run) -> None:

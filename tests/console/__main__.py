@@ -95,20 +95,24 @@ def _browser() -> str:
         ]
         if subprocess.run(fetch, check=False).returncode != 0:
             return ""
-        folders = sorted(
-            {
-                file.parent
-                for root in ("lib", "usr/lib")
-                for file in (UNPACKED.parent / root).rglob("*.so*")
-            }
-        )
-        libraries = ":".join(str(folder) for folder in folders)
-        UNPACKED.write_text(
-            f"#!/bin/sh\nLD_LIBRARY_PATH='{libraries}' exec "
-            f"'{UNPACKED.parent}/usr/lib/chromium/chromium' \"$@\"\n"
-        )
+        UNPACKED.write_text(_launcher(UNPACKED.parent))
         UNPACKED.chmod(0o755)
     return str(UNPACKED)
+
+
+def _launcher(folder: Path) -> str:
+    """Return a shell script that starts the browser of a folder, also after the folder is moved."""
+    libraries = sorted(
+        {
+            f"$here/{file.parent.relative_to(folder)}"
+            for root in ("lib", "usr/lib")
+            for file in (folder / root).rglob("*.so*")
+        }
+    )
+    return (
+        '#!/bin/sh\nhere=$(cd "$(dirname "$0")" && pwd)\n'
+        f'LD_LIBRARY_PATH="{":".join(libraries)}" exec "$here/usr/lib/chromium/chromium" "$@"\n'
+    )
 
 
 def _install() -> bool:

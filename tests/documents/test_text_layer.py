@@ -111,7 +111,8 @@ def test_missing_reader_names_the_package_to_install(
     ran = _run(monkeypatch, "127.0.0.1:1", [])(report)
     assert (
         ran.exit_code,
-        "pip install 'shoal-mesh[worker]', or name a model of a mesh with --model" in ran.stderr,
+        "pip install 'shoal-mesh[worker,documents]', or name a model of a mesh with --model"
+        in ran.stderr,
     ) == (1, True)
     unloadable = EntryPoint("text_layer", "tests.documents.no_such_module:read", pages.GROUP)
     ran = _run(monkeypatch, "127.0.0.1:1", [unloadable])(report)

@@ -340,7 +340,7 @@ def test_unsupported_request_is_refused_with_its_field(
 
 
 def test_missing_model_without_an_alias_is_refused() -> None:
-    with pytest.raises(HttpError, match="the alias `embed`"):
+    with pytest.raises(HttpError, match="`shoal up org/name` or the alias `embed`"):
         cohere.embed_v1(Received(b'{"texts": ["a"]}', Names({})))
 
 

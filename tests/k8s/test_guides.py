@@ -240,6 +240,15 @@ def test_guides_push_each_image_that_their_overlay_runs(guide: str) -> None:
         assert f"$REGISTRY/{target}, newTag" in text
 
 
+@pytest.mark.parametrize("page", [*GUIDES, "kubernetes"])
+def test_namespace_has_its_label_before_helm_installs(page: str) -> None:
+    """The chart makes no namespace; in Kustomize's base it has the label."""
+    text = (ROOT / f"docs/{page}.md").read_text()
+    labels = named(rendered("base"), "Namespace", "shoal")["metadata"]["labels"]
+    name = "pod-security.kubernetes.io/enforce"
+    assert f"{name}={labels[name]}" in text[: text.index("helm upgrade --install shoal ")]
+
+
 @pytest.mark.parametrize("guide", GUIDES)
 def test_guides_wait_before_they_forward_a_port(guide: str) -> None:
     text = (ROOT / f"docs/{guide}.md").read_text()

@@ -166,6 +166,19 @@ def environment(folder: Path, **variables: str) -> Mapping[str, str]:
     return os.environ | {"PYTHONPATH": str(folder)} | variables
 
 
+def test_wheels_are_made_without_the_development_tools(tmp_path: Path) -> None:
+    planned = subprocess.run(
+        ["make", "--dry-run", "wheels", f"VENV={tmp_path / 'none'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    installed = [line for line in planned.splitlines() if " install " in line]
+    assert [line.split("-c constraints.txt ")[1] for line in installed] == ["pip setuptools"]
+    assert "pip --disable-pip-version-check wheel" in planned
+
+
 def test_wheel_installs_one_package_with_its_licence(wheels: list[Path]) -> None:
     for wheel, package in zip(wheels, ("shoal", "shoal_mesh"), strict=True):
         names = zipfile.ZipFile(wheel).namelist()

@@ -60,6 +60,15 @@ def test_targets_of_make_exist(page: str) -> None:
     assert set(re.findall(r"(?m)(?:^|[;&] *)make ([a-z0-9-]+)", commands(page))) <= targets
 
 
+@pytest.mark.parametrize("page", ["quickstart", *(f"operations/{name}" for name in PAGES)])
+def test_mesh_is_installed_with_the_tested_versions(page: str) -> None:
+    """Wheels that were downloaded before (--no-index) need no pins."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / f"docs/{page}.md").read_text(), re.DOTALL)
+    for line in "".join(blocks).splitlines():
+        if re.search(r"pip (install|download) .*shoal-mesh", line) and "--no-index" not in line:
+            assert "--constraint constraints.txt" in line, line
+
+
 def test_air_gapped_list_has_every_image_that_is_run() -> None:
     objects = [*rendered("base"), *rendered("components/edge"), *rendered("components/gpu-l4")]
     images = {

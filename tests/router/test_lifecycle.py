@@ -228,6 +228,7 @@ async def test_mesh_is_shown_and_explained(redis_url: str) -> None:
             assert [(reason.worker_id, reason.eligible) for reason in explained.workers] == [
                 ("w1", True)
             ]
+            assert f"{MODEL} is resident on 1 worker of pool" in explained.summary
             watched = client.mesh.WatchMesh(mesh_pb2.WatchMeshRequest(interval_seconds=0.2))
             seen: list[str] = []
             async for response in watched:

@@ -62,7 +62,7 @@ def test_base_classes(ours: type, theirs: type) -> None:
 async def test_roles_are_those_of_the_client(
     kind: str, models: dict[str, str], client: shoal.Client, texts: list[str]
 ) -> None:
-    embedding = ShoalEmbedding(model_name=models[kind])
+    embedding = ShoalEmbedding(model=models[kind])
     documents = client.encode(models[kind], texts, role="document").dense.tolist()
     query = client.encode(models[kind], texts[0], role="query").dense[0].tolist()
     assert (
@@ -88,7 +88,7 @@ async def test_roles_are_those_of_the_client(
 async def test_sparse_vectors(
     models: dict[str, str], client: shoal.Client, texts: list[str]
 ) -> None:
-    sparse = ShoalSparseEmbedding(model_name=models["hybrid"])
+    sparse = ShoalSparseEmbedding(model=models["hybrid"])
     wanted = client.encode(
         models["hybrid"], texts, role="document", representations="sparse"
     ).sparse
@@ -110,7 +110,7 @@ async def test_sparse_vectors(
 
 
 def test_hybrid_search_in_qdrant(models: dict[str, str], texts: list[str]) -> None:
-    sparse = ShoalSparseEmbedding(model_name=models["hybrid"])
+    sparse = ShoalSparseEmbedding(model=models["hybrid"])
     store = QdrantVectorStore(
         "texts",
         client=qdrant_client.QdrantClient(":memory:"),
@@ -121,7 +121,7 @@ def test_hybrid_search_in_qdrant(models: dict[str, str], texts: list[str]) -> No
     index = VectorStoreIndex(
         [TextNode(text=text) for text in texts],
         storage_context=StorageContext.from_defaults(vector_store=store),
-        embed_model=ShoalEmbedding(model_name=models["hybrid"]),
+        embed_model=ShoalEmbedding(model=models["hybrid"]),
     )  # fmt: skip
     found = index.as_retriever(
         vector_store_query_mode="hybrid", similarity_top_k=len(texts), sparse_top_k=len(texts)
@@ -146,7 +146,7 @@ async def test_reranked_nodes(
 ) -> None:
     heard = Heard()
     get_dispatcher().add_event_handler(heard)
-    reranker = ShoalReranker(model_name=models[kind], top_n=3)
+    reranker = ShoalReranker(model=models[kind], top_n=3)
     given = [NodeWithScore(node=node, score=0.0) for node in nodes(texts)]
     found = reranker.postprocess_nodes(given, query_str="fish")
     wanted = client.score(models[kind], "fish", texts, top_n=3)
@@ -165,16 +165,14 @@ async def test_reranked_nodes(
 async def test_extraction_in_a_pipeline(
     models: dict[str, str], client: shoal.Client, texts: list[str]
 ) -> None:
-    extractor = ShoalExtractor(model_name=models["entities"], options={"aggregation": "none"})
+    extractor = ShoalExtractor(model=models["entities"], options={"aggregation": "none"})
     wanted = client.entities(models["entities"], texts, aggregation="none")
     assert any(one.entities for one in wanted)
     pipeline = IngestionPipeline(
         transformations=[
             extractor,
-            ShoalExtractor(
-                model_name=models["dense"], find="labels", labels=["animals", "finance"]
-            ),
-            ShoalEmbedding(model_name=models["dense"]),
+            ShoalExtractor(model=models["dense"], find="labels", labels=["animals", "finance"]),
+            ShoalEmbedding(model=models["dense"]),
         ],
         disable_cache=True,
     )
@@ -194,7 +192,7 @@ async def test_extraction_in_a_pipeline(
 async def test_parsed_nodes(
     method: Any, models: dict[str, str], client: shoal.Client, long_texts: list[str]
 ) -> None:
-    parser = ShoalNodeParser(model_name=models["dense"], method=method, max_tokens=12, overlap=4)
+    parser = ShoalNodeParser(model=models["dense"], method=method, max_tokens=12, overlap=4)
     documents = [
         Document(text=text, metadata={"file": str(number)})
         for number, text in enumerate(long_texts)
@@ -226,7 +224,7 @@ async def test_parsed_nodes(
 
 def test_repeated_text_has_its_place(models: dict[str, str]) -> None:
     """LlamaIndex's own search finds the second chunk, "Ab.", within the first one."""
-    parser = ShoalNodeParser(model_name=models["dense"], max_tokens=3)
+    parser = ShoalNodeParser(model=models["dense"], max_tokens=3)
     found = parser.get_nodes_from_documents([Document(text="Ab Ab. Ab. Ab Ab. Ab.")])
     places = [(one.start_char_idx, one.end_char_idx) for one in found]
     assert places == [(0, 6), (7, 10), (11, 17), (18, 21)]
@@ -236,7 +234,7 @@ def test_repeated_text_has_its_place(models: dict[str, str]) -> None:
 async def test_embedded_nodes_in_an_index(
     late: bool, models: dict[str, str], client: shoal.Client, long_texts: list[str]
 ) -> None:
-    parser = ShoalNodeParser(model_name=models["dense"], max_tokens=12, embed=not late, late=late)
+    parser = ShoalNodeParser(model=models["dense"], max_tokens=12, embed=not late, late=late)
     documents = [Document(text=text, id_=str(number)) for number, text in enumerate(long_texts)]
     found = await IngestionPipeline(transformations=[parser]).arun(documents=documents)
     wanted = client.encode(
@@ -246,7 +244,7 @@ async def test_embedded_nodes_in_an_index(
         chunking=shoal.Chunking(max_tokens=12, late=late),
     )
     assert [one.embedding for one in found] == wanted.dense.tolist()
-    index = VectorStoreIndex(found, embed_model=ShoalEmbedding(model_name=models["dense"]))
+    index = VectorStoreIndex(found, embed_model=ShoalEmbedding(model=models["dense"]))
     stored = index.vector_store.data.embedding_dict
     assert [stored[one.node_id] for one in found] == wanted.dense.tolist()
     best = index.as_retriever(similarity_top_k=1).retrieve("a table of wood")
@@ -258,7 +256,7 @@ def test_written_and_read_again_without_the_token(
     kind: Any, token: str, models: dict[str, str]
 ) -> None:
     one = kind(
-        model_name=models["hybrid"],
+        model=models["hybrid"],
         tenant="search",
         token=SecretStr(token),
         options={"truncation": "none"},
@@ -282,14 +280,22 @@ def test_written_and_read_again_without_the_token(
         assert token not in str(one.to_payload())
 
 
+@pytest.mark.parametrize("kind", ALL)
+def test_both_names_of_the_model_are_accepted(kind: Any) -> None:
+    """`model` is the name in all integrations, `model_name` the one of LlamaIndex."""
+    assert kind(model="org/one").model_name == kind(model_name="org/one").model_name == "org/one"
+    with pytest.raises(ValueError, match="model"):
+        kind()
+
+
 def test_pickled_embedding_works(models: dict[str, str]) -> None:
-    embedding = ShoalEmbedding(model_name=models["dense"])
+    embedding = ShoalEmbedding(model=models["dense"])
     vector = embedding.get_query_embedding("fish")
     assert pickle.loads(pickle.dumps(embedding)).get_query_embedding("fish") == vector
 
 
 def test_each_event_loop_has_its_client(models: dict[str, str]) -> None:
-    embedding = ShoalEmbedding(model_name=models["dense"])
+    embedding = ShoalEmbedding(model=models["dense"])
     first = asyncio.run(embedding.aget_query_embedding("fish"))
     assert (
         first

@@ -233,7 +233,9 @@ def named_or_default(received: Received, name: str | None, default: str) -> Targ
     found = received.names.aliases.get(default)
     if found is None:
         raise invalid(
-            f"model is required: it is optional only if the alias `{default}` exists",
+            "model is required: name one in the request (for TEI in the path, "
+            "/tei/org/name/embed), or set a default by `shoal up org/name` or the alias "
+            f"`{default}` of SHOAL_ALIASES",
             "model",
         )
     return found

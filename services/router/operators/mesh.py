@@ -285,9 +285,10 @@ def _summary(gauges: LaneGauges, pools: Sequence[str], snapshot: FleetSnapshot) 
             f" their deadline passes.{order}"
         )
     if holders:
+        workers = "1 worker" if holders == 1 else f"{holders:,} workers"
         return (
-            f"{holders} workers of pool {lane.pool} hold {lane.model}; {gauges.queued_tokens:,}"
-            f" tokens wait.{order}"
+            f"{lane.model} is resident on {workers} of pool {lane.pool};"
+            f" {gauges.queued_tokens:,} tokens wait.{order}"
         )
     loads = (
         "the scheduler has an eligible worker load it"

@@ -8,7 +8,13 @@ from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding, Embedding
 from llama_index.core.base.embeddings.base_sparse import BaseSparseEmbedding, SparseEmbedding
-from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, SecretStr
+from llama_index.core.bridge.pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+)
 from shoal import ModelHandle
 
 BATCH = 512
@@ -18,11 +24,14 @@ would cost a call each.
 
 
 class ModelBase(BaseModel):
-    """The fields that all classes here share: those of `shoal.ModelHandle`. A class names its model
-    in `model_name`.
+    """The fields that all classes here share: those of `shoal.ModelHandle`.
+
+    LlamaIndex's field is `model_name`. `model` sets it too, as in all of Shoal's integrations.
     """
 
-    model_name: str
+    model_config = ConfigDict(populate_by_name=True)
+
+    model_name: str = Field(alias="model", description="The model's id, org/name.")
     address: str | None = Field(
         default=None, description="Routers, host:port separated by commas. Default: SHOAL_ADDRESS."
     )
@@ -57,7 +66,7 @@ class ModelBase(BaseModel):
 class ShoalEmbedding(ModelBase, BaseEmbedding):
     """Dense vectors; nodes are encoded as documents, a query as a query."""
 
-    model_name: str = Field(description="The model's id, org/name.")
+    model_name: str = Field(alias="model", description="The model's id, org/name.")
     embed_batch_size: int = Field(default=BATCH, gt=0, le=2048)
 
     @classmethod
@@ -87,7 +96,7 @@ class ShoalSparseEmbedding(ModelBase, BaseSparseEmbedding):
     """Rows of weights by column. `documents` and `queries` are what `QdrantVectorStore` takes as
     `sparse_doc_fn` and `sparse_query_fn`."""
 
-    model_name: str = Field(description="The model's id, org/name.")
+    model_name: str = Field(alias="model", description="The model's id, org/name.")
     embed_batch_size: int = Field(default=BATCH, gt=0, le=2048)
 
     @classmethod

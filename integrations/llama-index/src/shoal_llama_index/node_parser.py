@@ -23,7 +23,6 @@ class ShoalNodeParser(ModelBase, NodeParser):
     text, without metadata.
     """
 
-    model_name: str = Field(description="The model's id, org/name.")
     method: Literal["sentences", "tokens", "markdown"] = Field(
         default="sentences",
         description="Where nodes end: at sentences, after max_tokens, or at Markdown's blocks.",

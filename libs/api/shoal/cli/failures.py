@@ -102,11 +102,13 @@ def exit_on_failure() -> Iterator[None]:
             f"{error.filename}: {error.strerror}"
             if error.filename and error.strerror
             else str(error),
-            [],
+            getattr(error, "__notes__", []),
             "",
         )
         raise typer.Exit(1) from None
 
 
 def _advice(error: ShoalError) -> str:
+    if error.field.endswith(".labels"):
+        return "give each label with --label; `shoal models show MODEL` lists a model's own labels"
     return next((advice for kind, advice in _ADVICE if isinstance(error, kind)), "")

@@ -18,7 +18,14 @@ import typer
 
 from shoal.cli.failures import exit_on_failure
 from shoal.client import AsyncClient, Client
-from shoal.errors import CannotConnect, DeadlinePassed, ModelNotFound, ModelUnreachable, ShoalError
+from shoal.errors import (
+    CannotConnect,
+    DeadlinePassed,
+    InvalidInput,
+    ModelNotFound,
+    ModelUnreachable,
+    ShoalError,
+)
 from shoal.transport.addresses import DEFAULT_ADDRESS, DEFAULT_PORT
 from shoal.transport.trust import Tls, TokenFile
 
@@ -151,8 +158,9 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
         with exit_on_failure(), connection.open() as client:
             try:
                 command(lambda: reachable(client), **values, **arguments)
-            except (ModelNotFound, ModelUnreachable) as error:
-                _suggest(client, values.get("model"), error)
+            except (ModelNotFound, ModelUnreachable, InvalidInput) as error:
+                if not isinstance(error, InvalidInput) or error.field == "model":
+                    _suggest(client, values.get("model"), error)
                 raise
 
     del run.__wrapped__

@@ -86,7 +86,7 @@ def _missing(name: str) -> typer.Exit:
         f"`shoal {name}` is part of Shoal's services, which are not installed in this environment",
         [],
         (
-            "install them from the repository (see the quickstart in its README), or talk to a "
+            "install them from the repository (docs/quickstart.md), or talk to a "
             "running mesh with --address host:port"
         ),
     )

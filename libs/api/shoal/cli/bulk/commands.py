@@ -247,7 +247,11 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Generate a text for each text of a column."""
-    task: dict[str, Any] = {"kind": "generate", "instruction": instruction, "max_tokens": max_tokens}
+    task: dict[str, Any] = {
+        "kind": "generate",
+        "instruction": instruction,
+        "max_tokens": max_tokens,
+    }
     task |= {"temperature": temperature, "seed": seed}
     _extract(model, task, files, limits, serving, connection, as_json)
 

@@ -178,11 +178,13 @@ class Invocation:
                     cut += result.usage.truncated_items
         except (KeyboardInterrupt, ShoalError, OSError) as error:
             kept = f"{begin:,} of {counted(total, 'text')} are in {output}"
-            advice = (
-                f"{kept}; --resume continues after them"
-                if begin and output.suffix in outputs.JSON_LINES
-                else f"nothing was written to {output}"
-            )
+            has_lines = output.suffix in outputs.JSON_LINES
+            if has_lines and isinstance(error, OSError):  # The last part may be there in part.
+                advice = f"--resume continues after the lines that are in {output}"
+            elif has_lines and begin:
+                advice = f"{kept}; --resume continues after them"
+            else:
+                advice = f"nothing was written to {output}"
             if isinstance(error, KeyboardInterrupt):
                 note(f"interrupted: {advice}")
                 raise typer.Exit(INTERRUPTED) from None
@@ -203,11 +205,14 @@ class Invocation:
         suffix; to lines after the first `first`.
         """
         if output.suffix == parquet.SUFFIX:
-            with parquet.writing(output, self.model, self.records) as write:
+            with (
+                outputs.name_errors(output),
+                parquet.writing(output, self.model, self.records) as write,
+            ):
                 encoded: Any = write  # of EncodeResult; other commands write lines alone
                 yield encoded
             return
-        with output.open("ab" if first else "wb") as file:
+        with outputs.name_errors(output), output.open("ab" if first else "wb") as file:
             yield lambda result, records: outputs.append_lines(file, lines(result, records))
 
     def report_skipped(self, result: R) -> R:

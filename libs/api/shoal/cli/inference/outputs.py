@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -64,11 +65,11 @@ def write_vectors(
     represent it.
     """
     if output.suffix == ".npy":
-        replace_file(output, lambda file: np.save(file, _only_dense(result)))
+        replace_file(output, lambda file: np.save(_Bytes(file), _only_dense(result)))
     elif output.suffix == ".npz":
         replace_file(output, lambda file: np.savez(file, **_arrays(result)))  # type: ignore[arg-type]
     elif output.suffix == parquet.SUFFIX:
-        with parquet.writing(output, model, records) as write:
+        with name_errors(output), parquet.writing(output, model, records) as write:
             write(result, records)
     else:
         write_lines(output, encoded_lines(result, records))
@@ -263,8 +264,30 @@ def replace_file(output: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes a temporary file and renames it, so that no reader sees a part of the results."""
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
-            write(file)
-        temporary.replace(output)
+        with name_errors(output):
+            with temporary.open("wb") as file:
+                write(file)
+            temporary.replace(output)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def name_errors(output: Path) -> Iterator[None]:
+    """Raise an OSError of the block, such as that of a full disk, with the name of the output."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # of stdout
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise OSError(error.errno, reason, str(output)) from None
+
+
+class _Bytes:
+    """Passes bytes on to a file. numpy writes to the descriptor of a file itself, and reports a
+    full disk as numbers of bytes.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.write = file.write

@@ -149,7 +149,7 @@ def _reader() -> Callable[[bytes, int, int], tuple[int, list[str]]]:
         except ImportError as error:
             raise InputError(f"documents are not read here: {error}") from None
         return found  # type: ignore[no-any-return]
-    advice = "pip install 'shoal-mesh[worker]', or name a model of a mesh with --model"
+    advice = "pip install 'shoal-mesh[worker,documents]', or name a model of a mesh with --model"
     raise InputError(f"documents are not read here, as shoal-mesh is not installed: {advice}")
 
 
