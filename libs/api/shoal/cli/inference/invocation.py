@@ -17,7 +17,7 @@ import typer
 
 from shoal.cli.console import bar, counted, note
 from shoal.cli.inference import outputs, parquet
-from shoal.cli.inference.arguments import LineFiles, Serving
+from shoal.cli.inference.arguments import LineFiles, Serving, WindowedServing
 from shoal.cli.inference.files import Record
 from shoal.cli.inference.inputs import located, read
 from shoal.errors import ModelChanged, ShoalError
@@ -54,7 +54,7 @@ class Invocation:
         model: str,
         texts: Sequence[str] | None,
         files: LineFiles,
-        serving: Serving,
+        serving: Serving | WindowedServing,
         as_json: bool,
         *,
         what: str = "TEXT",
