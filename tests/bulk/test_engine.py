@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from shoal.bulk import engine, export
 from shoal.bulk.engine import Job, create, request
-from shoal.bulk.failures import Busy, InputChanged, JobError
+from shoal.bulk.failures import Busy, InputChanged, JobError, StorageError
 from shoal.bulk.places import Folder
 from shoal.bulk.spec import Limits
 from shoal.errors import (
@@ -102,7 +103,7 @@ class FrozenFolder(Folder):
             super().delete(name)
 
 
-@pytest.mark.parametrize("writes", range(2, 10))
+@pytest.mark.parametrize("writes", range(1, 9))
 async def test_end_after_any_write_loses_and_repeats_no_row(
     source: Path, out: Path, tmp_path: Path, writes: int
 ) -> None:
@@ -208,11 +209,16 @@ async def test_part_without_results_waits_for_the_schema(tmp_path: Path, out: Pa
     assert [row["dense"] is None for row in table(out).to_pylist()] == [True, True, False, True]
 
 
-async def test_job_without_any_result_completes(tmp_path: Path, out: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"id": 1}, {"id": 2}])
-    manifest = await run(Folder(out), source, FakeClient())
-    assert (manifest.state, manifest.failed) == ("completed", 2)
-    assert table(out).column_names == ["row", "id", "error"]
+async def test_job_without_any_result_fails_and_can_be_resumed(source: Path, out: Path) -> None:
+    """Parts without results would fix columns that leave out the vectors of a later retry."""
+    client = FakeClient()
+    client.skips = lambda text: True
+    limits = Limits(failed_share=1.0)
+    with pytest.raises(JobError, match="none of the first 45 rows has a result; the last error"):
+        await run(Folder(out), source, client, limits=limits)
+    assert (manifest_of(out).state, manifest_of(out).schema, parts(out)) == ("failed", b"", [])
+    assert (await run(Folder(out), source, FakeClient())).state == "completed"
+    assert table(out)["dense"].null_count == 0
 
 
 @pytest.mark.parametrize(("share", "stops"), [(0.0, True), (0.4, True), (0.6, False)])
@@ -248,21 +254,96 @@ async def test_retry_replaces_failed_rows_alone(source: Path, out: Path) -> None
     assert [row["row"] for row in rows if row["error"]] == [44]
 
 
-@pytest.mark.parametrize("writes", range(2, 6))
+@pytest.mark.parametrize("writes", range(1, 10))
 async def test_end_during_a_retry_keeps_one_part_for_each_chunk(
     source: Path, out: Path, writes: int
 ) -> None:
-    client = FakeClient()
-    client.skips = lambda text: text.startswith("text 3 ")
-    await run(Folder(out), source, client)
+    await run_with_a_failed_row(source, out)
     await run(FrozenFolder(out, writes), source, FakeClient(), retry=True)
     if manifest_of(out).state != "completed":
         await run(Folder(out), source, FakeClient())
     if manifest_of(out).failed:
         await run(Folder(out), source, FakeClient(), retry=True)
-    await Job(Folder(out), manifest_of(out), FakeClient()).run(retry=True)  # type: ignore[arg-type]
     assert table(out)["row"].to_pylist() == list(range(ROWS))
     assert table(out)["error"].null_count == ROWS
+
+
+async def run_with_a_failed_row(source: Path, out: Path) -> None:
+    client = FakeClient()
+    client.skips = lambda text: text.startswith("text 3 ")
+    await run(Folder(out), source, client)
+
+
+async def test_manifest_that_cannot_be_written_after_a_retry_leaves_no_second_part(
+    source: Path, out: Path
+) -> None:
+    await run_with_a_failed_row(source, out)
+
+    class FullFolder(Folder):
+        saved = 0
+
+        def replace(self, name: str, data: bytes) -> None:
+            self.saved += 1
+            if self.saved == 2:
+                raise StorageError("the disk is full")
+            super().replace(name, data)
+
+    with pytest.raises(StorageError, match="full"):
+        await run(FullFolder(out), source, FakeClient(), retry=True)
+    assert (await run(Folder(out), source, FakeClient())).failed == 0
+    assert table(out)["row"].to_pylist() == list(range(ROWS))
+
+
+async def test_changed_input_after_a_killed_retry_leaves_all_parts_of_the_manifest(
+    source: Path, out: Path
+) -> None:
+    await run_with_a_failed_row(source, out)
+    await run(FrozenFolder(out, 3), source, FakeClient(), retry=True)  # ends before the manifest
+    assert len(parts(out)) == 6
+    os.utime(source, (1, 1))
+    with pytest.raises(InputChanged):
+        await run(Folder(out), source, FakeClient())
+    assert len(list(export.contents(Folder(out), manifest_of(out)))) == 5
+
+
+async def test_job_that_another_process_began_with_another_recipe_is_not_continued(
+    source: Path, out: Path
+) -> None:
+    mine = create(Folder(out), str(source), recipe(verb="score", query="long query"), Limits())
+    await run(Folder(out), source, FakeClient(), made=recipe(verb="score", query="q"))
+    client = FakeClient()
+    with pytest.raises(JobError, match="with another query"):
+        await Job(Folder(out), mine, client).run(retry=True)  # type: ignore[arg-type]
+    assert client.texts == []
+
+
+async def test_unexpected_error_is_in_the_manifest(source: Path, out: Path) -> None:
+    client = FakeClient()
+
+    def fail(texts: Sequence[str]) -> None:
+        raise RuntimeError("a fault")
+
+    client.before = fail
+    with pytest.raises(RuntimeError):
+        await run(Folder(out), source, client)
+    assert (manifest_of(out).state, manifest_of(out).error) == ("failed", "a fault")
+
+
+async def test_answered_rows_of_a_chunk_are_not_sent_again(tmp_path: Path, out: Path) -> None:
+    source = write_lines(
+        tmp_path / "in.jsonl", [{"id": n, "text": f"text {n}", "q": f"q{n}"} for n in range(6)]
+    )
+    client, refusals = FakeClient(), [Unavailable("lost")] * 2
+
+    def refuse(texts: Sequence[str]) -> None:
+        if refusals and len(client.texts) in (2, 4):
+            client.texts.append("refused")
+            raise refusals.pop()
+
+    client.before = refuse
+    await run(Folder(out), source, client, made=recipe(verb="score", query_column="q"))
+    assert sorted(client.texts) == ["refused", "refused", *(f"text {n}" for n in range(6))]
+    assert table(out)["row"].to_pylist() == list(range(6))
 
 
 async def test_row_that_fails_its_request_is_isolated(source: Path, out: Path) -> None:

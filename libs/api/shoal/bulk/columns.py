@@ -17,7 +17,13 @@ SKIPPED: Final = "skipped"
 
 
 def fit_to_schema(pyarrow: Any, table: Any, schema: Any) -> Any:
-    """Return the table with all columns of `schema`, in its types; null where it lacks one."""
+    """Return the table with all columns of `schema`, in its types; null where it lacks one.
+
+    Raises ArrowInvalid if it has others.
+    """
+    others = sorted(set(table.column_names) - set(schema.names))
+    if others:
+        raise pyarrow.ArrowInvalid(f"earlier parts have no {', '.join(others)}")
     columns = [
         table[field.name].cast(field.type)
         if field.name in table.column_names

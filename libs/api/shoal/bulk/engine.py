@@ -8,6 +8,8 @@ The order of writes makes every row appear once, whatever is killed when:
 3. Parts are committed in any order, each under a name made of its origin.
 4. At a start, parts that the manifest does not have yet are adopted by their names. All other
    chunks are sent.
+5. A part that a retry replaced is deleted once a manifest without it is written. The state
+   `completed` is written after that.
 """
 
 from __future__ import annotations
@@ -92,17 +94,20 @@ def create(place: Place, uri: str, recipe: Recipe, limits: Limits) -> Manifest:
             )
         version = version_of(uri)
         return Manifest(uuid.uuid4().hex[:12], recipe, version, limits, created_at=time.time())
-    if found.recipe != recipe or found.input.uri != uri:
-        changed = [
-            name
-            for name, value in {**asdict(recipe), "input": uri}.items()
-            if value != {**asdict(found.recipe), "input": found.input.uri}[name]
-        ]
+    _require_same(place, found, recipe, uri)
+    return replace(found, limits=limits)
+
+
+def _require_same(place: Place, found: Manifest, recipe: Recipe, uri: str) -> None:
+    """Raise JobError if an output location has a job of another recipe or input."""
+    wanted = {**asdict(recipe), "input": uri}
+    known = {**asdict(found.recipe), "input": found.input.uri}
+    changed = [name for name, value in wanted.items() if value != known[name]]
+    if changed:
         raise JobError(
             f"{place.uri} has the job {found.job} with another {', '.join(changed)}; choose "
             "another output"
         )
-    return replace(found, limits=limits)
 
 
 class Job:
@@ -127,7 +132,7 @@ class Job:
         self._on_progress = on_progress
         self._flow = Flow(manifest.limits.in_flight)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sending: set[asyncio.Task[Answer]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
         self._characters = 0
         self._deferred: list[tuple[Chunk, Answer]] = []
         self._replaced: list[str] = []
@@ -137,11 +142,10 @@ class Job:
         self._reason = ""
         self._error: Exception | None = None
         self._waiting_for = ""
-        self._began = self._answered_at = time.monotonic()
+        self._began = self._answered_at = self._saved_at = time.monotonic()
         self._active_before = manifest.active_seconds
         self._rate = Rate(self._began)
         self._save_seconds = 0.0
-        self._saved_at = 0.0
 
     async def run(self, *, retry: bool = False) -> Manifest:
         """Run the job until its end or a stop.
@@ -161,7 +165,7 @@ class Job:
             watching = asyncio.create_task(self._watch())
             try:
                 await self._send_all(retry)
-            except (JobError, ShoalError) as error:
+            except Exception as error:  # Of any kind: the manifest must say that the job failed.
                 self._fail(error)
             finally:
                 await self._end_tasks()
@@ -177,6 +181,8 @@ class Job:
     async def _end(self) -> None:
         """Save the state that the job reached. Raises StorageError unless it failed before."""
         try:
+            if self._replaced:
+                await self._save("running")
             await self._save(self._state)
         except StorageError as error:
             if self._error is None:
@@ -200,19 +206,23 @@ class Job:
         """Read the state of the output location. Raises JobError."""
         found = load(self._place)
         if found is not None:  # Another process may have gone on since it was read.
-            self._manifest = replace(found, limits=self._manifest.limits)
+            own = self._manifest
+            _require_same(self._place, found, own.recipe, own.input.uri)
+            self._manifest = replace(found, limits=own.limits)
             self._active_before = found.active_seconds
         manifest = self._manifest
-        manifest.adopt(self._place, self._adopted)
         if manifest.state == "cancelled" or (manifest.state == "completed" and not retry):
             raise JobError(f"the job {manifest.job} is {manifest.state}")
         self._check_input()
+        replaced = manifest.adopt(self._place, self._adopted)
         self._writer = PartWriter(manifest.recipe, manifest.schema)
         self._source = source_of(manifest.input.uri, manifest.recipe)
         manifest.total = manifest.total if self._source.total is None else self._source.total
         self._place.delete(CONTROL)
         manifest.state, manifest.error = "running", ""
         manifest.save(self._place)
+        for name in replaced:
+            self._place.delete(name)
 
     def _adopted(self, name: str, data: bytes) -> Part | None:
         content = read_content(data, self._manifest.recipe.suffix)
@@ -222,12 +232,15 @@ class Job:
 
     async def _send_all(self, retry: bool) -> None:
         """Send all chunks that have no part, or failed rows. Raises JobError."""
-        manifest = self._manifest
-        reader = self._source.chunks(
-            (lambda number: number in manifest.parts and manifest.parts[number].failed > 0)
-            if retry
-            else (lambda number: number not in manifest.parts)
-        )
+        parts = self._manifest.parts
+
+        def is_wanted(number: int) -> bool:
+            if self._stopped.is_set():  # Any chunk ends the search, and is not sent.
+                return True
+            part = parts.get(number)
+            return part is not None and part.failed > 0 if retry else part is None
+
+        reader = self._source.chunks(is_wanted)
         loop = asyncio.get_running_loop()
         # One thread reads, because allocators keep the memory that each thread has used.
         with ThreadPoolExecutor(1) as thread:
@@ -241,8 +254,8 @@ class Job:
                 self._characters += chunk.characters
         while self._tasks and not self._stopped.is_set():
             await self._change()
-        if not self._stopped.is_set():
-            await self._commit_deferred(force=True)
+        if self._deferred and not self._stopped.is_set():
+            raise self._without_results()
 
     def _read(self, reader: Iterator[Chunk]) -> Chunk | None:
         """Return the next chunk, of the input as it was when the job began. Raises JobError."""
@@ -306,10 +319,18 @@ class Job:
         self._deferred.append((chunk, answer))
         self._check_share()
         if len(self._deferred) > MAX_DEFERRED_CHUNKS:
-            raise JobError(
-                f"none of the first {len(self._deferred)} chunks has a row with a result; the "
-                f"last error is: {next(iter(answer.errors.values()))}"
-            )
+            raise self._without_results()
+
+    def _without_results(self) -> JobError:
+        """Return the error of a job without any result, which could not tell the types of its
+        columns. None of its chunks has a part, so all of them are sent again when it is resumed.
+        """
+        rows = sum(len(chunk) for chunk, _ in self._deferred)
+        reason = next(iter(self._deferred[-1][1].errors.values()))
+        return JobError(
+            f"none of the first {rows:,} rows has a result; the last error is: {reason}. Correct "
+            "the cause and resume, or run a new job"
+        )
 
     async def _retry(self, chunk: Chunk) -> None:
         """Replace the part of a chunk by one with the results of its failed rows."""
@@ -327,7 +348,7 @@ class Job:
 
     async def _send_until_answered(self, chunk: Chunk, rows: list[int] | None) -> Answer:
         """Send a chunk until it is answered. Raises ShoalError if it cannot be."""
-        delay = _FIRST_DELAY_SECONDS
+        delay, answer = _FIRST_DELAY_SECONDS, Answer()
         while True:
             # After an overload, chunks in flight wait for each other, too.
             while len(self._sending) >= self._flow.limit:
@@ -339,11 +360,12 @@ class Job:
             expected = self._manifest.embedding_id.partition(".")[0]
             expected = self._manifest.recipe.options.get("expect_embedding_id") or expected
             timeout = self._timeout
-            sending = self._sender.send(chunk, rows, expected=expected, timeout=timeout)
+            answered = answer.rows
+            sending = self._sender.send(chunk, rows, answer, expected=expected, timeout=timeout)
             task = asyncio.create_task(sending)
             self._sending.add(task)
             try:
-                answer = await task
+                await task
             except ShoalError as error:
                 if not _is_transient(error):
                     raise
@@ -354,6 +376,8 @@ class Job:
                     longer = min(2 * timeout, MAX_TIMEOUT_SECONDS)
                     self._timeout = max(self._timeout, longer)
                 self._waiting_for = str(error)
+                if answer.rows > answered:  # Only the others are sent again.
+                    delay, self._answered_at = _FIRST_DELAY_SECONDS, time.monotonic()
                 await self._sleep(max(delay, error.retry_after or 0.0))
                 delay = min(2 * delay, _MAX_DELAY_SECONDS)
             else:
@@ -406,8 +430,7 @@ class Job:
         import pyarrow
 
         try:
-            force = not self._writer.has_schema
-            return self._writer.content(chunk, answer, before, force=force)
+            return self._writer.content(chunk, answer, before)
         except pyarrow.ArrowException as error:
             raise JobError(
                 f"rows {chunk.first:,} to {chunk.first + len(chunk) - 1:,} cannot be written with "
@@ -420,12 +443,11 @@ class Job:
             content = read_content(data, self._manifest.recipe.suffix)
         return _part(number, name, content, attempt)
 
-    async def _commit_deferred(self, *, force: bool = False) -> None:
+    async def _commit_deferred(self) -> None:
         """Commit the parts without a result that waited for the schema."""
-        if self._writer.has_schema or force:
-            deferred, self._deferred = self._deferred, []
-            for chunk, answer in deferred:
-                await self._commit(chunk, answer)
+        deferred, self._deferred = self._deferred, []
+        for chunk, answer in deferred:
+            await self._commit(chunk, answer)
 
     def _check_share(self) -> None:
         """Raises JobError if too many rows failed."""
@@ -552,11 +574,14 @@ class Job:
             manifest.error = self._reason if state != "running" else ""
             manifest.active_seconds = self._active_before + began - self._began
             manifest.progress = _rates(self._progress(began)) if state == "running" else {}
-            replaced, self._replaced = self._replaced, []
-            data = manifest.encoded()
-            await asyncio.to_thread(self._place.replace, MANIFEST, data)
+            replaced = list(self._replaced)
+            # Encoding the parts of a large job takes long, and more are added meanwhile.
+            written = replace(manifest, parts=dict(manifest.parts))
+            await asyncio.to_thread(written.save, self._place)
+            manifest.updated_at = written.updated_at
             for name in replaced:
                 await asyncio.to_thread(self._place.delete, name)
+                self._replaced.remove(name)
             self._saved_at = time.monotonic()
             self._save_seconds = self._saved_at - began
 

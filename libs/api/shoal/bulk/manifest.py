@@ -96,13 +96,16 @@ class Manifest:
         """Return the name of a chunk's part."""
         return part_name(self.recipe, self.input, chunk, rows, attempt)
 
-    def adopt(self, place: Place, read: Callable[[str, bytes], Part | None]) -> None:
-        """Record parts that were committed after the manifest was written, and delete parts that a
-        retry has replaced.
+    def adopt(self, place: Place, read: Callable[[str, bytes], Part | None]) -> list[str]:
+        """Record parts that were committed after the manifest was written.
+
+        Returns:
+            The names of parts that a retry has replaced, to be deleted once the manifest is saved.
 
         Args:
             read: Return the part of a name and its content; None if it is not one of this job.
         """
+        replaced: list[str] = []
         for name in place.names():
             match = _PART.fullmatch(name)
             if match is None:
@@ -112,7 +115,7 @@ class Manifest:
             if known is not None and known.name == name:
                 continue
             if known is not None and attempt < known.attempt:
-                place.delete(name)
+                replaced.append(name)
                 continue
             part = read(name, place.read(name) or b"")
             if part is None or name != self.name_of(chunk, part.rows, attempt):
@@ -122,7 +125,8 @@ class Manifest:
                 )
             self.add(part)
             if known is not None:
-                place.delete(known.name)
+                replaced.append(known.name)
+        return replaced
 
     def save(self, place: Place) -> None:
         """Replace the manifest in the output location. Raises StorageError."""
@@ -131,7 +135,7 @@ class Manifest:
     def encoded(self) -> bytes:
         """Return the content of the file, with the time of this call."""
         self.updated_at = time.time()
-        return json.dumps(self.to_json(), indent=1).encode()
+        return json.dumps(self.to_json()).encode()
 
     def is_interrupted(self, place: Place) -> bool:
         """Return True if the job is said to run and no process runs it."""

@@ -98,20 +98,17 @@ class PartWriter:
         """Return True if the answer has a result."""
         return any(len(result.skipped) < len(rows) for rows, result in answer.pieces)
 
-    def content(
-        self, chunk: Chunk, answer: Answer, before: bytes = b"", *, force: bool = False
-    ) -> Content:
+    def content(self, chunk: Chunk, answer: Answer, before: bytes = b"") -> Content:
         """Return the part of a chunk.
 
         Args:
             before: The earlier part. The answer's rows replace its failed ones.
-            force: Write a part without results although the types are not known.
         """
         if self._recipe.verb == "extract":
             return self._lines(chunk, answer, before)
-        return self._table(chunk, answer, before, force=force)
+        return self._table(chunk, answer, before)
 
-    def _table(self, chunk: Chunk, answer: Answer, before: bytes, *, force: bool) -> Content:
+    def _table(self, chunk: Chunk, answer: Answer, before: bytes) -> Content:
         pa = self._pa
         kept, unfit = self._kept(chunk)
         errors = answer.errors | unfit
@@ -119,7 +116,7 @@ class PartWriter:
         answered = {row for rows, _ in answer.pieces for row in rows}
         lost = sorted(set(answer.errors) - answered)
         tables += [self._failed(kept, lost, errors)] if lost else []
-        if self._schema is None and (force or self.decides_schema(answer)):
+        if self._schema is None:
             self._schema = max((table.schema for table in tables), key=len)
         fitted = [fit_to_schema(pa, table, self._schema) for table in tables]
         if before:

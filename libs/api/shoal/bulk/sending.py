@@ -43,6 +43,16 @@ class Answer:
     errors: dict[int, str] = field(default_factory=dict)
 
     @property
+    def rows(self) -> int:
+        """The number of rows with a result or an error."""
+        return len(self.done)
+
+    @property
+    def done(self) -> set[int]:
+        """The indices of these rows."""
+        return {*self.errors, *(row for rows, _ in self.pieces for row in rows)}
+
+    @property
     def tokens(self) -> int:
         return sum(result.usage.input_tokens for _, result in self.pieces)
 
@@ -73,32 +83,31 @@ class Sender:
     async def send(
         self,
         chunk: Chunk,
-        rows: Iterable[int] | None = None,
+        rows: Iterable[int] | None,
+        answer: Answer,
         *,
         expected: str = "",
         timeout: float | None = None,
-    ) -> Answer:
-        """Return the answer for the chunk, or some of its rows.
+    ) -> None:
+        """Add the results of a chunk, or some of its rows, to an answer. Rows that it has are not
+        sent, so a call that failed may be repeated.
 
         Args:
             expected: The embedding id that vectors must have; empty for any.
             timeout: Seconds for one request; None for the client's.
 
         Raises:
-            ShoalError: The whole chunk failed.
+            ShoalError: A request failed for a cause that concerns more than a row.
         """
-        answer = Answer()
-        wanted = range(len(chunk)) if rows is None else rows
-        valid = []
+        wanted, done, valid = range(len(chunk)) if rows is None else rows, answer.done, []
         for row in wanted:
             if row in chunk.problems:
                 answer.errors[row] = chunk.problems[row]
-            else:
+            elif row not in done:
                 valid.append(row)
         for query, same in self._by_query(chunk, valid):
             required = {"expected": expected, "timeout": timeout}
             await self._send(chunk, query, same, required, answer)
-        return answer
 
     def _by_query(self, chunk: Chunk, rows: list[int]) -> list[tuple[str, list[int]]]:
         """Group rows by their query; all rows are one group without a column of queries."""
