@@ -236,17 +236,15 @@ class Worker:
         """Serve until `stop` is set or the device is lost."""
         self._runner.start()
         self._device = asyncio.wrap_future(self._runner.ended)
-        # The first heartbeat must have the full list. With an empty one, the mesh would send a
-        # model of another worker's disk here, or answer that no worker has it.
-        await self._residency.list_disk()
+        # The loss of the device also sets `stop`.
+        self._device.add_done_callback(lambda _: self._stop.set())
+        self._watching = self._tasks.create_task(self._watch(self._spot)) if self._spot else None
+        await self._list_disk()
         self._beating = self._tasks.create_task(self._heartbeat.run())
         self._attending = self._tasks.create_task(self._presence.run())
         self._pulling = self._tasks.create_task(self._puller.run())
         self._tasks.create_task(self._residency.run())
         self._tidying = self._tasks.create_task(memory.tidy())
-        self._watching = self._tasks.create_task(self._watch(self._spot)) if self._spot else None
-        # The loss of the device also sets `stop`.
-        self._device.add_done_callback(lambda _: self._stop.set())
         await self._stop.wait()
 
     async def wind_down(self) -> None:
@@ -276,6 +274,17 @@ class Worker:
         """Raise the device's error if the device was lost."""
         if not self._device.cancel():
             self._device.result()
+
+    async def _list_disk(self) -> None:
+        """List the models on disk, unless `stop` is set first.
+
+        The first heartbeat must have the full list. With an empty one, the mesh would send a model
+        of another worker's disk here, or answer that no worker has it.
+        """
+        listing = self._tasks.create_task(self._residency.list_disk())
+        stopped = self._tasks.create_task(self._stop.wait())
+        await asyncio.wait((listing, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
 
     async def _watch(self, spot: Source) -> None:
         """Wait for a preemption notice of the spot machine, then stop the worker in time."""
