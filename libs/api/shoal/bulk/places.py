@@ -7,6 +7,7 @@ the manifest is replaced.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import time
 import uuid
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final, Protocol, TypeVar
+from typing import IO, Any, BinaryIO, Final, Protocol, TypeVar, cast
 
 from shoal.bulk.failures import Busy, StorageError
 from shoal.bulk.spec import InputVersion
@@ -284,12 +285,83 @@ def opened(uri: str) -> BinaryIO:
     try:
         if _is_local(uri):
             return _local(uri).open("rb")
-        files, path = _remote(uri)
-        # Reads are forward by pages of columns, so one block is enough.
-        file: BinaryIO = files.open(path, "rb", block_size=_BLOCK_BYTES, cache_type="readahead")
-        return file
     except OSError as error:
         raise StorageError(f"the input {uri} cannot be read: {error.strerror or error}") from error
+    return cast(BinaryIO, RemoteInput(uri, *_remote(uri)))
+
+
+class RemoteInput(io.RawIOBase):
+    """An input in an object store. After a failed read it is opened again at the same position.
+
+    All methods raise StorageError.
+    """
+
+    def __init__(self, uri: str, files: Any, path: str) -> None:
+        self._uri, self._files, self._path = uri, files, path
+        self._file: Any = None
+        self._position = 0
+        self._tried(self._opened)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = self._tried(lambda: int(self._opened().seek(offset, whence)))
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._tried(lambda: bytes(self._opened().read(len(buffer))))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._discard()
+        super().close()
+
+    def _opened(self) -> Any:
+        """Return the file at the current position."""
+        if self._file is None:
+            # Reads are forward by pages of columns, so one block is enough.
+            file = self._files.open(
+                self._path, "rb", block_size=_BLOCK_BYTES, cache_type="readahead"
+            )
+            if self._position:
+                file.seek(self._position)
+            self._file = file
+        return self._file
+
+    def _discard(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(Exception):  # Nothing is written, so nothing is lost.
+                file.close()
+
+    def _tried(self, act: Callable[[], T]) -> T:
+        """Return `act()`, which is repeated with a new file while the store cannot be read."""
+
+        def attempt() -> T:
+            try:
+                return act()
+            except Exception:
+                self._discard()
+                raise
+
+        try:
+            return _repeated(attempt)
+        except FileNotFoundError:
+            raise StorageError(f"the input {self._uri} does not exist") from None
+        except Exception as error:
+            raise StorageError(
+                f"the input {self._uri} cannot be read: {error}; run the job again when its store "
+                "can be read"
+            ) from error
 
 
 def _is_local(uri: str) -> bool:
