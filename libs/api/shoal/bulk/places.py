@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,10 +25,15 @@ from shoal.bulk.spec import InputVersion
 T = TypeVar("T")
 LOCK: Final = ".lock"
 _TEMPORARY: Final = ".tmp-"
+_TEMPORARY_NAME: Final = re.compile(r"\.tmp-[0-9a-f]{32}")
+_LOCK_SECONDS: Final = 1.0
+"""Seconds to wait for a lock, which a process that asks for a job's state holds for an instant."""
+_LOCK_RETRY_SECONDS: Final = 0.05
 _REMOTE_ATTEMPTS: Final = 8
 _FIRST_DELAY_SECONDS: Final = 0.2
 _MAX_DELAY_SECONDS: Final = 15.0
-_NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
+_UNSUPPORTED: Final = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
+_NO_LINKS: Final = _UNSUPPORTED | {errno.EPERM}
 _BLOCK_BYTES: Final = 8 << 20
 
 
@@ -105,18 +112,16 @@ class Folder:
             file = (self.path / LOCK).open("wb")
         with file:
             try:
-                _lock(file)
+                _lock_within(file, _LOCK_SECONDS)
             except BlockingIOError:
                 raise Busy(f"another process runs the job in {self.uri}") from None
-            for name in self.names():
-                if name.startswith(_TEMPORARY):  # Left by a process that was killed.
-                    self.delete(name)
+            self._delete_temporary()
             yield
 
     def is_locked(self) -> bool | None:
         try:
             with (self.path / LOCK).open("rb") as file:
-                _lock(file)
+                _lock(file, shared=True)  # So that two that ask do not see each other.
         except BlockingIOError:
             return True
         except FileNotFoundError:
@@ -127,6 +132,13 @@ class Folder:
 
     def path_of(self, name: str) -> str:
         return str(self.path / name)
+
+    def _delete_temporary(self) -> None:
+        """Delete files that were left by a process that was killed."""
+        for name in filter(_TEMPORARY_NAME.fullmatch, self.names()):
+            with self._named(self.path / name):
+                if stat.S_ISREG((self.path / name).lstat().st_mode):
+                    self.delete(name)
 
     @contextmanager
     def _written(self, name: str, data: bytes) -> Iterator[Path]:
@@ -218,7 +230,9 @@ class ObjectFolder:
         except OSError as error:
             if "PreconditionFailed" in str(error) or "pre-conditions" in str(error):
                 return False
-            raise
+            if error.errno not in _UNSUPPORTED:  # s3fs: 501 Not Implemented
+                raise
+            self._files.pipe_file(self._key(name), data)
         return True
 
     def _tried(self, name: str, act: Callable[[], T]) -> T:
@@ -385,11 +399,23 @@ def _remote(uri: str) -> tuple[Any, str]:
     return files, str(path)
 
 
-def _lock(file: IO[bytes]) -> None:
+def _lock(file: IO[bytes], *, shared: bool = False) -> None:
     """Lock a file until it is closed or the process ends. Raises BlockingIOError."""
     import fcntl  # Imported here, because Windows does not have it.
 
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+
+
+def _lock_within(file: IO[bytes], seconds: float) -> None:
+    """Lock a file as soon as it is free. Raises BlockingIOError."""
+    give_up_at = time.monotonic() + seconds
+    while True:
+        try:
+            return _lock(file)
+        except BlockingIOError:
+            if time.monotonic() >= give_up_at:
+                raise
+        time.sleep(_LOCK_RETRY_SECONDS)
 
 
 def _sync_folder(path: Path) -> None:
