@@ -152,3 +152,50 @@ async def test_other_values_of_a_kept_field_of_texts_become_texts(tmp_path: Path
     source = write_lines(tmp_path / "in.jsonl", [{"id": one, "text": "a"} for one in values])
     await run(Folder(tmp_path / "out"), source, FakeClient(), made=recipe(chunk_rows=1))
     assert table(tmp_path / "out")["id"].to_pylist() == ["A", "1", "1.5", "true", None, '["b"]']
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+async def test_job_without_rows_exports_an_empty_file(tmp_path: Path, suffix: str) -> None:
+    source, output = write_lines(tmp_path / "in.jsonl", []), tmp_path / f"all.{suffix}"
+    made = recipe(verb="extract", task=CLASSIFY) if suffix == "jsonl" else recipe()
+    manifest = await run(Folder(tmp_path / "out"), source, FakeClient(), made=made)
+    export.export(Folder(tmp_path / "out"), manifest, output)
+    if suffix == "jsonl":
+        assert output.read_bytes() == b""
+    else:
+        found = parquet.read_table(output)
+        assert (found.num_rows, found.column_names) == (0, ["row", "error"])
+
+
+async def test_job_that_is_not_completed_is_exported_only_on_request(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"id": n, "text": "a"} for n in (1, "A")])
+    where, output = Folder(tmp_path / "out"), tmp_path / "all.parquet"
+    with pytest.raises(JobError):
+        await run(where, source, FakeClient(), made=recipe(chunk_rows=1))
+    manifest = manifest_of(tmp_path / "out")
+    with pytest.raises(JobError, match=r"is failed, and its parts have 1 rows; .* --partial"):
+        export.export(where, manifest, output)
+    assert not output.exists()
+    export.export(where, manifest, output, partial=True)
+    assert parquet.read_table(output)["id"].to_pylist() == [1]
+
+
+async def test_export_does_not_replace_files_of_the_job(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"id": 1, "text": "a"}])
+    made, where = recipe(verb="extract", task=CLASSIFY), Folder(tmp_path / "out")
+    manifest = await run(where, source, FakeClient(), made=made)
+    before = source.read_bytes()
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    (tmp_path / "link.jsonl").symlink_to(source)
+    for output, problem in [
+        (tmp_path / "out" / ".." / "in.jsonl", "is the input of the job"),
+        (tmp_path / "link.jsonl", "is the input of the job"),
+        (tmp_path / "out" / "all.jsonl", "is in the folder of the job"),
+        (tmp_path / "link" / "deep" / "all.jsonl", "is in the folder of the job"),
+    ]:
+        with pytest.raises(JobError, match=problem):
+            export.export(where, manifest, output)
+    assert source.read_bytes() == before
+    export.export(where, manifest, tmp_path / "out.jsonl")
+    export.export(where, manifest, tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl").read_bytes() == where.read(manifest.parts[0].name)

@@ -269,6 +269,11 @@ def absolute(uri: str) -> str:
     return str(_local(uri).absolute()) if _is_local(uri) else uri
 
 
+def local_path(uri: str) -> Path | None:
+    """Return the path of a local file or folder; None for an object."""
+    return _local(uri) if _is_local(uri) else None
+
+
 def version_of(uri: str) -> InputVersion:
     """Return the state of an input file now. Raises StorageError."""
     try:
