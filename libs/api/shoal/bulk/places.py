@@ -327,11 +327,14 @@ class RemoteInput(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._position
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = self._tried(lambda: int(self._opened().seek(offset, whence)))
+        if whence == os.SEEK_END:
+            self._position = self._tried(lambda: int(self._opened().seek(offset, whence)))
+            return self._position
+        position = offset + (self._position if whence == os.SEEK_CUR else 0)
+        if position != self._position:  # Some stores have only streams, which cannot seek.
+            self._tried(lambda: self._opened().seek(position))
+            self._position = position
         return self._position
 
     def readinto(self, buffer: Any) -> int:
