@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,3 +165,22 @@ def test_input_that_cannot_be_opened_is_named(
     monkeypatch.setattr(store, "_open", refuse)
     with pytest.raises(StorageError, match=r"failing://inputs/in\.jsonl .*no route to host"):
         source_of(uri, recipe())
+
+
+class FailingDisk(io.RawIOBase):
+    """A local file of which no read succeeds."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_failed_read_of_a_local_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_of(str(write_lines(tmp_path / "in.jsonl", [{"text": "a"}])), recipe())
+    monkeypatch.setattr(inputs, "opened", lambda uri: FailingDisk())
+    with pytest.raises(StorageError, match=r"in\.jsonl cannot be read: .*Input/output error"):
+        list(source.chunks(lambda number: True))

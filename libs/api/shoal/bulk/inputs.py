@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final, Protocol
 
-from shoal.bulk.failures import JobError
+from shoal.bulk.failures import JobError, StorageError
 from shoal.bulk.places import opened
 from shoal.bulk.spec import Recipe
 
@@ -270,7 +270,10 @@ class LineSource:
 
     def _lines(self, file: io.BufferedIOBase, first: int, count: int) -> Iterator[bytes]:
         for index in range(first, first + count):
-            line = file.readline(MAX_LINE_BYTES + 1)
+            try:
+                line = file.readline(MAX_LINE_BYTES + 1)
+            except OSError as error:
+                raise StorageError(f"the input {self._uri} cannot be read: {error}") from error
             if len(line) > MAX_LINE_BYTES:
                 raise JobError(
                     f"line {index + 1:,} of {self._uri} is longer than {MAX_LINE_BYTES >> 20} MiB"
