@@ -55,9 +55,11 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def write_kept(folder: Path, text: str) -> Path:
-    columns = {name: array for name, (array, _) in KEPT.items()} | {"text": [text]}
-    parquet.write_table(pyarrow.table(columns), folder / "in.parquet")
+def write_kept(folder: Path, *texts: str) -> Path:
+    """Write a row for each text, all with the same kept values."""
+    row = pyarrow.table({name: array for name, (array, _) in KEPT.items()})
+    rows = pyarrow.concat_tables([row] * len(texts)).append_column("text", [texts])
+    parquet.write_table(rows, folder / "in.parquet")
     return folder / "in.parquet"
 
 
@@ -72,7 +74,7 @@ async def test_kept_values_of_parquet_are_json_in_extractions(tmp_path: Path) ->
 
 @pytest.mark.parametrize("made", [{}, {"verb": "extract", "task": CLASSIFY}])
 async def test_failed_rows_are_json(tmp_path: Path, made: dict[str, Any]) -> None:
-    source = write_kept(tmp_path, "")
+    source = write_kept(tmp_path, "", "a text")
     manifest = await run(
         Folder(tmp_path / "out"), source, FakeClient(), made=recipe(**made, keep=tuple(KEPT))
     )
