@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import pytest
 from pyarrow import parquet
-from shoal.bulk.manifest import CONTROL
-from shoal.bulk.places import Folder
+from shoal.bulk.manifest import CONTROL, MANIFEST
+from shoal.bulk.places import Folder, place
 from shoal.cli import main
 from typer.testing import CliRunner
 
@@ -66,6 +68,13 @@ def test_encode_and_results(run: Run, files: list[object], tmp_path: Path) -> No
     assert parquet.read_table(tmp_path / "all.parquet").num_rows == ROWS + 1
     code, _, notes = run("run", "encode", MODEL, *files, "--chunk-rows", 8, "--no-normalize")
     assert (code, "the job is completed already" in notes) == (0, True)
+    export = ("results", out, "--export", tmp_path / "all.parquet", "--json")
+    assert json.loads(run(*export)[1]) == {
+        "path": str(tmp_path / "all.parquet"),
+        "rows": ROWS + 1,
+        "state": "completed",
+    }
+    assert json.loads(run("results", out, "--verify", "--json")[1])["verified_parts"] == 4
     code, shown, _ = run("retry", out)
     assert (code, "completed" in shown) == (0, True)
     code, shown, _ = run("watch", out)
@@ -77,6 +86,16 @@ def test_extractions(run: Run, files: list[object], tmp_path: Path) -> None:
     assert lines(tmp_path / "out")[3]["entities"] == [
         {"start": 0, "end": 4, "label": "NAME", "score": 0.5, "text": "Anna"}
     ]
+
+
+def test_retry_without_failed_rows_prints_the_job_as_json(
+    run: Run, source: Path, tmp_path: Path
+) -> None:
+    write_lines(source, [{"text": "Anna"}])
+    assert run("run", "encode", MODEL, "-i", source, "-o", tmp_path / "out")[0] == 0
+    code, shown, notes = run("retry", tmp_path / "out", "--json")
+    assert (code, json.loads(shown)["state"]) == (0, "completed")
+    assert "no row failed" in notes
 
 
 def test_scores_with_a_column_of_queries(run: Run, files: list[object], tmp_path: Path) -> None:
@@ -91,6 +110,13 @@ def test_failed_share_stops_the_job(run: Run, files: list[object], tmp_path: Pat
     assert (code, "1 of 31 rows failed" in errors) == (1, True)
     code, shown, _ = run("show", tmp_path / "out")
     assert "shoal job resume" in shown
+    output = tmp_path / "all.parquet"
+    code, _, errors = run("results", tmp_path / "out", "--export", output)
+    assert (code, "export these with --partial" in errors) == (1, True)
+    code, _, notes = run("results", tmp_path / "out", "--export", output, "--partial")
+    assert (code, "31 rows of a job that is failed" in notes) == (0, True)
+    assert parquet.read_table(output).num_rows == ROWS + 1
+    assert "--partial needs --export" in run("results", tmp_path / "out", "--partial")[2]
     assert run("resume", tmp_path / "out", "--max-failed", 1)[0] == 0
 
 
@@ -111,6 +137,25 @@ def test_pause_and_cancel_leave_requests_for_the_running_process(
     assert "the job is cancelled" in run("cancel", out)[2]
     assert manifest_of(out).state == "cancelled"
     assert "the job is cancelled already" in run("cancel", out)[2]
+
+
+def test_requests_in_object_stores_say_what_is_not_known(
+    run: Run, files: list[object], tmp_path: Path
+) -> None:
+    run("run", "encode", MODEL, *files, "--max-failed", 0)
+    manifest, url = manifest_of(tmp_path / "out"), "memory://cli/out"
+    manifest.state = "running"
+    try:
+        manifest.save(place(url))
+        for command, consequence in [("pause", "pauses when"), ("cancel", "ends within seconds")]:
+            code, _, notes = run(command, url)
+            assert (code, f"if a process runs the job, the job {consequence}" in notes) == (0, True)
+            assert "After 120 s without a new one" in notes
+        silent = json.loads(manifest.encoded()) | {"updated_at": time.time() - 121}
+        place(url).replace(MANIFEST, json.dumps(silent).encode())
+        assert "the job is cancelled" in run("cancel", url)[2]
+    finally:
+        fsspec.filesystem("memory").rm("/cli", recursive=True)
 
 
 def test_unusable_arguments_say_what_to_do(

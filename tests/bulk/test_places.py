@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,11 +88,63 @@ def test_first_commit_wins(where: Place) -> None:
 
 
 def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
-    (tmp_path / ".tmp-1").write_bytes(b"half")
+    (tmp_path / f".tmp-{'0f' * 16}").write_bytes(b"half")
     with Folder(tmp_path).locked():
         assert Folder(tmp_path).names() == [".lock"]
         assert Folder(tmp_path).is_locked()
     assert not Folder(tmp_path).is_locked()
+
+
+def test_other_files_that_look_temporary_are_kept(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-notes").write_bytes(b"of the user")
+    (tmp_path / f".tmp-{'0f' * 16}.txt").write_bytes(b"of the user")
+    (tmp_path / f".tmp-{'1f' * 16}").mkdir()
+    (tmp_path / f".tmp-{'2f' * 16}").symlink_to(tmp_path / ".tmp-notes")
+    before = Folder(tmp_path).names()
+    with Folder(tmp_path).locked():
+        assert Folder(tmp_path).names() == sorted([".lock", *before])
+
+
+def test_questions_about_the_lock_neither_see_nor_stop_each_other(tmp_path: Path) -> None:
+    with Folder(tmp_path).locked():
+        pass
+    with (tmp_path / ".lock").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Another process asks.
+        assert Folder(tmp_path).is_locked() is False
+
+
+def test_job_starts_although_its_state_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "_LOCK_SECONDS", 30.0)
+    (tmp_path / ".lock").write_bytes(b"")
+    with (tmp_path / ".lock").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # The process that asks ends while the job waits.
+        monkeypatch.setattr(
+            "shoal.bulk.places.time.sleep", lambda _: fcntl.flock(file, fcntl.LOCK_UN)
+        )
+        with Folder(tmp_path).locked():
+            assert Folder(tmp_path).is_locked()
+
+
+class UnconditionalFiles(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Has no conditional put; s3fs reports "501 Not Implemented" like this."""
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        if mode == "create":
+            raise OSError(self.error, "A header you provided implies functionality")
+        super().pipe_file(path, value, mode=mode, **options)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.ENOTSUP])
+def test_store_without_conditional_put_gets_plain_puts(
+    memory: str, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    monkeypatch.setattr(UnconditionalFiles, "error", error, raising=False)
+    where = ObjectFolder(memory, UnconditionalFiles(), "/bucket/out")
+    assert where.create("part-1", b"first")
+    assert where.read("part-1") == b"first"
 
 
 def test_read_only_folder_is_named(tmp_path: Path) -> None:

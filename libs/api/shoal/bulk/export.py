@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shoal.bulk.columns import fit_to_schema
 from shoal.bulk.failures import JobError, StorageError
 from shoal.bulk.manifest import Manifest, Part
-from shoal.bulk.parts import failed_rows
-from shoal.bulk.places import Place
+from shoal.bulk.parts import ERROR, ROW, failed_rows, read_table
+from shoal.bulk.places import Place, local_path
 
 
 def contents(place: Place, manifest: Manifest) -> Iterator[tuple[Part, bytes]]:
@@ -33,10 +34,22 @@ def failures(place: Place, manifest: Manifest) -> Iterator[dict[str, Any]]:
             yield from failed_rows(data, manifest.recipe.suffix)
 
 
-def export(place: Place, manifest: Manifest, output: Path) -> None:
-    """Copy all parts to one file, which appears when it is complete. Raises JobError."""
-    if output.suffix != manifest.recipe.suffix:
-        raise JobError(f"the output {output} must end in {manifest.recipe.suffix}")
+def export(place: Place, manifest: Manifest, output: Path, *, partial: bool = False) -> None:
+    """Copy all parts to one file, which appears when it is complete, or replaces an earlier file.
+
+    Args:
+        partial: Copy the parts of a job that is not completed.
+
+    Raises:
+        JobError: The job is not completed, or its files must not be replaced by the output.
+    """
+    if manifest.state != "completed" and not partial:
+        total = "" if manifest.total is None else f" of {manifest.total:,}"
+        raise JobError(
+            f"the job is {manifest.state}, and its parts have {manifest.rows:,}{total} rows; "
+            "complete it, or export these with --partial"
+        )
+    _check_output(place, manifest, output)
     temporary = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         if output.suffix == ".jsonl":
@@ -48,6 +61,18 @@ def export(place: Place, manifest: Manifest, output: Path) -> None:
         raise StorageError(f"{output} cannot be written: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _check_output(place: Place, manifest: Manifest, output: Path) -> None:
+    """Raises JobError if a file of the job would be replaced."""
+    if output.suffix != manifest.recipe.suffix:
+        raise JobError(f"the output {output} must end in {manifest.recipe.suffix}")
+    found, source = output.resolve(), local_path(manifest.input.uri)
+    if source is not None and source.resolve() == found:
+        raise JobError(f"the output {output} is the input of the job; choose another file")
+    folder = local_path(place.uri)
+    if folder is not None and found.is_relative_to(folder.resolve()):
+        raise JobError(f"the output {output} is in the folder of the job; choose another folder")
 
 
 def _export_lines(place: Place, manifest: Manifest, output: Path) -> None:
@@ -65,9 +90,12 @@ def _export_tables(place: Place, manifest: Manifest, output: Path) -> None:
         "shoal.revision": manifest.revision,
         "shoal.embedding_id": manifest.embedding_id,
     }
-    schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(manifest.schema))
+    schema = (
+        pyarrow.ipc.read_schema(pyarrow.py_buffer(manifest.schema))
+        if manifest.schema
+        else pyarrow.schema([(ROW, pyarrow.int64()), (ERROR, pyarrow.string())])  # Without parts.
+    )
     schema = schema.with_metadata({key: value for key, value in noted.items() if value})
     with parquet.ParquetWriter(output, schema, compression="zstd") as writer:
         for _, data in contents(place, manifest):
-            table = parquet.read_table(pyarrow.BufferReader(data))
-            writer.write_table(table.replace_schema_metadata(schema.metadata))
+            writer.write_table(fit_to_schema(pyarrow, read_table(data), schema))

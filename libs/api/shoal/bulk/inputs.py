@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final, Protocol
 
-from shoal.bulk.failures import JobError
+from shoal.bulk.failures import JobError, StorageError
 from shoal.bulk.places import opened
 from shoal.bulk.spec import Recipe
 
@@ -103,6 +103,8 @@ def _problem(column: str, text: object) -> str:
     """Return why a value is not a text that can be sent; empty if it is one."""
     if text is None or text == "":
         return f"the row has no text in {column!r}"
+    if isinstance(text, bytes):
+        return f"the text in {column!r} is not valid UTF-8"
     if not isinstance(text, str):
         return f"{column!r} has {type(text).__name__} {text!r:.40}; a text is needed"
     try:
@@ -173,8 +175,8 @@ class ParquetSource:
 
         recipe, table = self._recipe, pyarrow.Table.from_batches(slices)
         rows = _Texts(recipe)
-        texts = table[recipe.text].to_pylist()
-        queries = table[recipe.query_column].to_pylist() if recipe.query_column else texts
+        texts = _decoded(table[recipe.text])
+        queries = _decoded(table[recipe.query_column]) if recipe.query_column else texts
         for text, query in zip(texts, queries, strict=True):
             rows.add(text, query)
         return rows.chunk(number, {name: table[name].combine_chunks() for name in recipe.keep})
@@ -194,6 +196,21 @@ class ParquetSource:
             raise JobError(
                 f"the input {self._uri} is not a Parquet file that can be read: {error}"
             ) from error
+
+
+def _decoded(column: Any) -> list[object]:
+    """Return the texts of a column; empty bytes stand for a text that is not UTF-8."""
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:  # Parquet's readers do not check texts.
+        return [_decoded_value(value) for value in column]
+
+
+def _decoded_value(value: Any) -> object:
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        return b""
 
 
 class _ClosingFile:
@@ -253,7 +270,10 @@ class LineSource:
 
     def _lines(self, file: io.BufferedIOBase, first: int, count: int) -> Iterator[bytes]:
         for index in range(first, first + count):
-            line = file.readline(MAX_LINE_BYTES + 1)
+            try:
+                line = file.readline(MAX_LINE_BYTES + 1)
+            except OSError as error:
+                raise StorageError(f"the input {self._uri} cannot be read: {error}") from error
             if len(line) > MAX_LINE_BYTES:
                 raise JobError(
                     f"line {index + 1:,} of {self._uri} is longer than {MAX_LINE_BYTES >> 20} MiB"

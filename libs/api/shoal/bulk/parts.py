@@ -19,6 +19,7 @@ import numpy as np
 from shoal.bulk.columns import SKIPPED, EncodedRows, fit_to_schema
 from shoal.bulk.failures import JobError
 from shoal.bulk.inputs import Chunk
+from shoal.bulk.kept import column_of, json_value, scalar_json
 from shoal.bulk.sending import Answer
 from shoal.bulk.spec import Recipe
 from shoal.requests.merging import merged_embedding_id
@@ -34,6 +35,7 @@ OWN_COLUMNS: Final = frozenset(
     )
 )
 """Columns of results, which the recipe cannot keep from the input."""
+TRUNCATED: Final = "truncated"
 _FIELDS: Final[Mapping[str, Sequence[str]]] = {
     "entities": ("entities",),
     "classify": ("labels",),
@@ -76,7 +78,7 @@ class PartWriter:
     def __init__(self, recipe: Recipe, schema: bytes = b"") -> None:
         import pyarrow
 
-        refused = sorted(set(recipe.keep) & OWN_COLUMNS)
+        refused = sorted(set(recipe.keep) & _result_columns(recipe))
         if refused:
             raise JobError(
                 f"the output has columns {', '.join(refused)} of its results; rename these "
@@ -110,8 +112,7 @@ class PartWriter:
 
     def _table(self, chunk: Chunk, answer: Answer, before: bytes) -> Content:
         pa = self._pa
-        kept, unfit = self._kept(chunk)
-        errors = answer.errors | unfit
+        kept, errors = self._kept(chunk), answer.errors
         tables = [self._piece(kept, rows, result, errors) for rows, result in answer.pieces]
         answered = {row for rows, _ in answer.pieces for row in rows}
         lost = sorted(set(answer.errors) - answered)
@@ -143,20 +144,18 @@ class PartWriter:
         parquet.write_table(table, file, compression="zstd")
         return Content(file.getvalue(), len(chunk), failed, answer.tokens, embedding_id)
 
-    def _kept(self, chunk: Chunk) -> tuple[Any, dict[int, str]]:
-        """Return a table of `row` and the kept columns, and problems of values that do not have the
-        type of their column in earlier parts.
+    def _kept(self, chunk: Chunk) -> Any:
+        """Return a table of `row` and the kept columns. Raises JobError if a value does not have
+        the type of its column in earlier parts.
         """
-        pa, problems = self._pa, dict[int, str]()
+        pa = self._pa
         columns = {ROW: pa.array(range(chunk.first, chunk.first + len(chunk)), pa.int64())}
         for name, values in chunk.kept.items():
-            if not isinstance(values, list):
-                columns[name] = values
-                continue
-            kind = self._schema.field(name).type if self._schema is not None else None
-            columns[name], unfit = _column(pa, values, kind)
-            problems |= dict.fromkeys(unfit, f"{name!r} is not {columns[name].type}")
-        return pa.table(columns), problems
+            if isinstance(values, list):
+                kind = self._schema.field(name).type if self._schema is not None else None
+                values = column_of(pa, name, values, kind, chunk.first)
+            columns[name] = values
+        return pa.table(columns)
 
     def _piece(self, kept: Any, rows: list[int], result: object, errors: Mapping[int, str]) -> Any:
         """Return the table of a result's rows."""
@@ -191,14 +190,16 @@ class PartWriter:
                     found = self._extraction(extraction)
                     lines[chunk.first + row] = {**self._source(chunk, row), **found}
         ordered = [lines[row] for row in sorted(lines)]
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in ordered)
+        text = "".join(_line(line) + "\n" for line in ordered)
         data = text.encode(errors="replace")  # Kept values may have lone surrogates.
         failed = sum(ERROR in line for line in ordered)
         return Content(data, len(chunk), failed, answer.tokens)
 
     def _source(self, chunk: Chunk, row: int) -> dict[str, object]:
         kept = {
-            name: values[row] if isinstance(values, list) else values[row].as_py()
+            name: json_value(values[row])
+            if isinstance(values, list)
+            else scalar_json(self._pa, values[row])
             for name, values in chunk.kept.items()
         }
         return {ROW: chunk.first + row, **kept}
@@ -207,7 +208,7 @@ class PartWriter:
         found = asdict(extraction)
         named = {name: found[name] for name in _FIELDS[self._recipe.task["kind"]]}
         named = {name: value for name, value in named.items() if value or name not in _EMPTY_FIELDS}
-        return named | ({"truncated": True} if extraction.truncated else {})
+        return named | ({TRUNCATED: True} if extraction.truncated else {})
 
 
 def read_table(data: bytes) -> Any:
@@ -243,54 +244,31 @@ _COUNTS: Final = ("rows", "failed", "tokens")
 
 
 def failed_rows(data: bytes, suffix: str) -> Iterable[dict[str, Any]]:
-    """Return `row`, kept columns and `error` of the failed rows of a part."""
+    """Return `row`, kept columns and `error` of the failed rows of a part, as JSON values."""
+    import pyarrow
+
     if suffix == ".jsonl":
         return [line for line in read_lines(data) if ERROR in line]
     table = read_table(data)
     table = table.filter(table[ERROR].is_valid())
-    results = (OWN_COLUMNS - {ROW, ERROR}) & set(table.column_names)
-    found: list[dict[str, Any]] = table.drop_columns(sorted(results)).to_pylist()
-    return found
+    names = [name for name in table.column_names if name not in OWN_COLUMNS - {ROW, ERROR}]
+    columns = [[scalar_json(pyarrow, value) for value in table[name]] for name in names]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _column(pa: Any, values: list[object], kind: Any) -> tuple[Any, list[int]]:
-    """Return an array of JSON values, and the indices of those that do not fit; null stands for
-    these.
-
-    Args:
-        kind: The type; None to choose it by the values. Lists and objects become JSON texts.
-    """
-    if kind is None:
-        try:
-            array = pa.array(values)
-        except (pa.ArrowException, TypeError, UnicodeError, OverflowError):
-            array = pa.array([_as_text(value) for value in values], pa.string())
-        if pa.types.is_null(array.type):
-            return array.cast(pa.string()), []
-        if not pa.types.is_nested(array.type):
-            return array, []
-        kind = pa.string()
-    if kind == pa.string():
-        return pa.array([_as_text(value) for value in values], kind), []
-    fitting = [_fits(pa, value, kind) for value in values]
-    array = pa.array(
-        [value if fits else None for value, fits in zip(values, fitting, strict=True)], kind
-    )
-    return array, [row for row, fits in enumerate(fitting) if not fits]
+def _result_columns(recipe: Recipe) -> frozenset[str]:
+    """Return the names of results that a job of the recipe may write."""
+    if recipe.verb != "extract":
+        return OWN_COLUMNS
+    return OWN_COLUMNS.union(_FIELDS.get(recipe.task.get("kind", ""), ()), (TRUNCATED,))
 
 
-def _fits(pa: Any, value: object, kind: Any) -> bool:
+def _line(values: dict[str, object]) -> str:
+    """Return a line of a part, with null for NaN and infinities, which JSON does not have."""
     try:
-        pa.scalar(value, kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return False
-    return True
-
-
-def _as_text(value: object) -> str | None:
-    if isinstance(value, str):
-        return value.encode(errors="replace").decode()  # Arrow has no lone surrogates.
-    return None if value is None else json.dumps(value)
+        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(json_value(values), ensure_ascii=False)
 
 
 def _joined(pa: Any, table: Any, columns: Mapping[str, Any]) -> Any:

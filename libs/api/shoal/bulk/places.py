@@ -7,14 +7,17 @@ the manifest is replaced.
 from __future__ import annotations
 
 import errno
+import io
 import os
+import re
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final, Protocol, TypeVar
+from typing import IO, Any, BinaryIO, Final, Protocol, TypeVar, cast
 
 from shoal.bulk.failures import Busy, StorageError
 from shoal.bulk.spec import InputVersion
@@ -22,10 +25,15 @@ from shoal.bulk.spec import InputVersion
 T = TypeVar("T")
 LOCK: Final = ".lock"
 _TEMPORARY: Final = ".tmp-"
+_TEMPORARY_NAME: Final = re.compile(r"\.tmp-[0-9a-f]{32}")
+_LOCK_SECONDS: Final = 1.0
+"""Seconds to wait for a lock, which a process that asks for a job's state holds for an instant."""
+_LOCK_RETRY_SECONDS: Final = 0.05
 _REMOTE_ATTEMPTS: Final = 8
 _FIRST_DELAY_SECONDS: Final = 0.2
 _MAX_DELAY_SECONDS: Final = 15.0
-_NO_LINKS: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
+_UNSUPPORTED: Final = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
+_NO_LINKS: Final = _UNSUPPORTED | {errno.EPERM}
 _BLOCK_BYTES: Final = 8 << 20
 
 
@@ -104,18 +112,16 @@ class Folder:
             file = (self.path / LOCK).open("wb")
         with file:
             try:
-                _lock(file)
+                _lock_within(file, _LOCK_SECONDS)
             except BlockingIOError:
                 raise Busy(f"another process runs the job in {self.uri}") from None
-            for name in self.names():
-                if name.startswith(_TEMPORARY):  # Left by a process that was killed.
-                    self.delete(name)
+            self._delete_temporary()
             yield
 
     def is_locked(self) -> bool | None:
         try:
             with (self.path / LOCK).open("rb") as file:
-                _lock(file)
+                _lock(file, shared=True)  # So that two that ask do not see each other.
         except BlockingIOError:
             return True
         except FileNotFoundError:
@@ -126,6 +132,13 @@ class Folder:
 
     def path_of(self, name: str) -> str:
         return str(self.path / name)
+
+    def _delete_temporary(self) -> None:
+        """Delete files that were left by a process that was killed."""
+        for name in filter(_TEMPORARY_NAME.fullmatch, self.names()):
+            with self._named(self.path / name):
+                if stat.S_ISREG((self.path / name).lstat().st_mode):
+                    self.delete(name)
 
     @contextmanager
     def _written(self, name: str, data: bytes) -> Iterator[Path]:
@@ -217,7 +230,9 @@ class ObjectFolder:
         except OSError as error:
             if "PreconditionFailed" in str(error) or "pre-conditions" in str(error):
                 return False
-            raise
+            if error.errno not in _UNSUPPORTED:  # s3fs: 501 Not Implemented
+                raise
+            self._files.pipe_file(self._key(name), data)
         return True
 
     def _tried(self, name: str, act: Callable[[], T]) -> T:
@@ -254,6 +269,11 @@ def absolute(uri: str) -> str:
     return str(_local(uri).absolute()) if _is_local(uri) else uri
 
 
+def local_path(uri: str) -> Path | None:
+    """Return the path of a local file or folder; None for an object."""
+    return _local(uri) if _is_local(uri) else None
+
+
 def version_of(uri: str) -> InputVersion:
     """Return the state of an input file now. Raises StorageError."""
     try:
@@ -284,12 +304,86 @@ def opened(uri: str) -> BinaryIO:
     try:
         if _is_local(uri):
             return _local(uri).open("rb")
-        files, path = _remote(uri)
-        # Reads are forward by pages of columns, so one block is enough.
-        file: BinaryIO = files.open(path, "rb", block_size=_BLOCK_BYTES, cache_type="readahead")
-        return file
     except OSError as error:
         raise StorageError(f"the input {uri} cannot be read: {error.strerror or error}") from error
+    return cast(BinaryIO, RemoteInput(uri, *_remote(uri)))
+
+
+class RemoteInput(io.RawIOBase):
+    """An input in an object store. After a failed read it is opened again at the same position.
+
+    All methods raise StorageError.
+    """
+
+    def __init__(self, uri: str, files: Any, path: str) -> None:
+        self._uri, self._files, self._path = uri, files, path
+        self._file: Any = None
+        self._position = 0
+        self._tried(self._opened)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if whence == os.SEEK_END:
+            self._position = self._tried(lambda: int(self._opened().seek(offset, whence)))
+            return self._position
+        position = offset + (self._position if whence == os.SEEK_CUR else 0)
+        if position != self._position:  # Some stores have only streams, which cannot seek.
+            self._tried(lambda: self._opened().seek(position))
+            self._position = position
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._tried(lambda: bytes(self._opened().read(len(buffer))))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._discard()
+        super().close()
+
+    def _opened(self) -> Any:
+        """Return the file at the current position."""
+        if self._file is None:
+            # Reads are forward by pages of columns, so one block is enough.
+            file = self._files.open(
+                self._path, "rb", block_size=_BLOCK_BYTES, cache_type="readahead"
+            )
+            if self._position:
+                file.seek(self._position)
+            self._file = file
+        return self._file
+
+    def _discard(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(Exception):  # Nothing is written, so nothing is lost.
+                file.close()
+
+    def _tried(self, act: Callable[[], T]) -> T:
+        """Return `act()`, which is repeated with a new file while the store cannot be read."""
+
+        def attempt() -> T:
+            try:
+                return act()
+            except Exception:
+                self._discard()
+                raise
+
+        try:
+            return _repeated(attempt)
+        except FileNotFoundError:
+            raise StorageError(f"the input {self._uri} does not exist") from None
+        except Exception as error:
+            raise StorageError(
+                f"the input {self._uri} cannot be read: {error}; run the job again when its store "
+                "can be read"
+            ) from error
 
 
 def _is_local(uri: str) -> bool:
@@ -313,11 +407,23 @@ def _remote(uri: str) -> tuple[Any, str]:
     return files, str(path)
 
 
-def _lock(file: IO[bytes]) -> None:
+def _lock(file: IO[bytes], *, shared: bool = False) -> None:
     """Lock a file until it is closed or the process ends. Raises BlockingIOError."""
     import fcntl  # Imported here, because Windows does not have it.
 
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+
+
+def _lock_within(file: IO[bytes], seconds: float) -> None:
+    """Lock a file as soon as it is free. Raises BlockingIOError."""
+    give_up_at = time.monotonic() + seconds
+    while True:
+        try:
+            return _lock(file)
+        except BlockingIOError:
+            if time.monotonic() >= give_up_at:
+                raise
+        time.sleep(_LOCK_RETRY_SECONDS)
 
 
 def _sync_folder(path: Path) -> None:

@@ -14,7 +14,7 @@ from shoal.bulk.export import contents, export, failures
 from shoal.bulk.places import place
 from shoal.bulk.spec import Recipe
 from shoal.cli.bulk.arguments import JobFiles, JobLimits, JobServing, Output, recipe
-from shoal.cli.bulk.running import loaded, print_state, reported, run, state_of
+from shoal.cli.bulk.running import describe_request, loaded, print_state, reported, run, state_of
 from shoal.cli.console import counted, emit, note, show, table
 from shoal.cli.failures import InputError
 from shoal.cli.options import Connection, Json, grouped
@@ -283,6 +283,8 @@ def retry(
             )
         if not manifest.failed:
             note("no row failed")
+            if as_json:
+                print_state(where, manifest, as_json=True)
             return
         manifest.limits = limits.limits(manifest.limits)
         run(where, manifest, connection, retry=True, as_json=as_json)
@@ -295,7 +297,9 @@ def pause(output: Output) -> None:
     with reported():
         where, manifest = loaded(output)
         if request(where, manifest, "pause"):
-            note("the job pauses when its chunks in flight are committed")
+            note(
+                describe_request(where, manifest, "pauses when its chunks in flight are committed")
+            )
         else:
             note(f"no process runs the job, which is {state_of(where, manifest)}")
 
@@ -309,7 +313,7 @@ def cancel(output: Output) -> None:
         if manifest.state in ("completed", "cancelled"):
             raise InputError(f"the job is {manifest.state} already")
         if request(where, manifest, "cancel"):
-            note("the process that runs the job ends it within seconds")
+            note(describe_request(where, manifest, "ends within seconds"))
         else:
             note("the job is cancelled")
 
@@ -348,10 +352,13 @@ def results(
         Path | None,
         typer.Option(
             "--export",
-            help="Copy all parts to one .parquet or .jsonl file.",
+            help="Copy all parts of a completed job to one .parquet or .jsonl file.",
             show_default=False,
         ),
     ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Export the parts of a job that is not completed.")
+    ] = False,
     failed: Annotated[bool, typer.Option("--failed", help="List the rows that failed.")] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare each part with its digest.")
@@ -359,18 +366,27 @@ def results(
     as_json: Json = False,
 ) -> None:
     """List the parts of a job, or its failed rows, or copy its parts to one file."""
+    if partial and export_to is None:
+        raise typer.BadParameter("--partial needs --export")
     with reported():
         where, manifest = loaded(output)
         if failed:
             _print_failed(list(failures(where, manifest)), as_json=as_json)
             return
         if export_to is not None:
-            export(where, manifest, export_to)
-            note(f"{counted(manifest.rows, 'row')} -> {export_to}")
+            export(where, manifest, export_to, partial=partial)
+            rows = counted(manifest.rows, "row")
+            if manifest.state != "completed":
+                rows += f" of a job that is {state_of(where, manifest)}"
+            note(f"{rows} -> {export_to}")
+            if as_json:
+                emit({"path": str(export_to), "rows": manifest.rows, "state": manifest.state})
             return
         if verify:
             count = sum(1 for _ in contents(where, manifest))
             note(f"{counted(count, 'part')} verified")
+            if as_json:
+                emit({"output": where.uri, "verified_parts": count})
             return
     _print_parts(where, manifest, as_json=as_json)
 

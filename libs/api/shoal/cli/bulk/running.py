@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from shoal.bulk.engine import Job
 from shoal.bulk.engine import Progress as JobProgress
 from shoal.bulk.failures import JobError
-from shoal.bulk.manifest import Manifest, load
+from shoal.bulk.manifest import CONTROL, MAX_SILENT_SECONDS, Manifest, load
 from shoal.bulk.places import Place, place
 from shoal.calls.retry import RetryPolicy
 from shoal.cli.console import Console, counted, emit, note, show, table
@@ -146,6 +146,22 @@ def progress_line(found: JobProgress) -> str:
 def state_of(where: Place, manifest: Manifest) -> str:
     """Return the state of a job; `interrupted` if its process ended without recording one."""
     return "interrupted" if manifest.is_interrupted(where) else manifest.state
+
+
+def describe_request(where: Place, manifest: Manifest, consequence: str) -> str:
+    """Return the consequence of a request that was left for the process that runs a job.
+
+    Object stores do not show whether that process still runs.
+    """
+    if where.is_locked() is not None:
+        return f"the job {consequence}"
+    silent = max(0.0, time.time() - manifest.updated_at)
+    return (
+        f"the request is in {where.path_of(CONTROL)}: if a process runs the job, the job "
+        f"{consequence}. The store does not show whether one does; the manifest was written "
+        f"{silent:.0f} s ago. After {MAX_SILENT_SECONDS:.0f} s without a new one, the job counts "
+        "as interrupted: then repeat this command"
+    )
 
 
 def summary(where: Place, manifest: Manifest) -> dict[str, Any]:

@@ -1,0 +1,186 @@
+"""Inputs with unusable rows, and inputs of stores that fail."""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from pyarrow import parquet
+from shoal.bulk import inputs, places
+from shoal.bulk.failures import StorageError
+from shoal.bulk.inputs import Chunk, source_of
+from shoal.bulk.places import Folder
+from shoal.bulk.spec import Recipe
+
+from tests.bulk.fake_client import FakeClient
+from tests.bulk.jobs import recipe, run, table, write_lines, write_parquet
+
+ROWS = 45
+
+
+class StoreError(Exception):
+    """An error of a store's library, which is not an OSError."""
+
+
+class FailingStream(io.BytesIO):
+    """Fails before each read that the store refuses."""
+
+    def __init__(self, store: FailingStore, data: bytes) -> None:
+        super().__init__(data)
+        self._store = store
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._store.refuse()
+        return super().read(size)
+
+
+class FailingStore(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A store of which every second read fails, or all reads."""
+
+    protocol = "failing"
+    cachable = False
+    reads = opens = 0
+    is_down = False
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("failing://", "memory://")))
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        type(self).opens += 1
+        return FailingStream(self, self.cat_file(path))
+
+    def refuse(self) -> None:
+        type(self).reads += 1
+        if self.is_down or self.reads % 2:
+            raise StoreError("connection reset")
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FailingStore]]:
+    monkeypatch.setattr(places, "_FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(places, "_MAX_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(FailingStore, "reads", 0)
+    monkeypatch.setattr(FailingStore, "opens", 0)
+    monkeypatch.setattr(FailingStore, "is_down", False)
+    fsspec.register_implementation("failing", FailingStore, clobber=True)
+    yield FailingStore
+    fsspec.filesystem("memory").rm("/inputs", recursive=True)
+
+
+def put(source: Path) -> str:
+    """Copy a file to the failing store and return its URL."""
+    fsspec.filesystem("memory").pipe_file(f"/inputs/{source.name}", source.read_bytes())
+    return f"failing://inputs/{source.name}"
+
+
+def read(uri: str, made: Recipe) -> list[Chunk]:
+    return list(source_of(uri, made).chunks(lambda number: True))
+
+
+def texts_of(values: list[bytes | None], *, dictionary: bool = False) -> pyarrow.Array:
+    """Return an array of texts that are not checked."""
+    raw = pyarrow.array(values, pyarrow.binary())
+    texts = pyarrow.StringArray.from_buffers(
+        len(raw), raw.buffers()[1], raw.buffers()[2], raw.buffers()[0]
+    )
+    return texts.dictionary_encode() if dictionary else texts
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+async def test_parquet_texts_that_are_not_utf8_are_failed_rows(
+    tmp_path: Path, dictionary: bool
+) -> None:
+    texts = texts_of([b"first", b"\xff\xfe", None, b"last"], dictionary=dictionary)
+    parquet.write_table(pyarrow.table({"id": range(4), "text": texts}), tmp_path / "in.parquet")
+    manifest = await run(Folder(tmp_path / "out"), tmp_path / "in.parquet", FakeClient())
+    assert (manifest.state, manifest.rows, manifest.failed) == ("completed", 4, 2)
+    found = table(tmp_path / "out")
+    assert found["error"].to_pylist() == [
+        None,
+        "the text in 'text' is not valid UTF-8",
+        "the row has no text in 'text'",
+        None,
+    ]
+    assert [vector is None for vector in found["dense"].to_pylist()] == [False, True, True, False]
+
+
+def test_queries_that_are_not_utf8_are_problems_of_their_rows(tmp_path: Path) -> None:
+    columns = {"text": ["a", "b"], "q": texts_of([b"\xff", b"query"])}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "in.parquet")
+    made = Recipe("score", "org/small", query_column="q")
+    [chunk] = read(str(tmp_path / "in.parquet"), made)
+    assert chunk.problems == {0: "the text in 'q' is not valid UTF-8"}
+    assert (chunk.texts, chunk.queries) == (["", "b"], ["", "query"])
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_failed_reads_of_a_store_are_repeated_at_their_row(
+    tmp_path: Path, store: type[FailingStore], monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(inputs, "_BUFFER_BYTES", 128)
+    local = tmp_path / f"in.{suffix}"
+    if suffix == "parquet":
+        write_parquet(local, ROWS)
+    else:
+        write_lines(local, [{"id": n, "text": f"text {n}"} for n in range(ROWS)])
+    expected = [text for chunk in read(str(local), recipe()) for text in chunk.texts]
+    chunks = read(put(local), recipe())
+    assert [text for chunk in chunks for text in chunk.texts] == expected
+    assert store.opens > store.reads // 2 > 2
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_store_that_stays_unreachable_is_named(
+    tmp_path: Path, store: type[FailingStore], monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(inputs, "_BUFFER_BYTES", 128)
+    local = tmp_path / f"in.{suffix}"
+    if suffix == "parquet":
+        write_parquet(local, ROWS)
+    else:
+        write_lines(local, [{"id": n, "text": f"text {n}"} for n in range(ROWS)])
+    chunks = source_of(put(local), recipe()).chunks(lambda number: True)
+    assert next(chunks).number == 0
+    store.is_down = True
+    with pytest.raises(StorageError, match=rf"failing://inputs/in\.{suffix} .*connection reset"):
+        list(chunks)
+
+
+def test_input_that_cannot_be_opened_is_named(
+    tmp_path: Path, store: type[FailingStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = put(write_lines(tmp_path / "in.jsonl", [{"text": "a"}]))
+
+    def refuse(*_: object, **options: object) -> None:
+        raise StoreError("no route to host")
+
+    monkeypatch.setattr(store, "_open", refuse)
+    with pytest.raises(StorageError, match=r"failing://inputs/in\.jsonl .*no route to host"):
+        source_of(uri, recipe())
+
+
+class FailingDisk(io.RawIOBase):
+    """A local file of which no read succeeds."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_failed_read_of_a_local_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_of(str(write_lines(tmp_path / "in.jsonl", [{"text": "a"}])), recipe())
+    monkeypatch.setattr(inputs, "opened", lambda uri: FailingDisk())
+    with pytest.raises(StorageError, match=r"in\.jsonl cannot be read: .*Input/output error"):
+        list(source.chunks(lambda number: True))
