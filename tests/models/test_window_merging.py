@@ -25,6 +25,12 @@ def merge(*found: Extraction, rules: Rules | None = None) -> Extraction:
     return merged(TEXT, SPANS, found, rules or Rules(), never_cancelled)
 
 
+def test_only_window_that_begins_later_has_the_texts_places() -> None:
+    inner = entity(31, 34, window=1)
+    found = merged(TEXT, SPANS[1:2], [Extraction(entities=(inner,))], Rules(), never_cancelled)
+    assert [(one.start, one.end) for one in found.entities] == [(31, 34)]
+
+
 def entities(*found: tuple[Entity, ...], flat: bool = True) -> list[tuple[int, int, str, float]]:
     result = merge(*(Extraction(entities=one) for one in found), rules=Rules(flat=flat))
     return [(one.start, one.end, one.label, one.score) for one in result.entities]

@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from libs.catalog.card import Card
 from libs.errors import DeadlinePassed, InvalidInput, TaskNotSupported
@@ -47,9 +47,13 @@ NAME = re.compile(r"[A-ZÄÖÜ]\w+(?: [A-ZÄÖÜ]\w+)*|東京(?: Tower)?")
 class Names:
     """A processor of words: finds names among the first `limit` words, by their capitals."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, reads_space: bool = False) -> None:
         self.tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-        self.tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        self.tokenizer.pre_tokenizer = (
+            pre_tokenizers.Split(Regex(r"\s|\S+"), "isolated")
+            if reads_space
+            else pre_tokenizers.WhitespaceSplit()
+        )
         self._text = TextProcessor(self.tokenizer, limit=limit, segments=False)
 
     def prepare(self, work: ModelWork, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
@@ -79,11 +83,20 @@ class Names:
         return build_result(items, prepared.answer_bytes, check_cancelled)
 
 
-@pytest.fixture(scope="module")
-def names() -> WindowedProcessor:
-    inner = Names(limit=16)
+def windowed(inner: Names) -> WindowedProcessor:
     card = Card("a/b", "", "bert", "token_labels", ("entities",), (), max_tokens=16)
     return WindowedProcessor(card, inner, inner.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def names() -> WindowedProcessor:
+    return windowed(Names(limit=16))
+
+
+@pytest.fixture(scope="module")
+def spaced_names() -> WindowedProcessor:
+    """White space has tokens, as with a byte-level tokenizer."""
+    return windowed(Names(limit=16, reads_space=True))
 
 
 def entities(processor: WindowedProcessor, work: EntitiesWork) -> list[list[Entity]]:
@@ -123,6 +136,14 @@ def test_without_overlap_a_name_across_windows_is_found_in_parts(names: Windowed
     text = " ".join(["w"] * 14 + ["Ada", "Lovelace"] + ["w"] * 14)
     (found,) = entities(names, EntitiesWork([text], truncation="windows", window_overlap=0))
     assert [one.text for one in found] == ["Ada", "Lovelace"]
+
+
+def test_blank_windows_do_not_move_the_only_other_one(spaced_names: WindowedProcessor) -> None:
+    text = "\n" * 300 + "Anna lives"
+    work = EntitiesWork([text], truncation="windows")
+    assert len(spans_of(spaced_names.prepare(work, never_cancelled))[0]) == 1
+    (found,) = entities(spaced_names, work)
+    assert [(one.start, one.end) for one in found] == [(300, 304)]
 
 
 def test_text_of_one_window_has_the_result_without_windows(names: WindowedProcessor) -> None:

@@ -63,7 +63,7 @@ def merged(
     check_cancelled: CancelCheck,
 ) -> Extraction:
     """Return the result of a text from those of its windows, in order."""
-    if len(spans) == 1:
+    if len(spans) == 1 and spans[0].start == 0:
         return found[0]
     windows = _Windows(text, spans)
     weights = [span.end - span.start for span in spans]
