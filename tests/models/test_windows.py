@@ -28,6 +28,7 @@ from libs.models.answer_budget import build_result
 from libs.models.results import Result
 from libs.models.text.checks import item_path
 from libs.models.text.processing.chunking.dividing import by_tokens
+from libs.models.text.processing.extraction.words import WordFrame
 from libs.models.text.tokenising.text import TextProcessor
 from libs.models.text.windows import spans as window_spans
 from libs.models.text.windows.processor import Notes, WindowedProcessor
@@ -177,6 +178,49 @@ def test_preparation_is_cancelled_between_pieces(names: WindowedProcessor) -> No
 
     with pytest.raises(DeadlinePassed):
         names.prepare(EntitiesWork(["w " * 20_000], truncation="windows"), check_cancelled)
+
+
+def word_windows(
+    text: str, overlap: int | None = None, *, limit: int = 4096, max_words: int = 10_000
+) -> list[str]:
+    """The windows of a model of words, in which each character is a token."""
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    frame = WordFrame(tokenizer, limit=limit, max_words=max_words, pooling="first", framed=False)
+    spans = frame.windows(text, [], overlap, "items[0].text", never_cancelled)
+    return [text[one.start : one.end] for one in spans]
+
+
+def test_overlap_is_a_part_of_the_words_that_a_window_has() -> None:
+    found = word_windows("w " * 1000, max_words=200)
+    assert [len(one.split()) for one in found[:-1]] == [200] * 6
+    assert len(found) == 7  # each repeats a quarter of its 200 tokens
+    assert len(word_windows("w " * 1000, 100, max_words=200)) == 9
+    assert len(word_windows("w " * 1000, 0, max_words=200)) == 5
+    with pytest.raises(InvalidInput, match="a window has 200 tokens .*, 100, may") as caught:
+        word_windows("w " * 1000, 101, max_words=200)
+    assert caught.value.field == "window_overlap"
+
+
+def test_word_that_does_not_fit_next_to_the_overlap_reduces_it() -> None:
+    text = ("w " * 120 + "x" * 500 + " ") * 8
+    for overlap in (None, 0, 64, 256):
+        found = word_windows(text, overlap, limit=512)
+        assert len(found) <= 16
+        assert sum(one.count("x" * 500) for one in found) == 8
+        assert all(len(one.replace(" ", "")) <= 512 for one in found)
+        assert {"w", "x" * 500} == set(" ".join(found).split())
+
+
+def test_windows_of_uneven_words_repeat_a_bounded_part() -> None:
+    random = np.random.default_rng(7)
+    for room, most in ((40, 1000), (1000, 12), (40, 12)):
+        lengths = random.choice([1, 2, 15, 39, 60], size=400)
+        words = [chr(97 + number % 26) * length for number, length in enumerate(lengths)]
+        text = " ".join(words)
+        read = " ".join(word_windows(text, limit=room, max_words=most))
+        assert len(read) < 2.5 * len(text)
+        assert set(words) <= set(read.split())
 
 
 def spans_of(prepared: Prepared) -> Sequence[Sequence[Span]]:
