@@ -197,7 +197,7 @@ def test_overlap_is_a_part_of_the_words_that_a_window_has() -> None:
     assert len(found) == 7  # each repeats a quarter of its 200 tokens
     assert len(word_windows("w " * 1000, 100, max_words=200)) == 9
     assert len(word_windows("w " * 1000, 0, max_words=200)) == 5
-    with pytest.raises(InvalidInput, match="a window has 200 tokens .*, 100, may") as caught:
+    with pytest.raises(InvalidInput, match=r"a window has 200 tokens .*, 100, may") as caught:
         word_windows("w " * 1000, 101, max_words=200)
     assert caught.value.field == "window_overlap"
 
