@@ -46,10 +46,16 @@ NAME = re.compile(r"[A-ZÄÖÜ]\w+(?: [A-ZÄÖÜ]\w+)*|東京(?: Tower)?")
 
 
 class Names:
-    """A processor of words: finds names among the first `limit` words, by their capitals."""
+    """A processor of words: finds names among the first `limit` words, by their capitals.
 
-    def __init__(self, limit: int, *, reads_space: bool = False) -> None:
-        self.tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    Args:
+        known: Words of the vocabulary. With any, unknown ones are removed, as Model2Vec does.
+    """
+
+    def __init__(self, limit: int, *, reads_space: bool = False, known: Sequence[str] = ()) -> None:
+        vocabulary = {word: number for number, word in enumerate(("[UNK]", *known))}
+        self._removes_unknown = bool(known)
+        self.tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
         self.tokenizer.pre_tokenizer = (
             pre_tokenizers.Split(Regex(r"\s|\S+"), "isolated")
             if reads_space
@@ -62,6 +68,8 @@ class Names:
         sequences, spans = self._text.encode_spans(
             work.texts, work.truncation, item_path, check_cancelled
         )
+        if self._removes_unknown:
+            sequences = [replace(one, ids=one.ids[one.ids != 0]) for one in sequences]
         return Prepared(work, "names", sequences, [int(one.ends[-1]) for one in spans])
 
     def finish(
@@ -150,6 +158,16 @@ def test_blank_windows_do_not_move_the_only_other_one(spaced_names: WindowedProc
 def test_text_of_one_window_has_the_result_without_windows(names: WindowedProcessor) -> None:
     work = EntitiesWork(SENTENCES)
     assert entities(names, replace(work, truncation="windows")) == entities(names, work)
+
+
+def test_windows_do_not_depend_on_other_texts_of_the_job() -> None:
+    processor = windowed(Names(limit=16, known=["w"]))
+    text, unknown = "w " * 40, "東京 " * 40
+    alone = processor.prepare(EntitiesWork([text], truncation="windows"), never_cancelled)
+    both = processor.prepare(EntitiesWork([unknown, text], truncation="windows"), never_cancelled)
+    groups = cast("Notes", both.notes).groups
+    assert groups[1].spans == spans_of(alone)
+    assert len(groups[0].spans[0]) == len(groups[1].spans[0]) == 4
 
 
 def test_overlap_of_more_than_half_a_window_is_refused(names: WindowedProcessor) -> None:

@@ -53,9 +53,15 @@ from libs.models.work import (
 
 WindowedWork: TypeAlias = ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | StructureWork
 _PROBE: Final = "a"
-"""A text of one token, to measure the tokens around a text."""
+"""A word of one token in nearly all vocabularies."""
+_PROBE_CANDIDATES: Final = 4096
+"""Other words of the vocabulary that are tried if that one is unknown."""
+_PROBE_REPEATS: Final = 4
+"""Times the model's maximum that the word is repeated to get a text that is cut."""
 _MIN_WINDOW_BYTES: Final = 8192
 """Least size of one window's results, in an answer that holds those of all windows together."""
+_MARKERS: Final = "#▁Ġ"
+"""Characters by which vocabularies mark a token that continues or begins a word."""
 _INDEX: Final = re.compile(r"\b(items|documents)\[(\d+)\]")
 
 
@@ -117,6 +123,7 @@ class WindowedProcessor:
     def __init__(self, card: Card, processor: Processor, tokenizer: Tokenizer) -> None:
         self._card, self._processor = card, processor
         self._text = TextProcessor(tokenizer, limit=card.max_tokens, segments=False)
+        self._probe = _probe(tokenizer)
 
     def prepare(self, work: ModelWork, check_cancelled: CancelCheck) -> Prepared:
         if not isinstance(work, WindowedWork) or work.truncation != "windows":
@@ -193,19 +200,22 @@ class WindowedProcessor:
             if isinstance(self._processor, WordWindows):
                 found = self._processor.word_windows(work, index, overlap, path, check_cancelled)
             else:
-                room = room or self._room(work, index, check_cancelled)
+                room = room or self._room(work, check_cancelled)
                 own = _texts(work)[index]
                 found = token_windows(self._text, own, room, overlap, path, check_cancelled)
             _check_count(found, path, sequences[path])
             yield found or [Span(0, len(_texts(work)[index]))]
 
-    def _room(self, work: WindowedWork, index: int, check_cancelled: CancelCheck) -> int:
+    def _room(self, work: WindowedWork, check_cancelled: CancelCheck) -> int:
         """Return the tokens of a text that fit next to those of labels, query and prompt: the
-        difference between the sequences of text `index`, which is too long, and of one token.
+        difference between the sequences of a text that is too long and of a text of one token.
+
+        Both are made of a known word, because a processor may remove the unknown tokens of a
+        request's texts.
         """
-        own = _with_texts(work, [_texts(work)[index]])
-        long = self._processor.prepare(own, check_cancelled)
-        short = self._processor.prepare(_with_texts(work, [_PROBE]), check_cancelled)
+        words = f"{self._probe} " * (_PROBE_REPEATS * self._card.max_tokens)
+        long = self._processor.prepare(_with_texts(work, [words]), check_cancelled)
+        short = self._processor.prepare(_with_texts(work, [self._probe]), check_cancelled)
         path = _path_of(work)(0)
         pairs = zip(long.sequences, short.sequences, strict=True)
         rooms = [_tokens(one) - _tokens(other) for one, other in pairs if one.cut == path]
@@ -264,6 +274,21 @@ class WindowedProcessor:
                 ]
             found.append(divided)
         return found
+
+
+def _probe(tokenizer: Tokenizer) -> str:
+    """Return a word that is one token of the vocabulary; any word if none is found."""
+    if _is_known(tokenizer, _PROBE):
+        return _PROBE
+    by_id = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    words = (token.strip(_MARKERS) for token, _ in by_id)
+    candidates = islice((word for word in words if word.isalnum()), _PROBE_CANDIDATES)
+    return next((word for word in candidates if _is_known(tokenizer, word)), _PROBE)
+
+
+def _is_known(tokenizer: Tokenizer, word: str) -> bool:
+    tokens = tokenizer.encode(word, add_special_tokens=False).tokens
+    return len(tokens) == 1 and word in tokens[0]
 
 
 def _check_count(spans: Sequence[Span], path: str, sequences: int) -> None:
