@@ -170,6 +170,23 @@ def test_windows_do_not_depend_on_other_texts_of_the_job() -> None:
     assert len(groups[0].spans[0]) == len(groups[1].spans[0]) == 4
 
 
+def test_cut_texts_are_collected_once_a_preparation(
+    names: WindowedProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    collect = cast("property", Prepared.__dict__["cut_texts"]).fget
+    assert collect is not None
+
+    def counted(prepared: Prepared) -> frozenset[str]:
+        nonlocal calls
+        calls += 1
+        return cast("frozenset[str]", collect(prepared))
+
+    monkeypatch.setattr(Prepared, "cut_texts", property(counted))
+    names.prepare(EntitiesWork([*["w"] * 40, "w " * 400], truncation="windows"), never_cancelled)
+    assert calls == 3  # the whole job, the short texts, and the windows of the long one
+
+
 def test_overlap_of_more_than_half_a_window_is_refused(names: WindowedProcessor) -> None:
     work = EntitiesWork(["w " * 40], truncation="windows", window_overlap=9)
     with pytest.raises(InvalidInput, match="at most half of them, 8") as caught:

@@ -131,7 +131,8 @@ class WindowedProcessor:
         inner = _inner(work)
         everything = range(len(_texts(work)))
         prepared = self._processor.prepare(inner, check_cancelled)
-        cut = [index for index in everything if _path_of(work)(index) in prepared.cut_texts]
+        path_of, cut_texts = _path_of(work), prepared.cut_texts
+        cut = [index for index in everything if path_of(index) in cut_texts]
         if not cut:
             spans = [[Span(0, len(text))] for text in _texts(work)]
             return _joined(work, [Group(prepared, everything, spans)])
@@ -240,7 +241,8 @@ class WindowedProcessor:
                 prepared = self._processor.prepare(pieces, check_cancelled)
             except InvalidInput as error:
                 raise _relocated(error, owners) from None
-            cut = {number for number in range(len(owners)) if path_of(number) in prepared.cut_texts}
+            cut_texts = prepared.cut_texts
+            cut = {number for number in range(len(owners)) if path_of(number) in cut_texts}
             halved = self._halved(work, texts, spans, cut, check_cancelled) if cut else spans
             if halved == spans:
                 return Group(prepared, texts, spans)
@@ -307,7 +309,8 @@ def _groups(work: WindowedWork, cut: Sequence[int]) -> list[Sequence[int]]:
     everything = range(len(_texts(work)))
     if isinstance(work, ScoreWork | ClassifyWork):
         return [everything]
-    short = [index for index in everything if index not in set(cut)]
+    long = set(cut)
+    short = [index for index in everything if index not in long]
     return [*([short] if short else []), *([index] for index in cut)]
 
 
