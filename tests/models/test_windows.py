@@ -29,7 +29,7 @@ from libs.models.results import Result
 from libs.models.text.checks import item_path
 from libs.models.text.processing.chunking.dividing import by_tokens
 from libs.models.text.processing.extraction.words import WordFrame
-from libs.models.text.tokenising.text import TextProcessor
+from libs.models.text.tokenising.text import TextProcessor, WholeText
 from libs.models.text.windows import spans as window_spans
 from libs.models.text.windows.processor import Notes, WindowedProcessor
 from libs.models.work import CancelCheck, ModelWork, Output, Prepared, Span, Work, never_cancelled
@@ -258,6 +258,27 @@ def test_windows_of_uneven_words_repeat_a_bounded_part() -> None:
         assert set(words) <= set(read.split())
 
 
+@pytest.mark.parametrize("overlap", [None, 0, 100])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Bob\n" + " " * 900 + "Anna lives",
+        "Bob " + "x" * 60 + " " * 900 + "Anna lives",
+        "A word " * 20 + "x" * 60 + " " * 900 + "Anna lives",
+    ],
+)
+def test_windows_end_at_words_before_long_runs_of_space(text: str, overlap: int | None) -> None:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({one: number for number, one in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    processor = TextProcessor(tokenizer, limit=512, segments=False)
+    spans = window_spans.token_windows(processor, text, 300, overlap, "text", never_cancelled)
+    pieces = [text[one.start : one.end].split() for one in spans]
+    assert {piece[-1] for piece in pieces} <= set(text.split())
+    assert {word for piece in pieces for word in piece} >= set(text.split())
+    assert all(one.end - one.start <= 300 for one in spans)
+
+
 def spans_of(prepared: Prepared) -> Sequence[Sequence[Span]]:
     """The windows of each text of a job of one group."""
     (group,) = cast("Notes", prepared.notes).groups
@@ -364,8 +385,11 @@ def test_window_that_a_tokenizer_makes_longer_is_halved(
     work = EntitiesWork([LONG], truncation="windows")
     usual = len(tagger.prepare(work).sequences)
 
-    def too_long(text: str, all_tokens: object, most: int, overlap: int = 0) -> object:
-        return by_tokens(text, all_tokens, most * 3 if overlap else most, overlap)  # type: ignore[arg-type]
+    def too_long(
+        text: str, whole: WholeText, most: int, overlap: int = 0, *, whole_words: bool
+    ) -> object:
+        more = most * 3 if overlap else most
+        return by_tokens(text, whole, more, overlap, whole_words=whole_words)
 
     monkeypatch.setattr(window_spans, "by_tokens", too_long)
     prepared = tagger.prepare(work)

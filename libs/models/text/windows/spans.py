@@ -60,8 +60,8 @@ def token_windows(
     path: str,
     check_cancelled: CancelCheck,
 ) -> list[Span]:
-    """Return the windows of a text, in order. None begins or ends with white space, and none
-    divides a word if the text has words.
+    """Return the windows of a text, in order. None begins or ends with white space, and none ends
+    within a word that a window holds, if the text has words.
 
     A window alone has at most `room` tokens with hardly any exception: a piece of a text is
     tokenised as within the text, except at its ends.
@@ -72,7 +72,7 @@ def token_windows(
     check_cancelled()
     if len(whole.starts) > MAX_WINDOWS * (most - min(repeated, most // 2)):
         raise too_many_windows(path)
-    return by_tokens(own, whole, most, min(repeated, most // 2))
+    return by_tokens(own, whole, most, min(repeated, most // 2), whole_words=True)
 
 
 def halves(text: TextProcessor, piece: str, check_cancelled: CancelCheck) -> list[Span]:
@@ -80,7 +80,7 @@ def halves(text: TextProcessor, piece: str, check_cancelled: CancelCheck) -> lis
     single character.
     """
     whole = text.encode_whole(piece, check_cancelled=check_cancelled)
-    parts = by_tokens(piece, whole, max(1, len(whole.starts) // 2))
+    parts = by_tokens(piece, whole, max(1, len(whole.starts) // 2), whole_words=True)
     if len(parts) > 1 or len(piece) < 2:
         return parts
     half = len(piece) // 2
