@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from libs.catalog.card import Card
+from libs.catalog.kinds.extraction.gliner import Gliner
 from libs.errors import DeadlinePassed, InvalidInput, TaskNotSupported
 from libs.models import (
     ClassifyWork,
@@ -28,10 +30,12 @@ from libs.models.answer_budget import build_result
 from libs.models.results import Result
 from libs.models.text.checks import item_path
 from libs.models.text.processing.chunking.dividing import by_tokens
-from libs.models.text.processing.extraction.words import WordFrame
+from libs.models.text.processing.extraction import gliner
+from libs.models.text.processing.extraction.gliner import GlinerProcessor
+from libs.models.text.processing.extraction.words import WordFrame, Words
 from libs.models.text.tokenising.text import TextProcessor, WholeText
 from libs.models.text.windows import spans as window_spans
-from libs.models.text.windows.processor import Notes, WindowedProcessor
+from libs.models.text.windows.processor import Notes, SizesOutputs, WindowedProcessor
 from libs.models.work import CancelCheck, ModelWork, Output, Prepared, Span, Work, never_cancelled
 
 LONG = "copying distribution and modification are not covered by this License " * 12
@@ -168,6 +172,33 @@ def test_windows_do_not_depend_on_other_texts_of_the_job() -> None:
     groups = cast("Notes", both.notes).groups
     assert groups[1].spans == spans_of(alone)
     assert len(groups[0].spans[0]) == len(groups[1].spans[0]) == 4
+
+
+def test_outputs_of_a_job_are_bounded_before_the_forward(
+    names: WindowedProcessor, embedder: PackedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window_spans, "MAX_OUTPUT_BYTES", 100)
+    work = ScoreWork("copying", ["short", LONG], truncation="windows")
+    with pytest.raises(InvalidInput, match="fewer labels, or several requests") as caught:
+        embedder.prepare(work)
+    assert caught.value.field == "documents[1].text"
+    embedder.prepare(replace(work, documents=["short"]))
+    names.prepare(EntitiesWork(["w " * 40], truncation="windows"), never_cancelled)  # no outputs
+
+
+def test_outputs_of_span_models_count_spans_and_labels() -> None:
+    settings = SimpleNamespace(span_mode="markerV0", max_width=12)
+    card = Card("a/b", "", "bert", "word_labels", ("entities",), (), max_tokens=512)
+    processor = GlinerProcessor(
+        card, cast("Gliner", settings), cast("WordFrame", None), tokens=None, pairs=None
+    )
+    words = Words(np.zeros(384, np.int32), np.zeros(384, np.int32))
+    notes = gliner._Notes(tuple(map(str, range(256))), (), [words] * 2)
+    prepared = Prepared(EntitiesWork(["a", "b"]), "entities", [], notes)
+    assert isinstance(processor, SizesOutputs)
+    assert processor.output_bytes(prepared) == 2 * 384 * 12 * 256 * 4
+    settings.span_mode = "token_level"
+    assert processor.output_bytes(prepared) == 2 * 384 * 3 * 256 * 4
 
 
 def test_cut_texts_are_collected_once_a_preparation(

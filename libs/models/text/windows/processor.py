@@ -30,6 +30,7 @@ from libs.models.text.windows import merging
 from libs.models.text.windows.spans import (
     MAX_SEQUENCES,
     MAX_WINDOWS,
+    check_outputs,
     halves,
     token_windows,
     too_many_windows,
@@ -60,6 +61,7 @@ _PROBE_REPEATS: Final = 4
 """Times the model's maximum that the word is repeated to get a text that is cut."""
 _MIN_WINDOW_BYTES: Final = 8192
 """Least size of one window's results, in an answer that holds those of all windows together."""
+_FLOAT_BYTES: Final = 4
 _MARKERS: Final = "#▁Ġ"
 """Characters by which vocabularies mark a token that continues or begins a word."""
 _INDEX: Final = re.compile(r"\b(items|documents)\[(\d+)\]")
@@ -82,6 +84,14 @@ class WordWindows(Protocol):
         Raises InvalidInput for an overlap of more than half of a window, and for more than
         MAX_WINDOWS.
         """
+
+
+@runtime_checkable
+class SizesOutputs(Protocol):
+    """A processor that knows the sizes of its model's outputs."""
+
+    def output_bytes(self, prepared: Prepared) -> int:
+        """Return the bytes of a job's outputs in the worker's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,8 @@ class WindowedProcessor:
         groups = [
             self._group(inner, group, windows, check_cancelled) for group in _groups(work, cut)
         ]
+        longest = max(cut, key=lambda index: len(windows[index]))
+        check_outputs(sum(self._output_bytes(group.prepared) for group in groups), path_of(longest))
         return _joined(work, groups)
 
     def finish(
@@ -180,6 +192,18 @@ class WindowedProcessor:
             own = list(islice(rest, len(spans)))
             merged = merging.merged(_texts(work)[index], spans, own, rules, check_cancelled)
             yield index, _reaching(merged, work)
+
+    def _output_bytes(self, prepared: Prepared) -> int:
+        """Return the bytes of a job's outputs: vectors or classes of tokens or of sequences, if
+        the processor does not report them.
+        """
+        if isinstance(self._processor, SizesOutputs):
+            return self._processor.output_bytes(prepared)
+        card, work = self._card, prepared.work
+        floats = len(prepared.sequences) * max(card.dimensions, len(card.classes))
+        by_token = {ScoreWork: card.multi_vector_dimensions, EntitiesWork: len(card.classes)}
+        floats += by_token.get(type(work), 0) * sum(one.tokens for one in prepared.sequences)
+        return _FLOAT_BYTES * floats
 
     def _windows(
         self,

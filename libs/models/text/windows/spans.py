@@ -17,6 +17,10 @@ same limit but only an estimate.
 """
 MAX_SEQUENCES: Final = 16_384
 """Maximum sequences of one text: its windows, times the labels that each is paired with."""
+MAX_OUTPUT_BYTES: Final = 256 << 20
+"""Maximum bytes of the model's outputs for a job with windows: they stay in the worker's memory
+until the job's last window is computed.
+"""
 OVERLAP_TOKENS: Final = 256
 """Default overlap of two windows; at most a quarter of a window. Late chunking has the same."""
 _DOUBT_TOKENS: Final = 8
@@ -50,6 +54,21 @@ def too_many_windows(path: str, most: int = MAX_WINDOWS, what: str = "windows") 
         "labels with it"
     )
     return InvalidInput(message, field=path)
+
+
+def check_outputs(size: int, path: str) -> None:
+    """Raise InvalidInput if a job's outputs have too many bytes.
+
+    Args:
+        path: The job's longest text.
+    """
+    if size > MAX_OUTPUT_BYTES:
+        raise InvalidInput(
+            f"{path} and the other texts of its job have outputs of {size >> 20:,} MiB in windows; "
+            f"at most {MAX_OUTPUT_BYTES >> 20:,} MiB are allowed: send shorter texts, fewer labels,"
+            " or several requests",
+            field=path,
+        )
 
 
 def token_windows(
