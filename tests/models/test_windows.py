@@ -188,7 +188,7 @@ def test_outputs_of_a_job_are_bounded_before_the_forward(
 
 def test_outputs_of_span_models_count_spans_and_labels() -> None:
     settings = SimpleNamespace(span_mode="markerV0", max_width=12)
-    card = Card("a/b", "", "bert", "word_labels", ("entities",), (), max_tokens=512)
+    card = Card("a/b", "", "bert", "gliner", ("entities",), (), max_tokens=512)
     processor = GlinerProcessor(
         card, cast("Gliner", settings), cast("WordFrame", None), tokens=None, pairs=None
     )

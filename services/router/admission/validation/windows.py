@@ -2,8 +2,8 @@
 
 A worker knows the number of a text's windows once it has tokenised it; routers have no tokenizer.
 So their number is estimated from the text's bytes, as its tokens are, and a worker refuses texts
-with too many (libs/models/text/windows/spans.py). The estimate is too low for a model with a maximum
-of words, because cards do not report that.
+with too many (libs/models/text/windows/spans.py). The estimate is too low for a model with a
+maximum of words, because cards do not report that.
 """
 
 from __future__ import annotations
