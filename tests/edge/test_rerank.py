@@ -173,3 +173,10 @@ def test_long_documents_are_read_in_windows() -> None:
     assert message.truncation == pb.TRUNCATION_WINDOWS
     assert message.window_overlap == 32
     assert not ask(truncate=True).message.HasField("window_overlap")
+
+
+@pytest.mark.parametrize("overlap", [-1, 1 << 31, 5_000_000_000])
+def test_window_overlap_outside_its_range_is_refused(overlap: int) -> None:
+    with pytest.raises(HttpError, match="window_overlap") as caught:
+        ask(truncate="windows", window_overlap=overlap)
+    assert caught.value.status == 400

@@ -588,3 +588,7 @@ def test_long_texts_are_read_in_windows() -> None:
     body["params"] = {"options": {"overflow_policy": "error"}}
     message = extracted(body, models_pb2.TASK_ENTITIES).message
     assert not message.HasField("window_overlap")
+    body["params"] = {"options": {"overflow_policy": "windows", "window_overlap": 5_000_000_000}}
+    with pytest.raises(HttpError, match="window_overlap") as caught:
+        extracted(body, models_pb2.TASK_ENTITIES)
+    assert caught.value.status == 400

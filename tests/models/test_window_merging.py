@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+from numpy.typing import NDArray
 
 from libs.models import Entity, Extraction
 from libs.models.results import Classification, Field, LabelScore, Relation, Structure, Value
+from libs.models.text.windows import merging
 from libs.models.text.windows.merging import Rules, best_scores, merged
 from libs.models.work import Span, never_cancelled
 
@@ -23,6 +26,12 @@ def entity(
 
 def merge(*found: Extraction, rules: Rules | None = None) -> Extraction:
     return merged(TEXT, SPANS, found, rules or Rules(), never_cancelled)
+
+
+def test_only_window_that_begins_later_has_the_texts_places() -> None:
+    inner = entity(31, 34, window=1)
+    found = merged(TEXT, SPANS[1:2], [Extraction(entities=(inner,))], Rules(), never_cancelled)
+    assert [(one.start, one.end) for one in found.entities] == [(31, 34)]
 
 
 def entities(*found: tuple[Entity, ...], flat: bool = True) -> list[tuple[int, int, str, float]]:
@@ -95,6 +104,56 @@ def test_relation_with_an_entity_at_an_edge_gives_way() -> None:
         Extraction(),
     )
     assert [(one.tail.start, one.tail.end) for one in found.relations] == [(37, 45)]
+
+
+def test_relations_are_compared_only_with_those_of_overlapping_windows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = 0
+    overlaps = merging._overlaps
+
+    def counted(relation: Relation, places: NDArray[np.int64]) -> bool:
+        nonlocal compared
+        compared += len(places)
+        return overlaps(relation, places)
+
+    monkeypatch.setattr(merging, "_overlaps", counted)
+    windows = [Span(start, start + 40) for start in range(0, 3000, 30)]
+    cut, whole = (
+        Relation(Entity(0, 3, "a", 0.5, "x"), Entity(12, 14, "a", 0.5, "x"), "r", 0.5),
+        Relation(Entity(15, 18, "a", 0.5, "x"), Entity(20, 22, "a", 0.5, "x"), "r", 0.5),
+    )
+    found = [Extraction(relations=(cut, whole)) for _ in windows]
+    kept = merged("x" * 3010, windows, found, Rules(), never_cancelled).relations
+    assert len(kept) == 200
+    assert compared == 198  # about two for each of the 99 windows that have a cut one
+
+
+def test_cut_relation_gives_way_to_one_of_any_overlapping_window() -> None:
+    windows = [Span(0, 40), Span(20, 45), Span(32, 80)]
+    cut = Relation(Entity(34, 36, "a", 0.5, "x"), Entity(38, 40, "a", 0.5, "x"), "r", 0.9)
+    whole = Relation(Entity(2, 4, "a", 0.5, "x"), Entity(6, 16, "a", 0.5, "x"), "r", 0.4)
+    found = [Extraction(relations=(cut,)), Extraction(), Extraction(relations=(whole,))]
+    (kept,) = merged(TEXT, windows, found, Rules(), never_cancelled).relations
+    assert (kept.tail.start, kept.tail.end) == (38, 48)
+
+
+def test_merging_is_cancelled_between_results() -> None:
+    heads = [Entity(start, 40, "a", 0.5, "x") for start in range(31, 39)]
+    tails = [Entity(start, end, "a", 0.5, "x") for end in range(31, 41) for start in range(21, end)]
+    relations = tuple(Relation(head, tail, "r", 0.5) for head in heads for tail in tails)
+    assert len(relations) > 1000
+    entities = tuple(one.head for one in relations)
+    calls = 0
+
+    def check_cancelled() -> None:
+        nonlocal calls
+        calls += 1
+
+    for one in (Extraction(relations=relations), Extraction(entities=entities)):
+        calls = 0
+        merged(TEXT, SPANS, [one, Extraction(), Extraction()], Rules(), check_cancelled)
+        assert calls >= 2 * len(relations) // 256  # they are placed, and then compared
 
 
 def structure(*places: tuple[int, int], window: int = 0) -> Structure:

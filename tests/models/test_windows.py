@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from libs.catalog.card import Card
+from libs.catalog.kinds.extraction.gliner import Gliner
 from libs.errors import DeadlinePassed, InvalidInput, TaskNotSupported
 from libs.models import (
     ClassifyWork,
@@ -28,9 +30,12 @@ from libs.models.answer_budget import build_result
 from libs.models.results import Result
 from libs.models.text.checks import item_path
 from libs.models.text.processing.chunking.dividing import by_tokens
-from libs.models.text.tokenising.text import TextProcessor
+from libs.models.text.processing.extraction import gliner
+from libs.models.text.processing.extraction.gliner import GlinerProcessor
+from libs.models.text.processing.extraction.words import WordFrame, Words
+from libs.models.text.tokenising.text import TextProcessor, WholeText
 from libs.models.text.windows import spans as window_spans
-from libs.models.text.windows.processor import Notes, WindowedProcessor
+from libs.models.text.windows.processor import Notes, SizesOutputs, WindowedProcessor
 from libs.models.work import CancelCheck, ModelWork, Output, Prepared, Span, Work, never_cancelled
 
 LONG = "copying distribution and modification are not covered by this License " * 12
@@ -45,11 +50,21 @@ NAME = re.compile(r"[A-ZÄÖÜ]\w+(?: [A-ZÄÖÜ]\w+)*|東京(?: Tower)?")
 
 
 class Names:
-    """A processor of words: finds names among the first `limit` words, by their capitals."""
+    """A processor of words: finds names among the first `limit` words, by their capitals.
 
-    def __init__(self, limit: int) -> None:
-        self.tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-        self.tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    Args:
+        known: Words of the vocabulary. With any, unknown ones are removed, as Model2Vec does.
+    """
+
+    def __init__(self, limit: int, *, reads_space: bool = False, known: Sequence[str] = ()) -> None:
+        vocabulary = {word: number for number, word in enumerate(("[UNK]", *known))}
+        self._removes_unknown = bool(known)
+        self.tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+        self.tokenizer.pre_tokenizer = (
+            pre_tokenizers.Split(Regex(r"\s|\S+"), "isolated")
+            if reads_space
+            else pre_tokenizers.WhitespaceSplit()
+        )
         self._text = TextProcessor(self.tokenizer, limit=limit, segments=False)
 
     def prepare(self, work: ModelWork, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
@@ -57,6 +72,8 @@ class Names:
         sequences, spans = self._text.encode_spans(
             work.texts, work.truncation, item_path, check_cancelled
         )
+        if self._removes_unknown:
+            sequences = [replace(one, ids=one.ids[one.ids != 0]) for one in sequences]
         return Prepared(work, "names", sequences, [int(one.ends[-1]) for one in spans])
 
     def finish(
@@ -79,11 +96,20 @@ class Names:
         return build_result(items, prepared.answer_bytes, check_cancelled)
 
 
-@pytest.fixture(scope="module")
-def names() -> WindowedProcessor:
-    inner = Names(limit=16)
+def windowed(inner: Names) -> WindowedProcessor:
     card = Card("a/b", "", "bert", "token_labels", ("entities",), (), max_tokens=16)
     return WindowedProcessor(card, inner, inner.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def names() -> WindowedProcessor:
+    return windowed(Names(limit=16))
+
+
+@pytest.fixture(scope="module")
+def spaced_names() -> WindowedProcessor:
+    """White space has tokens, as with a byte-level tokenizer."""
+    return windowed(Names(limit=16, reads_space=True))
 
 
 def entities(processor: WindowedProcessor, work: EntitiesWork) -> list[list[Entity]]:
@@ -125,9 +151,71 @@ def test_without_overlap_a_name_across_windows_is_found_in_parts(names: Windowed
     assert [one.text for one in found] == ["Ada", "Lovelace"]
 
 
+def test_blank_windows_do_not_move_the_only_other_one(spaced_names: WindowedProcessor) -> None:
+    text = "\n" * 300 + "Anna lives"
+    work = EntitiesWork([text], truncation="windows")
+    assert len(spans_of(spaced_names.prepare(work, never_cancelled))[0]) == 1
+    (found,) = entities(spaced_names, work)
+    assert [(one.start, one.end) for one in found] == [(300, 304)]
+
+
 def test_text_of_one_window_has_the_result_without_windows(names: WindowedProcessor) -> None:
     work = EntitiesWork(SENTENCES)
     assert entities(names, replace(work, truncation="windows")) == entities(names, work)
+
+
+def test_windows_do_not_depend_on_other_texts_of_the_job() -> None:
+    processor = windowed(Names(limit=16, known=["w"]))
+    text, unknown = "w " * 40, "東京 " * 40
+    alone = processor.prepare(EntitiesWork([text], truncation="windows"), never_cancelled)
+    both = processor.prepare(EntitiesWork([unknown, text], truncation="windows"), never_cancelled)
+    groups = cast("Notes", both.notes).groups
+    assert groups[1].spans == spans_of(alone)
+    assert len(groups[0].spans[0]) == len(groups[1].spans[0]) == 4
+
+
+def test_outputs_of_a_job_are_bounded_before_the_forward(
+    names: WindowedProcessor, embedder: PackedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window_spans, "MAX_OUTPUT_BYTES", 100)
+    work = ScoreWork("copying", ["short", LONG], truncation="windows")
+    with pytest.raises(InvalidInput, match="fewer labels, or several requests") as caught:
+        embedder.prepare(work)
+    assert caught.value.field == "documents[1].text"
+    embedder.prepare(replace(work, documents=["short"]))
+    names.prepare(EntitiesWork(["w " * 40], truncation="windows"), never_cancelled)  # no outputs
+
+
+def test_outputs_of_span_models_count_spans_and_labels() -> None:
+    settings = SimpleNamespace(span_mode="markerV0", max_width=12)
+    card = Card("a/b", "", "bert", "gliner", ("entities",), (), max_tokens=512)
+    processor = GlinerProcessor(
+        card, cast("Gliner", settings), cast("WordFrame", None), tokens=None, pairs=None
+    )
+    words = Words(np.zeros(384, np.int32), np.zeros(384, np.int32))
+    notes = gliner._Notes(tuple(map(str, range(256))), (), [words] * 2)
+    prepared = Prepared(EntitiesWork(["a", "b"]), "entities", [], notes)
+    assert isinstance(processor, SizesOutputs)
+    assert processor.output_bytes(prepared) == 2 * 384 * 12 * 256 * 4
+    settings.span_mode = "token_level"
+    assert processor.output_bytes(prepared) == 2 * 384 * 3 * 256 * 4
+
+
+def test_cut_texts_are_collected_once_a_preparation(
+    names: WindowedProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    collect = cast("property", Prepared.__dict__["cut_texts"]).fget
+    assert collect is not None
+
+    def counted(prepared: Prepared) -> frozenset[str]:
+        nonlocal calls
+        calls += 1
+        return cast("frozenset[str]", collect(prepared))
+
+    monkeypatch.setattr(Prepared, "cut_texts", property(counted))
+    names.prepare(EntitiesWork([*["w"] * 40, "w " * 400], truncation="windows"), never_cancelled)
+    assert calls == 3  # the whole job, the short texts, and the windows of the long one
 
 
 def test_overlap_of_more_than_half_a_window_is_refused(names: WindowedProcessor) -> None:
@@ -156,6 +244,70 @@ def test_preparation_is_cancelled_between_pieces(names: WindowedProcessor) -> No
 
     with pytest.raises(DeadlinePassed):
         names.prepare(EntitiesWork(["w " * 20_000], truncation="windows"), check_cancelled)
+
+
+def word_windows(
+    text: str, overlap: int | None = None, *, limit: int = 4096, max_words: int = 10_000
+) -> list[str]:
+    """The windows of a model of words, in which each character is a token."""
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    frame = WordFrame(tokenizer, limit=limit, max_words=max_words, pooling="first", framed=False)
+    spans = frame.windows(text, [], overlap, "items[0].text", never_cancelled)
+    return [text[one.start : one.end] for one in spans]
+
+
+def test_overlap_is_a_part_of_the_words_that_a_window_has() -> None:
+    found = word_windows("w " * 1000, max_words=200)
+    assert [len(one.split()) for one in found[:-1]] == [200] * 6
+    assert len(found) == 7  # each repeats a quarter of its 200 tokens
+    assert len(word_windows("w " * 1000, 100, max_words=200)) == 9
+    assert len(word_windows("w " * 1000, 0, max_words=200)) == 5
+    with pytest.raises(InvalidInput, match=r"a window has 200 tokens .*, 100, may") as caught:
+        word_windows("w " * 1000, 101, max_words=200)
+    assert caught.value.field == "window_overlap"
+
+
+def test_word_that_does_not_fit_next_to_the_overlap_reduces_it() -> None:
+    text = ("w " * 120 + "x" * 500 + " ") * 8
+    for overlap in (None, 0, 64, 256):
+        found = word_windows(text, overlap, limit=512)
+        assert len(found) <= 16
+        assert sum(one.count("x" * 500) for one in found) == 8
+        assert all(len(one.replace(" ", "")) <= 512 for one in found)
+        assert {"w", "x" * 500} == set(" ".join(found).split())
+
+
+def test_windows_of_uneven_words_repeat_a_bounded_part() -> None:
+    random = np.random.default_rng(7)
+    for room, most in ((40, 1000), (1000, 12), (40, 12)):
+        lengths = random.choice([1, 2, 15, 39, 60], size=400)
+        words = [chr(97 + number % 26) * length for number, length in enumerate(lengths)]
+        text = " ".join(words)
+        read = " ".join(word_windows(text, limit=room, max_words=most))
+        assert len(read) < 2.5 * len(text)
+        assert set(words) <= set(read.split())
+
+
+@pytest.mark.parametrize("overlap", [None, 0, 100])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Bob\n" + " " * 900 + "Anna lives",
+        "Bob " + "x" * 60 + " " * 900 + "Anna lives",
+        "A word " * 20 + "x" * 60 + " " * 900 + "Anna lives",
+    ],
+)
+def test_windows_end_at_words_before_long_runs_of_space(text: str, overlap: int | None) -> None:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({one: number for number, one in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    processor = TextProcessor(tokenizer, limit=512, segments=False)
+    spans = window_spans.token_windows(processor, text, 300, overlap, "text", never_cancelled)
+    pieces = [text[one.start : one.end].split() for one in spans]
+    assert {piece[-1] for piece in pieces} <= set(text.split())
+    assert {word for piece in pieces for word in piece} >= set(text.split())
+    assert all(one.end - one.start <= 300 for one in spans)
 
 
 def spans_of(prepared: Prepared) -> Sequence[Sequence[Span]]:
@@ -264,8 +416,11 @@ def test_window_that_a_tokenizer_makes_longer_is_halved(
     work = EntitiesWork([LONG], truncation="windows")
     usual = len(tagger.prepare(work).sequences)
 
-    def too_long(text: str, all_tokens: object, most: int, overlap: int = 0) -> object:
-        return by_tokens(text, all_tokens, most * 3 if overlap else most, overlap)  # type: ignore[arg-type]
+    def too_long(
+        text: str, whole: WholeText, most: int, overlap: int = 0, *, whole_words: bool
+    ) -> object:
+        more = most * 3 if overlap else most
+        return by_tokens(text, whole, more, overlap, whole_words=whole_words)
 
     monkeypatch.setattr(window_spans, "by_tokens", too_long)
     prepared = tagger.prepare(work)

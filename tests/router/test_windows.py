@@ -81,6 +81,16 @@ def test_overlap_costs_what_it_repeats() -> None:
     assert none < usual < half < 2.2 * none
 
 
+def test_measured_tokens_of_a_byte_count_within_bounds() -> None:
+    request = score(WORDS * 2000)
+    for measured, bound in ((1e-4, 1 / 16), (50.0, 1.0)):
+        odd, plausible = (
+            card(tasks=[models_pb2.TASK_SCORE], tokens_per_byte=rate) for rate in (measured, bound)
+        )
+        assert check_score(request, odd) == check_score(request, plausible)
+        assert cost(request, odd) == cost(request, plausible)
+
+
 def test_text_of_one_window_costs_as_before() -> None:
     request = extract(WORDS, **ENTITIES)
     windowed = cost(request, TAGGER)

@@ -71,7 +71,7 @@ class RerankRequest(msgspec.Struct, kw_only=True):
     raw_scores: bool | msgspec.UnsetType | None = msgspec.UNSET
     # Shoal's.
     truncate: bool | str | None = None
-    window_overlap: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    window_overlap: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = None
     instruction: str | None = None
     adapter: str | None = None
     pool: str | None = None

@@ -188,7 +188,7 @@ class Options(msgspec.Struct, kw_only=True):
     """Shoal's: the task of a model with several."""
     profile: str | None = None
     overflow_policy: str | None = None
-    window_overlap: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    window_overlap: Position | None = None
     """Shoal's: tokens that a window repeats of the one before, with `overflow_policy` windows."""
     dimensions: int | None = None
     pooling_factor: int | None = None

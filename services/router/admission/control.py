@@ -20,12 +20,10 @@ from libs.fleet import FleetSnapshot
 from libs.queue import LaneKey, Priority
 from libs.queue.queue_position import QueuePosition
 from services.router.admission.routing.routes import why_broken
-from services.router.admission.validation.sizes import Sizes
+from services.router.admission.validation.sizes import Sizes, tokens_per_byte
 from services.router.state.throughput import BULK_SHARE, Throughput, holders, wait_seconds
 
 DEFAULT_TOKENS_PER_BYTE: Final = 0.3
-MIN_TOKENS_PER_BYTE: Final = 1 / 16
-MAX_TOKENS_PER_BYTE: Final = 1.0
 """Workers' measurements are clamped to these, so that no tenant's texts change others' prices much.
 
 By MiniLM's tokenizer English has 0.21, Japanese 0.33, German 0.35, code 0.42, Russian 0.47, base64
@@ -112,8 +110,7 @@ def price(
     2. Images cost the tokens that the model makes of their size.
     3. Short texts cost the length to which they are padded.
     """
-    rate = (card.tokens_per_byte if card is not None else 0.0) or DEFAULT_TOKENS_PER_BYTE
-    rate = min(max(rate, MIN_TOKENS_PER_BYTE), MAX_TOKENS_PER_BYTE)
+    rate = tokens_per_byte(card, DEFAULT_TOKENS_PER_BYTE)
     is_cut = truncation != pb.TRUNCATION_NONE and not sizes.chunks
     most = card.max_tokens if card is not None and is_cut else 0
     items = [int(rate * (size + sizes.per_sequence_bytes)) + SPECIAL_TOKENS for size in sizes.items]

@@ -6,9 +6,10 @@ the text's.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,9 @@ from libs.models.results import (
 from libs.models.work import CancelCheck, Span
 
 _NOBODY: Final = -1
+_CHECK_EVERY: Final = 256
+"""Results that are merged between two checks for cancellation."""
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ def merged(
     check_cancelled: CancelCheck,
 ) -> Extraction:
     """Return the result of a text from those of its windows, in order."""
-    if len(spans) == 1:
+    if len(spans) == 1 and spans[0].start == 0:
         return found[0]
     windows = _Windows(text, spans)
     weights = [span.end - span.start for span in spans]
@@ -105,6 +109,13 @@ class _Windows:
         )
         return _Placed(replace(entity, start=start, end=end), window, at_edge)
 
+    def overlapping(self, window: int) -> list[int]:
+        """Return the other windows that have some of this one. Windows begin and end in order."""
+        own = self.spans[window]
+        first = bisect_right(self.spans, own.start, key=lambda span: span.end)
+        end = bisect_left(self.spans, own.end, key=lambda span: span.start)
+        return [number for number in range(first, end) if number != window]
+
     def is_repeated(self, one: _Placed) -> bool:
         """Return whether another window has some of the entity."""
         return (one.window > 0 and one.entity.start < self.spans[one.window - 1].end) or (
@@ -125,7 +136,7 @@ def _entities(
     kept: list[_Placed] = []
     groups: dict[str, list[_Placed]] = {}
     for number, one in enumerate(found):
-        for entity in one.entities:
+        for entity in _checked(one.entities, check_cancelled):
             placed = windows.placed(entity, number)
             if windows.is_repeated(placed):
                 groups.setdefault("" if rules.flat else entity.label, []).append(placed)
@@ -133,20 +144,31 @@ def _entities(
                 kept.append(placed)
     owners = np.full(len(windows.text), _NOBODY, np.int32)
     for group in groups.values():
-        check_cancelled()
-        owners.fill(_NOBODY)
-        kept += _compatible(group, owners)
+        chosen = list(_compatible(group, owners, check_cancelled))
+        for placed in chosen:
+            owners[placed.entity.start : placed.entity.end] = _NOBODY
+        kept += chosen
     ordered = sorted(kept, key=lambda one: (one.entity.start, one.window))
     return tuple(one.entity for one in ordered)
 
 
-def _compatible(group: Iterable[_Placed], owners: NDArray[np.int32]) -> Iterator[_Placed]:
+def _checked(results: Sequence[_Result], check_cancelled: CancelCheck) -> Iterator[_Result]:
+    """Yield the results, and check for cancellation before each few hundred."""
+    for number, one in enumerate(results):
+        if number % _CHECK_EVERY == 0:
+            check_cancelled()
+        yield one
+
+
+def _compatible(
+    group: Iterable[_Placed], owners: NDArray[np.int32], check_cancelled: CancelCheck
+) -> Iterator[_Placed]:
     """Yield the entities that overlap none of another window.
 
     Args:
-        owners: The window that has an entity at each character; changed here.
+        owners: The window that has an entity at each character, none at first; changed here.
     """
-    for one in sorted(group, key=_rank):
+    for one in _checked(sorted(group, key=_rank), check_cancelled):
         place = owners[one.entity.start : one.entity.end]
         if ((place != _NOBODY) & (place != one.window)).any():
             continue
@@ -219,8 +241,7 @@ def _relations(
     """
     best: dict[_Key, _PlacedRelation] = {}
     for number, one in enumerate(found):
-        check_cancelled()
-        for relation in one.relations:
+        for relation in _checked(one.relations, check_cancelled):
             head, tail = (
                 windows.placed(entity, number) for entity in (relation.head, relation.tail)
             )
@@ -237,8 +258,7 @@ def _relations(
         groups.setdefault(each.relation.label, []).append(each)
     kept: list[Relation] = []
     for group in groups.values():
-        check_cancelled()
-        kept += _uncut(group)
+        kept += _uncut(windows, group, check_cancelled)
     return tuple(sorted(kept, key=lambda one: -one.score))
 
 
@@ -247,23 +267,41 @@ def _key(relation: Relation) -> _Key:
     return head.start, head.end, tail.start, tail.end, relation.label
 
 
-def _uncut(group: Sequence[_PlacedRelation]) -> Iterator[Relation]:
-    """Yield the relations of one label without cut copies of others."""
-    places = np.array([_key(one.relation)[:4] for one in group], dtype=np.int64)
-    owners = np.array([one.window for one in group])
-    whole = ~np.array([one.at_edge for one in group])
-    for number, one in enumerate(group):
+def _uncut(
+    windows: _Windows, group: Sequence[_PlacedRelation], check_cancelled: CancelCheck
+) -> Iterator[Relation]:
+    """Yield the relations of one label without cut copies of others.
+
+    A relation is compared only with those of windows that overlap its window, so time grows with
+    the text and not with its square.
+    """
+    rows: dict[int, list[tuple[int, ...]]] = {}
+    for one in group:
+        if not one.at_edge:
+            rows.setdefault(one.window, []).append(_key(one.relation)[:4])
+    whole = {window: np.array(own, dtype=np.int64) for window, own in rows.items()}
+    for one in _checked(group, check_cancelled):
         if one.at_edge:
-            own = places[number]
-            overlaps = (
-                (places[:, 0] < own[1])
-                & (places[:, 1] > own[0])
-                & (places[:, 2] < own[3])
-                & (places[:, 3] > own[2])
-            )
-            if (overlaps & whole & (owners != one.window)).any():
+            near = (whole[number] for number in windows.overlapping(one.window) if number in whole)
+            if any(_overlaps(one.relation, places) for places in near):
                 continue
         yield one.relation
+
+
+def _overlaps(relation: Relation, places: NDArray[np.int64]) -> bool:
+    """Return whether head and tail overlap those of another relation.
+
+    Args:
+        places: Head and tail of the others: [relations, 4].
+    """
+    head, tail = relation.head, relation.tail
+    found = (
+        (places[:, 0] < head.end)
+        & (places[:, 1] > head.start)
+        & (places[:, 2] < tail.end)
+        & (places[:, 3] > tail.start)
+    )
+    return bool(found.any())
 
 
 _Located = tuple[str, int, int]
@@ -276,21 +314,20 @@ def _structures(
     """Merge structures, in the order of the windows.
 
     1. Those of equal values at equal places are one: the first.
-    2. One with a value at an edge is dropped if a neighbouring window has one of the same name with
+    2. One with a value at an edge is dropped if an overlapping window has one of the same name with
       a value at the same place, and without a value at an edge.
     """
     whole: dict[tuple[int, str], set[_Located]] = {}
     placed: list[tuple[int, bool, Structure]] = []
     for number, one in enumerate(found):
-        check_cancelled()
-        for structure in one.structures:
+        for structure in _checked(one.structures, check_cancelled):
             moved, at_edge = _moved(structure, windows, number)
             placed.append((number, at_edge, moved))
             if not at_edge:
                 whole.setdefault((number, moved.name), set()).update(_located(moved))
     kept: dict[tuple[object, ...], Structure] = {}
-    for number, at_edge, structure in placed:
-        near = (whole.get((other, structure.name), set()) for other in (number - 1, number + 1))
+    for number, at_edge, structure in _checked(placed, check_cancelled):
+        near = (whole.get((other, structure.name), set()) for other in windows.overlapping(number))
         if at_edge and any(not seen.isdisjoint(_located(structure)) for seen in near):
             continue
         values = [

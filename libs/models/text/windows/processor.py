@@ -30,6 +30,7 @@ from libs.models.text.windows import merging
 from libs.models.text.windows.spans import (
     MAX_SEQUENCES,
     MAX_WINDOWS,
+    check_outputs,
     halves,
     token_windows,
     too_many_windows,
@@ -53,9 +54,16 @@ from libs.models.work import (
 
 WindowedWork: TypeAlias = ScoreWork | EntitiesWork | ClassifyWork | RelationsWork | StructureWork
 _PROBE: Final = "a"
-"""A text of one token, to measure the tokens around a text."""
+"""A word of one token in nearly all vocabularies."""
+_PROBE_CANDIDATES: Final = 4096
+"""Other words of the vocabulary that are tried if that one is unknown."""
+_PROBE_REPEATS: Final = 4
+"""Times the model's maximum that the word is repeated to get a text that is cut."""
 _MIN_WINDOW_BYTES: Final = 8192
 """Least size of one window's results, in an answer that holds those of all windows together."""
+_FLOAT_BYTES: Final = 4
+_MARKERS: Final = "#▁Ġ"
+"""Characters by which vocabularies mark a token that continues or begins a word."""
 _INDEX: Final = re.compile(r"\b(items|documents)\[(\d+)\]")
 
 
@@ -76,6 +84,14 @@ class WordWindows(Protocol):
         Raises InvalidInput for an overlap of more than half of a window, and for more than
         MAX_WINDOWS.
         """
+
+
+@runtime_checkable
+class SizesOutputs(Protocol):
+    """A processor that knows the sizes of its model's outputs."""
+
+    def output_bytes(self, prepared: Prepared) -> int:
+        """Return the bytes of a job's outputs in the worker's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +133,7 @@ class WindowedProcessor:
     def __init__(self, card: Card, processor: Processor, tokenizer: Tokenizer) -> None:
         self._card, self._processor = card, processor
         self._text = TextProcessor(tokenizer, limit=card.max_tokens, segments=False)
+        self._probe = _probe(tokenizer)
 
     def prepare(self, work: ModelWork, check_cancelled: CancelCheck) -> Prepared:
         if not isinstance(work, WindowedWork) or work.truncation != "windows":
@@ -124,7 +141,8 @@ class WindowedProcessor:
         inner = _inner(work)
         everything = range(len(_texts(work)))
         prepared = self._processor.prepare(inner, check_cancelled)
-        cut = [index for index in everything if _path_of(work)(index) in prepared.cut_texts]
+        path_of, cut_texts = _path_of(work), prepared.cut_texts
+        cut = [index for index in everything if path_of(index) in cut_texts]
         if not cut:
             spans = [[Span(0, len(text))] for text in _texts(work)]
             return _joined(work, [Group(prepared, everything, spans)])
@@ -133,6 +151,8 @@ class WindowedProcessor:
         groups = [
             self._group(inner, group, windows, check_cancelled) for group in _groups(work, cut)
         ]
+        longest = max(cut, key=lambda index: len(windows[index]))
+        check_outputs(sum(self._output_bytes(group.prepared) for group in groups), path_of(longest))
         return _joined(work, groups)
 
     def finish(
@@ -173,6 +193,18 @@ class WindowedProcessor:
             merged = merging.merged(_texts(work)[index], spans, own, rules, check_cancelled)
             yield index, _reaching(merged, work)
 
+    def _output_bytes(self, prepared: Prepared) -> int:
+        """Return the bytes of a job's outputs: vectors or classes of tokens or of sequences, if
+        the processor does not report them.
+        """
+        if isinstance(self._processor, SizesOutputs):
+            return self._processor.output_bytes(prepared)
+        card, work = self._card, prepared.work
+        floats = len(prepared.sequences) * max(card.dimensions, len(card.classes))
+        by_token = {ScoreWork: card.multi_vector_dimensions, EntitiesWork: len(card.classes)}
+        floats += by_token.get(type(work), 0) * sum(one.tokens for one in prepared.sequences)
+        return _FLOAT_BYTES * floats
+
     def _windows(
         self,
         work: WindowedWork,
@@ -193,19 +225,22 @@ class WindowedProcessor:
             if isinstance(self._processor, WordWindows):
                 found = self._processor.word_windows(work, index, overlap, path, check_cancelled)
             else:
-                room = room or self._room(work, index, check_cancelled)
+                room = room or self._room(work, check_cancelled)
                 own = _texts(work)[index]
                 found = token_windows(self._text, own, room, overlap, path, check_cancelled)
             _check_count(found, path, sequences[path])
             yield found or [Span(0, len(_texts(work)[index]))]
 
-    def _room(self, work: WindowedWork, index: int, check_cancelled: CancelCheck) -> int:
+    def _room(self, work: WindowedWork, check_cancelled: CancelCheck) -> int:
         """Return the tokens of a text that fit next to those of labels, query and prompt: the
-        difference between the sequences of text `index`, which is too long, and of one token.
+        difference between the sequences of a text that is too long and of a text of one token.
+
+        Both are made of a known word, because a processor may remove the unknown tokens of a
+        request's texts.
         """
-        own = _with_texts(work, [_texts(work)[index]])
-        long = self._processor.prepare(own, check_cancelled)
-        short = self._processor.prepare(_with_texts(work, [_PROBE]), check_cancelled)
+        words = f"{self._probe} " * (_PROBE_REPEATS * self._card.max_tokens)
+        long = self._processor.prepare(_with_texts(work, [words]), check_cancelled)
+        short = self._processor.prepare(_with_texts(work, [self._probe]), check_cancelled)
         path = _path_of(work)(0)
         pairs = zip(long.sequences, short.sequences, strict=True)
         rooms = [_tokens(one) - _tokens(other) for one, other in pairs if one.cut == path]
@@ -230,7 +265,8 @@ class WindowedProcessor:
                 prepared = self._processor.prepare(pieces, check_cancelled)
             except InvalidInput as error:
                 raise _relocated(error, owners) from None
-            cut = {number for number in range(len(owners)) if path_of(number) in prepared.cut_texts}
+            cut_texts = prepared.cut_texts
+            cut = {number for number in range(len(owners)) if path_of(number) in cut_texts}
             halved = self._halved(work, texts, spans, cut, check_cancelled) if cut else spans
             if halved == spans:
                 return Group(prepared, texts, spans)
@@ -266,6 +302,21 @@ class WindowedProcessor:
         return found
 
 
+def _probe(tokenizer: Tokenizer) -> str:
+    """Return a word that is one token of the vocabulary; any word if none is found."""
+    if _is_known(tokenizer, _PROBE):
+        return _PROBE
+    by_id = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    words = (token.strip(_MARKERS) for token, _ in by_id)
+    candidates = islice((word for word in words if word.isalnum()), _PROBE_CANDIDATES)
+    return next((word for word in candidates if _is_known(tokenizer, word)), _PROBE)
+
+
+def _is_known(tokenizer: Tokenizer, word: str) -> bool:
+    tokens = tokenizer.encode(word, add_special_tokens=False).tokens
+    return len(tokens) == 1 and word in tokens[0]
+
+
 def _check_count(spans: Sequence[Span], path: str, sequences: int) -> None:
     """Refuse a text of too many windows, or of too many sequences with each window."""
     if len(spans) > MAX_WINDOWS:
@@ -282,7 +333,8 @@ def _groups(work: WindowedWork, cut: Sequence[int]) -> list[Sequence[int]]:
     everything = range(len(_texts(work)))
     if isinstance(work, ScoreWork | ClassifyWork):
         return [everything]
-    short = [index for index in everything if index not in set(cut)]
+    long = set(cut)
+    short = [index for index in everything if index not in long]
     return [*([short] if short else []), *([index] for index in cut)]
 
 

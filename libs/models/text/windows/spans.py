@@ -17,6 +17,10 @@ same limit but only an estimate.
 """
 MAX_SEQUENCES: Final = 16_384
 """Maximum sequences of one text: its windows, times the labels that each is paired with."""
+MAX_OUTPUT_BYTES: Final = 256 << 20
+"""Maximum bytes of the model's outputs for a job with windows: they stay in the worker's memory
+until the job's last window is computed.
+"""
 OVERLAP_TOKENS: Final = 256
 """Default overlap of two windows; at most a quarter of a window. Late chunking has the same."""
 _DOUBT_TOKENS: Final = 8
@@ -52,6 +56,21 @@ def too_many_windows(path: str, most: int = MAX_WINDOWS, what: str = "windows") 
     return InvalidInput(message, field=path)
 
 
+def check_outputs(size: int, path: str) -> None:
+    """Raise InvalidInput if a job's outputs have too many bytes.
+
+    Args:
+        path: The job's longest text.
+    """
+    if size > MAX_OUTPUT_BYTES:
+        raise InvalidInput(
+            f"{path} and the other texts of its job have outputs of {size >> 20:,} MiB in windows; "
+            f"at most {MAX_OUTPUT_BYTES >> 20:,} MiB are allowed: send shorter texts, fewer labels,"
+            " or several requests",
+            field=path,
+        )
+
+
 def token_windows(
     text: TextProcessor,
     own: str,
@@ -60,8 +79,8 @@ def token_windows(
     path: str,
     check_cancelled: CancelCheck,
 ) -> list[Span]:
-    """Return the windows of a text, in order. None begins or ends with white space, and none
-    divides a word if the text has words.
+    """Return the windows of a text, in order. None begins or ends with white space, and none ends
+    within a word that a window holds, if the text has words.
 
     A window alone has at most `room` tokens with hardly any exception: a piece of a text is
     tokenised as within the text, except at its ends.
@@ -72,7 +91,7 @@ def token_windows(
     check_cancelled()
     if len(whole.starts) > MAX_WINDOWS * (most - min(repeated, most // 2)):
         raise too_many_windows(path)
-    return by_tokens(own, whole, most, min(repeated, most // 2))
+    return by_tokens(own, whole, most, min(repeated, most // 2), whole_words=True)
 
 
 def halves(text: TextProcessor, piece: str, check_cancelled: CancelCheck) -> list[Span]:
@@ -80,7 +99,7 @@ def halves(text: TextProcessor, piece: str, check_cancelled: CancelCheck) -> lis
     single character.
     """
     whole = text.encode_whole(piece, check_cancelled=check_cancelled)
-    parts = by_tokens(piece, whole, max(1, len(whole.starts) // 2))
+    parts = by_tokens(piece, whole, max(1, len(whole.starts) // 2), whole_words=True)
     if len(parts) > 1 or len(piece) < 2:
         return parts
     half = len(piece) // 2

@@ -7,6 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.v1 import models_pb2
+
+MIN_TOKENS_PER_BYTE: Final = 1 / 16
+MAX_TOKENS_PER_BYTE: Final = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class ImageSizes:
@@ -52,3 +57,13 @@ class Sizes:
         for index, own in self.images.items():
             found[index] += own.bytes
         return found
+
+
+def tokens_per_byte(card: models_pb2.ModelCard | None, default: float) -> float:
+    """Return the tokens of a byte of text, as a worker measured them, within plausible bounds.
+
+    Args:
+        default: Used for a model without a measurement.
+    """
+    rate = (card.tokens_per_byte if card is not None else 0.0) or default
+    return min(max(rate, MIN_TOKENS_PER_BYTE), MAX_TOKENS_PER_BYTE)

@@ -2,7 +2,8 @@
 
 A worker knows the number of a text's windows once it has tokenised it; routers have no tokenizer.
 So their number is estimated from the text's bytes, as its tokens are, and a worker refuses texts
-with too many (libs/models/text/windows/spans.py).
+with too many (libs/models/text/windows/spans.py). The estimate is too low for a model with a
+maximum of words, because cards do not report that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shoal.v1 import models_pb2
 from libs.errors import InvalidInput, TaskNotSupported
 from services.router.admission.validation import limits
 from services.router.admission.validation.chunking import BYTES_PER_TOKEN
-from services.router.admission.validation.sizes import Sizes
+from services.router.admission.validation.sizes import Sizes, tokens_per_byte
 
 DEFAULT_MAX_TOKENS: Final = 512
 """Tokens of a window of a model that no worker has read yet."""
@@ -63,7 +64,7 @@ def divided(
             f"{card.model} reads images: windows are for models of text only", field=_FIELD
         )
     _refuse_images(sizes, name)
-    rate = (card.tokens_per_byte if card is not None else 0.0) or 1 / BYTES_PER_TOKEN
+    rate = tokens_per_byte(card, 1 / BYTES_PER_TOKEN)
     most = card.max_tokens if card is not None and card.max_tokens else DEFAULT_MAX_TOKENS
     room = max(1, most - int(rate * sizes.per_sequence_bytes) - SPECIAL_TOKENS)
     repeated = min(OVERLAP_TOKENS, room // 4) if overlap is None else min(overlap, room // 2)

@@ -77,6 +77,11 @@ class SpanMarker(nn.Module):
         )
         self._size, self._mean = size, mean
 
+    @property
+    def size(self) -> int:
+        """Return the dimensions of a word's state."""
+        return self._size
+
     def halves(self, words: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return a first and a last word's part of a span's hidden layer, [words, 4 size] each.
 

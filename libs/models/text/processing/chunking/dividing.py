@@ -104,20 +104,26 @@ def check_contexts(spans: Sequence[Span], context: str, index: int) -> None:
         raise InvalidInput(message, field=field)
 
 
-def by_tokens(text: str, whole: WholeText, most: int, overlap: int = 0) -> list[Span]:
+def by_tokens(
+    text: str, whole: WholeText, most: int, overlap: int = 0, *, whole_words: bool = False
+) -> list[Span]:
     """Return chunks of at most `most` tokens of a text. None begins or ends with white space.
 
     A chunk ends before the last word of its second half, otherwise before a character. A single
     character of more tokens is one chunk. Characters without a token, such as an accent that the
     tokenizer drops, belong to the previous chunk.
+
+    Args:
+        whole_words: Let a chunk end before any word, or at white space, rather than in a word.
     """
-    borders = _borders(text, whole)
+    begins = _borders(text, whole, spaces=whole_words)
+    ends = (*begins[:-1], (_any(begins[:-1]), False), begins[-1]) if whole_words else begins
     found: list[Span] = []
     begin = end = 0
     count = len(whole.starts)
     while end < count:
         last, end = end, begin + most
-        end = count if end >= count else _border(borders, max(begin, last), begin, end)
+        end = count if end >= count else _border(ends, max(begin, last), begin, end)
         start, stop = (
             int(whole.starts[begin]) if begin else 0,
             len(text) if end == count else int(whole.starts[end]),
@@ -127,44 +133,49 @@ def by_tokens(text: str, whole: WholeText, most: int, overlap: int = 0) -> list[
             start += len(chunk) - len(chunk.lstrip())
             found.append(Span(start, start + len(chunk.strip())))
         again = end - overlap
-        begin = (
-            min(end, _border(borders, begin, begin, again)) if overlap and again > begin else end
-        )
+        begin = min(end, _border(begins, begin, begin, again)) if overlap and again > begin else end
     return found
 
 
-Borders = tuple[NDArray[np.bool_], ...]
-"""Whether a text may be divided before each token: after white space, before a word, between two
-characters; the best one first.
+Borders = tuple[tuple[NDArray[np.bool_], bool], ...]
+"""Whether a text may be divided before each token, and whether only in a chunk's second half: after
+white space, before a word, between two characters; the best one first.
 """
 
 
-def _borders(text: str, whole: WholeText) -> Borders:
-    """Compute the borders. A token of white space never begins a chunk."""
+def _borders(text: str, whole: WholeText, *, spaces: bool) -> Borders:
+    """Compute the borders. A token of white space never begins a chunk, except with `spaces`, when
+    these are borders too, after words.
+    """
     starts = whole.starts.tolist()
-    clean = np.diff(whole.starts, prepend=-1) > 0
-    clean[1:] &= whole.starts[1:] >= np.maximum.accumulate(whole.ends)[:-1]
-    clean &= np.array(
-        [start < len(text) and not text[start].isspace() for start in starts], dtype=np.bool_
-    )
+    apart = np.diff(whole.starts, prepend=-1) > 0
+    apart[1:] &= whole.starts[1:] >= np.maximum.accumulate(whole.ends)[:-1]
+    blank = np.array([text[start : start + 1].isspace() for start in starts], dtype=np.bool_)
+    clean = apart & ~blank & (whole.starts < len(text))
     spaced = np.array([start > 0 and text[start - 1].isspace() for start in starts], dtype=np.bool_)
-    return spaced & clean, whole.word_starts & clean, clean
+    words = ((spaced & clean, True), (whole.word_starts & clean, True))
+    return (*words, *(((apart & blank, True),) if spaces else ()), (clean, False))
+
+
+def _any(borders: Borders) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.logical_or.reduce([marks for marks, _ in borders])
+    return found
 
 
 def _border(borders: Borders, after: int, begin: int, end: int) -> int:
     """Return the token, beyond `after` and up to `end`, before which a chunk from `begin` on is
     best divided.
 
-    1. The last word's in the chunk's second half.
-    2. Otherwise the last character's.
-    3. Otherwise the first character's after `end`, or the end of the text."""
+    1. The last one of the best border that the chunk's second half, or all of it, has.
+    2. Otherwise the first character's after `end`, or the end of the text."""
     half = max(after + 1, begin + max(1, (end - begin) // 2))
-    for marks, low in zip(borders, (half, half, after + 1), strict=True):
+    for marks, in_half in borders:
+        low = half if in_half else after + 1
         places = np.flatnonzero(marks[low : end + 1])
         if len(places):
             return low + int(places[-1])
-    later = np.flatnonzero(borders[-1][end + 1 :])
-    return end + 1 + int(later[0]) if len(later) else len(borders[-1])
+    later = np.flatnonzero(borders[-1][0][end + 1 :])
+    return end + 1 + int(later[0]) if len(later) else len(borders[-1][0])
 
 
 def _chunking(work: EncodeWork) -> Chunking:

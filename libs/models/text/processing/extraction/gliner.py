@@ -192,6 +192,17 @@ class GlinerProcessor:
         prompt = self._prompt(tuple(dict.fromkeys(labels)), tuple(dict.fromkeys(relations)))
         return self._frame.windows(work.texts[index], prompt, overlap, path, check_cancelled)
 
+    def output_bytes(self, prepared: Prepared) -> int:
+        """Return the bytes of a job's outputs: for each label a score of each span, or of each word
+        as a beginning, an inner word and an end, and the words' states in models of relations.
+        """
+        notes = cast("_Notes", prepared.notes)
+        by_label = 3 if self._settings.span_mode == "token_level" else self._settings.max_width
+        floats = by_label * len(notes.labels)
+        if self._pairs is not None:
+            floats += self._pairs.marker.size
+        return np.dtype(np.float32).itemsize * floats * sum(map(len, notes.words))
+
     def _prompt(self, labels: Sequence[str], relations: Sequence[str]) -> list[str]:
         """Return each label after its marker, then a separator; the same for relations in models
         that find them.

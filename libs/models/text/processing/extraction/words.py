@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -169,7 +169,11 @@ class WordFrame:
         """Return the windows of a text, in order: as many whole words as the model reads after the
         prompt. A longer word is a window. Empty for a text without words.
 
-        Raises InvalidInput for an overlap of more than half of a window, and for too many windows.
+        Each window ends beyond the previous one. The overlap is smaller where the next word would
+        not fit next to it, and at most half (by default a quarter) of the previous window's tokens.
+
+        Raises InvalidInput for an overlap of more than half of the largest window, and for too many
+        windows.
 
         Args:
             overlap: Tokens that a window repeats of the one before; None for the default.
@@ -179,7 +183,6 @@ class WordFrame:
         front = self._front(prompt, check_cancelled)
         added = self._token_counts([after])[0] if after else 0
         room = max(1, self._limit - len(front.ids) - len(front.tail) - added)
-        repeated = overlap_of(overlap, room)
         places = np.array([match.span() for match in self._word.finditer(text)], dtype=np.int64)
         if not len(places):
             return []
@@ -191,17 +194,13 @@ class WordFrame:
             ]
         )
         before = np.concatenate([[0], np.cumsum(counts)])
+        most = max(1, self._max_words - bool(after))
         found: list[Span] = []
-        begin = 0
-        while len(found) <= MAX_WINDOWS:
-            fitting = int(np.searchsorted(before, before[begin] + room, side="right")) - 1
-            end = max(begin + 1, min(fitting, begin + self._max_words - bool(after), len(starts)))
+        for begin, end in _word_windows(before, room, most, overlap):
+            if len(found) == MAX_WINDOWS:
+                raise too_many_windows(path)
             found.append(Span(int(starts[begin]), int(ends[end - 1])))
-            if end == len(starts):
-                return found
-            again = int(np.searchsorted(before, before[end] - repeated, side="left"))
-            begin = max(begin + 1, min(again, end))
-        raise too_many_windows(path)
+        return found
 
     def _token_counts(self, words: Sequence[str]) -> NDArray[np.int64]:
         """Return the number of tokens of each word, as a text has them."""
@@ -337,6 +336,38 @@ class WordFrame:
             return ends - 1, np.ones_like(starts)
         every = np.arange(starts[0], ends[-1], dtype=np.int32) if len(starts) else starts
         return every, ends - starts
+
+
+def _word_windows(
+    before: NDArray[np.int64], room: int, most: int, asked: int | None
+) -> Iterator[tuple[int, int]]:
+    """Yield the first word and the end of each window.
+
+    1. A window has at most `room` tokens and `most` words, or one longer word.
+    2. The next one repeats at most the overlap, half of the window's tokens (a quarter by default),
+      and half of `most` words.
+    3. It repeats less if the word after the window would not fit next to that.
+
+    Raises InvalidInput for an overlap of more than half of the largest window.
+
+    Args:
+        before: Tokens before each word, and of all: [words + 1].
+        asked: The request's overlap in tokens; None for the default.
+    """
+    words = len(before) - 1
+    largest = int((before[most:] - before[:-most]).max()) if words >= most else int(before[-1])
+    repeated = overlap_of(asked, max(1, min(room, largest)))
+    begin = 0
+    while True:
+        fitting = int(np.searchsorted(before, before[begin] + room, side="right")) - 1
+        end = max(begin + 1, min(fitting, begin + most, words))
+        yield begin, end
+        if end == words:
+            return
+        share = min(repeated, int(before[end] - before[begin]) // (4 if asked is None else 2))
+        again = int(np.searchsorted(before, before[end] - share, side="left")) if share else end
+        fits = int(np.searchsorted(before, before[end + 1] - room, side="left"))
+        begin = min(end, max(begin + 1, again, fits, end - most // 2))
 
 
 def _fit(starts: Ids, ends: Ids, room: int, truncation: Truncation) -> tuple[Ids, Ids]:
