@@ -322,8 +322,8 @@ class Job:
             raise self._without_results()
 
     def _without_results(self) -> JobError:
-        """Return the error of a job without any result, which could not tell the types of its
-        columns. None of its chunks has a part, so all of them are sent again when it is resumed.
+        """Return the error of a job without any result, so that the types of its columns are not
+        known. None of its chunks has a part, and all of them are sent again when it is resumed.
         """
         rows = sum(len(chunk) for chunk, _ in self._deferred)
         reason = next(iter(self._deferred[-1][1].errors.values()))
@@ -575,7 +575,7 @@ class Job:
             manifest.active_seconds = self._active_before + began - self._began
             manifest.progress = _rates(self._progress(began)) if state == "running" else {}
             replaced = list(self._replaced)
-            # Encoding the parts of a large job takes long, and more are added meanwhile.
+            # Encoding the parts of a large job takes long, and others may be added at the same time.
             written = replace(manifest, parts=dict(manifest.parts))
             await asyncio.to_thread(written.save, self._place)
             manifest.updated_at = written.updated_at
