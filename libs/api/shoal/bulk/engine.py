@@ -575,7 +575,7 @@ class Job:
             manifest.active_seconds = self._active_before + began - self._began
             manifest.progress = _rates(self._progress(began)) if state == "running" else {}
             replaced = list(self._replaced)
-            # Encoding the parts of a large job takes long, and others may be added at the same time.
+            # Encoding the parts of a large job takes long, and others may be added during it.
             written = replace(manifest, parts=dict(manifest.parts))
             await asyncio.to_thread(written.save, self._place)
             manifest.updated_at = written.updated_at
