@@ -296,7 +296,7 @@ def test_origins_and_hosts_are_checked() -> None:
     origins = "https://app.example, http://localhost:3000"
     found = Settings.from_env({"SHOAL_HTTP_ORIGINS": origins, "SHOAL_HTTP_HOSTS": "mesh.example"})
     assert found.origins == ("https://app.example", "http://localhost:3000")
-    assert found.describe()["origins"] == origins
+    assert found.describe()["origins"] == "https://app.example,http://localhost:3000"
     assert found.hosts == ("mesh.example",)
 
 
