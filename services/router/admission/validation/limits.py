@@ -370,7 +370,7 @@ CHUNK_OVERLAP: Final = Limit(
 )
 _WINDOW_FIELDS: Final = ("ScoreRequest.window_overlap", "ExtractRequest.window_overlap")
 WINDOWED: Final = Limit("an item's text that is read in windows", _WINDOW_FIELDS, MIB, BYTES)
-"""As one that is divided into chunks, with which the work of reading is the same."""
+"""The limit of a text that is divided into chunks: reading either takes the same work."""
 WINDOWS: Final = Limit(
     "windows of an item, by their estimated number (checked by workers, too)",
     _WINDOW_FIELDS,
