@@ -31,7 +31,7 @@ vectors of unchanged files and options.
 KERNEL_GENERATIONS: Final[Mapping[str, int]] = {"bfloat16": 1, "float16": 1, "int8": 1}
 """Increase a format's number when its kernels' results change beyond rounding."""
 
-MAX_CHARACTERS: Final = 64
+MAX_ID_CHARACTERS: Final = 64
 FIELD: Final = "expect_embedding_id"
 
 _RECIPE_DIGITS: Final = 16

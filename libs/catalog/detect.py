@@ -9,6 +9,7 @@ and never run.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from libs.catalog.checkpoint.checkpoint import Checkpoint
 from libs.catalog.checkpoint.files import (
     Config,
     digest,
+    locate,
     need_config,
     read_config,
     shortened,
@@ -35,7 +37,7 @@ from libs.catalog.kinds.embedding.hybrid import hybrid, layer_files, pickled_lay
 from libs.catalog.kinds.embedding.late import is_multi_vector, multi_vector
 from libs.catalog.kinds.embedding.nvembed import is_nvembed, nvembed_card
 from libs.catalog.kinds.embedding.sparse import is_sparse, sparse
-from libs.catalog.kinds.embedding.static import is_static, static_card
+from libs.catalog.kinds.embedding.static import is_static, static_card, static_embedding_card
 from libs.catalog.kinds.extraction.gliner import gliner_card, is_gliner
 from libs.catalog.kinds.extraction.gliner2 import gliner2_card, is_gliner2
 from libs.catalog.kinds.extraction.glirel import glirel_card, is_glirel
@@ -54,22 +56,30 @@ from libs.text import control_character
 
 # Families with a position table that begins with rows for padding (transformers:
 # create_position_ids_from_input_ids).
-_OFFSET_POSITIONS = ("roberta", "roberta-prelayernorm", "xlm-roberta", "camembert", "mpnet")
+_OFFSET_POSITIONS = (
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+    "longformer",
+)
 _POSITION_KEYS = ("max_position_embeddings", "n_positions")
 _NOT_SERVED: dict[str, str] = {
     "qwen3_5": "which reads images and is not served: its text model alone (qwen3_5_text) is",
-    "deberta": (
-        "DeBERTa v1, which is not served: v2 and v3 are (model_type 'deberta-v2', such as "
-        "microsoft/deberta-v3-base)"
+    "cost_wise_gemma": (
+        "Gemma 2 with layers that merge tokens and a score after each layer, which exist only as "
+        "code in the checkpoint: use BAAI/bge-reranker-v2-gemma or BAAI/bge-reranker-v2-m3"
     ),
-    **dict.fromkeys(
-        ("longformer", "big_bird"),
-        "with sparse attention, which is not served: long texts are read by ModernBERT (model_type "
-        "'modernbert', 8,192 tokens) and by "
-        "GTE (model_type 'new', such as Alibaba-NLP/gte-multilingual-base)",
+    "big_bird": (
+        "with sparse attention, which is not served: long texts are read by Longformer (model_type "
+        "'longformer'), by ModernBERT (model_type 'modernbert', 8,192 tokens) and by "
+        "GTE (model_type 'new', such as Alibaba-NLP/gte-multilingual-base)"
     ),
 }
 """Families that users ask for and that are not served: what to use instead."""
+_TOKENIZER_HEAD_BYTES = 1 << 12
+_SAVED_SIDE = re.compile(rb'"truncation"\s*:\s*\{[^{}]*"direction"\s*:\s*"(Left|Right)"')
 _SIDES: dict[str, Truncation] = {"right": "end", "left": "start"}
 _UNLIMITED = 1 << 31  # tokens; tokenizers write a huge number for "no limit"
 _DEFAULT_MAX_TOKENS = (
@@ -253,16 +263,12 @@ def _kind(files: Checkpoint) -> Kind:
 def _kind_of_routes(files: Checkpoint) -> Kind:
     """Return the kind of a Router with separate modules for queries."""
     queries = files.modules.queries
-    if (
-        queries is None
-        or not files.modules.pooling
-        or not queries.pooling
-        or queries.static_embedding
-    ):
+    is_dense = queries is not None and (queries.pooling or queries.static_embedding)
+    if not files.modules.pooling or not is_dense:
         raise ModelBroken(
             "modules.json: its Router has separate modules for queries, which is served for "
-            "dense vectors of two encoders, and "
-            "for sparse vectors with a SparseStaticEmbedding for queries"
+            "dense vectors of two encoders, or of a StaticEmbedding for queries and an encoder for "
+            "documents, and for sparse vectors with a SparseStaticEmbedding for queries"
         )
     return "dense"
 
@@ -360,12 +366,26 @@ def _tokenizer_config(files: Checkpoint) -> Config:
 
 def _truncation(files: Checkpoint) -> Truncation:
     config = _tokenizer_config(files)
-    side = config.text("truncation_side") or "right"
+    side = config.text("truncation_side") or _saved_side(files) or "right"
     if side not in _SIDES:
         raise config.broken(
             "truncation_side", f"is {side!r}, which is not one of {', '.join(_SIDES)}"
         )
     return _SIDES[side]
+
+
+def _saved_side(files: Checkpoint) -> str:
+    """Return the side that tokenizer.json truncates; empty if the file has no truncation.
+
+    Only the head of the file is read, where the `tokenizers` library writes its settings: the
+    vocabulary has many megabytes.
+    """
+    path = locate(files.directory, str(Path(files.modules.encoder_folder) / "tokenizer.json"))
+    if path is None:
+        return ""
+    with path.open("rb") as file:
+        found = _SAVED_SIDE.search(file.read(_TOKENIZER_HEAD_BYTES))
+    return "" if found is None else found[1].decode().lower()
 
 
 def _positions(config: Config) -> int:
@@ -398,8 +418,12 @@ def _query_card(files: Checkpoint, card: Card) -> Card:
     """
     if files.modules.queries is None:
         raise TypeError("queries have no separate modules")
-    own = _modules_checkpoint(files.directory, files.modules.queries)
-    found = dense(own, replace(_common_card(own, card.model, "dense"), revision=card.revision))
+    if files.modules.queries.static_embedding:
+        found = static_embedding_card(files.directory, card.model, files.modules.queries, files.top)
+    else:
+        own = _modules_checkpoint(files.directory, files.modules.queries)
+        found = dense(own, _common_card(own, card.model, "dense"))
+    found = replace(found, revision=card.revision)
     if found.dimensions != card.dimensions:
         sizes = f"{found.dimensions} numbers of queries and of {card.dimensions} of documents"
         raise ModelBroken(

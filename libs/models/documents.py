@@ -1,8 +1,9 @@
-"""Replace documents by their pages as images, and answer from a document's text layer.
+"""Replace documents by their pages as images or by their text, and answer from a document's text
+layer.
 
 The worker's `codec.py` puts a `DocumentFile` where an item has a document; `with_pages` replaces it
-by the document's pages. A page is rendered when a processor decodes it, one at a time on each
-thread, and its pixels are not kept.
+by the document's pages, or by their joined text if the work divides texts into chunks. A page is
+rendered when a processor decodes it, one at a time on each thread, and its pixels are not kept.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import Final
 
 from libs.documents import limits
 from libs.documents.drawn import Drawn, Pixels
+from libs.documents.joined_text import JoinedText
 from libs.documents.reader import DocumentReader, OpenDocument
+from libs.documents.text_size import NO_TEXT, TextBudget
 from libs.errors import InvalidInput, TaskNotSupported
 from libs.models.results import Extraction, ExtractResult, PageText
 from libs.models.work import (
     CancelCheck,
+    EncodeWork,
     EntitiesWork,
     Part,
     Parts,
@@ -129,9 +133,19 @@ def has_documents(work: Work) -> bool:
 
 
 def with_pages(
-    work: Work, files: Sequence[bytes], reader: DocumentReader, check_cancelled: CancelCheck
+    work: Work,
+    files: Sequence[bytes],
+    reader: DocumentReader,
+    check_cancelled: CancelCheck,
+    budget: TextBudget = NO_TEXT,
 ) -> Work:
-    """Replace each document of a work by its pages. `files` are the files of the job.
+    """Replace each document of a work by its pages, or by their text if the work divides texts into
+    chunks.
+
+    Args:
+        files: The files of the job.
+        budget: Pages and text that documents which are divided into chunks may have together; 0:
+            the limits of a job.
 
     Raises InvalidInput with the document's path if it cannot be read or exceeds a limit, and the
     exceptions of `check_cancelled`.
@@ -140,15 +154,54 @@ def with_pages(
         work, EntitiesWork | RelationsWork | StructureWork | TokenWork
     ) or not has_documents(work):
         return work
-    opening = _Opening(files, reader, check_cancelled, is_drawn=not isinstance(work, TextWork))
+    is_divided = isinstance(work, EncodeWork) and work.chunking is not None
+    is_drawn = not is_divided and not isinstance(work, TextWork)
+    opening = _Opening(files, reader, check_cancelled, is_drawn=is_drawn, is_divided=is_divided)
+    if isinstance(work, EncodeWork) and is_divided:
+        return _with_texts(work, opening, budget)
     parts = {index: opening.item(item) for index, item in work.parts.items()}
     if isinstance(work, ScoreWork):
         return replace(work, parts=parts, query_parts=opening.item(work.query_parts))
     return replace(work, parts=parts)
 
 
+def _with_texts(work: EncodeWork, opening: _Opening, budget: TextBudget) -> EncodeWork:
+    """Replace each item that is a document by its text.
+
+    Raises InvalidInput for a document among other parts, with spans, without text, or with too
+    much.
+    """
+    texts, parts, starts = list(work.texts), dict(work.parts), dict(work.page_starts)
+    pages_left = budget.pages or limits.CHUNKED_PAGES * len(work.parts)
+    bytes_left = min(budget.bytes or limits.JOB_TEXT_BYTES, limits.JOB_TEXT_BYTES)
+    for index, own in work.parts.items():
+        document = next((part for part in own if isinstance(part.content, DocumentFile)), None)
+        if document is None:
+            continue
+        if len(own) > 1:
+            raise InvalidInput(
+                "with chunking an item has one part: send the document alone",
+                field=document.field,
+            )
+        if work.chunking is not None and work.chunking.method == "spans":
+            raise InvalidInput(
+                "chunking.method SPANS divides only texts, and this item is a document",
+                field=document.field,
+            )
+        found, pages = opening.joined(document, TextBudget(pages_left, bytes_left))
+        pages_left, bytes_left = pages_left - pages, bytes_left - found.size
+        texts[index], starts[index] = found.text, found.pages
+        del parts[index]
+    return replace(work, texts=texts, parts=parts, page_starts=starts)
+
+
 class _Opening:
-    """Opens the documents of one job, each file once."""
+    """Opens the documents of one job, each file once.
+
+    Args:
+        is_drawn: The pages are needed as images.
+        is_divided: The text of all pages is needed, as one text.
+    """
 
     def __init__(
         self,
@@ -157,13 +210,10 @@ class _Opening:
         check_cancelled: CancelCheck,
         *,
         is_drawn: bool,
+        is_divided: bool = False,
     ) -> None:
-        self._files, self._reader, self._go_on, self._is_drawn = (
-            files,
-            reader,
-            check_cancelled,
-            is_drawn,
-        )
+        self._files, self._reader, self._go_on = files, reader, check_cancelled
+        self._is_drawn, self._is_divided = is_drawn, is_divided
         self._open: dict[int, OpenDocument] = {}
 
     def item(self, parts: Parts) -> Parts:
@@ -180,6 +230,47 @@ class _Opening:
                 found.append(part)
         return tuple(found)
 
+    def joined(self, part: Part, budget: TextBudget) -> tuple[JoinedText, int]:
+        """Read the text of all requested pages of a part that is a document, and count them.
+
+        Raises InvalidInput, also if they exceed the budget.
+        """
+        found, spent = JoinedText(), _Spent()
+        if not isinstance(part.content, DocumentFile):
+            raise TypeError("the part is not a document")
+        self._go_on()
+        pages = self._pages(part.content, part.field, spent)
+        if len(pages) > budget.pages:
+            raise InvalidInput(
+                f"{len(pages):,} pages of the document would be read, and {budget.pages:,} of the "
+                "pages that the documents of this job may have are left: set last_page of each "
+                "document, request fewer pages, or send fewer documents at a time",
+                field=part.field,
+            )
+        for page in pages:
+            self._go_on()
+            found.add(page.number, page.text(part.field))
+            if found.size > limits.CHUNKED_BYTES:
+                raise InvalidInput(
+                    f"the pages up to page {page.number:,} have more than "
+                    f"{limits.CHUNKED_BYTES:,} bytes of text: request fewer pages",
+                    field=part.field,
+                )
+            if found.size > budget.bytes:
+                raise InvalidInput(
+                    f"the pages up to page {page.number:,} have more than the {budget.bytes:,} "
+                    "bytes of text that are left for the documents of this job, by their sizes: "
+                    "request fewer pages, or send fewer documents at a time",
+                    field=part.field,
+                )
+        if not found.size:
+            raise InvalidInput(
+                "the document has no text to divide: a model that reads images can encode its "
+                "pages, or read their text by Extract",
+                field=part.field,
+            )
+        return found, len(pages)
+
     def _pages(self, asked: DocumentFile, field: str, spent: _Spent) -> list[Page]:
         document = self._document(asked, field)
         first, last = max(1, asked.first), min(asked.last or document.length, document.length)
@@ -194,16 +285,17 @@ class _Opening:
             raise InvalidInput(
                 f"pages {first} to {last} at {dpi} dots per inch cannot be read", field=field
             )
-        if not asked.last and count > limits.UNKNOWN_PAGES:
+        if not asked.last and count > limits.UNKNOWN_PAGES and not self._is_divided:
             message = f"the document has {document.length:,} pages; without a last page"
             raise InvalidInput(
                 f"{message}, at most {limits.UNKNOWN_PAGES} are read: request a range of pages",
                 field=field,
             )
         spent.pages += count
-        if spent.pages > limits.PAGES:
+        most = limits.CHUNKED_PAGES if self._is_divided else limits.PAGES
+        if spent.pages > most:
             raise InvalidInput(
-                f"the item has more than {limits.PAGES} pages: request fewer at a time", field=field
+                f"the item has more than {most:,} pages: request fewer at a time", field=field
             )
         sizes = document.sizes(first, last, dpi) if self._is_drawn else [(0, 0)] * count
         spent.add_pixels(sum(height * width for height, width in sizes), field)

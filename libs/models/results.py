@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,12 +67,17 @@ class Chunks:
         starts: First code point of each chunk in its text.
         ends: Code point after each chunk.
         tokens: Number of tokens that each chunk's vectors are computed from.
+        pages: Page of its document on which each chunk begins, 0 for a text; empty without
+            documents.
+        texts: Text of each chunk; empty if they are not returned.
     """
 
     offsets: list[int]  # [texts + 1], the first 0
     starts: list[int]
     ends: list[int]
     tokens: list[int]
+    pages: Sequence[int] = ()
+    texts: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

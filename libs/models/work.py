@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.catalog.card import Card
+from libs.documents.joined_text import PageStarts
 from libs.models.schema import Schema
 
 Role = Literal["", "query", "document"]
@@ -96,12 +97,16 @@ class Chunking:
             chooses.
         overlap: Tokens repeated from the previous chunk.
         late: The model reads whole texts, and the states of a chunk's tokens are pooled.
+        return_text: The result has the texts of the chunks.
+        max_chunks: Maximum chunks of all texts; 0: `dividing.py` chooses.
     """
 
     method: ChunkMethod = "sentences"
     max_tokens: int = 0
     overlap: int = 0
     late: bool = False
+    return_text: bool = False
+    max_chunks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,7 @@ class EncodeWork:
         chunking: Division of each text; None to keep it whole.
         spans: Chunks of each text for the method "spans"; else empty.
         contexts: Text put before each chunk of a text; empty for none.
+        page_starts: The pages of texts that were read from documents, by index.
     """
 
     texts: list[str]
@@ -135,6 +141,7 @@ class EncodeWork:
     chunking: Chunking | None = None
     spans: tuple[tuple[Span, ...], ...] = ()
     contexts: tuple[str, ...] = ()
+    page_starts: Mapping[int, PageStarts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

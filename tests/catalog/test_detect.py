@@ -475,16 +475,23 @@ DENSE: Files = {
             r"`prompts` has the control character U\+202E",
         ),
         (
-            {"config.json": CONFIG | {"model_type": "deberta"}},
-            r"`model_type` is 'deberta', DeBERTa v1, .* v2 and v3 are",
-        ),
-        (
-            {"config.json": CONFIG | {"model_type": "longformer"}},
-            r"`model_type` is 'longformer', .* ModernBERT",
+            {"config.json": CONFIG | {"model_type": "cost_wise_gemma"}},
+            r"`model_type` is 'cost_wise_gemma', .* use BAAI/bge-reranker-v2-gemma",
         ),
         (
             {"config.json": CONFIG | {"model_type": "big_bird"}},
-            r"`model_type` is 'big_bird', .* ModernBERT",
+            r"`model_type` is 'big_bird', .* Longformer .* ModernBERT",
+        ),
+        (
+            SENTENCE
+            | {
+                "config.json": CONFIG
+                | {
+                    "model_type": "longformer",
+                    "architectures": ["LongformerForSequenceClassification"],
+                }
+            },
+            r"config\.json: `architectures` names a classifier, .* write LongformerModel",
         ),
         (
             {"config.json": CONFIG | {"architectures": ["HF_ColBERT"]}},

@@ -13,7 +13,10 @@ from libs.models.text.registry import _FAMILIES
 from libs.models.weights import AllowedExtra
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text("utf-8")
-OWN_MODULES = {"bart", "deberta", "jina_code", "nomic_moe", "privacy_filter", "t5_classifier"}
+OWN_MODULES = {
+    "bart", "deberta", "deberta_v1", "jina_code", "longformer", "nomic_moe", "privacy_filter",
+    "t5_classifier",
+}  # fmt: skip
 """Families with tables that have separate targets."""
 
 

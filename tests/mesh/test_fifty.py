@@ -5,16 +5,18 @@ answers as it does alone.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import shoal
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from libs.catalog import Card, Task, read_card
 from libs.models import (
@@ -32,6 +34,7 @@ from libs.models import (
     load_model,
     with_truncation,
 )
+from libs.models.layers.experts import Experts, GatedExperts
 from services.worker.machine.disk import listing
 from services.worker.settings import Shelf
 from tests.mesh.test_families import relative_error
@@ -42,7 +45,15 @@ from tests.support.cluster import Cluster
 from tests.support.texts import texts
 
 REQUESTS = 600
-TEXTS = tuple(texts(200, shortest=1, longest=15, seed=50))
+MIN_ROUTING_MARGIN = 1e-5
+"""Smallest difference between the router's logits (of size 1) of a token's last chosen and first
+unchosen expert at which rounding in float32 cannot exchange the two.
+"""
+MAX_TIES = 3
+"""Maximum number of requests with a token below this margin. One of the fixed texts has 7.6e-7."""
+TEXTS = tuple(
+    text for text in texts(400, shortest=1, longest=15, seed=50) if len(text) <= 100
+)  # a token has at least a character, and the smallest model reads 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +133,28 @@ def numbers(request: Request, card: Card, client: shoal.Client) -> NDArray[np.fl
     )
 
 
+@pytest.fixture
+def routing_margins(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return a list to which each mixture of experts computed in this process adds the smallest
+    margin of its tokens.
+
+    A mixture of experts is not continuous. Where two experts of a token tie, the last bit of a
+    product decides between them, and the text gets another vector.
+    """
+    margins: list[float] = []
+    for kind in (Experts, GatedExperts):
+
+        def whole(
+            experts: Any, x: Tensor, compute: Callable[[Any, Tensor], Tensor] = kind.whole
+        ) -> Tensor:
+            ranked = experts.router.forward(x).topk(experts._used + 1, dim=-1).values
+            margins.append(float((ranked[:, -2] - ranked[:, -1]).min()))
+            return compute(experts, x)
+
+        monkeypatch.setattr(kind, "whole", whole)
+    return margins
+
+
 def work_of(request: Request, card: Card) -> Work:
     items = list(request.texts)
     if request.task == "encode":
@@ -170,7 +203,7 @@ def flat(result: Result) -> NDArray[np.float32]:
 
 
 def test_fifty_models_on_one_worker_answer_as_alone(
-    one_worker: Cluster, cards: dict[str, Card], checkpoints: Path
+    one_worker: Cluster, cards: dict[str, Card], checkpoints: Path, routing_margins: list[float]
 ) -> None:
     asked = requests(cards)
     with shoal.Client(
@@ -187,14 +220,19 @@ def test_fifty_models_on_one_worker_answer_as_alone(
         model: load_model(checkpoints / model, model, torch.device("cpu"), torch.float32)
         for model in cards
     }
+    ties = []
     for request, answer in zip(asked, answers, strict=True):
+        routing_margins.clear()
         wanted = alone(models[request.model], request)
         assert answer.shape == wanted.shape, request
-        if wanted.size:
+        if min(routing_margins, default=1.0) < MIN_ROUTING_MARGIN:
+            ties.append(request)
+        elif wanted.size:
             # A score near 0 is a difference of larger numbers and has their error: 0.0208 once
             # differed by 3.3e-7.
             apart = np.abs(answer - wanted).max()
             assert relative_error(answer, wanted) <= 1e-5 or (
                 request.task == "score" and apart <= 1e-6
             ), request
+    assert len(ties) <= MAX_TIES, ties
     assert one_worker.processes["worker-0"].poll() is None

@@ -7,17 +7,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
-from typing import Final, cast, get_args
+from typing import Any, Final, cast, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libs.documents.joined_text import PageStarts
 from libs.errors import DeadlinePassed, InvalidInput
-from libs.models import EncodeWork
+from libs.models import EncodeWork, PackedModel
+from libs.models.results import Chunks
 from libs.models.text.processing.chunking import dividing
 from libs.models.text.processing.chunking.dividing import MAX_CHUNKS, check_contexts, divide
 from libs.models.text.tokenising import whole
@@ -75,6 +77,46 @@ def check(text: TextProcessor, own: str, chunking: Chunking) -> None:
         assert piece == piece.strip()
         if chunking.method != "tokens":  # chunks may have other tokens alone than in their text
             assert text.count_tokens(piece, 1 << 20) <= chunking.max_tokens or len(piece) == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_chunks_of_documents_have_the_page_of_their_first_character(
+    embedder: PackedModel, late: bool
+) -> None:
+    chunking = Chunking("tokens", max_tokens=2, late=late, return_text=True)
+    document = "aa bb cc\n\ndd ee\n\nff"
+    starts = PageStarts((2, 3, 9), (0, 10, 17))
+    work = EncodeWork(["aa bb", document], chunking=chunking, page_starts={1: starts})
+    prepared = embedder.prepare(work)
+    chunks: Chunks = cast(Any, prepared.notes).chunks
+    first = chunks.offsets[1]
+    assert set(chunks.pages[:first]) == {0}
+    assert chunks.pages[first:] == [starts.page_at(start) for start in chunks.starts[first:]]
+    assert chunks.pages[-1] == 9
+    assert chunks.texts == [
+        work.texts[row >= first][start:end]
+        for row, (start, end) in enumerate(zip(chunks.starts, chunks.ends, strict=True))
+    ]
+    plain = embedder.prepare(EncodeWork(["aa bb"], chunking=Chunking("tokens", max_tokens=2)))
+    chunks = cast(Any, plain.notes).chunks
+    assert (chunks.pages, chunks.texts) == ([], [])
+
+
+def test_chunks_of_a_job_are_limited(
+    embedder: PackedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small archive may have much more text than a router can know."""
+    monkeypatch.setattr(dividing, "MAX_JOB_CHUNKS", 5)
+    for late in (False, True):
+        chunking = Chunking("tokens", max_tokens=1, late=late)
+        embedder.prepare(EncodeWork(["a b", "c d"], chunking=chunking))
+        with pytest.raises(InvalidInput, match="more than 5 chunks") as caught:
+            embedder.prepare(EncodeWork(["a b", "c d", "a b c d"], chunking=chunking))
+        assert caught.value.field == "items[2]"
+        share = replace(chunking, max_chunks=3)
+        with pytest.raises(InvalidInput, match="more than 3 chunks, which is all") as caught:
+            embedder.prepare(EncodeWork(["a b", "c d"], chunking=share))
+        assert caught.value.field == "items[1]"
 
 
 @pytest.mark.parametrize("style", get_args(Style))

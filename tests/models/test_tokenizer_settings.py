@@ -10,7 +10,9 @@ import pytest
 import torch
 import transformers
 from sentence_transformers import CrossEncoder, SentenceTransformer
+from tokenizers import Tokenizer
 
+from libs.catalog.detect import read_card
 from libs.errors import ModelBroken
 from libs.models import EncodeResult, EncodeWork, ScoreWork, with_truncation
 from libs.models.text.tokenising.bounds import MAX_NAME
@@ -177,6 +179,21 @@ def test_long_texts_are_cut_at_the_side_of_the_configuration(tmp_path: Path, sid
     own = with_truncation(EncodeWork(texts, truncation="none"), model.card)
     assert isinstance(own, EncodeWork)
     assert own.truncation == "none"
+
+
+@pytest.mark.parametrize("own", [{}, {"truncation_side": "right"}])
+def test_long_texts_are_cut_at_the_side_saved_with_the_tokenizer(
+    tmp_path: Path, own: dict[str, str]
+) -> None:
+    write_checkpoint("bert", tmp_path)
+    saved = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    saved.enable_truncation(64, direction="left")
+    saved.save(str(tmp_path / "tokenizer.json"))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | own))
+    side = transformers.AutoTokenizer.from_pretrained(tmp_path).truncation_side
+    assert side == own.get("truncation_side", "left")
+    assert read_card(tmp_path, "test/model").truncation == {"left": "start", "right": "end"}[side]
 
 
 def test_unknown_side_is_refused(tmp_path: Path) -> None:

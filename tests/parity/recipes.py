@@ -74,6 +74,11 @@ def _mpnet(size: Size) -> Values:
     return {name: value for name, value in _roberta(size).items() if name != "type_vocab_size"}
 
 
+def _longformer(size: Size) -> Values:
+    """The first layer's window is narrower than that of the others."""
+    return {**_roberta(size), "attention_window": [8, *(16,) * (size.layers - 1)]}
+
+
 def _albert(size: Size) -> Values:
     """The first layers have other weights than the last, and embeddings are narrower than
     layers."""
@@ -100,6 +105,14 @@ def _deberta(size: Size) -> Values:
         "type_vocab_size": 0,
     }
     return _common(size) | relative | shared
+
+
+def _deberta_v1(size: Size) -> Values:
+    """Return v1's settings: a vector for each distance up to the longest text."""
+    own = ("relative_attention", "max_relative_positions", "pos_att_type")
+    plain = {"position_biased_input": False, "type_vocab_size": 0}
+    settings = _deberta(size)
+    return _common(size) | {key: settings[key] for key in own} | plain
 
 
 def _decoder(size: Size) -> dict[str, object]:
@@ -300,6 +313,7 @@ RECIPES: dict[str, Recipe] = {
     "camembert": Recipe("xlm-roberta", _roberta),
     "distilbert": Recipe("bert", _distilbert),
     "mpnet": Recipe("mpnet", _mpnet),
+    "longformer": Recipe("roberta", _longformer),
     "electra": Recipe("bert", _electra, segmented=True),
     "albert": Recipe("bert", _albert, segmented=True),
     "modernbert": Recipe("bert", _modernbert),
@@ -308,6 +322,7 @@ RECIPES: dict[str, Recipe] = {
     "gte": Recipe("bert", _gte, segmented=True),
     "new": Recipe("bert", _gte, segmented=True, like="gte"),
     "jina_embeddings_v3": Recipe("xlm-roberta", _rotary),
+    "deberta": Recipe("roberta", _deberta_v1),
     "deberta-v2": Recipe("deberta-v2", _deberta),
     "qwen2": Recipe("qwen", _qwen),
     "qwen3": Recipe("qwen", _qwen),

@@ -4,21 +4,24 @@ Router), against sentence-transformers.
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 
 from libs.catalog.detect import read_card
 from libs.errors import ModelBroken
 from libs.models import ClassifyWork, ExtractResult, ScoreResult, ScoreWork
 from tests.parity.checkpoints import Kind, write_checkpoint
 from tests.parity.test_heads import TEXTS, assert_close, dense, load, run
+from tests.parity.tokenizers import tokenizer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -79,6 +82,59 @@ def test_labels_use_the_default_route(tmp_path: Path) -> None:
     assert [item.labels[0].label for item in result.items] == [
         ("law", "weather")[number] for number in nearest
     ]
+
+
+def write_static_queries(directory: Path, *, default: str | None = None) -> Path:
+    """Write a table of token vectors with a projection for queries, and an encoder for
+    documents."""
+    write_checkpoint("bert", directory / "bert")
+    tokenizer = tokenizer_of("bert", 400)
+    table = torch.randn(tokenizer.get_vocab_size(), 24, generator=torch.Generator().manual_seed(2))
+    router = Router.for_query_document(
+        [
+            StaticEmbedding(copy.deepcopy(tokenizer), embedding_weights=table),
+            Dense(24, 64, activation_function=torch.nn.Identity()),
+        ],
+        [Transformer(str(directory / "bert")), Pooling(64, "mean")],
+        default_route=default,
+    )
+    SentenceTransformer(modules=[router, Normalize()], device="cpu", prompts=PROMPTS).save(
+        str(directory / "saved")
+    )
+    return directory / "saved"
+
+
+@pytest.mark.parametrize("default", [None, "document"])
+def test_static_queries_need_no_forward(tmp_path: Path, default: str | None) -> None:
+    directory = write_static_queries(tmp_path, default=default)
+    model, reference = load(directory), SentenceTransformer(str(directory), device="cpu")
+    texts = TEXTS[:3]
+    queries, documents = reference.encode_query(texts), reference.encode_document(texts)
+    assert_close(dense(model, texts, "query"), queries)
+    assert_close(dense(model, texts, "document"), documents)
+    assert_close(dense(model, texts), reference.encode(texts))
+    prepared = model.prepare(ScoreWork(texts[0], texts))
+    result = model.finish(prepared, model.forward_all(prepared))
+    assert isinstance(result, ScoreResult)
+    assert_close(result.scores, reference.similarity(queries[:1], documents)[0].numpy())
+    card = model.card
+    assert card.queries is not None
+    assert (card.family, card.queries.family) == ("bert", "static_embedding")
+    assert (card.queries.revision, card.queries.dimensions) == (card.revision, 64)
+
+
+def test_static_queries_of_another_table_have_another_revision(tmp_path: Path) -> None:
+    directory = write_static_queries(tmp_path)
+    revision = read_card(directory, "test/model").revision
+    folder = next(directory.glob("query_0_*"))
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {name: table[:-1].contiguous() for name, table in tensors.items()},
+        folder / "model.safetensors",
+    )
+    assert read_card(directory, "test/model").revision != revision
+    with pytest.raises(ModelBroken, match="the tokenizer has"):
+        load(directory)
 
 
 def test_card_names_both_encoders(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ is read.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from tests.parity.checkpoints import Kind, random_model, write_checkpoint
 from tests.parity.test_families import load, packed, random_ids, reference, worst
@@ -138,3 +140,18 @@ def test_values_that_differ_from_the_defaults_are_read(
     encoder = load(write_checkpoint(kind, tmp_path, config=config))
     ids = random_ids()
     assert worst(packed(encoder, ids), reference(random_model(kind, config=config), ids)) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["su", "yarn"])
+def test_old_names_of_longrope_are_read_as_transformers_reads_them(
+    name: str, tmp_path: Path
+) -> None:
+    """The reference is the model as loaded from the files, which renames the scaling."""
+    path = write_checkpoint("phi3", tmp_path) / "config.json"
+    config = json.loads(path.read_text())
+    config["rope_parameters"]["rope_type"] = name
+    path.write_text(json.dumps(config))
+    model = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    assert model.config.rope_parameters["rope_type"] == "longrope"
+    ids = random_ids()
+    assert worst(packed(load(tmp_path), ids), reference(model, ids)) <= 1e-5

@@ -73,6 +73,8 @@ OTHERS: tuple[Kind, ...] = (
     "electra",
     "mpnet",
     "distilbert",
+    "longformer",
+    "deberta",
     "deberta-v2",
 )
 

@@ -81,6 +81,8 @@ class Place:
 
     layer: str
     slot: int | None
+    optional: bool = False
+    """Some models of the family do not have the layer, although their checkpoints do."""
 
 
 def _place(rule: Rule, number: str) -> Place | None:
@@ -88,7 +90,9 @@ def _place(rule: Rule, number: str) -> Place | None:
         return None
     if isinstance(rule, tuple):
         return Place(rule[0].format(number), rule[1])
-    return Place((rule.target if isinstance(rule, AllowedExtra) else rule).format(number), None)
+    if isinstance(rule, AllowedExtra):
+        return Place(rule.target.format(number), None, optional=True)
+    return Place(rule.format(number), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +217,8 @@ def _piece(
     if place is None:
         return None
     shape = shapes.get(place.layer)
+    if shape is None and place.optional:
+        return None
     if shape is None or shape.is_table:
         raise _broken(
             stored,

@@ -34,6 +34,7 @@ def dense(files: Checkpoint, card: Card) -> Card:
         return _v5(files, card)
     if files.modules.listed and not files.modules.pooling:
         raise ModelBroken("modules.json: names no Pooling, which makes the vector of a text")
+    _refuse_global_attention(files, card)
     pooling = files.modules.pooling or ("mean",)
     card = replace(
         card,
@@ -122,6 +123,18 @@ def dimensions(modules: Sequence[DenseModule], size: int) -> int:
             )
         size = module.out_features
     return size
+
+
+def _refuse_global_attention(files: Checkpoint, card: Card) -> None:
+    """Refuse a Longformer classifier that is read for vectors: sentence-transformers loads its
+    encoder without global attention, but the family builds it by `architectures`.
+    """
+    if card.family == "longformer" and files.architecture.endswith("ForSequenceClassification"):
+        raise files.config.broken(
+            "architectures",
+            "names a classifier, which has global attention; vectors are made without: write "
+            "LongformerModel",
+        )
 
 
 def _ambiguous(files: Checkpoint) -> tuple[str, ...]:

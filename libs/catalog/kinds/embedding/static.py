@@ -7,6 +7,7 @@ are left out, and a text has at most 512 tokens by default.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,7 @@ from libs.catalog.checkpoint.files import (
     tensor_entries,
     tensor_files,
 )
-from libs.catalog.checkpoint.modules import prompts_of, read_modules
+from libs.catalog.checkpoint.modules import Modules, prompts_of, read_modules
 from libs.catalog.kinds.embedding.dense import dimensions, similarity
 from libs.errors import ModelBroken
 
@@ -58,6 +59,24 @@ def static_card(directory: Path, model: str) -> Card:
     tensor at fault.
     """
     config, modules = _model2vec_config(directory), read_modules(directory)
+    top = read_config(directory, _TOP) or Config(_TOP, {})
+    card = static_embedding_card(directory, model, modules, top)
+    if config is None:
+        return card
+    return replace(
+        card,
+        family=MODEL2VEC,
+        max_tokens=_max_tokens(config),
+        normalize=modules.normalize or config.flag("normalize"),
+    )
+
+
+def static_embedding_card(directory: Path, model: str, modules: Modules, top: Config) -> Card:
+    """Return the card of a StaticEmbedding and the modules after it.
+
+    Args:
+        top: config_sentence_transformers.json.
+    """
     folder = modules.encoder_folder
     if not (directory / folder / "tokenizer.json").is_file():
         raise ModelBroken(f"tokenizer.json: missing from {directory / folder}")
@@ -68,7 +87,6 @@ def static_card(directory: Path, model: str) -> Card:
     table = next((entries[name] for name in TABLES if name in entries), None)
     if table is None or len(table.shape) != 2 or min(table.shape) < 1:
         raise ModelBroken(f"{tensors[0]}: needs a table of vectors, {' or '.join(TABLES)}")
-    top = read_config(directory, _TOP) or Config(_TOP, {})
     prompts, default = prompts_of(top)
     configs = [
         "config.json",
@@ -81,18 +99,18 @@ def static_card(directory: Path, model: str) -> Card:
         revision=model.partition("@")[2]
         or directory.name.partition("@")[2]
         or digest(directory, configs, tensors),
-        family=STATIC_EMBEDDING if config is None else MODEL2VEC,
+        family=STATIC_EMBEDDING,
         kind="dense",
         tasks=("encode", "score", "classify"),
         representations=("dense",),
-        max_tokens=_max_tokens(config),
+        max_tokens=MAX_TOKENS,
         dimensions=dimensions(modules.dense, table.shape[1]),
         prompts=prompts,
         default_prompt=default,
         encoder_folder=folder,
         pooling=("mean",),
         modules=modules.dense,
-        normalize=modules.normalize or (config is not None and config.flag("normalize")),
+        normalize=modules.normalize,
         scoring=similarity(top),
     )
 
@@ -102,8 +120,8 @@ def _model2vec_config(directory: Path) -> Config | None:
     return config if config is not None and config.values.get("model_type") == MODEL2VEC else None
 
 
-def _max_tokens(config: Config | None) -> int:
-    """Model2Vec's `max_length`: 512 where the key is missing, no limit where it is null."""
-    if config is None or ("max_length" in config.values and config.values["max_length"] is None):
+def _max_tokens(config: Config) -> int:
+    """Return Model2Vec's `max_length`: 512 where the key is missing, no limit where it is null."""
+    if "max_length" in config.values and config.values["max_length"] is None:
         return MAX_TOKENS
     return min(config.number("max_length", _MODEL2VEC_TOKENS), MAX_TOKENS)

@@ -52,6 +52,9 @@ class Layout:
 
 _BERT = Layout("classifier", dense="pooler.dense", function="tanh")
 _ROBERTA = Layout("classifier.out_proj", dense="classifier.dense", function="tanh")
+_DEBERTA = Layout(
+    "classifier", dense="pooler.dense", function="gelu", function_key="pooler_hidden_act"
+)
 _SEQ2SEQ = Layout(
     "classification_head.out_proj",
     dense="classification_head.dense",
@@ -77,6 +80,7 @@ LAYOUTS: dict[str, Layout] = {
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
     "mpnet": _ROBERTA,
+    "longformer": _ROBERTA,
     "modernbert": Layout(
         "classifier",
         dense="head.dense",
@@ -92,7 +96,8 @@ LAYOUTS: dict[str, Layout] = {
         pooling_key="classifier_pooling",
         pooling="late",
     ),
-    "deberta-v2": Layout("classifier", dense="pooler.dense", function_key="pooler_hidden_act"),
+    "deberta": _DEBERTA,
+    "deberta-v2": _DEBERTA,
     "nomic_bert": _BERT,
     "new": _BERT,
     "gte": _BERT,

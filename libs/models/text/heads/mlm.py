@@ -67,6 +67,7 @@ MLM_LAYOUTS: dict[str, MlmLayout] = {
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
     "mpnet": _ROBERTA,
+    "longformer": _ROBERTA,
     "modernbert": MlmLayout(
         "head.dense",
         "head.norm",

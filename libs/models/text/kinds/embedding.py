@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from libs.catalog.card import Card
 from libs.catalog.checkpoint.files import need_config
 from libs.catalog.kinds.embedding.nvembed import MODEL_TYPE, read_latent
+from libs.catalog.kinds.embedding.static import STATIC_EMBEDDING
 from libs.models.backbone import Backbone
 from libs.models.head import ModelHead
 from libs.models.text.heads.latent import LatentHead
@@ -21,6 +24,7 @@ from libs.models.text.processing.chunking.span_pooling import SpanPooling
 from libs.models.text.processing.embedding import EmbeddingProcessor
 from libs.models.text.processing.latent import LatentProcessor
 from libs.models.text.registry import build_encoder
+from libs.models.text.static_parts import load_static_parts
 from libs.models.text.tokenising.late import LateFrame
 from libs.models.text.tokenising.text import special_token
 from libs.models.weights import HeadRule, TensorFile
@@ -34,6 +38,8 @@ def build(parts: Parts) -> Built:
     if parts.config.text("model_type") == MODEL_TYPE:
         return _latent(parts)
     if parts.card.queries is not None:
+        if parts.card.queries.family == STATIC_EMBEDDING:
+            return _static_queries(parts, parts.card.queries)
         return _asymmetric(parts, parts.card.queries)
     card, text = parts.card, parts.text()
     layers = dense_layers(card, parts.directory, parts.state, parts.device)
@@ -70,6 +76,16 @@ def _asymmetric(parts: Parts, queries: Card) -> Built:
     documents = EmbeddingProcessor(parts.card, text)
     processor = AsymmetricProcessor(parts.card, documents, EmbeddingProcessor(queries, own.text()))
     backbone = Backbone(encoder, {QUERY_HEAD: _pooled(own)})
+    return Built({"dense": _pooled(parts)}, processor, text.tokenizer, (backbone,))
+
+
+def _static_queries(parts: Parts, queries: Card) -> Built:
+    """Build an encoder for documents, and a table of token vectors, in float32, for queries."""
+    static = load_static_parts(parts.directory, queries, parts.device, torch.float32)
+    text = parts.text()
+    documents = EmbeddingProcessor(parts.card, text)
+    processor = AsymmetricProcessor(parts.card, documents, static.processor)
+    backbone = Backbone(static.encoder, {QUERY_HEAD: static.head})
     return Built({"dense": _pooled(parts)}, processor, text.tokenizer, (backbone,))
 
 

@@ -30,7 +30,12 @@ from libs.models.text.checks import (
     unsupported,
 )
 from libs.models.text.processing import answers
-from libs.models.text.processing.chunking.dividing import DEFAULT_TOKENS, check_contexts, divide
+from libs.models.text.processing.chunking.dividing import (
+    DEFAULT_TOKENS,
+    check_contexts,
+    check_total,
+    divide,
+)
 from libs.models.text.processing.chunking.span_pooling import SPANS_HEAD, SpanPooling, Window
 from libs.models.text.processing.pooling import MAX_VECTORS
 from libs.models.text.processing.static import StaticLookup
@@ -190,7 +195,7 @@ class EmbeddingProcessor:
         check_cancelled: CancelCheck,
     ) -> Prepared:
         """Prepare each chunk as a separate text, preceded by its contexts."""
-        divided, pieces, paths = [], [], []
+        divided, pieces, paths = [], list[str](), list[str]()
         room = self.longest(work.role) - self._text.frame_tokens - self._prompt_tokens(prompt)
         for index, text in enumerate(work.texts):
             check_cancelled()
@@ -199,12 +204,13 @@ class EmbeddingProcessor:
                 self._text, work, index, self._room(work, index, room, context), check_cancelled
             )
             check_contexts(spans, context, index)
+            check_total(work, len(pieces) + len(spans), index)
             divided.append(spans)
             pieces += [f"{context}{span.context}{text[span.start : span.end]}" for span in spans]
             paths += [item_path(index)] * len(spans)
         prepared = self._whole(work, pieces, forms, prompt, paths.__getitem__, check_cancelled)
         tokens = [sequence.tokens for sequence in prepared.sequences] or [0] * len(pieces)
-        notes = replace(cast(_Notes, prepared.notes), chunks=_table(divided, tokens))
+        notes = replace(cast(_Notes, prepared.notes), chunks=_table(work, divided, tokens))
         return replace(prepared, notes=notes, fields=tuple(paths) if prepared.sequences else ())
 
     def _room(self, work: EncodeWork, index: int, room: int, context: str) -> int:
@@ -268,6 +274,7 @@ class EmbeddingProcessor:
         for index, text in enumerate(work.texts):
             check_cancelled()
             chunks = divide(self._text, work, index, DEFAULT_TOKENS, check_cancelled)
+            check_total(work, len(tokens) + len(chunks), index)
             check_cancelled()
             found, counts = spans.windows(
                 self._text.encode_whole(text, prompt, check_cancelled),
@@ -300,7 +307,7 @@ class EmbeddingProcessor:
             work,
             head,
             sequences,
-            _Notes(masks, [], _table(divided, tokens), tuple(windows)),
+            _Notes(masks, [], _table(work, divided, tokens), tuple(windows)),
             fields=paths,
         )
 
@@ -557,13 +564,39 @@ def check_pooled(work: EncodeWork, sequences: Sequence[InputSequence], where: Wh
             raise InputTooLong(message, field=where(index))
 
 
-def _table(divided: Sequence[Sequence[Span]], tokens: list[int]) -> Chunks:
-    """Return the chunks of texts in order. `tokens` holds those of each chunk."""
+def _table(work: EncodeWork, divided: Sequence[Sequence[Span]], tokens: list[int]) -> Chunks:
+    """Return the chunks of the work's texts in order. `tokens` holds those of each chunk."""
     offsets = np.cumsum([0, *map(len, divided)]).tolist()
     starts, ends = (
         [getattr(span, name) for spans in divided for span in spans] for name in ("start", "end")
     )
-    return Chunks(offsets, starts, ends, tokens)
+    return Chunks(
+        offsets, starts, ends, tokens, pages=_pages(work, divided), texts=_texts(work, divided)
+    )
+
+
+def _pages(work: EncodeWork, divided: Sequence[Sequence[Span]]) -> list[int]:
+    """Return the page on which each chunk begins, 0 for one of a text; nothing without
+    documents.
+    """
+    if not work.page_starts:
+        return []
+    return [
+        work.page_starts[index].page_at(span.start) if index in work.page_starts else 0
+        for index, spans in enumerate(divided)
+        for span in spans
+    ]
+
+
+def _texts(work: EncodeWork, divided: Sequence[Sequence[Span]]) -> list[str]:
+    """Return the text of each chunk if the work asks for them."""
+    if work.chunking is None or not work.chunking.return_text:
+        return []
+    return [
+        text[span.start : span.end]
+        for text, spans in zip(work.texts, divided, strict=True)
+        for span in spans
+    ]
 
 
 def _label_path(number: int) -> str:

@@ -28,6 +28,7 @@ _CLASSES: Final[Mapping[str, str]] = {
     "LayoutLMTokenizer": _BERT,
     "MPNetTokenizer": _BERT,
     "BartTokenizer": _ROBERTA,
+    "DebertaTokenizer": _ROBERTA,
     "GPT2Tokenizer": _ROBERTA,
     "LongformerTokenizer": _ROBERTA,
     "RobertaTokenizer": _ROBERTA,
@@ -38,8 +39,10 @@ pre-tokenizer.
 _DEFAULT_CLASSES: Final[Mapping[str, str]] = {
     "bart": _ROBERTA,
     "bert": _BERT,
+    "deberta": _ROBERTA,
     "distilbert": _BERT,
     "electra": _BERT,
+    "longformer": _ROBERTA,
     "mpnet": _BERT,
     "nomic_bert": _BERT,
     "roberta": _ROBERTA,

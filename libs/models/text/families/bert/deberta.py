@@ -185,6 +185,7 @@ class DisentangledAttention(Attention):
     Args:
         kinds: c2p and p2c.
         own: Distances have their own projections, not those of the content.
+        key_bias: The projection of distances for queries has a bias.
     """
 
     def __init__(
@@ -195,10 +196,13 @@ class DisentangledAttention(Attention):
         distances: Distances,
         kinds: tuple[str, ...],
         own: bool,
+        key_bias: bool = True,
     ) -> None:
         super().__init__(spec, layer)
         size = spec.heads * spec.head_size
-        self.distance_key = PackedLinear(spec.hidden, size) if own and "c2p" in kinds else None
+        self.distance_key = (
+            PackedLinear(spec.hidden, size, bias=key_bias) if own and "c2p" in kinds else None
+        )
         self.distance_query = PackedLinear(spec.hidden, size) if own and "p2c" in kinds else None
         self._distances, self._kinds, self._own = distances, kinds, own
         self.delta: BoundConstants[DistanceParts] | None = None
@@ -214,14 +218,21 @@ class DisentangledAttention(Attention):
 
     def learn(self, vectors: Tensor) -> None:
         """Project the distance embeddings [rows, hidden]. Call it after loading."""
-        queries, keys, _ = self.qkv.forward(vectors).chunk(3, dim=1)
-        if self.distance_query is not None:
-            queries = self.distance_query.forward(vectors)
-        if self.distance_key is not None:
-            keys = self.distance_key.forward(vectors)
+        queries, keys = self._projected_distances(vectors)
         self.distance_query = self.distance_key = None
-        self.keys = self._by_head(keys) if "c2p" in self._kinds else None
-        self.queries = self._by_head(queries) if "p2c" in self._kinds else None
+        self.keys = self._by_head(keys) if keys is not None else None
+        self.queries = self._by_head(queries) if queries is not None else None
+
+    def _projected_distances(self, vectors: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return the distances as queries and as keys, each [rows, heads * head_size]; None for
+        those that the model does not have.
+        """
+        if self._own:
+            linears = self.distance_query, self.distance_key
+            queries, keys = (one if one is None else one.forward(vectors) for one in linears)
+        else:
+            queries, keys, _ = self.qkv.forward(vectors).chunk(3, dim=1)
+        return queries if "p2c" in self._kinds else None, keys if "c2p" in self._kinds else None
 
     def spent(self) -> dict[str, Shape]:
         """Return the linear layers that only `learn` needed. They are freed."""
@@ -543,25 +554,8 @@ class DebertaEncoder(PackedEncoder):
 
 def build(config: Config) -> PackedEncoder:
     """Build the encoder that config.json describes, without weights."""
-    hidden = config.size("hidden_size")
-    heads = config.head_count("num_attention_heads", hidden)
-    head_size = hidden // heads
-    config.require("attention_head_size", head_size)
-    config.require("is_decoder", False)
-    kinds = config.words("pos_att_type")
-    if not set(kinds) <= set(_KINDS):
-        raise config.unsupported("pos_att_type", f"supported are {' and '.join(_KINDS)}")
-    spec = EncoderSpec(
-        hidden=hidden,
-        heads=heads,
-        head_size=head_size,
-        ffn=config.size("intermediate_size"),
-        layers=(LayerSpec(),) * config.layers("num_hidden_layers"),
-        norm="post",
-        norm_eps=config.number("layer_norm_eps", _EPS),
-        activation=config.activation("hidden_act"),
-        scale=(head_size * (1 + len(set(kinds)))) ** -0.5,
-    )
+    kinds = distance_kinds(config)
+    spec = deberta_spec(config, kinds)
     relative: DistanceEmbedding | None = None
     attention: AttentionType = Attention
     if config.flag("relative_attention", False):
@@ -571,12 +565,41 @@ def build(config: Config) -> PackedEncoder:
         )
         own = not config.flag("share_att_key", False)
         attention = partial(DisentangledAttention, distances=distances, kinds=kinds, own=own)
-    return DebertaEncoder(
-        spec, _embedding(config, spec), relative, attention, _convolution(config, hidden)
+    convolution = _convolution(config, spec.hidden)
+    return DebertaEncoder(spec, deberta_embedding(config, spec), relative, attention, convolution)
+
+
+def distance_kinds(config: Config) -> tuple[str, ...]:
+    """Return which of c2p and p2c the model has."""
+    kinds = config.words("pos_att_type")
+    if not set(kinds) <= set(_KINDS):
+        raise config.unsupported("pos_att_type", f"supported are {' and '.join(_KINDS)}")
+    return kinds
+
+
+def deberta_spec(config: Config, kinds: tuple[str, ...], *, qkv_bias: bool = True) -> EncoderSpec:
+    """Read the layers. `kinds`: c2p and p2c."""
+    hidden = config.size("hidden_size")
+    heads = config.head_count("num_attention_heads", hidden)
+    head_size = hidden // heads
+    config.require("attention_head_size", head_size)
+    config.require("is_decoder", False)
+    return EncoderSpec(
+        hidden=hidden,
+        heads=heads,
+        head_size=head_size,
+        ffn=config.size("intermediate_size"),
+        layers=(LayerSpec(),) * config.layers("num_hidden_layers"),
+        norm="post",
+        norm_eps=config.number("layer_norm_eps", _EPS),
+        activation=config.activation("hidden_act"),
+        scale=(head_size * (1 + len(set(kinds)))) ** -0.5,
+        qkv_bias=qkv_bias,
     )
 
 
-def _embedding(config: Config, spec: EncoderSpec) -> TokenEmbedding:
+def deberta_embedding(config: Config, spec: EncoderSpec) -> TokenEmbedding:
+    """Build the embedding. Without absolute positions, sequences of any length are supported."""
     table = config.flag("position_biased_input", True)
     return TokenEmbedding(
         EmbeddingSpec(
@@ -592,7 +615,8 @@ def _embedding(config: Config, spec: EncoderSpec) -> TokenEmbedding:
     )
 
 
-def _distances(config: Config) -> Distances:
+def farthest_distance(config: Config) -> int:
+    """Return the distance from which on all distances share a row."""
     farthest = config.integer("max_relative_positions", -1)
     if farthest < 1:
         farthest = config.size("max_position_embeddings", _POSITIONS)
@@ -601,6 +625,11 @@ def _distances(config: Config) -> Distances:
             "max_relative_positions",
             f"distances of at most {_ANY_LENGTH:,} are served, not {farthest:,}",
         )
+    return farthest
+
+
+def _distances(config: Config) -> Distances:
+    farthest = farthest_distance(config)
     buckets = config.integer("position_buckets", -1)
     if buckets < 1:
         return Distances.exact(farthest)

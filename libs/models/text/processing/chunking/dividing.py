@@ -34,6 +34,9 @@ MAX_CHUNKS: Final = 8192
 same limit but only an estimate.
 """
 
+MAX_JOB_CHUNKS: Final = 65_536
+"""Maximum chunks of all texts of a job: those that a request may have by the router's estimate."""
+
 
 WINDOW: Final = 16_384
 """Characters of a text that are divided at once, for sentences and Markdown: semantic-text-splitter
@@ -87,6 +90,21 @@ def divide(
     if len(found) > MAX_CHUNKS:
         raise _too_many(index)
     return found or [Span(0, len(own))]
+
+
+def check_total(work: EncodeWork, chunks: int, index: int) -> None:
+    """Refuse the texts of a job up to text `index` if they have too many chunks together. Raises
+    InvalidInput.
+    """
+    most = min(_chunking(work).max_chunks or MAX_JOB_CHUNKS, MAX_JOB_CHUNKS)
+    if chunks > most:
+        field = f"items[{index}]"
+        raise InvalidInput(
+            f"the items up to {field} would have more than {most:,} chunks, which is all "
+            "that an answer may have: set a larger chunking.max_tokens, call EncodeStream, or send "
+            "fewer items or fewer pages of documents",
+            field=field,
+        )
 
 
 def check_contexts(spans: Sequence[Span], context: str, index: int) -> None:
