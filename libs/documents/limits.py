@@ -31,6 +31,12 @@ TEXT_BYTES: Final = 256 << 10
 """Maximum size of one page's text, as UTF-8. A page that is full of small print has 10 KB."""
 JOB_TEXT_BYTES: Final = 32 << 20
 """Maximum size of the texts of all pages of a job."""
+CHUNKED_BYTES: Final = 1 << 20
+"""Maximum size of an item's text that is divided into chunks, as UTF-8."""
+CHUNKED_PAGES: Final = 1024
+"""Pages of one item of which the text is divided into chunks. Reading a text takes milliseconds,
+where drawing a page takes a tenth of a second.
+"""
 PAGE_SECONDS: Final = 10
 """Processor time for one step: opening the document, drawing a page, or reading its text."""
 ITEM_SECONDS: Final = 60.0

@@ -41,11 +41,11 @@ from libs.errors import InternalError, InvalidInput, NoCapacity, TaskNotSupporte
 PROCESSES: Final = 6
 IDLE_SECONDS: Final = 30
 """Idle seconds after which a process ends and frees its document."""
-_SLACK: Final = 6
+_CLOCK_FACTOR: Final = 6
 """Seconds of the clock for a second of processor time, on a busy machine."""
-_MIN_SECONDS: Final = 60
+_MIN_ANSWER_SECONDS: Final = 60
 """By the clock, for an answer: a machine may be busy with other things."""
-_CHECK_SECONDS: Final = 0.1
+_CANCEL_POLL_SECONDS: Final = 0.1
 """How often a caller that waits for an answer may end that."""
 _WAIT_SECONDS: Final = 60.0
 """For a process to become free."""
@@ -115,7 +115,7 @@ class _Process:
         self.check: Callable[[], None] = _nothing
         self._processor_seconds, self._seconds = (
             bounds.seconds,
-            max(bounds.seconds * _SLACK, _MIN_SECONDS),
+            max(bounds.seconds * _CLOCK_FACTOR, _MIN_ANSWER_SECONDS),
         )
         arguments = (_sites(reads), reads, bounds.memory, bounds.seconds, IDLE_SECONDS)
         self._child = subprocess.Popen(  # noqa: S603 # our program
@@ -196,7 +196,7 @@ class _Process:
     def _wait(self, end: int, event: int, until: float) -> None:
         poll = select.poll()
         poll.register(end, event)
-        while not poll.poll(max(0.0, min(until - time.monotonic(), _CHECK_SECONDS)) * 1000):
+        while not poll.poll(max(0.0, min(until - time.monotonic(), _CANCEL_POLL_SECONDS)) * 1000):
             if time.monotonic() >= until:
                 raise _Lost(f"it did not answer within {self._seconds} s")
             try:

@@ -1,0 +1,68 @@
+"""Estimate the text of a document before it is read, from its bytes and the requested pages. Pure.
+
+Routers price the documents of Encode with `chunking` by it, and workers limit their pulls. Neither
+has a parser, so the worker counts exactly once it has read the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from libs.documents import limits
+from libs.documents.conversion.sniffing import family
+
+PDF_PAGE_BYTES: Final = 4096
+"""Estimated text of a PDF page: one full of text has 3 to 5 KB."""
+ARCHIVE_EXPANSION: Final = 4
+"""Estimated bytes of text for each byte of a ZIP archive. The text of DOCX, XLSX, PPTX and EPUB
+files is compressed; images in them make them larger.
+"""
+TEXT_FACTOR: Final = 8
+"""Text that documents may have for each byte of the estimate. More is refused: the request was
+priced for far less.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TextBudget:
+    """The pages and text that documents may have together."""
+
+    pages: int
+    bytes: int
+
+    def __add__(self, other: TextBudget) -> TextBudget:
+        return TextBudget(self.pages + other.pages, self.bytes + other.bytes)
+
+
+NO_TEXT: Final = TextBudget(0, 0)
+
+
+def budget_of(data: bytes, pages: int, documents: int) -> TextBudget:
+    """Return the share of one document in the budget of all documents of a request.
+
+    All documents may have at least 1 MiB together, so a document that is sent alone is never
+    refused by its estimate.
+
+    Args:
+        pages: Pages that may be read of it.
+        documents: Number of documents in the request.
+    """
+    most = max(
+        TEXT_FACTOR * estimated_text_bytes(data, pages), -(-limits.CHUNKED_BYTES // documents)
+    )
+    return TextBudget(pages, min(most, limits.CHUNKED_BYTES))
+
+
+def estimated_text_bytes(data: bytes, pages: int) -> int:
+    """Return the estimated UTF-8 bytes of the text of a document's first `pages` requested pages,
+    at most those that an item may have.
+    """
+    match family(data):
+        case "pdf":
+            found = min(len(data), pages * PDF_PAGE_BYTES)
+        case "archive":
+            found = min(ARCHIVE_EXPANSION * len(data), pages * limits.TEXT_BYTES)
+        case _:
+            found = min(len(data), pages * limits.TEXT_BYTES)
+    return max(1, min(found, limits.CHUNKED_BYTES))
