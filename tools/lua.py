@@ -17,6 +17,7 @@ from libs.queue.scripts import Script
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 MODULES: Final = (
+    "libs.aliases.scripts",
     "libs.queue.operations",
     "libs.queue.rates",
     "libs.queue.queue_position",

@@ -17,6 +17,7 @@ from shoal.v1 import models_pb2
 from libs.fleet.snapshot import FleetSnapshot, WorkerRecord
 from libs.queue.jobs import LaneGauges
 from libs.queue.keys import LaneKey
+from libs.work_estimate import average_speed, work_seconds
 
 AFFINITY: Final[Mapping[models_pb2.ModelState, float]] = MappingProxyType(
     {
@@ -74,9 +75,9 @@ def busy_seconds(
             gauge.queued_tokens + gauge.leased_tokens + rates.get(gauge.lane, 0.0) * HORIZON_SECONDS
         )
         holders = copies.get((gauge.lane.pool, gauge.lane.model), []) if tokens else []
-        for worker_id, speed in holders:
-            if speed > 0:
-                seconds[worker_id] += tokens / speed / len(holders)
+        speed = average_speed(speed for _, speed in holders)
+        for worker_id, _ in holders if speed else ():
+            seconds[worker_id] += work_seconds(tokens, speed, len(holders))
     return seconds
 
 

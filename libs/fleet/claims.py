@@ -11,13 +11,7 @@ from shoal.v1 import models_pb2
 
 from libs.fleet.snapshot import LOADING_STATES, FleetSnapshot, WorkerModelRecord
 from libs.queue.jobs import LaneGauges
-
-UNKNOWN_LOAD_SECONDS = 5.0
-START_SECONDS = 2.0
-BYTES_PER_SECOND = 1.5e9
-"""Estimates of a load until one was measured: the speed of reading weights from a local disk, and
-START_SECONDS before that.
-"""
+from libs.work_estimate import assumed_load_seconds, average_speed, work_seconds
 
 _SERVED = (*LOADING_STATES, models_pb2.MODEL_STATE_RESIDENT)
 
@@ -46,11 +40,10 @@ def wait_seconds(gauges: LaneGauges, snapshot: FleetSnapshot) -> float | None:
     copy or a measured speed.
     """
     copies = _copies(gauges, snapshot)
-    speeds = [copy.tokens_per_second for copy in copies if copy.tokens_per_second > 0]
-    if not speeds:
+    speed = average_speed(copy.tokens_per_second for copy in copies)
+    if not speed:
         return None
-    tokens_per_second = sum(speeds) / len(speeds) * len(copies)
-    return (gauges.queued_tokens + gauges.leased_tokens) / tokens_per_second
+    return work_seconds(gauges.queued_tokens + gauges.leased_tokens, speed, len(copies))
 
 
 def load_seconds(model: str, snapshot: FleetSnapshot) -> float:
@@ -65,11 +58,7 @@ def load_seconds(model: str, snapshot: FleetSnapshot) -> float:
     if any(measured):
         return max(measured)
     card = snapshot.card(model)
-    return (
-        START_SECONDS + card.bytes / BYTES_PER_SECOND
-        if card and card.bytes
-        else UNKNOWN_LOAD_SECONDS
-    )
+    return assumed_load_seconds(card.bytes if card is not None else 0)
 
 
 def _copies(gauges: LaneGauges, snapshot: FleetSnapshot) -> list[WorkerModelRecord]:

@@ -1,16 +1,16 @@
 """The registry of workers in Redis: written from heartbeats by `services/router/lanes/pull.py`,
 read by every router.
 
-All of it is small: hashes of heartbeats, of cards, of failed loads, of the leading scheduler and of
-its plan's notes, a sorted set of routers, and a key for each claim and each worker's orders. A
-worker is alive while its last heartbeat is younger than `ttl_ms`.
+It consists of hashes of heartbeats, of cards, of failed loads, of the leading scheduler and of its
+plan's notes, and of models on disks (`disks.py`), a sorted set of routers, and a key for each claim
+and each worker's orders. A worker is alive while its last heartbeat is younger than `ttl_ms`.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import cast
@@ -20,7 +20,8 @@ from shoal.v1 import models_pb2, worker_pb2
 
 from libs.errors import ModelNotFound, ModelUnreachable, NoCapacity
 from libs.fleet import scripts
-from libs.fleet.cards import digest_of, merged, without_measures
+from libs.fleet.cards import Copies, digest_of, merged, without_measures
+from libs.fleet.disks import LISTS, TAGS, Disks, ModelsOnDisk, records_of, tag_of
 from libs.fleet.snapshot import FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
 from libs.queue.connection.client import translated
 from libs.queue.keys import WAKEUP_CHANNEL, LaneKey, WorkerWakeup
@@ -45,13 +46,24 @@ heartbeat reports LOADING, which then prevents further loads.
 
 _PASSING = (ModelNotFound.reason, ModelUnreachable.reason, NoCapacity.reason)
 
-_WORKERS, _CARDS, _FAILURES, _STRIKES, _ROUTERS, _LEADER, _FENCES, _NOTES = (
+_WORKERS, _CARDS, _CARDS_REVISION, _FAILURES, _STRIKES, _ROUTERS, _LEADER, _FENCES, _NOTES = (
     f"v1:{{fleet}}:{part}"
-    for part in ("workers", "cards", "failures", "strikes", "routers", "leader", "fences", "notes")
+    for part in (
+        "workers",
+        "cards",
+        "cards_revision",
+        "failures",
+        "strikes",
+        "routers",
+        "leader",
+        "fences",
+        "notes",
+    )
 )
 
 _Notes = dict[bytes, bytes]
 _NOTHING: Mapping[str, float] = MappingProxyType({})
+_NO_MODELS: ModelsOnDisk = MappingProxyType({})
 _Change = Callable[[FleetSnapshot], FleetSnapshot]
 
 
@@ -67,91 +79,120 @@ class Fleet:
     def __init__(self, redis: Redis, *, ttl_ms: int = TTL_MS) -> None:
         self._redis = redis
         self._ttl_ms = ttl_ms
-        # The state: the last snapshot, and the bytes of heartbeats and cards, so that only changed
-        # ones are parsed.
+        # The state: the last snapshot, the bytes of heartbeats and cards, so that only changed ones
+        # are parsed, the cards of the last read with their revision, and the lists of disks.
         self.snapshot = FleetSnapshot({}, {}, {}, 0)
-        self._heartbeats: dict[bytes, tuple[bytes, WorkerRecord]] = {}
-        self._cards: dict[bytes, models_pb2.ModelCard] = {}
-        # The digests of the cards that each worker reported last, by model.
+        self._heartbeats: dict[bytes, tuple[bytes, WorkerRecord, str]] = {}
+        self._parsed_cards: dict[bytes, models_pb2.ModelCard] = {}
+        self._cards: dict[str, models_pb2.ModelCard] = {}
+        self._cards_revision: bytes | None = None
+        self._disks = Disks(redis)
+        # The digests of the cards that each worker reported last, by model, and in its list.
         self._reported_cards: dict[str, dict[str, int]] = {}
+        self._cards_on_disk: dict[str, dict[str, int]] = {}
+        self._copies = Copies()
         # Own updates since the last refresh began, because the data that it reads may be older.
         self._own_changes: list[_Change] = []
 
-    async def report(self, heartbeat: worker_pb2.HeartbeatRequest) -> None:
+    async def report(self, heartbeat: worker_pb2.HeartbeatRequest) -> str:
         """Store a heartbeat for all routers, and apply it to `snapshot` at once.
 
         A model that has just failed is recorded by `record_failure`. Failures are forgotten for
         models that are resident now, and for all models of a restarted worker.
+
+        Returns the tag of the worker's models on disk, empty if it has none. Empty too if the
+        heartbeat names a tag without a list in Redis: it is not stored, and the worker must send
+        another one with the list.
         """
         previous = self.snapshot.workers.get(heartbeat.worker_id)
-        kept = _without_cards(heartbeat)
-        digests = {
-            model.model: digest_of(model.card)
-            for model in heartbeat.models
-            if model.HasField("card")
-        }
-        changed = self._changed_cards(heartbeat, kept, digests)
-        now_ms = await scripts.report(
+        kept, models = _without_cards(heartbeat)
+        content = worker_pb2.HeartbeatRequest(on_disk=models).SerializeToString()
+        kept.on_disk_tag = tag_of(content) if content else heartbeat.on_disk_tag
+        cards = self._merged_cards(heartbeat, [*kept.models, *models])
+        changed = {name: card for name, card in cards.items() if card != self.snapshot.card(name)}
+        # Cards of models on disk are not sent again: write those that Redis has lost.
+        listed = {model.model: cards[model.model] for model in models if model.model in cards}
+        now_ms, has_list = await scripts.report(
             self._redis,
-            (_WORKERS, _CARDS),
+            (_WORKERS, _CARDS, _CARDS_REVISION, LISTS, TAGS),
             worker_id=heartbeat.worker_id,
             heartbeat=kept.SerializeToString(),
             leaving=heartbeat.leaving,
+            tag=kept.on_disk_tag,
+            on_disk=content,
+            changed=len(changed),
             new_cards=[
-                part for name, card in changed.items() for part in (name, card.SerializeToString())
+                part
+                for name, card in (*changed.items(), *listed.items())
+                for part in (name, card.SerializeToString())
             ],
         )
-        self._reported_cards[heartbeat.worker_id] = digests
-        record = WorkerRecord.from_heartbeat(kept, now_ms)
+        if kept.on_disk_tag and not (has_list or heartbeat.leaving):
+            return ""
+        if content:
+            on_disk = records_of(models)
+        else:
+            await self._disks.read([(kept.on_disk_tag, heartbeat.worker_id)])
+            on_disk = self._disks.find(kept.on_disk_tag) or _NO_MODELS
+        record = WorkerRecord.from_heartbeat(kept, now_ms, on_disk)
 
         def change(snapshot: FleetSnapshot) -> FleetSnapshot:
-            workers = {
-                name: worker
-                for name, worker in snapshot.workers.items()
-                if name != record.worker_id
-            }
-            if not heartbeat.leaving:
-                workers[record.worker_id] = record
+            workers = {**snapshot.workers, record.worker_id: record}
+            if heartbeat.leaving:
+                del workers[record.worker_id]
             return replace(
                 snapshot,
                 workers=workers,
-                cards={**snapshot.cards, **changed},
+                cards={**snapshot.cards, **changed} if changed else snapshot.cards,
                 now_ms=max(snapshot.now_ms, now_ms),
             )
 
         self._apply(change)
+        self._copies.replace(previous, None if heartbeat.leaving else record)
         await self._note_failures(previous, heartbeat)
+        return kept.on_disk_tag
 
-    def _changed_cards(
+    def _merged_cards(
         self,
         heartbeat: worker_pb2.HeartbeatRequest,
-        kept: worker_pb2.HeartbeatRequest,
-        digests: Mapping[str, int],
+        kept: Iterable[worker_pb2.WorkerModel],
     ) -> dict[str, models_pb2.ModelCard]:
-        """Return the merged cards that change by the cards in this heartbeat
-        (`libs/fleet/cards.py`).
+        """Return the cards in this heartbeat, merged with those of other workers
+        (`libs/fleet/cards.py`). Of a model that is on disk too, the other card counts.
+
+        Args:
+            kept: Its models, then those on disk, as they are stored: with their measurements.
         """
-        before = self._reported_cards.get(heartbeat.worker_id, {})
-        others = [
-            worker.models
-            for name, worker in self.snapshot.workers.items()
-            if name != heartbeat.worker_id
-        ]
-        changed = {}
-        for model, own in zip(heartbeat.models, kept.models, strict=True):
-            name, known = model.model, self.snapshot.card(model.model)
-            if model.HasField("card"):
-                repeats = known is not None and digests[name] == before.get(name)
-                plain = without_measures(known if known is not None and repeats else model.card)
-                copies = [models[name] for models in others if name in models]
-                card = merged(
-                    plain,
-                    known or models_pb2.ModelCard(),
-                    [*copies, WorkerModelRecord.from_proto(own)],
-                )
-                if card != known:
-                    changed[name] = card
-        return changed
+        worker_id = heartbeat.worker_id
+        before = self._reported_cards.get(worker_id, {})
+        before_on_disk = self._cards_on_disk.get(worker_id, {})
+        reported: dict[str, int] = {}
+        cards: dict[str, models_pb2.ModelCard] = {}
+        for model, own in zip([*heartbeat.models, *heartbeat.on_disk], kept, strict=True):
+            name = model.model
+            if not model.HasField("card") or name in cards:
+                continue
+            known, digest = self.snapshot.card(name), digest_of(model.card)
+            reported[name] = digest
+            repeats = digest in (before.get(name), before_on_disk.get(name))
+            plain = known if known is not None and repeats else model.card
+            cards[name] = merged(
+                without_measures(plain),
+                known or models_pb2.ModelCard(),
+                [*self._copies.elsewhere(name, worker_id), WorkerModelRecord.from_proto(own)],
+            )
+        if heartbeat.on_disk:
+            self._cards_on_disk[worker_id] = {
+                model.model: reported[model.model]
+                for model in heartbeat.on_disk
+                if model.model in reported
+            }
+        self._reported_cards[worker_id] = {
+            model.model: reported[model.model]
+            for model in heartbeat.models
+            if model.model in reported
+        }
+        return cards
 
     def _apply(self, change: _Change) -> None:
         self._own_changes.append(change)
@@ -243,69 +284,83 @@ class Fleet:
         )
 
     async def refresh(self) -> FleetSnapshot:
-        """Read the registry in one round trip into `snapshot`, and delete expired entries. Updates
-        made during the read are kept.
+        """Read the registry into `snapshot`, and delete expired entries: in one round trip, unless
+        cards or the models on a disk have changed. Updates made during the read are kept.
         """
         self._own_changes.clear()
         with translated():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.time()
-                for name in (_WORKERS, _CARDS, _FAILURES):
+                for name in (_WORKERS, _FAILURES):
                     pipeline.hgetall(name)
                 pipeline.hmget(
                     _LEADER, "scheduler", "fence", "plan", "plan_ms", "desired", "cold_starts"
                 )
-                (seconds, microseconds), workers, cards, failures, leader = await pipeline.execute()
-            now_ms = seconds * 1000 + microseconds // 1000
+                pipeline.get(_CARDS_REVISION)
+                time, workers, failures, leader, revision = await pipeline.execute()
+            now_ms = time[0] * 1000 + time[1] // 1000
             snapshot = FleetSnapshot(
                 await self._live_workers(workers, now_ms),
-                self._parse_cards(cards),
+                await self._read_cards(revision),
                 await self._live_failures(failures, now_ms),
                 now_ms,
                 _leader(leader),
             )
         for change in self._own_changes:
             snapshot = change(snapshot)
-        self.snapshot = snapshot
+        self.snapshot, self._copies = snapshot, Copies(snapshot.workers.values())
         return snapshot
 
     async def _live_workers(
         self, heartbeats: dict[bytes, bytes], now_ms: int
     ) -> dict[str, WorkerRecord]:
-        live: dict[str, WorkerRecord] = {}
+        kept: dict[bytes, tuple[bytes, WorkerRecord, str]] = {}
+        new: dict[bytes, tuple[bytes, worker_pb2.HeartbeatRequest, int]] = {}
         gone = []
         for worker_id, value in heartbeats.items():
             time_ms, _, heartbeat = value.partition(b" ")
             if int(time_ms) > now_ms - self._ttl_ms:
-                before, record = self._heartbeats.get(worker_id, (b"", None))
-                if record is None or before != value:
-                    record = WorkerRecord.from_heartbeat(
-                        worker_pb2.HeartbeatRequest.FromString(heartbeat), int(time_ms)
-                    )
-                    self._heartbeats[worker_id] = value, record
-                live[record.worker_id] = record
+                before = self._heartbeats.get(worker_id)
+                if before is not None and before[0] == value:
+                    kept[worker_id] = before
+                else:
+                    message = worker_pb2.HeartbeatRequest.FromString(heartbeat)
+                    new[worker_id] = value, message, int(time_ms)
             elif int(time_ms) < now_ms - 6 * self._ttl_ms:
                 gone.append(worker_id)
         if gone:
-            await self._redis.hdel(_WORKERS, *gone)
-        self._heartbeats = {
-            worker_id: self._heartbeats[worker_id]
-            for worker_id in heartbeats
-            if worker_id.decode() in live
-        }
-        self._reported_cards = {
-            worker_id: digests
-            for worker_id, digests in self._reported_cards.items()
-            if worker_id in live
-        }
+            for name in (_WORKERS, LISTS, TAGS):
+                await self._redis.hdel(name, *gone)
+        await self._disks.read(
+            (message.on_disk_tag, message.worker_id) for _, message, _ in new.values()
+        )
+        live = {record.worker_id: record for _, record, _ in kept.values()}
+        for worker_id, (value, message, arrived_ms) in new.items():
+            on_disk = self._disks.find(message.on_disk_tag)
+            record = WorkerRecord.from_heartbeat(message, arrived_ms, on_disk or _NO_MODELS)
+            live[record.worker_id] = record
+            if on_disk is not None:  # otherwise its next heartbeat has a list
+                kept[worker_id] = value, record, message.on_disk_tag
+        self._heartbeats = kept
+        self._disks.keep({tag for _, _, tag in kept.values()})
+        for digests in (self._reported_cards, self._cards_on_disk):
+            for worker in digests.keys() - live.keys():
+                del digests[worker]
         return live
 
-    def _parse_cards(self, cards: dict[bytes, bytes]) -> dict[str, models_pb2.ModelCard]:
-        self._cards = {
-            value: self._cards.get(value) or models_pb2.ModelCard.FromString(value)
-            for value in cards.values()
-        }
-        return {name.decode(): self._cards[value] for name, value in cards.items()}
+    async def _read_cards(self, revision: bytes | None) -> dict[str, models_pb2.ModelCard]:
+        """Return all cards. They are read only if their revision has changed."""
+        if revision is None or revision != self._cards_revision:
+            cards = cast(dict[bytes, bytes], await self._redis.hgetall(_CARDS))
+            self._parsed_cards = {
+                value: self._parsed_cards.get(value) or models_pb2.ModelCard.FromString(value)
+                for value in cards.values()
+            }
+            self._cards = {
+                name.decode(): self._parsed_cards[value] for name, value in cards.items()
+            }
+            self._cards_revision = revision
+        return self._cards
 
     async def _live_failures(
         self, failures: dict[bytes, bytes], now_ms: int
@@ -341,7 +396,7 @@ class Fleet:
         already.
         """
         if not await scripts.forget(
-            self._redis, (_WORKERS,), worker_id=worker_id, heard_ms=str(heard_ms)
+            self._redis, (_WORKERS, LISTS, TAGS), worker_id=worker_id, heard_ms=str(heard_ms)
         ):
             return False
 
@@ -537,15 +592,31 @@ def _claim(lane: LaneKey) -> str:
     return f"v1:{{fleet}}:claim:{lane.name}"
 
 
-def _without_cards(heartbeat: worker_pb2.HeartbeatRequest) -> worker_pb2.HeartbeatRequest:
-    """Return the heartbeat as it is stored: without batches, and with only the worker's
-    measurements of cards.
+def _without_cards(
+    heartbeat: worker_pb2.HeartbeatRequest,
+) -> tuple[worker_pb2.HeartbeatRequest, list[worker_pb2.WorkerModel]]:
+    """Return the heartbeat and its models on disk as they are stored: with the worker's
+    measurements instead of cards, the heartbeat without leases, the models with their bytes only.
     """
     kept = worker_pb2.HeartbeatRequest()
-    kept.CopyFrom(heartbeat)
-    kept.ClearField("batches")
+    for field, value in heartbeat.ListFields():
+        if field.name in ("batches", "on_disk"):
+            continue
+        if field.name == "models":
+            kept.models.extend(value)
+        else:
+            setattr(kept, field.name, value)
     for model in kept.models:
         model.data_type = model.data_type or model.card.data_type
         model.tokens_per_byte = model.tokens_per_byte or model.card.tokens_per_byte
         model.ClearField("card")
-    return kept
+    return kept, [
+        worker_pb2.WorkerModel(
+            model=model.model,
+            state=model.state,
+            bytes=model.bytes,
+            data_type=model.data_type or model.card.data_type,
+            tokens_per_byte=model.tokens_per_byte or model.card.tokens_per_byte,
+        )
+        for model in heartbeat.on_disk
+    ]

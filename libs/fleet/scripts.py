@@ -7,11 +7,20 @@ from __future__ import annotations
 from libs.queue.scripts import Reply, Rest, script
 
 
-@script("workers", "cards", prologue="fleet")
-async def report(*, worker_id: str, heartbeat: bytes, leaving: bool, new_cards: Rest) -> Reply: ...
+@script("workers", "cards", "cards_revision", "lists", "tags", prologue="fleet")
+async def report(
+    *,
+    worker_id: str,
+    heartbeat: bytes,
+    leaving: bool,
+    tag: str,
+    on_disk: bytes,
+    changed: int,
+    new_cards: Rest,
+) -> Reply: ...
 
 
-@script("workers")
+@script("workers", "lists", "tags")
 async def forget(*, worker_id: str, heard_ms: str) -> Reply: ...
 
 

@@ -109,8 +109,14 @@ class WorkerRecord:
         )
 
     @staticmethod
-    def from_heartbeat(heartbeat: worker_pb2.HeartbeatRequest, heartbeat_ms: int) -> WorkerRecord:
-        """Build the record of a heartbeat that arrived at `heartbeat_ms`."""
+    def from_heartbeat(
+        heartbeat: worker_pb2.HeartbeatRequest,
+        heartbeat_ms: int,
+        on_disk: Mapping[str, WorkerModelRecord],
+    ) -> WorkerRecord:
+        """Build the record of a heartbeat that arrived at `heartbeat_ms`, of a worker with these
+        models on its disk.
+        """
         return WorkerRecord(
             worker_id=heartbeat.worker_id,
             epoch=heartbeat.epoch,
@@ -121,7 +127,10 @@ class WorkerRecord:
             batch_tokens=heartbeat.batch_tokens,
             draining=heartbeat.draining,
             heartbeat_ms=heartbeat_ms,
-            models={model.model: WorkerModelRecord.from_proto(model) for model in heartbeat.models},
+            models={
+                **on_disk,
+                **{model.model: WorkerModelRecord.from_proto(model) for model in heartbeat.models},
+            },
             host_memory_bytes=heartbeat.host_memory_bytes,
             host_used_bytes=heartbeat.host_used_bytes,
             preempted_in_seconds=heartbeat.preempted_in_seconds

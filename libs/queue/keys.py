@@ -1,21 +1,28 @@
 """The names of lanes and of every Redis key of a lane.
 
 All keys of a lane and the reply lists of its slot share one hash tag, so that the scripts also run
-on a sharded Redis. A process with another layout (LAYOUT_VERSION) must not read these keys.
+on a Redis Cluster, where one master holds all keys of a tag. A process with another layout
+(LAYOUT_VERSION) or another number of slots must not read these keys.
 """
 
 from __future__ import annotations
 
 from binascii import crc_hqx
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
+from libs import setting
+from libs.versions import LAYOUT_VERSION
+
 LAYOUT = "v1:layout"
-"""STRING: the LAYOUT_VERSION of the first writer. `v1` in names is no longer a version; it only
-separates our keys from others.
+"""STRING: the layout of the first writer (`layout_of`). `v1` in names is no longer a version; it
+only separates our keys from others.
+"""
+MAX_SLOTS: Final = 1024
+"""Each router reads one index a slot every second and, on a cluster, waits for answers on one
+connection a slot.
 """
 WAKEUP_CHANNEL = "v1:bell"
 STREAMED_CHANNEL = "v1:written"
@@ -115,24 +122,50 @@ def parse_wakeup(message: str) -> LaneKey | WakeupLeft | WorkerWakeup:
     return WorkerWakeup(message[1:]) if message.startswith("!") else LaneKey.parse(message)
 
 
+def slot_of(name: str, slots: int) -> int:
+    """Return the slot of a model or tenant."""
+    return crc_hqx(name.encode(), 0) % slots
+
+
+def layout_of(slots: int) -> str:
+    """Return the value of LAYOUT that processes with this number of slots write and accept."""
+    return str(LAYOUT_VERSION) if slots == 1 else f"{LAYOUT_VERSION} with {slots} slots"
+
+
+def queue_slots_setting() -> int:
+    """Declare the number of slots."""
+    return setting.integer(
+        "SHOAL_QUEUE_SLOTS",
+        1,
+        "slots",
+        setting.in_range(1, MAX_SLOTS),
+        "The parts of the queue that can lie on different masters of a Redis Cluster: models are "
+        "spread over them. The same for all routers and schedulers of a mesh.",
+    )
+
+
 class Keys:
     """The names of all keys, given the number of slots; those of a lane are cached."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
-        self._lanes: dict[LaneKey, tuple[str, ...]] = {}
+        self._lanes: dict[LaneKey, tuple[int, tuple[str, ...]]] = {}
 
     def lane_keys(self, lane: LaneKey) -> tuple[str, ...]:
         """Return a lane's keys in the order of `KEYS`."""
-        keys = self._lanes.get(lane)
-        if keys is None:
+        return self.locate(lane)[1]
+
+    def locate(self, lane: LaneKey) -> tuple[int, tuple[str, ...]]:
+        """Return a lane's slot, and its keys in the order of `KEYS`."""
+        located = self._lanes.get(lane)
+        if located is None:
             if len(self._lanes) == _MAX_LANES:
                 self._lanes.clear()
-            keys = self._lanes[lane] = self._make(lane)
-        return keys
+            slot = slot_of(lane.model, self._slots)
+            located = self._lanes[lane] = (slot, self._make(lane, slot))
+        return located
 
-    def _make(self, lane: LaneKey) -> tuple[str, ...]:
-        slot = crc_hqx(lane.model.encode(), 0) % self._slots
+    def _make(self, lane: LaneKey, slot: int) -> tuple[str, ...]:
         own = ("i", "b", "pay", "own", "att", "fi", "fb", "lease", "batch", "meta")
         shared = ("lanes", "dead", "replies:")
         prefix = f"v1:{{{slot}}}:lane:{lane.name}:"
@@ -143,9 +176,9 @@ class Keys:
             f"{prefix}whose",
         )
 
-    def indexes(self) -> Iterator[str]:
+    def indexes(self) -> list[str]:
         """Return one ZSET per slot: lane names by the time of last use."""
-        return (f"v1:{{{slot}}}:lanes" for slot in range(self._slots))
+        return [f"v1:{{{slot}}}:lanes" for slot in range(self._slots)]
 
     def replies(self, router_id: str) -> list[str]:
         """Return one LIST per slot: answers to be delivered to that router."""

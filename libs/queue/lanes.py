@@ -7,6 +7,7 @@ atomic; any router may run any of them.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
@@ -31,6 +32,7 @@ from libs.queue.keys import (
     WorkerWakeup,
     parse_wakeup,
 )
+from libs.queue.masters import Masters
 from libs.queue.scripts import load_scripts
 
 MAX_BLOCK_SECONDS = 2.0
@@ -93,25 +95,33 @@ class Lanes:
             max_attempts=max_attempts, dead_letter_limit=dead_letter_limit, dead_result=dead_result
         )
         self._keys = Keys(slots)
-        self._reply_lists = self._keys.replies(router_id)
+        self.masters = Masters(redis, self._keys)
+        self._clients = self.masters.clients
+        inboxes: dict[Redis, list[str]] = {}
+        for client, replies in zip(self._clients, self._keys.replies(router_id), strict=True):
+            inboxes.setdefault(client, []).append(replies)
+        # The reply lists of each client: one call can wait for them.
+        self._inboxes = list(inboxes.items())
         self.clock = RedisClock(redis, clock)
         # Batch ids are never reused, even after Redis lost its data: a late answer must not end
         # another batch's lease.
         self._batch_prefix = secrets.token_hex(6)
-        # The state: the number of the next batch.
+        # The state: the number of the next batch; how often a subscription or publication has
+        # failed; the last gauges.
         self._batch_numbers = count(1)
+        self._broken_channels = 0
+        self._gauges: list[LaneGauges] = []
 
-    @property
-    def server(self) -> object:
-        """Identify the current server; changes when Sentinels name another master."""
-        return getattr(self._redis.connection_pool, "master_address", None)
-
-    async def check(self, *, again: bool = False) -> None:
+    async def check(self, *, again: bool = False) -> bool:
         """Raise UnsuitableRedis unless the server can hold the queue (`requirements.py`). Also
-        measures its clock.
+        measures its clock. Returns False if a master of a cluster did not answer.
         """
-        await check_redis(self._redis, again=again)
-        await self.now_ms()
+        is_complete = await check_redis(self._redis, slots=len(self._clients), again=again)
+        # The masters of other lanes may answer: their clock is estimated by the last offset.
+        with self.masters.tolerate_away(when=again):
+            async with self.masters.within_timeout():
+                await self.now_ms()
+        return is_complete
 
     async def load_scripts(self) -> None:
         """Load all scripts of this version: schedulers may run but not load them. Raises
@@ -141,7 +151,7 @@ class Lanes:
         queued: it is safe to enqueue them again, and to cancel them.
 
         Args:
-            ring: Wake other routers' waiting pulls.
+            notify: Wake other routers' waiting pulls.
         """
         admitted = [False] * len(groups)
         for call in batched(groups):
@@ -186,9 +196,10 @@ class Lanes:
                     job.priority[0],
                     job.payload,
                 )
+        slot, keys = self._keys.locate(lane)
         admitted = await operations.enqueue(
-            self._redis,
-            self._keys.lane_keys(lane),
+            self._clients[slot],
+            keys,
             lane=lane.name,
             channel=WAKEUP_CHANNEL,
             notify=notify,
@@ -221,15 +232,16 @@ class Lanes:
             worker_id: The worker that may answer and renew, and that `cancel` notifies.
             batch_id: Names the lease; empty: a new name. If the lane has already leased a batch of
                 that name to this worker, that batch is returned again.
-            ring: Wake other routers' waiting pulls if jobs are left.
-            others_than: Lease only interactive jobs of other tenants, among the first 128. Idle
+            notify: Wake other routers' waiting pulls if jobs are left.
+            exclude_tenants: Lease only interactive jobs of other tenants, among the first 128. Idle
                 does not mean then that the lane is empty.
         """
         batch_id = batch_id or f"{self._batch_prefix}-{next(self._batch_numbers)}"
+        slot, keys = self._keys.locate(lane)
         while True:
             reply = await operations.pull(
-                self._redis,
-                self._keys.lane_keys(lane),
+                self._clients[slot],
+                keys,
                 lane=lane.name,
                 channel=WAKEUP_CHANNEL,
                 notify=notify,
@@ -246,15 +258,29 @@ class Lanes:
                 return found
 
     async def leasing(self, lanes: Sequence[LaneKey], batch_id: str) -> LaneKey | None:
-        """Return the lane that has leased a batch of that name, if any."""
+        """Return the lane that has leased a batch of that name, if any. On a cluster, masters that
+        do not answer are passed over.
+        """
+
+        async def find(client: Redis, own: Sequence[LaneKey]) -> list[LaneKey]:
+            with self.masters.tolerate_away():  # The worker pulls from masters that answer.
+                async with self.masters.within_timeout():
+                    ends = await self._lease_ends(client, own, batch_id)
+                return [lane for lane, end in zip(own, ends, strict=True) if end is not None]
+            return []
+
+        found = await asyncio.gather(*(find(*group) for group in self.masters.group_lanes(lanes)))
+        return next((lane for leasing in found for lane in leasing), None)
+
+    async def _lease_ends(
+        self, client: Redis, lanes: Sequence[LaneKey], batch_id: str
+    ) -> list[float | None]:
+        """Return for each lane when the lease of that batch ends, None without one."""
         with translated():
-            async with self._redis.pipeline(transaction=False) as pipeline:
+            async with client.pipeline(transaction=False) as pipeline:
                 for lane in lanes:
                     pipeline.zscore(self._keys.lane_keys(lane)[_LEASES], batch_id)
-                scores = await pipeline.execute()
-        return next(
-            (lane for lane, score in zip(lanes, scores, strict=True) if score is not None), None
-        )
+                return await pipeline.execute()
 
     async def complete(
         self,
@@ -276,9 +302,10 @@ class Lanes:
                 attempt is counted. Otherwise the lease stays, even when all its jobs are answered,
                 so the last call for a batch must release it.
         """
+        slot, keys = self._keys.locate(lane)
         accepted, *own = await operations.complete(
-            self._redis,
-            self._keys.lane_keys(lane),
+            self._clients[slot],
+            keys,
             lane=lane.name,
             channel=WAKEUP_CHANNEL,
             router_id=self._router_id,
@@ -295,9 +322,10 @@ class Lanes:
         """Extend leases of this worker to `lease_ms` from now; results in the given order. Leases
         of other workers count as lost.
         """
+        slot, keys = self._keys.locate(lane)
         replies = await operations.renew(
-            self._redis,
-            self._keys.lane_keys(lane),
+            self._clients[slot],
+            keys,
             worker_id=worker_id,
             now_ms=self.clock.argument(),
             lease_ms=self.lease_ms,
@@ -320,11 +348,14 @@ class Lanes:
         jobs (`renew`).
         """
         cancelled = 0
+        slot, keys = self._keys.locate(lane)
         for chunk in chunks_of(jobs):
-            ids = [job.job_id for job in chunk]
-            keys = self._keys.lane_keys(lane)
             cancelled += await operations.cancel(
-                self._redis, keys, channel=WAKEUP_CHANNEL, router_id=self._router_id, job_ids=ids
+                self._clients[slot],
+                keys,
+                channel=WAKEUP_CHANNEL,
+                router_id=self._router_id,
+                job_ids=[job.job_id for job in chunk],
             )
         return cancelled
 
@@ -333,9 +364,10 @@ class Lanes:
         and return their number. Leased jobs stay.
         """
         total, more = 0, True
+        slot, keys = self._keys.locate(lane)
         while more:
             answered, more = await upkeep.fail(
-                self._redis, self._keys.lane_keys(lane), result=result, limit=CALL_JOBS
+                self._clients[slot], keys, result=result, limit=CALL_JOBS
             )
             total += answered
         return total
@@ -344,52 +376,59 @@ class Lanes:
         """Return the `job_ids` that the lane does not hold. Take all replies first: answered jobs
         are not in the lane either.
         """
-        owners = self._keys.lane_keys(lane)[_OWNER]
+        slot, keys = self._keys.locate(lane)
         absent: list[str] = []
         for start in range(0, len(job_ids), CALL_JOBS):
             chunk = list(job_ids[start : start + CALL_JOBS])
             with translated():
-                routers = await self._redis.hmget(owners, chunk)
+                routers = await self._clients[slot].hmget(keys[_OWNER], chunk)
             absent += [
                 job_id for job_id, router in zip(chunk, routers, strict=True) if router is None
             ]
         return absent
 
-    async def take_replies(self, wait_seconds: float) -> list[tuple[str, bytes]]:
-        """Take the answers (job id, result) that other routers delivered for this router; wait at
-        most 2 s for the first.
+    @property
+    def inboxes(self) -> range:
+        """Return the numbers of the inboxes of this router, from each of which `take_replies` takes
+        answers. An inbox is a group of reply lists that one call can wait for: of all slots, or on
+        a cluster of one slot.
+        """
+        return range(len(self._inboxes))
+
+    async def take_replies(self, wait_seconds: float, inbox: int = 0) -> list[tuple[str, bytes]]:
+        """Take the answers (job id, result) that other routers delivered for this router to an
+        inbox; wait at most 2 s for the first.
 
         If Redis loses its data, it loses these answers too; `missing` then reports their jobs, and
         a result may arrive twice.
+
+        Args:
+            inbox: One of `inboxes`. Without a cluster the first one has all answers.
         """
         with translated():
-            taken = await self._take_ready()
-            if not taken and wait_seconds > 0:
-                popped = await self._redis.blpop(
-                    self._reply_lists, timeout=min(wait_seconds, MAX_BLOCK_SECONDS)
-                )
-                taken = [cast(bytes, popped[1])] if popped else []
+            taken = await _take(*self._inboxes[inbox], wait_seconds)
         return [
             (job_id.decode(), result)
             for job_id, _, result in (answer.partition(b"\0") for answer in taken)
         ]
 
-    async def _take_ready(self) -> list[bytes]:
-        if len(self._reply_lists) == 1:
-            return cast(
-                list[bytes], await self._redis.lpop(self._reply_lists[0], REPLIES_AT_ONCE) or []
-            )
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for name in self._reply_lists:
-                pipeline.lpop(name, REPLIES_AT_ONCE)
-            return [answer for answers in await pipeline.execute() for answer in answers or []]
-
     async def drop_replies(self, router_id: str) -> None:
         """Delete the answers to a dead router. They would otherwise expire two minutes after the
-        last one.
+        last one. On a cluster, masters that do not answer are passed over.
         """
-        with translated():
-            await self._redis.delete(*self._keys.replies(router_id))
+        names = self._keys.replies(router_id)
+
+        async def drop(client: Redis, slots: Sequence[int]) -> None:
+            with self.masters.tolerate_away(), translated():
+                async with (
+                    self.masters.within_timeout(),
+                    client.pipeline(transaction=False) as pipeline,
+                ):
+                    for slot in slots:
+                        pipeline.delete(names[slot])
+                    await pipeline.execute()
+
+        await asyncio.gather(*(drop(*group) for group in self.masters.group_slots()))
 
     async def wakeups(self) -> AsyncGenerator[LaneKey | WakeupLeft | WorkerWakeup | None, None]:
         """Yield lanes that have work for waiting pulls, and workers that have orders waiting.
@@ -407,8 +446,12 @@ class Lanes:
 
     async def publish_streamed(self, router_id: str, parts: bytes) -> None:
         """Send generated text to another router. It is lost if that router does not listen."""
-        with translated():
-            await self._redis.publish(f"{STREAMED_CHANNEL}:{router_id}", parts)
+        try:
+            with translated():
+                await self._any_master().publish(f"{STREAMED_CHANNEL}:{router_id}", parts)
+        except NoCapacity:
+            self._broken_channels += 1
+            raise
 
     async def streamed_texts(self) -> AsyncGenerator[bytes, None]:
         """Yield generated text from other routers. Ends only by NoCapacity, as `wakeups` does."""
@@ -417,41 +460,84 @@ class Lanes:
                 yield message
 
     async def _messages(self, channel: str) -> AsyncGenerator[bytes | None, None]:
-        """Yield the messages of a channel, after None."""
-        async with Subscriber(self._redis.connection_pool) as subscriber:
-            silent = False
-            with translated():
-                await subscriber.subscribe(channel)
-                while True:
-                    message = await subscriber.get_message(timeout=MAX_BLOCK_SECONDS)
-                    if message is None:
-                        if silent:
-                            raise NoCapacity("the queue (Redis) does not answer any more")
-                        await subscriber.ping()
-                    elif message["type"] == "subscribe":
-                        yield None
-                    elif message["type"] == "message":
-                        yield message["data"]
-                    silent = message is None
+        """Yield the messages of a channel, after None.
+
+        Messages of a cluster reach the subscribers at all its nodes, so one master is enough.
+        """
+        try:
+            async with Subscriber(self._any_master().connection_pool) as subscriber:
+                silent = False
+                with translated():
+                    await subscriber.subscribe(channel)
+                    while True:
+                        message = await subscriber.get_message(timeout=MAX_BLOCK_SECONDS)
+                        if message is None:
+                            if silent:
+                                raise NoCapacity("the queue (Redis) does not answer any more")
+                            await subscriber.ping()
+                        elif message["type"] == "subscribe":
+                            yield None
+                        elif message["type"] == "message":
+                            yield message["data"]
+                        silent = message is None
+        except NoCapacity:
+            self._broken_channels += 1
+            raise
+
+    def _any_master(self) -> Redis:
+        """Return a client of some master: of another one after each failure of a channel."""
+        masters = self.masters.group_slots()
+        return masters[self._broken_channels % len(masters)][0]
 
     async def lane_gauges(self) -> list[LaneGauges]:
-        """Return the counters of every lane that was used in the last day."""
-        now_ms = await self.now_ms()
-        indexes = list(self._keys.indexes())
-        with translated():
-            async with self._redis.pipeline(transaction=False) as pipeline:
-                for index in indexes:
-                    pipeline.zremrangebyscore(index, "-inf", now_ms - DAY_MS)
-                    pipeline.zrange(index, 0, -1, withscores=True)
-                used = [pair for found in (await pipeline.execute())[1::2] for pair in found]
-            lanes = [LaneKey.parse(name.decode()) for name, _ in used]
-            async with self._redis.pipeline(transaction=False) as pipeline:
-                for lane in lanes:
-                    keys = self._keys.lane_keys(lane)
-                    pipeline.zcard(keys[0])
-                    pipeline.zcard(keys[1])
-                    pipeline.hmget(keys[9], *_COUNTERS)
-                replies = await pipeline.execute()
+        """Return the counters of every lane that was used in the last day.
+
+        Of masters that do not answer, the last counters are returned. Raises NoCapacity if none
+        answers.
+        """
+        now_ms = self.clock_ms()
+        with self.masters.tolerate_away():
+            async with self.masters.within_timeout():
+                now_ms = await self.now_ms()
+        masters = self.masters.group_slots()
+        found = await asyncio.gather(
+            *(self._read_gauges(*master, now_ms) for master in masters),
+            return_exceptions=True,
+        )
+        if all(isinstance(gauges, NoCapacity) for gauges in found):
+            raise cast(NoCapacity, found[0])
+        known: list[LaneGauges] = []
+        for (_, slots), gauges in zip(masters, found, strict=True):
+            if isinstance(gauges, NoCapacity):
+                away = set(slots)
+                known += [one for one in self._gauges if self._keys.locate(one.lane)[0] in away]
+            elif isinstance(gauges, BaseException):
+                raise gauges
+            else:
+                known += gauges
+        self._gauges = known
+        return known
+
+    async def _read_gauges(
+        self, client: Redis, slots: Sequence[int], now_ms: int
+    ) -> list[LaneGauges]:
+        """Read the gauges of the lanes in these slots, all on the master of `client`."""
+        indexes = self._keys.indexes()
+        async with self.masters.within_timeout():
+            with translated():
+                async with client.pipeline(transaction=False) as pipeline:
+                    for slot in slots:
+                        pipeline.zremrangebyscore(indexes[slot], "-inf", now_ms - DAY_MS)
+                        pipeline.zrange(indexes[slot], 0, -1, withscores=True)
+                    used = [pair for found in (await pipeline.execute())[1::2] for pair in found]
+                lanes = [LaneKey.parse(name.decode()) for name, _ in used]
+                async with client.pipeline(transaction=False) as pipeline:
+                    for lane in lanes:
+                        keys = self._keys.lane_keys(lane)
+                        pipeline.zcard(keys[0])
+                        pipeline.zcard(keys[1])
+                        pipeline.hmget(keys[9], *_COUNTERS)
+                    replies = await pipeline.execute()
         return [
             LaneGauges(
                 lane, interactive + bulk, *(int(number or 0) for number in (*counters, used_ms))
@@ -468,9 +554,10 @@ class Lanes:
         Run for every lane once a minute, by any router. Of a lane above 4,000 jobs only the head is
         swept, because a script blocks Redis: 4,000 jobs take 5 to 10 ms.
         """
+        slot, keys = self._keys.locate(lane)
         await upkeep.sweep(
-            self._redis,
-            self._keys.lane_keys(lane),
+            self._clients[slot],
+            keys,
             lane=lane.name,
             now_ms=self.clock.argument(),
             limit=SWEPT_JOBS,
@@ -481,9 +568,10 @@ class Lanes:
         """End the leases of a dead worker process, as if they had expired. Wakes waiting pulls for
         the jobs that returned to the lane, and returns their number.
         """
+        slot, keys = self._keys.locate(lane)
         back = await upkeep.end_leases(
-            self._redis,
-            self._keys.lane_keys(lane),
+            self._clients[slot],
+            keys,
             lane=lane.name,
             channel=WAKEUP_CHANNEL,
             worker_id=worker_id,
@@ -491,6 +579,23 @@ class Lanes:
             **self._attempts,
         )
         return cast(int, back)
+
+
+async def _take(client: Redis, lists: Sequence[str], wait_seconds: float) -> list[bytes]:
+    """Take the answers in these lists, or the first one that arrives in the given time. All lists
+    are of one client.
+    """
+    if len(lists) == 1:
+        taken = cast(list[bytes], await client.lpop(lists[0], REPLIES_AT_ONCE) or [])
+    else:
+        async with client.pipeline(transaction=False) as pipeline:
+            for name in lists:
+                pipeline.lpop(name, REPLIES_AT_ONCE)
+            taken = [answer for answers in await pipeline.execute() for answer in answers or []]
+    if taken or wait_seconds <= 0:
+        return taken
+    popped = await client.blpop([*lists], timeout=min(wait_seconds, MAX_BLOCK_SECONDS))
+    return [cast(bytes, popped[1])] if popped else []
 
 
 def _pulled(batch_id: str, reply: Sequence[Any]) -> Pulled | Idle | None:

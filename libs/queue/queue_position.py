@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
+from libs.queue.connection.cluster import client_of
 from libs.queue.keys import Keys, LaneKey
 from libs.queue.operations import lane_script
 from libs.queue.scripts import Reply, Rest
@@ -46,18 +47,19 @@ class QueuePositions:
     """
 
     def __init__(self, redis: Redis, *, slots: int = 1) -> None:
-        self._redis = redis
         self._keys = Keys(slots)
+        self._clients = [client_of(redis, index) for index in self._keys.indexes()]
 
     async def read(self, lane: LaneKey, tenants: Sequence[str]) -> list[QueuePosition]:
         """Return the position of each tenant in the lane, in order; one round trip per 256
         tenants.
         """
         found: list[QueuePosition] = []
+        slot, keys = self._keys.locate(lane)
         for start in range(0, len(tenants), CALL_TENANTS):
             chunk = tenants[start : start + CALL_TENANTS]
             queued, leased, interactive, bulk, *ahead = await queue_position(
-                self._redis, self._keys.lane_keys(lane), tenants=chunk
+                self._clients[slot], keys, tenants=chunk
             )
             size = queued / max(1, interactive + bulk)
             found += [
@@ -77,7 +79,8 @@ class QueuePositions:
         """Drop the counters of a lane without work, so that it is no longer listed. Returns False
         if it has work.
         """
-        return bool(await forget(self._redis, self._keys.lane_keys(lane), lane=lane.name) == 1)
+        slot, keys = self._keys.locate(lane)
+        return bool(await forget(self._clients[slot], keys, lane=lane.name) == 1)
 
 
 @lane_script

@@ -15,6 +15,8 @@ from urllib.parse import quote
 
 from redis.asyncio import Redis
 
+from libs.queue.connection.cluster import client_of
+from libs.queue.keys import slot_of
 from libs.queue.scripts import Reply, script
 
 
@@ -40,12 +42,15 @@ class Rate:
 
 
 class Rates:
-    """The debts of all tenants. `clock` (Unix seconds) replaces Redis' clock in tests. Raises
-    NoCapacity while Redis is away.
+    """The debts of all tenants. `slots` as in `Lanes`; `clock` (Unix seconds) replaces Redis' clock
+    in tests. Raises NoCapacity while Redis is away.
     """
 
-    def __init__(self, redis: Redis, *, clock: Callable[[], float] = lambda: -1.0) -> None:
+    def __init__(
+        self, redis: Redis, *, slots: int = 1, clock: Callable[[], float] = lambda: -1.0
+    ) -> None:
         self._redis = redis
+        self._slots = slots
         self._clock = clock
 
     async def take(self, tenant: str, rate: Rate, tokens: int) -> float:
@@ -61,9 +66,10 @@ class Rates:
         await self._charge(tenant, rate, -1, -tokens)
 
     async def _charge(self, tenant: str, rate: Rate, requests: int, tokens: int) -> float:
+        key = key_of(tenant, self._slots)
         reply = await charge(
-            self._redis,
-            [key_of(tenant)],
+            client_of(self._redis, key),
+            [key],
             now=self._clock(),
             requests_per_second=rate.requests_per_second,
             tokens_per_second=rate.tokens_per_second,
@@ -74,11 +80,11 @@ class Rates:
         return float(reply)
 
 
-def key_of(tenant: str) -> str:
+def key_of(tenant: str, slots: int = 1) -> str:
     """Return the name of a HASH: `requests` and `tokens`, the times at which their debts will be
     paid (Unix seconds). It expires when both are paid.
     """
-    return f"v1:rates:{quote(tenant, safe='')}"
+    return f"v1:{{{slot_of(tenant, slots)}}}:rates:{quote(tenant, safe='')}"
 
 
 @script("debts", prologue="rates")

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
+from typing import Final
+
 from libs.queue.lanes import Lanes
+
+REPEATED_CHECK_SECONDS: Final = 10.0
+"""Interval of the checks while some master of a cluster has not answered one."""
 
 
 class RedisCheck:
@@ -10,11 +17,13 @@ class RedisCheck:
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
-        # The state: whether a check has passed, against which master (with Sentinels), and whether
-        # Redis was away since.
+        # The state: whether a check has passed, against which master (with Sentinels) or masters
+        # (of a cluster), and whether Redis was away since; when the check is due in any case, in
+        # monotonic seconds.
         self._is_known = False
         self._server: object = None
         self._was_away = False
+        self._due_at = math.inf
 
     def mark_away(self) -> None:
         """Make the check due again after an outage: the server may be another, or have lost its
@@ -26,7 +35,14 @@ class RedisCheck:
         """Run the check if it is due. Raises UnsuitableRedis, and NoCapacity while Redis is
         away.
         """
-        if self._is_known and not self._was_away and self._server == self._lanes.server:
+        if (
+            self._is_known
+            and not self._was_away
+            and self._server == self._lanes.masters.addresses
+            and time.monotonic() < self._due_at
+        ):
             return
-        await self._lanes.check(again=self._is_known)
-        self._is_known, self._was_away, self._server = True, False, self._lanes.server
+        is_complete = await self._lanes.check(again=self._is_known)
+        self._is_known, self._was_away = True, False
+        self._server = self._lanes.masters.addresses
+        self._due_at = math.inf if is_complete else time.monotonic() + REPEATED_CHECK_SECONDS

@@ -16,13 +16,14 @@ from functools import partial
 from hashlib import sha1
 from importlib.resources import files
 from inspect import signature
-from typing import Any, Generic, ParamSpec
+from typing import Any, Final, Generic, ParamSpec
 
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError
 
 from libs.errors import NoCapacity
 from libs.queue.connection.client import translate, translated
+from libs.queue.connection.cluster import masters_of
 
 P = ParamSpec("P")
 Rest = Sequence[str | bytes | int | float]
@@ -35,8 +36,12 @@ _LUA = {"int": _NUMBER, "float": _NUMBER, "bool": "ARGV[{}] == '1'", "str": _TEX
 
 _SCRIPTS: list[str] = []
 """The texts of all scripts, in the order of their definitions."""
-_LOADING: dict[Redis, asyncio.Task[None]] = {}
-"""The running load task of each client."""
+_LOADS: Final = 2
+"""A call loads the scripts at most this often: during a failover of a cluster the next attempt may
+reach another master than the load.
+"""
+_LOADING: dict[object, asyncio.Task[None]] = {}
+"""The running load task of each server, by its connection pool."""
 
 
 class Script(Generic[P]):
@@ -84,34 +89,39 @@ class Script(Generic[P]):
         rest = values[self._rest] if self._rest else ()
         command = (len(keys), *keys, *arguments, *rest)  # type: ignore[misc]
         try:
-            try:
-                return await redis.evalsha(self.sha, *command)
-            except NoScriptError:
-                await _load(redis)
-                return await redis.evalsha(self.sha, *command)
+            for _load_number in range(_LOADS):
+                try:
+                    return await redis.evalsha(self.sha, *command)
+                except NoScriptError:
+                    await _load(redis)
+            return await redis.evalsha(self.sha, *command)
         except RedisError as error:
             raise translate(error) from error
 
 
 async def load_scripts(redis: Redis) -> None:
     """Load all scripts into Redis' cache, for this process and for those that may not load any.
-    Raises NoCapacity.
+    Raises NoCapacity; of a cluster, if no master answers.
     """
-    with translated():
-        await _load(redis)
+    loads = await asyncio.gather(*(_load(one) for one in masters_of(redis)), return_exceptions=True)
+    errors = [error for error in loads if error is not None]
+    if len(errors) == len(loads):
+        with translated():
+            raise errors[0]
 
 
 async def _load(redis: Redis) -> None:
-    """Load the scripts; concurrent calls of a client share one load."""
-    task = _LOADING.get(redis)
+    """Load the scripts; concurrent calls share one load of a server."""
+    server = redis.connection_pool
+    task = _LOADING.get(server)
     if task is None:
-        task = _LOADING[redis] = asyncio.create_task(_load_all(redis))
-        task.add_done_callback(partial(_loaded, redis))
+        task = _LOADING[server] = asyncio.create_task(_load_all(redis))
+        task.add_done_callback(partial(_loaded, server))
     await asyncio.shield(task)
 
 
-def _loaded(redis: Redis, task: asyncio.Task[None]) -> None:
-    del _LOADING[redis]
+def _loaded(server: object, task: asyncio.Task[None]) -> None:
+    del _LOADING[server]
     if not task.cancelled():
         task.exception()  # retrieved, because no call may be left that waits for it
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from tests.chaos import driver, report
+from tests.chaos import driver, report, stage
 
 
 def main(
@@ -29,6 +29,10 @@ def main(
             help="What is harmed: `processes` of a whole mesh, or the children of one `shoal up`"
         ),
     ] = "processes",
+    redis: Annotated[
+        stage.Servers,
+        typer.Option(help="The queue's Redis: a single one, or a cluster of six nodes"),
+    ] = "single",
     faults_per_minute: Annotated[
         float | None, typer.Option(min=0.1, max=120, help="Default: 15, of `shoal up` 8")
     ] = None,
@@ -57,6 +61,8 @@ def main(
 ) -> None:
     """Inject faults into a mesh of processes under traffic and print a report. Exit status 1 if a
     request was lost, answered twice or wrongly, or an invariant was broken."""
+    if target == "up" and redis == "cluster":
+        raise typer.BadParameter("shoal up has a single Redis", param_hint="--redis")
     settings = driver.Settings(
         seed or int(time.time()),
         minutes * 60,
@@ -65,6 +71,7 @@ def main(
         requests_per_second,
         requests,
         target=target,
+        servers=redis,
         only=only,
         away=away,
         keep=keep,

@@ -8,7 +8,12 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -24,7 +29,16 @@ from tests.chaos.models import DENSE
 from tests.chaos.observer import Observer, unfairness
 from tests.chaos.plan import AT_ONCE, Planned, concerns, kinds, plan
 from tests.chaos.report import Report, percentile, recoveries
-from tests.chaos.stage import LEASE_SECONDS, TENANTS, Stage, new_directory, running, running_up
+from tests.chaos.stage import (
+    LEASE_SECONDS,
+    NODE_TIMEOUT_SECONDS,
+    TENANTS,
+    Servers,
+    Stage,
+    new_directory,
+    running,
+    running_up,
+)
 from tests.chaos.traffic import Answers, Clients, Tally, Traffic, connected
 from tests.chaos.up import REST_SECONDS
 from tests.support.waiting import end_tasks
@@ -34,7 +48,6 @@ IDLE_SECONDS: Final = 90.0
 CALM_SECONDS: Final = 3.0
 LONG_SECONDS: Final = 120.0
 Target = Literal["processes", "up"]
-STAGES: Final = {"processes": running, "up": running_up}
 BACKLOG: Final = 40
 """Requests of each tenant in the backlog that is checked for its order."""
 LANE: Final = LaneKey("cpu", DENSE)
@@ -58,6 +71,8 @@ class Settings:
     """The target of faults: processes that the run starts itself, or the children of one `shoal
     up`, which only `shoal up` restarts.
     """
+    servers: Servers = "single"
+    """The queue's Redis. `shoal up` has a single one."""
     only: str = ""
     """Substring of the names of faults to inject."""
     away: float = 1.0
@@ -121,8 +136,8 @@ async def _made_checkpoints(directory: Path) -> Path:
 
 async def _run(settings: Settings, directory: Path, checkpoints: Path, watch: Watcher) -> Report:
     async with AsyncExitStack() as stack:
-        stage = await stack.enter_async_context(STAGES[settings.target](directory, checkpoints))
-        redis = await stack.enter_async_context(_redis(stage.cluster.redis_url))
+        stage = await stack.enter_async_context(_stage(settings, directory, checkpoints))
+        redis = await stack.enter_async_context(_redis(stage))
         clients = await stack.enter_async_context(
             connected(stage.clients_address, settings.clients)
         )
@@ -142,7 +157,7 @@ async def _run(settings: Settings, directory: Path, checkpoints: Path, watch: Wa
         text, expected = answers.example()
         faults = Faults(stage, redis, clients["nobody"][0], text, expected)
         harm = Harm(settings, stage, faults, traffic)
-        observer = Observer(redis, harm.is_calm)
+        observer = Observer(redis, harm.is_calm, stage.queue_slots)
         looking = asyncio.create_task(observer.run())
         stack.push_async_callback(end_tasks, [looking])
         before = sum(lane.done() for lane in await observer.snapshots())
@@ -195,6 +210,7 @@ class Harm:
             lease=LEASE_SECONDS,
             away=settings.away,
             is_long=settings.seconds >= LONG_SECONDS,
+            node_timeout=NODE_TIMEOUT_SECONDS if stage.nodes is not None else 0.0,
         )
         is_up = settings.target == "up"
         found = [
@@ -263,13 +279,14 @@ class Harm:
         )
         try:
             await self._faults.do(fault, self._traffic)
-        except (TimeoutError, RedisError, OSError) as error:
+        except (TimeoutError, AssertionError, RedisError, OSError) as error:
             fault.failure = f"{type(error).__name__}: {error}"
             fault.ended = fault.over = time.monotonic()
         finally:
             self._log(
-                f"{planned.number}: over; those in flight were answered "
+                f"{planned.number}: over ({fault.target}); those in flight were answered "
                 f"{fault.over - fault.began:.2f} s after its beginning"
+                + (f", back after {fault.back - fault.began:.2f} s" if fault.back else "")
             )
             self._going_on.remove(fault)
             async with self._changed:
@@ -372,9 +389,17 @@ def _report(
     )
 
 
+def _stage(
+    settings: Settings, directory: Path, checkpoints: Path
+) -> AbstractAsyncContextManager[Stage]:
+    if settings.target == "up":
+        return running_up(directory, checkpoints)
+    return running(directory, checkpoints, settings.servers)
+
+
 @asynccontextmanager
-async def _redis(url: str) -> AsyncIterator[Redis]:
-    redis = connect(url)
+async def _redis(stage: Stage) -> AsyncIterator[Redis]:
+    redis = connect(stage.redis_url, slots=stage.queue_slots)
     try:
         yield redis
     finally:

@@ -21,16 +21,40 @@ from redis.exceptions import RedisError
 from shoal.errors import Unavailable
 
 from libs.fleet import Fleet
+from libs.queue.connection.client import ANSWER_SECONDS
+from libs.queue.keys import slot_of
+from tests.chaos import models
 from tests.chaos.links import CUT, PASS, Way, narrow, silent, slow
 from tests.chaos.plan import EVERYBODY, LEADER, Planned
-from tests.chaos.stage import LEASE_SECONDS, Stage
+from tests.chaos.stage import LEASE_SECONDS, NODE_TIMEOUT_SECONDS, QUEUE_SLOTS, Stage
 from tests.chaos.traffic import Traffic
+from tests.support.redis_cluster import RedisCluster
 
 BACK_SECONDS: Final = 60.0
 """A process that was started again and does not serve by then has failed the run."""
 NEW_MODEL_SECONDS: Final = 150.0
 """A worker does not try a model again for a minute that it had no room for."""
 _POLL_SECONDS: Final = 0.02
+REDIS_BACK_SECONDS: Final = 3.0
+"""Limit of a recovery from the moment that Redis answers again."""
+ELECTION_SECONDS: Final = 2.0
+"""The other masters elect the replica within 1 to 2 s after the node timeout, says the
+specification of Redis Cluster.
+"""
+TAKEOVER_SECONDS: Final = NODE_TIMEOUT_SECONDS + ELECTION_SECONDS
+_TAKEOVER_KINDS: Final = ("kill master", "fail over master")
+"""Requests that are in flight when the replica takes over count, too."""
+_NODE_KINDS: Final = (*_TAKEOVER_KINDS, "freeze master", "kill replica", "move slot")
+_MOVED_KEYS: Final = (
+    *(
+        f"{{{slot_of(model, QUEUE_SLOTS)}}}"
+        for model in (models.DENSE, models.OTHER_DENSE, models.CLASSIFIER)  # RANKER is as DENSE
+    ),
+    "{fleet}",
+    "{0}",
+    "{1}",
+)
+"""The hash slots that move: those of the lanes, that of the workers and two without jobs."""
 
 Count = str
 """From when a recovery is counted: "begin", "back" (Redis answers again) or "end" of the fault."""
@@ -44,6 +68,8 @@ class Fault:
 
     planned: Planned
     target: str = ""
+    shard: tuple[int, int] = (0, 0)
+    """The ports of the master and the replica, for a fault of a node of a cluster."""
     began: float = 0.0
     ended: float = 0.0
     back: float = 0.0
@@ -70,7 +96,13 @@ def limit(kind: str) -> tuple[Count, float | None]:
     return {
         "kill worker": ("begin", LEASE_SECONDS + 1.0),
         "kill router": ("begin", 3.0),
-        "kill redis": ("back", 3.0),
+        "kill redis": ("back", REDIS_BACK_SECONDS),
+        "kill master": ("begin", TAKEOVER_SECONDS + REDIS_BACK_SECONDS),
+        # A call sent just before the takeover waits for its answer until the connection is dropped.
+        "freeze master": ("begin", TAKEOVER_SECONDS + ANSWER_SECONDS + REDIS_BACK_SECONDS),
+        "fail over master": ("back", REDIS_BACK_SECONDS),
+        "kill replica": ("begin", REDIS_BACK_SECONDS),
+        "move slot": ("end", REDIS_BACK_SECONDS),
     }.get(kind, ("end", None))
 
 
@@ -98,15 +130,18 @@ class Faults:
         """
         planned = fault.planned
         fault.target = await self._leader() if planned.target == LEADER else planned.target
+        if planned.kind in _NODE_KINDS:
+            await self._choose_shard(fault)
         doing = self._kind(fault)
         in_flight = traffic.watch()
         fault.began = time.monotonic()
         await anext(doing)
+        delayed = traffic.watch() if planned.kind in _TAKEOVER_KINDS else in_flight
         await asyncio.sleep(planned.seconds)
         with suppress(StopAsyncIteration):
             await anext(doing)
         fault.ended = fault.ended or time.monotonic()
-        fault.over = await in_flight
+        fault.over = max(await in_flight, await delayed)
 
     async def finished(self) -> None:
         """Until that has ended, too, which goes on after a fault without disturbing others."""
@@ -115,9 +150,15 @@ class Faults:
     def _kind(self, fault: Fault) -> AsyncGenerator[None, None]:
         verb, _, what = fault.planned.kind.partition(" ")
         doing: dict[str, Callable[[Fault], AsyncGenerator[None, None]]] = {
-            "kill": self._redis_killed if what == "redis" else self._killed,
+            "kill": {
+                "redis": self._redis_killed,
+                "master": self._master_killed,
+                "replica": self._replica_killed,
+            }.get(what, self._killed),
             "stop": self._stopped,
-            "freeze": self._frozen,
+            "freeze": self._master_frozen if what == "master" else self._frozen,
+            "fail": self._master_failed_over,
+            "move": self._slot_moved,
             "redis": self._redis_full,
             "flush": self._scripts_flushed,
             "wrong": self._wrong_clock,
@@ -184,17 +225,82 @@ class Faults:
     # Redis
 
     async def _redis_full(self, fault: Fault) -> AsyncGenerator[None, None]:
-        await self._redis.config_set(
-            "maxmemory", 1
-        )  # it takes no writes that need memory, whatever it holds
+        # It takes no writes that need memory, whatever it holds.
+        await self._command("CONFIG", "SET", "maxmemory", 1)
         try:
             yield
         finally:
-            await self._redis.config_set("maxmemory", 0)
+            await self._command("CONFIG", "SET", "maxmemory", 0)
 
     async def _scripts_flushed(self, fault: Fault) -> AsyncGenerator[None, None]:
-        await self._redis.script_flush()
+        await self._command("SCRIPT", "FLUSH")
         yield
+
+    async def _command(self, *command: str | int) -> None:
+        """Run a command at Redis, or at every node of the cluster."""
+        if self._stage.nodes is None:
+            await self._redis.execute_command(*command)
+        else:
+            await asyncio.to_thread(self._stage.nodes.commands, *command)
+
+    # The nodes of a Redis Cluster
+
+    async def _master_killed(self, fault: Fault) -> AsyncGenerator[None, None]:
+        nodes, (master, replica) = self._nodes, fault.shard
+        await asyncio.to_thread(nodes.kill, master)
+        await asyncio.to_thread(nodes.wait_takeover, replica)
+        fault.back = time.monotonic()
+        yield
+        fault.ended = time.monotonic()
+        await asyncio.to_thread(nodes.restore)
+
+    async def _master_frozen(self, fault: Fault) -> AsyncGenerator[None, None]:
+        nodes, (master, _) = self._nodes, fault.shard
+        with nodes.suspended(master):
+            yield
+        fault.ended = time.monotonic()
+        await asyncio.to_thread(nodes.wait_whole)
+
+    async def _master_failed_over(self, fault: Fault) -> AsyncGenerator[None, None]:
+        nodes, (_, replica) = self._nodes, fault.shard
+        await asyncio.to_thread(nodes.order_takeover, replica)
+        fault.back = time.monotonic()
+        yield
+        await asyncio.to_thread(nodes.wait_whole)
+
+    async def _replica_killed(self, fault: Fault) -> AsyncGenerator[None, None]:
+        nodes, (_, replica) = self._nodes, fault.shard
+        await asyncio.to_thread(nodes.kill, replica)
+        yield
+        fault.ended = time.monotonic()
+        await asyncio.to_thread(nodes.restore)
+
+    async def _slot_moved(self, fault: Fault) -> AsyncGenerator[None, None]:
+        nodes = self._nodes
+        key = _MOVED_KEYS[int(fault.planned.dice * len(_MOVED_KEYS))]
+        source = await asyncio.to_thread(nodes.master_of, key)
+        others = [port for port in await asyncio.to_thread(nodes.masters) if port != source]
+        target = others[fault.planned.number % len(others)]
+        moved = await asyncio.to_thread(nodes.move_slot, key, target)
+        fault.ended = time.monotonic()
+        fault.target = f"{key} with {moved} keys from node {source} to {target}"
+        yield
+        await asyncio.to_thread(nodes.wait_whole)
+
+    async def _choose_shard(self, fault: Fault) -> None:
+        """Choose a master and its replica, once the cluster is whole."""
+        fault.began = time.monotonic()
+        nodes = self._nodes
+        await asyncio.to_thread(nodes.wait_whole)
+        masters = await asyncio.to_thread(nodes.masters)
+        master = masters[int(fault.planned.dice * len(masters))]
+        fault.shard = master, await asyncio.to_thread(nodes.replica_of, master)
+        fault.target = f"master {master}, replica {fault.shard[1]}"
+
+    @property
+    def _nodes(self) -> RedisCluster:
+        assert self._stage.nodes is not None
+        return self._stage.nodes
 
     # Clocks and disks
 

@@ -1,5 +1,5 @@
-"""The invariants of the queue, read from Redis in one script call: I1, I3, I4 and I6, and I7 of a
-backlog.
+"""The invariants of the queue, read from Redis in one script call a slot: I1, I3, I4 and I6, and
+I7 of a backlog.
 
 I2 and I5 are seen at the clients: one answer for each request, and the right one (`traffic.py`).
 """
@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from libs.queue.connection.cluster import client_of, masters_of
 from libs.queue.keys import KEYS, Keys, LaneKey
 
 EVERY_SECONDS: Final = 0.25
@@ -126,6 +127,7 @@ class LaneSnapshot:
 class Seen:
     """The observer's records.
 
+    `snapshots`: of one slot each. `missed`: those that Redis did not answer.
     `overdue`: the longest that a lease remained after it expired, while only workers were harmed.
     """
 
@@ -136,32 +138,45 @@ class Seen:
 
 
 class Observer:
-    """`run` polls every 250 ms, except while Redis is away. `is_calm` returns True if expired
-    leases should be reclaimed in time.
+    """`run` polls each slot of the queue every 250 ms, except while its Redis is away.
+
+    Args:
+        is_calm: Returns True if expired leases should be reclaimed in time.
     """
 
-    def __init__(self, redis: Redis, is_calm: Callable[[], bool]) -> None:
+    def __init__(self, redis: Redis, is_calm: Callable[[], bool], slots: int = 1) -> None:
         self.seen = Seen()
         self._redis = redis
         self._is_calm = is_calm
-        self._keys = Keys(1)
+        self._keys = Keys(slots)
+        self._slots = slots
 
     async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for slot in range(self._slots):
+                group.create_task(self._watch(slot))
+
+    async def _watch(self, slot: int) -> None:
         while True:
             try:
-                self._judge(await self.snapshots())
+                self._judge(await self._slot_snapshots(slot))
             except (RedisError, OSError):
                 self.seen.missed += 1
             await asyncio.sleep(EVERY_SECONDS)
 
     async def snapshots(self) -> list[LaneSnapshot]:
-        """All lanes at one moment. Raises RedisError or OSError."""
-        found_lanes = cast(list[bytes], await self._redis.zrange(next(self._keys.indexes()), 0, -1))
-        names = [name.decode() for name in found_lanes]
+        """Return all lanes, those of a slot at one moment. Raises RedisError or OSError."""
+        slots = await asyncio.gather(*map(self._slot_snapshots, range(self._slots)))
+        return [lane for lanes in slots for lane in lanes]
+
+    async def _slot_snapshots(self, slot: int) -> list[LaneSnapshot]:
+        index = self._keys.indexes()[slot]
+        redis = client_of(self._redis, index)
+        names = [name.decode() for name in cast(list[bytes], await redis.zrange(index, 0, -1))]
+        if not names:
+            return []
         keys = [self._keys_of(name)[part] for name in names for part in _READ]
-        now_ms, found = cast(
-            tuple[int, list[Any]], await self._redis.eval(_SNAPSHOT, len(keys), *keys)
-        )
+        now_ms, found = cast(tuple[int, list[Any]], await redis.eval(_SNAPSHOT, len(keys), *keys))
         return [_snapshot(name, now_ms, *parts) for name, parts in zip(names, found, strict=True)]
 
     async def leftovers(self) -> list[str]:
@@ -172,14 +187,18 @@ class Observer:
             name: set(self._keys_of(name).values()) - {self._keys_of(name)["meta"]}
             for name in (lane.name for lane in lanes)
         }
-        kept = {name.decode() for name in cast(list[bytes], await self._redis.keys("*"))}
+        kept = {
+            name.decode()
+            for redis in masters_of(self._redis)
+            for name in cast(list[bytes], await redis.keys("*"))
+        }
         shared = {self._keys_of(name)[part] for name in parts for part in ("index", "dead")}
         left += [
             f"I4 {name}: {key} is there"
             for name, keys in parts.items()
             for key in sorted(keys & kept - shared)
         ]
-        replies = self._keys.replies("")[0]
+        replies = tuple(self._keys.replies(""))
         return left + [
             f"I4 {key}: answers that nobody fetched"
             for key in sorted(kept)
@@ -188,13 +207,16 @@ class Observer:
 
     async def payloads(self, name: str) -> dict[str, bytes]:
         """Return the payloads of a lane's unfinished jobs, by job id."""
-        found = cast(dict[bytes, bytes], await self._redis.hgetall(self._keys_of(name)["payload"]))
+        key = self._keys_of(name)["payload"]
+        found = cast(dict[bytes, bytes], await client_of(self._redis, key).hgetall(key))
         return {job_id.decode(): payload for job_id, payload in found.items()}
 
     def _keys_of(self, name: str) -> dict[str, str]:
         return dict(zip(KEYS, self._keys.lane_keys(LaneKey.parse(name)), strict=True))
 
     def _judge(self, lanes: Collection[LaneSnapshot]) -> None:
+        if not lanes:
+            return
         self.seen.snapshots += 1
         problems = [problem for lane in lanes for problem in lane.problems()]
         if self._is_calm():

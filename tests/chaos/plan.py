@@ -15,6 +15,8 @@ ALONE_GAP_SECONDS: Final = 2.5
 LEADER: Final = "leader"
 """The scheduler that leads when the fault begins."""
 EVERYBODY: Final = "everybody"
+CLUSTER_SHARE: Final = 2
+"""Faults of each kind of a Redis Cluster for one of each other kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,16 @@ def kinds(
     lease: float,
     is_long: bool,
     away: float = 1.0,
+    node_timeout: float = 0.0,
 ) -> list[Kind]:
-    """All kinds; those of edges only where there are any. `lease` in seconds. `away`: at most so
-    many of them a killed worker, router or edge is gone. `is_long`: the run has time for what takes
-    a minute to be right again."""
+    """Return all kinds; those of edges only where there are any.
+
+    Args:
+        lease: in seconds.
+        is_long: The run has time for faults that take a minute to recover from.
+        away: Maximum seconds until a killed worker, router or edge is restarted.
+        node_timeout: of the Redis Cluster, in seconds. 0: the mesh has one Redis.
+    """
     frozen = (lease + 0.5, lease + 3.0)
     client_links = [f"clients>{router}" for router in routers]
     worker_links = [f"{worker}>{router}" for worker in workers for router in routers] + [
@@ -91,6 +99,10 @@ def kinds(
         Kind("wrong clock of router", routers, 2.0, 6.0),
         Kind("full disk", [EVERYBODY, *workers] if is_long else workers, 2.0, 4.0, core=True),
     ]
+    if node_timeout:
+        found = [kind for kind in found if kind.name not in ("kill redis", "freeze redis")]
+        found += CLUSTER_SHARE * _cluster_kinds(node_timeout)
+        redis_links = scheduler_links = []  # nodes of a cluster announce their own addresses
     if edges:
         found += [
             Kind("kill edge", edges, max(0.0, away - 1.0), away, core=True),
@@ -103,6 +115,8 @@ def kinds(
         ("router>redis", redis_links, True),
         ("scheduler>redis", scheduler_links, False),
     ):
+        if not links:
+            continue
         found += [
             Kind(f"silence {ends}", links, 1.0, 6.0, core=is_core),
             Kind(f"half silence {ends}", links, 1.0, 6.0),
@@ -111,6 +125,20 @@ def kinds(
             Kind(f"narrow {ends}", links, 1.0, 5.0),
         ]
     return found
+
+
+def _cluster_kinds(node_timeout: float) -> list[Kind]:
+    """Return the kinds of faults of a Redis Cluster. All have one target, so one is over, and the
+    cluster whole again, before the next begins.
+    """
+    return [
+        # The time from the takeover of its replica until it is restarted.
+        Kind("kill master", ["redis"], 0.0, 2.0, core=True),
+        Kind("freeze master", ["redis"], node_timeout + 1.0, node_timeout + 6.0, core=True),
+        Kind("fail over master", ["redis"], 0.0, 0.0, core=True),
+        Kind("kill replica", ["redis"], 0.0, 2.0, core=True),
+        Kind("move slot", ["redis"], 0.0, 0.0, core=True),
+    ]
 
 
 def plan(

@@ -14,18 +14,27 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
+from libs.queue.connection.acl import ROUTER, SCHEDULER
 from tests.chaos import machine, models
 from tests.chaos.links import Links
 from tests.chaos.up import Up
 from tests.support.cluster import Cluster, lasting_port
+from tests.support.redis_cluster import RedisCluster
 
 ROUTERS, WORKERS, SCHEDULERS, EDGES = 2, 3, 2, 2
 DISK_BYTES: Final = 24 << 20
 """Disk of each worker for fetched models: a few dozen small ones."""
 LEASE_SECONDS: Final = 3.0
 PULL_SECONDS: Final = 2.0
+START_SECONDS: Final = 180.0
+"""The mesh starts on a machine that others may keep busy; no result depends on this time."""
+NODE_TIMEOUT_SECONDS: Final = 2.0
+"""`cluster-node-timeout` of the Redis Cluster."""
+QUEUE_SLOTS: Final = 16
+"""With a cluster. The lanes of `models` and `{fleet}` lie on all three masters."""
+Servers = Literal["single", "cluster"]
 TENANTS: Final = {"nobody": 1.0, "acme": 2.0, "zoo": 0.5}
 """Weights."""
 _TENANTS_FILE: Final = "tenants: {acme: {weight: 2}, zoo: {weight: 0.5}}\n"
@@ -39,8 +48,18 @@ class Stage:
     cluster: Cluster
     links: Links
     store: Path
+    nodes: RedisCluster | None = None
+    """The Redis Cluster; None: the mesh has one Redis."""
     stored: int = 0
     """Models put into the store so far."""
+
+    @property
+    def redis_url(self) -> str:
+        return self.nodes.url if self.nodes is not None else self.cluster.redis_url
+
+    @property
+    def queue_slots(self) -> int:
+        return QUEUE_SLOTS if self.nodes is not None else 1
 
     @property
     def clients_address(self) -> str:
@@ -108,10 +127,41 @@ def _disk(directory: Path, worker: str) -> Path:
 
 
 @asynccontextmanager
-async def running(directory: Path, checkpoints: Path) -> AsyncIterator[Stage]:
+async def running(
+    directory: Path, checkpoints: Path, servers: Servers = "single"
+) -> AsyncIterator[Stage]:
     """Everything started and reachable. `directory` holds logs, data and sockets, and sockets have
     short names: not too deep.
     """
+    async with (
+        _nodes(directory / "nodes", servers) as nodes,
+        _running(directory, checkpoints, nodes) as stage,
+    ):
+        yield stage
+
+
+@asynccontextmanager
+async def _nodes(directory: Path, servers: Servers) -> AsyncIterator[RedisCluster | None]:
+    """Start the Redis Cluster if there is to be one. Its nodes are durable, as docs/scaling.md
+    recommends.
+    """
+    if servers == "single":
+        yield None
+        return
+    nodes = RedisCluster(
+        directory, node_timeout_ms=int(NODE_TIMEOUT_SECONDS * 1000), is_durable=True
+    )
+    await asyncio.to_thread(nodes.__enter__)
+    try:
+        yield nodes
+    finally:
+        await asyncio.to_thread(nodes.__exit__, None, None, None)
+
+
+@asynccontextmanager
+async def _running(
+    directory: Path, checkpoints: Path, nodes: RedisCluster | None
+) -> AsyncIterator[Stage]:
     redis_port = lasting_port()
     cluster = Cluster(
         directory,
@@ -123,11 +173,12 @@ async def running(directory: Path, checkpoints: Path) -> AsyncIterator[Stage]:
         durable=True,
         redis_port=redis_port,
         starter="tests.chaos.machine",
+        start_seconds=START_SECONDS,
         environment=_environment(directory),
     )
-    async with Links(_targets(cluster, redis_port)) as links:
-        _connect(cluster, links, directory, checkpoints)
-        stage = Stage(directory, cluster, links, directory / "origin")
+    async with Links(_targets(cluster, None if nodes else redis_port)) as links:
+        _connect(cluster, links, directory, checkpoints, nodes)
+        stage = Stage(directory, cluster, links, directory / "origin", nodes)
         for name in (*cluster.routers, *cluster.workers):
             stage.set_clock(name, 0.0)
         try:
@@ -173,23 +224,38 @@ def _environment(directory: Path) -> dict[str, str]:
     }
 
 
-def _targets(cluster: Cluster, redis_port: int) -> dict[str, str]:
-    """Return the target address of each link."""
+def _targets(cluster: Cluster, redis_port: int | None) -> dict[str, str]:
+    """Return the target address of each link; none leads to the nodes of a cluster."""
     routers = dict(zip(cluster.routers, cluster.addresses, strict=True))
     to_routers = {
         f"{who}>{router}": address
         for who in ("clients", *cluster.workers)
         for router, address in routers.items()
     }
+    if redis_port is None:
+        return to_routers
     return to_routers | {
         f"{who}>redis": f"127.0.0.1:{redis_port}" for who in (*cluster.routers, *cluster.schedulers)
     }
 
 
-def _connect(cluster: Cluster, links: Links, directory: Path, checkpoints: Path) -> None:
+def _connect(
+    cluster: Cluster,
+    links: Links,
+    directory: Path,
+    checkpoints: Path,
+    nodes: RedisCluster | None,
+) -> None:
     """Configure the links, the clock and the disk of each process."""
     for name in (*cluster.routers, *cluster.schedulers):
-        cluster.each[name] = {"SHOAL_REDIS_URL": f"redis://{links.address(f'{name}>redis')}/0"}
+        if nodes is None:
+            cluster.each[name] = {"SHOAL_REDIS_URL": f"redis://{links.address(f'{name}>redis')}/0"}
+            continue
+        user = ROUTER if name in cluster.routers else SCHEDULER
+        cluster.each[name] = {
+            "SHOAL_REDIS_URL": nodes.url_as(user),
+            "SHOAL_QUEUE_SLOTS": str(QUEUE_SLOTS),
+        }
     for worker in cluster.workers:
         disk = _disk(directory, worker)
         disk.mkdir()

@@ -14,6 +14,7 @@ ROUTERS, WORKERS, SCHEDULERS = (
     ["scheduler-0", "scheduler-1"],
 )
 EDGES = ["edge-0", "edge-1"]
+NODE_TIMEOUT = 2.0
 
 
 def all_kinds(is_long: bool = True) -> list[Kind]:
@@ -47,6 +48,29 @@ def test_long_run_has_all_kinds_and_a_short_one_the_core() -> None:
     assert {fault.kind for fault in plan_of(3)} == {kind.name for kind in all_kinds()}
     core = {kind.name for kind in all_kinds() if kind.core}
     assert core <= {fault.kind for fault in plan_of(3, seconds=40.0, per_minute=45.0)}
+
+
+def test_cluster_has_faults_of_its_nodes_and_none_of_links_to_redis() -> None:
+    found = kinds(
+        ROUTERS, WORKERS, SCHEDULERS, EDGES, lease=2.0, is_long=True, node_timeout=NODE_TIMEOUT
+    )
+    planned = plan(found, seed=6, seconds=600.0, per_minute=30.0)
+    happening = {fault.kind for fault in planned}
+    assert {
+        "kill master",
+        "freeze master",
+        "fail over master",
+        "kill replica",
+        "move slot",
+        "redis is full",
+        "flush scripts",
+        "kill router",
+    } <= happening
+    assert not happening & {"kill redis", "freeze redis"}
+    assert not any(">redis" in fault.target for fault in planned)
+    frozen = [fault.seconds for fault in planned if fault.kind == "freeze master"]
+    assert min(frozen) > NODE_TIMEOUT
+    assert all(concerns(kind.targets[0]) == {"redis"} for kind in found if "master" in kind.name)
 
 
 def test_plan_has_the_requested_number_of_faults() -> None:

@@ -13,7 +13,8 @@ from libs.fleet import Fleet
 from libs.queue import LaneKey, connect
 
 LANE = LaneKey("cpu", "org/model")
-RESIDENT, LOADING, FAILED = (
+COLD, RESIDENT, LOADING, FAILED = (
+    models_pb2.MODEL_STATE_COLD,
     models_pb2.MODEL_STATE_RESIDENT,
     models_pb2.MODEL_STATE_LOADING,
     models_pb2.MODEL_STATE_FAILED,
@@ -230,12 +231,145 @@ async def test_dead_router_is_reported_once(redis: Redis) -> None:
     assert await patient.router_heartbeat("b") == []
 
 
+async def test_models_on_disk_are_sent_and_read_once(
+    fleet: Fleet, other: Fleet, redis: Redis
+) -> None:
+    """Later heartbeats name the list by its tag. Of two workers with the same disk one is read."""
+    on_disk = [
+        holds(COLD, f"org/{number}", bytes=number, card=models_pb2.ModelCard(model=f"org/{number}"))
+        for number in range(500)
+    ]
+    tag = await fleet.report(heartbeat("v", on_disk=on_disk))
+    assert await fleet.report(heartbeat("w", on_disk=on_disk)) == tag != ""
+    await redis.config_resetstat()
+    await other.refresh()
+    assert (await redis.info("commandstats"))["cmdstat_hmget"]["calls"] == 2  # leader, and lists
+    await fleet.refresh()
+    await redis.config_resetstat()
+    for seconds in (1.0, 2.0):
+        beat = heartbeat("w", holds(RESIDENT, "org/7"), on_disk_tag=tag, device_seconds=seconds)
+        assert await other.report(beat) == tag
+        await fleet.refresh()
+    ran = await redis.info("commandstats")
+    assert ran["cmdstat_hmget"]["calls"] == 2  # no lists
+    assert ran["cmdstat_hgetall"]["calls"] == 2 * 2  # heartbeats and failures, no cards
+    assert fleet.snapshot.workers == other.snapshot.workers
+    for snapshot in (fleet.snapshot, other.snapshot):
+        for worker in snapshot.workers.values():
+            assert len(worker.models) == 500
+            assert worker.models["org/3"].bytes == 3
+        assert snapshot.workers["v"].state("org/7") == COLD
+        assert snapshot.workers["w"].state("org/7") == RESIDENT
+        assert len(snapshot.cards) == 500
+
+
+async def test_changed_disk_replaces_the_list_before(fleet: Fleet, other: Fleet) -> None:
+    first = await fleet.report(heartbeat("w", on_disk=[holds(COLD, "org/a"), holds(COLD, "org/b")]))
+    await other.refresh()
+    second = await fleet.report(heartbeat("w", on_disk=[holds(COLD, "org/b")]))
+    assert second not in (first, "")
+    for snapshot in (fleet.snapshot, await other.refresh()):
+        assert set(snapshot.workers["w"].models) == {"org/b"}
+    assert await fleet.report(heartbeat("w")) == ""  # it has none now
+    assert not (await other.refresh()).workers["w"].models
+
+
+@pytest.mark.parametrize("way", ["leaves", "dies", "has no models"])
+async def test_list_of_a_worker_ends_with_it(fleet: Fleet, redis: Redis, way: str) -> None:
+    await fleet.report(heartbeat("w", on_disk=[holds(COLD)]))
+    assert await redis.hkeys("v1:{fleet}:disks") == [b"w"]
+    heard = await fleet.last_heartbeat("w")
+    assert heard is not None
+    match way:
+        case "leaves":
+            await fleet.report(heartbeat("w", leaving=True))
+        case "dies":
+            assert await fleet.forget("w", heard[1])
+        case _:
+            await fleet.report(heartbeat("w"))
+    assert not await redis.hkeys("v1:{fleet}:disks")
+    assert not await redis.hkeys("v1:{fleet}:disk_tags")
+
+
+async def test_list_that_redis_lost_is_asked_for(fleet: Fleet, other: Fleet, redis: Redis) -> None:
+    """A heartbeat that names it is not stored: its worker would seem to have nothing on disk."""
+    on_disk = [holds(COLD, card=models_pb2.ModelCard(model="org/model", dimensions=8))]
+    tag = await fleet.report(heartbeat("w", on_disk=on_disk))
+    await redis.flushall()
+    assert await fleet.report(heartbeat("w", on_disk_tag=tag)) == ""
+    assert await fleet.report(heartbeat("w", on_disk_tag="another")) == ""
+    assert set(fleet.snapshot.workers["w"].models) == {"org/model"}
+    assert not (await other.refresh()).workers
+    # At once, before this router has noticed that the cards are gone too.
+    assert await fleet.report(heartbeat("w", on_disk=on_disk)) == tag
+    snapshot = await other.refresh()
+    assert set(snapshot.workers["w"].models) == {"org/model"}
+    assert snapshot.card("org/model") == on_disk[0].card
+
+
+async def test_lists_of_a_faulty_worker_replace_each_other(
+    fleet: Fleet, other: Fleet, redis: Redis
+) -> None:
+    for number in range(50):
+        models = [
+            holds(COLD, f"org/{number}-{model}", adapters=["a" * 200] * 100) for model in range(20)
+        ]
+        await fleet.report(heartbeat("w", on_disk=models))
+    (value,) = await redis.hvals("v1:{fleet}:disks")
+    assert len(value) < 2_000  # no adapters
+    await fleet.refresh()
+    assert set((await other.refresh()).workers["w"].models) == {model.model for model in models}
+    assert len(fleet._disks._lists) == len(other._disks._lists) == 2  # and the empty one
+
+
+async def test_card_of_a_held_model_counts_more_than_that_on_disk(fleet: Fleet) -> None:
+    """Files were replaced under the same name; the list has the card of the old ones."""
+    new, old = (models_pb2.ModelCard(model="org/model", dimensions=size) for size in (16, 8))
+    await fleet.report(heartbeat("w", holds(RESIDENT, card=new), on_disk=[holds(COLD, card=old)]))
+    assert fleet.snapshot.card("org/model") == new
+
+
+async def test_card_follows_copies_that_go(fleet: Fleet, other: Fleet) -> None:
+    """The largest copy decides the bytes: when it is gone, the other one does."""
+    card = models_pb2.ModelCard(model="org/model", data_type="bfloat16")
+    small, large = holds(RESIDENT, bytes=50, card=card), holds(RESIDENT, bytes=100, card=card)
+    await fleet.report(heartbeat("a", large))
+    await fleet.report(heartbeat("b", small))
+    await other.refresh()
+    before = other.snapshot.card("org/model")
+    assert before is not None
+    assert before.bytes == 100
+    await fleet.report(heartbeat("a", on_disk=[holds(COLD, bytes=40, card=card)]))
+    await other.refresh()
+    await other.report(heartbeat("b", small))  # as before
+    after = (await fleet.refresh()).card("org/model")
+    assert after is not None
+    assert after.bytes == 50
+
+
+async def test_cards_are_read_again_only_after_a_change(
+    fleet: Fleet, other: Fleet, redis: Redis
+) -> None:
+    card = models_pb2.ModelCard(model="org/model", dimensions=8)
+    await fleet.report(heartbeat("w", holds(RESIDENT, card=card)))
+    await other.refresh()
+    await redis.config_resetstat()
+    for _ in range(3):
+        await fleet.report(heartbeat("w", holds(RESIDENT, card=card)))
+        await other.refresh()
+    assert (await redis.info("commandstats"))["cmdstat_hgetall"]["calls"] == 3 * 2
+    card.dimensions = 16
+    await fleet.report(heartbeat("w", holds(RESIDENT, card=card)))
+    assert (await other.refresh()).card("org/model") == card
+
+
 async def test_everything_in_the_registry_expires(fleet: Fleet, redis: Redis) -> None:
     await fleet.report(
         heartbeat(
             "w",
             failed(BROKEN),
             holds(RESIDENT, "org/other", card=models_pb2.ModelCard(model="org/other")),
+            on_disk=[holds(COLD)],
         )
     )
     await fleet.claim(LANE, "w", 10_000)
@@ -245,7 +379,7 @@ async def test_everything_in_the_registry_expires(fleet: Fleet, redis: Redis) ->
     assert fence is not None
     await fleet.note_plan(fence, fence << 32, {"org/model": "it waits"})
     keys = await redis.keys("*")
-    assert len(keys) == 10
+    assert len(keys) == 13
     assert [key for key in keys if await redis.pttl(key) < 0] == []
 
 

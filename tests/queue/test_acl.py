@@ -25,6 +25,7 @@ from tests.support.acl import PASSWORD, add_user, connect_as, refusals
 from tests.support.redis import RedisServer
 
 UNSEEN = {
+    "cluster",  # only on a cluster (tests/queue/test_cluster.py)
     "select",  # only where the URL names a database
     "unsubscribe",
 }
@@ -135,8 +136,16 @@ async def as_a_router(redis: Redis) -> None:
     await fleet.report(
         worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu", models=[model])
     )
-    await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="f", pool="cpu"))
+    cold = worker_pb2.WorkerModel(
+        model="org/cold",
+        state=models_pb2.MODEL_STATE_COLD,
+        card=models_pb2.ModelCard(model="org/cold"),
+    )
+    await fleet.report(
+        worker_pb2.HeartbeatRequest(worker_id="w", epoch="f", pool="cpu", on_disk=[cold])
+    )
     await fleet.refresh()
+    await Fleet(redis).refresh()  # reads the models on the worker's disk
     await fleet.claim(LANE, "w", 1000)
     await fleet.renew_claim(LANE, "w", 1000)
     await fleet.release_claim(LANE, "w")
@@ -155,6 +164,7 @@ async def as_a_scheduler(redis: Redis) -> None:
     await anext(wakeups)
     fence = await fleet.lead("s")
     assert fence is not None
+    await Fleet(redis).refresh()  # the worker is alive by this ttl: its models on disk are read
     await fleet.refresh()
     await lanes.lane_gauges()
     await fleet.forgive(["org/model"])
@@ -181,7 +191,10 @@ async def test_scheduler_may_do_what_it_does_and_no_more(connected: As, admin: R
     await Lanes(admin, router_id="a", dead_result=DEAD).enqueue(
         LANE, [[job("a")]], max_tokens=100, notify=False
     )
-    await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu"))
+    on_disk = [worker_pb2.WorkerModel(model="org/model", state=models_pb2.MODEL_STATE_COLD)]
+    await fleet.report(
+        worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu", on_disk=on_disk)
+    )
     await fleet.record_failure("org/model", "w", BROKEN)
     await admin.hset("v1:{fleet}:failures", "org/old w", b"1 " + BROKEN.SerializeToString())
     await asyncio.sleep(0.01)  # the worker is silent for longer than the scheduler's ttl

@@ -57,6 +57,19 @@ async def test_data_of_another_layout_is_refused_with_advice(
         await lanes.check()
 
 
+async def test_data_in_another_number_of_slots_is_refused_with_advice(
+    redis: Redis, lanes: Lanes
+) -> None:
+    await Lanes(redis, router_id="a", dead_result=DEAD, slots=16).check()
+    for slots in (1, 4):
+        with pytest.raises(UnsuitableRedis, match=r"with 16 slots .* the same SHOAL_QUEUE_SLOTS"):
+            await Lanes(redis, router_id="b", dead_result=DEAD, slots=slots).check()
+    await redis.delete(LAYOUT)
+    await lanes.check()
+    with pytest.raises(UnsuitableRedis, match=rf"holds layout {LAYOUT_VERSION} "):
+        await Lanes(redis, router_id="b", dead_result=DEAD, slots=16).check()
+
+
 async def test_scripts_that_redis_forgot_are_loaded_again(
     lanes: Lanes, other: Lanes, redis: Redis
 ) -> None:

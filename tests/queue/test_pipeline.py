@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from libs.queue import connect
 from libs.queue.connection import client
+from libs.queue.connection.pipeline import Server
 from tests.support.redis import RedisServer
 
 ECHO = "return ARGV[1]"
@@ -127,3 +129,54 @@ async def test_server_that_says_nothing_is_left_and_found_again(
         frail.thaw()
     assert await redis.evalsha(echo, 0, "b") == b"b"
     await redis.aclose()
+
+
+async def test_callers_share_one_failing_attempt_to_connect() -> None:
+    """One after the other they would each wait for a server that does not answer."""
+    attempts, refused = 0, asyncio.Event()
+
+    class Pool:
+        async def get_connection(self) -> Any:
+            nonlocal attempts
+            attempts += 1
+            await refused.wait()
+            raise RedisConnectionError("refused")
+
+    pool: Any = Pool()
+    server = Server(pool, answer_seconds=1)
+    waiting = [asyncio.create_task(server.open()) for _ in range(10)]
+    await asyncio.sleep(0)
+    refused.set()
+    errors = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {str(error) for error in errors} == {"refused"}
+    assert attempts == 1
+
+
+async def test_connection_that_is_opened_while_its_server_is_closed_is_closed_too() -> None:
+    asked, opened = asyncio.Event(), asyncio.Event()
+    ended: list[str] = []
+
+    class Connection:
+        async def disconnect(self) -> None:
+            ended.append("disconnected")
+
+    class Pool:
+        async def get_connection(self) -> Any:
+            asked.set()
+            await opened.wait()
+            return Connection()
+
+        async def release(self, connection: Connection) -> None:
+            ended.append("released")
+
+        async def aclose(self) -> None: ...
+
+    pool: Any = Pool()
+    server = Server(pool, answer_seconds=1)
+    opening = asyncio.create_task(server.open())
+    await asked.wait()
+    await server.close()
+    opened.set()
+    with pytest.raises(RedisConnectionError, match="no longer a master"):
+        await opening
+    assert ended == ["disconnected", "released"]

@@ -76,7 +76,7 @@ async def test_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(
         lanes = Lanes(redis, router_id="a", dead_result=b"")
         await lanes.check()
         await open_all(redis)
-        before, server = sentinels.master(), lanes.server
+        before, server = sentinels.master(), lanes.masters.addresses
         deadline_ms = await lanes.now_ms() + 600_000
         assert await add(lanes, job("a", deadline_ms=deadline_ms))
         await asyncio.to_thread(
@@ -93,7 +93,7 @@ async def test_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(
 
         # The replicated data is present; scripts are loaded again.
         assert ids(await eventually(lambda: lease(lanes))) == ["a"]
-        assert lanes.server != server
+        assert lanes.masters.addresses != server
         wakeups = lanes.wakeups()
         assert await eventually(lambda: anext(wakeups)) is None
         await lanes.enqueue(
@@ -132,7 +132,7 @@ async def test_failover_by_order_is_nothing_but_a_short_absence(connected: Conne
         # Until the old master is demoted, open connections to it continue.
         await asyncio.to_thread(
             wait_until,
-            lambda: lanes.server == ("127.0.0.1", sentinels.master()),
+            lambda: lanes.masters.addresses == ("127.0.0.1", sentinels.master()),
             40,
             "everybody to be there",
         )
@@ -225,7 +225,7 @@ async def test_outdated_sentinel_is_ignored(
             url = f"redis+sentinel://127.0.0.1:{first.port},127.0.0.1:{second.port}/{SERVICE}"
             lanes = make_lanes(connected(url), Clock(), "a")
             await add(lanes, job("a"))
-            assert lanes.server == new.address
+            assert lanes.masters.addresses == new.address
     assert await connected(old.url).dbsize() == 0
 
 

@@ -75,7 +75,7 @@ async def test_idle_lane_keeps_only_what_expires(
         )
     assert len(suspects.jobs) == 5
     assert await look_inside(redis) == NOTHING
-    index = next(Keys(1).indexes())
+    index = Keys(1).indexes()[0]
     lasting = [key for key in await redis.keys("*") if await redis.pttl(key) < 0]
     assert lasting == [index.encode()]
     # ... and the index forgets the lane after a day.

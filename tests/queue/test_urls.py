@@ -65,13 +65,19 @@ PIECES = some.one_of(
         ]
     ),
     some.sampled_from(["+sentinel", "h:1,h:2", "/mymaster", "&sentinel_username=", ","]),
+    some.just("+cluster"),
 )
 URLS = some.one_of(
     some.builds(
         lambda scheme, user, before, after, host, tail: (
             f"{scheme}://{user}:{before}{SECRET}{after}@{host}{tail}"
         ),
-        some.sampled_from(["redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "http"]),
+        some.sampled_from(
+            [
+                *("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "http"),
+                *("redis+cluster", "rediss+cluster"),
+            ]
+        ),
         BESIDE,
         BESIDE,
         BESIDE,
@@ -156,6 +162,10 @@ def tried(url: str) -> list[str]:
 @example(f"rediss+sentinel://:{SECRET}@h:x/mymaster/0")
 @example(f"redis+sentinel://h:1,u:{SECRET}@h:2/mymaster/0")
 @example(f"redis+sentinel://h/mymaster?password={SECRET}&sentinel_username={SECRET}")
+@example(f"redis+cluster://:{SECRET}@h:1,[h")
+@example(f"redis+cluster://:{SECRET}/x@h:1,h:2")
+@example(f"rediss+cluster://h:1,u:{SECRET}@h:2")
+@example(f"redis+cluster://h,k?password={SECRET}")
 def test_url_is_accepted_or_refused_without_leaking_password(url: str) -> None:
     seen: list[str] = []
     handler = logging.Handler()
@@ -178,6 +188,7 @@ def test_password_that_is_escaped_is_the_password(password: str) -> None:
         f"redis://{user}localhost:1/2",
         f"unix://{user}/run/r.sock",
         f"redis+sentinel://{user}localhost:1,[::1]/mymaster/2",
+        f"redis+cluster://{user}localhost:1,[::1]",
     ):
         made = connect(url)
         assert made.connection_pool.connection_kwargs["password"] == password
@@ -195,6 +206,8 @@ def test_password_that_is_escaped_is_the_password(password: str) -> None:
             "rediss+sentinel://h:1,[::1]:26379,k:26379/mymaster/2",
         ),
         ("redis+sentinel://h/m?password=p", "redis+sentinel://h:26379/m"),
+        ("rediss+cluster://u:p@h:1,[::1],k", "rediss+cluster://h:1,[::1]:6379,k:6379"),
+        ("redis+cluster://h/?password=p", "redis+cluster://h:6379"),
     ],
 )
 def test_logged_url_has_no_password(url: str, reported: str) -> None:
@@ -223,6 +236,46 @@ def test_logged_url_has_no_password(url: str, reported: str) -> None:
 def test_invalid_sentinel_url_is_refused_with_message(url: str) -> None:
     with pytest.raises(InvalidInput, match=r"SHOAL_REDIS_URL must be redis.*\+sentinel://"):
         RouterSettings.from_env({"SHOAL_REDIS_URL": url})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+cluster://",
+        "redis+cluster:///",
+        "redis+cluster://localhost/0",
+        "redis+cluster://localhost/mymaster",
+        "redis+cluster://localhost?db=0",
+        "redis+cluster://localhost?host=other",
+        "redis+cluster://localhost,",
+        "redis+cluster://localhost:",
+        "redis+cluster://localhost:70000",
+        f"redis+cluster://{','.join(['localhost'] * 17)}",
+        "redis+cluster:///run/redis.sock",
+    ],
+)
+def test_invalid_cluster_url_is_refused_with_message(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"redis\+cluster://.* has only database 0"):
+        RouterSettings.from_env({"SHOAL_REDIS_URL": url})
+
+
+@pytest.mark.parametrize("url", ["redis+cluster://127.0.0.1:1,redis.example", "redis+cluster://h"])
+def test_remote_cluster_nodes_require_tls_or_explicit_permission(url: str) -> None:
+    with pytest.raises(InvalidInput, match="SHOAL_ALLOW_INSECURE=1"):
+        RouterSettings.from_env({"SHOAL_REDIS_URL": url})
+    for variables in (
+        {"SHOAL_REDIS_URL": url, "SHOAL_ALLOW_INSECURE": "1"},
+        {"SHOAL_REDIS_URL": url.replace("redis+", "rediss+")},
+    ):
+        assert RouterSettings.from_env(variables).redis_url == variables["SHOAL_REDIS_URL"]
+
+
+@pytest.mark.parametrize("slots", ["0", "1025", "x"])
+def test_invalid_number_of_slots_is_refused(slots: str) -> None:
+    for read in (RouterSettings.from_env, SchedulerSettings.from_env):
+        with pytest.raises(InvalidInput, match=r"SHOAL_QUEUE_SLOTS must be .*1\.\.1024"):
+            read({"SHOAL_QUEUE_SLOTS": slots})
+        assert read({"SHOAL_QUEUE_SLOTS": "64"}).queue_slots == 64
 
 
 @pytest.mark.parametrize(

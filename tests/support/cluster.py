@@ -34,6 +34,7 @@ class Cluster:
         durable: Redis keeps its data when it is killed.
         redis_port: the TCP port on which Redis listens in addition to its socket; 0 for none.
         starter: a module that starts the services, instead of Python itself.
+        start_seconds: the maximum time until each router is ready and sees all workers.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Cluster:
         worker_module: str = "services.worker",
         redis_port: int = 0,
         starter: str = "",
+        start_seconds: float = 60.0,
     ) -> None:
         self.directory = directory
         self.ports = [lasting_port() for _ in range(routers)]
@@ -67,6 +69,7 @@ class Cluster:
         self._redis_port = redis_port
         self._modules = _MODULES | {"worker": worker_module}
         self._starter = [starter] if starter else []
+        self._start_seconds = start_seconds
         self._environment = dict(os.environ) | {
             "SHOAL_ROUTERS": ",".join(self.addresses),
             "SHOAL_REDIS_URL": f"unix://{directory / 'redis.sock'}",
@@ -103,7 +106,7 @@ class Cluster:
             for name in ["redis", *self.routers, *self.schedulers, *self.workers, *self.edges]:
                 self.start(name)
             for address in self.addresses:
-                self.wait_ready(address)
+                self.wait_ready(address, self._start_seconds)
         except BaseException:
             self.__exit__(None, None, None)
             raise

@@ -313,17 +313,20 @@ class FakeSentinel:
         self._tasks.add(task)
         try:
             while line := await reader.readline():
-                for _ in range(int(line[1:])):
-                    await reader.readline()
-                    await reader.readline()
+                words = [await self._word(reader) for _ in range(int(line[1:]))]
                 self.asked += 1
                 await asyncio.sleep(self._delay)
-                writer.write(self._says or self._reply())
+                is_ping = self._says is not None and words[0] == b"PING"
+                writer.write(b"+PONG\r\n" if is_ping else self._says or self._reply())
         except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
             self._tasks.discard(task)
             writer.close()
+
+    async def _word(self, reader: asyncio.StreamReader) -> bytes:
+        await reader.readline()
+        return (await reader.readline()).strip()
 
     def _reply(self) -> bytes:
         host, port = self.master

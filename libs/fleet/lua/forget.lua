@@ -2,4 +2,6 @@
 -- unknown.
 local value = redis.call('HGET', workers, worker_id)
 if not value or string.match(value, '^(%d+) ') ~= heard_ms then return 0 end
+redis.call('HDEL', lists, worker_id)
+redis.call('HDEL', tags, worker_id)
 return redis.call('HDEL', workers, worker_id)

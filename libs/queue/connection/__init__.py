@@ -2,5 +2,5 @@
 translation of its errors.
 
 This package reaches a Redis server and checks that it is suitable. Shoal's data in Redis and the
-scripts that change it are in `libs/queue` and `libs/fleet`.
+scripts that change it are in `libs/aliases`, `libs/fleet` and `libs/queue`.
 """

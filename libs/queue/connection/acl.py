@@ -4,8 +4,8 @@ Redis 6.2 or newer).
 A script runs with the permissions of the user who calls it, so the commands within scripts are
 listed here, too. Redis cannot limit which loaded script a user runs, but only routers may load one:
 the scheduler's user can run the mesh's scripts, but no other Lua. A new command in a script of
-`libs/queue` or `libs/fleet` must be added here: `tests/queue/test_acl.py` compares this list with
-the commands in use.
+`libs/aliases`, `libs/fleet` or `libs/queue` must be added here: `tests/queue/test_acl.py` compares
+this list with the commands in use.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from libs.queue.keys import LAYOUT, STREAMED_CHANNEL, WAKEUP_CHANNEL
 
 _BOTH: Final = (
     *("info", "ping", "select", "time"),
+    "cluster|slots",  # only on a cluster
     "evalsha",
     *("subscribe", "unsubscribe", "publish"),
     *("del", "get", "pexpire", "set"),
@@ -26,7 +27,7 @@ _BOTH: Final = (
 )
 _ROUTER: Final = (
     "script|load",
-    *("exists", "hexists", "hincrby", "hkeys", "hlen"),
+    *("exists", "hexists", "hincrby", "hkeys", "hlen", "hsetnx"),
     *("blpop", "lpop", "rpush", "xadd"),
     *("zcount", "zrangebyscore", "zrem", "zscore"),
 )
@@ -80,7 +81,18 @@ SCHEDULER: Final = User(
         LAYOUT,
         *(
             f"v1:{{fleet}}:{part}"
-            for part in ("workers", "cards", "failures", "strikes", "leader", "fences", "notes")
+            for part in (
+                "workers",
+                "cards",
+                "cards_revision",
+                "disks",
+                "disk_tags",
+                "failures",
+                "strikes",
+                "leader",
+                "fences",
+                "notes",
+            )
         ),
         *("v1:{fleet}:claim:*", "v1:{fleet}:orders:*"),
         "v1:{*}:lanes",

@@ -14,24 +14,31 @@ from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
+    ClusterDownError,
+    MovedError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
+    TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from libs.errors import NoCapacity
+from libs.queue.connection.cluster import ClusterRedis, ClusterTopology
 from libs.queue.connection.pipeline import PipelinedRedis
 from libs.queue.connection.sentinel import NoMaster, master_pool
 from libs.queue.connection.trust import PasswordFile, RedisTrust, TlsConnection
-from libs.queue.connection.urls import SentinelUrl, check_redis_url, is_tls, servers
+from libs.queue.connection.urls import ClusterUrl, SentinelUrl, check_redis_url, is_tls, servers
 
 ANSWER_SECONDS = 5.0
+CONNECTIONS = 16
+"""Maximum connections to a server."""
 _SMALL_BYTES = 64 * 1024
 """A command of at most this size is written without waiting: the socket takes it at once, or little
 of it is left to write.
@@ -51,18 +58,23 @@ def connect(
     url: str,
     trust: RedisTrust | None = None,
     *,
-    max_connections: int = 16,
+    max_connections: int = CONNECTIONS,
     allow_insecure: bool = False,
+    slots: int = 1,
 ) -> Redis:
-    """Return a client for `url`: redis://, rediss://, unix://, or redis+sentinel:// and
-    rediss+sentinel:// for the master that Sentinels name.
+    """Return a client for `url`: redis://, rediss://, unix://, redis+sentinel:// and
+    rediss+sentinel:// for the master that Sentinels name, or redis+cluster:// and rediss+cluster://
+    for the keys of `{fleet}` (`cluster.client_of` returns clients for other keys).
 
     It connects on first use, and again after every loss. A connection that does not answer within 5
     s is dropped. Retrying a command is safe: all scripts may run twice. Raises InvalidInput for an
     invalid URL, ValueError for unusable files of `trust`.
 
     Args:
-        allow_insecure: Sentinels may name a master on another machine even without TLS.
+        allow_insecure: Sentinels or a cluster may name a master on another machine even without
+            TLS.
+        slots: The number of reply lists that may be waited for at once. On a cluster that takes as
+            many further connections to each master.
     """
     check_redis_url(url)
     trust, sentinels = trust or RedisTrust(), SentinelUrl.parse(url)
@@ -79,6 +91,9 @@ def connect(
         # may not run.
         "driver_info": None,
     }
+    if (nodes := ClusterUrl.parse(url)) is not None:
+        options["max_connections"] = max_connections + slots
+        return _cluster(nodes, options, allow_insecure=allow_insecure).client("{fleet}")
     if sentinels is None:
         return PipelinedRedis.create(
             BlockingConnectionPool(**options), answer_seconds=ANSWER_SECONDS
@@ -92,17 +107,35 @@ def connect(
     return PipelinedRedis.create(pool, answer_seconds=ANSWER_SECONDS)
 
 
+def _cluster(
+    nodes: ClusterUrl, options: dict[str, Any], *, allow_insecure: bool
+) -> ClusterTopology:
+    own = {name: value for name, value in options.items() if name not in ("host", "port", "db")}
+    is_plain = "context" not in options and not allow_insecure
+    return ClusterTopology(nodes.addresses, own, is_plain=is_plain)
+
+
 async def open_all(redis: Redis) -> None:
     """Fill the connection pool of `redis` at once, before its first use. Otherwise connections are
     opened one by one while many commands wait for them.
 
-    Raises NoCapacity if a connection fails.
+    Raises NoCapacity if a connection fails; of a cluster, if no master answers.
     """
-    pool: Any = redis.connection_pool
-    held = redis.held_connections if isinstance(redis, PipelinedRedis) else 0
-    opening = [
-        asyncio.create_task(pool.get_connection()) for _ in range(pool.max_connections - held)
-    ]
+    if not isinstance(redis, ClusterRedis):
+        held = redis.server.held_connections if isinstance(redis, PipelinedRedis) else 0
+        await _open(redis.connection_pool, held)
+        return
+    opened = await asyncio.gather(
+        *(_open(server.pool, server.held_connections) for server in redis.topology.servers),
+        return_exceptions=True,
+    )
+    if all(opened):
+        raise next(error for error in opened if error)
+
+
+async def _open(pool: Any, held: int) -> None:
+    wanted = min(pool.max_connections, CONNECTIONS) - held
+    opening = [asyncio.create_task(pool.get_connection()) for _ in range(wanted)]
     try:
         with translated():
             await asyncio.gather(*opening)
@@ -235,6 +268,18 @@ def translate(error: RedisError) -> Exception:
         )
     if isinstance(error, NoMaster):
         return NoCapacity(f"the queue (Redis) cannot be reached: {error}")
+    if isinstance(error, MovedError):
+        return NoCapacity(
+            "the queue (Redis) keeps redirecting to other masters: a cluster needs"
+            " SHOAL_REDIS_URL=redis+cluster://… or rediss+cluster://…"
+        )
+    if isinstance(error, (AskError, TryAgainError)):
+        return NoCapacity(
+            "the queue (Redis) is moving a slot to another master, key by key: use atomic slot"
+            " migration, or drain the slot's lanes first"
+        )
+    if isinstance(error, ClusterDownError):
+        return NoCapacity("the queue (Redis) has no master for a slot now")
     # NoScriptError: Redis lost a script that was just loaded.
     if isinstance(error, (RedisConnectionError, RedisTimeoutError, NoScriptError)):
         return NoCapacity("the queue (Redis) cannot be reached")

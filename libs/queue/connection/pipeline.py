@@ -13,7 +13,7 @@ import asyncio
 import math
 from collections import deque
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import hiredis
 from redis.asyncio import Redis
@@ -116,32 +116,89 @@ class _Line:
         self._waiting.clear()
 
 
+class Server:
+    """The connections to one Redis server: a pool, and a line for scripts."""
+
+    def __init__(self, pool: ConnectionPool, *, answer_seconds: float) -> None:
+        """
+        Args:
+            answer_seconds: The line is dropped if a reply takes longer.
+        """
+        self.pool = pool
+        self._answer_seconds = answer_seconds
+        # The state: the line that was opened last, which may have ended; the attempt to open one
+        # that runs or ran last; whether no further one may be opened.
+        self.line: _Line | None = None
+        self._opening: asyncio.Task[_Line] | None = None
+        self._is_closed = False
+
+    @property
+    def held_connections(self) -> int:
+        """Return the number of pool connections that are held permanently."""
+        return int(self.line is not None and self.line.error is None)
+
+    async def open(self) -> _Line:
+        """Return the open line, or a new one. Concurrent callers share one attempt and its error:
+        one after the other would each wait for a server that does not answer.
+        """
+        if self.line is not None and self.line.error is None:
+            return self.line
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._connect())
+            self._opening.add_done_callback(_retrieve)
+        return await asyncio.shield(self._opening)
+
+    async def _connect(self) -> _Line:
+        self._check_open()
+        pool: Any = self.pool
+        connection = await pool.get_connection()
+        try:
+            self._check_open()  # It may have been closed while the connection opened.
+        except RedisConnectionError:
+            await connection.disconnect()
+            await pool.release(connection)
+            raise
+        self.line = _Line(pool, connection, self._answer_seconds)
+        return self.line
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RedisConnectionError("this Redis is no longer a master")
+
+    async def close_line(self) -> None:
+        if self.line is not None:
+            await self.line.close()
+
+    async def close(self) -> None:
+        """Close all connections for good."""
+        self._is_closed = True
+        await self.close_line()
+        await self.pool.aclose()
+
+
 class PipelinedRedis(Redis):
     """The client of redis-py with one pipelined connection for scripts (EVALSHA, SCRIPT LOAD).
 
     A command is sent again, up to twice, if its connection ends: scripts may run twice.
     """
 
-    _answer_seconds: float
-    _opening: asyncio.Lock
-    _line: _Line | None
+    server: Server
 
     @classmethod
     def create(cls, pool: ConnectionPool, *, answer_seconds: float) -> PipelinedRedis:
         """Return a client on `pool`. `answer_seconds`: the connection is dropped if a reply takes
         longer.
         """
-        client = cls(connection_pool=pool)
+        client = cls.for_server(Server(pool, answer_seconds=answer_seconds))
         client.auto_close_connection_pool = True
-        client._answer_seconds = answer_seconds
-        client._opening = asyncio.Lock()
-        client._line = None
         return client
 
-    @property
-    def held_connections(self) -> int:
-        """Return the number of pool connections that this client holds permanently."""
-        return int(self._line is not None and self._line.error is None)
+    @classmethod
+    def for_server(cls, server: Server) -> Self:
+        """Return a client that shares the connections of `server`, and does not close its pool."""
+        client = cls(connection_pool=server.pool)
+        client.server = server
+        return client
 
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Reply:
         return await self._call("EVALSHA", sha, numkeys, *keys_and_args)
@@ -150,17 +207,16 @@ class PipelinedRedis(Redis):
         return await self._call("SCRIPT", "LOAD", script)
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
-        if self._line is not None:
-            await self._line.close()
+        await self.server.close_line()
         await super().aclose(close_connection_pool)
 
     async def _call(self, *command: Any) -> Reply:
         packed = hiredis.pack_command(command)
         pauses, failures = ExponentialWithJitterBackoff(base=0.01, cap=0.2), 0
         while True:
-            line = self._line
+            line = self.server.line
             if line is None or line.error is not None:
-                line = await self._open()
+                line = await self.server.open()
             try:
                 return await line.send(packed)
             except (RedisConnectionError, RedisTimeoutError):
@@ -169,10 +225,8 @@ class PipelinedRedis(Redis):
                     raise
             await asyncio.sleep(pauses.compute(failures))
 
-    async def _open(self) -> _Line:
-        """Return the open connection, or a new one; concurrent callers share one attempt."""
-        async with self._opening:
-            if self._line is None or self._line.error is not None:
-                pool: Any = self.connection_pool
-                self._line = _Line(pool, await pool.get_connection(), self._answer_seconds)
-            return self._line
+
+def _retrieve(task: asyncio.Task[_Line]) -> None:
+    """Retrieve the task's error, because no caller may be left that waits for it."""
+    if not task.cancelled():
+        task.exception()

@@ -1,19 +1,27 @@
 """Requirements on a Redis server that holds the queue: version 6.2 or newer, no eviction of keys,
-and data of our layout.
+and data of our layout. On a cluster they hold for each master.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import nullcontext
 from typing import cast
 
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, RedisError
 
+from libs.errors import NoCapacity
 from libs.queue.connection.client import translate, translated
-from libs.queue.keys import LAYOUT
+from libs.queue.connection.cluster import (
+    ClusterRedis,
+    client_of,
+    masters_of,
+    within_master_timeout,
+)
+from libs.queue.keys import LAYOUT, layout_of
 from libs.telemetry.logs import fields
-from libs.versions import LAYOUT_VERSION
 
 log = logging.getLogger(__name__)
 
@@ -26,30 +34,68 @@ class UnsuitableRedis(Exception):
     """
 
 
-async def check_redis(redis: Redis, *, again: bool = False) -> None:
+async def check_redis(redis: Redis, *, slots: int = 1, again: bool = False) -> bool:
     """Raise UnsuitableRedis unless the server can hold the queue and its data has our layout.
 
+    Of a cluster, masters that do not answer are passed over if one answers. Returns False if some
+    did not, so that the check must be repeated (`redis_check.py`).
+
     Args:
+        slots: The number of slots, part of the layout.
         again: The server replaced one that passed. Then unsuitable settings (version, eviction of
             keys) are only logged: routers enqueue lost jobs again, and stopping the mesh would
             serve no client.
     """
+    is_complete = True
     try:
-        await _check_server(redis)
+        is_complete = await _check_servers(redis)
     except UnsuitableRedis as error:
         if not again:
             raise
         log.error("redis is unsuitable", extra=fields({"error": str(error)}))
-    with translated():
-        await redis.set(LAYOUT, LAYOUT_VERSION, nx=True)
-        found = cast("bytes | None", await redis.get(LAYOUT))
-    layout = str(LAYOUT_VERSION) if found is None else found.decode(errors="replace")
-    if layout != str(LAYOUT_VERSION):
+    holder, ours = client_of(redis, LAYOUT), layout_of(slots)
+    may_be_away = again and isinstance(redis, ClusterRedis)
+    try:
+        async with within_master_timeout() if may_be_away else nullcontext():
+            with translated():
+                await holder.set(LAYOUT, ours, nx=True)
+                found = cast("bytes | None", await holder.get(LAYOUT))
+    except NoCapacity:
+        if not may_be_away:
+            raise
+        return False
+    layout = ours if found is None else found.decode(errors="replace")
+    if layout != ours:
         raise UnsuitableRedis(
             f"Redis holds layout {layout} ({LAYOUT}), but this version of Shoal reads layout"
-            f" {LAYOUT_VERSION}: run the version that wrote it, or drain that mesh first and start"
-            " this one on an empty Redis"
+            f" {ours}: run the version that wrote it with the same SHOAL_QUEUE_SLOTS, or drain that"
+            " mesh first and start this one on an empty Redis"
         )
+    return is_complete
+
+
+async def _check_servers(redis: Redis) -> bool:
+    """Raise as `_check_server` for the first master that is unsuitable, and NoCapacity if none
+    answers. Returns whether all answered.
+    """
+    if not isinstance(redis, ClusterRedis):
+        await _check_server(redis)
+        return True
+    with translated():
+        await redis.topology.refresh()
+
+    async def check(master: Redis) -> None:
+        async with within_master_timeout():
+            await _check_server(master)
+
+    found = await asyncio.gather(*map(check, masters_of(redis)), return_exceptions=True)
+    errors = [error for error in found if error is not None]
+    for error in errors:
+        if not isinstance(error, NoCapacity):
+            raise error
+    if len(errors) == len(found):
+        raise errors[0]
+    return not errors
 
 
 async def _check_server(redis: Redis) -> None:

@@ -2,7 +2,8 @@
 are read again at each connect.
 
 With `rediss://` the server's certificate and host name are always verified. With
-`rediss+sentinel://` that holds for Sentinels and for the master that they name.
+`rediss+sentinel://` that holds for Sentinels and for the master that they name, with
+`rediss+cluster://` for every master of the cluster.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from libs.queue.connection.urls import (
 )
 
 _BEYOND: Final = (
-    "rediss:// or rediss+sentinel:// (TLS) for a Redis beyond this machine: requests and the"
-    " password would be sent in plain text. Set SHOAL_ALLOW_INSECURE=1 if the connection is"
-    " protected otherwise"
+    "rediss:// (or rediss+sentinel://, rediss+cluster://; all with TLS) for a Redis beyond this"
+    " machine: requests and the password would be sent in plain text. Set SHOAL_ALLOW_INSECURE=1 if"
+    " the connection is protected otherwise"
 )
 
 
@@ -191,7 +192,8 @@ def redis_url_setting() -> str:
     return setting.text(
         "SHOAL_REDIS_URL",
         "redis://127.0.0.1:6379/0",
-        "The URL of Redis: redis://, rediss://, redis+sentinel://, rediss+sentinel:// or unix://.",
+        "The URL of Redis: redis://, rediss:// or unix://; of its Sentinels: redis+sentinel:// or "
+        "rediss+sentinel://; of a cluster's nodes: redis+cluster:// or rediss+cluster://.",
         kind="URL",
         is_secret=True,
         log=without_password,

@@ -1,7 +1,7 @@
 """Validate Redis URLs, and print them without secrets for logs.
 
 The URL of Sentinels has the usual form (Celery, LangChain, redis-sentinel-url): several addresses,
-then their name for the master, then the database.
+then their name for the master, then the database. The URL of a cluster names some of its nodes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ from urllib.parse import parse_qs, urlsplit
 from libs.environment import check
 
 SENTINEL_PORT: Final = 26379
+REDIS_PORT: Final = 6379
 _VISIBLE: Final = re.compile(r"[!-~]{1,4096}")
-_SCHEMES: Final = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+_SCHEMES: Final = (
+    *("redis", "rediss", "unix"),
+    *("redis+sentinel", "rediss+sentinel"),
+    *("redis+cluster", "rediss+cluster"),
+)
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 _DATABASE: Final = re.compile(r"(/\d{0,4})?", re.ASCII)
 _ARGUMENTS: Final = ("username", "password", "client_name")
@@ -24,7 +29,8 @@ _SENTINEL: Final = re.compile(
     r"(rediss?)\+sentinel://([^/?#]*@)?([^/?#@]+)/([A-Za-z0-9._-]{1,128})(/\d{0,4})?(\?.*)?",
     re.ASCII,
 )
-_MAX_SENTINELS: Final = 16
+_CLUSTER: Final = re.compile(r"(rediss?)\+cluster://([^/?#]*@)?([^/?#@]+)/?(\?.*)?", re.ASCII)
+_MAX_NODES: Final = 16
 _ESCAPES: Final = (
     "in a password, write characters other than A-Z a-z 0-9 . _ - as %XX, such as %2F for /"
 )
@@ -35,10 +41,40 @@ _FORM: Final = (
 )
 _SENTINEL_FORM: Final = (
     "redis+sentinel://[user:password@]host[:port][,host[:port]…]/master[/database], or"
-    f" rediss+sentinel:// likewise, with 1 to {_MAX_SENTINELS} Sentinels and their name for the"
+    f" rediss+sentinel:// likewise, with 1 to {_MAX_NODES} Sentinels and their name for the"
     " master, and with ?db=, username=, password=, client_name= or sentinel_username= and nothing"
     f" else; {_ESCAPES}"
 )
+_CLUSTER_FORM: Final = (
+    "redis+cluster://[user:password@]host[:port][,host[:port]…], or rediss+cluster:// likewise,"
+    f" with 1 to {_MAX_NODES} nodes of the cluster, without a database (a cluster has only database"
+    f" 0), and with ?username=, password= or client_name= and nothing else; {_ESCAPES}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterUrl:
+    """The URL of a cluster."""
+
+    each: tuple[str, ...]
+    """One `redis://` or `rediss://` URL per named node."""
+
+    @staticmethod
+    def parse(url: str) -> ClusterUrl | None:
+        """Split a URL of this form, without validating its parts; None for a URL of another
+        form.
+        """
+        found = _CLUSTER.fullmatch(url)
+        if found is None:
+            return None
+        scheme, user, hosts, query = found.groups("")
+        return ClusterUrl(tuple(f"{scheme}://{user}{host}{query}" for host in hosts.split(",")))
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Return host and port of each node."""
+        parts = [urlsplit(url) for url in self.each]
+        return [(part.hostname or "", part.port or REDIS_PORT) for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +119,16 @@ def check_redis_url(url: str) -> None:
     """
     name = "SHOAL_REDIS_URL"
     is_known = url.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
-    check(is_known, name, "redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel://")
-    if _is_sentinel(url):
+    check(
+        is_known,
+        name,
+        "redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, redis+cluster:// or"
+        " rediss+cluster://",
+    )
+    if url.partition("://")[0].endswith("+cluster"):
+        cluster = ClusterUrl.parse(url)
+        check(cluster is not None and _are_nodes(cluster), name, _CLUSTER_FORM)
+    elif _is_sentinel(url):
         sentinels = SentinelUrl.parse(url)
         check(sentinels is not None and _are_sentinels(sentinels), name, _SENTINEL_FORM)
     else:
@@ -93,28 +137,38 @@ def check_redis_url(url: str) -> None:
 
 def is_tls(url: str) -> bool:
     """Return whether the URL requires TLS, and so verified certificates."""
-    return url.startswith(("rediss:", "rediss+sentinel:"))
+    return url.startswith(("rediss:", "rediss+"))
 
 
 def servers(url: str) -> tuple[str, ...]:
-    """Return the URL of the server, or of each Sentinel, in a form that redis-py reads. `url` must
-    be valid (`check_redis_url`).
+    """Return the URL of the server, or of each Sentinel or named node, in a form that redis-py
+    reads. `url` must be valid (`check_redis_url`).
     """
-    sentinels = SentinelUrl.parse(url)
-    return (url,) if sentinels is None else sentinels.each
+    several = SentinelUrl.parse(url) or ClusterUrl.parse(url)
+    return (url,) if several is None else several.each
 
 
 def without_password(url: str) -> str:
     """Return a valid URL without secrets, for logs."""
-    sentinels = SentinelUrl.parse(url)
     parts = urlsplit(servers(url)[0])
-    if sentinels is None:
-        return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
-    named = ",".join(
-        f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        for host, port in sentinels.addresses
+    if (cluster := ClusterUrl.parse(url)) is not None:
+        return f"{parts.scheme}+cluster://{_listed(cluster.addresses)}"
+    if (sentinels := SentinelUrl.parse(url)) is not None:
+        named = _listed(sentinels.addresses)
+        return f"{parts.scheme}+sentinel://{named}/{sentinels.service}{parts.path}"
+    return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+
+
+def _listed(addresses: Sequence[tuple[str, int]]) -> str:
+    return ",".join(
+        f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses
     )
-    return f"{parts.scheme}+sentinel://{named}/{sentinels.service}{parts.path}"
+
+
+def _are_nodes(cluster: ClusterUrl) -> bool:
+    is_each = all(_is_redis_url(url) and urlsplit(url).hostname for url in cluster.each)
+    query = parse_qs(urlsplit(cluster.each[0]).query)
+    return is_each and len(cluster.each) <= _MAX_NODES and not query.keys() & {"host", "db"}
 
 
 def _is_sentinel(url: str) -> bool:
@@ -128,7 +182,7 @@ def _are_sentinels(sentinels: SentinelUrl) -> bool:
     )
     return (
         is_each
-        and len(sentinels.each) <= _MAX_SENTINELS
+        and len(sentinels.each) <= _MAX_NODES
         and "host" not in parse_qs(urlsplit(sentinels.each[0]).query)
     )
 
