@@ -13,6 +13,7 @@ store searches dense vectors; this script searches sparse ones, which not every 
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 import sys
@@ -129,13 +130,7 @@ def arguments(given: Sequence[str] | None) -> Options:
         metavar="FILE",
         help="questions and answers",
     )
-    parser.add_argument(
-        "--pages",
-        nargs="+",
-        default=PAGES,
-        metavar="GLOB",
-        help="pages to search, relative to the repository",
-    )
+    add_pages(parser)
     parser.add_argument(
         "--limit", type=common.at_least(1), default=1_000, metavar="N", help="questions to ask"
     )
@@ -144,6 +139,17 @@ def arguments(given: Sequence[str] | None) -> Options:
     )
     found = vars(parser.parse_args(given))
     return Options(**found | {"pages": tuple(found["pages"])})
+
+
+def add_pages(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the pages to search."""
+    parser.add_argument(
+        "--pages",
+        nargs="+",
+        default=PAGES,
+        metavar="GLOB",
+        help="pages to search, relative to the repository",
+    )
 
 
 def passages(patterns: Sequence[str], root: Path = ROOT) -> list[Passage]:
@@ -524,10 +530,13 @@ def ndcg(
     found: Sequence[int], library: Sequence[Passage], gains: Mapping[str, int], depth: int = 10
 ) -> float:
     """Return nDCG over sections, each at the rank of its best passage."""
-    ranked = list(dict.fromkeys(library[number].section for number in found))[:depth]
-    gained = sum(
-        gains.get(section, 0) / math.log2(place + 2) for place, section in enumerate(ranked)
-    )
+    return ndcg_of([library[number].section for number in found], gains, depth)
+
+
+def ndcg_of(found: Sequence[str], gains: Mapping[str, int], depth: int = 10) -> float:
+    """Return nDCG of names, best first; repeated ones count where they are first."""
+    ranked = list(dict.fromkeys(found))[:depth]
+    gained = sum(gains.get(name, 0) / math.log2(place + 2) for place, name in enumerate(ranked))
     ideal = sorted(gains.values(), reverse=True)[:depth]
     return gained / sum(gain / math.log2(place + 2) for place, gain in enumerate(ideal))
 

@@ -1,9 +1,11 @@
-"""Aliases of models from a file in YAML, read again when it changes (SHOAL_ALIASES).
+"""The names that clients of this edge send, from a file in YAML, read again when it changes
+(SHOAL_ALIASES). A name stands for a model or for an alias of the mesh, which routers resolve.
 
 aliases:
   text-embedding-3-small: {model: BAAI/bge-small-en-v1.5}
   e5-query: {model: intfloat/e5-small-v2, role: query}
   rerank-v3.5: {model: cross-encoder/ms-marco-MiniLM-L6-v2}
+  text-embedding-ada-002: {alias: docs-search}   # of the mesh
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from typing import Any, Final
 import yaml
 
 from libs.errors import InvalidInput
-from libs.names import is_adapter_name, is_model_id
+from libs.names import is_adapter_name, is_alias, is_model_id
 from libs.serving.watched import Watched
 from services.edge.messages.names import ROLES, Names, Target
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]{0,255}")
-_KEYS: Final = frozenset({"model", "role", "dimensions", "adapter"})
+_KEYS: Final = frozenset({"model", "alias", "role", "dimensions", "adapter"})
 
 
 def watch_aliases(path: Path) -> Watched[Names]:
@@ -65,7 +67,9 @@ def _target(path: Path, name: str, entry: Any) -> Target:
         )
     model, role, dimensions = entry.get("model"), entry.get("role", ""), entry.get("dimensions", 0)
     adapter = entry.get("adapter", "")
-    if not isinstance(model, str) or not is_model_id(model):
+    if "alias" in entry:
+        model = _alias_of_the_mesh(path, name, entry)
+    elif not isinstance(model, str) or not is_model_id(model):
         raise _wrong(path, f"{name}.model must be org/name or org/name@revision")
     if role not in ("", *ROLES):
         raise _wrong(path, f"{name}.role must be {' or '.join(ROLES)}")
@@ -80,6 +84,16 @@ def _target(path: Path, name: str, entry: Any) -> Target:
             path, f"{name}.adapter must be org/name, or the name of one of the model's adapters"
         )
     return Target(model, role, dimensions, adapter)
+
+
+def _alias_of_the_mesh(path: Path, name: str, entry: Mapping[str, Any]) -> str:
+    alias = entry["alias"]
+    if "model" in entry or not isinstance(alias, str) or not is_alias(alias):
+        raise _wrong(
+            path,
+            f"{name}.alias must be an alias of the mesh, a name without a slash; omit {name}.model",
+        )
+    return alias
 
 
 def _wrong(path: Path, message: str) -> InvalidInput:

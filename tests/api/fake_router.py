@@ -23,6 +23,8 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 from shoal.v1 import (
+    aliases_pb2,
+    aliases_pb2_grpc,
     inference_pb2,
     inference_pb2_grpc,
     mesh_pb2,
@@ -42,6 +44,8 @@ MODEL = "org/small"
 LEADER = mesh_pb2.SchedulerStatus(scheduler_id="s1", plan=7, age_seconds=0.5)
 MAX_CHARACTERS = 50
 """Length limit of a text that may not be truncated."""
+BROKEN = "org/broken"
+"""A model that cannot be loaded."""
 COMING = "org/coming"
 """A model that one worker has downloaded 43 % of, and another nothing yet."""
 
@@ -81,8 +85,9 @@ class Call:
         return self.metadata["x-request-id"]
 
 
-def _words_of(texts: Sequence[str]) -> inference_pb2.Chunks:
-    """Each word is a chunk, of a token a letter."""
+def _words_of(texts: Sequence[str], request: inference_pb2.EncodeRequest) -> inference_pb2.Chunks:
+    """Each word is a chunk, of a token a letter, and those of documents are on page 7."""
+    pages = [7 if item.parts else 0 for item in request.items]
     found = [[match.span() for match in re.finditer(r"\S+", text)] for text in texts]
     spans = [span for own in found for span in own]
     return inference_pb2.Chunks(
@@ -90,6 +95,12 @@ def _words_of(texts: Sequence[str]) -> inference_pb2.Chunks:
         starts=[start for start, _ in spans],
         ends=[end for _, end in spans],
         tokens=[end - start for start, end in spans],
+        pages=[page for page, own in zip(pages, found, strict=True) for _ in own]
+        if any(pages)
+        else (),
+        texts=[word for text in texts for word in text.split()]
+        if request.chunking.return_text
+        else (),
     )
 
 
@@ -108,6 +119,8 @@ class FakeRouter:
     gate: threading.Event = field(default_factory=threading.Event)
     revision: Callable[[int], str] = lambda number: "r1"
     embedding_id: Callable[[int], str] = lambda number: ""
+    aliases: dict[str, aliases_pb2.Alias] = field(default_factory=dict)
+    dimensions: dict[str, int] = field(default_factory=dict)
     active: int = 0
     most_active: int = 0
     address: str = ""
@@ -184,6 +197,13 @@ def refuse(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
     raise AssertionError("abort returned")
 
 
+def _text_of(item: inference_pb2.Item) -> str:
+    """Return an item's text. That of an image is its size, and that of a document its bytes."""
+    if item.HasField("image"):
+        return f"{len(item.image.data)} bytes"
+    return item.parts[0].document.data.decode() if item.parts else item.text
+
+
 def _texts(
     name: str,
     request: inference_pb2.EncodeRequest
@@ -197,9 +217,7 @@ def _texts(
     first text that is too long.
     """
     items = getattr(request, name)
-    texts = [
-        f"{len(item.image.data)} bytes" if item.HasField("image") else item.text for item in items
-    ]
+    texts = [_text_of(item) for item in items]
     limit = (
         MAX_CHARACTERS
         if request.truncation == inference_pb2.TRUNCATION_NONE
@@ -260,10 +278,15 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
             usage=_usage(texts),
             timings=_timings(number),
         )
+        alias = self._router.aliases.get(request.model)
+        if alias is not None:
+            response.alias.model, response.alias.next_model = alias.model, alias.next_model
+            response.alias.previous_model = alias.previous_model
+            response.alias.revision = alias.revision
         forms = list(request.representations) or [inference_pb2.REPRESENTATION_DENSE]
-        dimensions = request.dimensions or DIMENSIONS
+        dimensions = request.dimensions or self._router.dimensions.get(request.model, DIMENSIONS)
         if request.HasField("chunking"):
-            response.chunks.CopyFrom(_words_of(texts))
+            response.chunks.CopyFrom(_words_of(texts, request))
             texts = [word for text in texts for word in text.split()]
         if inference_pb2.REPRESENTATION_DENSE in forms:
             dense = np.stack([vector_of(text)[:dimensions] for text in texts])
@@ -541,7 +564,7 @@ class _Models(models_pb2_grpc.ModelServiceServicer):
     ) -> models_pb2.ListModelsResponse:
         self._router.begin_call("ListModels", request, context)
         broken = models_pb2.Model(
-            model="org/broken", state=models_pb2.MODEL_STATE_FAILED, last_error="[no] tensor 'a.b'"
+            model=BROKEN, state=models_pb2.MODEL_STATE_FAILED, last_error="[no] tensor 'a.b'"
         )
         return models_pb2.ListModelsResponse(
             models=[broken, _coming(), _model(MODEL, models_pb2.MODEL_STATE_RESIDENT)]
@@ -566,6 +589,8 @@ class _Models(models_pb2_grpc.ModelServiceServicer):
         self, request: models_pb2.LoadModelRequest, context: Any
     ) -> models_pb2.LoadModelResponse:
         self._router.begin_call("LoadModel", request, context)
+        if request.model == BROKEN:
+            refuse(context, Refusal(grpc.StatusCode.FAILED_PRECONDITION, "MODEL_LOAD_FAILED"))
         return models_pb2.LoadModelResponse(
             model=_model(request.model, models_pb2.MODEL_STATE_RESIDENT)
         )
@@ -583,6 +608,37 @@ class _Models(models_pb2_grpc.ModelServiceServicer):
         return models_pb2.PinModelResponse(
             model=_model(request.model, models_pb2.MODEL_STATE_RESIDENT, pinned=request.pinned)
         )
+
+
+class _Aliases(aliases_pb2_grpc.AliasServiceServicer):
+    """Revisions count from 1."""
+
+    def __init__(self, router: FakeRouter) -> None:
+        self._router = router
+
+    def ListAliases(
+        self, request: aliases_pb2.ListAliasesRequest, context: Any
+    ) -> aliases_pb2.ListAliasesResponse:
+        self._router.begin_call("ListAliases", request, context)
+        return aliases_pb2.ListAliasesResponse(aliases=self._router.aliases.values())
+
+    def SetAlias(
+        self, request: aliases_pb2.SetAliasRequest, context: Any
+    ) -> aliases_pb2.SetAliasResponse:
+        self._router.begin_call("SetAlias", request, context)
+        before = self._router.aliases.get(request.alias.name, aliases_pb2.Alias()).revision
+        if request.HasField("expect_revision") and request.expect_revision != before:
+            refuse(context, Refusal(grpc.StatusCode.FAILED_PRECONDITION, "ALIAS_CHANGED"))
+        request.alias.revision = before + 1
+        self._router.aliases[request.alias.name] = request.alias
+        return aliases_pb2.SetAliasResponse(alias=request.alias)
+
+    def RemoveAlias(
+        self, request: aliases_pb2.RemoveAliasRequest, context: Any
+    ) -> aliases_pb2.RemoveAliasResponse:
+        self._router.begin_call("RemoveAlias", request, context)
+        removed = self._router.aliases.pop(request.name, None) is not None
+        return aliases_pb2.RemoveAliasResponse(removed=removed)
 
 
 class _Mesh(mesh_pb2_grpc.MeshServiceServicer):
@@ -678,6 +734,7 @@ def serving(
         server = grpc.server(threads, interceptors=list(interceptors), options=options)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(_Inference(router), server)
         models_pb2_grpc.add_ModelServiceServicer_to_server(_Models(router), server)
+        aliases_pb2_grpc.add_AliasServiceServicer_to_server(_Aliases(router), server)
         mesh_pb2_grpc.add_MeshServiceServicer_to_server(_Mesh(router), server)
         checks = health.HealthServicer()
         checks.set("", health_pb2.HealthCheckResponse.SERVING)

@@ -19,7 +19,7 @@ import pytest
 import shoal
 from shoal import errors
 from shoal.transport import methods as rpc
-from shoal.v1 import caller_pb2, inference_pb2, mesh_pb2, models_pb2
+from shoal.v1 import aliases_pb2, caller_pb2, inference_pb2, mesh_pb2, models_pb2
 
 from services.local.settings import free_port
 from tests.api.fake_router import MODEL, FakeRouter, serving
@@ -30,8 +30,9 @@ def test_clients_have_the_same_verbs() -> None:
     for blocking, awaited in (
         (shoal.Client, shoal.AsyncClient),
         (shoal.client.Models, shoal.client.AsyncModels),
+        (shoal.client.Aliases, shoal.client.AsyncAliases),
     ):
-        others = ("close", "extract_stream", "models", "watch")
+        others = ("aliases", "close", "extract_stream", "models", "watch")
         for name in (
             name for name in vars(awaited) if not name.startswith("_") and name not in others
         ):
@@ -44,6 +45,7 @@ def test_clients_have_the_same_verbs() -> None:
 
 def test_paths_are_those_of_the_protos() -> None:
     services = [
+        *aliases_pb2.DESCRIPTOR.services_by_name.values(),
         *caller_pb2.DESCRIPTOR.services_by_name.values(),
         *inference_pb2.DESCRIPTOR.services_by_name.values(),
         *models_pb2.DESCRIPTOR.services_by_name.values(),
@@ -53,7 +55,7 @@ def test_paths_are_those_of_the_protos() -> None:
         f"/{service.full_name}/{method.name}" for service in services for method in service.methods
     }
     methods = [value for value in vars(rpc).values() if isinstance(value, rpc.Method)]
-    assert len(methods) == 18
+    assert len(methods) == 21
     assert {method.path for method in methods} - paths == {"/grpc.health.v1.Health/Check"}
 
 

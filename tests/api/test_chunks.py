@@ -4,12 +4,15 @@ each chunk.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import shoal
-from shoal import Chunking, Span
+from shoal import Chunking, Document, Span
 from shoal.errors import InternalError, InvalidInput
 from shoal.requests import codec
+from shoal.tasks import Item
 from shoal.v1 import inference_pb2, tensor_pb2
 
 from tests.api.fake_router import MODEL, FakeRouter, vector_of
@@ -64,6 +67,29 @@ def test_request_has_the_contexts_and_spans_of_its_own_items(router: FakeRouter)
     assert len(found[TEXTS[2]].spans) == 2
 
 
+def test_chunks_of_documents_have_pages_and_texts(router: FakeRouter, tmp_path: Path) -> None:
+    """The caller does not know the texts of documents, so the mesh returns them."""
+    (tmp_path / "report.md").write_bytes(b"seven eight")
+    items: list[Item] = ["one two", Document(tmp_path / "report.md"), "three"]
+    for count in (1, 10):
+        with shoal.Client(router.address, request_items=count) as client:
+            result = client.encode(MODEL, items, chunking=Chunking())
+        assert [[chunk.text for chunk in own] for own in result.chunks] == [
+            ["one", "two"],
+            ["seven", "eight"],
+            ["three"],
+        ]
+        assert [[chunk.page for chunk in own] for own in result.chunks] == [[0, 0], [7, 7], [0]]
+    assert all(call.method == "EncodeStream" for call in router.calls)
+    with shoal.Client(router.address) as client:
+        texts = client.encode(MODEL, TEXTS, chunking=Chunking())
+    request = router.calls[-1].request
+    assert isinstance(request, inference_pb2.EncodeRequest)
+    assert not request.chunking.return_text
+    assert texts.chunks.pages is None
+    assert texts.chunks[0][0].page == 0
+
+
 @pytest.mark.parametrize(
     "asked",
     [
@@ -86,6 +112,8 @@ def test_inconsistent_chunks_are_an_internal_error() -> None:
         inference_pb2.Chunks(offsets=[0, 1], starts=[0], ends=[1]),
         inference_pb2.Chunks(offsets=[0, 2], starts=[0], ends=[1], tokens=[1]),
         inference_pb2.Chunks(offsets=[0, 1], starts=[2], ends=[1], tokens=[1]),
+        inference_pb2.Chunks(offsets=[0, 1], starts=[0], ends=[1], tokens=[1], pages=[1, 2]),
+        inference_pb2.Chunks(offsets=[0, 1], starts=[0], ends=[1], tokens=[1], texts=["a", "b"]),
     ):
         with pytest.raises(InternalError):
             codec.encode_result(inference_pb2.EncodeResponse(dense=dense, chunks=chunks))

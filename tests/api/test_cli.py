@@ -10,7 +10,7 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import EntryPoint
@@ -25,43 +25,14 @@ import shoal
 import typer
 from PIL import Image
 from pyarrow import parquet
-from shoal.cli import console, main, plugins
+from shoal.cli import console, plugins
 from shoal.cli.operation.tables import model_size
 from shoal.drawing import drawn
 from shoal.results import Region
 from shoal.status import Model, ModelPlace
-from typer.testing import CliRunner
 
+from tests.api.conftest import Run
 from tests.api.fake_router import COMING, MODEL, FakeRouter, Refusal, vector_of
-
-
-class Ran:
-    """Exit code and output of a command."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(router: FakeRouter, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("SHOAL_ADDRESS", router.address)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def invoke(*arguments: str | Path, stdin: str = "") -> Ran:
-        result = CliRunner().invoke(
-            main.build(), [str(argument) for argument in arguments], input=stdin
-        )
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return Ran(result.exit_code, result.stdout, result.stderr)
-
-    return invoke
 
 
 def test_encode_arguments_to_a_table(run: Run) -> None:
@@ -183,6 +154,22 @@ def test_encode_chunks(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     assert "three" in run(*asked).out
     assert "where chunks are" in run(*asked, "-o", tmp_path / "out.npy").err
     assert run("encode", MODEL, "x", "--late").code == 2
+
+
+def test_encode_chunks_of_documents(run: Run, tmp_path: Path) -> None:
+    report = tmp_path / "report.md"
+    report.write_bytes(b"one two")
+    asked = ("encode", MODEL, "--document", report, "--chunk", "sentences")
+    assert run(*asked, "-o", tmp_path / "out.jsonl").code == 0
+    row = json.loads((tmp_path / "out.jsonl").read_text())
+    assert row["text"] == str(report)
+    assert [(chunk["text"], chunk["page"]) for chunk in row["chunks"]] == [("one", 7), ("two", 7)]
+    assert run(*asked, "-o", tmp_path / "out.npz").code == 0
+    assert np.load(tmp_path / "out.npz")["chunk_pages"].tolist() == [7, 7]
+    assert "two" in run(*asked).out
+    assert "1 document, " in run(*asked, "-o", tmp_path / "chunks.jsonl").err
+    assert "report.md" in run("encode", MODEL, "--document", tmp_path / "none" / "report.md").err
+    assert run("encode", MODEL, "--document", "--image", report).code == 2
 
 
 def test_encode_stdin_to_stdout(run: Run) -> None:
@@ -923,8 +910,9 @@ def test_input_of_an_unknown_format_is_refused(
     (tmp_path / name).write_text("a text\n")
     ran = run("encode", MODEL, "--input", tmp_path / name)
     assert (ran.code, ran.out) == (2, "")
+    message = " ".join(ran.err.replace("│", " ").split())  # The box wraps by the path's length.
     for wanted in (".txt, .jsonl, .ndjson, .csv, .tsv or", "--input -"):
-        assert wanted in ran.err
+        assert wanted in message
     assert not router.calls
 
 
@@ -1100,18 +1088,19 @@ def test_interrupted_extractions_are_kept_and_resumed(
         ran = run(*arguments)
     kept = 16 if words[0] in ("generate", "ocr") else 128
     assert ran.code == 130
+    kind = "texts" if is_text else "images"
     assert (
-        f"interrupted: {kept} of 140 texts are in {output}; --resume continues after them"
+        f"interrupted: {kept} of 140 {kind} are in {output}; --resume continues after them"
         in ran.err
     )
     assert len(lines_of(output)) == kept
     ran = run(*arguments, "--resume")
     assert ran.code == 0, ran.err
-    assert f"{140 - kept} texts, " in ran.err
+    assert f"{140 - kept} {kind}, " in ran.err
     rows = lines_of(output)
     assert [row["text"] for row in rows] == source.read_text().splitlines()
     assert all(field in row for row in rows)
-    assert "0 texts, 0 tokens" in run(*arguments, "--resume").err
+    assert f"0 {kind}, 0 tokens" in run(*arguments, "--resume").err
     assert lines_of(output) == rows
 
 

@@ -231,7 +231,7 @@ def test_errors_name_the_item(item: Item, field: str, words: str) -> None:
 def test_image_too_large_for_a_request_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(images, "MAX_BYTES", 100)
+    monkeypatch.setattr(images, "MAX_IMAGE_BYTES", 100)
     (tmp_path / "a.png").write_bytes(bytes(101))
     for item in (bytes(101), tmp_path / "a.png", PIXELS):
         with pytest.raises(InvalidInput, match="a request has at most 100") as caught:

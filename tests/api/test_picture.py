@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 from shoal.cli.top.drawing import drawn, fitted
-from shoal.cli.top.history import WINDOW_SECONDS, History, Snapshot
+from shoal.cli.top.history import RATE_WINDOW_SECONDS, History, Snapshot
 from shoal.status import LaneStatus, Mesh, Model, ModelPlace, PoolStatus, Scheduler, WorkerStatus
 
 LONG = "sentence-transformers/all-MiniLM-L6-v2"
@@ -84,7 +84,7 @@ def test_rates_are_over_the_last_seconds_only() -> None:
         picture = history.add(
             mesh(lanes=(lane(entered=100 * second if second < 15 else 1500),)), float(second)
         )
-    assert WINDOW_SECONDS < 14
+    assert RATE_WINDOW_SECONDS < 14
     assert picture.lanes[0].tokens_per_second == 0
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 import fsspec
 import pytest
 from pyarrow import parquet
+from shoal.bulk.failures import StorageError
 from shoal.bulk.manifest import CONTROL, MANIFEST
-from shoal.bulk.places import Folder, place
+from shoal.bulk.places import Folder, entries, place
 from shoal.cli import main
+from shoal.cli.bulk import listing
 from typer.testing import CliRunner
 
 from tests.api.conftest import nobody, router
@@ -156,6 +158,88 @@ def test_requests_in_object_stores_say_what_is_not_known(
         assert "the job is cancelled" in run("cancel", url)[2]
     finally:
         fsspec.filesystem("memory").rm("/cli", recursive=True)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_jobs_below_a_folder_are_listed(
+    run: Run, files: list[object], tmp_path: Path, is_remote: bool
+) -> None:
+    top = "memory://list/top" if is_remote else str(tmp_path / "top")
+    run("run", "encode", MODEL, *files)
+    manifest = manifest_of(tmp_path / "out")
+    try:
+        for number, name in enumerate(("", "/old", "/deep/er/new", "/.hidden/job")):
+            (tmp_path / "top" / name.strip("/")).mkdir(parents=True, exist_ok=True)
+            found = json.loads(manifest.encoded()) | {"updated_at": 1000.0 + number}
+            place(top + name).replace(MANIFEST, json.dumps(found).encode())
+        (tmp_path / "top/web").mkdir()
+        place(f"{top}/web").replace(MANIFEST, b'{"name": "an app"}')
+        code, shown, notes = run("list", top, "--json")
+        jobs = json.loads(shown)
+        expected = [f"{top}/deep/er/new", f"{top}/old", top]
+        assert (code, [job["output"] for job in jobs]) == (0, expected)
+        assert "skipped 1 manifest; the first: " in notes
+        assert f"{top}/web/manifest.json is not a manifest of a job" in notes
+        assert jobs[0] == json.loads(run("show", expected[0], "--json")[1])
+        if is_remote:  # The root of a store ends in two slashes.
+            listed = json.loads(run("list", "memory://", "--json")[1])
+            assert expected == [job["output"] for job in listed if "/top" in job["output"]]
+        code, shown, _ = run("list", top)
+        (row,) = [line for line in shown.splitlines() if f"{top}/old" in line]
+        cells = [cell.strip() for cell in row.split("│")[1:-1]]
+        assert cells[1:5] == ["completed", "31 of 31", "1", MODEL]
+        assert cells[5].startswith("1970-01-01")
+    finally:
+        if is_remote:
+            fsspec.filesystem("memory").rm("/list", recursive=True)
+
+
+def test_list_is_limited_and_says_so(
+    run: Run, files: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("run", "encode", MODEL, *files)
+    for name in ("a", "b", "c"):
+        manifest_of(tmp_path / "out").save(_made(tmp_path / "top" / name))
+    monkeypatch.setattr(listing, "MAX_LISTED_JOBS", 2)
+    code, shown, notes = run("list", tmp_path / "top", "--json")
+    assert (code, len(json.loads(shown))) == (0, 2)
+    assert "the search ended after 2 jobs" in notes
+    monkeypatch.setattr(listing, "MAX_LISTED_JOBS", 3)
+    assert run("list", tmp_path / "top")[2] == ""
+    monkeypatch.setattr(listing, "MAX_LISTED_FOLDERS", 3)
+    code, shown, notes = run("list", tmp_path / "top", "--json")
+    assert (code, len(json.loads(shown))) == (0, 2)
+    assert "the search ended after 3 folders" in notes
+
+
+def test_list_without_jobs_says_how_one_is_made(run: Run, tmp_path: Path) -> None:
+    code, shown, _ = run("list", tmp_path)
+    assert (code, shown.startswith("no jobs in ")) == (0, True)
+    assert "shoal job run --output" in shown
+    assert run("list", tmp_path, "--json")[1] == "[]\n"
+    code, _, notes = run("list", tmp_path / "absent")
+    assert (code, f"{tmp_path / 'absent'} does not exist" in notes) == (1, True)
+
+
+def test_list_names_folders_that_cannot_be_listed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").mkdir()
+
+    def refuse(uri: str) -> tuple[list[str], list[str]] | None:
+        if uri.endswith("secret"):
+            raise StorageError(f"{uri} cannot be listed")
+        return entries(uri)
+
+    monkeypatch.setattr(listing, "entries", refuse)
+    code, _, notes = run("list", tmp_path)
+    assert code == 0
+    assert f"skipped 1 folder; the first: {tmp_path / 'secret'} cannot be listed" in notes
+
+
+def _made(folder: Path) -> Folder:
+    folder.mkdir(parents=True)
+    return Folder(folder)
 
 
 def test_unusable_arguments_say_what_to_do(

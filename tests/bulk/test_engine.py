@@ -43,7 +43,12 @@ ROWS = 45
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_FIRST_DELAY_SECONDS", "_MAX_DELAY_SECONDS", "_TICK_SECONDS", "_CONTROL_SECONDS"):
+    for name in (
+        "_FIRST_DELAY_SECONDS",
+        "_MAX_DELAY_SECONDS",
+        "_REPORT_SECONDS",
+        "_CONTROL_SECONDS",
+    ):
         monkeypatch.setattr(engine, name, 0.01)
 
 

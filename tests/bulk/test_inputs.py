@@ -65,8 +65,8 @@ class FailingStore(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no typ
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FailingStore]]:
-    monkeypatch.setattr(places, "_FIRST_DELAY_SECONDS", 0.001)
-    monkeypatch.setattr(places, "_MAX_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(places, "_FIRST_STORE_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(places, "_MAX_STORE_RETRY_SECONDS", 0.001)
     monkeypatch.setattr(FailingStore, "reads", 0)
     monkeypatch.setattr(FailingStore, "opens", 0)
     monkeypatch.setattr(FailingStore, "is_down", False)

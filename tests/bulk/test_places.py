@@ -56,8 +56,8 @@ class ThrottledFiles(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no t
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "_FIRST_DELAY_SECONDS", 0.001)
-    monkeypatch.setattr(places, "_MAX_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(places, "_FIRST_STORE_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(places, "_MAX_STORE_RETRY_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -202,3 +202,17 @@ async def test_input_and_output_in_s3(bucket: str, tmp_path: Path) -> None:
         if name.startswith("part-")
     )
     assert found["row"].to_pylist() == list(range(ROWS))
+
+
+def test_errors_of_a_storage_have_no_credentials() -> None:
+    class Unreachable:
+        def cat_file(self, path: str) -> bytes:
+            raise OSError(f"https://id:secret@store/{path} cannot be reached")
+
+    uri = "s3://id:secret@bucket/prefix"
+    with pytest.raises(StorageError) as caught:
+        ObjectFolder(uri, Unreachable(), "bucket/prefix").read("a@b")
+    assert str(caught.value) == (
+        "s3://bucket/prefix: a@b cannot be read or written: "
+        "https://store/bucket/prefix/a@b cannot be reached"
+    )

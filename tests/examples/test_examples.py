@@ -16,7 +16,7 @@ from typing import Any
 import networkx
 import pytest
 
-from examples import graph, rag, taxonomy
+from examples import chunks, graph, migration, rag, taxonomy
 from examples.common import DATA, MINILM, Advice
 from services.local.settings import free_port, packaged_minilm
 from tests.support.cluster import Cluster
@@ -26,9 +26,10 @@ PAGES = ("docs/api.md", "docs/adapters.md", "docs/quickstart.md", "docs/runbooks
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with Cluster(
-        tmp_path_factory.mktemp("mesh"), models=f"{MINILM}={packaged_minilm()}", dtype="auto"
-    ) as cluster:
+    cut = tmp_path_factory.mktemp("cut")
+    migration.write_cut_model(cut)
+    models = f"{MINILM}={packaged_minilm()}:{migration.CUT_MODEL}={cut}"
+    with Cluster(tmp_path_factory.mktemp("mesh"), models=models, dtype="auto") as cluster:
         yield cluster.address
 
 
@@ -73,6 +74,15 @@ def test_graph(run: Any, tmp_path: Path) -> None:
     assert quality["is_in_recall"] >= 0.664
 
 
+def test_migration(run: Any) -> None:
+    options = ("--to", migration.CUT_MODEL, "--pages", PAGES[1], "--limit", "10")
+    found = json.loads(run(migration, *options, "--json"))
+    assert found["errors"] == []
+    assert min(found["answers"].values()) >= 2 * migration.ANSWERS
+    assert set(found["answers"]) == {MINILM, migration.CUT_MODEL}
+    assert 0 < found["overlap_10"] < 1
+
+
 def test_rag(run: Any) -> None:
     found = json.loads(run(rag, "--pages", *PAGES, "--candidates", "10", "--json"))
     assert found["questions"] >= 18
@@ -81,6 +91,26 @@ def test_rag(run: Any) -> None:
     assert quality["dense"] >= 0.789
     assert quality["hybrid"] >= 0.796
     assert quality["reranked"] >= 0.849
+
+
+def test_chunks(run: Any) -> None:
+    found = json.loads(run(chunks, "--pages", *PAGES, "--json"))
+    assert found["questions"] >= 18
+    assert list(found["kinds"]) == ["cut", "plain", "late", "contextual"]
+    assert found["kinds"]["cut"]["vectors"] == found["pages"] == len(PAGES)
+    for kind in ("plain", "late", "contextual"):
+        one = found["kinds"][kind]
+        assert one["vectors"] > 10 * len(PAGES)
+        assert one["sections_ndcg_10"] >= 0.5, kind
+
+
+def test_sections_of_a_chunk_are_ordered_by_their_parts() -> None:
+    page = chunks.page_of("docs/a.md", DATA, "# A\n\none\n## B\n```\n# c\n```\n# C\nend")
+    assert (page.title, page.headings, page.starts) == ("A", ("A", "B", "C"), (0, 9, 26))
+    assert page.sections(0, 9) == ["docs/a.md > A"]
+    assert page.sections(7, 26) == ["docs/a.md > B", "docs/a.md > A"]
+    assert page.sections(0, len(page.text)) == [f"docs/a.md > {name}" for name in "BAC"]
+    assert chunks.page_gains({"a > x": 1, "a > y": 2, "b > z": 1}) == {"a": 2, "b": 1}
 
 
 def test_readable_output(run: Any, tmp_path: Path) -> None:
@@ -167,7 +197,7 @@ def test_every_question_names_a_section(tmp_path: Path) -> None:
         rag.questions(tmp_path / "questions.tsv", library, 1_000)
 
 
-@pytest.mark.parametrize("example", [taxonomy, graph, rag])
+@pytest.mark.parametrize("example", [taxonomy, graph, rag, chunks])
 def test_help(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         example.main(["--help"])

@@ -297,16 +297,17 @@ def test_unknown_models_open_bounded_number_of_lanes() -> None:
 
 
 def test_job_ids_differ_by_request_and_match_for_retries() -> None:
-    same = request_digest("t", "r", "/Encode", b"body")
-    assert same == request_digest("t", "r", "/Encode", b"body")
+    same = request_digest("t", "r", "/Encode", "o/m", b"body")
+    assert same == request_digest("t", "r", "/Encode", "o/m", b"body")
     others = [
-        ("u", "r", "/Encode", b"body"),
-        ("t", "s", "/Encode", b"body"),
-        ("t", "r", "/Score", b"body"),
-        ("t", "r", "/Encode", b"b"),
+        ("u", "r", "/Encode", "o/m", b"body"),
+        ("t", "s", "/Encode", "o/m", b"body"),
+        ("t", "r", "/Score", "o/m", b"body"),
+        ("t", "r", "/Encode", "o/n", b"body"),
+        ("t", "r", "/Encode", "o/m", b"b"),
     ]
     assert same not in {request_digest(*other) for other in others}
-    assert request_digest("ab", "c", "m", b"") != request_digest("a", "bc", "m", b"")
+    assert request_digest("ab", "c", "m", "", b"") != request_digest("a", "bc", "m", "", b"")
     assert job_id(same, Part(0, 5, 1)) != job_id(same, Part(0, 6, 1))
 
 

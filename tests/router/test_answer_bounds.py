@@ -53,6 +53,7 @@ def test_every_field_of_an_encode_answer_is_of_a_kind_with_a_bound() -> None:
         "embedding_id",
         "usage",
         "timings",
+        "alias",  # names and a revision
     }
     assert {f"encode.{form}" for form in forms} <= set(answer_bounds.BOUNDS)
 

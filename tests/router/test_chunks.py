@@ -7,10 +7,12 @@ import pytest
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2, tensor_pb2, worker_pb2
 
+from libs.documents.text_size import PDF_PAGE_BYTES, TEXT_FACTOR, TextBudget
 from libs.errors import InternalError, InvalidInput, TaskNotSupported
 from services.router.admission import control
 from services.router.admission.validation import answer_bounds
 from services.router.admission.validation.requests import (
+    TEXT_LAYER_TOKENS,
     check_encode,
     check_extract,
     check_score,
@@ -21,6 +23,7 @@ from services.router.lanes.chunks import split
 from tests.router.parts import MODEL, card
 
 SPANS = pb.Chunking.METHOD_SPANS
+PDF = b"%PDF-1.7" + bytes(2 << 20)
 
 
 def request(*items: pb.Item, **chunking: object) -> pb.EncodeRequest:
@@ -91,6 +94,170 @@ def test_models_that_read_images_have_no_chunks() -> None:
     reads.inputs.extend([models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_IMAGE])
     with pytest.raises(TaskNotSupported):
         check_encode(request(pb.Item(text="a")), reads)
+
+
+def reads_documents() -> models_pb2.ModelCard:
+    """Return the card of a text embedder that takes documents."""
+    known = card()
+    known.inputs.extend([models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_DOCUMENT_TEXT])
+    return known
+
+
+def documented(data: bytes = PDF, first: int = 0, last: int = 0, *, context: str = "") -> pb.Item:
+    document = pb.Document(data=data, first_page=first, last_page=last)
+    return pb.Item(parts=[pb.Part(document=document)], context=context)
+
+
+def test_documents_are_refused_by_cards_that_do_not_name_them() -> None:
+    asked = request(documented())
+    check_encode(asked, None)
+    check_encode(asked, reads_documents())
+    with pytest.raises(TaskNotSupported, match="takes no documents") as caught:
+        check_encode(asked, card())
+    assert caught.value.field == "items[0].parts[0].document"
+    asked.ClearField("chunking")
+    with pytest.raises(TaskNotSupported, match="only with `chunking`"):
+        check_encode(asked, reads_documents())
+    reads_pages = card()
+    reads_pages.inputs.extend([models_pb2.INPUT_KIND_IMAGE, models_pb2.INPUT_KIND_DOCUMENT])
+    with pytest.raises(TaskNotSupported, match="reads images") as caught:
+        check_encode(request(documented()), reads_pages)
+    assert caught.value.field == "chunking"
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        (request(documented(last=1025)), "items[0].parts[0].document.last_page"),
+        (request(documented(first=2, last=1)), "items[0].parts[0].document.last_page"),
+        (request(*[documented(last=1000)] * 2), "items"),
+        (request(documented(b"\x00\x01")), "items[0].parts[0].document.data"),
+        (request(documented(), method=SPANS), "items[0].parts[0].document"),
+        (
+            request(pb.Item(parts=[pb.Part(text="a"), pb.Part(document=pb.Document(data=PDF))])),
+            "items[0].parts",
+        ),
+        (request(documented(context="c"), late=True), "items[0].context"),
+        (request(spanned((0, 3)), method=SPANS, return_text=True), "chunking.return_text"),
+    ],
+)
+def test_invalid_documents_are_refused(asked: pb.EncodeRequest, field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_encode(asked, reads_documents())
+    assert caught.value.field == field
+
+
+def test_documents_cost_their_pages_and_estimated_text() -> None:
+    known = models_pb2.ModelCard(tokens_per_byte=0.25, max_tokens=512)
+    sizes = check_encode(request(documented(last=40), max_tokens=100), reads_documents())
+    assert (sizes.items, sizes.chunks) == ([40 * PDF_PAGE_BYTES], [40 * PDF_PAGE_BYTES // 400 + 1])
+    assert sizes.read == [40 * PDF_PAGE_BYTES + len(PDF)]
+    costs, _ = control.price(sizes, known, pb.TRUNCATION_END)
+    text = 40 * PDF_PAGE_BYTES // 4 + sizes.chunks[0] * control.SPECIAL_TOKENS
+    assert costs == [text + 40 * TEXT_LAYER_TOKENS]
+    whole = check_encode(request(documented()), reads_documents())
+    assert whole.items == [1 << 20], "without a last page all of the file's bytes may be text"
+    small = check_encode(request(documented(), max_tokens=8), reads_documents())
+    assert small.chunks == [8192], "the worker refuses documents with more chunks, not an estimate"
+    shared = request(*[pb.Item(parts=[pb.Part(document=pb.Document(file=0, last_page=2))])] * 2)
+    shared.files.append(b"# Title")
+    assert check_encode(shared, reads_documents()).items == [7, 7]
+
+
+def test_jobs_have_their_share_of_the_pages_and_text_that_documents_may_have() -> None:
+    small = b"%PDF-1.7" + bytes(2040)
+    asked = request(
+        documented(small, last=24), *[documented(small)] * 4, pb.Item(text="a"), max_tokens=32
+    )
+    sizes = check_encode(asked, reads_documents())
+    pages = [budget.pages for budget in sizes.budgets]
+    assert pages == [24, 250, 250, 250, 250, 0], "1,024 pages in all"
+    stamp = codec.JobHeader("r", 2000, 1000, budgets=sizes.budgets, max_chunks=7)
+    halves = [control.Part(0, 2, 1), control.Part(2, 4, 1)]
+    jobs = [
+        worker_pb2.Job.FromString(payload)
+        for payload in codec.job_payloads(asked, halves, ["a", "b"], stamp)
+    ]
+    assert [job.document_pages for job in jobs] == [274, 750]
+    share = -(-(1 << 20) // 5)
+    assert [job.document_bytes for job in jobs] == [2 * share, 3 * share]
+    assert {job.max_chunks for job in jobs} == {7}
+    many = check_encode(request(*[documented(small, last=4)] * 256), reads_documents())
+    assert sum(budget.bytes for budget in many.budgets) == TEXT_FACTOR * 256 * len(small)
+    alone = check_encode(request(documented(small)), reads_documents())
+    assert alone.budgets == [TextBudget(1024, 1 << 20)]
+
+
+@pytest.mark.parametrize("last", [0, 256])
+def test_estimate_of_a_documents_text_refuses_no_answer(last: int) -> None:
+    """A file of 2 MiB may be 10 pages of images."""
+    known = reads_documents()
+    known.dimensions = 1024
+    asked = request(documented(last=last), max_tokens=64, return_text=True)
+    sizes = check_encode(asked, known)
+    costs, _ = control.price(sizes, known, pb.TRUNCATION_END)
+    answer_bounds.check_divided_texts(
+        asked, known, costs, sizes, is_streamed=False, readable=4 << 20
+    )
+    most = answer_bounds.divided_bytes(asked, known, is_streamed=False, readable=4 << 20)
+    assert (most, answer_bounds.max_chunks(asked, known, most)) == (4 << 20, 1023)
+    text = request(pb.Item(text="x" * (1 << 20)), max_tokens=64)
+    sizes = check_encode(text, known)
+    costs, _ = control.price(sizes, known, pb.TRUNCATION_END)
+    with pytest.raises(InvalidInput, match="call EncodeStream"):
+        answer_bounds.check_divided_texts(
+            text, known, costs, sizes, is_streamed=False, readable=64 << 20
+        )
+
+
+@pytest.mark.parametrize(
+    ("data_type", "forms", "most"),
+    [
+        (tensor_pb2.DATA_TYPE_FLOAT32, [pb.REPRESENTATION_MULTI_VECTOR], 10_000 // 516),
+        (tensor_pb2.DATA_TYPE_BINARY, [pb.REPRESENTATION_MULTI_VECTOR], 10_000 // 20),
+        (
+            tensor_pb2.DATA_TYPE_FLOAT16,
+            [pb.REPRESENTATION_DENSE, pb.REPRESENTATION_MULTI_VECTOR],
+            10_000 // (4 + 2 * 384 + 2 * 128),
+        ),
+        (tensor_pb2.DATA_TYPE_FLOAT32, [pb.REPRESENTATION_SPARSE], 10_000 // 4),
+    ],
+)
+def test_number_of_chunks_depends_on_all_vectors(
+    data_type: tensor_pb2.DataType, forms: list[pb.Representation], most: int
+) -> None:
+    known = reads_documents()
+    known.dimensions, known.multi_vector_dimensions = 384, 128
+    asked = request(pb.Item(text="a"))
+    asked.data_type = data_type
+    asked.representations.extend(forms)
+    assert answer_bounds.max_chunks(asked, known, 10_000) == most
+
+
+def test_returned_texts_count_in_the_answer() -> None:
+    known = reads_documents()
+    asked = request(*[documented()] * 5, return_text=True)
+    sizes = check_encode(asked, known)
+    for text_bytes, is_streamed in ((0, False), (sum(sizes.items), True)):
+        answer_bounds.check_encoded(
+            asked,
+            known,
+            [1] * 5,
+            is_streamed=is_streamed,
+            readable=4 << 20,
+            chunks=sum(sizes.chunks),
+            text_bytes=text_bytes,
+        )
+    with pytest.raises(InvalidInput, match="call EncodeStream"):
+        answer_bounds.check_encoded(
+            asked,
+            known,
+            [1] * 5,
+            is_streamed=False,
+            readable=4 << 20,
+            chunks=sum(sizes.chunks),
+            text_bytes=sum(sizes.items),
+        )
 
 
 def test_long_text_costs_all_of_its_tokens_and_what_chunks_repeat() -> None:
@@ -180,6 +347,38 @@ def test_answers_of_jobs_are_joined() -> None:
         codec.merge_encode([answer(2), whole])
 
 
+def with_pages(*counts: int, first: int = 0) -> pb.EncodeResponse:
+    """Return the same for documents: chunks with pages and texts."""
+    found = answer(*counts, first=first)
+    rows = sum(counts)
+    found.chunks.pages.extend(range(1, rows + 1))
+    found.chunks.texts.extend(f"text {row} " + "x" * 100 for row in range(rows))
+    return found
+
+
+def test_pages_of_jobs_are_joined() -> None:
+    texts = answer(1, first=3)
+    texts.chunks.texts.append("plain")
+    merged = codec.merge_encode([with_pages(2, 1), texts, with_pages(1, first=4)])
+    assert list(merged.chunks.pages) == [1, 2, 3, 0, 1]
+    assert [text[:6] for text in merged.chunks.texts] == [
+        "text 0",
+        "text 1",
+        "text 2",
+        "plain",
+        "text 0",
+    ]
+    assert not codec.merge_encode([answer(2), answer(1, first=2)]).chunks.pages
+
+
+def test_texts_count_in_the_messages_of_a_stream() -> None:
+    whole = with_pages(2, 3, 1, 4)
+    messages = list(split(whole, most_bytes=500))
+    assert [len(message.chunks.starts) for message in messages] == [2, 3, 1, 4]
+    assert all(len(message.chunks.pages) == len(message.chunks.texts) for message in messages)
+    assert codec.merge_encode([*messages]).chunks == whole.chunks
+
+
 @pytest.mark.parametrize("most", [1, 60, 100, 10_000])
 def test_stream_has_whole_items(most: int) -> None:
     messages = list(split(answer(2, 3, 1, 4), most_bytes=most))
@@ -190,9 +389,9 @@ def test_stream_has_whole_items(most: int) -> None:
     assert len(messages) == (4 if most == 1 else 1 if most == 10_000 else len(messages))
 
 
-@pytest.mark.parametrize("name", ["starts", "ends", "tokens", "offsets"])
+@pytest.mark.parametrize("name", ["starts", "ends", "tokens", "offsets", "pages", "texts"])
 def test_chunks_that_do_not_match_vectors_are_refused(name: str) -> None:
-    wrong = answer(2, 1)
+    wrong = with_pages(2, 1)
     del getattr(wrong.chunks, name)[-1]
     with pytest.raises(InternalError):
         codec.job_result(worker_pb2.JobResult(encode=wrong).SerializeToString())

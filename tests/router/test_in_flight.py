@@ -17,9 +17,16 @@ from redis.asyncio import Redis
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import mesh_pb2, tensor_pb2, worker_pb2
 
-from libs.errors import QueueFull
+from libs.errors import InvalidInput, QueueFull
 from services.router.admission.control import MAX_UNKNOWN, MAX_UNKNOWN_OF_TENANT
-from services.router.in_flight import COPIES, MIN_BYTES, PART_BYTES, InFlightMemory, Rpc
+from services.router.in_flight import (
+    COPIES,
+    EMPTY_REQUEST_BYTES,
+    PART_BYTES,
+    DividedAnswers,
+    InFlightMemory,
+    Rpc,
+)
 from services.router.lanes.codec import count_parts
 from services.router.operators.mesh import MAX_WATCHERS
 from tests.router.parts import (
@@ -34,7 +41,7 @@ from tests.router.parts import (
     until,
 )
 
-EMPTY = MIN_BYTES
+EMPTY = EMPTY_REQUEST_BYTES
 
 
 class FakeRpc:
@@ -100,6 +107,37 @@ def test_one_tenant_cannot_keep_all_others_out() -> None:
         reserve(in_flight, 0, "greedy")
     for _ in range(5):
         reserve(in_flight, 0, "other")
+
+
+def test_answers_with_chunks_are_refused_before_they_are_held() -> None:
+    held: list[int] = []
+    answers = DividedAnswers(held.append, 1000, is_streamed=True)
+    answers.add(600)
+    answers.add(400)
+    with pytest.raises(InvalidInput, match=r"larger chunking\.max_tokens") as caught:
+        answers.add(1)
+    assert (held, caught.value.field) == ([600, 400], "items")
+
+
+async def test_request_with_more_chunks_than_one_answer_holds_fails_at_the_first_job_beyond(
+    redis_url: str,
+) -> None:
+    """Four jobs are answered with 2 MiB each, and the client reads 4 MiB."""
+    chunked = encode_request(*["word " * 3000] * 4)
+    chunked.chunking.SetInParent()
+    async with router(redis_url, in_flight_bytes=1 << 30) as client, working(client) as worker:
+        worker.answer = lambda job: worker_pb2.JobResult(
+            encode=pb.EncodeResponse(
+                dense=tensor_pb2.Tensor(
+                    data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[1, 1 << 19], data=bytes(2 << 20)
+                ),
+                chunks=pb.Chunks(offsets=[0, 1], starts=[0], ends=[1], tokens=[1]),
+            )
+        )
+        refusal = await refused(client.inference.Encode(chunked, timeout=30.0))
+    assert (refusal.reason, refusal.field) == ("INVALID_INPUT", "items")
+    received = int(refusal.message.split(" bytes")[0].split()[-1].replace(",", ""))
+    assert 4 << 20 < received < 7 << 20, "the fourth answer is not awaited"
 
 
 def working(client: Client) -> AbstractAsyncContextManager[FakeWorker]:

@@ -14,8 +14,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
+from shoal.v1 import aliases_pb2, inference_pb2_grpc, mesh_pb2, models_pb2
 from shoal.v1 import inference_pb2 as pb
-from shoal.v1 import inference_pb2_grpc, mesh_pb2, models_pb2
 
 from libs.errors import InvalidInput
 from services.router.admission import control as admission
@@ -49,7 +49,7 @@ def comments() -> dict[str, str]:
     `Message`.
     """
     found: dict[str, str] = {}
-    for name in ("inference", "multiplex", "models", "mesh", "worker"):
+    for name in ("inference", "multiplex", "models", "mesh", "worker", "aliases"):
         message, above = "", list[str]()
         for line in (ROOT / f"protos/shoal/v1/{name}.proto").read_text().splitlines():
             if match := re.match(r"\s*// ?(.*)", line):
@@ -87,7 +87,7 @@ def lists_of(message: Descriptor, seen: set[str]) -> Iterator[str]:
 
 def test_every_field_of_a_clients_request_that_may_be_long_has_a_limit() -> None:
     limited = {field for limit in limits.ALL for field in limit.fields}
-    for file in (pb.DESCRIPTOR, models_pb2.DESCRIPTOR, mesh_pb2.DESCRIPTOR):
+    for file in (module.DESCRIPTOR for module in (pb, models_pb2, mesh_pb2, aliases_pb2)):
         for service in file.services_by_name.values():
             for method in service.methods:
                 assert set(lists_of(method.input_type, set())) <= limited

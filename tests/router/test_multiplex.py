@@ -246,7 +246,7 @@ async def test_call_that_is_cancelled_before_it_begins_leaves_nothing(redis_url:
 async def test_more_calls_than_may_be_in_progress_wait_for_room(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multiplex, "_MAX_CALLS", 2)
+    monkeypatch.setattr(multiplex, "_MAX_CALLS_PER_STREAM", 2)
     async with serving(redis_url) as (client, _):
         stream = Stream(client)
         await stream.send(*(call(number, f"text {number}") for number in range(20)))
@@ -272,7 +272,7 @@ async def test_invalid_message_ends_stream(redis_url: str, wrong: str) -> None:
 async def test_stream_ends_at_its_age_when_its_calls_are_answered(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multiplex, "STREAM_SECONDS", 1.0)
+    monkeypatch.setattr(multiplex, "MAX_STREAM_SECONDS", 1.0)
     async with serving(redis_url) as (client, worker):
         worker.hold()
         stream = Stream(client)
@@ -463,7 +463,7 @@ async def test_older_router_is_called_without_a_stream(
 
 
 async def test_streams_are_replaced(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.transport.multiplex.RENEW_SECONDS", 0.0)
+    monkeypatch.setattr("shoal.transport.multiplex.RENEW_STREAM_SECONDS", 0.0)
     async with (
         serving(redis_url) as (client, _),
         AsyncClient(client.address, timeout=SECONDS) as asking,

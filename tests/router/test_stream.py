@@ -20,7 +20,13 @@ from shoal.v1 import inference_pb2_grpc, tensor_pb2, worker_pb2
 
 from libs.errors import InternalError
 from services.router import app
-from services.router.in_flight import COPIES, MIN_BYTES, PART_BYTES, STREAMED_COPIES, InFlightMemory
+from services.router.in_flight import (
+    COPIES,
+    EMPTY_REQUEST_BYTES,
+    PART_BYTES,
+    STREAMED_COPIES,
+    InFlightMemory,
+)
 from services.router.lanes import codec
 from services.router.lanes.chunks import CHUNK_BYTES, Parts, split
 from tests.router.parts import (
@@ -351,7 +357,7 @@ async def test_slow_reader_holds_only_unread_messages(
             return lane.done_jobs == lane.enqueued_jobs > 1
 
         await until(all_done, "all jobs to be done", 30.0)
-        own = MIN_BYTES + COPIES * request.ByteSize() + PART_BYTES * 400
+        own = EMPTY_REQUEST_BYTES + COPIES * request.ByteSize() + PART_BYTES * 400
         held = flights[0].held_bytes - own
         print(f"held {held:,} of {STREAMED_COPIES * size:,} bytes")
         assert STREAMED_COPIES * size / 2 < held <= STREAMED_COPIES * (size + (1 << 20))

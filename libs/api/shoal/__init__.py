@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         ToolCall,
     )
     from shoal.schema import Schema
-    from shoal.status import Mesh, Model, Placement
+    from shoal.status import Alias, Mesh, Model, Placement
     from shoal.tasks import (
         Chunking,
         Classify,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from shoal.transport.trust import Tls, TokenFile
 
 _MODULES = {
+    "Alias": "status",
     "AsyncClient": "client",
     "Chunk": "results",
     "Chunking": "tasks",
@@ -97,6 +98,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "Alias",
     "AsyncClient",
     "Chunk",
     "Chunking",

@@ -18,8 +18,8 @@ from shoal.transport.blocking import BlockingTransport, blocking
 from shoal.transport.methods import EXTRACT_STREAM, WATCH_MESH
 from shoal.transport.trust import Tls
 from shoal.v1 import mesh_pb2
-from shoal.verbs import inference, operation, tokens
-from shoal.verbs.base import ClientBase, ModelsBase
+from shoal.verbs import aliases, inference, operation, tokens
+from shoal.verbs.base import AliasesBase, ClientBase, ModelsBase
 
 
 class AsyncModels(ModelsBase):
@@ -28,6 +28,17 @@ class AsyncModels(ModelsBase):
     load = operation.load_model
     evict = operation.evict_model
     pin = operation.pin_model
+
+
+class AsyncAliases(AliasesBase):
+    list = aliases.list_aliases
+    get = aliases.get_alias
+    set = aliases.set_alias
+    remove = aliases.remove_alias
+    start = aliases.start
+    switch = aliases.switch
+    rollback = aliases.rollback
+    finish = aliases.finish
 
 
 class AsyncClient(ClientBase):
@@ -50,6 +61,10 @@ class AsyncClient(ClientBase):
     @property
     def models(self) -> AsyncModels:
         return AsyncModels(self)
+
+    @property
+    def aliases(self) -> AsyncAliases:
+        return AsyncAliases(self)
 
     async def extract_stream(
         self,
@@ -118,6 +133,17 @@ class Models(ModelsBase):
     pin = blocking(operation.pin_model)
 
 
+class Aliases(AliasesBase):
+    list = blocking(aliases.list_aliases)
+    get = blocking(aliases.get_alias)
+    set = blocking(aliases.set_alias)
+    remove = blocking(aliases.remove_alias)
+    start = blocking(aliases.start)
+    switch = blocking(aliases.switch)
+    rollback = blocking(aliases.rollback)
+    finish = blocking(aliases.finish)
+
+
 class Client(ClientBase):
     """A blocking client, which threads may share. Close it, or use `with`. Create it after forking,
     not before.
@@ -138,6 +164,10 @@ class Client(ClientBase):
     @property
     def models(self) -> Models:
         return Models(self)
+
+    @property
+    def aliases(self) -> Aliases:
+        return Aliases(self)
 
     def extract_stream(
         self,

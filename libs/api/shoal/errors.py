@@ -126,6 +126,13 @@ class EmbeddingIdMismatch(ShoalError):
     reason = "EMBEDDING_ID_MISMATCH"
 
 
+class AliasChanged(ShoalError):
+    """Another caller changed the alias since it was read. Read it again, then repeat the change."""
+
+    code = "FAILED_PRECONDITION"
+    reason = "ALIAS_CHANGED"
+
+
 class ModelChanged(ShoalError):
     """The requests of one call were answered by two revisions of the model, so its rows would not
     be comparable. Repeat it.

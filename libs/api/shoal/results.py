@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from shoal.status import AliasModels
+
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
@@ -54,6 +56,23 @@ class Timings:
     forward_seconds: float
     finish_seconds: float
     total_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedAlias(AliasModels):
+    """The models of an alias when the mesh admitted the request.
+
+    Attributes:
+        model: The model that answered.
+        next_model: The model to which the alias is being changed; empty: no change is under way.
+        previous_model: The model before the last change; empty: no change, or it is finished.
+        revision: Revision of the alias.
+    """
+
+    model: str
+    next_model: str = ""
+    previous_model: str = ""
+    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +200,8 @@ class Chunk:
     Python's strings do.
 
     `row`: its row in each representation. `tokens`: that its vectors are made of. `text`: the text
-    from `start` to `end`.
+    from `start` to `end`. `page`: of a document, the page on which the chunk begins, from 1; 0 of a
+    text.
     """
 
     row: int
@@ -189,6 +209,7 @@ class Chunk:
     end: int
     tokens: int
     text: str = ""
+    page: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,7 +218,8 @@ class Chunks:
     `row` of each representation.
 
     The chunks of item i are rows `offsets[i]` to `offsets[i + 1]`; a `skipped` item has none.
-    `texts`: of the items.
+    `texts`: of the items that are texts. `pages`: the page on which each chunk begins, 0 of a text;
+    None if no item is a document. `chunk_texts`: the text of each chunk, if the mesh returned it.
     """
 
     offsets: Integers  # [items + 1]
@@ -205,6 +227,8 @@ class Chunks:
     ends: Integers  # [chunks]
     tokens: Integers  # [chunks]
     texts: Sequence[str] = ()
+    pages: Integers | None = None  # [chunks]
+    chunk_texts: Sequence[str] = ()  # [chunks]
 
     def __repr__(self) -> str:
         return f"Chunks({len(self)} items, {len(self.starts)} chunks)"
@@ -218,7 +242,14 @@ class Chunks:
         rows = range(int(self.offsets[item]), int(self.offsets[item + 1]))
         places = ((row, int(self.starts[row]), int(self.ends[row])) for row in rows)
         return [
-            Chunk(row, start, end, int(self.tokens[row]), text[start:end])
+            Chunk(
+                row,
+                start,
+                end,
+                int(self.tokens[row]),
+                self.chunk_texts[row] if self.chunk_texts else text[start:end],
+                0 if self.pages is None else int(self.pages[row]),
+            )
             for row, start, end in places
         ]
 
@@ -247,6 +278,10 @@ class EncodeResult:
     """Identifies what decided the numbers: vectors with one id may be compared, and a later call
     can require it with `expect_embedding_id`. Empty from a mesh that is too old to have it.
     """
+    alias: ResolvedAlias | None = None
+    """The models of the alias by which the call named its model; None for a model id."""
+    other: EncodeResult | None = None
+    """The vectors by the other model of the alias, of a call with `both_models` during a change."""
 
     def __repr__(self) -> str:
         parts = {"dense": self._vectors, "sparse": self._sparse, "multi_vector": self._multi_vector}
@@ -324,6 +359,8 @@ class ScoreResult:
     timings: Timings
     revision: str
     skipped: tuple[Skipped, ...] = ()
+    alias: ResolvedAlias | None = None
+    """The models of the alias by which the call named its model; None for a model id."""
 
     def __repr__(self) -> str:
         best = ", ".join(
@@ -513,6 +550,8 @@ class ExtractResult:
     timings: Timings
     revision: str
     skipped: tuple[Skipped, ...] = ()
+    alias: ResolvedAlias | None = None
+    """The models of the alias by which the call named its model; None for a model id."""
 
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self.results[:_MAX_SHOWN]))

@@ -1,5 +1,5 @@
-"""The state of the mesh: models, workers and lanes, as frozen dataclasses (protos models.proto and
-mesh.proto).
+"""The state of the mesh: models, aliases, workers and lanes, as frozen dataclasses (protos
+models.proto, aliases.proto and mesh.proto).
 
 `state` of a model is one of "absent", "downloading" (from a store to a worker's disk), "cold" (on
 disk), "loading", "warm" (in host memory), "resident" (on the device), "failed".
@@ -7,7 +7,91 @@ disk), "loading", "warm" (in host memory), "resident" (on the device), "failed".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NoReturn, Self
+
+from shoal.errors import InvalidInput
+
+
+class AliasModels:
+    """The models of an alias while it is changed from one to another."""
+
+    __slots__ = ()
+    next_model: str
+    previous_model: str
+
+    @property
+    def other_model(self) -> str:
+        """The second model of a change: the next one before the switch, the previous one after it,
+        and empty without a change.
+        """
+        return self.next_model or self.previous_model
+
+
+@dataclass(frozen=True, slots=True)
+class Alias(AliasModels):
+    """A name that stands for a model. The methods return the alias as it is after a step of a
+    change to another model, and raise InvalidInput, with the step to take instead.
+
+    Attributes:
+        model: The model that answers requests by the name.
+        next_model: The model to which the alias is being changed; empty: no change is under way.
+        previous_model: The model before the last change, to which the alias can be rolled back.
+        output: Where the vectors of the corpus by the next model are written; may be empty.
+        revision: Number of its last change.
+    """
+
+    name: str
+    model: str
+    next_model: str = ""
+    previous_model: str = ""
+    output: str = ""
+    revision: int = 0
+
+    def started(self, model: str, output: str = "") -> Self:
+        """Begin a change to `model`. The same change may be begun again."""
+        if self.previous_model:
+            self._refuse(
+                f"its change from {self.previous_model} to {self.model} is not finished: "
+                f"`shoal migrate finish {self.name}` gives up the way back"
+            )
+        if self.model == model:
+            self._refuse(f"it names {model} already")
+        if self.next_model not in ("", model):
+            self._refuse(
+                f"it is being changed to {self.next_model} already: "
+                f"`shoal migrate finish {self.name}` gives that up"
+            )
+        return replace(self, next_model=model, output=output or self.output)
+
+    def switched(self) -> Self:
+        """Let the next model answer. An alias that was switched already stays as it is."""
+        if self.previous_model and not self.next_model:
+            return self
+        if not self.next_model:
+            self._refuse(
+                f"no change is under way: `shoal migrate start {self.name} --to MODEL` begins one"
+            )
+        return replace(self, model=self.next_model, next_model="", previous_model=self.model)
+
+    def rolled_back(self) -> Self:
+        """Let the previous model answer again. The change stays under way. An alias that was rolled
+        back already, or not switched yet, stays as it is.
+        """
+        if self.next_model and not self.previous_model:
+            return self
+        if not self.previous_model:
+            self._refuse("it has no previous model")
+        return replace(self, model=self.previous_model, next_model=self.model, previous_model="")
+
+    def finished(self) -> Self:
+        """End the change: keep the model that answers now, and forget the other one."""
+        if not self.other_model:
+            self._refuse("no change is under way")
+        return replace(self, next_model="", previous_model="", output="")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise InvalidInput(f"alias {self.name}: {reason}", field="alias")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,12 @@ Picture: TypeAlias = Path | bytes | PillowImage | NDArray[np.uint8]
 @dataclass(frozen=True, slots=True)
 class Document:
     """Pages of a PDF file, each of which is an image for a model: `Document(Path("report.pdf"), 1,
-    5)`. `ReadText` also takes DOCX, XLSX, PPTX, EPUB, HTML, e-mail and Markdown files.
+    5)`. `ReadText`, and `encode` with `chunking`, also take DOCX, XLSX, PPTX, EPUB, HTML, e-mail
+    and Markdown files, and read their text.
 
     Pages count from 1. `first_page` 0: the first. `last_page` 0: the last, and then at most 16
-    pages; one beyond the document's end is its last. `dots_per_inch` 0: 144. Models that read one
+    pages (1,024 with `chunking`); one beyond the document's end is its last. `dots_per_inch` 0:
+    144. Models that read one
     image an item (CLIP) take one page: `Document(file).each(1, 5)` is a list of five items, and
     their file is sent once in a request.
     """
@@ -114,7 +116,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """Divide each text into chunks, each with a vector: `Chunking(max_tokens=256)`.
+    """Divide each text, or the text of each document, into chunks, each with a vector:
+    `Chunking(max_tokens=256)`.
 
     Attributes:
         method: "sentences" (whole paragraphs and sentences, as many as fit), "tokens", "markdown"
@@ -123,7 +126,7 @@ class Chunking:
         overlap: Tokens of the previous chunk that a chunk repeats, at most half of `max_tokens`.
         late: The model reads each text whole, and a chunk's vector is pooled from the states of its
             tokens (late chunking).
-        contexts: For each text, a prefix that is read before each of its chunks, such as a title.
+        contexts: For each item, a prefix that is read before each of its chunks, such as a title.
         spans: For each text its chunks, of method "spans": `Span` or (start, end).
     """
 

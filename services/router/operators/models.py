@@ -11,6 +11,7 @@ import grpc
 from shoal.v1 import models_pb2 as pb
 from shoal.v1 import models_pb2_grpc, worker_pb2
 
+from libs.aliases import AliasStore
 from libs.errors import DeadlinePassed, ModelNotFound, NoCapacity
 from libs.fleet import LOADING_STATES, Fleet, WorkerRecord
 from libs.serving.watched import Watched
@@ -18,6 +19,7 @@ from libs.telemetry.logs import fields
 from services.router.admission.routing.routes import Routes, refuse_pool
 from services.router.admission.validation.requests import check_model
 from services.router.lanes.codec import from_failure
+from services.router.state.aliases import resolve
 from services.router.state.view import View, describe, is_known, known_models
 
 log = logging.getLogger(__name__)
@@ -29,10 +31,17 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
     """
 
     def __init__(
-        self, fleet: Fleet, view: View, *, routes: Watched[Routes], default_deadline_seconds: float
+        self,
+        fleet: Fleet,
+        view: View,
+        aliases: AliasStore,
+        *,
+        routes: Watched[Routes],
+        default_deadline_seconds: float,
     ) -> None:
         self._fleet = fleet
         self._view = view
+        self._aliases = aliases
         self._routes = routes
         self._default_deadline_seconds = default_deadline_seconds
 
@@ -48,8 +57,10 @@ class ModelService(models_pb2_grpc.ModelServiceServicer):
         request: pb.GetModelRequest,
         context: grpc.aio.ServicerContext[pb.GetModelRequest, pb.GetModelResponse],
     ) -> pb.GetModelResponse:
-        self._require_known(request.model)
-        return pb.GetModelResponse(model=self._describe(request.model))
+        alias = await resolve(self._aliases, request.model)
+        model = request.model if alias is None else alias.model
+        self._require_known(model)
+        return pb.GetModelResponse(model=self._describe(model))
 
     async def LoadModel(
         self,

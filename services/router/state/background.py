@@ -23,23 +23,22 @@ class Background:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(_supervised(work))
+        task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._end)
 
     async def finished(self) -> None:
         """Return when no task is left."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-
-async def _supervised(work: Coroutine[None, None, None]) -> None:
-    try:
-        await work
-    except ShoalError as error:
-        log.info(
-            "background work given up",
-            extra=fields({"reason": error.reason, "error": error.message}),
-        )
-    except Exception:
-        log.exception("background work failed")
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, ShoalError):
+            log.info(
+                "background work given up",
+                extra=fields({"reason": error.reason, "error": error.message}),
+            )
+        elif error is not None:
+            log.error("background work failed", exc_info=error)

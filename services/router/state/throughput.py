@@ -19,6 +19,7 @@ from typing import Final
 from libs.fleet import FleetSnapshot, WorkerRecord
 from libs.queue import LaneGauges, LaneKey, Priority
 from libs.queue.queue_position import QueuePosition
+from libs.work_estimate import average_speed, work_seconds
 
 BULK_SHARE: Final = 0.1
 """Share of a lane with interactive work that bulk gets (libs/queue/operations.py)."""
@@ -78,7 +79,7 @@ class Throughput:
         """Return the seconds until `tokens` of the lane are computed, if its workers divide their
         time evenly among lanes with work.
         """
-        alone = tokens / self.rate
+        alone = work_seconds(tokens, self.rate)
         shared = alone + sum(min(alone, one.seconds) * one.share for one in self.neighbours)
         return (
             max(shared, min(tokens / self.drain, alone / MIN_DRAIN_SHARE))
@@ -159,8 +160,7 @@ def lane_rate(lane: LaneKey, workers: Iterable[WorkerRecord]) -> float:
     Workers without a measurement count as average.
     """
     rates = [full_speed(worker, lane.model) for worker in workers]
-    measured = [rate for rate in rates if rate > 0]
-    return sum(measured) / len(measured) * len(rates) if measured else 0.0
+    return average_speed(rates) * len(rates)
 
 
 def full_speed(worker: WorkerRecord, model: str) -> float:
@@ -211,7 +211,9 @@ def _neighbours(
                 others[record.model] = others.get(record.model, 0) + 1
     for model, count in others.items():
         other = LaneKey(lane.pool, model)
-        seconds = backlog[lane.pool, model] / (lane_rate(other, holders(other, snapshot)) or 1.0)
+        seconds = work_seconds(
+            backlog[lane.pool, model], lane_rate(other, holders(other, snapshot)) or 1.0
+        )
         yield Neighbour(seconds, count / len(workers))
 
 

@@ -112,8 +112,14 @@ class View:
         ]
 
     async def refresh(self, lanes: Lanes) -> None:
-        """Read snapshot and gauges from Redis. Raises NoCapacity while it is away."""
-        await self._fleet.refresh()
+        """Read snapshot and gauges from Redis. Raises NoCapacity while it is away.
+
+        While only the master of a known snapshot is away, on a cluster, the snapshot is kept: lanes
+        of other masters are still served.
+        """
+        with lanes.masters.tolerate_away(when=bool(self.snapshot.now_ms)):
+            async with lanes.masters.within_timeout():
+                await self._fleet.refresh()
         self.update(await lanes.lane_gauges(), asyncio.get_running_loop().time())
 
     def update(self, gauges: Iterable[LaneGauges], now: float) -> None:

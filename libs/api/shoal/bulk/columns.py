@@ -94,6 +94,8 @@ class EncodedRows:
         by_row = {chunk.row: chunk for chunks in result.chunks for chunk in chunks}
         found = [by_row.get(int(row)) for row in self._rows]
         names = {"start": pa.int64(), "end": pa.int64(), "tokens": pa.int32(), "text": pa.string()}
+        if result.chunks.pages is not None:
+            names["page"] = pa.int32()
         return {
             f"chunk_{name}": pa.array([one and getattr(one, name) for one in found], kind)
             for name, kind in names.items()

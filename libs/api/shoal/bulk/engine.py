@@ -43,7 +43,7 @@ from shoal.errors import (
     Unavailable,
 )
 
-_TICK_SECONDS: Final = 0.5
+_REPORT_SECONDS: Final = 0.5
 _CONTROL_SECONDS: Final = 2.0
 _SAVE_SECONDS: Final = 3.0
 _SAVE_SHARE: Final = 20
@@ -518,7 +518,7 @@ class Job:
                 with suppress(StorageError):  # The next commit reports it.
                     await self._save("running")
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._finished.wait(), _TICK_SECONDS)
+                await asyncio.wait_for(self._finished.wait(), _REPORT_SECONDS)
 
     async def _obey(self) -> None:
         """Follow a request that another process left in the output location."""

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
+_CREDENTIALS: Final = re.compile(r"://[^/@\s]*@")
+
+
+def without_credentials(text: str) -> str:
+    """Return a text with URLs, without their user names and passwords."""
+    return _CREDENTIALS.sub("://", text)
+
 
 class JobError(Exception):
     """A job cannot go on; the message says why and what to do."""
@@ -12,7 +22,10 @@ class InputChanged(JobError):
 
 
 class StorageError(JobError):
-    """A file of the output cannot be read or written."""
+    """A file of the output cannot be read or written. The message has no credentials of URLs."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_credentials(message))
 
 
 class Busy(JobError):

@@ -8,7 +8,7 @@ from typing import Final
 MAX_CHARACTERS_IN_FLIGHT: Final = 64 << 20
 """Characters of texts in flight; a single chunk may have more."""
 _DECREASE: Final = 0.5
-_WINDOW_SECONDS: Final = 30.0
+_SAMPLES_SECONDS: Final = 30.0
 
 
 class Flow:
@@ -48,7 +48,7 @@ class Rate:
     def add(self, rows: int, tokens: int, now: float) -> None:
         self._rows, self._tokens = self._rows + rows, self._tokens + tokens
         self._samples.append((now, self._rows, self._tokens))
-        while len(self._samples) > 2 and now - self._samples[0][0] > _WINDOW_SECONDS:
+        while len(self._samples) > 2 and now - self._samples[0][0] > _SAMPLES_SECONDS:
             self._samples.popleft()
 
     def per_second(self, now: float) -> tuple[float, float]:

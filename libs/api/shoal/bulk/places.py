@@ -30,8 +30,8 @@ _LOCK_SECONDS: Final = 1.0
 """Seconds to wait for a lock, which a process that asks for a job's state holds for an instant."""
 _LOCK_RETRY_SECONDS: Final = 0.05
 _REMOTE_ATTEMPTS: Final = 8
-_FIRST_DELAY_SECONDS: Final = 0.2
-_MAX_DELAY_SECONDS: Final = 15.0
+_FIRST_STORE_RETRY_SECONDS: Final = 0.2
+_MAX_STORE_RETRY_SECONDS: Final = 15.0
 _UNSUPPORTED: Final = frozenset((errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS))
 _NO_LINKS: Final = _UNSUPPORTED | {errno.EPERM}
 _BLOCK_BYTES: Final = 8 << 20
@@ -244,7 +244,7 @@ class ObjectFolder:
 
 def _repeated(act: Callable[[], T]) -> T:
     """Return `act()`, which is repeated while a store is throttled or cannot be reached."""
-    delay = _FIRST_DELAY_SECONDS
+    delay = _FIRST_STORE_RETRY_SECONDS
     for _ in range(_REMOTE_ATTEMPTS - 1):
         try:
             return act()
@@ -252,7 +252,7 @@ def _repeated(act: Callable[[], T]) -> T:
             raise
         except Exception:
             time.sleep(delay)
-            delay = min(2 * delay, _MAX_DELAY_SECONDS)
+            delay = min(2 * delay, _MAX_STORE_RETRY_SECONDS)
     return act()
 
 
@@ -272,6 +272,39 @@ def absolute(uri: str) -> str:
 def local_path(uri: str) -> Path | None:
     """Return the path of a local file or folder; None for an object."""
     return _local(uri) if _is_local(uri) else None
+
+
+def entries(uri: str) -> tuple[list[str], list[str]] | None:
+    """Return the sorted names of the files and of the folders in a location; None if it does not
+    exist. A symbolic link counts as a file. Raises StorageError.
+    """
+    try:
+        if _is_local(uri):
+            with os.scandir(_local(uri)) as listed:
+                names = [(one.name, one.is_dir(follow_symlinks=False)) for one in listed]
+        else:
+            files, root = _remote(uri)
+            names = _repeated(partial(_listed, files, root.rstrip("/")))
+    except FileNotFoundError:
+        return None
+    except StorageError:
+        raise
+    except Exception as error:
+        raise StorageError(f"{uri} cannot be listed: {error}") from error
+    found: tuple[list[str], list[str]] = ([], [])
+    for name, is_dir in sorted(names):
+        found[is_dir].append(name)
+    return found
+
+
+def _listed(files: Any, root: str) -> list[tuple[str, bool]]:
+    files.invalidate_cache()
+    found = [
+        (str(entry["name"]).rstrip("/"), entry["type"] == "directory")
+        for entry in files.ls(root, detail=True)
+    ]
+    # Some stores list an empty object for the folder itself.
+    return [(path.rpartition("/")[2], is_dir) for path, is_dir in found if path != root]
 
 
 def version_of(uri: str) -> InputVersion:

@@ -66,8 +66,8 @@ _ADVICE: tuple[tuple[type[ShoalError], str], ...] = (
     (
         PermissionDenied,
         (
-            "use another token or certificate: `models load`, `evict`, `pin`, `status`, `top` and "
-            "`explain` require the role admin"
+            "use another token or certificate: `models load`, `evict`, `pin`, `alias set`, "
+            "`migrate`, `status`, `top` and `explain` require the role admin"
         ),
     ),
     (InternalError, "this is a fault of the mesh; its logs say more under the request id"),

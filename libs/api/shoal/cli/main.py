@@ -12,6 +12,8 @@ from shoal.cli.bulk import commands as bulk
 from shoal.cli.evaluation import commands as evaluation
 from shoal.cli.inference import commands as inference
 from shoal.cli.inference import tokens
+from shoal.cli.migration import aliases
+from shoal.cli.migration import commands as migration
 from shoal.cli.operation import commands as operation
 from shoal.cli.top import command as top
 from shoal.version import VERSION
@@ -54,6 +56,8 @@ def build() -> typer.Typer:
     app.command("tokenize", rich_help_panel=INFERENCE)(tokens.tokenize)
     app.command("eval", rich_help_panel=INFERENCE)(evaluation.evaluate)
     app.add_typer(operation.models, name="models", rich_help_panel=OPERATION)
+    app.add_typer(aliases.alias, name="alias", rich_help_panel=OPERATION)
+    app.add_typer(migration.migrate, name="migrate", rich_help_panel=OPERATION)
     app.command("status", rich_help_panel=OPERATION)(operation.status)
     app.command("explain", rich_help_panel=OPERATION)(operation.explain)
     app.command("top", rich_help_panel=OPERATION)(top.top)

@@ -99,7 +99,7 @@ def enum_value(field: str, value: str | None, choices: Mapping[str, E]) -> E | N
 
 MAX_REQUEST_PAGES: Final = 1024
 """Pages of documents that routers take in a request."""
-_MAX_FILES: Final = 16
+_MAX_SHARED_FILES: Final = 16
 _MAX_NAMED_COLUMNS: Final = 16
 _UNKNOWN_PAGES: Final = 16
 """What routers count for a document without a last page."""
@@ -114,7 +114,7 @@ class SharedFiles:
         counts = Counter(
             _file_key(document) for index in places for document in _documents(items[index])
         )
-        shared = [key for key, count in counts.items() if count > 1][:_MAX_FILES]
+        shared = [key for key, count in counts.items() if count > 1][:_MAX_SHARED_FILES]
         self._places = {key: place for place, key in enumerate(shared)}
         self._data: dict[int, bytes] = {}
 
@@ -145,6 +145,15 @@ def _documents(item: Item) -> list[Document]:
     return [piece for piece in pieces if isinstance(piece, Document)]
 
 
+def has_document(item: Item) -> bool:
+    """Return whether an item, or one of its parts, is a document."""
+    if isinstance(item, Parts):
+        return any(map(has_document, item.pieces))
+    return isinstance(item, Document) or (
+        isinstance(item, str) and media_type(item) == "application/pdf"
+    )
+
+
 def _file_key(document: Document) -> object:
     return document.file if isinstance(document.file, Path) else id(document.file)
 
@@ -160,7 +169,7 @@ def _item_pages(item: Item) -> int:
         return sum(map(_item_pages, item.pieces))
     if isinstance(item, Document):
         return _asked_pages(item)
-    return _UNKNOWN_PAGES if isinstance(item, str) and media_type(item) == "application/pdf" else 0
+    return _UNKNOWN_PAGES if has_document(item) else 0
 
 
 def _asked_pages(document: Document) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from shoal.errors import InvalidInput
-from shoal.requests.arguments import enum_value, message
+from shoal.requests.arguments import enum_value, has_document, message
 from shoal.results import EncodeResult
 from shoal.tasks import Chunking, Item, Parts, Span
 from shoal.v1 import inference_pb2 as pb
@@ -18,7 +18,7 @@ _METHODS: Final = {
     "markdown": pb.Chunking.METHOD_MARKDOWN,
     "spans": pb.Chunking.METHOD_SPANS,
 }
-_DEFAULT_TOKENS: Final = 512
+_DEFAULT_CHUNK_TOKENS: Final = 512
 _CHARACTERS_PER_TOKEN: Final = 4
 
 
@@ -28,12 +28,14 @@ class ChunkPlan:
     """
 
     def __init__(self, chunking: Chunking, items: Sequence[Item]) -> None:
+        self.has_documents = any(map(has_document, items))
         self.message: pb.Chunking = message(
             pb.Chunking,
             method=enum_value("chunking.method", chunking.method, _METHODS),
             max_tokens=chunking.max_tokens,
             overlap=chunking.overlap,
             late=chunking.late,
+            return_text=self.has_documents,
         )
         for name, given in (("contexts", chunking.contexts), ("spans", chunking.spans)):
             if given and (isinstance(given, str) or len(given) != len(items)):
@@ -43,7 +45,7 @@ class ChunkPlan:
                 )
         self._contexts, self._spans = chunking.contexts, chunking.spans
         self._stride = (
-            max(1, (chunking.max_tokens or _DEFAULT_TOKENS) - chunking.overlap)
+            max(1, (chunking.max_tokens or _DEFAULT_CHUNK_TOKENS) - chunking.overlap)
             * _CHARACTERS_PER_TOKEN
         )
 
@@ -73,7 +75,9 @@ class ChunkPlan:
 
 
 def with_texts(result: EncodeResult, items: Sequence[Item]) -> EncodeResult:
-    """Return the result with the texts of the items, of which chunks are parts."""
+    """Return the result with the texts of the items, of which chunks are parts. Those of documents
+    are not known here.
+    """
     return replace(result, _chunks=replace(result.chunks, texts=[_text(item) for item in items]))
 
 

@@ -34,6 +34,7 @@ from shoal.results import (
     Ragged,
     Region,
     Relation,
+    ResolvedAlias,
     ScoreResult,
     Sparse,
     Structure,
@@ -45,6 +46,7 @@ from shoal.results import (
     Vectors,
 )
 from shoal.status import (
+    Alias,
     LaneStatus,
     Mesh,
     Model,
@@ -58,7 +60,7 @@ from shoal.status import (
     WorkerStatus,
 )
 from shoal.tokens import DetokenizeResult, TokenizeResult, Tokens
-from shoal.v1 import inference_pb2, mesh_pb2, models_pb2, tensor_pb2
+from shoal.v1 import aliases_pb2, inference_pb2, mesh_pb2, models_pb2, tensor_pb2
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -209,7 +211,16 @@ def encode_result(response: inference_pb2.EncodeResponse) -> EncodeResult:
         response.model_revision,
         embedding_id=response.embedding_id,
         _chunks=_chunks(response) if response.HasField("chunks") else None,
+        alias=_resolved(response),
     )
+
+
+def _resolved(
+    response: inference_pb2.EncodeResponse
+    | inference_pb2.ScoreResponse
+    | inference_pb2.ExtractResponse,
+) -> ResolvedAlias | None:
+    return _flat(ResolvedAlias, response.alias) if response.HasField("alias") else None
 
 
 def _chunks(response: inference_pb2.EncodeResponse) -> Chunks:
@@ -226,7 +237,17 @@ def _chunks(response: inference_pb2.EncodeResponse) -> Chunks:
             "tokens, or "
             "end before they begin"
         )
-    return Chunks(offsets, starts, ends, tokens)
+    pages, texts = _integers(message.pages), list(message.texts)
+    if len(pages) not in (0, len(starts)) or len(texts) not in (0, len(starts)):
+        raise ValueError(f"{len(starts)} chunks have {len(pages)} pages and {len(texts)} texts")
+    return Chunks(
+        offsets,
+        starts,
+        ends,
+        tokens,
+        pages=pages if len(pages) else None,
+        chunk_texts=texts,
+    )
 
 
 @_decoder
@@ -236,7 +257,9 @@ def score_result(response: inference_pb2.ScoreResponse) -> ScoreResult:
     if len(ranking) > len(scores) or (len(ranking) and ranking.max() >= len(scores)):
         raise ValueError(f"the ranking does not fit {len(scores)} scores")
     usage, timings = _flat(Usage, response.usage), _flat(Timings, response.timings)
-    return ScoreResult(scores, ranking, usage, timings, response.model_revision)
+    return ScoreResult(
+        scores, ranking, usage, timings, response.model_revision, alias=_resolved(response)
+    )
 
 
 @_decoder
@@ -247,6 +270,7 @@ def extract_result(response: inference_pb2.ExtractResponse) -> ExtractResult:
         _flat(Usage, response.usage),
         _flat(Timings, response.timings),
         response.model_revision,
+        alias=_resolved(response),
     )
 
 
@@ -372,6 +396,11 @@ def _place(message: models_pb2.ModelPlace) -> ModelPlace:
     return _flat(
         ModelPlace, message, state=_name(models_pb2.ModelState, message.state, "MODEL_STATE_")
     )
+
+
+@_decoder
+def alias(message: aliases_pb2.Alias) -> Alias:
+    return _flat(Alias, message)
 
 
 @_decoder

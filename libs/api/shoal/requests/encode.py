@@ -111,6 +111,8 @@ class EncodePlan(Plan[pb.EncodeRequest, pb.EncodeResponse, EncodeResult]):
         )
 
     def is_large(self, lengths: Sequence[int]) -> bool:
+        if self._chunks is not None and self._chunks.has_documents:
+            return True  # The size of a document says little about its text.
         rows = lengths if self._chunks is None else self._chunks.lengths(lengths)
         return is_large(rows, self._forms, self._data_type, self._dimensions)
 

@@ -35,7 +35,7 @@ _FOUND_BYTES = 16 << 10
 request has no more items than that allows, since all of them share the answer's limit.
 """
 _DEFAULT_TOKENS = 256
-_TOKEN_BYTES = 4
+_GENERATED_TOKEN_BYTES = 4
 """Routers let 1,048,576 tokens be written for a request: a quarter of the bytes of an answer."""
 _SCORE_BYTES = 16
 """Bytes that routers count for a label of an answer in addition to its name."""
@@ -156,7 +156,7 @@ def _given_entities(task: Task, items: int) -> Sequence[Sequence[Given]]:
 def _answered_bytes(frame: pb.ExtractRequest) -> int:
     """Return the bytes that an answer may have for each item; routers limit requests by it."""
     if frame.HasField("text"):
-        return _TOKEN_BYTES * (frame.text.max_tokens or _DEFAULT_TOKENS)
+        return _GENERATED_TOKEN_BYTES * (frame.text.max_tokens or _DEFAULT_TOKENS)
     if frame.HasField("structure"):
         return max(_FOUND_BYTES, schema_bytes(frame.structure))
     labels = frame.ByteSize() + _SCORE_BYTES * _label_count(frame)

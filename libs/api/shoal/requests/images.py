@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from shoal.errors import InvalidInput
 from shoal.tasks import Document, Item, PillowImage
 
-MAX_BYTES: Final = 64 << 20
+MAX_IMAGE_BYTES: Final = 64 << 20
 """Maximum bytes of an image; a larger one fits into no request. Routers accept less still, and say
 so.
 """
@@ -59,9 +59,9 @@ def image_bytes(path: str, item: Item) -> bytes | None:
         data = _png(path, item)
     elif is_pillow(item):
         data = _saved(path, item)
-    if data is not None and len(data) > MAX_BYTES:
+    if data is not None and len(data) > MAX_IMAGE_BYTES:
         message = (
-            f"{path} has {len(data):,} bytes; a request has at most {MAX_BYTES:,}. Send a "
+            f"{path} has {len(data):,} bytes; a request has at most {MAX_IMAGE_BYTES:,}. Send a "
             "smaller copy"
         )
         raise InvalidInput(message, field=f"{path}.image.data")
@@ -77,9 +77,9 @@ def document_bytes(path: str, document: Document) -> bytes:
             f"{path} is a document of a {type(file).__name__}; it must be a Path or bytes",
             field=path,
         )
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_IMAGE_BYTES:
         raise InvalidInput(
-            f"{path} has {len(data):,} bytes; a request has at most {MAX_BYTES:,}",
+            f"{path} has {len(data):,} bytes; a request has at most {MAX_IMAGE_BYTES:,}",
             field=f"{path}.document.data",
         )
     return data
@@ -103,10 +103,10 @@ def image_length(item: Item) -> int:
 
 def _read(path: str, file: Path, what: str = "image") -> bytes:
     try:
-        if file.stat().st_size > MAX_BYTES:
+        if file.stat().st_size > MAX_IMAGE_BYTES:
             size = file.stat().st_size
             raise InvalidInput(
-                f"{path}: {file} has {size:,} bytes; a request has at most {MAX_BYTES:,}",
+                f"{path}: {file} has {size:,} bytes; a request has at most {MAX_IMAGE_BYTES:,}",
                 field=f"{path}.{what}.data",
             )
         return file.read_bytes()

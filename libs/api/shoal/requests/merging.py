@@ -14,8 +14,10 @@ from shoal.results import (
     Chunks,
     EncodeResult,
     ExtractResult,
+    Integers,
     Numbers,
     Ragged,
+    ResolvedAlias,
     ScoreResult,
     Sparse,
     Timings,
@@ -42,6 +44,7 @@ def merge_encode(parts: Sequence[EncodeResult]) -> EncodeResult:
         _revision([part.revision for part in parts]),
         embedding_id=merged_embedding_id([part.embedding_id for part in parts]),
         _chunks=_chunks([part.chunks for part in parts if part.is_divided]),
+        alias=_alias(parts),
     )
 
 
@@ -58,9 +61,8 @@ def merge_score(parts: Sequence[ScoreResult], *, top_n: int) -> ScoreResult:
         _usage([part.usage for part in parts]),
         _timings([part.timings for part in parts]),
     )
-    return ScoreResult(
-        scores, ranking, usage, timings, _revision([part.revision for part in parts])
-    )
+    revision = _revision([part.revision for part in parts])
+    return ScoreResult(scores, ranking, usage, timings, revision, alias=_alias(parts))
 
 
 def merge_extract(parts: Sequence[ExtractResult]) -> ExtractResult:
@@ -72,7 +74,8 @@ def merge_extract(parts: Sequence[ExtractResult]) -> ExtractResult:
         _usage([part.usage for part in parts]),
         _timings([part.timings for part in parts]),
     )
-    return ExtractResult(results, usage, timings, _revision([part.revision for part in parts]))
+    revision = _revision([part.revision for part in parts])
+    return ExtractResult(results, usage, timings, revision, alias=_alias(parts))
 
 
 def merge_tokenize(parts: Sequence[TokenizeResult]) -> TokenizeResult:
@@ -192,7 +195,23 @@ def _chunks(parts: Sequence[Chunks]) -> Chunks | None:
     starts, ends, tokens = (
         _joined([getattr(part, name) for part in parts]) for name in ("starts", "ends", "tokens")
     )
-    return Chunks(_offsets([part.offsets for part in parts]), starts, ends, tokens)
+    return Chunks(
+        _offsets([part.offsets for part in parts]),
+        starts,
+        ends,
+        tokens,
+        pages=_pages(parts),
+        chunk_texts=[text for part in parts for text in part.chunk_texts],
+    )
+
+
+def _pages(parts: Sequence[Chunks]) -> Integers | None:
+    """Return the pages of all chunks: 0 for those of parts without a document."""
+    if all(part.pages is None for part in parts):
+        return None
+    return _joined(
+        [np.zeros_like(part.starts) if part.pages is None else part.pages for part in parts]
+    )
 
 
 def _usage(parts: Sequence[Usage]) -> Usage:
@@ -222,6 +241,20 @@ def _revision(parts: Sequence[str]) -> str:
             "the call, or request model@revision"
         )
     return parts[0]
+
+
+def _alias(
+    parts: Sequence[EncodeResult] | Sequence[ScoreResult] | Sequence[ExtractResult],
+) -> ResolvedAlias | None:
+    """Return the alias as in the last answer. Raises ModelChanged if two models answered."""
+    found = [part.alias for part in parts]
+    models = {None if alias is None else alias.model for alias in found}
+    if len(models) > 1:
+        raise ModelChanged(
+            "the alias was moved to another model during this call; repeat the call, or request "
+            "the model"
+        )
+    return found[-1]
 
 
 def merged_embedding_id(parts: Sequence[str]) -> str:

@@ -87,6 +87,7 @@ def with_skipped_vectors(
         result.revision,
         tuple(skipped),
         embedding_id=result.embedding_id,
+        alias=result.alias,
     )
 
 

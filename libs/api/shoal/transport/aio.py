@@ -14,7 +14,7 @@ import grpc.aio
 from shoal.transport.channels import Channels, PooledChannel, channel_options
 from shoal.transport.failures import translate
 from shoal.transport.methods import MULTIPLEX, Method
-from shoal.transport.multiplex import KINDS, MAX_BYTES, Streams, Unsupported
+from shoal.transport.multiplex import KINDS, MAX_STREAMED_BYTES, Streams, Unsupported
 from shoal.transport.trust import Tls
 from shoal.transport.wire import Metadata, Wire
 
@@ -73,7 +73,7 @@ class AsyncTransport:
         group = streams.enter(metadata)
         try:
             stream = streams.stream(group)
-            if stream is not None and len(body := method.serialize(request)) <= MAX_BYTES:
+            if stream is not None and len(body := method.serialize(request)) <= MAX_STREAMED_BYTES:
                 try:
                     return method.parse(await stream.call(kind, body, timeout, metadata))
                 except Unsupported:

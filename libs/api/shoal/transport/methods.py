@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from shoal.v1 import caller_pb2, inference_pb2, mesh_pb2, models_pb2, multiplex_pb2
+from shoal.v1 import aliases_pb2, caller_pb2, inference_pb2, mesh_pb2, models_pb2, multiplex_pb2
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -81,6 +81,15 @@ EVICT_MODEL = _method(
 )
 PIN_MODEL = _method(
     "ModelService/PinModel", models_pb2.PinModelRequest, models_pb2.PinModelResponse
+)
+LIST_ALIASES = _method(
+    "AliasService/ListAliases", aliases_pb2.ListAliasesRequest, aliases_pb2.ListAliasesResponse
+)
+SET_ALIAS = _method(
+    "AliasService/SetAlias", aliases_pb2.SetAliasRequest, aliases_pb2.SetAliasResponse
+)
+REMOVE_ALIAS = _method(
+    "AliasService/RemoveAlias", aliases_pb2.RemoveAliasRequest, aliases_pb2.RemoveAliasResponse
 )
 GET_CALLER = _method(
     "CallerService/GetCaller", caller_pb2.GetCallerRequest, caller_pb2.GetCallerResponse

@@ -24,17 +24,17 @@ from shoal.v1 import multiplex_pb2 as pb
 
 KINDS: Final = {ENCODE.path: "encode", SCORE.path: "score", EXTRACT.path: "extract"}
 
-MAX_BYTES: Final = 8 << 10
+MAX_STREAMED_BYTES: Final = 8 << 10
 """Larger requests are not for the stream: those behind them, and behind their answers, would
 wait.
 """
 
-MAX_CALLS: Final = 64
+MAX_STREAMED_CALLS: Final = 64
 """Calls in flight on one stream. Where several routers stand behind one name, further streams reach
 others of them.
 """
 
-RENEW_SECONDS: Final = 30.0
+RENEW_STREAM_SECONDS: Final = 30.0
 """The age at which a stream is replaced, so that it reaches routers that are new, and lets go of
 those that close their connection in order: they let it live 75 s longer."""
 
@@ -44,7 +44,7 @@ MAX_GROUPS: Final = 100
 UNSUPPORTED_SECONDS: Final = 60.0
 """For how long a router that answered UNIMPLEMENTED is not asked again."""
 
-_MESSAGE_BYTES: Final = 1 << 20
+_FULL_MESSAGE_BYTES: Final = 1 << 20
 _TRACESTATE_CHARACTERS: Final = 512
 _BROKEN: Final = "Internal error from Core"
 """What grpc.aio says where a write meets a connection that has just broken, before its status is
@@ -65,7 +65,7 @@ class Stream:
     def __init__(self, call: Any, address: str) -> None:
         self._call = call  # grpc.aio.StreamStreamCall, which is not generic in its stubs
         self._address = address
-        self._until = time.monotonic() + RENEW_SECONDS
+        self._until = time.monotonic() + RENEW_STREAM_SECONDS
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         # The state: calls that wait for their answer, by number; calls to be written; why the
@@ -83,7 +83,7 @@ class Stream:
         """Return True if another call may use this stream."""
         return (
             self._error is None
-            and len(self._waiting) < MAX_CALLS
+            and len(self._waiting) < MAX_STREAMED_CALLS
             and time.monotonic() < self._until
         )
 
@@ -159,7 +159,7 @@ class Stream:
         size, taken = 0, 0
         for call in self._outbox:
             size += call.ByteSize()
-            if taken and size > _MESSAGE_BYTES:
+            if taken and size > _FULL_MESSAGE_BYTES:
                 break
             taken += 1
         calls = self._outbox[:taken]

@@ -156,6 +156,18 @@ class Usage(_message.Message):
     truncated_query: bool
     def __init__(self, input_tokens: _Optional[int] = ..., image_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., truncated_items: _Optional[int] = ..., truncated_query: bool = ...) -> None: ...
 
+class ResolvedAlias(_message.Message):
+    __slots__ = ("model", "next_model", "previous_model", "revision")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NEXT_MODEL_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_MODEL_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    next_model: str
+    previous_model: str
+    revision: int
+    def __init__(self, model: _Optional[str] = ..., next_model: _Optional[str] = ..., previous_model: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
+
 class Timings(_message.Message):
     __slots__ = ("queue_seconds", "prepare_seconds", "wait_seconds", "forward_seconds", "finish_seconds", "total_seconds")
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -173,7 +185,7 @@ class Timings(_message.Message):
     def __init__(self, queue_seconds: _Optional[float] = ..., prepare_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., forward_seconds: _Optional[float] = ..., finish_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ...) -> None: ...
 
 class Chunking(_message.Message):
-    __slots__ = ("method", "max_tokens", "overlap", "late")
+    __slots__ = ("method", "max_tokens", "overlap", "late", "return_text")
     class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         METHOD_UNSPECIFIED: _ClassVar[Chunking.Method]
@@ -190,11 +202,13 @@ class Chunking(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OVERLAP_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TEXT_FIELD_NUMBER: _ClassVar[int]
     method: Chunking.Method
     max_tokens: int
     overlap: int
     late: bool
-    def __init__(self, method: _Optional[_Union[Chunking.Method, str]] = ..., max_tokens: _Optional[int] = ..., overlap: _Optional[int] = ..., late: bool = ...) -> None: ...
+    return_text: bool
+    def __init__(self, method: _Optional[_Union[Chunking.Method, str]] = ..., max_tokens: _Optional[int] = ..., overlap: _Optional[int] = ..., late: bool = ..., return_text: bool = ...) -> None: ...
 
 class EncodeRequest(_message.Message):
     __slots__ = ("model", "items", "role", "representations", "data_type", "dimensions", "normalize", "instruction", "truncation", "adapter", "priority", "pool", "pooling_factor", "files", "chunking", "expect_embedding_id")
@@ -233,19 +247,23 @@ class EncodeRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., role: _Optional[_Union[Role, str]] = ..., representations: _Optional[_Iterable[_Union[Representation, str]]] = ..., data_type: _Optional[_Union[_tensor_pb2.DataType, str]] = ..., dimensions: _Optional[int] = ..., normalize: bool = ..., instruction: _Optional[str] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., pooling_factor: _Optional[int] = ..., files: _Optional[_Iterable[bytes]] = ..., chunking: _Optional[_Union[Chunking, _Mapping]] = ..., expect_embedding_id: _Optional[str] = ...) -> None: ...
 
 class Chunks(_message.Message):
-    __slots__ = ("offsets", "starts", "ends", "tokens")
+    __slots__ = ("offsets", "starts", "ends", "tokens", "pages", "texts")
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
     offsets: _containers.RepeatedScalarFieldContainer[int]
     starts: _containers.RepeatedScalarFieldContainer[int]
     ends: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, offsets: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, offsets: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., pages: _Optional[_Iterable[int]] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EncodeResponse(_message.Message):
-    __slots__ = ("dense", "sparse", "multi_vector", "model_revision", "usage", "timings", "chunks", "embedding_id")
+    __slots__ = ("dense", "sparse", "multi_vector", "model_revision", "usage", "timings", "chunks", "embedding_id", "alias")
     DENSE_FIELD_NUMBER: _ClassVar[int]
     SPARSE_FIELD_NUMBER: _ClassVar[int]
     MULTI_VECTOR_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +272,7 @@ class EncodeResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_ID_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
     dense: _tensor_pb2.Tensor
     sparse: _tensor_pb2.SparseMatrix
     multi_vector: _tensor_pb2.Ragged
@@ -262,7 +281,8 @@ class EncodeResponse(_message.Message):
     timings: Timings
     chunks: Chunks
     embedding_id: str
-    def __init__(self, dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sparse: _Optional[_Union[_tensor_pb2.SparseMatrix, _Mapping]] = ..., multi_vector: _Optional[_Union[_tensor_pb2.Ragged, _Mapping]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., chunks: _Optional[_Union[Chunks, _Mapping]] = ..., embedding_id: _Optional[str] = ...) -> None: ...
+    alias: ResolvedAlias
+    def __init__(self, dense: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., sparse: _Optional[_Union[_tensor_pb2.SparseMatrix, _Mapping]] = ..., multi_vector: _Optional[_Union[_tensor_pb2.Ragged, _Mapping]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., chunks: _Optional[_Union[Chunks, _Mapping]] = ..., embedding_id: _Optional[str] = ..., alias: _Optional[_Union[ResolvedAlias, _Mapping]] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("model", "query", "documents", "instruction", "scale", "top_n", "truncation", "adapter", "priority", "pool", "files", "window_overlap")
@@ -293,18 +313,20 @@ class ScoreRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., query: _Optional[_Union[Item, _Mapping]] = ..., documents: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., instruction: _Optional[str] = ..., scale: _Optional[_Union[ScoreScale, str]] = ..., top_n: _Optional[int] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ..., files: _Optional[_Iterable[bytes]] = ..., window_overlap: _Optional[int] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
-    __slots__ = ("scores", "ranking", "model_revision", "usage", "timings")
+    __slots__ = ("scores", "ranking", "model_revision", "usage", "timings", "alias")
     SCORES_FIELD_NUMBER: _ClassVar[int]
     RANKING_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
     scores: _tensor_pb2.Tensor
     ranking: _containers.RepeatedScalarFieldContainer[int]
     model_revision: str
     usage: Usage
     timings: Timings
-    def __init__(self, scores: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., ranking: _Optional[_Iterable[int]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    alias: ResolvedAlias
+    def __init__(self, scores: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., ranking: _Optional[_Iterable[int]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., alias: _Optional[_Union[ResolvedAlias, _Mapping]] = ...) -> None: ...
 
 class EntitiesTask(_message.Message):
     __slots__ = ("labels", "threshold", "flat", "aggregation")
@@ -741,16 +763,18 @@ class ExtractStreamResponse(_message.Message):
     def __init__(self, deltas: _Optional[_Iterable[_Union[ExtractDelta, _Mapping]]] = ..., response: _Optional[_Union[ExtractResponse, _Mapping]] = ...) -> None: ...
 
 class ExtractResponse(_message.Message):
-    __slots__ = ("results", "model_revision", "usage", "timings")
+    __slots__ = ("results", "model_revision", "usage", "timings", "alias")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[Extraction]
     model_revision: str
     usage: Usage
     timings: Timings
-    def __init__(self, results: _Optional[_Iterable[_Union[Extraction, _Mapping]]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    alias: ResolvedAlias
+    def __init__(self, results: _Optional[_Iterable[_Union[Extraction, _Mapping]]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., alias: _Optional[_Union[ResolvedAlias, _Mapping]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "texts", "add_special_tokens", "truncation", "count_only", "return_tokens", "priority", "pool")
@@ -797,18 +821,20 @@ class Tokenization(_message.Message):
     def __init__(self, count: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[str]] = ..., special_before: _Optional[int] = ..., special_after: _Optional[int] = ..., kept_tokens: _Optional[int] = ..., kept_start: _Optional[int] = ..., kept_end: _Optional[int] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
-    __slots__ = ("results", "max_tokens", "model_revision", "usage", "timings")
+    __slots__ = ("results", "max_tokens", "model_revision", "usage", "timings", "alias")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[Tokenization]
     max_tokens: int
     model_revision: str
     usage: Usage
     timings: Timings
-    def __init__(self, results: _Optional[_Iterable[_Union[Tokenization, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    alias: ResolvedAlias
+    def __init__(self, results: _Optional[_Iterable[_Union[Tokenization, _Mapping]]] = ..., max_tokens: _Optional[int] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., alias: _Optional[_Union[ResolvedAlias, _Mapping]] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -831,13 +857,15 @@ class DetokenizeRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., skip_special_tokens: bool = ..., priority: _Optional[_Union[Priority, str]] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class DetokenizeResponse(_message.Message):
-    __slots__ = ("texts", "model_revision", "usage", "timings")
+    __slots__ = ("texts", "model_revision", "usage", "timings", "alias")
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_FIELD_NUMBER: _ClassVar[int]
     texts: _containers.RepeatedScalarFieldContainer[str]
     model_revision: str
     usage: Usage
     timings: Timings
-    def __init__(self, texts: _Optional[_Iterable[str]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    alias: ResolvedAlias
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., model_revision: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., alias: _Optional[_Union[ResolvedAlias, _Mapping]] = ...) -> None: ...

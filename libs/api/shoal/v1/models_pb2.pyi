@@ -36,6 +36,7 @@ class InputKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INPUT_KIND_TEXT: _ClassVar[InputKind]
     INPUT_KIND_IMAGE: _ClassVar[InputKind]
     INPUT_KIND_DOCUMENT: _ClassVar[InputKind]
+    INPUT_KIND_DOCUMENT_TEXT: _ClassVar[InputKind]
 MODEL_STATE_UNSPECIFIED: ModelState
 MODEL_STATE_ABSENT: ModelState
 MODEL_STATE_COLD: ModelState
@@ -57,6 +58,7 @@ INPUT_KIND_UNSPECIFIED: InputKind
 INPUT_KIND_TEXT: InputKind
 INPUT_KIND_IMAGE: InputKind
 INPUT_KIND_DOCUMENT: InputKind
+INPUT_KIND_DOCUMENT_TEXT: InputKind
 
 class ImageInput(_message.Message):
     __slots__ = ("height", "width", "short_side", "patch", "extra_tokens", "max_tokens", "long_side", "maps", "text_tokens")

@@ -18,7 +18,7 @@ class Lane(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., model: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "request_id", "encode", "score", "extract", "tokenize", "detokenize", "first_item", "deadline_unix_ms", "queued_unix_ms", "traceparent", "tenant", "weight", "written_to", "item_answer_bytes")
+    __slots__ = ("job_id", "request_id", "encode", "score", "extract", "tokenize", "detokenize", "first_item", "deadline_unix_ms", "queued_unix_ms", "traceparent", "tenant", "weight", "written_to", "item_answer_bytes", "document_pages", "document_bytes", "max_chunks")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENCODE_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,9 @@ class Job(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_TO_FIELD_NUMBER: _ClassVar[int]
     ITEM_ANSWER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_PAGES_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     request_id: str
     encode: _inference_pb2.EncodeRequest
@@ -49,7 +52,10 @@ class Job(_message.Message):
     weight: float
     written_to: str
     item_answer_bytes: int
-    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., encode: _Optional[_Union[_inference_pb2.EncodeRequest, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreRequest, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractRequest, _Mapping]] = ..., tokenize: _Optional[_Union[_inference_pb2.TokenizeRequest, _Mapping]] = ..., detokenize: _Optional[_Union[_inference_pb2.DetokenizeRequest, _Mapping]] = ..., first_item: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., queued_unix_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., written_to: _Optional[str] = ..., item_answer_bytes: _Optional[int] = ...) -> None: ...
+    document_pages: int
+    document_bytes: int
+    max_chunks: int
+    def __init__(self, job_id: _Optional[str] = ..., request_id: _Optional[str] = ..., encode: _Optional[_Union[_inference_pb2.EncodeRequest, _Mapping]] = ..., score: _Optional[_Union[_inference_pb2.ScoreRequest, _Mapping]] = ..., extract: _Optional[_Union[_inference_pb2.ExtractRequest, _Mapping]] = ..., tokenize: _Optional[_Union[_inference_pb2.TokenizeRequest, _Mapping]] = ..., detokenize: _Optional[_Union[_inference_pb2.DetokenizeRequest, _Mapping]] = ..., first_item: _Optional[int] = ..., deadline_unix_ms: _Optional[int] = ..., queued_unix_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., written_to: _Optional[str] = ..., item_answer_bytes: _Optional[int] = ..., document_pages: _Optional[int] = ..., document_bytes: _Optional[int] = ..., max_chunks: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("worker_id", "epoch", "pool", "lanes", "budget_tokens", "budget_jobs", "wait_seconds", "can_load", "wire_version", "batch_id", "asked_again", "except_tenants")
@@ -217,7 +223,7 @@ class WorkerModel(_message.Message):
     def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[_models_pb2.ModelState, str]] = ..., bytes: _Optional[int] = ..., load_seconds: _Optional[float] = ..., tokens_per_second: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., pinned: bool = ..., card: _Optional[_Union[_models_pb2.ModelCard, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., downloaded_bytes: _Optional[int] = ..., download_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., activation_bytes_per_token: _Optional[float] = ..., adapters: _Optional[_Iterable[str]] = ..., leaving: bool = ..., held_jobs: _Optional[int] = ..., resident_seconds: _Optional[float] = ..., failed_adapters: _Optional[_Mapping[str, Failure]] = ..., measured_batch_tokens: _Optional[int] = ..., data_type: _Optional[str] = ..., tokens_per_byte: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("worker_id", "epoch", "pool", "device", "memory_bytes", "used_bytes", "models", "batches", "draining", "batch_tokens", "leaving", "directive_seq", "host_memory_bytes", "host_used_bytes", "preempted_in_seconds", "plan", "wire_version", "device_seconds", "wasted_seconds", "subject", "kernels", "local_models_only")
+    __slots__ = ("worker_id", "epoch", "pool", "device", "memory_bytes", "used_bytes", "models", "batches", "draining", "batch_tokens", "leaving", "directive_seq", "host_memory_bytes", "host_used_bytes", "preempted_in_seconds", "plan", "wire_version", "device_seconds", "wasted_seconds", "subject", "kernels", "local_models_only", "on_disk", "on_disk_tag")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +246,8 @@ class HeartbeatRequest(_message.Message):
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_MODELS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    ON_DISK_FIELD_NUMBER: _ClassVar[int]
+    ON_DISK_TAG_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: str
     pool: str
@@ -262,7 +270,9 @@ class HeartbeatRequest(_message.Message):
     subject: str
     kernels: str
     local_models_only: bool
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., models: _Optional[_Iterable[_Union[WorkerModel, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[HeldBatch, _Mapping]]] = ..., draining: bool = ..., batch_tokens: _Optional[int] = ..., leaving: bool = ..., directive_seq: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., host_used_bytes: _Optional[int] = ..., preempted_in_seconds: _Optional[float] = ..., plan: _Optional[int] = ..., wire_version: _Optional[int] = ..., device_seconds: _Optional[float] = ..., wasted_seconds: _Optional[float] = ..., subject: _Optional[str] = ..., kernels: _Optional[str] = ..., local_models_only: bool = ...) -> None: ...
+    on_disk: _containers.RepeatedCompositeFieldContainer[WorkerModel]
+    on_disk_tag: str
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., pool: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., models: _Optional[_Iterable[_Union[WorkerModel, _Mapping]]] = ..., batches: _Optional[_Iterable[_Union[HeldBatch, _Mapping]]] = ..., draining: bool = ..., batch_tokens: _Optional[int] = ..., leaving: bool = ..., directive_seq: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., host_used_bytes: _Optional[int] = ..., preempted_in_seconds: _Optional[float] = ..., plan: _Optional[int] = ..., wire_version: _Optional[int] = ..., device_seconds: _Optional[float] = ..., wasted_seconds: _Optional[float] = ..., subject: _Optional[str] = ..., kernels: _Optional[str] = ..., local_models_only: bool = ..., on_disk: _Optional[_Iterable[_Union[WorkerModel, _Mapping]]] = ..., on_disk_tag: _Optional[str] = ...) -> None: ...
 
 class Directive(_message.Message):
     __slots__ = ("seq", "load_model", "evict_model", "pin_model", "unpin_model", "drain", "plan")
@@ -293,7 +303,7 @@ class CancelledJobs(_message.Message):
     def __init__(self, batch_id: _Optional[str] = ..., job_ids: _Optional[_Iterable[str]] = ..., lost: bool = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("directives", "cancelled", "queued_tokens", "wire_version")
+    __slots__ = ("directives", "cancelled", "queued_tokens", "wire_version", "on_disk_tag")
     class QueuedTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -305,11 +315,13 @@ class HeartbeatResponse(_message.Message):
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ON_DISK_TAG_FIELD_NUMBER: _ClassVar[int]
     directives: _containers.RepeatedCompositeFieldContainer[Directive]
     cancelled: _containers.RepeatedCompositeFieldContainer[CancelledJobs]
     queued_tokens: _containers.ScalarMap[str, int]
     wire_version: int
-    def __init__(self, directives: _Optional[_Iterable[_Union[Directive, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[CancelledJobs, _Mapping]]] = ..., queued_tokens: _Optional[_Mapping[str, int]] = ..., wire_version: _Optional[int] = ...) -> None: ...
+    on_disk_tag: str
+    def __init__(self, directives: _Optional[_Iterable[_Union[Directive, _Mapping]]] = ..., cancelled: _Optional[_Iterable[_Union[CancelledJobs, _Mapping]]] = ..., queued_tokens: _Optional[_Mapping[str, int]] = ..., wire_version: _Optional[int] = ..., on_disk_tag: _Optional[str] = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
     __slots__ = ("worker_id", "epoch", "wire_version")

@@ -93,6 +93,16 @@ class ModelsBase:
         return f"{self._client!r}.models"
 
 
+class AliasesBase:
+    """Lists and moves aliases of the mesh; available as `client.aliases`."""
+
+    def __init__(self, client: ClientBase) -> None:
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"{self._client!r}.aliases"
+
+
 def _trust(
     tls: Tls | bool | None, token: str | Callable[[], str] | None, token_without_tls: bool | None
 ) -> Trust:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from shoal import results
 from shoal.calls.caller import Progress
@@ -45,6 +46,7 @@ async def encode(
     pooling_factor: int = 0,
     chunking: Chunking | None = None,
     expect_embedding_id: str = "",
+    both_models: bool = False,
     truncation: Truncation | None = None,
     adapter: str = "",
     pool: str = "",
@@ -68,10 +70,13 @@ async def encode(
         normalize: Applied after `dimensions`; default as configured for the model.
         pooling_factor: Factor by which to reduce the vectors of each multi-vector, to the means of
             clusters of similar ones (2 to 64); 0: keep all.
-        chunking: Divide each text; rows are for chunks then, and `result.chunks[i]` are those of
-            item i.
+        chunking: Divide each text, or the text of each `Document`; rows are for chunks then, and
+            `result.chunks[i]` are those of item i.
         expect_embedding_id: Refuse vectors with another `embedding_id` than this one, which an
             earlier result had (EmbeddingIdMismatch). Its first 16 digits accept any number format.
+        both_models: While the model is an alias that is being changed, also encode by its other
+            model, as `result.other`: by the next one before the switch, by the previous one after
+            it. Two requests; `expect_embedding_id` is for the first.
         truncation: "none" refuses items that are too long, "end" (default) and "start" cut there.
         adapter: A LoRA adapter of the model, `org/name`, or the name of a task with an adapter in
             the checkpoint.
@@ -93,11 +98,22 @@ async def encode(
         chunking,
         expect_embedding_id,
     )
-    plan = EncodePlan(
-        items, encoding, Options(model, truncation, adapter, pool, priority, on_invalid)
-    )
+    options = Options(model, truncation, adapter, pool, priority, on_invalid)
+    items = list(items) if both_models and isinstance(items, Iterator) else items
+    plan = EncodePlan(items, encoding, options)
     result = await client._caller.run(plan, timeout=timeout, on_progress=on_progress)
-    return results.writable(result) if writable else result
+    result = results.writable(result) if writable else result
+    if not both_models or result.alias is None or not result.alias.other_model:
+        return result
+    other = await client._caller.run(
+        EncodePlan(
+            items,
+            replace(encoding, expect_embedding_id=""),
+            replace(options, model=result.alias.other_model),
+        ),
+        timeout=timeout,
+    )
+    return replace(result, other=results.writable(other) if writable else other)
 
 
 async def score(

@@ -14,6 +14,7 @@ from shoal.bulk.export import contents, export, failures
 from shoal.bulk.places import place
 from shoal.bulk.spec import Recipe
 from shoal.cli.bulk.arguments import JobFiles, JobLimits, JobServing, Output, recipe
+from shoal.cli.bulk.listing import find_jobs, print_jobs
 from shoal.cli.bulk.running import describe_request, loaded, print_state, reported, run, state_of
 from shoal.cli.console import counted, emit, note, show, table
 from shoal.cli.failures import InputError
@@ -325,6 +326,22 @@ def show_job(output: Output, *, as_json: Json = False) -> None:
     with reported():
         where, manifest = loaded(output)
         print_state(where, manifest, as_json=as_json)
+
+
+@job.command("list")
+@grouped
+def list_jobs(
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="Folder or URL with jobs in it or below it.")
+    ] = ".",
+    *,
+    as_json: Json = False,
+) -> None:
+    """List the jobs below a folder, the last changed first: at most 1,000, of at most 10,000
+    folders.
+    """
+    with reported():
+        print_jobs(folder, find_jobs(folder), as_json=as_json)
 
 
 @job.command()

@@ -177,21 +177,21 @@ def print_state(where: Place, manifest: Manifest, *, as_json: bool = False) -> N
         emit(summary(where, manifest))
         return
     state = state_of(where, manifest)
-    total = "" if manifest.total is None else f" of {manifest.total:,}"
+    done = rows_of_total(manifest.rows, manifest.total)
     rows = {
         "state": state,
         "reason": manifest.error,
         "model": manifest.recipe.model,
         "verb": manifest.recipe.verb,
         "input": f"{manifest.input.uri}, column {manifest.recipe.text}",
-        "rows": f"{manifest.rows:,}{total} in {counted(len(manifest.parts), 'part')}",
+        "rows": f"{done} in {counted(len(manifest.parts), 'part')}",
         "failed": f"{manifest.failed:,}" if manifest.failed else "",
         "tokens": f"{manifest.tokens:,}",
         "embedding id": manifest.embedding_id,
         "revision": manifest.revision,
         "running time": str(timedelta(seconds=round(manifest.active_seconds))),
         "progress": _progress(manifest) if state == "running" else "",
-        "updated": _time(manifest.updated_at),
+        "updated": time_of(manifest.updated_at),
         "next": _advice(where, manifest, state),
     }
     made = table(f"job {manifest.job} in {where.uri}", "", "")
@@ -222,5 +222,11 @@ def _advice(where: Place, manifest: Manifest, state: str) -> str:
     return ""
 
 
-def _time(seconds: float) -> str:
+def rows_of_total(rows: int, total: int | None) -> str:
+    """Return the finished rows of a job and, if it is known, the number of all rows."""
+    return f"{rows:,}" if total is None else f"{rows:,} of {total:,}"
+
+
+def time_of(seconds: float) -> str:
+    """Return a local time in ISO format; empty for 0."""
     return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds") if seconds else ""

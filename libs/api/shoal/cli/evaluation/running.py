@@ -21,7 +21,7 @@ from shoal.results import EncodeResult
 BATCH_TEXTS: Final = 512
 """The default of one call; the client splits it further and keeps several requests in flight."""
 
-DEPTH: Final = 100
+RANKING_DEPTH: Final = 100
 """Documents that a ranking keeps, and that a reranker scores."""
 
 Scores = Callable[[int], npt.NDArray[Any]]
@@ -126,8 +126,8 @@ def _best(scores: npt.NDArray[Any], keys: Sequence[str], query: str) -> list[str
     """Return the ids of the best documents. One with the query's own id is left out, as BEIR does:
     it is the query itself.
     """
-    order = np.argsort(-scores, kind="stable")[: DEPTH + 1].tolist()
-    return [keys[place] for place in order if keys[place] != query][:DEPTH]
+    order = np.argsort(-scores, kind="stable")[: RANKING_DEPTH + 1].tolist()
+    return [keys[place] for place in order if keys[place] != query][:RANKING_DEPTH]
 
 
 def _scores(query: EncodeResult, documents: EncodeResult) -> npt.NDArray[Any]:

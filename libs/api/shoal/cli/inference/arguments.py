@@ -104,6 +104,11 @@ class LineFiles:
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
 
     @property
+    def document(self) -> bool:
+        """True if the arguments, or lines of `source`, are files of documents."""
+        return False
+
+    @property
     def resume(self) -> bool:
         """True if results are appended to those of an existing .jsonl file."""
         return False
@@ -139,6 +144,15 @@ class VectorFiles(ItemFiles):
             rich_help_panel=FILES,
         ),
     ] = None
+    document: Annotated[
+        bool,
+        typer.Option(
+            "--document",
+            help="The arguments, or lines of --input, are files of documents: PDF, DOCX, HTML, … "
+            "Add --chunk for models of texts.",
+            rich_help_panel=FILES,
+        ),
+    ] = False
     suffixes: ClassVar[tuple[str, ...]] = (".npy", ".npz", ".parquet", ".jsonl")
 
 

@@ -72,7 +72,8 @@ def encode(
         int, typer.Option(min=0, help="Factor by which to reduce the vectors of each multi-vector.")
     ] = 0,
     chunk: Annotated[
-        TextChunks | None, typer.Option(help="Divide texts into chunks, which get the vectors.")
+        TextChunks | None,
+        typer.Option(help="Divide texts, or texts of documents, into chunks with vectors."),
     ] = None,
     chunk_tokens: Annotated[
         int,

@@ -14,6 +14,7 @@ from typing import Any, Final, TextIO
 import typer
 
 from shoal.cli.failures import InputError
+from shoal.tasks import Document
 
 LINES: Final = (".txt",)
 JSON_LINES: Final = (".jsonl", ".ndjson")
@@ -33,6 +34,7 @@ class Record:
 
     Attributes:
         is_image: Whether the text is the path of an image file.
+        is_document: Whether the text is the path of a document.
         problem: Why the source has no text, where `--on-invalid skip` lets the command go on; else
             empty.
     """
@@ -42,9 +44,19 @@ class Record:
     fields: dict[str, object] | None = None
     is_image: bool = False
     problem: str = ""
+    is_document: bool = False
 
     @property
-    def item(self) -> str | Path:
+    def kind(self) -> str:
+        """Return the noun for it in messages."""
+        if self.is_document:
+            return "document"
+        return "image" if self.is_image else "text"
+
+    @property
+    def item(self) -> str | Path | Document:
+        if self.is_document and self.text:
+            return Document(Path(self.text))
         return Path(self.text) if self.is_image and self.text else self.text
 
 

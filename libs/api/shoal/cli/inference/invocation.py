@@ -23,6 +23,7 @@ from shoal.cli.inference.inputs import located, read
 from shoal.errors import ModelChanged, ShoalError
 from shoal.requests.merging import merged_embedding_id
 from shoal.results import EncodeResult, ExtractResult, ScoreResult, Skipped
+from shoal.tasks import Document
 
 Result = EncodeResult | ScoreResult | ExtractResult
 R = TypeVar("R", EncodeResult, ScoreResult, ExtractResult)
@@ -63,9 +64,14 @@ class Invocation:
         self.model, self.as_json = model, as_json
         self.output: Path | None = files.output
         records = read(texts, files.source, files.selection(serving.on_invalid), what=what)
-        self.records = (
-            [replace(record, is_image=True) for record in records] if files.image else records
-        )
+        if files.image and files.document:
+            raise typer.BadParameter("--image and --document exclude each other: name one")
+        if files.image or files.document:
+            records = [
+                replace(record, is_image=files.image, is_document=files.document)
+                for record in records
+            ]
+        self.records = records
         self._resume = files.resume
         if self._resume and (
             self.output is None or self.output.suffix not in outputs.JSON_LINES or as_json
@@ -76,7 +82,7 @@ class Invocation:
         self._seconds = 0.0
 
     @property
-    def items(self) -> list[str | Path]:
+    def items(self) -> list[str | Path | Document]:
         return [record.item for record in self.records]
 
     @contextmanager
@@ -177,7 +183,7 @@ class Invocation:
                     tokens, begin = tokens + result.usage.input_tokens, part.stop
                     cut += result.usage.truncated_items
         except (KeyboardInterrupt, ShoalError, OSError) as error:
-            kept = f"{begin:,} of {counted(total, 'text')} are in {output}"
+            kept = f"{begin:,} of {counted(total, self._kind)} are in {output}"
             has_lines = output.suffix in outputs.JSON_LINES
             if has_lines and isinstance(error, OSError):  # The last part may be there in part.
                 advice = f"--resume continues after the lines that are in {output}"
@@ -197,7 +203,7 @@ class Invocation:
         if embedding_id:
             note(f"embedding id {embedding_id}")
         if first:
-            note(f"{counted(first, 'text')} before them were there already")
+            note(f"{counted(first, self._kind)} before them were there already")
 
     @contextmanager
     def _writing(self, output: Path, lines: Lines[R], first: int) -> Iterator[Write[R]]:
@@ -229,7 +235,7 @@ class Invocation:
     def _note_skipped(self, skipped: Sequence[Skipped]) -> None:
         if skipped:
             note(
-                f"skipped {len(skipped):,} of {counted(len(self.records), 'text')}, which have "
+                f"skipped {len(skipped):,} of {counted(len(self.records), self._kind)}, which have "
                 "no result:"
             )
         for one in skipped[:_MAX_SKIPPED_LINES]:
@@ -248,10 +254,16 @@ class Invocation:
         if isinstance(result, EncodeResult) and result.embedding_id:
             note(f"embedding id {result.embedding_id}")
 
-    def _note_written(self, texts: int, tokens: int) -> None:
+    @property
+    def _kind(self) -> str:
+        """The noun for the inputs in messages."""
+        kinds = {record.kind for record in self.records}
+        return kinds.pop() if len(kinds) == 1 else "input"
+
+    def _note_written(self, inputs: int, tokens: int) -> None:
         rate = tokens / max(self._seconds, 1e-9)
         note(
-            f"{counted(texts, 'text')}, {counted(tokens, 'token')} in {self._seconds:.2f} s "
+            f"{counted(inputs, self._kind)}, {counted(tokens, 'token')} in {self._seconds:.2f} s "
             f"({rate:,.0f} tokens/s)"
             f" by {self.model} -> {self.output}"
         )
@@ -271,6 +283,8 @@ class Invocation:
         }
         if isinstance(result, EncodeResult) and result.embedding_id:
             found["embedding_id"] = result.embedding_id
+        if result.alias is not None:
+            found["alias"] = asdict(result.alias)
         return found | (
             {"skipped": [asdict(skipped) for skipped in result.skipped]} if result.skipped else {}
         )

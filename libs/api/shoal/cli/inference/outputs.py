@@ -162,6 +162,8 @@ def _chunk(result: EncodeResult, forms: Sequence[Form], chunk: Chunk) -> Row:
         "tokens": chunk.tokens,
         "text": chunk.text,
     }
+    if chunk.page:
+        place["page"] = chunk.page
     return place | _encoded(result, forms, chunk.row)
 
 
@@ -257,6 +259,7 @@ def _arrays(result: EncodeResult) -> dict[str, NDArray[Any]]:
     if result.is_divided:
         names = ("offsets", "starts", "ends", "tokens")
         arrays |= {f"chunk_{name}": getattr(result.chunks, name) for name in names}
+        arrays |= {} if result.chunks.pages is None else {"chunk_pages": result.chunks.pages}
     return arrays
 
 

@@ -30,7 +30,7 @@ from shoal.tasks import Document
 GROUP: Final = "shoal.documents"
 _PDF: Final = b"%PDF-"
 _PDF_HEAD_BYTES: Final = 1024
-PAGES: Final = 8
+PAGES_PER_REQUEST: Final = 8
 """Pages of one request: the bar moves, and a large file is not sent too often."""
 
 
@@ -54,13 +54,17 @@ class Reading:
     def read(self, ask: Callable[[Document], ExtractResult]) -> None:
         """Asks for the pages. How many there are, the first answer says."""
         started, first = time.monotonic(), self._first
-        answered = self._ask(ask, first, min(first + PAGES - 1, self._last or first + PAGES - 1))
+        answered = self._ask(
+            ask,
+            first,
+            min(first + PAGES_PER_REQUEST - 1, self._last or first + PAGES_PER_REQUEST - 1),
+        )
         last = min(self._last or answered, answered)
         if self._last > answered:
             note(f"{self._file} has {counted(answered, 'page')}")
-        with bar("reading", last - first + 1, least=PAGES + 1) as on_progress:
-            for begin in range(first + PAGES, last + 1, PAGES):
-                self._ask(ask, begin, min(begin + PAGES - 1, last))
+        with bar("reading", last - first + 1, least=PAGES_PER_REQUEST + 1) as on_progress:
+            for begin in range(first + PAGES_PER_REQUEST, last + 1, PAGES_PER_REQUEST):
+                self._ask(ask, begin, min(begin + PAGES_PER_REQUEST - 1, last))
                 if on_progress is not None:
                     on_progress(len(self._found), last - first + 1)
         self._seconds = time.monotonic() - started

@@ -24,7 +24,7 @@ SUFFIX: Final = ".parquet"
 _OWN: Final = frozenset(
     (
         *("dense", "scale", "offset", "sparse", "multi_vector", SKIPPED),
-        *("chunk_start", "chunk_end", "chunk_tokens", "chunk_text"),
+        *("chunk_start", "chunk_end", "chunk_tokens", "chunk_text", "chunk_page"),
     )
 )
 """Columns of results, which replace columns of the same name of the input."""

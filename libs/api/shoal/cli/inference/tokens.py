@@ -17,7 +17,7 @@ from shoal.cli.options import OpenClient, connected
 from shoal.tasks import Priority, Truncation
 from shoal.tokens import TokenizeResult, Tokens
 
-_MAX_SHOWN = 20
+_MAX_SHOWN_TOKENS = 20
 """Tokens of a text that the table shows."""
 
 
@@ -126,7 +126,7 @@ def _show(model: str, result: TokenizeResult, texts: list[str]) -> None:
 
 
 def _names(tokens: Tokens) -> Iterator[str]:
-    for name, number in zip(tokens.names[:_MAX_SHOWN], tokens.ids.tolist(), strict=False):
+    for name, number in zip(tokens.names[:_MAX_SHOWN_TOKENS], tokens.ids.tolist(), strict=False):
         yield f"{name}:{number}"
-    if len(tokens.names) > _MAX_SHOWN:
-        yield f"… {len(tokens.names) - _MAX_SHOWN:,} more"
+    if len(tokens.names) > _MAX_SHOWN_TOKENS:
+        yield f"… {len(tokens.names) - _MAX_SHOWN_TOKENS:,} more"

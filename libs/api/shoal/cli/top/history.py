@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from shoal.status import LaneStatus, Mesh, Model, WorkerStatus
 
-WINDOW_SECONDS = 10.0
+RATE_WINDOW_SECONDS = 10.0
 """The window of rates: long enough for several heartbeats."""
-_MIN_SECONDS = 0.1
+_MIN_RATE_SECONDS = 0.1
 # States of models that are shown: more than files on a disk.
 _SHOWN_STATES = ("resident", "loading", "warm", "downloading", "failed")
 
@@ -117,7 +117,7 @@ class History:
     def add(self, mesh: Mesh, now: float) -> Snapshot:
         """Return the snapshot of a state at `now`, monotonic seconds."""
         self._counters.append((now, _counters(mesh, now)))
-        while self._counters[0][0] < now - WINDOW_SECONDS:
+        while self._counters[0][0] < now - RATE_WINDOW_SECONDS:
             self._counters.popleft()
         workers = tuple(self._worker(worker) for worker in mesh.workers)
         lanes = tuple(self._lane(lane) for lane in mesh.lanes)
@@ -162,7 +162,7 @@ class History:
         (first, before), (last, after) = counted[0], counted[-1]
         return (
             (after - before) / (last - first)
-            if last - first >= _MIN_SECONDS and after >= before
+            if last - first >= _MIN_RATE_SECONDS and after >= before
             else None
         )
 

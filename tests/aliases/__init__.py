@@ -1,0 +1,1 @@
+"""The aliases of the mesh, in a real Redis."""
