@@ -10,8 +10,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 from prometheus_client.core import Metric
+from shoal.bulk.failures import StorageError
 from shoal.errors import ShoalError
+from shoal.transport.wire import Metadata
 
+from libs.errors import InvalidInput
 from libs.serving import serving
 from libs.serving.security.settings import is_loopback
 from libs.telemetry import metrics
@@ -19,11 +22,17 @@ from libs.telemetry.exposition import serving_metrics
 from libs.telemetry.logs import fields
 from services.edge.activity.history import History
 from services.edge.asgi import Application, Bounds, State
+from services.edge.batches import routes as batch_routes
+from services.edge.batches.batches import Batches
+from services.edge.batches.context import Context
+from services.edge.batches.files import Files
+from services.edge.batches.manager import Manager
 from services.edge.console import Console
 from services.edge.console.access import name_of
 from services.edge.credentials import Trust
 from services.edge.intake import reading
 from services.edge.intake.budget import Budget
+from services.edge.intake.served import Executed, Serve
 from services.edge.messages.base import Answer, json_of
 from services.edge.openapi import document
 from services.edge.ports.pages import Pages
@@ -31,7 +40,7 @@ from services.edge.ports.prefix_app import PrefixApp
 from services.edge.ports.tei_grpc import TeiServer, serving_tei
 from services.edge.reference import reference_answers
 from services.edge.routers import Routers
-from services.edge.routes import Table
+from services.edge.routes import ROUTES, Table
 from services.edge.server import Limits, Server, serving_http
 from services.edge.settings import Settings
 
@@ -68,7 +77,23 @@ class Edge:
         ) and not settings.security.client_ca
         self._may_be_open = self.state.is_guarded = may_be_open
         self._next_guard_check = 0.0
-        table = Table()
+        self.batches: Manager | None = None
+        served: dict[tuple[str, str], Serve] = {}
+        if settings.batches.url:
+            self.batch_context = Context(
+                settings.batches, routers.tenant, vouches=self._trust.vouches
+            )
+            self.batches = Manager(
+                self.batch_context,
+                self._execute,
+                max_line_bytes=settings.body_bytes,
+                max_seconds=settings.max_deadline_seconds,
+            )
+            bounds = reading.Bounds(pause_seconds=settings.body_pause_seconds)
+            served = batch_routes.handlers(
+                Files(self.batch_context, bounds), Batches(self.batch_context, self.batches)
+            )
+        table = Table(ROUTES if self.batches is None else (*ROUTES, *batch_routes.ROUTES))
         described = json_of(document(table.routes))
         own_answers: dict[str, Callable[[], Answer]] = {
             "/livez": _alive,
@@ -113,6 +138,7 @@ class Edge:
             vocabulary=settings.vocabulary,
             compression=settings.compression,
             observe=history.note_request if settings.console else None,
+            served=served,
         )
 
         self.console = None
@@ -173,6 +199,31 @@ class Edge:
         except ShoalError:
             self.state.is_guarded = True
 
+    async def _execute(
+        self, path: str, body: bytes, metadata: Metadata, request_id: str, seconds: float, /
+    ) -> Executed:
+        """Answer a request of a batch. The application is made after the batches."""
+        return await self.application.execute(path, body, metadata, request_id, seconds)
+
+    @asynccontextmanager
+    async def running_batches(self) -> AsyncIterator[None]:
+        """Run batches within this context, if the edge has a storage for them. Raises InvalidInput
+        for an unusable one.
+        """
+        if self.batches is None:
+            yield
+            return
+        context = self.batch_context
+        try:
+            await context.io(context.store.prepare)
+        except StorageError as error:
+            raise InvalidInput(f"SHOAL_BATCHES_URL: {error}", field="SHOAL_BATCHES_URL") from None
+        try:
+            async with self.batches.serving():
+                yield
+        finally:
+            context.close()
+
     def tei_server(self, settings: Settings, model: str) -> TeiServer:
         """Return the server of TEI's gRPC API for one address."""
         return TeiServer(
@@ -224,6 +275,7 @@ async def running(settings: Settings) -> AsyncIterator[str]:
         except TimeoutError:
             log.warning("starting without routers")
         await publish(edge.state.is_ready)
+        await stack.enter_async_context(edge.running_batches())
         looking = asyncio.create_task(edge.poll_forever(publish))
         stack.callback(looking.cancel)
         limits = Limits(

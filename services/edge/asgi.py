@@ -9,11 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+)
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from google.protobuf.message import Message
 from opentelemetry.trace import Span
@@ -23,7 +31,7 @@ from shoal.transport.wire import Metadata
 from shoal.v1 import inference_pb2 as pb
 
 from libs.environment import is_loopback_host
-from libs.serving.calls.call import new_request_id
+from libs.serving.calls.call import REQUEST_ID_HEADER, new_request_id
 from libs.telemetry import metrics, traces
 from libs.telemetry.logs import MODEL, REQUEST_ID, Value, fields
 from services.edge.activity.cost import Cost
@@ -41,6 +49,7 @@ from services.edge.intake import reading
 from services.edge.intake.budget import Budget
 from services.edge.intake.callers import Callers
 from services.edge.intake.reading import UNIDENTIFIED_BODY_BYTES, Intake, Payer
+from services.edge.intake.served import Executed, Serve, ServedRequest, StreamedAnswer
 from services.edge.messages.base import (
     EXPECT_EMBEDDING_ID_HEADER,
     Answer,
@@ -63,15 +72,19 @@ from services.edge.routes import DEFAULT, Table
 
 log = logging.getLogger(__name__)
 
+_WITH_PRIORITY: Final = (pb.EncodeRequest, pb.ScoreRequest, pb.ExtractRequest)
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_UNBUFFERED: Final[Headers] = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
-"""Headers that keep proxies from buffering a stream (the second one is for nginx)."""
 _SEND_BYTES: Final = 256 * 1024
 """The approximate size of the pieces in which an answer is sent, which bounds the transport's
 buffer for a slow client.
+"""
+
+JOIN_THREADS: Final = 2
+"""Threads that put answers of batches together. One answer has up to 64 MiB, and as much again in
+its pieces. Its thread continues if the request is cancelled, so threads limit them.
 """
 
 
@@ -136,24 +149,13 @@ class _Exchange:
         return self.route.path if self.route is not None else metrics.OTHER
 
 
-@dataclass(frozen=True, slots=True)
-class _StreamedAnswer:
-    """An answer that is sent while the mesh produces it. Compression would delay its pieces, so it
-    is not compressed.
-    """
-
-    pieces: AsyncGenerator[bytes]
-    media_type: bytes
-    status: int = 200
-    headers: Headers = _UNBUFFERED
-
-
 class Application:
     """The ASGI application.
 
     Args:
         names: Returns the current aliases.
-        extra: Answers of routes that the edge serves itself, by path.
+        extra: Answers of routes that need neither a body nor a credential, by path.
+        served: Handlers of routes that the edge serves itself, by method and path of the route.
         observe: Receives the outcome of each inference request and of every other POST.
     """
 
@@ -170,6 +172,7 @@ class Application:
         vocabulary: Vocabulary | None = None,
         compression: Compression = "auto",
         observe: Callable[[Finished], None] | None = None,
+        served: Mapping[tuple[str, str], Serve] | None = None,
     ) -> None:
         self._routers = routers
         self._names = names
@@ -182,6 +185,8 @@ class Application:
         self._vocabulary = vocabulary
         self._compression = compression
         self._observe = observe
+        self._served = served or {}
+        self._join_threads = ThreadPoolExecutor(JOIN_THREADS, "joins")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -217,13 +222,8 @@ class Application:
             answer = await self._answer_request(exchange, scope, receive, connection)
             if isinstance(answer, Answer):
                 answer = compress(answer, self._encoding(exchange, scope))
-        except HttpError as problem:
-            exchange.reason = problem.reason
-            answer = _error_answer(exchange, problem)
-        except Exception:
-            log.exception("request failed", extra=fields({"route": exchange.name}))
-            exchange.reason = "INTERNAL"
-            answer = exchange.dialect.error(_unexpected_error(exchange))
+        except Exception as error:
+            answer = _failed(exchange, error)[0]
         milliseconds = str(round((time.perf_counter() - exchange.begin) * 1000)).encode()
         common = (
             (b"x-request-id", exchange.request_id.encode()),
@@ -233,7 +233,7 @@ class Application:
 
     async def _answer_request(
         self, exchange: _Exchange, scope: Scope, receive: Receive, connection: Connected | None
-    ) -> Answer | _StreamedAnswer:
+    ) -> Answer | StreamedAnswer:
         """Raises HttpError."""
         headers = exchange.headers
         REQUEST_ID.set(exchange.request_id)
@@ -260,12 +260,20 @@ class Application:
             payer = exchange.payer = self.intake.payer(address_of(scope), metadata)
             # Both the raw and the decoded head are kept while the body arrives.
             await payer.take_head(2 * head_bytes(scope))
+            is_whole = connection is not None and connection.is_whole
+            serve = self._served.get((route.method, route.path))
+            if serve is not None:
+                query = scope["query_string"].decode("latin-1")
+                return await serve(
+                    ServedRequest(
+                        model, query, headers, metadata, receive, self.intake, payer, is_whole
+                    )
+                )
             metadata += trace_of(headers, traces.traceparent_of(exchange.span))
             seconds = seconds_of(
                 headers, self._bounds.deadline_seconds, self._bounds.max_deadline_seconds
             )
             deadline = time.monotonic() + seconds
-            is_whole = connection is not None and connection.is_whole
             body = await self.intake.body(receive, headers, payer, is_whole=is_whole)
             kinds = headers.get("content-type", ""), headers.get("accept", "")
             length = headers.get("inference-header-content-length", "")
@@ -285,6 +293,84 @@ class Application:
             await self.intake.admit(route.decoded(received), payer, is_msgpack=received.is_msgpack)
             return await self._ask_mesh(exchange, payer, route, received, metadata, deadline)
 
+    async def execute(
+        self, path: str, body: bytes, metadata: Metadata, request_id: str, seconds: float
+    ) -> Executed:
+        """Answer a POST with a JSON body as bulk work, as if a client had sent it.
+
+        Args:
+            metadata: Identifies the caller, who pays for the memory of the request.
+            seconds: The deadline.
+        """
+        REQUEST_ID.set(request_id)
+        exchange = _Exchange("POST", {}, time.perf_counter(), request_id=request_id)
+        metadata = ((REQUEST_ID_HEADER, request_id), *metadata)
+        exchange.payer = payer = self.intake.payer("", metadata)
+        message = ""
+        retry_after: float | None = None
+        try:
+            answer = await self._execute(exchange, payer, path, body, metadata, seconds)
+            content = await self._join(answer.body)
+        except Exception as error:
+            answer, message, retry_after = _failed(exchange, error)
+            content = cast(bytes, answer.body)
+        finally:
+            payer.close()
+        exchange.status = answer.status
+        _report(exchange)
+        if self._observe is not None:
+            self._observe(_finished(exchange))
+        cost = exchange.cost
+        return Executed(
+            answer.status,
+            content,
+            exchange.reason,
+            message,
+            retry_after,
+            cost.input_tokens,
+            cost.output_tokens,
+        )
+
+    async def _join(self, body: bytes | Iterator[bytes]) -> bytes:
+        """Return a body as a whole. It is not counted in the budget, which has only the reply."""
+        if isinstance(body, bytes):
+            return body
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._join_threads, b"".join, body)
+
+    async def _execute(
+        self,
+        exchange: _Exchange,
+        payer: Payer,
+        path: str,
+        body: bytes,
+        metadata: Metadata,
+        seconds: float,
+    ) -> Answer:
+        """Raises HttpError."""
+        route, model = self._table.find("POST", path)
+        exchange.route, exchange.dialect = route, route.dialect
+        exchange.span = traces.http("POST", route.path, {})
+        with traces.entered(exchange.span):
+            await payer.reserve(len(body))
+            received = Received(
+                body,
+                self._names(),
+                model,
+                request_id=exchange.request_id,
+                vocabulary=self._vocabulary,
+                received_at=int(time.time()),
+                is_bulk=True,
+            )
+            await self.intake.admit(route.decoded(received), payer, is_msgpack=False)
+            metadata += trace_of({}, traces.traceparent_of(exchange.span))
+            deadline = time.monotonic() + seconds
+            answer = await self._ask_mesh(exchange, payer, route, received, metadata, deadline)
+        if isinstance(answer, StreamedAnswer):
+            await answer.pieces.aclose()
+            raise invalid("a request of a batch cannot be streamed", "stream")
+        return answer
+
     async def _ask_mesh(
         self,
         exchange: _Exchange,
@@ -293,7 +379,7 @@ class Application:
         received: Received,
         metadata: Metadata,
         deadline: float,
-    ) -> Answer | _StreamedAnswer:
+    ) -> Answer | StreamedAnswer:
         """Call the mesh until there is an answer. Raises HttpError."""
         step: MeshCall | Stream | Answer
         step, message = await _maybe_in_thread(
@@ -339,7 +425,7 @@ class Application:
         message: bytes,
         metadata: Metadata,
         deadline: float,
-    ) -> _StreamedAnswer:
+    ) -> StreamedAnswer:
         """Wait for the first reply. Raises HttpError."""
         MODEL.set(getattr(stream.message, "model", ""))
         exchange.cost.note_question(stream.message)
@@ -354,7 +440,7 @@ class Application:
         except BaseException:
             await replies.aclose()
             raise
-        return _StreamedAnswer(
+        return StreamedAnswer(
             _stream_answer(exchange, stream, (first, begin), replies), stream.media_type
         )
 
@@ -372,6 +458,8 @@ def _serialised(
         return step, b""
     if received.expect_embedding_id:
         _expect_embedding_id(step.message, received.expect_embedding_id)
+    if received.is_bulk and isinstance(step.message, _WITH_PRIORITY):
+        step.message.priority = pb.PRIORITY_BULK
     return step, step.message.SerializeToString()
 
 
@@ -453,6 +541,21 @@ def _stream_error(exchange: _Exchange, stream: Stream, error: Exception) -> Http
     return problem
 
 
+def _failed(exchange: _Exchange, error: Exception) -> tuple[Answer, str, float | None]:
+    """Return the answer of a failed request, the message, and the seconds before a retry.
+
+    The problem itself is not returned: its traceback holds the caller's frame, and a variable there
+    would keep the request's body alive.
+    """
+    if isinstance(error, HttpError):
+        problem = error
+    else:
+        log.error("request failed", exc_info=error, extra=fields({"route": exchange.name}))
+        problem = _unexpected_error(exchange)
+    exchange.reason = problem.reason
+    return _error_answer(exchange, problem), problem.message, problem.retry_after
+
+
 def _unexpected_error(exchange: _Exchange) -> HttpError:
     return HttpError("INTERNAL", f"unexpected error; see request {exchange.request_id} in the log")
 
@@ -505,12 +608,12 @@ async def _maybe_in_thread(
     return await asyncio.to_thread(work) if size > UNIDENTIFIED_BODY_BYTES else work()
 
 
-async def _send(send: Send, answer: Answer | _StreamedAnswer, common: Headers) -> int:
+async def _send(send: Send, answer: Answer | StreamedAnswer, common: Headers) -> int:
     """Send the answer and return its status. Other tasks run between the pieces of a large
     answer.
     """
     headers = [(b"content-type", answer.media_type), *common, *answer.headers]
-    if isinstance(answer, _StreamedAnswer):
+    if isinstance(answer, StreamedAnswer):
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await _send_stream(send, answer.pieces)
         return answer.status

@@ -28,7 +28,7 @@ MAX_RATIO: Final = 100
 """
 MIN_RATIO_BYTES: Final = 1 << 20
 """Any ratio is allowed up to this size: a body may consist of many equal short texts."""
-MIN_BYTES: Final = 1 << 10
+MIN_COMPRESSED_BYTES: Final = 1 << 10
 """Smaller answers are not compressed."""
 SLICE_BYTES: Final = 32 << 10
 """Bytes of an answer compressed per step."""
@@ -141,7 +141,7 @@ def compress(answer: Answer, encoding: str) -> Answer:
         (answer.body, rest) if isinstance(answer.body, bytes) else _take_sample(answer.body)
     )
     headers = (*answer.headers, (b"vary", b"accept-encoding"))
-    if len(begin) < MIN_BYTES or not _is_worth_it(begin[:SAMPLE_BYTES]):
+    if len(begin) < MIN_COMPRESSED_BYTES or not _is_worth_it(begin[:SAMPLE_BYTES]):
         body = begin if isinstance(answer.body, bytes) else itertools.chain((begin,), rest)
         return replace(answer, body=body, headers=headers)
     headers = (*headers, (b"content-encoding", encoding.encode()))

@@ -9,8 +9,14 @@ import msgspec
 from shoal.version import VERSION
 
 from services.edge.messages.base import Route
-from services.edge.routes import MODEL
+from services.edge.routes import PARAMETER
 
+_PARAMETERS: Final = {
+    "model": "A model id, org/name, with its slash as it is or as %2F; or an alias.",
+    "file_id": "The id of a file.",
+    "batch_id": "The id of a batch.",
+}
+"""Descriptions of the parameters in paths."""
 _ERROR: Final = {
     "description": "An error in the form of the path's dialect. Retry-After and x-should-retry say "
     "whether to retry.",
@@ -61,7 +67,9 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
         part if part.isalnum() else "_" for part in f"{route.method.lower()}{route.path}"
     ).strip("_")
     content = {"schema": schema_of[route.answer]} if route.answer is not None else {}
-    kind = "text/plain" if route.answer is str else "application/json"
+    kind = {str: "text/plain", bytes: "application/octet-stream"}.get(
+        route.answer, "application/json"
+    )
     contents = {kind: content}
     if route.stream_media_type:
         contents[route.stream_media_type.decode().partition(";")[0]] = {
@@ -76,21 +84,25 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
             "default": _ERROR,
         },
     }
-    if MODEL in route.path:
-        schema = {"type": "string"}
-        description = "A model id, org/name, with its slash as it is or as %2F; or an alias."
-        operation["parameters"] = [
-            {
-                "name": "model",
-                "in": "path",
-                "required": True,
-                "schema": schema,
-                "description": description,
-            }
-        ]
+    operation["parameters"] = [
+        *(_parameter(name, "path", _PARAMETERS[name]) for name in PARAMETER.findall(route.path)),
+        *(_parameter(name, "query", text) for name, text in route.query.items()),
+    ]
+    if not operation["parameters"]:
+        del operation["parameters"]
     if route.body is not None:
         operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": schema_of[route.body]}},
+            "content": {route.body_media_type: {"schema": schema_of[route.body]}},
         }
     return operation
+
+
+def _parameter(name: str, place: str, description: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": place,
+        "required": place == "path",
+        "schema": {"type": "string"},
+        "description": description,
+    }

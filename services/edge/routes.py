@@ -1,11 +1,13 @@
 """The table of routes: the dialect of each method and path. Pure.
 
-`{model}` in a path matches the rest including slashes, because model ids contain one. Paths are
-matched after decoding (`%2F` is a slash). To add a dialect, add its module's ROUTES here.
+`{model}` in a path matches the rest including slashes, because model ids contain one, and so does
+any other name in braces; a path has at most one. Paths are matched after decoding (`%2F` is a
+slash). To add a dialect, add its module's ROUTES here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -26,7 +28,8 @@ from services.edge.dialects import (
 from services.edge.dialects.generation import chat, completions, ollama_chat
 from services.edge.messages.base import Dialect, HttpError, Route
 
-MODEL: Final = "{model}"
+PARAMETER: Final = re.compile(r"\{(\w+)\}")
+"""The part of a path that matches any text."""
 ROUTES: Final[tuple[Route, ...]] = (
     *openai.ROUTES,
     *chat.ROUTES,
@@ -49,7 +52,7 @@ DEFAULT: Final[Dialect] = openai.OPENAI
 
 
 class Table:
-    """Finds the route of a request. Paths without `{model}` take precedence, then longer paths."""
+    """Finds the route of a request. Paths without a parameter take precedence, then longer ones."""
 
     def __init__(self, routes: Iterable[Route] = ROUTES) -> None:
         self.routes: Sequence[Route] = tuple(routes)
@@ -60,8 +63,8 @@ class Table:
         self._open.sort(key=lambda row: -len(row[0]) - len(row[1]))
 
     def find(self, method: str, path: str) -> tuple[Route, str]:
-        """Return the route and the text that `{model}` matches. Raises HttpError NO_SUCH_ROUTE, or
-        WRONG_METHOD with the allowed methods.
+        """Return the route and the text that its parameter matches. Raises HttpError NO_SUCH_ROUTE,
+        or WRONG_METHOD with the allowed methods.
         """
         methods, model = self._match(path)
         if methods is None:
@@ -90,9 +93,10 @@ class Table:
         return None, ""
 
     def _methods(self, path: str) -> dict[str, Route]:
-        if MODEL not in path:
+        found = PARAMETER.search(path)
+        if found is None:
             return self._exact.setdefault(path, {})
-        start, _, end = path.partition(MODEL)
+        start, end = path[: found.start()], path[found.end() :]
         for known_start, known_end, methods in self._open:
             if (known_start, known_end) == (start, end):
                 return methods

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 CONNECTION: Final = "connection"
-HEAD_BYTES: Final = 64 << 10
+MAX_HEAD_BYTES: Final = 64 << 10
 """The maximum size of a request's line and headers."""
 MAX_HEADERS: Final = 128
 """The maximum number of headers. Each is three Python objects, so a head within a limit of bytes
@@ -58,7 +58,7 @@ MAX_UNFINISHED_BYTES: Final = 16 << 20
 which is not counted.
 """
 _NOT_HTTP: Final = b"this is not an HTTP request"
-_LARGE_HEAD: Final = b"the request's headers exceed the limit of %d bytes" % HEAD_BYTES
+_LARGE_HEAD: Final = b"the request's headers exceed the limit of %d bytes" % MAX_HEAD_BYTES
 _MANY_HEADERS: Final = b"the request has more than %d headers" % MAX_HEADERS
 _LARGE_TRAILERS: Final = b"the request's trailers exceed the limit of %d bytes" % MAX_TRAILER_BYTES
 _MANY_HOSTS: Final = b"the request has more than one Host header: send one"
@@ -305,7 +305,7 @@ class Connection(HttpToolsProtocol):
                 )  # bind the error to no variable: its traceback holds this frame
             if self._reads_head:
                 self._count_unfinished(self._unparsed_bytes(data))
-                if self._unfinished_bytes > HEAD_BYTES:
+                if self._unfinished_bytes > MAX_HEAD_BYTES:
                     self._refuse(431, _LARGE_HEAD)
                 elif self._state.unfinished_bytes > MAX_UNFINISHED_BYTES:
                     self._refuse(503, _BUSY)
@@ -422,7 +422,7 @@ class Connection(HttpToolsProtocol):
                 if codings > 1 or value.strip().lower() != b"chunked":
                     raise _Refusal(400, _CODING)
         self._head_bytes = head_bytes
-        if head_bytes > HEAD_BYTES:
+        if head_bytes > MAX_HEAD_BYTES:
             raise _Refusal(431, _LARGE_HEAD)
         if hosts > 1:
             raise _Refusal(400, _MANY_HOSTS)

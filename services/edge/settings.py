@@ -18,6 +18,7 @@ from libs.serving.security.settings import Security, is_loopback
 from libs.serving.watched import Watched
 from libs.telemetry.exposition import parse_address
 from services.edge.aliases import watch_aliases
+from services.edge.batches.settings import BatchSettings
 from services.edge.cl100k import installed_cl100k
 from services.edge.compression import Compression
 from services.edge.console.access import name_of
@@ -334,6 +335,15 @@ class Settings:
         setting.in_range(0, 600),
         "The time limit of requests in flight after SIGTERM.",
     )
+    batches: BatchSettings = setting.group(
+        partial(setting.read, BatchSettings),
+        setting.variables_of(BatchSettings),
+        BatchSettings,
+        lambda batches: {
+            f"batches_{name}": value for name, value in setting.describe(batches).items()
+        },
+    )
+    """The storage of files and batches; none by default."""
     log_level: setting.LogLevel = setting.log_level()
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from libs.errors import InvalidInput
@@ -14,12 +15,13 @@ from libs.serving.watched import Watched
 from services.edge.aliases import read_aliases, watch_aliases
 from services.edge.messages.names import Names, Target
 from services.edge.settings import Settings
-from tests.edge.parts import MODEL, Script, card, edge
+from tests.edge.parts import MODEL, Script, card, dense, edge, vectors
 
 FILE = """
 aliases:
   text-embedding-3-small: {model: org/model, role: query, dimensions: 4}
   rerank: org/ranker
+  docs: {alias: docs-search, role: document}
 """
 
 
@@ -29,6 +31,7 @@ def test_aliases_of_a_file(tmp_path: Path) -> None:
     assert read_aliases(path).aliases == {
         "text-embedding-3-small": Target("org/model", "query", 4),
         "rerank": Target("org/ranker"),
+        "docs": Target("docs-search", "document"),
     }
 
 
@@ -48,6 +51,9 @@ def test_valid_and_invalid_names() -> None:
         ("other: {}", "one key"),
         ("aliases: [a]", "one key"),
         ("aliases: {a: {model: b}}", "org/name"),
+        ("aliases: {a: {alias: o/m}}", "a.alias"),
+        ("aliases: {a: {alias: [b]}}", "a.alias"),
+        ("aliases: {a: {alias: b, model: o/m}}", "a.alias"),
         ("aliases: {a: {model: o/m, role: both}}", "a.role"),
         ("aliases: {a: {model: o/m, dimensions: -1}}", "a.dimensions"),
         ("aliases: {a: {model: o/m, dimensions: true}}", "a.dimensions"),
@@ -86,6 +92,23 @@ async def test_running_edge_reloads_changed_aliases(tmp_path: Path) -> None:
         assert (await http.post("/v1/embeddings", body | {"model": "new"})).status == 200
         listed = (await http.get("/v1/models")).json
         assert [entry["id"] for entry in listed["data"]] == ["new"]
+
+
+async def test_alias_of_the_mesh_is_resolved_by_the_router() -> None:
+    def encode(request: pb.EncodeRequest) -> pb.EncodeResponse:
+        rows = dense(vectors(len(request.items)))
+        alias = pb.ResolvedAlias(model="org/new") if request.model == "docs-search" else None
+        return pb.EncodeResponse(dense=rows, alias=alias)
+
+    script = Script(encode=encode)
+    names = Names({"docs": Target("docs-search", "query")})
+    async with edge(script, aliases=Watched.fixed(names)) as http:
+        reply = await http.post("/v1/embeddings", {"model": "docs", "input": "a"})
+        assert (reply.status, reply.json["model"]) == (200, "docs")
+        assert reply.headers["x-shoal-model"] == "org/new"
+        assert script.requests[0].role == pb.ROLE_QUERY
+        reply = await http.post("/v1/embeddings", {"model": MODEL, "input": "a"})
+        assert "x-shoal-model" not in reply.headers
 
 
 @pytest.mark.parametrize(

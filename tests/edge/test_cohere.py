@@ -259,6 +259,21 @@ def test_classify_by_examples_compares_vectors() -> None:
     )
 
 
+def test_inputs_are_encoded_by_the_model_of_the_examples() -> None:
+    question = ask(cohere.classify, inputs=["eel"], examples=EXAMPLES)
+    shown: Any = question.convert(models_pb2.GetModelResponse(model=card()))
+    first = reply(np.eye(3, dtype=np.float32))
+    first.embedding_id = "0" * 16
+    asked: Any = shown.convert(first)
+    assert (asked.message.model, asked.message.expect_embedding_id) == (MODEL, "0" * 16)
+    first.alias.model = "org/moved"
+    asked = shown.convert(first)
+    assert (asked.message.model, asked.message.expect_embedding_id) == ("org/moved", "0" * 16)
+    second = reply(np.eye(1, 3, dtype=np.float32))
+    asked.convert(second)
+    assert second.alias.model == "org/moved"
+
+
 def test_classify_by_examples_with_a_classifier() -> None:
     question = ask(cohere.classify, inputs=["eel"], examples=EXAMPLES, truncate="START")
     classifier = card(tasks=[models_pb2.TASK_CLASSIFY], representations=[])

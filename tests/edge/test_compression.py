@@ -15,7 +15,7 @@ from shoal.v1 import inference_pb2 as pb
 from libs.errors import InvalidInput
 from services.edge import asgi
 from services.edge.compression import (
-    MIN_BYTES,
+    MIN_COMPRESSED_BYTES,
     MIN_RATIO_BYTES,
     STEP_BYTES,
     Inflater,
@@ -130,7 +130,7 @@ def content(answer: Answer) -> bytes:
     return answer.body if isinstance(answer.body, bytes) else b"".join(answer.body)
 
 
-@pytest.mark.parametrize("size", [MIN_BYTES, 20_000, 500_000])
+@pytest.mark.parametrize("size", [MIN_COMPRESSED_BYTES, 20_000, 500_000])
 @pytest.mark.parametrize(
     ("encoding", "unpack"), [("gzip", gzip.decompress), ("deflate", zlib.decompress)]
 )
@@ -157,7 +157,7 @@ def test_answers_that_shrink_are_compressed(
 
 def test_small_or_incompressible_answers_are_not_compressed() -> None:
     noise = np.random.default_rng(7).bytes(50_000)
-    for body in (b"{}", texts(MIN_BYTES - 1), noise):
+    for body in (b"{}", texts(MIN_COMPRESSED_BYTES - 1), noise):
         for given in (body, iter([body])):
             found = compress(Answer(given), "gzip")
             assert content(found) == body

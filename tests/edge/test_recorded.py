@@ -15,6 +15,7 @@ from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import models_pb2
 
 from libs.serving.watched import Watched
+from services.edge.dialects.generation.choices import MAX_ANSWERS
 from services.edge.messages.names import Names, Target
 from services.local.settings import MINILM
 from tests.edge.parts import Script, card, edge
@@ -43,11 +44,12 @@ MODELS = [
 
 def is_refused(path: str, body: bytes) -> bool:
     """Return whether the edge refuses the request: by its model or input, or because the last chat
-    message is not the user's.
+    message is an assistant's, or because it wants too many choices.
     """
     if "/chat/completions" in path:
         asked = json.loads(body)
-        return asked["messages"][-1]["role"] != "user" or b"gpt-4o" in body
+        is_unfinished = asked["messages"][-1]["role"] not in ("user", "tool")
+        return is_unfinished or asked.get("n", 1) > MAX_ANSWERS or b"gpt-4o" in body
     return "/gpt-4o" in path or "/tei/nobody/" in path or any(part in body for part in REFUSED)
 
 

@@ -508,8 +508,8 @@ async def test_rest_of_a_refused_body_is_read_for_a_limited_time(
 async def test_large_heads_and_invalid_http_are_refused() -> None:
     async with edge(Script()) as http:
         for sent, status in (
-            (head("GET", "/livez", {"x": "y" * server.HEAD_BYTES}), 431),
-            (b"GET /" + b"a" * server.HEAD_BYTES + b" HTTP/1.1\r\n", 431),
+            (head("GET", "/livez", {"x": "y" * server.MAX_HEAD_BYTES}), 431),
+            (b"GET /" + b"a" * server.MAX_HEAD_BYTES + b" HTTP/1.1\r\n", 431),
             (b"hello\r\n\r\n", 400),
             (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
         ):

@@ -248,6 +248,48 @@ def test_document_reaches_the_mesh_with_its_pages() -> None:
     )
 
 
+def test_document_in_chunks_has_pages_and_texts() -> None:
+    """The edge does not know the text of a document, so it asks the mesh for those of chunks."""
+    document = base64.b64encode(b"%PDF-1.7").decode()
+    body: Any = {
+        "items": [{"document": document, "context": "Report. "}, {"text": "cd"}],
+        "params": {"chunking": {"return_text": True}},
+    }
+    question = ask(sie.encode, body)
+    message: Any = question.message
+    assert message.chunking.return_text
+    assert message.items[0].context == "Report. "
+    chunks = pb.Chunks(
+        offsets=[0, 2, 3],
+        starts=[0, 4, 0],
+        ends=[2, 6, 2],
+        tokens=[3, 3, 3],
+        pages=[1, 2, 0],
+        texts=["ab", "ef", "cd"],
+    )
+    reply = pb.EncodeResponse(dense=dense(vectors(3)), chunks=chunks)
+    found = content_of(question.convert(reply))["items"]
+    assert [[(chunk["text"], chunk.get("page")) for chunk in item["chunks"]] for item in found] == [
+        [("ab", 1), ("ef", 2)],
+        [("cd", None)],
+    ]
+    del body["params"]["chunking"]["return_text"]
+    question = ask(sie.encode, body)
+    message = question.message
+    assert not message.chunking.return_text
+    chunks.ClearField("texts")
+    reply = pb.EncodeResponse(dense=dense(vectors(3)), chunks=chunks)
+    found = content_of(question.convert(reply))["items"]
+    assert [["text" in chunk for chunk in item["chunks"]] for item in found] == [
+        [False, False],
+        [False],
+    ]
+    texts: Any = ask(
+        sie.encode, {"items": [{"text": "ab"}], "params": {"chunking": {"return_text": True}}}
+    ).message
+    assert not texts.chunking.return_text, "the edge has the texts of all items"
+
+
 @pytest.mark.parametrize(
     ("name", "data", "problem"),
     [

@@ -26,6 +26,7 @@ NAMES = Names(
         "embed": Target("org/embedder"),
         "rerank": Target("org/ranker"),
         "predict": Target("org/classifier"),
+        "docs": Target("docs-search"),
     }
 )
 CARD = models_pb2.GetModelResponse(model=card(labels=["bad", "good", "odd"]))
@@ -165,6 +166,15 @@ def test_probabilities_in_the_order_of_the_models_labels() -> None:
     ]
     msgspec.convert(answer, vllm.Classified)
     assert question.renamed("items[1].text is empty") == "input[1] is empty"
+
+
+@pytest.mark.parametrize("call", [vllm.classify, vllm.pooling])
+def test_labels_are_of_the_model_that_answered(call: Callable[[Received], MeshCall]) -> None:
+    question = ask(call, model="docs", input="a", task="classify")
+    reply = extracted(found(good=1.0))
+    assert asked(question.convert(reply)).message.model == "docs-search"  # type: ignore[attr-defined]
+    reply.alias.model = "org/moved"
+    assert asked(question.convert(reply)).message.model == "org/moved"  # type: ignore[attr-defined]
 
 
 def test_labels_of_the_request_are_the_order() -> None:

@@ -28,6 +28,7 @@ from shoal.tasks import Turn
 
 from services.edge.aliases import watch_aliases
 from services.edge.app import Edge
+from services.edge.batches.settings import BatchSettings
 from services.edge.messages.vocabulary import read_vocabulary
 from services.edge.ports.prefix_app import PrefixApp
 from services.edge.ports.tei_grpc import serving_tei
@@ -63,6 +64,8 @@ KEPT_HEADERS: Final = (
     "x-stainless-read-timeout",
     "inference-header-content-length",
 )
+STORED: Final = ("/v1/files", "/v1/batches")
+"""Paths of objects that exist only in this mesh, so that their requests cannot be replayed."""
 HEAD_LINES: Final = 4
 """The lines of the table before its rows."""
 CLASSIFIER: Final = "random/bert-classes"
@@ -114,6 +117,8 @@ class Recorder:
             return event
 
         await self.application(scope, recording, send)
+        if scope["path"].startswith(STORED):
+            return
         self.requests.append(
             {
                 "client": self.client,
@@ -203,6 +208,7 @@ async def run(wanted: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
             routers=(mesh.address,),
             compression="on",
             aliases=aliases,
+            batches=BatchSettings(url=str(folder / "files")),
         )
         edge = Edge(settings, routers)
         recorder = Recorder(edge.application)
@@ -215,6 +221,7 @@ async def run(wanted: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
         )
         await edge.poll()
         await reader.poll()
+        await stack.enter_async_context(edge.running_batches())
 
         async def serve(application: Any) -> str:
             server = serving_http(settings.address, application, Limits(), None, grace_seconds=1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from services.edge.batches.routes import ROUTES as BATCH_ROUTES
 from services.edge.openapi import document
 from services.edge.routes import ROUTES
 from tools.docs.markdown import code, table
@@ -26,21 +27,18 @@ HEAD: Final = """# HTTP routes
 Generated from the OpenAPI document of the edge (`GET /openapi.json`) by `python -m tools.docs`.
 [HTTP](../http.md) explains dialects, names, errors and limits with examples; `GET /docs` of an edge sends requests from a page.
 `{model}` is a model id, with its slash as it is or as `%2F`, or an alias.
+Routes of files and batches exist if [SHOAL_BATCHES_URL](settings.md#edge) is set.
 A section has the routes with errors in that dialect's form.
 """
 
 
 def page() -> str:
-    described = document(ROUTES)
+    described = document((*ROUTES, *BATCH_ROUTES))
     dialects: dict[str, list[tuple[str, str, str, str]]] = {}
     for path, methods in described["paths"].items():
         for method, operation in methods.items():
-            body = (
-                operation.get("requestBody", {})
-                .get("content", {})
-                .get("application/json", {})
-                .get("schema")
-            )
+            bodies = operation.get("requestBody", {}).get("content", {}).values()
+            body = next((content.get("schema") for content in bodies), None)
             answer = next(iter(operation["responses"]["200"]["content"].values())).get("schema")
             row = (
                 code(f"{method.upper()} {path}"),

@@ -15,6 +15,7 @@ from shoal.transport import trust
 from libs.queue.connection.trust import RedisTrust
 from libs.serving.security.settings import Security
 from libs.setting import Setting, declared, documented, shown
+from services.edge.batches.settings import BatchSettings
 from services.edge.settings import Settings as Edge
 from services.router.settings import RoutingFiles
 from services.router.settings import Settings as Router
@@ -31,7 +32,10 @@ SERVICES: Final[dict[str, type]] = {
     "Security of a server: router, scheduler, worker (health), edge": Security,
     "Redis, for routers and schedulers": RedisTrust,
 }
-PARTS: Final[dict[type, dict[str, type]]] = {Router: {"routes": RoutingFiles}}
+PARTS: Final[dict[type, dict[str, type]]] = {
+    Router: {"routes": RoutingFiles},
+    Edge: {"batches": BatchSettings},
+}
 """Groups that are documented with their service, and the classes that declare them."""
 CLIENT: Final = "Python client, command line and workers, as callers of a router"
 PROCESSES: Final = {

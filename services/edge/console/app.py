@@ -45,7 +45,7 @@ from services.edge.routers import Routers
 
 log = logging.getLogger(__name__)
 
-MAX_BYTES: Final = 16 << 10
+MAX_ACTION_BYTES: Final = 16 << 10
 """The maximum size of an action's body."""
 ACTION_SECONDS: Final = 600.0
 """How long the page waits for a load; afterwards the load continues in the background."""
@@ -220,7 +220,9 @@ class Console:
         """Parse and perform an action. Raises HttpError and ShoalError."""
         check_json(headers)
         is_whole = connection is not None and connection.is_whole
-        body = await self._intake.body(receive, headers, payer, is_whole=is_whole, limit=MAX_BYTES)
+        body = await self._intake.body(
+            receive, headers, payer, is_whole=is_whole, limit=MAX_ACTION_BYTES
+        )
         await self._intake.admit(body, payer, is_msgpack=False)
         try:
             action = msgspec.json.decode(body, type=Action)

@@ -29,7 +29,7 @@ from services.edge.messages.base import HttpError, json_of
 log = logging.getLogger(__name__)
 
 MAX_PAGES: Final = 256
-HEARTBEAT_SECONDS: Final = 15.0
+KEEP_ALIVE_SECONDS: Final = 15.0
 """The interval of keep-alive comments; proxies close streams that are silent for longer."""
 CHECK_SECONDS: Final = 60.0
 FIRST_PAUSE_SECONDS: Final = 0.5
@@ -119,7 +119,7 @@ class Hub:
                     yield b"id: %d\nevent: mesh\ndata: %b\n\n" % (number, json_of(changes))
                     continue
                 try:
-                    async with asyncio.timeout(HEARTBEAT_SECONDS):
+                    async with asyncio.timeout(KEEP_ALIVE_SECONDS):
                         await page.changed.wait()
                 except TimeoutError:
                     yield b": still here\n\n"

@@ -377,7 +377,7 @@ class _Classification:
             means = np.stack(
                 [rows[own == number].mean(axis=0) for number in range(len(self.labels))]
             )
-            return self._compare_with_means(_unit(means), reply.usage.input_tokens)
+            return self._compare_with_means(_unit(means), reply)
 
         def fallback(problem: HttpError) -> MeshCall | None:
             return self.by_labels() if problem.reason == "TASK_NOT_SUPPORTED" else None
@@ -387,8 +387,16 @@ class _Classification:
             ENCODE, self._encode(items), convert, fields=fields, fallback=fallback, dialect=COHERE
         )
 
-    def _compare_with_means(self, means: Rows, tokens: int) -> MeshCall:
+    def _compare_with_means(self, means: Rows, examples: pb.EncodeResponse) -> MeshCall:
+        """Encode the inputs by the model of the examples, even if an alias was moved since."""
+        tokens = examples.usage.input_tokens
+        message = self._encode(self.texts())
+        message.model = examples.alias.model or message.model
+        message.expect_embedding_id = examples.embedding_id
+
         def convert(reply: pb.EncodeResponse) -> Answer:
+            if examples.HasField("alias"):
+                reply.alias.CopyFrom(examples.alias)  # For the header x-shoal-model.
             shares = np.exp(SOFTMAX_SCALE * (dense_rows(reply.dense) @ means.T - 1))
             shares /= shares.sum(axis=1, keepdims=True)
             found = [dict(zip(self.labels, row, strict=True)) for row in shares.tolist()]
@@ -396,7 +404,7 @@ class _Classification:
 
         return MeshCall(
             ENCODE,
-            self._encode(self.texts()),
+            message,
             convert,
             fields=item_fields("items", "inputs"),
             dialect=COHERE,

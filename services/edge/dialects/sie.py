@@ -103,14 +103,15 @@ Id = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class DocumentIn(msgspec.Struct, kw_only=True):
-    """Pages of a PDF file, or the text of a document of another format.
+    """Pages of a PDF file, or the text of a document of another format. Encode with `chunking`
+    reads the text of all formats.
 
     Attributes:
         data: The file's bytes; base64 in JSON.
         format: `pdf`, `docx`, `xlsx`, `pptx`, `epub`, `html`, `eml`, `txt`, or its media
             type. It is compared with the data; omitted, it is recognized.
         first_page: From 1; 0 is the first page.
-        last_page: 0 is the last page, for at most 16 pages.
+        last_page: 0 is the last page, for at most 16 pages, or 1,024 with `chunking`.
         dots_per_inch: The resolution of pages that a model reads; 0 is 144.
     """
 
@@ -154,7 +155,7 @@ class ItemIn(msgspec.Struct, kw_only=True):
 
 
 class ChunkingIn(msgspec.Struct, kw_only=True):
-    """The division of each text into chunks with their own vectors.
+    """The division of each text, or the text of each document, into chunks with their own vectors.
 
     Attributes:
         method: Where chunks end: at sentences, after a number of tokens, at Markdown's headings and
@@ -258,7 +259,7 @@ class ScoreOut(msgspec.Struct, kw_only=True):
 
 class ItemsOut(msgspec.Struct, kw_only=True):
     """One entry per item in order. With `chunking` each has `chunks` with `start`, `end`, `tokens`
-    and vectors.
+    and vectors; those of documents also `page`.
     """
 
     model: str
@@ -350,6 +351,9 @@ def encode(received: Received) -> MeshCall:
     chunking = params.chunking
     if chunking is not None:
         message.chunking.CopyFrom(_chunking(chunking))
+        message.chunking.return_text = chunking.return_text and any(
+            item.document is not None for item in request.items
+        )
 
     def convert(reply: pb.EncodeResponse) -> Answer:
         if chunking is None:
@@ -646,8 +650,10 @@ def _item(item: ItemIn, field: str) -> pb.Item:
     if pictures:
         return pb.Item(image=pb.Image(data=pictures[0].data))
     if item.document is not None:
-        return pb.Item(parts=[pb.Part(document=_document(item.document, f"{field}.document"))])
-    found = text_item(item.text or "", f"{field}.text")
+        document = _document(item.document, f"{field}.document")
+        found = pb.Item(parts=[pb.Part(document=document)])
+    else:
+        found = text_item(item.text or "", f"{field}.text")
     if item.context:
         found.context = plain_text_item(item.context, f"{field}.context").text
     for index, span in enumerate(item.spans or ()):
@@ -715,7 +721,8 @@ def _chunk_entries(
     """Yield each item's chunks with their representations.
 
     Args:
-        texts: The items' texts; empty if chunks are returned without text.
+        texts: The items' texts; empty if chunks are returned without text. The answer has the
+            texts of chunks if an item is a document.
     """
     chunks = reply.chunks
     forms = _encoded(reply, len(chunks.starts), dtype)
@@ -723,8 +730,13 @@ def _chunk_entries(
         found = []
         for row in range(first, end):
             start, stop = chunks.starts[row], chunks.ends[row]
-            place = {"start": start, "end": stop, "tokens": chunks.tokens[row]}
-            found.append(place | ({"text": texts[item][start:stop]} if texts else {}) | next(forms))
+            place: dict[str, Any] = {"start": start, "end": stop, "tokens": chunks.tokens[row]}
+            if chunks.pages and chunks.pages[row]:
+                place["page"] = chunks.pages[row]
+            if texts:
+                own = chunks.texts[row] if chunks.texts else texts[item][start:stop]
+                place["text"] = own
+            found.append(place | next(forms))
         yield {"chunks": found}
 
 

@@ -52,7 +52,7 @@ from services.edge.messages.reading import (
 )
 
 VLLM: Final = Dialect("vllm", openai.error)
-MAX_QUERIES: Final = 64
+MAX_FIRST_TEXTS: Final = 64
 """The maximum number of different first texts per request. Each is a separate call, one after the
 other.
 """
@@ -269,7 +269,7 @@ def classify(received: Received) -> MeshCall:
             return Answer(json_of(body | {"object": "classify"}))
         if request.labels:
             return convert_labels(request.labels, reply)
-        known = models_pb2.GetModelRequest(model=named.model)
+        known = models_pb2.GetModelRequest(model=reply.alias.model or named.model)
         return MeshCall(
             GET_MODEL, known, lambda model: convert_labels(list(model.model.card.labels), reply)
         )
@@ -374,7 +374,7 @@ class _Pooling:
         message = _classification(named, self._items, request)
 
         def convert(reply: pb.ExtractResponse) -> MeshCall:
-            known = models_pb2.GetModelRequest(model=named.model)
+            known = models_pb2.GetModelRequest(model=reply.alias.model or named.model)
             return MeshCall(
                 GET_MODEL, known, lambda model: convert_labels(list(model.model.card.labels), reply)
             )
@@ -523,9 +523,9 @@ def _groups(
     groups: dict[str, list[int]] = {}
     for place, text in enumerate(first):
         groups.setdefault(text, []).append(place)
-    if len(groups) > MAX_QUERIES:
+    if len(groups) > MAX_FIRST_TEXTS:
         raise invalid(
-            f"{left} has {len(groups)} different texts; at most {MAX_QUERIES} are allowed",
+            f"{left} has {len(groups)} different texts; at most {MAX_FIRST_TEXTS} are allowed",
             left,
         )
     return list(groups.items())

@@ -29,7 +29,7 @@ UNIDENTIFIED_REQUEST_BYTES: Final = 256 << 10
 """The maximum that one request may hold before its caller is identified, including decoded objects.
 """
 _NETWORK_BITS: Final = 64
-RETRY_SECONDS: Final = 1.0
+RETRY_AFTER_SECONDS: Final = 1.0
 
 
 class _Holder:
@@ -187,7 +187,7 @@ def _release_holder(holders: dict[str, _Holder], name: str, holder: _Holder) -> 
 
 
 def _full(message: str) -> HttpError:
-    return HttpError("QUEUE_FULL", message, retry_after=RETRY_SECONDS)
+    return HttpError("QUEUE_FULL", message, retry_after=RETRY_AFTER_SECONDS)
 
 
 @lru_cache(maxsize=4096)

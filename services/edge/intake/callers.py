@@ -27,7 +27,7 @@ authenticates the request itself again.
 MAX_STALE_SECONDS: Final = 60.0
 """How long a result is used while it is refreshed, so that a burst does not wait for each refresh.
 """
-REFUSED_SECONDS: Final = 1.0
+REFUSAL_TTL_SECONDS: Final = 1.0
 MAX_CALLERS: Final = 10_000
 MAX_REFUSED_CALLERS: Final = 1000
 """Refused callers have their own table, so that invalid credentials evict no accepted caller."""
@@ -98,7 +98,7 @@ class Callers:
         known = self._known.get(key) or self._refused.get(key)
         age = self._clock() - known.at if known is not None else MAX_STALE_SECONDS
         if known is None or age >= (
-            REFUSED_SECONDS if known.refusal is not None else MAX_STALE_SECONDS
+            REFUSAL_TTL_SECONDS if known.refusal is not None else MAX_STALE_SECONDS
         ):
             # Other requests may wait for the same lookup, so it continues if this one is cancelled.
             known = await asyncio.shield(

@@ -18,6 +18,7 @@ from shoal.transport.methods import Method
 from shoal.v1 import inference_pb2 as pb
 
 from libs import embedding_id
+from libs.names import is_model_id
 from services.edge.messages.names import Names
 from services.edge.messages.vocabulary import Vocabulary
 
@@ -36,8 +37,10 @@ STATUS: Final[Mapping[str, int]] = MappingProxyType(
         "PERMISSION_DENIED": 403,
         "MODEL_NOT_FOUND": 404,
         "NO_SUCH_ROUTE": 404,
+        "NO_SUCH_OBJECT": 404,
         "WRONG_METHOD": 405,
         "REQUEST_TIMEOUT": 408,
+        "CONFLICT": 409,
         "EMBEDDING_ID_MISMATCH": 412,
         "TOO_LARGE": 413,
         "OUT_OF_MEMORY": 413,
@@ -171,6 +174,8 @@ class Received:
     """Unix time in seconds, for answers with a `created` field."""
     expect_embedding_id: str = ""
     """The id that vectors of the answer must have; empty for any."""
+    is_bulk: bool = False
+    """Whether calls of the mesh have the priority of bulk work, whatever the body says."""
 
     def with_body(self, body: bytes) -> Received:
         """Return the same request with another body."""
@@ -234,13 +239,17 @@ def with_truncated_inputs_header(answer: Answer, inputs: int) -> Answer:
 
 
 def with_embedding_id_header(step: Answer | MeshCall, reply: Message) -> Answer | MeshCall:
-    """Return the answer with the header `x-shoal-embedding-id` if the reply has vectors."""
+    """Return the answer with the header `x-shoal-embedding-id` if the reply has vectors, and
+    `x-shoal-model` if an alias of the mesh was resolved to it.
+    """
     if not isinstance(reply, pb.EncodeResponse) or not isinstance(step, Answer):
         return step
-    found = reply.embedding_id
-    if not embedding_id.is_valid_expectation(found):
-        return step
-    return replace(step, headers=(*step.headers, (b"x-shoal-embedding-id", found.encode())))
+    headers = []
+    if embedding_id.is_valid_expectation(reply.embedding_id):
+        headers.append((b"x-shoal-embedding-id", reply.embedding_id.encode()))
+    if is_model_id(reply.alias.model):
+        headers.append((b"x-shoal-model", reply.alias.model.encode()))
+    return replace(step, headers=(*step.headers, *headers)) if headers else step
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,10 +348,11 @@ class Route:
     """One row of the table of routes.
 
     Attributes:
-        path: `{model}` matches the rest, including slashes, up to the text that follows it.
+        path: `{model}`, or another name in braces, matches the rest, including slashes, up to the
+            text that follows it.
         body: The type of the body for OpenAPI: a msgspec Struct, a type of them, or a tuple of
             alternatives.
-        answer: The type of the answer for OpenAPI, as `body`; `str` is plain text.
+        answer: The type of the answer for OpenAPI, as `body`; `str` is plain text, `bytes` a file.
         along: The media type of the streamed answer; empty if none exists.
     """
 
@@ -356,6 +366,9 @@ class Route:
     stream_media_type: bytes = b""
     decoded: Callable[[Received], bytes] = lambda received: received.body
     """Returns the part of a body that is decoded as JSON or MessagePack."""
+    query: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Descriptions of the query's parameters, for OpenAPI."""
+    body_media_type: str = "application/json"
 
 
 def json_of(content: object) -> bytes:

@@ -59,7 +59,7 @@ ARRIVING_BYTES: Final = 2 * MESSAGE_BYTES
 """The maximum growth of the process while messages arrive; above it the arriving messages are
 aborted.
 """
-MAX_CALLS: Final = 1000
+MAX_TEI_CALLS: Final = 1000
 _MAX_ERROR_CHARACTERS: Final = 1000
 """The maximum length of an error's text: statuses travel in headers of 8 KiB."""
 _COLLECTED: Final = "/tei.v1.Rerank/RerankStream"
@@ -97,7 +97,7 @@ class TeiServer:
         self._default_seconds = default_seconds
         self._longest_seconds = longest_seconds
         self._health = health.aio.HealthServicer()
-        self._calls = Bound(MAX_CALLS, "calls")
+        self._calls = Bound(MAX_TEI_CALLS, "calls")
         self._arrivals = Arrivals(growth_bytes=ARRIVING_BYTES)
         self._server = guarded_server(Guard(), MESSAGE_BYTES)
 

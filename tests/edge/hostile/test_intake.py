@@ -22,7 +22,7 @@ from services.edge.intake.callers import (
     MAX_LOOKUPS,
     MAX_REFUSED_CALLERS,
     MAX_STALE_SECONDS,
-    REFUSED_SECONDS,
+    REFUSAL_TTL_SECONDS,
     Callers,
 )
 from services.edge.intake.counting import MAX_DEPTH, MAX_OBJECTS, MAX_VALUES, Count, count_objects
@@ -342,7 +342,7 @@ async def test_refusals_are_cached_briefly() -> None:
         assert raised.value.status == 401
     assert len(router.asked) == 1
     router.error = None
-    clock.seconds += REFUSED_SECONDS
+    clock.seconds += REFUSAL_TTL_SECONDS
     assert await callers.tenant(caller("a")) == "a"
 
 

@@ -38,7 +38,7 @@ WRITTEN: str = EXPECTED["written"]
 MESSAGES = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": USER}]
 CONVERSATION = [MESSAGES[0], *EXPECTED["turns"], MESSAGES[1]]
 CONVERSED: str = EXPECTED["conversed"]
-WAITED = "(told to wait)"
+WAITED = "(rate limited)"
 """The suffix of calls for which at least one response with 429 is counted."""
 TRIES = 10
 

@@ -62,7 +62,7 @@ await check("@huggingface/inference sentenceSimilarity", async () => {
   return distance([found], [vectors.slice(1, 3).map(dot)]);
 });
 const slow = new CohereClientV2({ token: "any", environment: limited });
-await check("cohere-ai v2.embed (told to wait)", () => waits(async () => {
+await check("cohere-ai v2.embed (rate limited)", () => waits(async () => {
   const found = await slow.embed({ model, texts, inputType: "search_document", embeddingTypes: ["float"] });
   return distance(found.embeddings.float, vectors);
 }));
@@ -82,8 +82,8 @@ const told = async (call, status) => {
   throw new Error("no call was refused, or none passed");
 };
 const far = new Ollama({ host: limited });
-await check("ollama embed, repeated by its caller (told to wait)", () =>
+await check("ollama embed, repeated by its caller (rate limited)", () =>
   told(async () => distance((await far.embed({ model, input: texts })).embeddings, vectors), (error) => error.status_code));
 const hosted = new InferenceClient("any", { endpointUrl: `${limited}/models/${model}/pipeline/feature-extraction` });
-await check("@huggingface/inference featureExtraction, repeated by its caller (told to wait)", () =>
+await check("@huggingface/inference featureExtraction, repeated by its caller (rate limited)", () =>
   told(async () => distance(await hosted.featureExtraction({ inputs: texts }), vectors), (error) => error.httpResponse?.status));

@@ -4,6 +4,8 @@ import asyncio
 import base64
 import json
 import struct
+import time
+from typing import Any
 
 import openai
 from checking import (
@@ -239,6 +241,118 @@ def chat_errors() -> None:
     refused(openai.BadRequestError, lambda: ask(n=17), ("param", "n"))
 
 
+def embedding_rows(*inputs: object) -> list[dict[str, Any]]:
+    return [
+        {
+            "custom_id": f"id-{number}",
+            "method": "POST",
+            "url": "/v1/embeddings",
+            "body": {"model": MODEL, "input": given},
+        }
+        for number, given in enumerate(inputs)
+    ]
+
+
+def batch_file(rows: list[dict[str, Any]]) -> str:
+    """Upload the input of a batch; return the file's id."""
+    content = "\n".join(map(json.dumps, rows)).encode()
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    assert client.files.wait_for_processing(file.id).status == "processed"
+    assert client.files.content(file.id).read() == content
+    assert file.id in [one.id for one in client.files.list(purpose="batch")]
+    return file.id
+
+
+def run_batch(file: str, *statuses: str, endpoint: str = "/v1/embeddings") -> openai.types.Batch:
+    batch = client.batches.create(
+        input_file_id=file,
+        endpoint=endpoint,
+        completion_window="24h",
+        metadata={"job": "a"},
+    )
+    if "cancelled" in statuses:
+        assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    for _ in range(600):
+        batch = client.batches.retrieve(batch.id)
+        if batch.status in statuses:
+            return batch
+        time.sleep(0.1)
+    raise AssertionError(batch.status)
+
+
+def results(file: str | None) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in client.files.content(file).text.splitlines()]
+
+
+def batches() -> float:
+    file = batch_file(embedding_rows(TEXTS, "", *TEXTS))
+    batch = run_batch(file, "completed")
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (len(TEXTS) + 2, len(TEXTS) + 1, 1)
+    assert batch.metadata == {"job": "a"}
+    done = {one["custom_id"]: one["response"] for one in results(batch.output_file_id)}
+    (failed,) = results(batch.error_file_id)
+    assert (failed["custom_id"], failed["response"]["status_code"]) == ("id-1", 400)
+    assert set(done) == {f"id-{number}" for number in range(len(TEXTS) + 2)} - {"id-1"}
+    assert batch.id in [one.id for one in client.batches.list()]
+    for one in (file, batch.output_file_id, batch.error_file_id):
+        assert client.files.delete(one).deleted
+    refused(openai.NotFoundError, lambda: client.files.retrieve(file), ("param", "id"))
+    return distance((entry["embedding"] for entry in done["id-0"]["body"]["data"]), VECTORS)
+
+
+def batches_of_chats() -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "one": {"messages": MESSAGES},
+        "other": {"messages": CONVERSATION},
+        "sampled": {"messages": MESSAGES, "n": 2, "temperature": 1, "seed": 4},
+        "unknown": {"messages": MESSAGES, "model": "gpt-4o"},
+        "unfinished": {"messages": CONVERSATION[:-1]},
+    }
+    rows = [
+        {
+            "custom_id": name,
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": WRITER, "max_tokens": TOKENS, **body},
+        }
+        for name, body in bodies.items()
+    ]
+    batch = run_batch(batch_file(rows), "completed", endpoint="/v1/chat/completions")
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (5, 3, 2), counts
+    answers = {}
+    for line in results(batch.output_file_id):
+        assert line["response"]["status_code"] == 200
+        answers[line["custom_id"]] = openai.types.chat.ChatCompletion(**line["response"]["body"])
+    assert set(answers) == {"one", "other", "sampled"}
+    is_written(answers["one"].choices[0].message.content)
+    is_conversed(answers["other"].choices[0].message.content)
+    sampled = client.chat.completions.create(model=WRITER, max_tokens=TOKENS, **bodies["sampled"])
+    texts = [choice.message.content for choice in answers["sampled"].choices]
+    assert texts == [choice.message.content for choice in sampled.choices]
+    assert answers["one"].usage.completion_tokens == EXPECTED["written_tokens"]
+    assert batch.usage.output_tokens == sum(one.usage.completion_tokens for one in answers.values())
+    errors = {line["custom_id"]: line["response"] for line in results(batch.error_file_id)}
+    codes = {
+        name: (one["status_code"], one["body"]["error"]["code"]) for name, one in errors.items()
+    }
+    assert codes["unknown"] == (404, "model_not_found")
+    assert codes["unfinished"][0] == 400
+    assert errors["unfinished"]["body"]["error"]["param"] == "messages[2].role"
+
+
+def batches_that_end_early() -> None:
+    assert run_batch(batch_file(embedding_rows(*TEXTS * 50)), "cancelled", "completed").cancelled_at
+    file = client.files.create(file=("in.jsonl", b'{"custom_id": "a"}\n{'), purpose="batch")
+    failed = run_batch(file.id, "failed")
+    assert [(error.line, error.code) for error in failed.errors.data] == [
+        (1, "invalid_method"),
+        (2, "invalid_json_line"),
+    ]
+    refused(openai.ConflictError, lambda: client.batches.cancel(failed.id))
+
+
 check("embeddings (base64 unasked)", embed)
 check("embeddings (float)", lambda: embed(encoding_format="float"))
 check("embeddings (base64 asked)", raw)
@@ -261,5 +375,9 @@ check("chat.completions, n, seed, stop and logprobs", sampled)
 check("chat.completions, tools", tools)
 check("completions", completions)
 check("chat.completions, errors", chat_errors)
+if not OLD:
+    check("files and batches", batches)
+    check("batches of chat.completions", batches_of_chats)
+    check("batches, cancelled and failed", batches_that_end_early)
 check(f"embeddings {WAITED}", lambda: waits(slow))
 check(f"RateLimitError with max_retries=0 {WAITED}", not_repeated)

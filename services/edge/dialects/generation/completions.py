@@ -40,7 +40,7 @@ from services.edge.messages.base import (
 )
 from services.edge.messages.reading import count_of, priority_of, read, target, text_item
 
-DEFAULT_TOKENS: Final = 16
+DEFAULT_COMPLETION_TOKENS: Final = 16
 """OpenAI's default."""
 MAX_PROMPTS: Final = 128
 MAX_LOGPROBS: Final = 20
@@ -116,7 +116,7 @@ def complete(received: Received) -> MeshCall | Stream:
                 f"{name} is not supported: an answer continues the prompt, so omit it",
                 name,
             )
-    most = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+    most = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     if most > MAX_TOKENS:
         raise invalid(f"max_tokens is {most}; it must be at most {MAX_TOKENS:,}", "max_tokens")
     if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:

@@ -13,7 +13,7 @@ const compatible = (at) => createOpenAICompatible({ name: "shoal", baseURL: `${a
 
 await check("@langchain/openai embedDocuments", async () => distance(await langchain(base).embedDocuments(texts), vectors));
 await check("@langchain/openai embedQuery", async () => distance([await langchain(base).embedQuery(texts[0])], alone));
-await check("@langchain/openai (told to wait)", () =>
+await check("@langchain/openai (rate limited)", () =>
   waits(async () => distance(await langchain(limited).embedDocuments(texts), vectors)));
 await check("@langchain/openai errors", async () => {
   const error = await langchain(base, "nobody").embedQuery("a").catch((caught) => caught);
@@ -23,7 +23,7 @@ await check("ai embedMany", async () =>
   distance((await embedMany({ model: compatible(base).embeddingModel(model), values: texts })).embeddings, vectors));
 await check("ai embed", async () =>
   distance([(await embed({ model: compatible(base).embeddingModel(model), value: texts[0] })).embedding], alone));
-await check("ai embedMany (told to wait)", () => waits(async () =>
+await check("ai embedMany (rate limited)", () => waits(async () =>
   distance((await embedMany({ model: compatible(limited).embeddingModel(model), values: texts, maxRetries: 5 })).embeddings, vectors)));
 await check("ai errors", async () => {
   const error = await embed({ model: compatible(base).embeddingModel("nobody"), value: "a", maxRetries: 0 }).catch((caught) => caught);

@@ -1,0 +1,254 @@
+"""The parts that handlers and runners of batches share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
+
+import msgspec
+from shoal.bulk.failures import StorageError
+from shoal.errors import ShoalError
+from shoal.transport.channels import ANY_ANSWER
+from shoal.transport.wire import Metadata
+
+from libs.serving.calls.call import REQUEST_ID_HEADER, TENANT_HEADER, new_request_id
+from libs.telemetry.logs import fields
+from services.edge.batches.leases import Lease
+from services.edge.batches.objects import make_id
+from services.edge.batches.settings import BatchSettings
+from services.edge.batches.store import Store, TenantStore, tenant_key
+from services.edge.credentials import AUTHORIZATION
+from services.edge.intake.served import ServedRequest
+from services.edge.messages.base import Answer, HttpError
+
+log = logging.getLogger(__name__)
+
+THREADS: Final = 4
+"""Threads that wait for the storage, in addition to those that decode requests."""
+VALIDATION_THREADS: Final = 2
+"""Threads that check inputs, which takes seconds for a large one."""
+LEASE_THREADS: Final = 4
+"""Threads that renew leases, whatever else waits for the storage."""
+QUOTA_SECONDS: Final = 10.0
+"""How long the size of a tenant's files is used to check results of its batch. Each chunk would
+read all its records otherwise.
+"""
+MAX_RECORDS: Final = 10_000
+"""The maximum number of files and batches of a tenant."""
+MAX_CREDENTIALS: Final = 10_000
+"""The maximum number of tenants with a token in memory."""
+
+Identify = Callable[[Metadata], Awaitable[str]]
+"""Returns the tenant of a call's metadata. Raises ShoalError."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class QuotaExceeded(Exception):
+    """The files of a tenant have reached their limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The caller of a request, whom a router has just identified."""
+
+    store: TenantStore
+    tenant: str
+    needs_token: bool
+
+
+class Context:
+    """The storage with its threads, quotas, and the tokens of callers.
+
+    Args:
+        vouches: Whether routers would accept calls without a token because of the edge's
+            certificate.
+    """
+
+    def __init__(self, settings: BatchSettings, identify: Identify, *, vouches: bool) -> None:
+        self.settings = settings
+        self.store = Store(settings.location)
+        self._identify = identify
+        self._vouches = vouches
+        self._threads = ThreadPoolExecutor(THREADS, "batches")
+        self._validation = ThreadPoolExecutor(VALIDATION_THREADS, "batches-validation")
+        self._leases = ThreadPoolExecutor(LEASE_THREADS, "batches-leases")
+        # The state: the size of the files of a tenant without those of a batch, by that batch, and
+        # the time of the reading; bytes that are written but not in a record yet, and the newest
+        # credential of each tenant, which is never stored. The latter are by the tenant's key.
+        self._sizes: dict[str, tuple[int, float]] = {}
+        self._pending: Counter[str] = Counter()
+        self._credentials: dict[str, Metadata] = {}
+
+    def close(self) -> None:
+        for threads in (self._threads, self._validation, self._leases):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def io(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that uses the storage in a thread. Raises StorageError."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(act, *args, **kwargs))
+
+    async def validate(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Check an input, which takes seconds, in a thread for that. Raises StorageError."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._validation, partial(act, *args, **kwargs))
+
+    async def renew(self, lease: Lease) -> None:
+        """Renew a lease in a thread for that. Raises LeaseLost, StorageError."""
+        await asyncio.get_running_loop().run_in_executor(self._leases, lease.renew)
+
+    async def caller(self, request: ServedRequest) -> Caller:
+        """Identify the caller of a request by asking a router. Raises HttpError."""
+        await request.payer.identify()
+        try:
+            tenant = await self._identify(_with_new_id(request.metadata))
+        except ShoalError as error:
+            raise HttpError(
+                error.reason, error.message, field=error.field, retry_after=error.retry_after
+            ) from None
+        key = tenant_key(tenant)
+        kept = tuple(pair for pair in request.metadata if pair[0] != REQUEST_ID_HEADER)
+        needs_token = any(name == AUTHORIZATION for name, _ in kept)
+        if needs_token:
+            self._credentials.pop(key, None)
+            if len(self._credentials) >= MAX_CREDENTIALS:
+                del self._credentials[next(iter(self._credentials))]
+            self._credentials[key] = kept
+        named = next((str(value) for name, value in kept if name == TENANT_HEADER), "")
+        return Caller(self.store.tenant(key), named, needs_token)
+
+    async def credential(self, key: str, tenant: str, *, needs_token: bool) -> Metadata | None:
+        """Return the metadata with which requests of a batch are sent; None until the tenant has
+        sent a token.
+
+        1. A batch of a caller without a token needs none.
+        2. Otherwise the newest token of the tenant that this edge has received is used.
+        3. If a router accepts the tenant without a token, as an open mesh does, none is needed. The
+           edge's certificate does not replace the token of a caller.
+        """
+        named: Metadata = (*ANY_ANSWER, *(((TENANT_HEADER, tenant),) if tenant else ()))
+        if not needs_token:
+            return named
+        if key in self._credentials:
+            return self._credentials[key]
+        if self._vouches:
+            return None
+        try:
+            found = await self._identify(_with_new_id(named))
+        except ShoalError:
+            return None
+        return named if tenant_key(found) == key else None
+
+    def forget_credential(self, key: str, refused: Metadata) -> None:
+        """Forget a token that a router has refused, unless a newer one has arrived."""
+        if self._credentials.get(key) == refused:
+            del self._credentials[key]
+
+    async def check_quota(self, store: TenantStore, more: int = 0, without: str = "") -> None:
+        """Check that a tenant may store `more` bytes. Raises QuotaExceeded, StorageError.
+
+        Args:
+            without: A batch with results that are part of `more`. The size of the other files may
+                have been read up to QUOTA_SECONDS before, unless it is too large.
+        """
+        now = time.monotonic()
+        if without and without in self._sizes:
+            size, read_at = self._sizes[without]
+            if now - read_at < QUOTA_SECONDS and self._fits(store.key, size + more):
+                return
+        size = await self.io(store.stored_bytes, without)
+        if without:
+            self._sizes = {
+                batch: recent
+                for batch, recent in self._sizes.items()
+                if now - recent[1] < QUOTA_SECONDS
+            }
+            self._sizes[without] = size, now
+        if not self._fits(store.key, size + more):
+            raise QuotaExceeded(
+                f"the files of this tenant would have more than {self.settings.tenant_bytes:,} "
+                "bytes: delete files"
+            )
+
+    def _fits(self, key: str, size: int) -> bool:
+        return size + self._pending[key] <= self.settings.tenant_bytes
+
+    async def check_records(self, store: TenantStore) -> None:
+        """Check that a tenant may have another file or batch. At the limit, its oldest ended
+        batches without files are deleted, because no request deletes a batch. Raises HttpError.
+        """
+        if await self.io(store.count) < MAX_RECORDS:
+            return
+        await self.io(store.forget_batches, max(1, MAX_RECORDS // 100))
+        if await self.io(store.count) >= MAX_RECORDS:
+            raise HttpError(
+                "TOO_LARGE", f"this tenant has {MAX_RECORDS:,} files and batches: delete files"
+            )
+
+    def add_pending(self, key: str, size: int) -> None:
+        """Count bytes that are written before their record is."""
+        self._pending[key] += size
+        if not self._pending[key]:
+            del self._pending[key]
+
+
+def _with_new_id(metadata: Metadata) -> Metadata:
+    """Return the metadata of a call that only identifies the caller."""
+    kept = (pair for pair in metadata if pair[0] != REQUEST_ID_HEADER)
+    return (*kept, (REQUEST_ID_HEADER, new_request_id()))
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """Raise HttpError for errors of the storage and of quotas."""
+    try:
+        yield
+    except StorageError as error:
+        log.warning("storage failed", extra=fields({"error": str(error)}))
+        raise HttpError(
+            "INTERNAL", "the storage of files failed: try again later", status=503
+        ) from None
+    except QuotaExceeded as error:
+        raise HttpError("TOO_LARGE", str(error)) from None
+
+
+def new_id(prefix: str) -> tuple[str, int]:
+    """Return a new id and its time. Ids are in the order in which an edge makes them: lists are
+    sorted by them.
+    """
+    now, microseconds = divmod(time.time_ns() // 1000, 1_000_000)
+    return make_id(prefix, now, f"{microseconds:05x}{secrets.token_hex(14)[1:]}"), now
+
+
+def answer_of(content: Any) -> Answer:
+    """Return an object as JSON."""
+    return Answer(msgspec.json.encode(content))
+
+
+def page_of(objects: list[Any], *, has_more: bool) -> Answer:
+    """Return a page of a list."""
+    ids = [one["id"] for one in objects]
+    return answer_of(
+        {
+            "object": "list",
+            "data": objects,
+            "first_id": ids[0] if ids else None,
+            "last_id": ids[-1] if ids else None,
+            "has_more": has_more,
+        }
+    )
+
+
+def missing(kind: str, identity: str) -> HttpError:
+    """Return the error for an object that does not exist, or is another tenant's."""
+    return HttpError("NO_SUCH_OBJECT", f"No such {kind} object: {identity[:100]}", field="id")

@@ -1,0 +1,253 @@
+"""Finds batches that no edge runs, claims and runs some of them, and deletes expired files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+from shoal.bulk.failures import StorageError
+
+from libs.telemetry.logs import fields
+from services.edge.batches.context import Context
+from services.edge.batches.leases import Lease, LeaseLost, Observed, latest_generations
+from services.edge.batches.objects import BATCH_ID, BatchRecord, created_at
+from services.edge.batches.runner import CANCEL, Execute, Gate, Runner
+from services.edge.batches.store import TenantStore
+
+log = logging.getLogger(__name__)
+
+SCAN_SECONDS: Final = 3.0
+MIN_SCAN_SECONDS: Final = 0.2
+"""The pause after a scan, whatever clients do."""
+MAX_RUNNING: Final = 4
+"""The maximum number of batches that an edge runs at a time."""
+TURN_SECONDS: Final = 60.0
+"""How long a batch keeps its place while a tenant without one waits."""
+CLEAN_SECONDS: Final = 600.0
+RESTART_SECONDS: Final = 30.0
+"""How long a batch waits after its storage failed."""
+UNCOMMITTED_SECONDS: Final = 60
+"""The age at which the name of a batch without a record is deleted: its edge died in between."""
+
+
+class Manager:
+    """Runs the batches of an edge.
+
+    Args:
+        max_line_bytes: The maximum size of a line.
+        max_seconds: The maximum deadline of a request.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        execute: Execute,
+        *,
+        max_line_bytes: int,
+        max_seconds: float,
+    ) -> None:
+        self._context, self._execute = context, execute
+        self._max_line_bytes, self._max_seconds = max_line_bytes, max_seconds
+        self._gate = Gate(context.settings.in_flight)
+        self._wakeup = asyncio.Event()
+        # The state: leases of other edges, running batches with their tasks and the times of their
+        # starts, the times until which batches wait after a failure, and the time of the last start
+        # of each tenant. Batches are known by their names in `active`.
+        self._observed = Observed()
+        self._runners: dict[str, Runner] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._starts: dict[str, float] = {}
+        self._waits: dict[str, float] = {}
+        self._turns: dict[str, float] = {}
+
+    def wake(self) -> None:
+        """Look for batches now: one was created, or a token has arrived."""
+        self._wakeup.set()
+
+    def running(self, identity: str) -> Runner | None:
+        """Return the runner of a batch that this edge runs."""
+        return self._runners.get(identity)
+
+    def cancel(self, identity: str, at: int) -> None:
+        """Stop a batch if this edge runs it, or claim it to stop it."""
+        runner = self._runners.get(identity)
+        if runner is not None:
+            runner.cancel(at)
+        self.wake()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Run batches within this context; other edges may claim them at its end."""
+        loops = [
+            asyncio.create_task(self._scan_forever()),
+            asyncio.create_task(self._clean_forever()),
+        ]
+        try:
+            yield
+        finally:
+            tasks = [*loops, *self._tasks.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def scan(self) -> None:
+        """Claim batches that no edge runs, as many as this edge may run. Raises StorageError."""
+        active = await self._context.io(self._context.store.active)
+        names = await self._context.io(active.names)
+        generations = latest_generations(names)
+        markers = [name for name in names if BATCH_ID.fullmatch(name.partition(".")[2])]
+        self._observed.forget_others(markers)
+        self._waits = {name: self._waits[name] for name in markers if name in self._waits}
+        tenants = {_tenant(name) for name in markers}
+        self._turns = {key: at for key, at in self._turns.items() if key in tenants}
+        is_full = False
+        for name in self._by_turn(markers):
+            if name in self._tasks or time.monotonic() < self._waits.get(name, 0.0):
+                continue
+            is_free = await self._context.io(
+                self._observed.is_free, active, name, generations.get(name, 0), time.monotonic()
+            )
+            if is_free and len(self._tasks) < MAX_RUNNING:
+                await self._claim(name, generations.get(name, 0))
+            elif is_free and not is_full and await self._is_runnable(name):
+                is_full = True
+                self._make_place(name)
+
+    def _by_turn(self, markers: list[str]) -> list[str]:
+        """Return batches so that tenants with few running ones have the first, then those that
+        started none for the longest time, and old ones of a tenant go before new ones.
+        """
+        turns = Counter(map(_tenant, self._tasks))
+        ordered = []
+        for name in sorted(markers, key=lambda name: name.partition(".")[2]):
+            tenant = _tenant(name)
+            last = self._turns.get(tenant, 0.0)
+            ordered.append((turns[tenant], last, created_at(name), name))
+            turns[tenant] += name not in self._tasks
+        return [one[-1] for one in sorted(ordered)]
+
+    def _make_place(self, name: str) -> None:
+        """Let a batch leave its place to another tenant's batch that could run.
+
+        1. A tenant that runs two more batches than the other one leaves a place at once.
+        2. A tenant that runs one more does so when its batch has had its turn.
+        """
+        if any(runner.is_leaving for runner in self._runners.values()):
+            return
+        counts, now = Counter(map(_tenant, self._tasks)), time.monotonic()
+
+        def rank(running: str) -> tuple[int, float]:
+            return counts[_tenant(running)] - counts[_tenant(name)], now - self._starts[running]
+
+        longest = max(self._tasks, key=rank)
+        lead, seconds = rank(longest)
+        if lead > 1 or (lead == 1 and seconds >= TURN_SECONDS):
+            self._runners[longest.partition(".")[2]].leave()
+
+    async def _is_runnable(self, name: str) -> bool:
+        """Return whether a batch would run if this edge claimed it."""
+        key, _, identity = name.partition(".")
+        store = self._context.store.tenant(key)
+        record = await self._context.io(store.batch, identity)
+        return record is not None and not record.is_ended and await self._can_run(store, record)
+
+    async def _claim(self, name: str, generation: int) -> None:
+        """Run a batch if it has a credential and no other edge claims it first."""
+        key, _, identity = name.partition(".")
+        store = self._context.store.tenant(key)
+        record = await self._context.io(store.batch, identity)
+        if record is None:
+            if created_at(identity) + UNCOMMITTED_SECONDS <= time.time():
+                await self._context.io(store.deactivate, identity)
+            return
+        if not record.is_ended and not await self._can_run(store, record):
+            return
+        active = await self._context.io(self._context.store.active)
+        lease = await self._context.io(Lease.acquire, active, name, generation)
+        if lease is None:
+            return
+        # Another edge may have saved or ended the batch before this one claimed it.
+        record = await self._context.io(store.batch, identity)
+        if record is None or record.is_ended:
+            await self._context.io(store.deactivate, identity)
+            await self._context.io(lease.delete)
+            return
+        runner = Runner(
+            self._context,
+            store,
+            record,
+            lease,
+            execute=self._execute,
+            gate=self._gate,
+            max_line_bytes=self._max_line_bytes,
+            max_seconds=self._max_seconds,
+        )
+        self._runners[identity] = runner
+        self._starts[name] = self._turns[key] = time.monotonic()
+        self._tasks[name] = asyncio.create_task(self._run(name, runner, lease))
+
+    async def _can_run(self, store: TenantStore, record: BatchRecord) -> bool:
+        """Return whether requests of a batch can be sent, or it ends without any."""
+        found = await self._context.credential(
+            store.key, record.tenant, needs_token=record.needs_token
+        )
+        if found is not None or record.expires_at <= time.time():
+            return True
+        data = await self._context.io(store.data, record.id)
+        return await self._context.io(data.read, CANCEL) is not None
+
+    async def _run(self, name: str, runner: Runner, lease: Lease) -> None:
+        identity = runner.record.id
+        try:
+            await runner.run()
+        except LeaseLost:
+            log.warning("another edge runs the batch", extra=fields({"batch": identity}))
+        except StorageError as error:
+            log.warning("batch stopped", extra=fields({"batch": identity, "error": str(error)}))
+            self._waits[name] = time.monotonic() + RESTART_SECONDS
+        except Exception:
+            log.exception("batch stopped", extra=fields({"batch": identity}))
+            self._waits[name] = time.monotonic() + RESTART_SECONDS
+        finally:
+            if not runner.record.is_ended:
+                with suppress(StorageError, LeaseLost):
+                    await asyncio.shield(self._context.io(lease.release_if_held))
+            del self._runners[identity], self._tasks[name], self._starts[name]
+            self.wake()
+
+    async def _scan_forever(self) -> None:
+        while True:
+            self._wakeup.clear()
+            try:
+                await self.scan()
+            except StorageError as error:
+                log.warning("batches cannot be read", extra=fields({"error": str(error)}))
+            except Exception:
+                log.exception("looking for batches failed")
+            await asyncio.sleep(MIN_SCAN_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wakeup.wait(), SCAN_SECONDS)
+
+    async def _clean_forever(self) -> None:
+        """Delete expired files from time to time."""
+        while True:
+            try:
+                for store in await self._context.io(self._context.store.tenants):
+                    await self._context.io(
+                        store.delete_expired, time.time(), self._context.settings.expiry_seconds
+                    )
+            except StorageError as error:
+                log.warning("expired files are kept", extra=fields({"error": str(error)}))
+            except Exception:
+                log.exception("deleting expired files failed")
+            await asyncio.sleep(CLEAN_SECONDS)
+
+
+def _tenant(name: str) -> str:
+    """Return the key of the tenant of a batch, by its name in `active`."""
+    return name.partition(".")[0]

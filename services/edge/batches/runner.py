@@ -1,0 +1,644 @@
+"""Runs one batch: validates its input, executes its requests and commits the results.
+
+1. All lines are validated and divided into chunks. The division is stored once.
+2. Chunks are executed, two at a time, and each is committed as one object, which is created only if
+   no other exists. So a request that two edges executed has one result.
+3. The files of results and of errors become lists of ranges of these objects, and then the end of
+   the batch is committed, once.
+
+A runner that dies leaves the batch to another one, which continues with the chunks that are not
+committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, Literal, Protocol
+
+import msgspec
+from shoal.bulk.failures import StorageError
+from shoal.bulk.flow import Flow
+from shoal.bulk.places import Place
+from shoal.transport.wire import Metadata
+
+from libs.telemetry.logs import fields
+from services.edge.batches import lines
+from services.edge.batches.context import Context, QuotaExceeded
+from services.edge.batches.files import OUTPUT_PURPOSE
+from services.edge.batches.leases import BATCH_RENEW_SECONDS, Lease
+from services.edge.batches.objects import (
+    BatchError,
+    BatchRecord,
+    Chunk,
+    Counts,
+    FileRecord,
+    PartCounts,
+    Piece,
+    Plan,
+    Status,
+)
+from services.edge.batches.store import Content, TenantStore
+from services.edge.intake.reading import UNIDENTIFIED_BODY_BYTES
+from services.edge.intake.served import Executed
+
+log = logging.getLogger(__name__)
+
+CANCEL: Final = "cancel.json"
+"""The object that asks for the end of a batch: the time of the request."""
+CHUNKS_IN_FLIGHT: Final = 2
+MAX_FLOWS: Final = 10_000
+"""The maximum number of tenants and models with an adapted limit; idle ones are forgotten."""
+LEAVE_SECONDS: Final = 30.0
+"""How long a batch that leaves its place to another one waits for the next answer of its chunks."""
+MAX_FAULTS: Final = 3
+"""How often a request is sent that fails for a reason other than an overload."""
+MIN_REQUEST_SECONDS: Final = 60.0
+_PLAN: Final = "plan.json"
+_PARTS: Final = "parts.json"
+_REFUSED: Final = (429, 503)
+_EXPIRED: Final = (
+    "batch_expired",
+    "This request could not be executed before the completion window expired.",
+)
+Stop = Literal["", "cancelled", "expired", "waiting", "failed"]
+"""Why a runner executes no more requests."""
+_STATUS: Final[dict[Stop, Status]] = {
+    "": "completed",
+    "cancelled": "cancelled",
+    "expired": "expired",
+    "failed": "failed",
+}
+"""The last state of a batch, by the reason for its end."""
+_STOP: Final[dict[Status, Stop]] = {status: stop for stop, status in _STATUS.items()}
+
+
+class Execute(Protocol):
+    """Answers a request of a batch through the edge's routes."""
+
+    def __call__(
+        self, path: str, body: bytes, metadata: Metadata, request_id: str, seconds: float, /
+    ) -> Awaitable[Executed]: ...
+
+
+Sender = tuple[str, str]
+"""A tenant's key and a model."""
+
+
+class Gate:
+    """Limits the requests of all batches in flight.
+
+    1. All together have a maximum.
+    2. Those of a tenant to a model have a limit that adapts to refusals, so that neither another
+       tenant's limits nor another model's overload slows them down.
+    3. If several may send, the tenant with the fewest requests in flight does.
+    """
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+        # The state: the flow of each sender, oldest first, the numbers of requests in flight, also
+        # of senders and of tenants, and those that wait.
+        self._flows: dict[Sender, Flow] = {}
+        self._total = 0
+        self._running: Counter[Sender] = Counter()
+        self._tenants: Counter[str] = Counter()
+        self._waiting: dict[Sender, deque[asyncio.Future[None]]] = {}
+
+    def limit(self, sender: Sender) -> int:
+        """Return how many requests a sender may have in flight."""
+        return self._flow(sender).limit
+
+    @asynccontextmanager
+    async def enter(self, sender: Sender) -> AsyncIterator[None]:
+        """Wait until a request may be sent."""
+        if sender in self._waiting or not self._may_send(sender):
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(sender, deque()).append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self._leave(sender)
+                raise
+        else:
+            self._start(sender)
+        try:
+            yield
+        finally:
+            self._leave(sender)
+
+    def report(self, sender: Sender, status: int, sent_at: float, now: float) -> None:
+        """Adapt the limit to the status of a request that was sent at `sent_at`."""
+        if status in (*_REFUSED, 504):
+            self._flow(sender).overloaded(sent_at, now)
+        elif status < 500:
+            self._flow(sender).succeeded()
+
+    def _may_send(self, sender: Sender) -> bool:
+        is_free = self._total < self._maximum
+        return is_free and self._running[sender] < self.limit(sender)
+
+    def _start(self, sender: Sender) -> None:
+        self._total += 1
+        self._running[sender] += 1
+        self._tenants[sender[0]] += 1
+
+    def _leave(self, sender: Sender) -> None:
+        self._total -= 1
+        self._running[sender] -= 1
+        if not self._running[sender]:
+            del self._running[sender]
+        self._tenants[sender[0]] -= 1
+        if not self._tenants[sender[0]]:
+            del self._tenants[sender[0]]
+        while self._total < self._maximum:
+            # Few senders wait, because few batches run, and each has few models.
+            senders = [waiting for waiting in self._waiting if self._may_send(waiting)]
+            if not senders:
+                break
+            first = min(senders, key=lambda one: (self._tenants[one[0]], self._running[one]))
+            waiters = self._waiting[first]
+            waiter = waiters.popleft()
+            if not waiters:
+                del self._waiting[first]
+            if not waiter.done():
+                self._start(first)
+                waiter.set_result(None)
+
+    def _flow(self, sender: Sender) -> Flow:
+        found = self._flows.get(sender)
+        if found is None:
+            if len(self._flows) >= MAX_FLOWS:
+                busy = self._running.keys() | self._waiting.keys()
+                idle = next((one for one in self._flows if one not in busy), None)
+                if idle is not None:
+                    del self._flows[idle]
+            found = self._flows[sender] = Flow(self._maximum)
+        return found
+
+
+class Runner:
+    """Runs one batch that this edge has claimed.
+
+    Attributes:
+        key: The tenant's key.
+        record: The batch, as it is now.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        store: TenantStore,
+        record: BatchRecord,
+        lease: Lease,
+        *,
+        execute: Execute,
+        gate: Gate,
+        max_line_bytes: int,
+        max_seconds: float,
+    ) -> None:
+        self.key, self.record = store.key, record
+        self._context, self._store, self._lease = context, store, lease
+        self._execute, self._gate = execute, gate
+        self._max_line_bytes, self._max_seconds = max_line_bytes, max_seconds
+        # The state: committed parts, requests in flight, whether progress is not saved yet, and why
+        # the runner stops.
+        self._parts: dict[int, PartCounts] = {}
+        self._requests: set[asyncio.Task[None]] = set()
+        self._is_changed = False
+        self._stop: Stop = ""
+        self._validation_stop = threading.Event()
+        # Whether the batch leaves its place, and the time of the last answer.
+        self.is_leaving = False
+        self._answered_at = time.monotonic()
+
+    def cancel(self, at: int) -> None:
+        """Stop the batch, as a client requests."""
+        self.record.cancelling_at = self.record.cancelling_at or at
+        self._set_stop("cancelled")
+        self._validation_stop.set()
+
+    def leave(self) -> None:
+        """Stop after the chunks in flight, so that another batch is run. If they get no answers,
+        stop before, and execute them again later.
+        """
+        self.is_leaving, self._answered_at = True, time.monotonic()
+        self._leave_if_stuck()
+
+    def _leave_if_stuck(self) -> None:
+        now = time.monotonic()
+        if now - self._answered_at >= LEAVE_SECONDS:
+            self._set_stop("waiting")
+        elif not self._stop:
+            delay = self._answered_at + LEAVE_SECONDS - now + 0.01
+            asyncio.get_running_loop().call_later(delay, self._leave_if_stuck)
+
+    async def run(self) -> None:
+        """Run until the batch has ended, leaves its place or waits for a token. Raises LeaseLost,
+        StorageError.
+        """
+        work = asyncio.create_task(self._work())
+        others = [asyncio.create_task(act()) for act in (self._renew, self._watch)]
+        timer = asyncio.get_running_loop().call_later(
+            max(0.0, self.record.expires_at - time.time()), self._set_stop, "expired"
+        )
+        try:
+            await asyncio.wait((work, *others), return_when=asyncio.FIRST_COMPLETED)
+            for task in others:
+                if task.done() and not self.record.is_ended:
+                    await task
+            await work
+        finally:
+            timer.cancel()
+            self._validation_stop.set()
+            for task in (work, *others):
+                task.cancel()
+            await asyncio.gather(work, *others, return_exceptions=True)
+
+    async def _work(self) -> None:
+        data = await self._context.io(self._store.data, self.record.id)
+        if (cancel := await self._context.io(data.read, CANCEL)) is not None:
+            self.cancel(msgspec.json.decode(cancel, type=int))
+        try:
+            content, plan = await self._plan(data)
+        except lines.Invalid as invalid:
+            self.record.errors = invalid.errors
+            await self._end("failed", data, None)
+            return
+        except lines.Stopped:
+            await self._end(_STATUS[self._stop], data, None)
+            return
+        record = self.record
+        record.model = plan.model
+        record.counts.total = plan.requests
+        await self._adopt(data, plan)
+        if record.ending:
+            self._set_stop(_STOP[record.ending])
+        elif record.status == "validating":
+            record.status, record.in_progress_at = "in_progress", int(time.time())
+            await self._save(data)
+        if not record.ending and len(self._parts) < len(plan.chunks):
+            if content is not None:
+                await self._execute_chunks(data, content, plan)
+            elif self._stop != "cancelled":
+                record.errors = [self._missing_input()]
+                self._set_stop("failed")
+        if self._stop == "waiting":
+            await self._save(data)
+            return
+        if self._stop == "expired" and content is not None:
+            await self._expire_rest(data, content, plan)
+        await self._end(await self._save_ending(data), data, plan)
+
+    async def _save_ending(self, data: Place) -> Status:
+        """Store and return the last state, with which another runner continues after a failure.
+        Chunks are stored with a part of their results, and files without all of them, only after
+        this.
+        """
+        record = self.record
+        ending = record.ending or _STATUS[self._stop]
+        if not record.ending:
+            record.ending = ending
+            record.status, record.finalizing_at = "finalizing", int(time.time())
+        await self._save(data)
+        return ending
+
+    async def _renew(self) -> None:
+        """Renew the lease until cancelled."""
+        while True:
+            await asyncio.sleep(BATCH_RENEW_SECONDS)
+            await self._context.renew(self._lease)
+
+    async def _watch(self) -> None:
+        """Save progress and look for a request to cancel, until cancelled."""
+        data = await self._context.io(self._store.data, self.record.id)
+        while True:
+            await asyncio.sleep(BATCH_RENEW_SECONDS)
+            if self._is_changed:
+                await self._save(data)
+            if not self._stop and (at := await self._context.io(data.read, CANCEL)) is not None:
+                self.cancel(msgspec.json.decode(at, type=int))
+
+    async def _plan(self, data: Place) -> tuple[Content | None, Plan]:
+        """Return the input and its division into chunks. Raises lines.Invalid, lines.Stopped.
+
+        An input that is gone is None, and fails the batch unless it was divided before.
+        """
+        found = await self._context.io(self._store.input_file, self.record.input_file_id)
+        content = await self._context.io(Content, self._store, found) if found else None
+        stored = await self._context.io(data.read, _PLAN)
+        if stored is None:
+            if content is None:
+                raise lines.Invalid([self._missing_input()])
+            plan = await self._context.validate(self._validate, content)
+            stored = msgspec.json.encode(plan)
+            await self._context.io(data.create, _PLAN, stored)
+        return content, msgspec.json.decode(stored, type=Plan)
+
+    def _missing_input(self) -> BatchError:
+        return BatchError(
+            code="invalid_request",
+            message=f"the file {self.record.input_file_id} was deleted",
+            param="input_file_id",
+        )
+
+    def _validate(self, content: Content) -> Plan:
+        return lines.divide(
+            content.lines(self._max_line_bytes),
+            self.record.endpoint,
+            max_requests=self._context.settings.lines,
+            max_line_bytes=self._max_line_bytes,
+            is_stopped=self._validation_stop.is_set,
+        )
+
+    async def _adopt(self, data: Place, plan: Plan) -> None:
+        """Find the parts that were committed before."""
+        saved = await self._context.io(data.read, _PARTS)
+        parts = {} if saved is None else msgspec.json.decode(saved, type=dict[int, PartCounts])
+        names = set(await self._context.io(data.names))
+        for index in range(len(plan.chunks)):
+            if index not in parts and _part_name(index) in names:
+                parts[index] = _counts_of(await self._context.io(data.read, _part_name(index)))
+        record = self.record
+        record.counts = Counts(record.counts.total)
+        record.output_bytes = record.stored_bytes = record.input_tokens = record.output_tokens = 0
+        for index, part in parts.items():
+            self._add_part(index, part)
+        self._is_changed = True
+
+    async def _execute_chunks(self, data: Place, content: Content, plan: Plan) -> None:
+        """Execute all chunks that are not committed, until the runner stops."""
+        waiting = deque(index for index in range(len(plan.chunks)) if index not in self._parts)
+
+        async def drain() -> None:
+            while waiting and not self._stop and not self.is_leaving:
+                index = waiting.popleft()
+                await self._execute_chunk(data, content, plan.chunks[index], index)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(CHUNKS_IN_FLIGHT, len(waiting))):
+                    group.create_task(drain())
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        if waiting and not self._stop:
+            self._set_stop("waiting")  # the batch leaves its place
+
+    async def _execute_chunk(self, data: Place, content: Content, chunk: Chunk, index: int) -> None:
+        metadata = await self._context.credential(
+            self.key, self.record.tenant, needs_token=self.record.needs_token
+        )
+        if metadata is None:
+            self._set_stop("waiting")
+            return
+        found = await self._context.io(_read_lines, content, chunk)
+        if self._is_stopping():
+            return  # `_set_stop` cancels only requests that were sent before
+        results = _Results()
+        tasks = [
+            asyncio.create_task(self._execute_line(number, line, metadata, results))
+            for number, line in found
+        ]
+        del found
+        self._requests.update(tasks)
+        try:
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._requests.difference_update(tasks)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        if self._stop == "waiting":
+            return  # the whole chunk is executed again, under the same request ids
+        if self._stop == "expired":
+            await self._context.io(self._add_expired, content, chunk, results)
+        if self._stop:
+            await self._save_ending(data)
+        if results.numbers:
+            await self._commit(data, index, results)
+
+    async def _execute_line(
+        self, number: int, line: bytes, metadata: Metadata, results: _Results
+    ) -> None:
+        """Execute a request until it has a result, and add that to the results of its chunk."""
+        prepare = partial(lines.prepare, line, self.record.endpoint, self.record.model)
+        is_large = len(line) > UNIDENTIFIED_BODY_BYTES
+        custom_id, model, body = await asyncio.to_thread(prepare) if is_large else prepare()
+        del line, prepare  # only the body is in memory while the request waits
+        identity = lines.request_id(self.record.id, number)
+        sender = self.key, model
+        seconds, faults, attempt = min(MIN_REQUEST_SECONDS, self._max_seconds), 0, 0
+        while not self._stop:
+            async with self._gate.enter(sender):
+                sent_at = time.monotonic()
+                executed = await self._execute(
+                    self.record.endpoint, body, metadata, identity, seconds
+                )
+                self._gate.report(sender, executed.status, sent_at, time.monotonic())
+            if executed.status == 401:
+                self._context.forget_credential(self.key, metadata)
+                self._set_stop("waiting")
+                return
+            if executed.status not in _REFUSED:
+                faults += 1
+                if executed.status < 500 or faults >= MAX_FAULTS:
+                    break
+                seconds = min(2 * seconds, self._max_seconds)
+            attempt += 1
+            await asyncio.sleep(lines.retry_delay(attempt, executed.retry_after))
+        else:
+            return
+        self._answered_at = time.monotonic()
+        result = lines.result_line(identity, custom_id, executed)
+        is_error = executed.status >= 400
+        if results.bytes + len(result) > lines.MAX_RESULTS_BYTES:
+            message = (
+                f"the answers to this and neighbouring requests have more than "
+                f"{lines.MAX_RESULTS_BYTES:,} bytes: request less, or base64, in each line"
+            )
+            result = lines.failed_line(identity, custom_id, "result_too_large", message)
+            is_error = True
+        results.add(number, result, is_error)
+        results.input_tokens += executed.input_tokens
+        results.output_tokens += executed.output_tokens
+
+    async def _commit(
+        self, data: Place, index: int, results: _Results, *, has_quota: bool = True
+    ) -> None:
+        """Store the results of a chunk, unless another edge has stored some.
+
+        Args:
+            has_quota: Whether the results count in the tenant's quota before they are stored.
+        """
+        name, part = _part_name(index), results.take_part()
+        try:
+            if has_quota:
+                await self._context.check_quota(
+                    self._store, self.record.stored_bytes + len(part), without=self.record.id
+                )
+        except QuotaExceeded as error:
+            self.record.errors = [BatchError(code="storage_quota_exceeded", message=str(error))]
+            self._set_stop("failed")
+            return
+        if await self._context.io(data.create, name, part):
+            self._add_part(index, _counts_of(part))
+        else:
+            self._add_part(index, _counts_of(await self._context.io(data.read, name)))
+
+    async def _expire_rest(self, data: Place, content: Content, plan: Plan) -> None:
+        """Commit errors for the requests of chunks without results. They are small, and a batch has
+        a line for each request also when its tenant has no space left.
+        """
+        for index, chunk in enumerate(plan.chunks):
+            if index in self._parts:
+                continue
+            results = _Results()
+            await self._context.io(self._add_expired, content, chunk, results)
+            await self._commit(data, index, results, has_quota=False)
+
+    def _add_expired(self, content: Content, chunk: Chunk, results: _Results) -> None:
+        """Add errors for the requests of a chunk without results. Blocks."""
+        for number, line in _read_lines(content, chunk):
+            if number not in results.numbers:
+                custom_id = lines.parse(line, self.record.endpoint).custom_id
+                identity = lines.request_id(self.record.id, number)
+                failed = lines.failed_line(identity, custom_id, *_EXPIRED)
+                results.add(number, failed, is_error=True)
+
+    async def _end(self, status: Status, data: Place, plan: Plan | None) -> None:
+        """Commit the files and the end of the batch."""
+        record, now = self.record, int(time.time())
+        if plan is not None:
+            files = self._files(plan, now)
+            for file, pieces in files:
+                await self._context.io(self._store.create_file, file, pieces)
+        ended = msgspec.structs.replace(record, status=status)
+        setattr(ended, f"{status}_at", now)
+        await self._context.io(self._store.end_batch, ended)
+        self.record = ended
+        await self._context.io(self._store.deactivate, record.id)
+        await self._context.io(self._lease.delete)
+        log.info(
+            "batch ended",
+            extra=fields(
+                {
+                    "batch": record.id,
+                    "status": status,
+                    "completed": record.counts.completed,
+                    "failed": record.counts.failed,
+                }
+            ),
+        )
+
+    def _files(self, plan: Plan, now: int) -> list[tuple[FileRecord, list[Piece]]]:
+        """Return the files of a batch that have content, and their pieces."""
+        outputs, errors = list[Piece](), list[Piece]()
+        for index in range(len(plan.chunks)):
+            counts = self._parts.get(index)
+            if counts is None:
+                continue
+            size = counts.head_bytes + counts.output_bytes + counts.error_bytes
+            name, second = _part_name(index), counts.head_bytes + counts.output_bytes
+            if counts.output_bytes:
+                outputs.append(Piece(name, counts.head_bytes, counts.output_bytes, size))
+            if counts.error_bytes:
+                errors.append(Piece(name, second, counts.error_bytes, size))
+        record = self.record
+        return [
+            (
+                FileRecord(
+                    id=identity,
+                    filename=f"{record.id}_{word}.jsonl",
+                    purpose=OUTPUT_PURPOSE,
+                    bytes=sum(piece.bytes for piece in pieces),
+                    created_at=now,
+                    expires_at=now + record.output_seconds,
+                    folder=record.id,
+                    batch=record.id,
+                ),
+                pieces,
+            )
+            for identity, word, pieces in (
+                (record.output_id, "output", outputs),
+                (record.errors_id, "error", errors),
+            )
+            if pieces
+        ]
+
+    def _add_part(self, index: int, part: PartCounts) -> None:
+        """Add a committed part to the parts and to the record."""
+        self._parts[index] = part
+        record, counts = self.record, self.record.counts
+        record.counts = Counts(
+            counts.total, counts.completed + part.completed, counts.failed + part.failed
+        )
+        record.output_bytes += part.output_bytes
+        record.stored_bytes += part.output_bytes + part.error_bytes
+        record.input_tokens += part.input_tokens
+        record.output_tokens += part.output_tokens
+        self._is_changed = True
+
+    async def _save(self, data: Place) -> None:
+        self._is_changed = False
+        await self._context.io(_save_parts, data, self._parts.copy())
+        await self._context.io(self._store.save_batch, msgspec.structs.replace(self.record))
+
+    def _is_stopping(self) -> bool:
+        return bool(self._stop)
+
+    def _set_stop(self, reason: Stop) -> None:
+        """Execute no more requests. The first reason counts, but no token is needed to end."""
+        if self._stop in ("", "waiting"):
+            self._stop = reason
+        for task in self._requests:
+            task.cancel()
+
+
+class _Results:
+    """The results of a chunk, in the order in which requests were answered."""
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self.bytes = 0
+        self.input_tokens = self.output_tokens = 0
+        self._lines: dict[bool, list[bytes]] = {False: [], True: []}
+
+    def add(self, number: int, line: bytes, is_error: bool) -> None:
+        self.numbers.add(number)
+        self.bytes += len(line)
+        self._lines[is_error].append(line)
+
+    def take_part(self) -> bytes:
+        """Return the part, and free the lines."""
+        output, errors = self._lines.pop(False), self._lines.pop(True)
+        return lines.make_part(output, errors, (self.input_tokens, self.output_tokens))
+
+
+def _read_lines(content: Content, chunk: Chunk) -> list[tuple[int, bytes]]:
+    """Return the number and the content of each line of a chunk. Blocks."""
+    return list(lines.split(content.read(chunk.offset, chunk.bytes), chunk))
+
+
+def _save_parts(data: Place, parts: dict[int, PartCounts]) -> None:
+    """Store the counts of committed parts. Blocks."""
+    data.replace(_PARTS, msgspec.json.encode(parts))
+
+
+def _part_name(index: int) -> str:
+    return f"part-{index:08}"
+
+
+def _counts_of(part: bytes | None) -> PartCounts:
+    """Return the counts of a stored part. Raises StorageError."""
+    try:
+        return lines.read_counts(part or b"")
+    except ValueError as error:
+        raise StorageError(f"a part of a batch is damaged: {error}") from error

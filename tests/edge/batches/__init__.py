@@ -1,0 +1,1 @@
+"""Tests of OpenAI's files and batches at the edge."""
