@@ -28,7 +28,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 QUIET := PYTHONWARNINGS=ignore::UserWarning
 
 .DEFAULT_GOAL := help
-.PHONY: help native telemetry-check dashboards chart demo example test kernels-check chaos images-check wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge docs reference eval-published edge-fuzz edge-idle console-check integrations
+.PHONY: help native telemetry-check dashboards chart demo example test kernels-check chaos images-check wheel-check wheels release-check actionlint check check-types check-lint check-protos check-dependencies lock audit licences sbom cluster-check k8s-check k8s-tools terraform-check protos models-table bench bench-attention bench-families bench-lora bench-cancel bench-cost bench-overload bench-plan bench-scaling bench-fairness bench-writing bench-mixed bench-hostile bench-images bench-recovery bench-registry bench-soak bench-swap bench-telemetry bench-router bench-infinity bench-openvino interop gpu fuzz properties clean bench-edge docs reference eval-published edge-fuzz edge-idle console-check integrations
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -36,7 +36,7 @@ help: ## Show this list
 demo: $(VENV)/.demo native ## Start the mesh, search, rerank and classify real text with a real model, and stop
 	$(BIN)/python -m examples.demo
 
-example: $(VENV)/.demo native ## Run an example (docs/examples.md): make example NAME=taxonomy ARGS='--limit 100'; or graph, rag, photos, pages
+example: $(VENV)/.demo native ## Run an example (docs/examples.md): make example NAME=taxonomy ARGS='--limit 100'; or graph, rag, chunks, migration, photos, pages
 	$(BIN)/python -m examples.$(or $(NAME),rag) $(ARGS)
 
 test: $(VENV)/.dev native k8s-tools ## Run the tests (real redis-server, real gRPC, a real model)
@@ -49,7 +49,7 @@ native: | $(BIN)/python ## Compile the kernels in C++ for this machine's CPU, if
 kernels-check: $(VENV)/.dev ## Compile the Triton kernels for all supported GPUs; make test does so for compute capability 9.0 only
 	SHOAL_EVERY_GPU=1 $(BIN)/python -m pytest -n 2 tests/kernels/test_compiling.py $(ARGS)
 
-chaos: $(VENV)/.dev native ## Kill, freeze, cut off and fill a whole mesh under traffic: make chaos SEED=7 MINUTES=5
+chaos: $(VENV)/.dev native ## Kill, freeze, cut off and fill a whole mesh under traffic: make chaos SEED=7 MINUTES=5; on a Redis Cluster: ARGS='--redis cluster'
 	$(BIN)/python -m tests.chaos --seed $(SEED) --minutes $(MINUTES) $(ARGS)
 
 check: $(VENV)/.dev $(PROTOC_VENV)/.done ## Check lint, types, protos, import rules, generated code and dependencies
@@ -216,6 +216,9 @@ bench-recovery: $(VENV)/.dev native ## Measure the delay of requests on a killed
 
 bench-hostile: $(VENV)/.dev native ## Measure memory, and a light tenant's latency, while another tenant sends the largest products
 	$(BIN)/python -m benchmarks.stress.hostile $(ARGS)
+
+bench-registry: $(VENV)/.dev ## Measure what heartbeats and refreshes of the registry cost with up to 10,000 workers
+	$(BIN)/python -m benchmarks.mesh.registry $(ARGS)
 
 bench-soak: $(VENV)/.dev native ## Run a mesh at 80 % of its capacity and watch memory, threads and files: make bench-soak MINUTES=10
 	$(BIN)/python -m benchmarks.stress.soak --minutes $(MINUTES) $(ARGS)

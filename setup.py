@@ -60,6 +60,7 @@ setup(
             for name in ours
             if name.startswith("libs.kernels.native.source.")
         },
+        f"{INSIDE}.libs.aliases.lua": ["*.lua"],
         f"{INSIDE}.libs.fleet.lua": ["*.lua"],
         f"{INSIDE}.libs.queue.lua": ["*.lua"],
         f"{INSIDE}.services.edge.console.static": ["*"],

@@ -101,6 +101,13 @@ class EmbeddingIdMismatch(ShoalError):
     reason = "EMBEDDING_ID_MISMATCH"
 
 
+class AliasChanged(ShoalError):
+    """The alias does not have the revision that the request requires: another caller changed it."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "ALIAS_CHANGED"
+
+
 class NotReady(ShoalError):
     """This process has not read the state of the mesh yet: no answer is better than a wrong one."""
 

@@ -17,6 +17,13 @@ def is_model_id(model: str) -> bool:
     return bool(_MODEL.fullmatch(model))
 
 
+def is_alias(name: str) -> bool:
+    """Return True if this can be the name of an alias of the mesh: plain characters and no slash,
+    so it is never a model id.
+    """
+    return bool(re.fullmatch(_PART, name))
+
+
 def is_adapter_name(name: str) -> bool:
     """Return True for the id of a LoRA adapter, or the name of an adapter in the model's
     checkpoint: plain characters and no slash.

@@ -4,8 +4,10 @@ be set before Triton is imported; slow files run first, so that no process is le
 them.
 """
 
+import ctypes
 import gc
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 
 import grpc.aio
@@ -83,6 +85,18 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # libraries report unfreed objects at the end
+    _keep_swig_data()
+
+
+def _keep_swig_data() -> None:
+    """Keep the type tables of SWIG extensions alive when the interpreter ends. sentencepiece 0.2
+    otherwise frees its table after its types, and the process dies of a segmentation fault after
+    its last test.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("swig_runtime_data"):
+            for value in vars(module).values():
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,11 @@
 `make bench-hostile`.
 
 A mesh of one router, one worker of one thread, an edge and Redis, each a process. A light tenant
-sends one text of MiniLM at a time at random intervals (Poisson, open loop): first alone, then
-together with a tenant that sends, half as fast again as its rate limit allows, the largest requests
-of one kind of work (`hostile_kinds.py`), kind after kind: texts, relations, structures, documents,
-images, generation, and answers that it does not read. Half of its requests are cancelled at once,
-half are left to run out of 2 s.
+sends one text of MiniLM at a time at random intervals (Poisson, open loop), a tenth of the mesh's
+capacity: first alone, then together with a tenant that sends, half as fast again as its rate limit
+allows, the largest requests of one kind of work (`hostile_kinds.py`), kind after kind: texts,
+relations, structures, documents, images, generation, and answers that it does not read. Half of its
+requests are cancelled at once, half are left to run out of 2 s.
 
 Bound: the light tenant's p99 at most twice its p99 alone, or 0.3 s where that is more; all of its
 requests answered; no process beyond its memory.
@@ -55,8 +55,13 @@ SEED: Final = 7
 RATIO_BOUND: Final = 2.0
 FLOOR_MILLISECONDS: Final = 300.0
 """The light tenant's p99 may be as long as this whatever it is alone."""
-LIGHT_RATE: Final = 6.0
-"""Requests a second of the light tenant: about a tenth of the worker's capacity."""
+LIGHT_SHARE: Final = 0.1
+"""The light tenant's part of the mesh's capacity, which is measured first: one with a larger part
+would not be light on a slow machine.
+"""
+MAX_LIGHT_RATE: Final = 6.0
+"""Requests a second of the light tenant on a fast machine."""
+CAPACITY_CALLERS: Final = 8
 HOSTILE_RATE: Final = 4.0
 """Requests a second that the file of tenants allows the hostile one, which asks for ASKED times as
 many.
@@ -97,9 +102,15 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of one kind. `hostile`: the outcomes of that tenant's requests, by attack."""
+    """The result of one kind.
+
+    Attributes:
+        light_rate: The light tenant's requests a second.
+        hostile: The outcomes of that tenant's requests, by attack.
+    """
 
     kind: str
+    light_rate: float
     alone: Asked
     beside: Asked
     hostile: Mapping[str, Mapping[str, int]]
@@ -159,6 +170,18 @@ class Light:
         else:
             asked.milliseconds.append((time.perf_counter() - begin) * 1e3)
 
+    async def capacity(self, seconds: float) -> float:
+        """Return the requests a second that are answered if the next one is always waiting."""
+        asked, end = Asked(), time.perf_counter() + seconds
+
+        async def ask_on() -> None:
+            while time.perf_counter() < end:
+                await self.ask(asked)
+
+        begin = time.perf_counter()
+        await asyncio.gather(*(ask_on() for _ in range(CAPACITY_CALLERS)))
+        return len(asked.milliseconds) / (time.perf_counter() - begin)
+
     async def ask_openly(self, rate: float, seconds: float, tick: Tick) -> Asked:
         asked, begin, tasks = Asked(), time.perf_counter(), []
         for at in arrivals(rate, SEED):
@@ -205,9 +228,17 @@ class HostileProcess:
 
 
 async def measured(
-    kinds: Sequence[str], seconds: float, light_rate: float, hostile_rate: float, progress: Progress
+    kinds: Sequence[str],
+    seconds: float,
+    light_rate: float | None,
+    hostile_rate: float,
+    progress: Progress,
 ) -> list[Found]:
-    """Measure the light tenant alone, and together with each kind, with the same duration."""
+    """Measure the light tenant alone, and together with each kind, with the same duration.
+
+    Args:
+        light_rate: The light tenant's requests a second; None: a part of the capacity.
+    """
     bar = progress.add_task("alone", total=1.0 + len(kinds))
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hostile-")))
@@ -215,10 +246,9 @@ async def measured(
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(mesh.address))
         await _load_all(channel)
         light = Light(channel, real_texts(256, SEED).texts)
-        await light.ask_openly(
-            light_rate, seconds / 10, Tick(progress, bar, 0.0, 0.1)
-        )  # it is warm and measured then
-        alone = await light.ask_openly(light_rate, seconds, Tick(progress, bar, 0.1, 0.9))
+        capacity = await light.capacity(seconds / 10)  # the mesh is warm then
+        rate = light_rate or min(LIGHT_SHARE * capacity, MAX_LIGHT_RATE)
+        alone = await light.ask_openly(rate, seconds, Tick(progress, bar, 0.1, 0.9))
         idle = _resident(mesh)
         found = []
         for place, kind in enumerate(kinds):
@@ -227,10 +257,11 @@ async def measured(
             found.append(
                 await _beside(
                     kind,
+                    rate,
                     alone,
                     mesh,
                     idle,
-                    partial(light.ask_openly, light_rate, seconds, tick),
+                    partial(light.ask_openly, rate, seconds, tick),
                     hostile_rate,
                 )
             )
@@ -239,6 +270,7 @@ async def measured(
 
 async def _beside(
     kind: str,
+    light_rate: float,
     alone: Asked,
     mesh: LocalMesh,
     idle: Mapping[str, int],
@@ -261,7 +293,7 @@ async def _beside(
     limits = {"redis": REDIS_BYTES, "worker-0": idle["worker-0"] + MODEL_BYTES}
     limits |= {name: idle[name] + IN_FLIGHT_BYTES for name in ("router", "edge")}
     memory = {name: Memory(idle[name], peaks[name].bytes, limit) for name, limit in limits.items()}
-    return Found(kind, alone, beside, outcomes, memory)
+    return Found(kind, light_rate, alone, beside, outcomes, memory)
 
 
 def _settings(folder: Path, hostile_rate: float) -> Settings:
@@ -297,7 +329,10 @@ def _resident(mesh: LocalMesh) -> dict[str, int]:
 
 
 def print_found(found: Sequence[Found], console: Console) -> None:
-    light = Table(title="the light tenant, milliseconds", title_justify="left")
+    light = Table(
+        title=f"the light tenant, {found[0].light_rate:.1f} requests/s, milliseconds",
+        title_justify="left",
+    )
     for heading in ("beside", "requests", "errors", "p50", "p99", "max", "bound"):
         light.add_column(heading, justify="left" if heading == "beside" else "right")
     rows = [
@@ -352,8 +387,13 @@ def main(
         float, typer.Option(min=5, help="Duration of the light tenant alone, and with each kind.")
     ] = 60.0,
     light_rate: Annotated[
-        float, typer.Option(min=0.1, help="Requests a second of the light tenant.")
-    ] = LIGHT_RATE,
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Requests a second of the light tenant. Default: a tenth of the capacity, at most "
+            f"{MAX_LIGHT_RATE:g}.",
+        ),
+    ] = None,
     hostile_rate: Annotated[
         float, typer.Option(min=0.1, help="Requests a second that the hostile one is allowed.")
     ] = HOSTILE_RATE,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-RECENT_SECONDS: Final = 5.0
+AGE_OFFSET_SECONDS: Final = 5.0
 """Added to the age of the last use, so that models used within this time are ranked by cost, not
 recency.
 """
@@ -72,7 +72,7 @@ def cost_aware(candidate: Candidate) -> float:
     return (
         saved
         * math.log2(1.0 + max(candidate.uses, 1.0))
-        / (candidate.idle_seconds + RECENT_SECONDS)
+        / (candidate.idle_seconds + AGE_OFFSET_SECONDS)
     )
 
 

@@ -23,7 +23,7 @@ from libs.telemetry.logs import configure, fields
 
 log = logging.getLogger(__name__)
 
-MAX_FILES = 65_536
+MAX_OPEN_FILES = 65_536
 """The soft limit of open files to ask for: each connection is one, and many systems allow 1,024
 unless a process asks for more.
 """
@@ -79,7 +79,7 @@ def run(
 
 def _allow_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 

@@ -35,7 +35,7 @@ RECORD: Final = ".shoal.json"
 _LISTING: Final = "listing.json"
 _RECORD: Final = "record.json"
 _BUDGET_LOCK: Final = "budget.lock"
-_POLL_SECONDS: Final = 0.1
+_LOCK_POLL_SECONDS: Final = 0.1
 """How often a process that waits for another one's work polls."""
 
 
@@ -91,7 +91,7 @@ class Lock:
         """Polls until the lock is exclusive, and calls `while_waiting` before each pause."""
         while not self.try_exclusive():
             while_waiting()
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_LOCK_POLL_SECONDS)
 
     def close(self) -> None:
         """Releases the lock. Idempotent."""

@@ -28,7 +28,7 @@ MAX_HASHING_THREADS: Final = 4
 LARGE_FILE_BYTES: Final = 16 << 20
 """Files from this size on are hashed on several threads: hashlib releases the GIL."""
 
-_BLOCK_BYTES: Final = 1 << 20
+_READ_BYTES: Final = 1 << 20
 
 _Mark = tuple[int, int, int, int, int]
 """Device, inode, size, and times of the last change of content and of metadata."""
@@ -183,7 +183,7 @@ class FileDigests:
         with path.open("rb") as file:
             if _mark(os.fstat(file.fileno())) != mark:
                 raise FilesChanged(f"{path} changed before it was hashed")
-            while block := file.read(_BLOCK_BYTES):
+            while block := file.read(_READ_BYTES):
                 if stop is not None and stop.is_set():
                     raise Stopped
                 total.update(block)

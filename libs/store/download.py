@@ -27,7 +27,7 @@ _ROUNDS: Final = 2
 broken.
 """
 
-_BLOCK_BYTES: Final = 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
 
 _Answer = TypeVar("_Answer")
 
@@ -243,7 +243,7 @@ def _digest(path: Path, kind: str) -> str:
     else:
         total = hashlib.new(kind, usedforsecurity=False)
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
+        while block := file.read(_READ_BYTES):
             total.update(block)
     return total.hexdigest()
 

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 _AREA: Final = ".converted"
 """Instead of an organisation: no model id begins with a dot, so no id leads here."""
 
-_MAX_FILES: Final = 10_000
+_MAX_MODEL_FILES: Final = 10_000
 _NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 Report = Callable[[Progress], None]
@@ -310,7 +310,7 @@ def _read(
     *,
     limit: int = 0,
 ) -> _Directory:
-    files, limit = [], limit or _MAX_FILES
+    files, limit = [], limit or _MAX_MODEL_FILES
     for pattern in patterns:
         for path in directory.glob(pattern):
             if path.is_file() and not path.name.startswith("."):

@@ -43,7 +43,7 @@ NONE: Final[Span] = INVALID_SPAN
 """The span of whatever is not traced."""
 _UNTRACED: Final = nullcontext(NONE)
 
-STOP_SECONDS: Final = 2.0
+EXPORT_SECONDS: Final = 2.0
 
 _PROTOCOLS: Final = ("", "grpc")
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
@@ -109,14 +109,14 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def stop() -> None:
-    """Exports the remaining spans. Blocks for at most STOP_SECONDS, so that no process waits for an
-    unavailable collector.
+    """Exports the remaining spans. Blocks for at most EXPORT_SECONDS, so that no process waits for
+    an unavailable collector.
     """
     shutdown = getattr(trace.get_tracer_provider(), "shutdown", None)
     if shutdown is not None:
         last = threading.Thread(target=shutdown, name="last spans", daemon=True)
         last.start()
-        last.join(STOP_SECONDS)
+        last.join(EXPORT_SECONDS)
 
 
 def context_of(traceparent: str) -> Context | None:

@@ -38,7 +38,7 @@ from services.local.trust.certificates import (
 )
 from services.local.workplace import Workplace, workplace
 
-START_SECONDS: Final = 120.0
+MESH_START_SECONDS: Final = 120.0
 """How long the start may take, even of a worker that imports torch for CUDA from a slow disk."""
 STOP_ORDER: Final[tuple[Role, ...]] = ("edge", "router", "worker", "scheduler", "redis")
 
@@ -270,13 +270,14 @@ def _device(settings: Settings, worker: int) -> dict[str, str]:
 
 
 async def _or_failure(children: Sequence[Child], work: Coroutine[None, None, None]) -> None:
-    """Runs `work`. Raises NoCapacity if a child ends first, or START_SECONDS pass: a child that
-    fails at the start would fail again."""
+    """Runs `work`. Raises NoCapacity if a child ends first, or MESH_START_SECONDS pass: a child
+    that fails at the start would fail again.
+    """
     working = asyncio.create_task(work)
     exits = {asyncio.create_task(child.wait()): child for child in children}
     try:
         done, _ = await asyncio.wait(
-            {working, *exits}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            {working, *exits}, timeout=MESH_START_SECONDS, return_when=asyncio.FIRST_COMPLETED
         )
         if working in done:
             return working.result()
@@ -288,7 +289,8 @@ async def _or_failure(children: Sequence[Child], work: Coroutine[None, None, Non
                 )
         ends = "\n".join(f"--- {child.log}\n{child.log_end(5)}" for child in children)
         raise NoCapacity(
-            f"the mesh was not ready after {START_SECONDS:.0f} s. The ends of the logs:\n{ends}"
+            f"the mesh was not ready after {MESH_START_SECONDS:.0f} s. "
+            f"The ends of the logs:\n{ends}"
         )
     finally:
         for task in (working, *exits):

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from shoal.v1 import (
+    aliases_pb2_grpc,
     caller_pb2_grpc,
     inference_pb2_grpc,
     mesh_pb2_grpc,
@@ -16,6 +17,7 @@ from shoal.v1 import (
     worker_pb2_grpc,
 )
 
+from libs.aliases import AliasStore
 from libs.errors import NoCapacity, WorkerLost
 from libs.fleet import TTL_MS, Fleet
 from libs.queue import Lanes, connect, open_all
@@ -38,6 +40,7 @@ from services.router.lanes.presence import Presence
 from services.router.lanes.pull import WorkerService
 from services.router.lanes.wakeups import Wakeups
 from services.router.metrics import RouterMetrics
+from services.router.operators.aliases import AliasService
 from services.router.operators.callers import CallerService
 from services.router.operators.mesh import MeshService
 from services.router.operators.models import ModelService
@@ -68,16 +71,19 @@ class Router:
             settings.redis_url,
             settings.redis_trust,
             allow_insecure=settings.security.allow_insecure,
+            slots=settings.queue_slots,
         )
         self.lanes = Lanes(
             redis,
             router_id=settings.router_id,
             dead_result=failed(LOST),
+            slots=settings.queue_slots,
             lease_ms=settings.lease_ms,
             max_attempts=settings.max_attempts,
         )
         self.fleet = Fleet(redis, ttl_ms=min(TTL_MS, settings.lease_ms))
-        positions = QueuePositions(redis)
+        self.aliases = AliasStore(redis, settings.router_id)
+        positions = QueuePositions(redis, slots=settings.queue_slots)
         # This router's view of the mesh, and its obligations.
         self.view = View(self.fleet)
         outstanding, background = Outstanding(), Background()
@@ -98,12 +104,13 @@ class Router:
         self.presence = Presence(self.lanes, self.fleet, wakeups, background)
         broken = BrokenLanes(self.lanes, self.view)
         # The services for clients and workers; `_services` adds those for operators.
-        limits = TenantLimits(settings.tenants, Rates(redis))
+        limits = TenantLimits(settings.tenants, Rates(redis, slots=settings.queue_slots))
         admission = self._admission(
             settings, outstanding, QueuePositionReader(positions, background), limits
         )
         self.inference = InferenceService(
             admission,
+            self.aliases,
             self.dispatcher,
             self.in_flight,
             router_id=settings.router_id,
@@ -121,10 +128,18 @@ class Router:
         )
         # Loops that run while calls are served.
         self.inbox = Inbox(self.lanes, wakeups, self.dispatcher)
-        membership = Membership(self.fleet, self.lanes, settings.router_id)
+        membership = Membership(self.fleet, self.aliases, self.lanes, settings.router_id)
         files = (settings.tenants, settings.routes, settings.processes)
         self.upkeep = Upkeep(
-            self.lanes, self.view, membership, wakeups, self.dispatcher, broken, positions, files
+            self.lanes,
+            self.view,
+            self.aliases,
+            membership,
+            wakeups,
+            self.dispatcher,
+            broken,
+            positions,
+            files,
         )
 
     def _admission(
@@ -165,7 +180,7 @@ async def running(settings: Settings) -> AsyncIterator[str]:
             async with (
                 serving_metrics(settings.metrics_address, metrics.read),
                 _looping(
-                    router.inbox.take_replies(),
+                    *router.inbox.take_replies(),
                     router.inbox.receive_wakeups(),
                     router.inbox.receive_streamed(),
                     upkeep.sweep(),
@@ -243,6 +258,7 @@ def _services(settings: Settings, router: Router) -> list[Service]:
     models = ModelService(
         router.fleet,
         router.view,
+        router.aliases,
         routes=settings.routes,
         default_deadline_seconds=settings.default_deadline_seconds,
     )
@@ -259,6 +275,9 @@ def _services(settings: Settings, router: Router) -> list[Service]:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server, router.inference
     )
     add_callers = partial(caller_pb2_grpc.add_CallerServiceServicer_to_server, CallerService())
+    add_aliases = partial(
+        aliases_pb2_grpc.add_AliasServiceServicer_to_server, AliasService(router.aliases)
+    )
     add_models = partial(models_pb2_grpc.add_ModelServiceServicer_to_server, models)
     add_mesh = partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, mesh)
     add_workers = partial(worker_pb2_grpc.add_WorkerServiceServicer_to_server, router.workers)
@@ -266,6 +285,7 @@ def _services(settings: Settings, router: Router) -> list[Service]:
         Service("shoal.v1.InferenceService", add_inference),
         Service("shoal.v1.CallerService", add_callers, request_bytes=SMALL_REQUEST_BYTES),
         Service("shoal.v1.ModelService", add_models, request_bytes=SMALL_REQUEST_BYTES),
+        Service("shoal.v1.AliasService", add_aliases, request_bytes=SMALL_REQUEST_BYTES),
         Service("shoal.v1.MeshService", add_mesh, request_bytes=SMALL_REQUEST_BYTES),
         Service(
             "shoal.v1.WorkerService",

@@ -8,11 +8,13 @@ keepalive ends a dead or frozen peer's after 40 s).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import grpc
 
 from libs.errors import QueueFull
+from services.router.admission.validation.answer_bounds import check_divided
 
 COPIES: Final = 5
 """Copies of a request or an answer in memory at the same time: as bytes, parsed, in jobs, and in
@@ -24,7 +26,7 @@ message in transit.
 """
 PART_BYTES: Final = 256
 """Memory of each item in addition to its bytes: its message, price and size. Measured: 210."""
-MIN_BYTES: Final = 16 * 1024
+EMPTY_REQUEST_BYTES: Final = 16 * 1024
 """Memory of an empty request: its asyncio task, its call, its map entries."""
 TENANT_SHARE: Final = 0.5
 """Maximum share of the limit for one tenant, so that it cannot keep all others out."""
@@ -46,7 +48,7 @@ class InFlightMemory:
         """Admit a request of `size` bytes with `parts` items. Raises QueueFull, but never while no
         other is in flight.
         """
-        cost = COPIES * size + PART_BYTES * parts + MIN_BYTES
+        cost = COPIES * size + PART_BYTES * parts + EMPTY_REQUEST_BYTES
         own = self._by_tenant.get(tenant, 0)
         if self.held_bytes and self.held_bytes + cost > self._limit_bytes:
             raise QueueFull(
@@ -99,9 +101,32 @@ class Reservation:
 
     def hold_response(self, size: int) -> None:
         """Reduce the reservation to the answer of `size` bytes that is being sent."""
-        self.take(MIN_BYTES + size - self._bytes)
+        self.take(EMPTY_REQUEST_BYTES + size - self._bytes)
 
     def release(self, context: Rpc) -> None:
         """Release everything: the call has ended."""
         self.take(-self._bytes)
         self._has_ended = True
+
+
+class DividedAnswers:
+    """Adds up the answers to the jobs of a request with chunks, and refuses them beyond a limit.
+
+    Args:
+        hold: Counts an accepted answer, of the given bytes, as held.
+        most_bytes: Maximum bytes of all answers.
+        is_streamed: Many messages answer the request.
+    """
+
+    def __init__(self, hold: Callable[[int], None], most_bytes: int, *, is_streamed: bool) -> None:
+        self._hold = hold
+        self._most_bytes = most_bytes
+        self._is_streamed = is_streamed
+        # The state: bytes received so far.
+        self._bytes = 0
+
+    def add(self, size: int) -> None:
+        """Count an answer that has arrived. Raises InvalidInput beyond the limit."""
+        self._bytes += size
+        check_divided(self._bytes, self._most_bytes, is_streamed=self._is_streamed)
+        self._hold(size)

@@ -5,6 +5,7 @@ the answers, and notifications for its waiting pulls.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Final
 
 from shoal.v1 import worker_pb2
@@ -20,8 +21,8 @@ LISTEN_SECONDS: Final = 1.0
 
 
 class Inbox:
-    """Three loops that end only when they are cancelled. They survive outages of Redis; any other
-    error is a bug and stops the router.
+    """Loops that end only when they are cancelled. They survive outages of Redis; any other error
+    is a bug and stops the router.
     """
 
     def __init__(self, lanes: Lanes, wakeups: Wakeups, dispatcher: Dispatcher) -> None:
@@ -29,11 +30,16 @@ class Inbox:
         self._wakeups = wakeups
         self._dispatcher = dispatcher
 
-    async def take_replies(self) -> None:
-        """Deliver answers to this router's jobs that workers returned through other routers."""
+    def take_replies(self) -> list[Coroutine[None, None, None]]:
+        """Return one loop for each inbox. It delivers answers to this router's jobs that workers
+        returned through other routers.
+        """
+        return [self._take_replies(inbox) for inbox in self._lanes.inboxes]
+
+    async def _take_replies(self, inbox: int) -> None:
         while True:
             try:
-                for job_id, result in await self._lanes.take_replies(REPLY_WAIT_SECONDS):
+                for job_id, result in await self._lanes.take_replies(REPLY_WAIT_SECONDS, inbox):
                     self._dispatcher.deliver(job_id, result)
             except NoCapacity:
                 await asyncio.sleep(RECONNECT_SECONDS)

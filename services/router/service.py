@@ -15,11 +15,14 @@ import grpc
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import inference_pb2_grpc, models_pb2, multiplex_pb2
 
+from libs.aliases import AliasStore
+from libs.documents.text_size import TextBudget
 from libs.embedding_id import check_expected
 from libs.errors import ModelBroken, ModelNotFound, ModelUnreachable, QueueFull
 from libs.queue import QueuedJob
 from libs.serving import Call, Deadline, current_call
 from libs.telemetry import traces
+from libs.telemetry.logs import MODEL
 from services.router.admission import control
 from services.router.admission.controller import AdmissionContext, AdmissionController
 from services.router.admission.routing.routes import Target, refuse_pool
@@ -31,14 +34,15 @@ from services.router.admission.validation.requests import (
 )
 from services.router.admission.validation.sizes import Sizes
 from services.router.admission.validation.tokens import check_detokenize, check_tokenize
-from services.router.in_flight import InFlightMemory, Reservation, Rpc
+from services.router.in_flight import DividedAnswers, InFlightMemory, Reservation, Rpc
 from services.router.lanes import codec
 from services.router.lanes.chunks import Parts
 from services.router.lanes.codec import JobHeader, Request, Response
 from services.router.lanes.dispatch import Dispatcher, PendingRequest, Plan
 from services.router.lanes.streamed import StreamedTexts
+from services.router.state.aliases import resolve
 
-LARGE_BYTES: Final = 256 * 1024
+SPLIT_IN_THREAD_BYTES: Final = 256 * 1024
 """Requests of at least this size are split, and their answers merged, in a thread, so that the
 event loop goes on serving others.
 """
@@ -70,6 +74,12 @@ class _Price:
     """Tokens of the fields that every job repeats."""
     read: Sequence[int]
     """Bytes that a worker reads for each item."""
+    answer_bytes: int = 0
+    """Maximum bytes of all answers to jobs with chunks; 0: the request is not divided."""
+    budgets: Sequence[TextBudget] = ()
+    """Pages and text that the document of each item may have."""
+    max_chunks: int = 0
+    """Maximum chunks of a job; 0: the worker's own."""
 
     @property
     def tokens(self) -> int:
@@ -82,6 +92,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(
         self,
         admission: AdmissionController,
+        aliases: AliasStore,
         dispatcher: Dispatcher,
         in_flight: InFlightMemory,
         *,
@@ -90,6 +101,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         self._router_id = router_id
         self._admission = admission
+        self._aliases = aliases
         self._dispatcher = dispatcher
         self._in_flight = in_flight
         self._default_deadline_seconds = default_deadline_seconds
@@ -101,11 +113,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> pb.EncodeResponse:
         begin = time.perf_counter()
         reservation = self._hold(request, context)
+        alias = await self._resolve(request)
         parts = await self._run(request, check_encode, context.time_remaining(), reservation)
         response = await _maybe_in_thread(_size(parts), partial(codec.merge_encode, parts))
         check_expected(request.expect_embedding_id, response.embedding_id)
         if response.HasField("chunks"):
             answer_bounds.check_divided(response.ByteSize(), current_call().answer_bytes)
+        _set_alias(response, alias)
         response.timings.total_seconds = time.perf_counter() - begin
         reservation.hold_response(response.ByteSize())
         return response
@@ -117,6 +131,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[pb.EncodeResponse]:
         begin = time.perf_counter()
         reservation = self._hold(request, context)
+        alias = await self._resolve(request)
         parts = Parts(request.expect_embedding_id)
         with await self._begin(
             request, check_encode, context.time_remaining(), reservation, whole=False
@@ -132,6 +147,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 while (
                     message := await _maybe_in_thread(size, partial(next, messages, None))
                 ) is not None:
+                    _set_alias(message, alias)
                     yield message
                 del messages
                 reservation.release_streamed(size)
@@ -143,8 +159,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> pb.ScoreResponse:
         begin = time.perf_counter()
         reservation = self._hold(request, context)
+        alias = await self._resolve(request)
         answers = await self._run(request, check_score, context.time_remaining(), reservation)
         response = codec.merge_score(answers, request.top_n)
+        _set_alias(response, alias)
         response.timings.total_seconds = time.perf_counter() - begin
         reservation.hold_response(response.ByteSize())
         return response
@@ -156,8 +174,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> pb.ExtractResponse:
         begin = time.perf_counter()
         reservation = self._hold(request, context)
+        alias = await self._resolve(request)
         answers = await self._run(request, check_extract, context.time_remaining(), reservation)
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_extract, answers))
+        _set_alias(response, alias)
         response.timings.total_seconds = time.perf_counter() - begin
         reservation.hold_response(response.ByteSize())
         return response
@@ -169,6 +189,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[pb.ExtractStreamResponse]:
         begin = time.perf_counter()
         reservation = self._hold(request, context)
+        alias = await self._resolve(request)
         streamed = StreamedTexts()
         answering = asyncio.create_task(
             self._run(request, check_extract, context.time_remaining(), reservation, streamed)
@@ -182,6 +203,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             answering.cancel()
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_extract, answers))
         del answers
+        _set_alias(response, alias)
         response.timings.total_seconds = time.perf_counter() - begin
         last = pb.ExtractStreamResponse(deltas=streamed.rest(response), response=response)
         del response
@@ -195,8 +217,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> pb.TokenizeResponse:
         begin = time.perf_counter()
         reservation = self._hold(request, context)
+        alias = await self._resolve(request)
         answers = await self._run(request, check_tokenize, context.time_remaining(), reservation)
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_tokenize, answers))
+        _set_alias(response, alias)
         response.timings.total_seconds = time.perf_counter() - begin
         reservation.hold_response(response.ByteSize())
         return response
@@ -208,8 +232,10 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> pb.DetokenizeResponse:
         begin = time.perf_counter()
         reservation = self._hold(request, context)
+        alias = await self._resolve(request)
         answers = await self._run(request, check_detokenize, context.time_remaining(), reservation)
         response = await _maybe_in_thread(_size(answers), partial(codec.merge_detokenize, answers))
+        _set_alias(response, alias)
         response.timings.total_seconds = time.perf_counter() - begin
         reservation.hold_response(response.ByteSize())
         return response
@@ -219,6 +245,14 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[multiplex_pb2.MultiplexResponse]:
         """Never called: the interceptor unpacks the stream and answers each call separately."""
         raise NotImplementedError("libs/serving/calls/multiplex.py serves it")
+
+    async def _resolve(self, request: Request) -> pb.ResolvedAlias | None:
+        """Replace an alias in the request by its model, and return the models of the alias."""
+        alias = await resolve(self._aliases, request.model)
+        if alias is not None:
+            request.model = alias.model
+            MODEL.set(alias.model)
+        return alias
 
     def _hold(self, request: Request, rpc: Rpc) -> Reservation:
         call = current_call()
@@ -306,11 +340,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 partial(_plan, request, call, context, price, traceparent, written_to),
             )
             span.set_attribute("messaging.batch.message_count", len(plan.jobs))
-            on_answer, awaited = (
-                (reservation.hold_answer, len(plan.jobs))
-                if whole
-                else (reservation.hold_streamed, 1)
+            on_answer: Callable[[int], None] = (
+                reservation.hold_answer if whole else reservation.hold_streamed
             )
+            awaited = len(plan.jobs) if whole else 1
+            if price.answer_bytes:
+                most = price.answer_bytes + answer_bounds.FRAME_BYTES * len(plan.jobs)
+                on_answer = DividedAnswers(on_answer, most, is_streamed=not whole).add
             if streamed is not None:
                 streamed.first_items = plan.first_items
             return await self._dispatcher.begin(
@@ -340,12 +376,22 @@ def _price(
         answer_bounds.check_tokens(request, card, readable=call.answer_bytes)
         return _Price(control.price_reading(sizes), 0, sizes.read)
     costs, repeated = control.price(sizes, card, request.truncation)
+    answer_bytes = max_chunks = 0
     if isinstance(request, pb.EncodeRequest):
-        chunks = sum(sizes.chunks)
-        answer_bounds.check_encoded(
-            request, card, costs, is_streamed=not whole, readable=call.answer_bytes, chunks=chunks
-        )
-    return _Price(costs, repeated, sizes.read)
+        is_streamed, readable = not whole, call.answer_bytes
+        if request.HasField("chunking"):
+            answer_bounds.check_divided_texts(
+                request, card, costs, sizes, is_streamed=is_streamed, readable=readable
+            )
+            answer_bytes = answer_bounds.divided_bytes(
+                request, card, is_streamed=is_streamed, readable=readable
+            )
+            max_chunks = answer_bounds.max_chunks(request, card, answer_bytes)
+        else:
+            answer_bounds.check_encoded(
+                request, card, costs, is_streamed=is_streamed, readable=readable
+            )
+    return _Price(costs, repeated, sizes.read, answer_bytes, sizes.budgets, max_chunks)
 
 
 def _plan(
@@ -365,7 +411,9 @@ def _plan(
         most = control.max_jobs(len(call.body), shared.ByteSize())
         if len(parts) > most:
             parts = control.parts(price.costs, price.read, target, price.repeated, most)
-    digest = control.request_digest(call.tenant, call.request_id, call.method, call.body)
+    digest = control.request_digest(
+        call.tenant, call.request_id, call.method, request.model, call.body
+    )
     ids = [control.job_id(digest, part) for part in parts]
     weight, deadline_ms = context.tenant.weight, context.now_ms + int(context.seconds * 1000)
     share = answer_bounds.item_share(request, len(call.body), call.answer_bytes)
@@ -378,6 +426,8 @@ def _plan(
         traceparent,
         written_to,
         share,
+        price.budgets,
+        price.max_chunks,
     )
     payloads = codec.job_payloads(request, parts, ids, stamp, shared)
     jobs = [
@@ -389,6 +439,14 @@ def _plan(
     return Plan(
         lane, jobs, context.throughput, context.unknown is not None, [part.first for part in parts]
     )
+
+
+def _set_alias(response: Response, alias: pb.ResolvedAlias | None) -> None:
+    """Write the models of the request's alias into a response, over any value of a worker."""
+    if alias is not None:
+        response.alias.CopyFrom(alias)
+    else:
+        response.ClearField("alias")
 
 
 def _adapter(request: Request) -> str:
@@ -415,4 +473,4 @@ def _size(answers: list[Response]) -> int:
 
 
 async def _maybe_in_thread(size: int, work: Callable[[], _Result]) -> _Result:
-    return await asyncio.to_thread(work) if size >= LARGE_BYTES else work()
+    return await asyncio.to_thread(work) if size >= SPLIT_IN_THREAD_BYTES else work()

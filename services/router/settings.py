@@ -10,6 +10,7 @@ from libs import processes, setting
 from libs.catalog.cards import parse_folders
 from libs.processes import Process
 from libs.queue.connection.trust import RedisTrust, redis_trust_settings, redis_url_setting
+from libs.queue.keys import queue_slots_setting
 from libs.serving.security.settings import Security, security_settings
 from libs.serving.watched import Watched
 from services.router.admission.routing.routes import Routes
@@ -86,6 +87,7 @@ class Settings:
     metrics_address: str = setting.metrics_address()
     redis_url: str = redis_url_setting()
     redis_trust: RedisTrust = redis_trust_settings()
+    queue_slots: int = queue_slots_setting()
     routes: Watched[Routes] = setting.group(
         RoutingFiles.watch,
         setting.variables_of(RoutingFiles),

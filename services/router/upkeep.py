@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
+from libs.aliases import AliasStore
 from libs.errors import NoCapacity
 from libs.queue import LaneKey, Lanes, RedisCheck
 from libs.queue.queue_position import QueuePositions
@@ -45,6 +47,7 @@ class Upkeep:
         self,
         lanes: Lanes,
         view: View,
+        aliases: AliasStore,
         membership: Membership,
         wakeups: Wakeups,
         dispatcher: Dispatcher,
@@ -54,6 +57,7 @@ class Upkeep:
     ) -> None:
         self._lanes = lanes
         self._view = view
+        self._aliases = aliases
         self._membership = membership
         self._wakeups = wakeups
         self._dispatcher = dispatcher
@@ -104,19 +108,25 @@ class Upkeep:
             await self._lanes.load_scripts()
             self._has_loaded = True
         await self._view.refresh(self._lanes)
-        await self._membership.send_heartbeat()
+        # On a cluster at least one master has answered, and its lanes are still served.
+        masters = self._lanes.masters
+        for step in (self._aliases.refresh, self._membership.send_heartbeat):
+            with masters.tolerate_away():
+                async with masters.within_timeout():
+                    await step()
         self._wakeups.remind(self._view.gauges.values(), self._lanes.clock_ms())
-        await self._broken.fail_all()
-        await self._dispatcher.reconcile()
-        for lane in self._view.idle_unknown()[KEPT_UNKNOWN : KEPT_UNKNOWN + MAX_FORGOTTEN]:
-            await self._positions.forget(lane)
+        # These bound the time of each lane.
+        for step in (self._broken.fail_all, self._dispatcher.reconcile, self._forget_unknown):
+            with masters.tolerate_away():
+                await step()
+
+    async def _forget_unknown(self) -> None:
+        lanes = self._view.idle_unknown()[KEPT_UNKNOWN : KEPT_UNKNOWN + MAX_FORGOTTEN]
+        await self._lanes.masters.for_each_lane(lanes, self._positions.forget)
 
     async def sweep(self) -> None:
         """Correct gauges that a crash left wrong, and drop expired jobs of lanes without pulls."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            try:
-                for lane in list(self._view.gauges):
-                    await self._lanes.sweep(lane)
-            except NoCapacity:
-                continue  # the next round starts soon enough
+            with suppress(NoCapacity):  # the next round starts soon enough
+                await self._lanes.masters.for_each_lane(list(self._view.gauges), self._lanes.sweep)

@@ -53,7 +53,9 @@ async def running(settings: Settings) -> AsyncIterator[Addresses]:
         settings.redis_url, settings.redis_trust, allow_insecure=settings.security.allow_insecure
     )
     # The scheduler only subscribes to notifications and reads gauges: it enqueues no jobs.
-    lanes = Lanes(redis, router_id=settings.scheduler_id, dead_result=b"")
+    lanes = Lanes(
+        redis, router_id=settings.scheduler_id, dead_result=b"", slots=settings.queue_slots
+    )
     view = View()
     demand = Demand(settings.pools.content)
     scaler = Scaler(demand, view)

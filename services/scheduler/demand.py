@@ -21,6 +21,7 @@ from libs.catalog.pools import Pools, PoolSpec
 from libs.fleet import LOADING_STATES, FleetSnapshot, LeaderRecord, WorkerRecord
 from libs.fleet.snapshot import HELD
 from libs.queue import LaneGauges, LaneKey
+from libs.work_estimate import average_speed, busy_copies, work_seconds
 from services.scheduler.rates import Arrivals, ColdStarts, Rate, Speeds
 from services.scheduler.view import MeshSnapshot
 
@@ -79,12 +80,14 @@ class ModelWork:
     def offered_load(self) -> float:
         """Return the number of workers that the arrivals keep busy."""
         is_panic = self.rate.fast >= PANIC_RATIO * self.rate.slow
-        return max(self.rate.slow, self.rate.fast if is_panic else 0.0) / self.tokens_per_second
+        arrivals = max(self.rate.slow, self.rate.fast if is_panic else 0.0)
+        return busy_copies(arrivals, self.tokens_per_second)
 
     @property
     def backlog_seconds(self) -> float:
         """Return the seconds that one worker would need for the backlog."""
-        return (self.queued_tokens + LEASED_SHARE * self.leased_tokens) / self.tokens_per_second
+        tokens = self.queued_tokens + LEASED_SHARE * self.leased_tokens
+        return work_seconds(tokens, self.tokens_per_second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -615,8 +618,7 @@ class _Reading:
         """Return the average speed that the pool's workers report, in tokens per second; 0: none
         reported.
         """
-        speeds = self.seen[pool].speeds.get(model, [])
-        return sum(speeds) / len(speeds) if speeds else 0.0
+        return average_speed(self.seen[pool].speeds.get(model, ()))
 
     def bytes_of(self, model: str) -> int:
         """Return the model's bytes on a device, by the largest copy, else by its card; 0:

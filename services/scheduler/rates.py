@@ -11,27 +11,20 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from types import MappingProxyType
 from typing import Final
 
 from libs.queue import LaneGauges, LaneKey
+from libs.work_estimate import assumed_speed
 
 FAST_SECONDS: Final = 10.0
 SLOW_SECONDS: Final = 90.0
 """Time constants of the two exponential averages of arrivals."""
-_MIN_SECONDS: Final = 10.0
+_MIN_OBSERVED_SECONDS: Final = 10.0
 """Minimum observation time assumed for rates: the first moments after a scheduler's start say
 little about them.
 """
 _NOTHING: Final = 1e-6
 
-SEED_BYTES_PER_SECOND: Final[Mapping[str, float]] = MappingProxyType({"cpu": 5e11, "cuda": 5e13})
-"""An assumed worker speed as tokens per second times bytes of weights, until a worker of the pool
-has measured the model. MiniLM reaches 6,000 tokens/s on one core of a CPU (docs/benchmarks.md); an
-L4 has a hundred times its arithmetic throughput.
-"""
-_SEED_BYTES: Final = 400_000_000
-_MIN_BYTES: Final = 50_000_000
 LOADED_SECONDS: Final = 10.0
 LIGHT_SECONDS: Final = 600.0
 """Time constants for adopting a lower measured speed: of a model with waiting work and full
@@ -114,7 +107,7 @@ class Arrivals:
         if state is None or self._began is None:
             return Rate()
         # Bias correction: arrivals before the first snapshot are unknown, not 0.
-        age = max(self._at - self._began, _MIN_SECONDS)
+        age = max(self._at - self._began, _MIN_OBSERVED_SECONDS)
         return Rate(
             state.fast / -math.expm1(-age / FAST_SECONDS),
             state.slow / -math.expm1(-age / SLOW_SECONDS),
@@ -155,12 +148,10 @@ class Speeds:
         self._known[pool, model] = tokens_per_second
 
     def estimate(self, pool: str, model: str, device: str, weight_bytes: int) -> float:
-        """Return the speed, above 0: measured, else estimated from the device and the size (0:
+        """Return the speed, above 0: measured, else assumed for the device and the size (0:
         unknown).
         """
-        return self._known.get((pool, model)) or SEED_BYTES_PER_SECOND[device] / max(
-            weight_bytes or _SEED_BYTES, _MIN_BYTES
-        )
+        return self._known.get((pool, model)) or assumed_speed(device, weight_bytes)
 
 
 class ColdStarts:

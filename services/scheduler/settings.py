@@ -10,6 +10,7 @@ from libs import setting
 from libs.catalog.pools import Pools, read_pools
 from libs.eviction import DEFAULT, POLICIES
 from libs.queue.connection.trust import RedisTrust, redis_trust_settings, redis_url_setting
+from libs.queue.keys import queue_slots_setting
 from libs.serving.security.settings import Security, security_settings
 from libs.serving.watched import Watched
 
@@ -34,6 +35,7 @@ class Settings:
     metrics_address: str = setting.metrics_address()
     redis_url: str = redis_url_setting()
     redis_trust: RedisTrust = redis_trust_settings()
+    queue_slots: int = queue_slots_setting()
     pools: Watched[Pools] = setting.parsed(
         "SHOAL_POOLS",
         "YAML file",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -21,10 +21,17 @@ from libs.versions import WIRE_VERSION
 from services.worker.jobs.answers.delivery import Delivery
 from services.worker.jobs.waste import Waste
 from services.worker.machine.device import Device
+from services.worker.memory import report
+from services.worker.memory.files import OnDisk
 from services.worker.memory.residency import Residency
 from services.worker.mesh.link import Link
 
 log = logging.getLogger(__name__)
+
+LIST_SECONDS: Final = 600.0
+"""The models on disk are listed again after this time, even if routers know them: their cards may
+have been merged with those of a worker that is gone.
+"""
 
 _RENEW_SHARE: Final = 0.25
 """Maximum heartbeat interval as a share of a lease's duration, so that three heartbeats may fail
@@ -75,6 +82,10 @@ class Heartbeat:
         self._draining = False
         self._router_version = 0
         self._gone_at: float | None = None
+        # The models on disk that routers know, since when, and their tag.
+        self._known_on_disk: Mapping[str, OnDisk] | None = None
+        self._listed_at = 0.0
+        self._on_disk_tag = ""
 
     async def run(self) -> None:
         while True:
@@ -129,9 +140,15 @@ class Heartbeat:
                 self._obey(directive)
 
     async def _send(self, message: worker_pb2.HeartbeatRequest) -> None:
+        on_disk = self._residency.on_disk
         try:
             response = await self._link.heartbeat(message)
             self._router_version = response.wire_version
+            self._known_on_disk, self._on_disk_tag = on_disk, response.on_disk_tag
+            if message.on_disk:
+                self._listed_at = self._loop.time()
+            if message.on_disk_tag and not response.on_disk_tag:
+                self._changed.set()  # the list is unknown: the next heartbeat has it
             self.apply(response)
         except ShoalError as error:
             log.debug("a heartbeat failed", extra=fields({"reason": error.message}))
@@ -164,6 +181,11 @@ class Heartbeat:
                 )
 
     def _message(self, *, leaving: bool = False) -> worker_pb2.HeartbeatRequest:
+        on_disk = self._residency.on_disk
+        is_known = (
+            on_disk is self._known_on_disk and self._loop.time() < self._listed_at + LIST_SECONDS
+        )
+        tag = self._on_disk_tag if is_known else ""
         return worker_pb2.HeartbeatRequest(
             worker_id=self._link.identity.worker_id,
             epoch=self._link.identity.epoch,
@@ -173,6 +195,8 @@ class Heartbeat:
             memory_bytes=self._device.memory_bytes,
             used_bytes=self._residency.used_bytes,
             models=self._residency.report(),
+            on_disk=() if tag else report.on_disk(on_disk),
+            on_disk_tag=tag,
             batches=self._delivery.held_batches(),
             draining=self._draining,
             batch_tokens=self._device.batch_tokens,

@@ -75,11 +75,11 @@ def test_bounds_that_are_not_met_are_reported(
     beside: float, errors: Counter[str], peak: int, faults: list[str]
 ) -> None:
     found = Found(
-        "texts", Asked([200.0]), Asked([beside], errors), {}, {"router": Memory(10, peak, 100)}
+        "texts", 1.0, Asked([200.0]), Asked([beside], errors), {}, {"router": Memory(10, peak, 100)}
     )
     assert found.faults == faults
 
 
 def test_short_latency_alone_leaves_the_floor_as_the_bound() -> None:
-    found = Found("texts", Asked([10.0]), Asked([299.0]), {}, {})
+    found = Found("texts", 1.0, Asked([10.0]), Asked([299.0]), {}, {})
     assert found.faults == []

@@ -1,4 +1,4 @@
-"""A constant of a service has one value: a name that stands for two numbers cannot be searched."""
+"""A constant of the mesh has one value: a name that stands for two numbers cannot be searched."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
-SERVICES = sorted(folder.name for folder in (ROOT / "services").iterdir() if folder.is_dir())
+PUBLISHED = ("models", "kernels", "catalog", "conversion")
+"""Libraries with constants of published models and file formats, which keep the names there."""
 NUMBERS = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
 
 
@@ -38,10 +37,14 @@ def test_numbers_in_capitals_are_found() -> None:
     assert list(constants(text)) == [("A_BYTES", 1 << 20), ("A_BYTES", -2)]
 
 
-@pytest.mark.parametrize("service", SERVICES)
-def test_constant_of_a_service_has_one_value(service: str) -> None:
-    found = defaultdict(set)
-    for file in (ROOT / "services" / service).rglob("*.py"):
+def test_constant_of_the_mesh_has_one_value() -> None:
+    found: defaultdict[str, dict[float, str]] = defaultdict(dict)
+    folders = [folder for folder in (ROOT / "libs").iterdir() if folder.name not in PUBLISHED]
+    for file in (file for folder in (ROOT / "services", *folders) for file in modules(folder)):
         for name, number in constants(file.read_text("utf-8")):
-            found[name].add(number)
+            found[name].setdefault(number, str(file.relative_to(ROOT)))
     assert {name: values for name, values in found.items() if len(values) > 1} == {}
+
+
+def modules(path: Path) -> list[Path]:
+    return [path] if path.suffix == ".py" else list(path.rglob("*.py"))

@@ -498,7 +498,7 @@ def _try_heartbeats(data: bytes) -> None:
         except InvalidInput as refused:
             _check_sayable(refused)
             continue
-        workers[heartbeat.worker_id] = WorkerRecord.from_heartbeat(heartbeat, 100_000)
+        workers[heartbeat.worker_id] = WorkerRecord.from_heartbeat(heartbeat, 100_000, {})
         for model in heartbeat.models:
             if model.HasField("card"):
                 cards[model.model] = model.card

@@ -46,12 +46,19 @@ _BOTH = frozenset(
     {
         "SHOAL_GRACE_SECONDS",
         "SHOAL_LEASE_MS",
+        "SHOAL_QUEUE_SLOTS",  # one Redis
         "SHOAL_TRUST_DOMAIN",
     }
 )
 GOOD_DEFAULTS: Mapping[str, frozenset[str]] = {
     "edge": frozenset(
         {
+            "SHOAL_BATCHES_EXPIRY_SECONDS",
+            "SHOAL_BATCHES_FILE_BYTES",
+            "SHOAL_BATCHES_IN_FLIGHT",
+            "SHOAL_BATCHES_LINES",
+            "SHOAL_BATCHES_TENANT_BYTES",
+            "SHOAL_BATCHES_URL",  # off
             "SHOAL_CL100K",
             "SHOAL_CONSOLE",  # off beyond loopback
             "SHOAL_CONSOLE_ADDRESS",

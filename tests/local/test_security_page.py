@@ -63,7 +63,9 @@ GUARDED = (
     "libs.serving.calls.public",
     "services.edge.ports.tei_grpc",
 )
-NO_LIMITS = {("libs.serving.calls.arrivals", name) for name in ("POLL_SECONDS", "RECOVERY_SECONDS")}
+NO_LIMITS = {
+    ("libs.serving.calls.arrivals", name) for name in ("ARRIVALS_POLL_SECONDS", "RECOVERY_SECONDS")
+}
 """Intervals of internal work, not limits for callers."""
 
 

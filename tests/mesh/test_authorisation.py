@@ -58,6 +58,9 @@ BY_METHOD: dict[str, set[str]] = {
     "/shoal.v1.ModelService/LoadModel": {"admin"},
     "/shoal.v1.ModelService/EvictModel": {"admin"},
     "/shoal.v1.ModelService/PinModel": {"admin"},
+    "/shoal.v1.AliasService/ListAliases": {"client", "admin"},
+    "/shoal.v1.AliasService/SetAlias": {"admin"},
+    "/shoal.v1.AliasService/RemoveAlias": {"admin"},
 }
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import re
+import textwrap
 from collections.abc import AsyncIterator
 from typing import Literal
 
 import numpy as np
 import pytest
 import shoal
-from shoal import Chunking, Span
+from shoal import Chunking, Document, Span
 from shoal.errors import InvalidInput, TaskNotSupported
+from shoal.tasks import Item
 
 from services.edge.app import running
 from services.edge.settings import Settings
 from services.local.settings import MINILM
 from tests.edge.parts import Http
 from tests.mesh.test_families import relative_error
+from tests.support import offices, pdfs
 from tests.support.cluster import Cluster
 from tests.support.texts import texts
 
@@ -135,6 +140,36 @@ def test_many_texts_are_streamed_as_jobs(client: shoal.Client) -> None:
     )
 
 
+def test_documents_are_divided_like_their_text(client: shoal.Client) -> None:
+    """A PDF and a DOCX file among texts; their text is that of Extract's pages, joined."""
+    lines = textwrap.wrap(" ".join(re.findall(r"[A-Za-z]+\.?", LONG)), 36)
+    wrapped = ["\n".join(lines[:15]), "", "\n".join(lines[15:30]), "\n".join(lines[30:40])]
+    pdf, word = pdfs.document(wrapped), offices.word()
+    for late in (False, True):
+        chunking = Chunking("tokens", max_tokens=60, late=late)
+        items: list[Item] = ["One sentence.", Document(pdf, 1, 9), Document(word)]
+        result = client.encode(MINILM, items, chunking=chunking)
+        text = "\n\n".join(page for page in wrapped if page)
+        alone = client.encode(MINILM, ["One sentence.", text], chunking=chunking)
+        for own, wanted in zip(result.chunks, alone.chunks, strict=False):
+            assert [(one.start, one.end, one.text) for one in own] == [
+                (one.start, one.end, one.text) for one in wanted
+            ]
+        rows = len(alone.dense)
+        assert relative_error(np.asarray(result.dense)[:rows], np.asarray(alone.dense)) <= 1e-5
+        assert [chunk.page for chunk in result.chunks[0]] == [0]
+        found = [chunk.page for chunk in result.chunks[1]]
+        assert (found[0], found[-1], 2 in found, found == sorted(found)) == (1, 4, False, True)
+        assert result.chunks[2][0].text.startswith("# Annual report")
+        assert result.chunks[2][0].page == 1
+    for data, first in ((pdfs.document(["", ""]), 0), (offices.hostile()["zip bomb"][0], 0)):
+        with pytest.raises(InvalidInput) as caught:
+            client.encode(
+                MINILM, ["One sentence.", Document(data, first)], chunking=Chunking("tokens")
+            )
+        assert caught.value.field == "items[1].parts[0].document"
+
+
 def test_skipped_items_have_no_chunks(client: shoal.Client) -> None:
     result = client.encode(
         MINILM, ["", *TEXTS], chunking=Chunking(max_tokens=40), on_invalid="skip"
@@ -199,6 +234,16 @@ async def test_http(http: Http, client: shoal.Client) -> None:
     late = client.encode(MINILM, [joined], chunking=Chunking("spans", late=True, spans=[places]))
     rows = np.array([entry["embedding"] for entry in jina.json["data"]])
     assert np.abs(rows - np.asarray(late.dense)).max() <= 1e-6
+    document = base64.b64encode(pdfs.document(["one page", "two"])).decode()
+    body = {
+        "items": [{"document": document}],
+        "params": {"chunking": {"max_tokens": 2, "return_text": True}},
+    }
+    reply = await http.post(f"/v1/encode/{MINILM}", body)
+    assert [(one["text"], one["page"]) for one in reply.json["items"][0]["chunks"]] == [
+        ("one page", 1),
+        ("two", 2),
+    ]
     reply = await http.post(
         f"/v1/encode/{MINILM}",
         {"items": [{"text": "a"}], "params": {"chunking": {"max_tokens": 9, "overlap": 8}}},

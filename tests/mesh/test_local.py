@@ -91,7 +91,12 @@ def test_up_prints_usage_answers_and_stops_on_ctrl_c() -> None:
 def test_up_with_a_model_answers_requests_without_a_model() -> None:
     with up(MINILM, "--port", "0", "--http-port", "0", "--workers", "1") as process:
         assert process.stderr is not None
-        said = "".join(iter(process.stderr.readline, "Ctrl-C stops the mesh.\n"))
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if "Ctrl-C" in line:
+                break
+        said = "".join(lines)
         assert f"requests that name none are for {MINILM}" in said
         url = re.search(r"http +(http://\S+)", said)
         assert url is not None

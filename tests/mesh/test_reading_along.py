@@ -173,7 +173,7 @@ def test_blocking_client_streams_text(mesh: Cluster) -> None:
 async def test_killed_workers_text_restarts(models: Path, tmp_path: Path) -> None:
     with Cluster(tmp_path, models=str(models), workers=2) as cluster:
         async with shoal.AsyncClient(cluster.address, timeout=120) as client:
-            task = shoal.ReadText(max_tokens=4000)
+            task = shoal.ReadText(max_tokens=1500)
             (alone,) = await client.extract(SUMMARY, TEXTS[:1], task)
             parts: list[Delta] = []
             result = None

@@ -42,6 +42,21 @@ def test_cold_model_with_work_is_loaded() -> None:
     assert made.notes["a"] == "loads on w: 1 tokens wait and no worker has it"
 
 
+def test_unmeasured_models_are_ranked_by_their_size_until_the_pool_has_measured_one() -> None:
+    sizes = {"small": 10**8, "large": 10**10}
+    queued = {"small": 300, "large": 200}
+    empty = worker("w", memory=10**12)
+    assert [one.model for one in plan(state(empty, queued=queued, sizes=sizes)).orders] == [
+        "large",
+        "small",
+    ]
+    measured = worker("w", holds("b", speed=100.0), memory=10**12)
+    assert [one.model for one in plan(state(measured, queued=queued, sizes=sizes)).orders] == [
+        "small",
+        "large",
+    ]
+
+
 @pytest.mark.parametrize(
     "incoming", [holds("a", LOADING, 0), holds("a", DOWNLOADING, 0)], ids=["loading", "downloading"]
 )

@@ -179,7 +179,7 @@ def test_directory_with_very_many_other_files_is_digested(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = digest(model)
-    monkeypatch.setattr(local, "_MAX_FILES", 5)
+    monkeypatch.setattr(local, "_MAX_MODEL_FILES", 5)
     (model / "runs").mkdir()
     for number in range(10):
         (model / "runs" / f"{number}.log").write_text("")
@@ -227,7 +227,7 @@ def test_folders_of_modules_count_among_very_many_other_files(
     (model / "router" / "router_config.json").write_text(json.dumps({"types": types}))
     (dense / "config.json").write_text("{}")
     before = digest(model)
-    monkeypatch.setattr(local, "_MAX_FILES", 5)
+    monkeypatch.setattr(local, "_MAX_MODEL_FILES", 5)
     (model / "runs").mkdir()
     for number in range(10):
         (model / "runs" / f"{number}.json").write_text("{}")

@@ -230,6 +230,10 @@ class FakeLanes:
         default_factory=lambda: defaultdict(list)
     )
     heartbeats: list[worker_pb2.HeartbeatRequest] = field(default_factory=list)
+    on_disk: dict[str, int] = field(default_factory=dict)
+    """States of the models on disk, as in the last list."""
+    is_disk_known: bool = True
+    """Whether the next heartbeat that names its list by a tag finds it."""
     connects: list[tuple[str, worker_pb2.ConnectRequest]] = field(default_factory=list)
     completes: list[worker_pb2.CompleteRequest] = field(default_factory=list)
     pulls: list[worker_pb2.PullRequest] = field(default_factory=list)
@@ -257,7 +261,7 @@ class FakeLanes:
     def states(self) -> dict[str, int]:
         """Return the states of the models in the last heartbeat."""
         return (
-            {model.model: model.state for model in self.heartbeats[-1].models}
+            self.on_disk | {model.model: model.state for model in self.heartbeats[-1].models}
             if self.heartbeats
             else {}
         )
@@ -362,9 +366,15 @@ class FakeRouter(worker_pb2_grpc.WorkerServiceServicer):
     async def Heartbeat(
         self, request: worker_pb2.HeartbeatRequest, context: object
     ) -> worker_pb2.HeartbeatResponse:
-        self.lanes.heartbeats.append(request)
-        reported, self.lanes.to_tell = self.lanes.to_tell, worker_pb2.HeartbeatResponse()
-        return reported
+        lanes = self.lanes
+        if not request.on_disk_tag:
+            lanes.on_disk = {model.model: model.state for model in request.on_disk}
+        lanes.heartbeats.append(request)
+        response, lanes.to_tell = lanes.to_tell, worker_pb2.HeartbeatResponse()
+        is_known = lanes.is_disk_known if request.on_disk_tag else bool(request.on_disk)
+        response.on_disk_tag = "its disk" if is_known else ""
+        lanes.is_disk_known = True
+        return response
 
     async def Connect(
         self, request: worker_pb2.ConnectRequest, context: object

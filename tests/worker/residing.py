@@ -132,9 +132,10 @@ def line(residency: Residency, model: str) -> worker_pb2.WorkerModel:
 
 
 def state(residency: Residency, model: str) -> int:
-    return {one.model: one.state for one in residency.report()}.get(
-        model, models_pb2.MODEL_STATE_ABSENT
-    )
+    if model in (states := {one.model: one.state for one in residency.report()}):
+        return states[model]
+    is_on_disk = model in residency.on_disk
+    return models_pb2.MODEL_STATE_COLD if is_on_disk else models_pb2.MODEL_STATE_ABSENT
 
 
 async def failed(residency: Residency, model: str) -> str:

@@ -20,6 +20,7 @@ from libs.models.work import never_cancelled
 from libs.store import open_store
 from services.worker.machine import disk
 from services.worker.machine.device import open_device
+from services.worker.memory import report
 from services.worker.memory.files import ModelFiles
 from services.worker.memory.residency import Residency
 from services.worker.settings import Settings
@@ -72,7 +73,9 @@ async def residency(reported: Settings) -> AsyncIterator[Residency]:
 
 
 def line(made: Residency, model: str = MODEL) -> worker_pb2.WorkerModel:
-    return next((one for one in made.report() if one.model == model), worker_pb2.WorkerModel())
+    """Return the model's entry in a heartbeat; that of the models on disk if it is not held."""
+    entries = [*made.report(), *report.on_disk(made.on_disk)]
+    return next((one for one in entries if one.model == model), worker_pb2.WorkerModel())
 
 
 async def test_card_settings_are_reported_and_applied(tmp_path: Path) -> None:

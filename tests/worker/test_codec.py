@@ -37,8 +37,8 @@ from libs.models import (
     Stored,
     StructureWork,
 )
-from libs.models.results import Classification, Field, Structure, Value
-from libs.models.work import Sampling, TextWork, ToolCall, Turn
+from libs.models.results import Chunks, Classification, Field, Structure, Value
+from libs.models.work import Chunking, Sampling, TextWork, ToolCall, Turn
 from services.worker.mesh import codec
 from services.worker.mesh.codec import Timings
 
@@ -270,8 +270,25 @@ def test_cards_of_image_models() -> None:
         height=224, width=224, patch=32, extra_tokens=1, max_tokens=50
     )
     plain = codec.to_card(replace(card, inputs=("text",), images=None))
-    assert not plain.inputs
+    assert list(plain.inputs) == [
+        models_pb2.INPUT_KIND_TEXT,
+        models_pb2.INPUT_KIND_DOCUMENT_TEXT,
+    ]
     assert not plain.HasField("images")
+    ranks = codec.to_card(replace(card, inputs=("text",), tasks=("score",), images=None))
+    assert not ranks.inputs
+
+
+def test_chunks_of_documents_have_pages_and_texts() -> None:
+    chunking = pb.Chunking(method=pb.Chunking.METHOD_TOKENS, return_text=True)
+    job = worker_pb2.Job(encode=pb.EncodeRequest(items=[item("a")], chunking=chunking))
+    work = codec.to_work(job)
+    assert isinstance(work, EncodeWork)
+    assert work.chunking == Chunking("tokens", return_text=True)
+    result = EncodeResult(chunks=Chunks([0, 2], [0, 3], [2, 5], [4, 4], [1, 2], ["ab", "cd"]))
+    payload = codec.result_of(result, revision="r", tokens=8, timings=TIMES)
+    chunks = worker_pb2.JobResult.FromString(payload).encode.chunks
+    assert (list(chunks.pages), list(chunks.texts)) == ([1, 2], ["ab", "cd"])
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from services.worker.jobs.pulling.document_costs import (
+    DEFAULT_PAGE_SECONDS,
     HALF_LIFE_SECONDS,
-    MAX_CALLERS,
     MAX_PAGE_SECONDS,
-    PAGE_SECONDS,
+    MAX_REMEMBERED_CALLERS,
     DocumentCosts,
 )
 from services.worker.scheduling.batcher import Caller
@@ -18,7 +18,9 @@ LIGHT: Caller = ("light", False)
 
 
 def test_pages_of_an_unknown_caller_cost_the_default() -> None:
-    assert DocumentCosts().expected_seconds(HEAVY, 7, now=0.0) == pytest.approx(7 * PAGE_SECONDS)
+    assert DocumentCosts().expected_seconds(HEAVY, 7, now=0.0) == pytest.approx(
+        7 * DEFAULT_PAGE_SECONDS
+    )
 
 
 def test_expected_cost_approaches_the_last_documents_of_the_same_caller() -> None:
@@ -26,7 +28,7 @@ def test_expected_cost_approaches_the_last_documents_of_the_same_caller() -> Non
     for _ in range(10):
         costs.record(HEAVY, pages=2, seconds=16.0, now=0.0)
     assert costs.expected_seconds(HEAVY, 3, now=0.0) == pytest.approx(24.0, rel=0.01)
-    assert costs.expected_seconds(LIGHT, 3, now=0.0) == pytest.approx(3 * PAGE_SECONDS)
+    assert costs.expected_seconds(LIGHT, 3, now=0.0) == pytest.approx(3 * DEFAULT_PAGE_SECONDS)
 
 
 def test_expected_cost_of_a_page_is_bounded() -> None:
@@ -39,17 +41,19 @@ def test_expected_cost_of_a_page_is_bounded() -> None:
 def test_excess_halves_while_the_caller_sends_no_documents() -> None:
     costs = DocumentCosts()
     costs.record(HEAVY, pages=1, seconds=10.0, now=100.0)
-    excess = costs.expected_seconds(HEAVY, 1, now=100.0) - PAGE_SECONDS
-    later = costs.expected_seconds(HEAVY, 1, now=100.0 + HALF_LIFE_SECONDS) - PAGE_SECONDS
+    excess = costs.expected_seconds(HEAVY, 1, now=100.0) - DEFAULT_PAGE_SECONDS
+    later = costs.expected_seconds(HEAVY, 1, now=100.0 + HALF_LIFE_SECONDS) - DEFAULT_PAGE_SECONDS
     assert later == pytest.approx(excess / 2)
     assert costs.expected_seconds(HEAVY, 1, now=100.0 + 40 * HALF_LIFE_SECONDS) == pytest.approx(
-        PAGE_SECONDS
+        DEFAULT_PAGE_SECONDS
     )
 
 
 def test_only_the_most_recent_callers_are_remembered() -> None:
     costs = DocumentCosts()
-    for number in range(MAX_CALLERS + 1):
+    for number in range(MAX_REMEMBERED_CALLERS + 1):
         costs.record((f"tenant {number}", False), pages=1, seconds=10.0, now=0.0)
-    assert costs.expected_seconds(("tenant 0", False), 1, now=0.0) == pytest.approx(PAGE_SECONDS)
-    assert costs.expected_seconds(("tenant 1", False), 1, now=0.0) > PAGE_SECONDS
+    assert costs.expected_seconds(("tenant 0", False), 1, now=0.0) == pytest.approx(
+        DEFAULT_PAGE_SECONDS
+    )
+    assert costs.expected_seconds(("tenant 1", False), 1, now=0.0) > DEFAULT_PAGE_SECONDS

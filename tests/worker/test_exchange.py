@@ -205,13 +205,13 @@ async def test_large_call_is_unary(monkeypatch: pytest.MonkeyPatch) -> None:
         request = worker_pb2.CompleteRequest(
             worker_id="w1", lane=batch.lane, batch_id=batch.batch_id, jobs=[large], release=True
         )
-        assert request.ByteSize() > exchange.MAX_BYTES
+        assert request.ByteSize() > exchange.MAX_EXCHANGED_BYTES
         assert await calls.complete(request, float("inf")) == 1
         assert len(sent) == 1, "the pull"
 
 
 def failure() -> worker_pb2.Failure:
-    return worker_pb2.Failure(reason="INTERNAL", message="x" * (exchange.MAX_BYTES + 1))
+    return worker_pb2.Failure(reason="INTERNAL", message="x" * (exchange.MAX_EXCHANGED_BYTES + 1))
 
 
 def pull() -> worker_pb2.PullRequest:

@@ -109,3 +109,21 @@ async def test_memory_and_residence_are_reported(tmp_path: Path) -> None:
         ) == (1000, 100, 0, 0)
         assert (line(lanes).leaving, line(lanes).held_jobs, line(lanes).host_bytes) == (False, 0, 0)
         assert not reported.HasField("preempted_in_seconds")
+
+
+async def test_models_on_disk_are_listed_once_and_when_a_router_asks(tmp_path: Path) -> None:
+    lanes, listed = FakeLanes(), ["org/a", "org/b", MODEL]
+
+    def lists() -> list[list[str]]:
+        return [[one.model for one in beat.on_disk] for beat in lanes.heartbeats]
+
+    async with routers(lanes) as running, worker(tmp_path, running, "org/a", "org/b"):
+        await until(lambda: len(lanes.heartbeats) >= 3)
+        assert lists()[0] == listed
+        assert not any(lists()[1:])
+        assert {beat.on_disk_tag for beat in lanes.heartbeats[1:]} == {"its disk"}
+        asked = len(lanes.heartbeats)
+        lanes.is_disk_known = False
+        await until(lambda: any(lists()[asked:]))
+        assert listed in lists()[asked : asked + 3]
+        await until(lambda: lanes.heartbeats[-1].on_disk_tag == "its disk")

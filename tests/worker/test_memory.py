@@ -13,7 +13,6 @@ from services.worker.memory.budget import (
     Holding,
     Ledger,
     Size,
-    device_seconds,
     never_fits,
     victims,
 )
@@ -116,11 +115,6 @@ def test_pinned_memory_decides_whether_a_model_can_ever_fit() -> None:
     assert not never_fits(made, [pinned], Size(100), own=pinned)
     holdings[1].claim.is_stuck = True
     assert never_fits(made, [pinned], Size(30, 30))
-
-
-def test_work_of_an_unmeasured_model_has_a_default_duration() -> None:
-    assert device_seconds(1000, 500) == 2.0
-    assert device_seconds(1000, 0) > 0
 
 
 SIZES = st.builds(Size, st.integers(0, 40), st.integers(0, 40))

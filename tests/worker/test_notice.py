@@ -24,7 +24,7 @@ from libs.errors import InvalidInput
 from services.worker.machine.notice import (
     GOOGLE_SECONDS,
     LAST_SECONDS,
-    STOP_SECONDS,
+    NOTICE_STOP_SECONDS,
     AwsSource,
     FileSource,
     GoogleSource,
@@ -189,7 +189,7 @@ def test_stop_leaves_time_to_serve_and_to_shut_down(
 ) -> None:
     gone_at = 1000.0 + ahead
     stop = stops_at(gone_at, grace)
-    assert gone_at - STOP_SECONDS <= stop <= gone_at
+    assert gone_at - NOTICE_STOP_SECONDS <= stop <= gone_at
     assert gone_at - stop <= grace + 1e-6
     now = max(1000.0, stop) + passed
     left = grace_left(gone_at, now, grace)

@@ -20,7 +20,7 @@ from libs.errors import InternalError, OutOfMemory
 from libs.models import InputSequence, Output
 from services.worker.jobs.execution.oom_recovery import (
     CAPPED_BATCHES,
-    MAX_DEPTH,
+    MAX_HALVINGS,
     MAX_RELIEFS_PER_BATCH,
     Caps,
     OomRecovery,
@@ -170,7 +170,7 @@ def test_halving_is_limited_and_followed_by_single_sequences() -> None:
     device = FakeDevice(lambda lengths: out_of_memory() if len(lengths) > 1 else None)
     recovery = device.run(*[1] * 64)
     assert answered(recovery, *[1] * 64)
-    parts = 2**MAX_DEPTH
+    parts = 2**MAX_HALVINGS
     assert [device.tries.count(size) for size in (64, 32, 16, 8, 4)] == [2, 2, 4, 8, parts]
     assert device.tries.count(1) == 64
     assert 2 not in device.tries
@@ -262,7 +262,7 @@ def test_only_sequences_that_never_fit_fail(fits: list[bool], most: int, idle: i
         else:
             assert isinstance(outcome, OutOfMemory)
     # The recovery is bounded: the halvings, each sequence once, and a try for each evicted model.
-    assert len(device.tries) <= 2 ** (MAX_DEPTH + 1) + len(fits) + idle + 1
+    assert len(device.tries) <= 2 ** (MAX_HALVINGS + 1) + len(fits) + idle + 1
 
 
 def huge_tensor() -> object:

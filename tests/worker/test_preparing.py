@@ -15,6 +15,7 @@ from typing import Final
 import pytest
 from shoal.v1 import inference_pb2, worker_pb2
 
+from libs.documents.text_size import PDF_PAGE_BYTES
 from services.worker.jobs.held import HeldJob, Lease
 from services.worker.jobs.pulling import preparing
 from services.worker.jobs.pulling.preparing import (
@@ -403,6 +404,24 @@ def test_pages_and_pixels_count_for_a_job() -> None:
         items.add(parts=[inference_pb2.Part(document=inference_pb2.Document(file=0))])
         found = reading_of(job, 100, has_images=True)
         assert (found.pages, found.kind, found.bytes) == (19, "documents", 100 + 19 * PAGE_BYTES)
+
+
+def test_documents_in_chunks_count_by_their_text() -> None:
+    """Their files are not tokenised, so an image of 20 MB in a document does not hold up pulls."""
+    job = encode_job("j", "a")
+    job.encode.chunking.SetInParent()
+    assert reading_of(job, 20, has_images=False) == Reading(20)
+    data = b"%PDF-1.7" + bytes(1 << 20)
+    document = inference_pb2.Document(data=data, first_page=2, last_page=4)
+    job.encode.items.add(parts=[inference_pb2.Part(document=document)])
+    job.encode.items.add(parts=[inference_pb2.Part(document=inference_pb2.Document(file=0))])
+    job.encode.files.append(b"# Markdown")
+    payload = 100 + len(data) + 10
+    found = reading_of(job, payload, has_images=False)
+    assert found == Reading(100 + 3 * PDF_PAGE_BYTES + 10, 3 + 16, "documents")
+    assert estimated_tokens(job, found.bytes, 512) == found.bytes // 4 + 1
+    job.encode.items[-1].parts[0].document.file = 7
+    assert reading_of(job, payload, has_images=False).bytes == 100 + 3 * PDF_PAGE_BYTES
 
 
 def test_preparing_thread_releases_the_interpreter_lock(monkeypatch: pytest.MonkeyPatch) -> None:

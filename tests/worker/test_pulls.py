@@ -15,6 +15,7 @@ from services.worker.jobs.pulling.pulls import (
     MAX_PULLS,
     PROMPT_SECONDS,
     QUICK_BATCH_SECONDS,
+    RESERVED_PULLS,
     LaneName,
     LaneState,
     Lead,
@@ -211,6 +212,17 @@ def test_heavy_tenant_is_excluded_by_a_pull_for_others_of_its_lane() -> None:
         busy_seconds=1.0,
     ).pulls
     assert many.except_tenants == {str(number) for number in range(30 - MAX_EXCLUDED_TENANTS, 30)}
+
+
+def test_full_lane_without_a_pull_takes_a_reserved_one() -> None:
+    """Second pulls of idle lanes do not keep a light tenant of a full lane waiting."""
+    full = {A: lane(1500, tenants={"heavy": 1500})}
+    waiting = [pull(B), pull(B), pull(C), pull(C), pull(B, C), pull(B, C)]
+    assert len(waiting) == MAX_PULLS - RESERVED_PULLS
+    assert plan(full, *waiting, busy_seconds=1.0).pulls == (others("heavy"),)
+    assert plan(full, *waiting[1:], others("too"), busy_seconds=1.0).pulls == (), (
+        "its second pull may take none of the reserved ones"
+    )
 
 
 def test_lead_is_the_duration_of_a_pull() -> None:

@@ -48,7 +48,7 @@ async def test_first_heartbeat_lists_every_model_on_disk(tmp_path: Path) -> None
     lanes = FakeLanes()
     async with routers(lanes) as running, worker(tmp_path, running, "org/other"):
         await until(lambda: bool(lanes.heartbeats))
-        assert {model.model for model in lanes.heartbeats[0].models} == {MODEL, "org/other"}
+        assert {model.model for model in lanes.heartbeats[0].on_disk} == {MODEL, "org/other"}
 
 
 async def test_many_jobs_are_each_answered_once(tmp_path: Path) -> None:

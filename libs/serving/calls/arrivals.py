@@ -17,7 +17,7 @@ from libs.memory import resident_bytes, trim
 
 ARRIVAL_SECONDS: Final = 10.0
 """Time limit for the arrival of a request."""
-POLL_SECONDS: Final = 0.002
+ARRIVALS_POLL_SECONDS: Final = 0.002
 RECOVERY_SECONDS: Final = 5.0
 """How long the baseline is kept after requests were cut off. Halfway, their memory is returned to
 the system.
@@ -81,7 +81,7 @@ class Arrivals:
             loop = asyncio.get_running_loop()
             if loop.time() >= self._counts_until:
                 self._before = self._resident()
-            self._next_poll = loop.call_later(POLL_SECONDS, self._poll)
+            self._next_poll = loop.call_later(ARRIVALS_POLL_SECONDS, self._poll)
 
     def _poll(self) -> None:
         """Check memory, and cut off requests that were also arriving at the last poll.
@@ -96,7 +96,7 @@ class Arrivals:
             self._cut(slow)
         self._seen = set(self._arriving)
         self._next_poll = (
-            asyncio.get_running_loop().call_later(POLL_SECONDS, self._poll)
+            asyncio.get_running_loop().call_later(ARRIVALS_POLL_SECONDS, self._poll)
             if self._arriving
             else None
         )

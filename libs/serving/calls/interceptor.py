@@ -42,7 +42,7 @@ from libs.serving.calls.decode import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, pa
 from libs.serving.calls.guard import Find, Guard, Handler, abort
 from libs.serving.calls.multiplex import (
     KINDS,
-    MESSAGE_BYTES,
+    MAX_STREAM_MESSAGE_BYTES,
     MULTIPLEX,
     MultiplexedRpc,
     Multiplexer,
@@ -81,7 +81,7 @@ REQUEST_SECONDS: Final = 60.0
 open.
 """
 
-LARGE_BYTES: Final = 64 * 1024
+PARSE_IN_THREAD_BYTES: Final = 64 * 1024
 """Larger requests are parsed in a thread; for smaller ones the hand-over takes longer than
 parsing.
 """
@@ -170,7 +170,7 @@ class Interceptor(Guard):
     def limit(self, method: str) -> int:
         """Return the maximum bytes of a request."""
         if method == MULTIPLEX:
-            return MESSAGE_BYTES
+            return MAX_STREAM_MESSAGE_BYTES
         return self._limits.get(method) or self._limits.get(_service_of(method), MAX_REQUEST_BYTES)
 
 
@@ -346,7 +346,7 @@ class _Behaviour:
     async def _parsed(self, body: bytes) -> Message:
         # Scanning a large request, or searching for its error, takes up to a tenth of a second, in
         # which the loop serves others.
-        if len(body) > LARGE_BYTES:
+        if len(body) > PARSE_IN_THREAD_BYTES:
             return await asyncio.to_thread(parse, self._kind, body, self._limit)
         return parse(self._kind, body, self._limit)
 

@@ -35,10 +35,10 @@ KINDS: Final = {
 }
 """The methods that a stream can call, by the field of the request."""
 
-MESSAGE_BYTES: Final = 4 << 20
+MAX_STREAM_MESSAGE_BYTES: Final = 4 << 20
 """Maximum bytes of a message from a client."""
 
-STREAM_SECONDS: Final = 240.0
+MAX_STREAM_SECONDS: Final = 240.0
 """Maximum age of a stream, so that clients find new routers. Shoal's clients replace streams
 earlier.
 """
@@ -48,7 +48,7 @@ REQUEST_ID_CHARACTERS: Final = 128
 TRACEPARENT_CHARACTERS: Final = 256
 TRACESTATE_CHARACTERS: Final = 512
 
-_MAX_CALLS: Final = 256
+_MAX_CALLS_PER_STREAM: Final = 256
 """Maximum calls in progress on one stream. Until one ends, no more are read."""
 
 _ANSWER_BYTES: Final = 1 << 20
@@ -181,7 +181,7 @@ class _Stream:
         """
         reading = asyncio.create_task(self._read(requests))
         reading.add_done_callback(lambda _: self._news.set())
-        expiry = asyncio.get_running_loop().call_later(STREAM_SECONDS, reading.cancel)
+        expiry = asyncio.get_running_loop().call_later(MAX_STREAM_SECONDS, reading.cancel)
         written: list[_Answer] = []
         try:
             while not reading.done() or self._calls or self._answers:
@@ -210,7 +210,7 @@ class _Stream:
             _check(request)
             arrived = time.monotonic()
             for call in request.calls:
-                while len(self._calls) >= _MAX_CALLS:
+                while len(self._calls) >= _MAX_CALLS_PER_STREAM:
                     self._slot_free.clear()
                     await self._slot_free.wait()
                 self._start(call, arrived)

@@ -30,9 +30,13 @@ _USE: Final = (
     )
     | _methods("shoal.v1.ModelService", "ListModels", "GetModel")
     | _methods("shoal.v1.CallerService", "GetCaller")
+    | _methods("shoal.v1.AliasService", "ListAliases")
 )
-CHANGES: Final = _methods("shoal.v1.ModelService", "LoadModel", "EvictModel", "PinModel")
-"""Methods that change the location of models. Each call is recorded in the audit log."""
+CHANGES: Final = _methods(
+    "shoal.v1.ModelService", "LoadModel", "EvictModel", "PinModel"
+) | _methods("shoal.v1.AliasService", "SetAlias", "RemoveAlias")
+"""Methods that change the location of models, or aliases. Each call is recorded in the audit log.
+"""
 _LOOK: Final = _methods("shoal.v1.MeshService", "GetMesh", "WatchMesh", "ExplainPlacement")
 _WORK: Final = _methods(
     "shoal.v1.WorkerService", "Pull", "Complete", "Heartbeat", "Connect", "Exchange"

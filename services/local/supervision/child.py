@@ -15,7 +15,7 @@ from typing import Final
 
 from services.local.supervision.policy import last_fault
 
-STOP_SECONDS: Final = 30.0
+CHILD_STOP_SECONDS: Final = 30.0
 _LAST_BYTES: Final = 64 << 10
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -99,7 +99,7 @@ class Child:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Sends SIGTERM, and SIGKILL after STOP_SECONDS. Does nothing if the process does not
+        """Sends SIGTERM, and SIGKILL after CHILD_STOP_SECONDS. Does nothing if the process does not
         run.
         """
         process = self._process
@@ -107,7 +107,7 @@ class Child:
             return
         process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+            await asyncio.wait_for(process.wait(), CHILD_STOP_SECONDS)
         except TimeoutError:
             process.kill()
             await process.wait()

@@ -341,13 +341,15 @@ def _soon(seconds: float) -> float:
     return min(max(seconds, 0.1), 60.0)
 
 
-def request_digest(tenant: str, request_id: str, method: str, body: bytes) -> str:
-    """Return the idempotency key of a request: 32 hex digits of its tenant, id, method and content.
+def request_digest(tenant: str, request_id: str, method: str, model: str, body: bytes) -> str:
+    """Return the idempotency key of a request: 32 hex digits of its tenant, id, method, model and
+    content.
 
-    A retry finds its jobs again; reusing an id with other content does not.
+    A retry finds its jobs again; reusing an id with other content does not, nor does a retry after
+    the alias in the content was moved to another model.
     """
     digest = blake2b(digest_size=16)
-    for part in (tenant.encode(), request_id.encode(), method.encode()):
+    for part in (tenant.encode(), request_id.encode(), method.encode(), model.encode()):
         digest.update(len(part).to_bytes(4, "big") + part)
     digest.update(body)
     return digest.hexdigest()

@@ -26,9 +26,8 @@ class BrokenLanes:
 
     async def fail_all(self) -> None:
         """Fail the queued jobs of all broken lanes, including jobs that other routers queued."""
-        for lane, gauges in list(self._view.gauges.items()):
-            if gauges.queued_jobs:
-                await self.fail_if_broken(lane)
+        waiting = [lane for lane, gauges in self._view.gauges.items() if gauges.queued_jobs]
+        await self._lanes.masters.for_each_lane(waiting, self.fail_if_broken)
 
     async def fail_if_broken(self, lane: LaneKey) -> bool:
         """Fail the lane's queued jobs if it is broken, and return whether it is."""

@@ -21,8 +21,8 @@ event loop for long.
 
 _SCALE_BYTES: Final = 4
 _INDEX_BYTES: Final = 4
-_CHUNK_ROW_BYTES: Final = 12
-"""Size of a chunk's position and token count."""
+_CHUNK_ROW_BYTES: Final = 15
+"""Size of a chunk's position, token count and page."""
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
 Shapes: TypeAlias = tuple[object, object, int]
@@ -123,7 +123,9 @@ class _Rows:
         self.sizes: Offsets = np.sum(sizes, axis=0)
         if self._chunks is not None:
             self._bounds = np.array(self._chunks.offsets, np.int64)
-            ends = np.concatenate(([0], np.cumsum(self.sizes + _CHUNK_ROW_BYTES)))
+            texts = [len(text.encode()) for text in self._chunks.texts]
+            rows = self.sizes + _CHUNK_ROW_BYTES + np.array(texts or [0], np.int64)
+            ends = np.concatenate(([0], np.cumsum(rows)))
             self.sizes = np.diff(ends[self._bounds])
 
     def of_items(self, first: int, end: int) -> pb.EncodeResponse:
@@ -134,7 +136,7 @@ class _Rows:
         begin, stop = int(bounds[0]), int(bounds[-1])
         message = self.slice_rows(begin, stop)
         message.chunks.offsets.extend((bounds - begin).tolist())
-        for name in ("starts", "ends", "tokens"):
+        for name in ("starts", "ends", "tokens", "pages", "texts"):
             getattr(message.chunks, name).extend(getattr(self._chunks, name)[begin:stop])
         return message
 

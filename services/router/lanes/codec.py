@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import tensor_pb2, worker_pb2
 
+from libs.documents.text_size import NO_TEXT, TextBudget
 from libs.embedding_id import merge_ids
 from libs.errors import InternalError, ShoalError, from_reason
 from libs.queue import LaneKey
@@ -71,6 +72,10 @@ class JobHeader:
     """The router that streams generated text; empty: none."""
     item_answer_bytes: int = 0
     """Maximum bytes that the results of one item may take; 0: no limit."""
+    budgets: Sequence[TextBudget] = ()
+    """Pages and text that the document of each of the request's items may have."""
+    max_chunks: int = 0
+    """Maximum chunks of a job; 0: the worker's own."""
 
 
 _LISTS: Final[Mapping[type[Request], str]] = {
@@ -108,21 +113,22 @@ def job_payloads(
         shared: The request without its items, if that exists already.
     """
     if len(parts) == 1:
-        return [_job(request, ids[0], 0, stamp)]
+        return [_job(request, ids[0], parts[0], stamp)]
     items = getattr(request, _LISTS[type(request)])
     template = without_items(request) if shared is None else shared
     payloads = []
     for part, name in zip(parts, ids, strict=True):
         own = items[part.first : part.first + part.count]
-        payloads.append(_job(_with_items(template, own), name, part.first, stamp))
+        payloads.append(_job(_with_items(template, own), name, part, stamp))
     return payloads
 
 
-def _job(request: Request, job_id: str, first: int, stamp: JobHeader) -> bytes:
+def _job(request: Request, job_id: str, part: Part, stamp: JobHeader) -> bytes:
+    budget = sum(stamp.budgets[part.first : part.first + part.count], NO_TEXT)
     job = worker_pb2.Job(
         job_id=job_id,
         request_id=stamp.request_id,
-        first_item=first,
+        first_item=part.first,
         deadline_unix_ms=stamp.deadline_ms,
         queued_unix_ms=stamp.queued_ms,
         tenant=stamp.tenant,
@@ -130,6 +136,9 @@ def _job(request: Request, job_id: str, first: int, stamp: JobHeader) -> bytes:
         traceparent=stamp.traceparent,
         written_to=stamp.written_to,
         item_answer_bytes=stamp.item_answer_bytes,
+        document_pages=budget.pages,
+        document_bytes=budget.bytes,
+        max_chunks=stamp.max_chunks,
     )
     if isinstance(request, pb.EncodeRequest):
         job.encode.CopyFrom(request)
@@ -228,6 +237,7 @@ def _check_chunks(answer: pb.EncodeResponse) -> None:
     rows = len(chunks.starts)
     _check_offsets(chunks.offsets, rows, "chunks")
     counts = {len(chunks.ends), len(chunks.tokens)}
+    counts |= {len(found) for found in (chunks.pages, chunks.texts) if found}
     if answer.HasField("dense"):
         counts.add(answer.dense.shape[0])
     if answer.HasField("multi_vector"):
@@ -236,8 +246,8 @@ def _check_chunks(answer: pb.EncodeResponse) -> None:
         counts.add(len(answer.sparse.offsets) - 1)
     if counts != {rows}:
         raise InternalError(
-            f"a worker's answer has {rows} chunks, but other numbers of their ends, tokens or"
-            " vectors"
+            f"a worker's answer has {rows} chunks, but other numbers of their ends, tokens, pages,"
+            " texts or vectors"
         )
 
 
@@ -341,9 +351,17 @@ def merge_encode(parts: list[Response]) -> pb.EncodeResponse:
     answers.clear()
     if chunks:
         merged.chunks.offsets.extend(_join_offsets([part.offsets for part in chunks]))
+        has_pages = any(part.pages for part in chunks)
         for part in chunks:
+            pages = part.pages or [0] * len(part.starts) if has_pages else ()
             merged.chunks.MergeFrom(
-                pb.Chunks(starts=part.starts, ends=part.ends, tokens=part.tokens)
+                pb.Chunks(
+                    starts=part.starts,
+                    ends=part.ends,
+                    tokens=part.tokens,
+                    pages=pages,
+                    texts=part.texts,
+                )
             )
     if dense:
         _join_tensors(dense, merged.dense)

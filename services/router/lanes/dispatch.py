@@ -92,15 +92,24 @@ class _Request:
         if self._failure is not None:
             return
         if isinstance(outcome, ShoalError):
-            self._failure = outcome
-            self._news.set()
+            self._fail(outcome)
             return
-        self._on_answer(size)
+        try:
+            self._on_answer(size)
+        except ShoalError as error:
+            self._fail(error)
+            return
         self._answers[index] = Answered(outcome, size, index == len(self._answers) - 1)
         while self._ready < len(self._answers) and self._answers[self._ready] is not None:
             self._ready += 1
         if self._ready >= self._awaited:
             self._news.set()
+
+    def _fail(self, failure: ShoalError) -> None:
+        """Fail the request, and drop the answers that it holds."""
+        self._failure = failure
+        self._answers.clear()
+        self._news.set()
 
     async def wait_for_first(self, jobs: int) -> None:
         """Return once the first `jobs` are answered. Raises the first failure of any job."""
@@ -193,7 +202,8 @@ class Dispatcher:
         job is left behind then, nor after leaving the returned context.
 
         Args:
-            on_answer: Called with the size in bytes of each answer when it arrives.
+            on_answer: Called with the size in bytes of each answer when it arrives. A ShoalError
+                that it raises fails the request, and the jobs without an answer are cancelled.
             written: Receives the generated text before the answers.
         """
         if self._is_leaving:
@@ -273,22 +283,24 @@ class Dispatcher:
         for job_id, pending in self._pending.items():
             if pending.is_queued and pending.since < ripe:
                 by_lane[pending.lane].append(job_id)
-        for lane, ids in by_lane.items():
-            missing = set(await self._lanes.missing(lane, ids))
-            again = [
-                job
-                for job_id in ids
-                if (job := self._still_missing(job_id, job_id in missing)) is not None
-            ]
-            if again:
-                await self._lanes.enqueue(
-                    lane, [[job] for job in again], max_tokens=NO_LIMIT, notify=True
-                )
-                self._wakeups.notify(lane, len(again))
-                metrics.JOBS_QUEUED_AGAIN.inc(len(again))
-                log.warning(
-                    "jobs queued again", extra=fields({"lane": lane.name, "jobs": len(again)})
-                )
+        await self._lanes.masters.for_each_lane(
+            by_lane, lambda lane: self._reconcile(lane, by_lane[lane])
+        )
+
+    async def _reconcile(self, lane: LaneKey, ids: Sequence[str]) -> None:
+        missing = set(await self._lanes.missing(lane, ids))
+        again = [
+            job
+            for job_id in ids
+            if (job := self._still_missing(job_id, job_id in missing)) is not None
+        ]
+        if again:
+            await self._lanes.enqueue(
+                lane, [[job] for job in again], max_tokens=NO_LIMIT, notify=True
+            )
+            self._wakeups.notify(lane, len(again))
+            metrics.JOBS_QUEUED_AGAIN.inc(len(again))
+            log.warning("jobs queued again", extra=fields({"lane": lane.name, "jobs": len(again)}))
 
     def _still_missing(self, job_id: str, is_missing: bool) -> QueuedJob | None:
         pending = self._pending.get(job_id)

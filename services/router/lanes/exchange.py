@@ -32,12 +32,12 @@ EXCHANGE_SECONDS: Final = 240.0
 end theirs earlier.
 """
 
-_MAX_CALLS: Final = 256
+_MAX_CALLS_PER_STREAM: Final = 256
 """Maximum calls in progress on one stream; reading pauses at this number. Workers have about
 twenty.
 """
 
-_MESSAGE_BYTES: Final = 1 << 20
+_FULL_MESSAGE_BYTES: Final = 1 << 20
 """A message takes further answers until it has this many bytes."""
 
 
@@ -95,7 +95,7 @@ class Exchange:
             reports.check_exchange(request)
             for call in request.calls:
                 self._start(call)
-            while len(self._calls) >= _MAX_CALLS:
+            while len(self._calls) >= _MAX_CALLS_PER_STREAM:
                 self._room.clear()
                 await self._room.wait()
 
@@ -158,7 +158,7 @@ class Exchange:
             getattr(response.answers.add(number=number), kind).CopyFrom(answer)
             taken += 1
             size += answer.ByteSize()
-            if size >= _MESSAGE_BYTES:
+            if size >= _FULL_MESSAGE_BYTES:
                 break
         del self._answers[:taken]
         return response

@@ -43,6 +43,10 @@ class PendingPull:
     """The first of the jobs for which it was woken before they reached Redis."""
     own_notifications: int = 0
     """The number of notifications, during this read, of jobs for which it was woken early."""
+    away: set[LaneKey] = field(default_factory=set)
+    """Lanes of masters that did not answer this pull. They are not read again by it: their batch
+    of this pull's id may be leased already, and is released.
+    """
     is_reserved: bool = False
     """A claim is being made for it."""
     must_send_heartbeat: bool = False
@@ -67,6 +71,11 @@ class PendingPull:
         """
         self.notified[lane] = -(-jobs // pulls) if pulls > 1 else 0
         self.event.set()
+
+    def mark_away(self, lane: LaneKey) -> None:
+        """Record that the lane's master did not answer: this pull reads the lane no more."""
+        self.away.add(lane)
+        self.notified.pop(lane, None)
 
     def will_pull_from(self, lane: LaneKey) -> bool:
         return lane in self.notified or self.pulling_from == lane
@@ -159,7 +168,7 @@ class PendingPulls:
         excluding = [
             pull
             for pull in self._excluding.get(lane, ())
-            if not pull.is_ended and pull.seen.get(lane) != news
+            if not pull.is_ended and lane not in pull.away and pull.seen.get(lane) != news
         ]
         for pull in excluding[: jobs - is_early - len(woken)]:
             # Even one that is pulling: it may miss jobs that arrive during its pull.
@@ -205,7 +214,7 @@ class PendingPulls:
         self._empty.clear()
         for pull in self._all:
             if pull.exclude_tenants:
-                pull.notified = dict.fromkeys(pull.lanes, 0)
+                pull.notified = {lane: 0 for lane in pull.lanes if lane not in pull.away}
             pull.event.set()
 
     def close(self) -> None:
@@ -216,7 +225,7 @@ class PendingPulls:
 
     def free_count(self, lane: LaneKey) -> int:
         """Return the number of pulls that a notification of the lane could wake."""
-        return sum(pull.is_free for pull in self._by_lane.get(lane, ()))
+        return len(self._free(lane))
 
     def wants(self, pull: PendingPull, lane: LaneKey) -> bool:
         """True if the pull waits and lists the lane."""
@@ -232,10 +241,11 @@ class PendingPulls:
 
     def next_lane(self, pull: PendingPull) -> LaneKey | None:
         """Return the lane that this pull ranks highest of those that may have jobs."""
+        lanes = (lane for lane in pull.lanes if lane not in pull.away)
         if pull.exclude_tenants:
-            return next((lane for lane in pull.lanes if lane in pull.notified), None)
+            return next((lane for lane in lanes if lane in pull.notified), None)
         return next(
-            (lane for lane in pull.lanes if lane in pull.notified or lane not in self._empty), None
+            (lane for lane in lanes if lane in pull.notified or lane not in self._empty), None
         )
 
     def notifications(self, lane: LaneKey) -> int:
@@ -274,4 +284,5 @@ class PendingPulls:
 
     def _free(self, lane: LaneKey) -> list[PendingPull]:
         at_lane = self._by_lane.get(lane, {})
-        return sorted((pull for pull in at_lane if pull.is_free), key=lambda pull: at_lane[pull])
+        free = (pull for pull in at_lane if pull.is_free and lane not in pull.away)
+        return sorted(free, key=lambda pull: at_lane[pull])

@@ -14,7 +14,7 @@ from collections import Counter
 from typing import Final
 
 from libs.fleet import Fleet
-from libs.queue import Lanes
+from libs.queue import LaneKey, Lanes
 from libs.telemetry.logs import fields
 from services.router.lanes.wakeups import Wakeups
 from services.router.state.background import Background
@@ -97,12 +97,18 @@ class Presence:
     async def _recover(self, worker_id: str, epoch: str) -> None:
         """End the worker's leases: its jobs return to their lanes, with an attempt counted."""
         jobs = 0
-        for gauges in await self._lanes.lane_gauges():
-            if gauges.leased_tokens and (
-                back := await self._lanes.end_leases(gauges.lane, worker_id, epoch)
-            ):
+
+        async def end_leases(lane: LaneKey) -> None:
+            nonlocal jobs
+            if back := await self._lanes.end_leases(lane, worker_id, epoch):
                 jobs += back
-                self._wakeups.notify(gauges.lane, back)
+                self._wakeups.notify(lane, back)
+
+        gauges = await self._lanes.lane_gauges()
+        leased = [one.lane for one in gauges if one.leased_tokens]
+        # The leases on a master that is away expire, and the others end now.
+        with self._lanes.masters.tolerate_away():
+            await self._lanes.masters.for_each_lane(leased, end_leases)
         level = logging.WARNING if jobs else logging.INFO
         log.log(
             level,

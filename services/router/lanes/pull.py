@@ -17,7 +17,7 @@ from typing import Final
 import grpc
 from shoal.v1 import models_pb2, worker_pb2, worker_pb2_grpc
 
-from libs.errors import PermissionDenied
+from libs.errors import NoCapacity, PermissionDenied
 from libs.fleet import LOADING_STATES, Fleet, FleetSnapshot
 from libs.fleet.snapshot import HELD
 from libs.fleet.versions import WIRE_VERSION, check_worker
@@ -32,11 +32,15 @@ from services.router.lanes.dispatch import Dispatcher
 from services.router.lanes.exchange import Context, Exchange
 from services.router.lanes.pending_pulls import PendingPull
 from services.router.lanes.presence import Presence
+from services.router.lanes.uncertain_leases import UncertainLeases
 from services.router.lanes.wakeups import Wakeups
 from services.router.state.background import Background
 from services.router.state.view import View
 
 log = logging.getLogger(__name__)
+
+_Batch = tuple[LaneKey, str, str]
+"""The lane, worker and id of a batch."""
 
 MAX_PULL_WAIT_SECONDS: Final = 10.0
 MAX_PULL_JOBS: Final = 256
@@ -70,6 +74,9 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._background = background
         self._presence = presence
         self._broken = broken
+        self._uncertain = UncertainLeases(lanes, background)
+        # The state: for batches of cancelled pulls that are to be released, the last such pull.
+        self._returning: dict[_Batch, asyncio.Future[Pulled | Idle]] = {}
 
     async def Pull(
         self,
@@ -88,7 +95,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._pending_pulls.add(pull)
         claimed = None
         try:
-            response = await self._retry_batch(request, lanes) or await self._await_batch(
+            response = await self._retry_batch(pull, request) or await self._await_batch(
                 pull, request, end
             )
             claimed = response.load_model
@@ -147,7 +154,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             self._pending_pulls.end_pulls(request.worker_id)
         cancelled = await self._renew(request.worker_id, request.batches)
         before = self._view.snapshot
-        await self._fleet.report(request)
+        on_disk_tag = await self._fleet.report(request)
         self._view.notify()
         for lane in _newly_loading(request, before):
             await self._fleet.renew_claim(lane, request.worker_id, SEEN_MS)
@@ -166,6 +173,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 if model.state in HELD and (tokens := queued.get((request.pool, model.model), 0))
             },
             wire_version=WIRE_VERSION,
+            on_disk_tag=on_disk_tag,
         )
 
     async def Exchange(
@@ -240,20 +248,18 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 return worker_pb2.PullResponse()
 
     async def _retry_batch(
-        self, request: worker_pb2.PullRequest, lanes: Sequence[LaneKey]
+        self, pull: PendingPull, request: worker_pb2.PullRequest
     ) -> worker_pb2.PullResponse | None:
         """Return the batch already leased to this pull if its response was lost (idempotent
         retry).
         """
         if not request.asked_again:
             return None
-        lane = await self._lanes.leasing(lanes, request.batch_id)
-        found = (
-            await self._pull(lane, request, request.budget_jobs, notify=False)
-            if lane is not None
-            else None
-        )
-        if lane is None or not isinstance(found, Pulled):
+        lane = await self._lanes.leasing(pull.lanes, request.batch_id)
+        if lane is None:
+            return None
+        found = await self._pull_or_release(pull, lane, request, request.budget_jobs, notify=False)
+        if not isinstance(found, Pulled):
             return None
         log.info(
             "batch given again",
@@ -282,7 +288,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._pending_pulls.begin_pull(pull, lane)
         try:
             notify = not (pull.exclude_tenants or self._pending_pulls.free_count(lane))
-            found = await self._pull(lane, request, budget_jobs, notify=notify)
+            found = await self._pull_or_release(pull, lane, request, budget_jobs, notify=notify)
         finally:
             pull.pulling_from = None
         if pull.exclude_tenants:
@@ -300,12 +306,36 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             )
         return found
 
+    async def _pull_or_release(
+        self,
+        pull: PendingPull,
+        lane: LaneKey,
+        request: worker_pb2.PullRequest,
+        budget_jobs: int,
+        *,
+        notify: bool,
+    ) -> Pulled | Idle:
+        """Lease a batch. If a master of a cluster does not answer, a batch that it may have leased
+        is released later. The lane counts as empty until the next reminder, and for this pull until
+        it ends: other lanes may be on a master that answers.
+        """
+        with self._lanes.masters.tolerate_away():
+            async with self._lanes.masters.within_timeout():
+                return await self._pull(lane, request, budget_jobs, notify=notify)
+        pull.mark_away(lane)
+        return Idle(None)
+
     async def _pull(
         self, lane: LaneKey, request: worker_pb2.PullRequest, budget_jobs: int, *, notify: bool
     ) -> Pulled | Idle:
         """Lease a batch. On cancellation the batch returns to the lane without an attempt
         counted.
         """
+        # An earlier call with this batch id may have been cancelled or had no answer: now the batch
+        # is to be given.
+        batch = (lane, request.worker_id, request.batch_id)
+        self._returning.pop(batch, None)
+        self._uncertain.forget(*batch)
         work = self._lanes.pull(
             lane,
             worker_id=request.worker_id,
@@ -319,15 +349,37 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         try:
             return await asyncio.shield(pulling)
         except asyncio.CancelledError:
-            self._background.spawn(self._hand_back(lane, request.worker_id, pulling))
+            self._returning[batch] = pulling
+            self._background.spawn(self._hand_back(batch, pulling))
+            raise
+        except NoCapacity:
+            if self._lanes.masters.is_sharded:
+                self._uncertain.add(*batch)
             raise
 
-    async def _hand_back(
-        self, lane: LaneKey, worker_id: str, pulling: asyncio.Future[Pulled | Idle]
-    ) -> None:
-        found = await pulling
-        if isinstance(found, Pulled):
-            await self._lanes.complete(lane, worker_id, found.batch_id, [], release=True)
+    async def _hand_back(self, batch: _Batch, pulling: asyncio.Future[Pulled | Idle]) -> None:
+        """Release the batch of a cancelled pull once it has been leased, unless it is pulled
+        again.
+        """
+        lane, worker_id, _ = batch
+        try:
+            found = await pulling
+            if isinstance(found, Pulled) and self._is_last(batch, pulling):
+                await self._lanes.complete(lane, worker_id, found.batch_id, [], release=True)
+        except NoCapacity:
+            if not self._lanes.masters.is_sharded:
+                raise
+            if self._is_last(batch, pulling):
+                self._uncertain.add(*batch)
+        finally:
+            if self._returning.get(batch) is pulling:
+                del self._returning[batch]
+
+    def _is_last(self, batch: _Batch, pulling: asyncio.Future[Pulled | Idle]) -> bool:
+        """Return False if the batch was pulled again. A pull without a batch id has another batch
+        each time.
+        """
+        return not batch[-1] or self._returning.get(batch) is pulling
 
     async def _renew(
         self, worker_id: str, batches: Sequence[worker_pb2.HeldBatch]
@@ -336,16 +388,17 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         for batch in batches:
             by_lane[codec.to_lane(batch.lane)].append(batch.batch_id)
         cancelled: list[worker_pb2.CancelledJobs] = []
-        for lane, ids in by_lane.items():
-            stale = [
-                renewed
-                for renewed in await self._lanes.renew(lane, worker_id, ids)
-                if renewed.lost or renewed.gone
-            ]
-            cancelled += [
+
+        async def renew(lane: LaneKey) -> None:
+            cancelled.extend(
                 worker_pb2.CancelledJobs(batch_id=old.batch_id, job_ids=old.gone, lost=old.lost)
-                for old in stale
-            ]
+                for old in await self._lanes.renew(lane, worker_id, by_lane[lane])
+                if old.lost or old.gone
+            )
+
+        # The registry may be on another master, and must not take the worker for dead.
+        with self._lanes.masters.tolerate_away():
+            await self._lanes.masters.for_each_lane(by_lane, renew)
         return cancelled
 
     async def _load_failed(self, lane: LaneKey, worker_id: str) -> None:

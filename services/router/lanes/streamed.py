@@ -16,7 +16,7 @@ from typing import Final
 from shoal.v1 import inference_pb2 as pb
 from shoal.v1 import worker_pb2
 
-MAX_CHARACTERS: Final = 1 << 17
+MAX_STREAMED_CHARACTERS: Final = 1 << 17
 """Maximum characters streamed of one text. The longest answer has 4,096 tokens; text beyond the
 limit arrives with the answer.
 """
@@ -60,7 +60,7 @@ class StreamedTexts:
         if (
             part.offset > have
             or part.offset + len(part.text) <= have
-            or part.offset + len(part.text) > MAX_CHARACTERS
+            or part.offset + len(part.text) > MAX_STREAMED_CHARACTERS
         ):
             return
         known.text += part.text[have - part.offset :]

@@ -28,8 +28,14 @@ from shoal.v1 import models_pb2
 from libs.eviction import DEFAULT, POLICIES, Candidate, Challenger, Policy, choose_victims
 from libs.fleet import LOADING_STATES, FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.fleet.affinity import AFFINITY, HORIZON_SECONDS
-from libs.fleet.claims import BYTES_PER_SECOND, START_SECONDS, UNKNOWN_LOAD_SECONDS
 from libs.queue import LaneGauges, LaneKey
+from libs.work_estimate import (
+    assumed_load_seconds,
+    assumed_speed,
+    average_speed,
+    busy_copies,
+    work_seconds,
+)
 from services.scheduler.planning.pool_workers import (
     BUSY_COST,
     IDLE_COST,
@@ -55,8 +61,6 @@ HEARTBEATS_MS: Final = 6_000
 """Three heartbeats. After this time an order without visible effect no longer counts, nor does a
 silent worker.
 """
-USUAL_TOKENS_PER_SECOND: Final = 5_000.0
-"""The assumed speed of a model in a pool without any measured speed."""
 
 _TRIED: Final = 16
 """Maximum candidate workers per model that are checked for victims one by one."""
@@ -172,7 +176,9 @@ class _Estimate:
     """Bytes; 1: unknown."""
     load_seconds: float
     speed: float
-    """Of one copy in tokens per second; 0: not measured."""
+    """Tokens per second of one copy, above 0."""
+    is_measured: bool
+    """Whether a copy has measured the speed; otherwise it is assumed."""
     waiting_seconds: float
     """For how long its copies have work."""
 
@@ -193,7 +199,7 @@ class _Planner:
         }
         self._pools = _make_pools(state.fleet)
         self._sites = self._find_sites()
-        self._usual_speeds: dict[str, float] = {}
+        self._pool_speeds: dict[str, float] = {}
         self._count_loads()
         self._count_work()
 
@@ -317,12 +323,9 @@ class _Planner:
             site = self._sites[at]
             if site.resident:
                 tokens = demand.tokens + demand.rate * HORIZON_SECONDS
-                seconds = (
-                    tokens
-                    / (self._estimate_of(at).speed or self._usual_speed(at))
-                    / len(site.resident)
+                self._pools[at[0]].seconds[site.rows] += work_seconds(
+                    tokens, self._estimate_of(at).speed, len(site.resident)
                 )
-                self._pools[at[0]].seconds[site.rows] += seconds
 
     # Estimates of a model
 
@@ -337,17 +340,17 @@ class _Planner:
         held = [*site.resident.values(), *site.going.values()]
         size = max([record.bytes for record in held], default=0) or self._stored_bytes(at)
         load_seconds = max([record.load_seconds for record in held], default=0.0)
-        if not load_seconds:
-            load_seconds = START_SECONDS + size / BYTES_PER_SECOND if size else UNKNOWN_LOAD_SECONDS
-        measured = [record.tokens_per_second for record in held if record.tokens_per_second > 0]
-        speed = sum(measured) / len(measured) if measured else 0.0
+        measured = average_speed(record.tokens_per_second for record in held)
+        speed = measured or self._assumed_speed(at[0], size)
         demand = self._demands.get(at)
-        waiting = (
-            (demand.tokens if demand is not None else 0)
-            / (speed or self._usual_speed(at))
-            / max(1, site.copies)
+        waiting = work_seconds(demand.tokens if demand is not None else 0, speed, site.copies)
+        return _Estimate(
+            size or 1,
+            load_seconds or assumed_load_seconds(size),
+            speed,
+            measured > 0,
+            waiting,
         )
-        return _Estimate(size or 1, load_seconds, speed, waiting)
 
     def _stored_bytes(self, at: PoolModel) -> int:
         """Return the model's bytes by its card, or by a worker that has it on disk; 0: unknown."""
@@ -359,21 +362,18 @@ class _Planner:
         records = (worker.models[model] for worker in workers if model in worker.models)
         return next((record.bytes for record in records if record.bytes), 0)
 
-    def _usual_speed(self, at: PoolModel) -> float:
-        """Return the average speed of the pool's models, assumed for an unmeasured one."""
-        speed = self._usual_speeds.get(at[0])
-        if speed is None:
-            records = [
-                record
-                for (pool, _), site in self._sites.items()
-                if pool == at[0]
+    def _assumed_speed(self, pool: str, size: int) -> float:
+        """Return the speed of a model without a measured one; its peers are the pool's copies."""
+        if pool not in self._pool_speeds:
+            self._pool_speeds[pool] = average_speed(
+                record.tokens_per_second
+                for (other, _), site in self._sites.items()
+                if other == pool
                 for record in site.resident.values()
-            ]
-            found = [record.tokens_per_second for record in records if record.tokens_per_second > 0]
-            speed = self._usual_speeds[at[0]] = (
-                sum(found) / len(found) if found else USUAL_TOKENS_PER_SECOND
             )
-        return speed
+        workers = self._pools[pool].workers if pool in self._pools else ()
+        device = workers[0].device if workers else "cpu"
+        return assumed_speed(device, size, [self._pool_speeds[pool]])
 
     def _value(self, at: PoolModel) -> float:
         """Return the model's priority: seconds of waiting and expected work, plus the time that
@@ -381,9 +381,7 @@ class _Planner:
         """
         demand = self._demands[at]
         tokens = demand.queued + demand.rate * HORIZON_SECONDS
-        return tokens / (
-            self._estimate_of(at).speed or self._usual_speed(at)
-        ) + self._waited_seconds(at)
+        return work_seconds(tokens, self._estimate_of(at).speed) + self._waited_seconds(at)
 
     def _waited_seconds(self, at: PoolModel) -> float:
         return (
@@ -430,10 +428,10 @@ class _Planner:
             self._estimate_of(at),
             self._sites[at].copies,
         )
-        if pool_workers is None or not known.speed or not demand.queued:
+        if pool_workers is None or not known.is_measured or not demand.queued:
             return
         for number in range(copies, 2 * copies):
-            wait = demand.tokens / known.speed / number
+            wait = work_seconds(demand.tokens, known.speed, number)
             if wait <= known.load_seconds:
                 return
             copy = "copy" if number == 1 else "copies"
@@ -600,7 +598,7 @@ class _Planner:
         ):
             return False
         known, demand = self._estimate_of(at), self._demands.get(at)
-        busy = demand.rate / (known.speed or self._usual_speed(at)) if demand is not None else 0.0
+        busy = busy_copies(demand.rate, known.speed) if demand is not None else 0.0
         return known.waiting_seconds <= 0 and len(self._sites[at].resident) > max(
             1, math.ceil(busy / UTILIZATION)
         )

@@ -29,7 +29,7 @@ CLAIRVOYANT: Final = "clairvoyant"
 much could still be gained, greedily: it is not proven to be the minimum.
 """
 
-RETRY_SECONDS: Final = 0.1
+LOAD_RETRY_SECONDS: Final = 0.1
 """Interval for retrying a load that no model would yield to: the work that waits for it has grown
 older.
 """
@@ -425,7 +425,7 @@ class _Simulation:
             self._load(worker, lane)
         if has_no_room and not worker.will_retry:
             worker.will_retry = True
-            self._at(self._now + RETRY_SECONDS, self._retry, worker)
+            self._at(self._now + LOAD_RETRY_SECONDS, self._retry, worker)
 
     def _retry(self, worker: _Worker) -> None:
         worker.will_retry = False

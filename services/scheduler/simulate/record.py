@@ -18,7 +18,7 @@ from shoal.v1 import mesh_pb2_grpc, models_pb2
 
 from services.scheduler.simulate.trace import TOKENS_PER_SECOND, ModelCost, Request
 
-WATCH_SECONDS: Final = 0.2
+RECORD_SECONDS: Final = 0.2
 RENEWED_SECONDS: Final = 60.0
 """A watch that ends after this time is started again: its connection was old. Routers close
 connections after minutes.
@@ -124,7 +124,7 @@ def watch(
         while True:
             begun = now = time.monotonic()
             call: Iterator[pb.WatchMeshResponse] = stub.WatchMesh(
-                pb.WatchMeshRequest(interval_seconds=WATCH_SECONDS), metadata=metadata
+                pb.WatchMeshRequest(interval_seconds=RECORD_SECONDS), metadata=metadata
             )
             try:
                 for reply in call:

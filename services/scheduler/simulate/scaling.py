@@ -29,8 +29,8 @@ from services.scheduler.simulate.keda import POLLING_SECONDS, SYNC_SECONDS, Exec
 from services.scheduler.view import MeshSnapshot
 
 MODEL: Final = "org/model"
-_BYTES: Final = 100_000_000
-_CARD: Final = models_pb2.ModelCard(bytes=_BYTES)
+_MODEL_BYTES: Final = 100_000_000
+_CARD: Final = models_pb2.ModelCard(bytes=_MODEL_BYTES)
 _EPOCH_MS: Final = 1_700_000_000_000
 _SHORT_TOKENS: Final = 200
 _BURST_REQUESTS: Final = 200
@@ -316,7 +316,13 @@ class _Simulation:
             state = models_pb2.MODEL_STATE_RESIDENT
         speed = self._cluster.tokens_per_second if pod.resident else 0.0
         held = WorkerModelRecord(
-            MODEL, state, _BYTES, self._cluster.load_seconds, speed, idle_seconds=0.0, pinned=False
+            MODEL,
+            state,
+            _MODEL_BYTES,
+            self._cluster.load_seconds,
+            speed,
+            idle_seconds=0.0,
+            pinned=False,
         )
         models = {MODEL: held}
         return WorkerRecord(

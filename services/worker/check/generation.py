@@ -21,7 +21,7 @@ from libs.models.precision.samples import generation_work
 from libs.models.work import never_cancelled
 from services.worker.check.explain import Test
 
-MAX_TOKENS: Final = 16
+TESTED_ANSWER_TOKENS: Final = 16
 """Tokens of each answer of the self-test."""
 _SHOWN: Final = 60
 
@@ -50,11 +50,13 @@ def _prepared(model: Model) -> Prepared:
     """Return the greedy job of the self-test, with probabilities if the model supports them."""
     try:
         return model.prepare(
-            generation_work(model.card, MAX_TOKENS, has_probabilities=True), never_cancelled
+            generation_work(model.card, TESTED_ANSWER_TOKENS, has_probabilities=True),
+            never_cancelled,
         )
     except TaskNotSupported:  # Readers of images decode greedily in their own format.
         return model.prepare(
-            generation_work(model.card, MAX_TOKENS, has_probabilities=False), never_cancelled
+            generation_work(model.card, TESTED_ANSWER_TOKENS, has_probabilities=False),
+            never_cancelled,
         )
 
 

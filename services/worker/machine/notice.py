@@ -30,7 +30,7 @@ from services.worker.machine.threads import in_thread
 log = logging.getLogger(__name__)
 
 NOTICE_POLL_SECONDS: Final = 2.0
-STOP_SECONDS: Final = 12.0
+NOTICE_STOP_SECONDS: Final = 12.0
 """A worker with a notice starts to shut down this long before its machine stops, or its grace
 period if that is less.
 """
@@ -47,7 +47,7 @@ _SECONDS: Final = re.compile(r"\d+(\.\d+)?")
 
 def stops_at(gone_at: float, grace_seconds: float) -> float:
     """Return when to shut down, on the clock of `gone_at`, when the machine stops."""
-    return gone_at - min(grace_seconds, STOP_SECONDS)
+    return gone_at - min(grace_seconds, NOTICE_STOP_SECONDS)
 
 
 def grace_left(gone_at: float, now: float, grace_seconds: float) -> float:

@@ -11,16 +11,12 @@ import logging
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from libs.errors import InternalError
 from libs.eviction import Candidate, Challenger, Policy, choose_victims, may_yield
 from libs.telemetry.logs import fields
 
 log = logging.getLogger(__name__)
-
-UNMEASURED_TOKENS_PER_SECOND: Final = 2000.0
-"""Assumed speed of a model that has not run yet: a small encoder on one slow core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +191,3 @@ def never_fits(
     """
     kept = [claim.size for claim in {*staying, *ledger.stuck} if claim is not own]
     return _total([size, *kept]) + more_bytes > ledger.limit_bytes
-
-
-def device_seconds(tokens: float, tokens_per_second: float) -> float:
-    """Return how long the device takes for the tokens."""
-    return tokens / (tokens_per_second or UNMEASURED_TOKENS_PER_SECOND)

@@ -25,7 +25,7 @@ from services.worker.memory.resident import Resident
 
 log = logging.getLogger(__name__)
 
-_ANSWER_SECONDS: Final = 1.0
+_GRANT_SECONDS: Final = 1.0
 """How long a forward pass waits for a grant of memory before it runs eagerly."""
 
 
@@ -118,7 +118,7 @@ class GraphMemory:
             return False
         asked = asyncio.run_coroutine_threadsafe(self._resize(model, size), self._loop)
         try:
-            return asked.result(_ANSWER_SECONDS)
+            return asked.result(_GRANT_SECONDS)
         except (TimeoutError, CancelledError):
             asked.cancel()
             return False

@@ -5,12 +5,14 @@ Not on the request path: `residency.py` has the models, `heartbeat.py` sends the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from shoal.v1 import models_pb2, worker_pb2
 
 from libs.catalog.card import Card
 from libs.errors import ShoalError
+from services.worker.memory.files import OnDisk
 from services.worker.memory.host import Warm
 from services.worker.memory.loading import Loading
 from services.worker.memory.space import ResidentModel
@@ -21,9 +23,17 @@ DATA_TYPES: Final = {1: "int8", 2: "bfloat16", 4: "float32"}
 """Data types by the number of bytes of a weight."""
 
 
-def cold(model: str, size: int) -> worker_pb2.WorkerModel:
-    """Report a model on disk. `size` is its bytes on the device."""
-    return worker_pb2.WorkerModel(model=model, state=models_pb2.MODEL_STATE_COLD, bytes=size)
+def on_disk(models: Mapping[str, OnDisk]) -> list[worker_pb2.WorkerModel]:
+    """Report the models on disk, by name."""
+    return [
+        worker_pb2.WorkerModel(
+            model=name,
+            state=models_pb2.MODEL_STATE_COLD,
+            bytes=found.bytes,
+            card=None if found.card is None else codec.to_card(found.card),
+        )
+        for name, found in sorted(models.items())
+    ]
 
 
 def failed(model: str, error: ShoalError) -> worker_pb2.WorkerModel:

@@ -34,7 +34,6 @@ from services.worker.memory.graphs import GraphMemory
 from services.worker.memory.loading import Loader, Loading
 from services.worker.memory.resident import REPORT_FAILURE_SECONDS, Failed, Resident
 from services.worker.memory.space import Space
-from services.worker.mesh import codec
 
 log = logging.getLogger(__name__)
 
@@ -282,8 +281,13 @@ class Residency:
         """Return the models on the device. Any thread."""
         return [entry.resident for entry in list(self._space.models.values())]
 
+    @property
+    def on_disk(self) -> Mapping[str, OnDisk]:
+        """The models on disk, by name: another mapping after every change."""
+        return self._cold
+
     def report(self) -> list[worker_pb2.WorkerModel]:
-        """Return an entry for each model on disk, downloading, loading, warm, resident, or failed
+        """Return an entry for each model that is downloading, loading, warm, resident, or failed
         within the last minute.
         """
         now = self._clock()
@@ -292,12 +296,8 @@ class Residency:
             for name, failed in self._failed.items()
             if now - failed.at < REPORT_FAILURE_SECONDS
         }
-        lines = {name: report.cold(name, found.bytes) for name, found in self._cold.items()}
-        lines |= {name: report.failed(name, failed.error) for name, failed in self._failed.items()}
+        lines = {name: report.failed(name, failed.error) for name, failed in self._failed.items()}
         lines |= {name: report.loading(one) for name, one in self._loading.items()}
-        for name, found in self._cold.items():
-            if found.card is not None:
-                lines[name].card.CopyFrom(codec.to_card(found.card))
         for name, warm in self._space.host.models.items():
             measured = self._loader.measured.get(name)
             rate = 0.0 if measured is None else measured.activation_bytes_per_token

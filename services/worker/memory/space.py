@@ -23,6 +23,7 @@ from libs.models import Model
 from libs.store import Copy
 from libs.telemetry import metrics
 from libs.telemetry.logs import fields
+from libs.work_estimate import assumed_speed, work_seconds
 from services.worker.machine.device import Device
 from services.worker.machine.tasks import Tasks
 from services.worker.machine.threads import in_thread
@@ -31,7 +32,6 @@ from services.worker.memory.budget import (
     Holding,
     Ledger,
     Size,
-    device_seconds,
     never_fits,
     victims,
 )
@@ -196,7 +196,9 @@ class Space:
             pinned=one.pinned,
             leaving=one.leaving,
             is_busy=one.held_jobs > 0,
-            waiting_seconds=self._waiting_seconds(one.name, one.held_tokens),
+            waiting_seconds=self._waiting_seconds(
+                one.name, entry.device.size.bytes, one.held_tokens
+            ),
             resident_seconds=now - one.loaded_at,
         )
 
@@ -213,12 +215,18 @@ class Space:
             else min(entry.resident.load_seconds, resume_seconds)
         )
 
-    def _waiting_seconds(self, model: str, held_tokens: float = 0.0) -> float:
+    def _waiting_seconds(self, model: str, size: int, held_tokens: float = 0.0) -> float:
+        """Return how long the device takes for the queued and held tokens of a model of `size`
+        bytes.
+        """
+        tokens = self.backlog.get(model, 0) + held_tokens
         meter = self.meters.get(model)
-        return device_seconds(
-            self.backlog.get(model, 0) + held_tokens,
-            0.0 if meter is None else meter.tokens_per_second,
-        )
+        speed = 0.0 if meter is None else meter.tokens_per_second
+        return work_seconds(tokens, speed or self._assumed_speed(size))
+
+    def _assumed_speed(self, size: int) -> float:
+        peers = (meter.tokens_per_second for meter in self.meters.values())
+        return assumed_speed("cpu" if self._shares_memory else "cuda", size, peers)
 
     def meter(self, model: str) -> Meter:
         return self.meters.setdefault(model, Meter())
@@ -330,7 +338,7 @@ class Space:
         waiting = (
             math.inf
             if waiting > _PATIENCE_SECONDS
-            else max(waiting, self._waiting_seconds(request.name))
+            else max(waiting, self._waiting_seconds(request.name, request.size.bytes))
         )
         challenger = Challenger(request.name, request.size.bytes, waiting)
         chosen = victims(self.device_memory, holdings, request.size, self._policy, challenger, own)

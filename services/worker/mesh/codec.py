@@ -148,6 +148,7 @@ _INPUTS: dict[str, models_pb2.InputKind] = {
     "text": models_pb2.INPUT_KIND_TEXT,
     "image": models_pb2.INPUT_KIND_IMAGE,
 }
+_TEXT_AND_DOCUMENTS = (models_pb2.INPUT_KIND_TEXT, models_pb2.INPUT_KIND_DOCUMENT_TEXT)
 _KINDS: dict[int, TextKind] = {
     inference_pb2.TextTask.KIND_UNSPECIFIED: "caption",
     inference_pb2.TextTask.KIND_CAPTION: "caption",
@@ -209,7 +210,7 @@ def to_work(job: worker_pb2.Job, *, scope: str | None = None) -> Work:
     """
     match job.WhichOneof("operation"):
         case "encode":
-            return _encode_work(job.encode, scope)
+            return _encode_work(job.encode, scope, job.max_chunks)
         case "score":
             return _score_work(job.score, scope)
         case "extract":
@@ -350,11 +351,13 @@ def to_card(
 
 
 def _inputs(card: Card) -> Sequence[models_pb2.InputKind]:
-    """Return the input kinds, empty for a text model (compatibility). Models that read images also
-    read documents, if the worker can.
+    """Return the input kinds, empty for a model that reads only text (compatibility).
+
+    If the worker can read documents, models that read images get their pages as images, and text
+    embedders get their text in chunks.
     """
     if card.inputs == ("text",):
-        return ()
+        return _TEXT_AND_DOCUMENTS if CAN_READ and "encode" in card.tasks else ()
     documents = [models_pb2.INPUT_KIND_DOCUMENT] if "image" in card.inputs and CAN_READ else []
     return [*(_INPUTS[one] for one in card.inputs), *documents]
 
@@ -381,7 +384,9 @@ def _image_input(size: ImageSize) -> models_pb2.ImageInput:
     )
 
 
-def _encode_work(request: inference_pb2.EncodeRequest, scope: str | None) -> EncodeWork:
+def _encode_work(
+    request: inference_pb2.EncodeRequest, scope: str | None, max_chunks: int
+) -> EncodeWork:
     texts, parts = _contents(request.items, "items", scope)
     return EncodeWork(
         texts=texts,
@@ -397,7 +402,7 @@ def _encode_work(request: inference_pb2.EncodeRequest, scope: str | None) -> Enc
         truncation=_word(_TRUNCATIONS, request.truncation, "truncation"),
         pooling_factor=request.pooling_factor,
         adapter=request.adapter,
-        chunking=_chunking(request.chunking) if request.HasField("chunking") else None,
+        chunking=_chunking(request.chunking, max_chunks) if request.HasField("chunking") else None,
         spans=tuple(_spans(item) for item in request.items)
         if any(item.spans for item in request.items)
         else (),
@@ -407,9 +412,16 @@ def _encode_work(request: inference_pb2.EncodeRequest, scope: str | None) -> Enc
     )
 
 
-def _chunking(chunking: inference_pb2.Chunking) -> Chunking:
+def _chunking(chunking: inference_pb2.Chunking, max_chunks: int) -> Chunking:
     method = _word(_METHODS, chunking.method, "chunking.method")
-    return Chunking(method, chunking.max_tokens, chunking.overlap, chunking.late)
+    return Chunking(
+        method,
+        chunking.max_tokens,
+        chunking.overlap,
+        chunking.late,
+        chunking.return_text,
+        max_chunks,
+    )
 
 
 def _spans(item: inference_pb2.Item) -> tuple[Span, ...]:
@@ -711,7 +723,12 @@ def _encode_response(result: EncodeResult) -> inference_pb2.EncodeResponse:
 
 def _chunks(chunks: Chunks) -> inference_pb2.Chunks:
     return inference_pb2.Chunks(
-        offsets=chunks.offsets, starts=chunks.starts, ends=chunks.ends, tokens=chunks.tokens
+        offsets=chunks.offsets,
+        starts=chunks.starts,
+        ends=chunks.ends,
+        tokens=chunks.tokens,
+        pages=chunks.pages,
+        texts=chunks.texts,
     )
 
 

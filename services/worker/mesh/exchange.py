@@ -24,7 +24,7 @@ CallKind = Literal["pull", "complete", "written"]
 Stream = Any
 """grpc.aio.StreamStreamCall, which is not generic in its stubs."""
 
-MAX_BYTES: Final = 1 << 20
+MAX_EXCHANGED_BYTES: Final = 1 << 20
 """Larger calls do not use the stream, where they would delay the calls behind them."""
 
 RENEW_SECONDS: Final = 60.0
@@ -130,7 +130,7 @@ class Exchange:
         request, size, taken = worker_pb2.ExchangeRequest(), 0, 0
         for call in self._outbox:
             size += call.ByteSize()
-            if taken and size > MAX_BYTES:
+            if taken and size > MAX_EXCHANGED_BYTES:
                 break
             request.calls.append(call)
             taken += 1

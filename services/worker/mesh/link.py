@@ -30,7 +30,7 @@ from libs.errors import InternalError, NoCapacity
 from libs.telemetry.logs import fields
 from libs.telemetry.traces import TRACEPARENT
 from services.worker.mesh.clock import MeshClock
-from services.worker.mesh.exchange import MAX_BYTES, CallKind, Exchange
+from services.worker.mesh.exchange import MAX_EXCHANGED_BYTES, CallKind, Exchange
 
 log = logging.getLogger(__name__)
 
@@ -288,7 +288,7 @@ class Link:
         metadata = self._trust.metadata()
         try:
             kind = _EXCHANGED.get(method)
-            if kind and request.ByteSize() <= MAX_BYTES:
+            if kind and request.ByteSize() <= MAX_EXCHANGED_BYTES:
                 exchange = self._exchange(address, pooled, metadata)
                 return cast(_Response, await exchange.call(kind, request, timeout, traceparent))
             if traceparent:

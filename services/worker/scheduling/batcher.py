@@ -36,7 +36,7 @@ Callers at the same pace are thus batched together, and a light caller does not 
 a caller that has just had a batch.
 """
 
-MIN_SECONDS: Final = 1e-4
+MIN_CHARGE_SECONDS: Final = 1e-4
 """Minimum charge of a batch."""
 
 CANDIDATES: Final = 1024
@@ -325,7 +325,7 @@ class WaitingRoom:
         that they were charged at launch. The difference may be negative.
         """
         self._now = now
-        rate = (max(seconds, MIN_SECONDS) - charged) / max(batch.tokens, 1)
+        rate = (max(seconds, MIN_CHARGE_SECONDS) - charged) / max(batch.tokens, 1)
         for flow, tokens in batch.weighed.items():
             self._callers.charge(flow.caller, tokens * rate, now)
             share = self._shares.setdefault(flow.caller, _Share())

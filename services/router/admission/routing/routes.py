@@ -26,6 +26,7 @@ from libs.errors import InvalidInput, ModelUnreachable, NoCapacity
 from libs.fleet import LOADING_STATES, FleetSnapshot, WorkerModelRecord, WorkerRecord
 from libs.fleet.claims import load_seconds
 from libs.queue import LaneKey
+from libs.work_estimate import average_speed, work_seconds
 
 MAX_WAIT_SHARE: Final = 0.5
 """Share of the time until the deadline that a request may wait before it begins."""
@@ -261,8 +262,8 @@ def _candidate(
 
 def _queue_seconds(copies: Sequence[WorkerModelRecord], tokens: int) -> float:
     """Return the seconds of work in the backlog for each copy; 0 until a speed was measured."""
-    speeds = [copy.tokens_per_second for copy in copies if copy.tokens_per_second > 0]
-    return tokens / (sum(speeds) / len(speeds) * len(copies)) if speeds else 0.0
+    speed = average_speed(copy.tokens_per_second for copy in copies)
+    return work_seconds(tokens, speed, len(copies)) if speed else 0.0
 
 
 def _start_seconds(pool: str, routes: Routes) -> float:

@@ -21,6 +21,7 @@ from libs.errors import InvalidInput
 from libs.serving.calls.call import ANSWER_HEADER
 from services.router.admission.validation import limits
 from services.router.admission.validation.limits import Limit
+from services.router.admission.validation.sizes import Sizes
 
 BOUNDS: Final[Mapping[str, tuple[Limit, ...]]] = {
     "encode.dense": (limits.ENCODED, limits.STREAMED),
@@ -48,6 +49,9 @@ FRAME_BYTES: Final = 512
 """Bytes of an answer in addition to its results: the revision, usage, timings and the shape of a
 tensor.
 """
+
+MIN_CHUNK_ROW_BYTES: Final = 4
+"""Minimum bytes of a chunk's position, token count and page."""
 
 _NUMBER_BITS: Final[Mapping[int, int]] = {
     tensor_pb2.DATA_TYPE_FLOAT16: 16,
@@ -94,15 +98,57 @@ def check_written(task: pb.TextTask, pages: Iterable[int], items: int) -> None:
         )
 
 
-def check_divided(size: int, readable: int) -> None:
-    """Raise InvalidInput for an answer of more bytes than the client reads. Texts with many more
-    chunks than estimated may have one.
+def divided_bytes(
+    request: pb.EncodeRequest,
+    card: models_pb2.ModelCard | None,
+    *,
+    is_streamed: bool,
+    readable: int,
+) -> int:
+    """Return the maximum bytes of all answers to the jobs of a request with chunks. Their number is
+    an estimate until workers have read the items, so the router adds up the answers as they
+    arrive (`in_flight.py`).
     """
-    if size > readable:
+    forms = requested_forms(request, card)
+    sparse = limits.SPARSE.most if not forms or pb.REPRESENTATION_SPARSE in forms else 0
+    if is_streamed:
+        return limits.STREAMED.most + sparse
+    return min(limits.ENCODED.most + sparse, readable)
+
+
+def requested_forms(
+    request: pb.EncodeRequest, card: models_pb2.ModelCard | None
+) -> Sequence[pb.Representation]:
+    """Return the representations of the answer: by default the model's first; none if it is
+    unknown.
+    """
+    return request.representations or (card.representations[:1] if card is not None else ())
+
+
+def max_chunks(
+    request: pb.EncodeRequest, card: models_pb2.ModelCard | None, answer_bytes: int
+) -> int:
+    """Return how many chunks a job of a request may have, by the bytes of all its answers."""
+    forms = requested_forms(request, card)
+    row = MIN_CHUNK_ROW_BYTES
+    bits = _NUMBER_BITS.get(request.data_type, 32)
+    if card is not None and pb.REPRESENTATION_DENSE in forms:
+        row += (request.dimensions or card.dimensions) * bits // 8
+    if card is not None and pb.REPRESENTATION_MULTI_VECTOR in forms:
+        row += card.multi_vector_dimensions * bits // 8  # each chunk has at least one token
+    return max(1, min(answer_bytes // row, limits.REQUEST_CHUNKS.most))
+
+
+def check_divided(size: int, most: int, *, is_streamed: bool = False) -> None:
+    """Raise InvalidInput for answers of more than `most` bytes, because the items have many more
+    chunks than estimated.
+    """
+    if size > most:
+        instead = "" if is_streamed else "call EncodeStream, "
         raise InvalidInput(
-            f"the answer has {size:,} bytes, more than the {readable:,} that the client reads,"
-            " because the items have many chunks: call EncodeStream, request larger chunks,"
-            " or send fewer items",
+            f"the answer has at least {size:,} bytes, more than the {most:,} that it may have,"
+            f" because the items have many chunks: {instead}set a larger chunking.max_tokens, or"
+            " send fewer items or fewer pages of documents",
             field="items",
         )
 
@@ -115,6 +161,7 @@ def check_encoded(
     is_streamed: bool,
     readable: int,
     chunks: int = 0,
+    text_bytes: int = 0,
 ) -> None:
     """Check the size of a request's vectors.
 
@@ -125,6 +172,7 @@ def check_encoded(
         is_streamed: Many messages answer it (EncodeStream) instead of one.
         readable: Maximum bytes that the client reads in one message.
         chunks: The estimated number of all items' chunks; 0 if they are not divided.
+        text_bytes: The estimated bytes of the chunks' texts, if the answer has them.
 
     Raises InvalidInput if the vectors exceed the maximum of an answer.
     """
@@ -135,11 +183,11 @@ def check_encoded(
         rows * (request.dimensions or card.dimensions) + sum(tokens) * card.multi_vector_dimensions
     )
     whole = min(limits.ENCODED.most, max(0, readable - FRAME_BYTES))
-    if 4 * numbers <= whole:  # most requests stop here
+    if 4 * numbers + text_bytes <= whole:  # most requests stop here
         return
-    forms = set(request.representations or card.representations[:1])
+    forms = requested_forms(request, card)
     bits = _NUMBER_BITS.get(request.data_type, 32)
-    size = 0
+    size = text_bytes
     if pb.REPRESENTATION_DENSE in forms:
         size += rows * (request.dimensions or card.dimensions) * bits // 8
     if pb.REPRESENTATION_MULTI_VECTOR in forms:
@@ -159,6 +207,36 @@ def check_encoded(
         if not is_streamed and whole < limits.ENCODED.most:
             instead += _raise_limit(limits.ENCODED.most)
         raise InvalidInput(f"{message} {instead}", field="items")
+
+
+def check_divided_texts(
+    request: pb.EncodeRequest,
+    card: models_pb2.ModelCard | None,
+    costs: Sequence[int],
+    sizes: Sizes,
+    *,
+    is_streamed: bool,
+    readable: int,
+) -> None:
+    """Check the size of the vectors of a request with chunks, as `check_encoded` does.
+
+    A document counts as one chunk without text here, because the estimate of its text may be many
+    times too large: for a file with images. Workers count its chunks before the forward pass
+    (`max_chunks`), and the router adds up the answers (`divided_bytes`).
+    """
+    documents = {index for index, budget in enumerate(sizes.budgets) if budget.pages}
+    known = [index for index in range(len(sizes.items)) if index not in documents]
+    check_encoded(
+        request,
+        card,
+        [costs[index] for index in known],
+        is_streamed=is_streamed,
+        readable=readable,
+        chunks=sum(sizes.chunks[index] for index in known) + len(documents),
+        text_bytes=sum(sizes.items[index] for index in known)
+        if request.chunking.return_text
+        else 0,
+    )
 
 
 def check_tokens(

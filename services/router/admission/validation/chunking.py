@@ -2,7 +2,8 @@
 
 A worker knows the number of a text's chunks once it has tokenised it; routers have no tokenizer. So
 their number is estimated from the text's bytes, as its tokens are, and a worker refuses items with
-too many.
+too many. Routers do not read documents either: their text is estimated from their bytes and pages
+(`libs/documents/text_size.py`), and no document is refused by an estimate of it alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 
 from shoal.v1 import inference_pb2 as pb
 
+from libs.documents.text_size import NO_TEXT, TextBudget, budget_of, estimated_text_bytes
 from libs.errors import InvalidInput
 from services.router.admission.validation import limits
 
@@ -38,6 +40,39 @@ class ChunkedItem:
 
     bytes: int
     chunks: int
+    budget: TextBudget = NO_TEXT
+    """Of a document."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Documents:
+    """The documents of a request.
+
+    Attributes:
+        files: The files that they share.
+        count: Their number.
+        unknown_pages: Pages that may be read of each document without a last page: an equal share
+            of those that a request may have, after the others have theirs.
+    """
+
+    files: Sequence[bytes]
+    count: int
+    unknown_pages: int
+
+    def budget(self, document: pb.Document) -> TextBudget:
+        """Return the pages and the text that a document may have. `requests.py` has checked it."""
+        return budget_of(self._data(document), self._pages(document), self.count)
+
+    def text_bytes(self, document: pb.Document) -> int:
+        """Estimate the text of a document."""
+        return estimated_text_bytes(self._data(document), self._pages(document))
+
+    def _data(self, document: pb.Document) -> bytes:
+        is_shared = document.WhichOneof("source") == "file"
+        return self.files[document.file] if is_shared else document.data
+
+    def _pages(self, document: pb.Document) -> int:
+        return _pages(document) or self.unknown_pages
 
 
 def check(request: pb.EncodeRequest, *, has_token_vectors: bool) -> list[ChunkedItem]:
@@ -65,9 +100,16 @@ def check(request: pb.EncodeRequest, *, has_token_vectors: bool) -> list[Chunked
     if 2 * chunking.overlap > (chunking.max_tokens or DEFAULT_CHUNK_TOKENS):
         message = f"chunking.overlap is {chunking.overlap}; at most half of max_tokens is allowed"
         raise InvalidInput(message, field="chunking.overlap")
+    if by_spans and chunking.return_text:
+        raise InvalidInput(
+            "chunking.return_text is not supported with chunking.method SPANS: the client has the "
+            "texts of its spans",
+            field="chunking.return_text",
+        )
     is_pooled = chunking.late and not has_token_vectors
+    documents = _documents(request)
     found = [
-        _item(item, f"items[{index}]", chunking, by_spans, is_pooled)
+        _item(item, f"items[{index}]", chunking, by_spans, is_pooled, documents)
         for index, item in enumerate(request.items)
     ]
     _check_count(sum(item.chunks for item in found), limits.REQUEST_CHUNKS, "items")
@@ -84,18 +126,25 @@ def _check_count(chunks: int, limit: limits.Limit, path: str) -> None:
 
 
 def _item(
-    item: pb.Item, path: str, chunking: pb.Chunking, by_spans: bool, is_pooled: bool
+    item: pb.Item,
+    path: str,
+    chunking: pb.Chunking,
+    by_spans: bool,
+    is_pooled: bool,
+    documents: _Documents,
 ) -> ChunkedItem:
-    if item.parts and (len(item.parts) > 1 or item.parts[0].WhichOneof("content") != "text"):
+    content = item.parts[0].WhichOneof("content") if len(item.parts) == 1 else None
+    if item.parts and content not in ("text", "document"):
         raise InvalidInput(
-            f"{path} has parts, and only a text can be divided", field=f"{path}.parts"
+            f"{path} has parts, and only one text or document can be divided", field=f"{path}.parts"
         )
     if item.WhichOneof("content") == "image":
         raise InvalidInput(
             f"{path} is an image, and only a text can be divided", field=f"{path}.image"
         )
+    is_document = content == "document"
     text = item.parts[0].text if item.parts else item.text
-    size = _utf8(text)
+    size = documents.text_bytes(item.parts[0].document) if is_document else _utf8(text)
     limits.CHUNKED.check(size, f"{path}.text")
     limits.CONTEXT.check(len(item.context), f"{path}.context")
     if chunking.late and item.context:
@@ -107,9 +156,11 @@ def _item(
             raise InvalidInput(f"{path}.spans are for chunking.method SPANS", field=f"{path}.spans")
         most = chunking.max_tokens or DEFAULT_CHUNK_TOKENS
         chunks = size // (BYTES_PER_TOKEN * (most - chunking.overlap)) + 1
+        if is_document:
+            chunks = min(chunks, limits.CHUNKS.most)
         _check_count(chunks, limits.CHUNKS, f"{path}.text")
         contexts = chunks * _utf8(item.context)
-        if contexts > limits.CHUNK_CONTEXTS.most:
+        if contexts > limits.CHUNK_CONTEXTS.most and not is_document:
             message = (
                 f"{path}.context would be read with about {chunks:,} chunks, {contexts:,} bytes "
                 "together; at most "
@@ -122,7 +173,13 @@ def _item(
             // (most - chunking.overlap)
             // (POOLING_DIVISOR if is_pooled else 1)
         )
-        return ChunkedItem(size + repeated + contexts, chunks)
+        budget = documents.budget(item.parts[0].document) if is_document else NO_TEXT
+        return ChunkedItem(size + repeated + contexts, chunks, budget)
+    if is_document:
+        raise InvalidInput(
+            f"{path} is a document, and chunking.method SPANS divides only texts",
+            field=f"{path}.parts[0].document",
+        )
     if not item.spans:
         raise InvalidInput(
             f"{path}.spans are required for chunking.method SPANS", field=f"{path}.spans"
@@ -133,6 +190,25 @@ def _item(
     ) * _utf8(item.context)
     limits.SPANNED.check(read, f"{path}.spans")
     return ChunkedItem(size + read // POOLING_DIVISOR if is_pooled else read, len(item.spans))
+
+
+def _documents(request: pb.EncodeRequest) -> _Documents:
+    pages = [
+        _pages(part.document)
+        for item in request.items
+        for part in item.parts
+        if part.WhichOneof("content") == "document"
+    ]
+    unknown = pages.count(0)
+    rest = max(0, limits.REQUEST_PAGES.most - sum(pages))
+    share = min(rest // unknown, limits.CHUNKED_PAGES.most) if unknown else 0
+    return _Documents(request.files, len(pages), max(share, limits.UNKNOWN_PAGES.most))
+
+
+def _pages(document: pb.Document) -> int:
+    """Return the requested pages; 0 without a last page."""
+    first, last = document.first_page or 1, document.last_page
+    return last - first + 1 if last else 0
 
 
 def _spanned(

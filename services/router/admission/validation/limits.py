@@ -14,6 +14,7 @@ from typing import Final
 from shoal.v1 import inference_pb2 as pb
 
 from libs import embedding_id
+from libs.aliases import MAX_ALIASES
 from libs.documents import limits as documents
 from libs.errors import InvalidInput
 from libs.serving.calls import multiplex
@@ -199,9 +200,17 @@ UNKNOWN_PAGES: Final = Limit(
     documents.UNKNOWN_PAGES,
     PAGES,
 )
-"""Such a document is priced with this number. The worker refuses a document that has more."""
+"""Such a document is priced with this number. The worker refuses a document that has more, or with
+`chunking` more than its share of REQUEST_PAGES.
+"""
 ITEM_PAGES: Final = Limit(
     "pages of an item, of all its documents together", ("Item.parts",), documents.PAGES, PAGES
+)
+CHUNKED_PAGES: Final = Limit(
+    "pages of a document that is divided into chunks",
+    ("Document.last_page",),
+    documents.CHUNKED_PAGES,
+    PAGES,
 )
 REQUEST_PAGES: Final = Limit(
     "pages of all items of a request", _REQUESTS, documents.REQUEST_PAGES, PAGES
@@ -290,7 +299,7 @@ QUERY: Final = Limit("a query's text", ("ScoreRequest.query",), 131_072, CHARACT
 EMBEDDING_ID: Final = Limit(
     "a required embedding id",
     ("EncodeRequest.expect_embedding_id",),
-    embedding_id.MAX_CHARACTERS,
+    embedding_id.MAX_ID_CHARACTERS,
     CHARACTERS,
 )
 INSTRUCTION: Final = Limit(
@@ -337,7 +346,12 @@ POOLING: Final = Limit(
     64,
     "times",
 )
-CHUNKED: Final = Limit("an item's text that is divided into chunks", ("Chunking",), MIB, BYTES)
+CHUNKED: Final = Limit(
+    "an item's text that is divided into chunks (of documents checked by workers)",
+    ("Chunking",),
+    documents.CHUNKED_BYTES,
+    BYTES,
+)
 """The text of a book of 400 pages. A worker counts its tokens some four times, 2 s of one thread.
 """
 CHUNKS: Final = Limit(
@@ -439,9 +453,17 @@ REPRESENTATIONS: Final = Limit(
 ID: Final = Limit(
     "an id of a model or an adapter",
     tuple(f"{name}.model" for name in (*_REQUESTS, *_OF_TOKENS, *_OF_MODELS))
-    + tuple(f"{name}.adapter" for name in _REQUESTS),
+    + tuple(f"{name}.adapter" for name in _REQUESTS)
+    + tuple(f"Alias.{name}" for name in ("model", "next_model", "previous_model")),
     256,
     CHARACTERS,
+)
+ALIAS: Final = Limit(
+    "the name of an alias", ("Alias.name", "RemoveAliasRequest.name"), 128, CHARACTERS
+)
+ALIASES: Final = Limit("aliases of a mesh", ("SetAliasRequest.alias",), MAX_ALIASES, ENTRIES)
+ALIAS_OUTPUT: Final = Limit(
+    "the location of the vectors of an alias' next model", ("Alias.output",), 1024, CHARACTERS
 )
 POOL: Final = Limit(
     "a pool's name",
@@ -453,7 +475,7 @@ _CALL: Final = "MultiplexedCall"
 MULTIPLEX: Final = Limit(
     "all calls of one message of a client's stream",
     ("MultiplexRequest", f"{_CALL}.encode", f"{_CALL}.score", f"{_CALL}.extract"),
-    multiplex.MESSAGE_BYTES,
+    multiplex.MAX_STREAM_MESSAGE_BYTES,
     BYTES,
 )
 CALLS: Final = Limit(
@@ -497,6 +519,7 @@ ALL: Final = (
     DPI,
     UNKNOWN_PAGES,
     ITEM_PAGES,
+    CHUNKED_PAGES,
     REQUEST_PAGES,
     DOCUMENT_PAGES,
     PAGE_PIXELS,
@@ -557,6 +580,9 @@ ALL: Final = (
     ENTITY_LABEL,
     REPRESENTATIONS,
     ID,
+    ALIAS,
+    ALIASES,
+    ALIAS_OUTPUT,
     POOL,
     MULTIPLEX,
     CALLS,

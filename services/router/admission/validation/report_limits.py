@@ -36,7 +36,8 @@ COMPLETE: Final = Limit(
 )
 
 NAME: Final = Limit(
-    "an id: of a worker, its process, a lease, a job, a model, an adapter; a trace context",
+    "an id: of a worker, its process, a lease, a job, a model, an adapter, models on disk; a trace "
+    "context",
     (
         *(
             f"{name}.worker_id"
@@ -58,6 +59,7 @@ NAME: Final = Limit(
             "WorkerModel.adapters",
         ),
         *("WorkerModel.failed_adapters", "ModelCard.model", "WorkerCall.traceparent"),
+        "HeartbeatRequest.on_disk_tag",
         *("WrittenText.job_id", "WrittenText.router", "WrittenText.batch_id"),
     ),
     256,
@@ -76,6 +78,7 @@ MANY: Final = Limit(
             "PullRequest.lanes",
             "CompleteRequest.jobs",
             "HeartbeatRequest.models",
+            "HeartbeatRequest.on_disk",
             "HeartbeatRequest.batches",
         ),
         *(

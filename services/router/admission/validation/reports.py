@@ -98,12 +98,20 @@ def check_heartbeat(request: worker_pb2.HeartbeatRequest) -> None:
     request.kernels = _checked_text(request.kernels, "kernels", limits.WORDS)
     _check_numbers(request, "")
     limits.MANY.check(len(request.models), "models")
+    limits.MANY.check(len(request.on_disk), "on_disk")
+    _check_optional(request.on_disk_tag, "on_disk_tag")
     limits.MANY.check(len(request.batches), "batches")
     for index, batch in enumerate(request.batches):
         _check_lane(batch.lane, f"batches[{index}].lane")
         _check_name(batch.batch_id, f"batches[{index}].batch_id")
     for index, model in enumerate(request.models):
         _check_model(model, f"models[{index}]")
+    for index, model in enumerate(request.on_disk):
+        _check_model(model, f"on_disk[{index}]")
+        if model.state != models_pb2.MODEL_STATE_COLD:
+            raise InvalidInput(
+                f"on_disk[{index}].state must be COLD", field=f"on_disk[{index}].state"
+            )
 
 
 def shorten(failure: worker_pb2.Failure) -> None:

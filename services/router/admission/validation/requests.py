@@ -77,6 +77,8 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
     _check_forms(request, card)
     files = _check_files(request.files)
     divides = request.HasField("chunking")
+    if divides:
+        _refuse_chunks_of(card)
     items = _check_items(request.items, "items", card, files, divided=divides)
     shared = files.read("items", items.images.values())
     sizes = Sizes(
@@ -86,11 +88,13 @@ def check_encode(request: pb.EncodeRequest, card: Card | None) -> Sizes:
         per_job_images=shared,
     )
     if divides:
-        _refuse_chunks_of(card)
-        forms = request.representations or (card.representations[:1] if card is not None else ())
+        forms = answer_bounds.requested_forms(request, card)
         divided = chunking.check(request, has_token_vectors=pb.REPRESENTATION_MULTI_VECTOR in forms)
         sizes = replace(
-            sizes, items=[item.bytes for item in divided], chunks=[item.chunks for item in divided]
+            sizes,
+            items=[item.bytes for item in divided],
+            chunks=[item.chunks for item in divided],
+            budgets=[item.budget for item in divided],
         )
     return _readable(sizes, "items")
 
@@ -271,16 +275,21 @@ def _readable(sizes: Sizes, field: str) -> Sizes:
     return sizes
 
 
-def check_model(model: str) -> None:
-    """Raise InvalidInput for an invalid model id."""
-    _check_names(model, "")
+def check_model(model: str, field: str = "model") -> None:
+    """Raise InvalidInput for an invalid model id. `field` is its path in the request."""
+    _check_names(model, "", "", field)
 
 
-def _check_names(model: str, adapter: str) -> None:
-    _refuse(not model, "model is required, such as `org/name`", "model")
+def _check_names(
+    model: str,
+    adapter: str,
+    model_hint: str = ", or be an alias of the mesh (`shoal alias list`)",
+    model_field: str = "model",
+) -> None:
+    _refuse(not model, f"{model_field} is required, such as `org/name`", model_field)
     form = "`org/name` or `org/name@revision`, of A-Z a-z 0-9 . _ - and at most 128 characters each"
     for name, field, is_name in (
-        (model, "model", is_model_id),
+        (model, model_field, is_model_id),
         (adapter, "adapter", is_adapter_name),
     ):
         if not name:
@@ -290,7 +299,7 @@ def _check_names(model: str, adapter: str) -> None:
             own = (
                 ", or the name of an adapter included in the model, such as `text-matching`"
                 if field == "adapter"
-                else ""
+                else model_hint
             )
             raise InvalidInput(f"{field} must have the form {form}{own}", field=field)
 
@@ -337,7 +346,8 @@ def _check_items(
     Args:
         given: Items may have entities.
         seeded: Items may have seeds.
-        divided: Items may have spans and contexts, which are not checked here.
+        divided: Texts are divided into chunks: items may have spans and contexts, which are not
+            checked here, and the text of documents is read.
     """
     _refuse(not items, f"{field} is empty: 1..{limits.ITEMS.most:,} are allowed", field)
     limits.ITEMS.check(len(items), field)
@@ -351,7 +361,13 @@ def _check_items(
             if not divided:
                 _refuse_divided(item, f"{field}[{index}]")
             size, shown = _check_item(
-                item, f"{field}[{index}]", card, files, given=given, seeded=seeded
+                item,
+                f"{field}[{index}]",
+                card,
+                files,
+                given=given,
+                seeded=seeded,
+                divided=divided,
             )
             if shown.bytes or shown.pages:
                 found.images[index] = shown
@@ -384,6 +400,7 @@ def _check_item(
     *,
     given: bool = False,
     seeded: bool = False,
+    divided: bool = False,
 ) -> tuple[int, ImageSizes]:
     """Return the bytes of an item's text, as a message, and its images."""
     is_unread = item.HasField("seed") and not seeded
@@ -404,7 +421,7 @@ def _check_item(
             f"{path}.entities are for an item with text, not with parts",
             f"{path}.entities",
         )
-        return _check_parts(item.parts, path, card, files)
+        return _check_parts(item.parts, path, card, files, divided=divided)
     if content is None:
         raise InvalidInput(f"{path} must have text or an image", field=path)
     if content == "image":
@@ -418,7 +435,12 @@ def _check_item(
 
 
 def _check_parts(
-    parts: Sequence[pb.Part], path: str, card: Card | None, files: Files
+    parts: Sequence[pb.Part],
+    path: str,
+    card: Card | None,
+    files: Files,
+    *,
+    divided: bool = False,
 ) -> tuple[int, ImageSizes]:
     limits.PARTS.check(len(parts), f"{path}.parts")
     size = file_bytes = tokens = pages = 0
@@ -433,14 +455,14 @@ def _check_parts(
         if content == "image":
             shown = _check_image(part.image, f"{own}.image", card)
         else:
-            shown = _check_document(part.document, f"{own}.document", card, files)
+            shown = _check_document(part.document, f"{own}.document", card, files, divided)
         file_bytes, tokens, pages = (
             file_bytes + shown.bytes,
             tokens + shown.tokens,
             pages + shown.pages,
         )
     limits.TEXT.check(size, f"{path}.parts")
-    limits.ITEM_PAGES.check(pages, f"{path}.parts")
+    (limits.CHUNKED_PAGES if divided else limits.ITEM_PAGES).check(pages, f"{path}.parts")
     return size, ImageSizes(file_bytes, tokens, pages)
 
 
@@ -513,15 +535,18 @@ def _check_format(data: bytes, path: str) -> None:
 
 
 def _check_document(
-    document: pb.Document, path: str, card: Card | None, files: Files
+    document: pb.Document, path: str, card: Card | None, files: Files, divided: bool
 ) -> ImageSizes:
     """Price the requested pages, each as the largest image that the model takes: routers have no
     parser that knows their number and size.
+
+    Args:
+        divided: The text of the pages is divided into chunks. The price is that of reading it;
+            `chunking.py` prices the text.
     """
-    if not takes(card, models_pb2.INPUT_KIND_DOCUMENT):
-        raise TaskNotSupported(
-            f"{'' if card is None else card.model} takes no documents", field=path
-        )
+    kind = models_pb2.INPUT_KIND_DOCUMENT_TEXT if divided else models_pb2.INPUT_KIND_DOCUMENT
+    if not takes(card, kind):
+        raise _no_documents(card, path)
     source = document.WhichOneof("source")
     if source is None:
         raise InvalidInput(f"{path} must have data, or the number of a file", field=path)
@@ -540,11 +565,23 @@ def _check_document(
         f"{path}.last_page",
     )
     pages = last - first + 1 if last else limits.UNKNOWN_PAGES.most
+    if divided:
+        limits.CHUNKED_PAGES.check(pages, f"{path}.last_page")
+        return ImageSizes(len(document.data), pages * TEXT_LAYER_TOKENS, pages)
     limits.ITEM_PAGES.check(pages, f"{path}.last_page")
     images = card.images if card is not None and card.HasField("images") else None
     return ImageSizes(
         len(document.data), pages * image_price.page_tokens(document.dots_per_inch, images), pages
     )
+
+
+def _no_documents(card: Card | None, path: str) -> TaskNotSupported:
+    name = "" if card is None else card.model
+    if card is not None and models_pb2.INPUT_KIND_DOCUMENT_TEXT in card.inputs:
+        return TaskNotSupported(
+            f"{name} takes documents only with `chunking`, which divides their text", field=path
+        )
+    return TaskNotSupported(f"{name} takes no documents", field=path)
 
 
 def _gives_text_layers(request: pb.ExtractRequest, card: Card) -> bool:

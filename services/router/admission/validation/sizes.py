@@ -9,6 +9,8 @@ from typing import Final
 
 from shoal.v1 import models_pb2
 
+from libs.documents.text_size import TextBudget
+
 MIN_TOKENS_PER_BYTE: Final = 1 / 16
 MAX_TOKENS_PER_BYTE: Final = 1.0
 
@@ -48,6 +50,8 @@ class Sizes:
     """Images of a query, repeated for each job."""
     chunks: Sequence[int] = ()
     """Estimated number of each item's chunks or windows; empty: items are not divided."""
+    budgets: Sequence[TextBudget] = ()
+    """Pages and text that each item's document may have, if items are divided into chunks."""
 
     @property
     def read(self) -> list[int]:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 INTERVAL_SECONDS: Final = 0.05
 """Faster than a person reads, and about a hundredth of the messages that one per token would be."""
 FAILED_SECONDS: Final = 1.0
-MAX_CHARACTERS: Final = 16_384
+MAX_PART_CHARACTERS: Final = 16_384
 """Maximum length of one part. The next part carries the rest."""
 
 
@@ -123,7 +123,7 @@ def _parts(growing: Iterable[_GrowingText]) -> list[tuple[HeldJob, int, worker_p
             item=item,
             page=page,
             offset=len(streamed),
-            text=text[len(streamed) :][:MAX_CHARACTERS],
+            text=text[len(streamed) :][:MAX_PART_CHARACTERS],
         )
         found.append((held, progress.index, part))
     return found

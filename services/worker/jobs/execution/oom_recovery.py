@@ -6,7 +6,7 @@ handled in steps, each taken only if the previous one did not help:
 
 1. Free the caches and retry.
 2. Evict an idle model and retry.
-3. Halve the batch, at most MAX_DEPTH times.
+3. Halve the batch, at most MAX_HALVINGS times.
 4. Run the sequences one by one, so that only those fail that do not fit alone.
 
 Any other error halves the batch down to the single sequences that fail.
@@ -32,7 +32,7 @@ Outcome = Forwarded | ShoalError
 
 _Value = TypeVar("_Value")
 
-MAX_DEPTH: Final = 4
+MAX_HALVINGS: Final = 4
 """Maximum times a batch is halved (to a sixteenth) before its sequences run one by one."""
 
 MAX_RELIEFS_PER_BATCH: Final = 4
@@ -146,7 +146,7 @@ class _BatchRecovery:
         if not failure.is_memory:
             return self._parts(_halves(sequences), depth)
         self.is_halved = True
-        if depth >= MAX_DEPTH:
+        if depth >= MAX_HALVINGS:
             self._log_step("run the sequences one by one", sequences)
             return self._parts([[one] for one in sequences], depth)
         self._log_step("halve the batch", sequences, depth=depth + 1)

@@ -52,7 +52,7 @@ from services.worker.jobs.execution.oom_recovery import (
 from services.worker.jobs.held import HeldJob
 from services.worker.jobs.waste import Waste
 from services.worker.scheduling.batcher import (
-    MIN_SECONDS,
+    MIN_CHARGE_SECONDS,
     Batch,
     Flow,
     Group,
@@ -401,7 +401,7 @@ class Runner:
                 resident.name,
             )
         # Charge the expected time now, so that the next choice of a batch counts this one.
-        charged = max(resident.meter.expected_seconds(deduplicated.tokens), MIN_SECONDS)
+        charged = max(resident.meter.expected_seconds(deduplicated.tokens), MIN_CHARGE_SECONDS)
         min_seconds = resident.meter.min_seconds(deduplicated.tokens)
         with self._condition:
             now = self._clock()

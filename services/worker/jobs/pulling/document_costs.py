@@ -12,7 +12,7 @@ from typing import Final
 
 from services.worker.scheduling.batcher import Caller
 
-PAGE_SECONDS: Final = 0.05
+DEFAULT_PAGE_SECONDS: Final = 0.05
 """Default processor time of a page: an A4 page of text at 144 dots per inch."""
 
 MAX_PAGE_SECONDS: Final = 20.0
@@ -22,9 +22,9 @@ NEW_SHARE: Final = 0.5
 """Weight of the last document against those before it."""
 
 HALF_LIFE_SECONDS: Final = 30.0
-"""Half-life of a caller's excess over PAGE_SECONDS while it sends no documents."""
+"""Half-life of a caller's excess over DEFAULT_PAGE_SECONDS while it sends no documents."""
 
-MAX_CALLERS: Final = 1024
+MAX_REMEMBERED_CALLERS: Final = 1024
 """Maximum number of remembered callers. The one that has been silent longest is forgotten."""
 
 
@@ -47,13 +47,13 @@ class DocumentCosts:
         mean = (1 - NEW_SHARE) * self._page_seconds(caller, now) + NEW_SHARE * measured
         self._known.pop(caller, None)
         self._known[caller] = mean, now
-        if len(self._known) > MAX_CALLERS:
+        if len(self._known) > MAX_REMEMBERED_CALLERS:
             del self._known[next(iter(self._known))]
 
     def _page_seconds(self, caller: Caller, now: float) -> float:
         if caller not in self._known:
-            return PAGE_SECONDS
+            return DEFAULT_PAGE_SECONDS
         seconds, since = self._known[caller]
-        return PAGE_SECONDS + (seconds - PAGE_SECONDS) * math.pow(
+        return DEFAULT_PAGE_SECONDS + (seconds - DEFAULT_PAGE_SECONDS) * math.pow(
             0.5, (now - since) / HALF_LIFE_SECONDS
         )

@@ -20,6 +20,7 @@ from shoal.v1 import worker_pb2
 
 from libs.catalog.card import Card
 from libs.documents.reader import shared_reader
+from libs.documents.text_size import TextBudget
 from libs.errors import InternalError, ShoalError
 from libs.models import CancelCheck, EncodeWork, Prepared, Work, with_truncation
 from libs.models.documents import has_documents, with_pages
@@ -210,7 +211,8 @@ class Intake:
                 reader = self._documents.metered(
                     held.document_seconds.add, partial(self._check, held)
                 )
-                work = with_pages(work, files, reader, check_cancelled)
+                budget = TextBudget(held.job.document_pages, held.job.document_bytes)
+                work = with_pages(work, files, reader, check_cancelled, budget)
             del files
             held.prepared = _adapted(
                 self._prepare_work(held, work, check_cancelled), held.lease.lane.adapter

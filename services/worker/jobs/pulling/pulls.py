@@ -176,7 +176,9 @@ def plan_pulls(situation: Situation, budget_tokens: int) -> Plan:
             first_pulls += missing[: 0 if is_pulled else 1]
             further_pulls += missing[0 if is_pulled else 1 :]
         others = {name: state for name, state in lanes.items() if name not in wanted}
-        further_pulls += _excluding_pulls(others, size, tokens, excluding, is_quick=is_quick)
+        for pull in _excluding_pulls(others, size, tokens, excluding, is_quick=is_quick):
+            is_pulled = any(pull.lanes <= one.lanes for one in s.in_flight)
+            (further_pulls if is_pulled else first_pulls).append(pull)
     if s.can_load and not any(pull.can_load for pull in (*s.in_flight, *first_pulls)):
         empty = frozenset(name for name, state in s.lanes.items() if not state.waiting_tokens)
         first_pulls.append(Pull(empty, True, max(1, budget_tokens // 2)))

@@ -13,6 +13,7 @@ from typing import Final
 from shoal.v1 import inference_pb2, worker_pb2
 
 from libs.documents import limits
+from libs.documents.text_size import estimated_text_bytes
 from libs.image_size import size_of
 from services.worker.jobs.held import PreparationKind
 
@@ -50,9 +51,11 @@ class Reading:
 
 def reading_of(job: worker_pb2.Job, payload_bytes: int, *, has_images: bool) -> Reading:
     """Estimate a job's preparation. Files count only if the job's model reads images
-    (`has_images`).
+    (`has_images`), or if their text is divided into chunks.
     """
     read = read_bytes(job, payload_bytes)
+    if job.WhichOneof("operation") == "encode" and job.encode.HasField("chunking"):
+        return _reading_of_texts(job.encode, read)
     if not has_images:
         return Reading(read)
     pages = pixels = largest = 0
@@ -69,6 +72,34 @@ def reading_of(job: worker_pb2.Job, payload_bytes: int, *, has_images: bool) -> 
     return Reading(
         read, pages, "documents" if pages else "images" if largest > SLOW_PIXELS else "quick"
     )
+
+
+def _reading_of_texts(request: inference_pb2.EncodeRequest, read: int) -> Reading:
+    """Estimate the preparation of texts in chunks. Of documents their estimated text counts, not
+    their files.
+
+    Args:
+        read: The bytes of the job, with files.
+    """
+    read -= sum(map(len, request.files))
+    pages = 0
+    for item in request.items:
+        for part in item.parts:
+            if part.WhichOneof("content") == "document":
+                asked = part.document
+                pages += _pages(asked, limits.CHUNKED_PAGES)
+                read += _text_bytes(asked, request.files) - len(asked.data)
+    return Reading(max(0, read), pages, "documents" if pages else "quick")
+
+
+def _text_bytes(document: inference_pb2.Document, files: Sequence[bytes]) -> int:
+    """Estimate the text of the requested pages; without a last page, of all that are read."""
+    is_shared = document.WhichOneof("source") == "file"
+    if is_shared and document.file >= len(files):
+        return 0  # refused when it is read
+    data = files[document.file] if is_shared else document.data
+    count = _pages(document, limits.CHUNKED_PAGES) if document.last_page else limits.CHUNKED_PAGES
+    return estimated_text_bytes(data, count)
 
 
 def _files(job: worker_pb2.Job) -> Iterable[inference_pb2.Document | inference_pb2.Image]:
@@ -92,10 +123,12 @@ def _files(job: worker_pb2.Job) -> Iterable[inference_pb2.Document | inference_p
                     yield part.document
 
 
-def _pages(document: inference_pb2.Document) -> int:
-    """Return the requested pages. Without a last page, assume the router's price."""
+def _pages(document: inference_pb2.Document, most: int = limits.PAGES) -> int:
+    """Return the requested pages, at most those of an item. Without a last page, assume the
+    router's price.
+    """
     first, last = document.first_page or 1, document.last_page
-    return max(1, min(last - first + 1, limits.PAGES)) if last else limits.UNKNOWN_PAGES
+    return max(1, min(last - first + 1, most)) if last else limits.UNKNOWN_PAGES
 
 
 def read_bytes(job: worker_pb2.Job, payload_bytes: int) -> int:
