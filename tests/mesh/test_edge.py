@@ -1,5 +1,5 @@
 """The edge before a whole mesh with the real model: in every dialect, its numbers equal those of
-shoal.Client.
+shoal.Client up to rounding. tests/edge shows that the formats themselves are exact.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ RANKER = f"random/{RANKED[0]}-rank"
 CLASSIFIER = f"random/{RANKED[0]}-classes"
 TAGGER = "random/bert-entities"
 LATE = "random/bert-late"
+ROUNDING = 1e-6
+"""Largest difference of one number, at most 1 or so in size, between two requests: a request may be
+computed in batches of other shapes than the last one, in which float32 sums round differently.
+"""
 
 
 @pytest.fixture
@@ -63,9 +67,9 @@ async def test_openai(http: Http, wanted: NDArray[np.float32]) -> None:
     rows = [
         np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in reply.json["data"]
     ]
-    assert np.array_equal(rows, wanted)
+    assert distance(rows, wanted) <= ROUNDING
     reply = await http.post("/v1/embeddings", {"model": MINILM, "input": TEXTS})
-    assert distance([entry["embedding"] for entry in reply.json["data"]], wanted) <= 1e-7
+    assert distance([entry["embedding"] for entry in reply.json["data"]], wanted) <= ROUNDING
     assert reply.json["usage"]["prompt_tokens"] > len(TEXTS)
     cut = (
         await http.post(
@@ -113,7 +117,7 @@ async def test_models(http: Http) -> None:
 async def test_sie(http: Http, client: shoal.Client, wanted: NDArray[np.float32]) -> None:
     items = [{"text": text} for text in TEXTS]
     reply = await http.post(f"/v1/encode/{MINILM}", {"items": items})
-    assert distance([item["dense"]["values"] for item in reply.json["items"]], wanted) <= 1e-7
+    assert distance([item["dense"]["values"] for item in reply.json["items"]], wanted) <= ROUNDING
     content = msgspec.msgpack.encode({"items": items})
     reply = await http.post(
         f"/v1/encode/{MINILM}",
@@ -125,17 +129,18 @@ async def test_sie(http: Http, client: shoal.Client, wanted: NDArray[np.float32]
         np.frombuffer(item["dense"]["values"][b"data"], "<f4")
         for item in msgspec.msgpack.decode(reply.body)["items"]
     ]
-    assert np.array_equal(found, wanted)
+    assert distance(found, wanted) <= ROUNDING
     late = client.encode(LATE, TEXTS[:3], role="document").multi_vector
     reply = await http.post(f"/v1/encode/{LATE}", {"items": items[:3]})
     assert late is not None
     for item, rows in zip(reply.json["items"], late, strict=True):
-        assert distance(item["multivector"]["values"], rows) <= 1e-7
+        assert distance(item["multivector"]["values"], rows) <= ROUNDING
     reply = await http.post(f"/v1/score/{RANKER}", {"query": {"text": "q"}, "items": items})
     scored = client.score(RANKER, "q", TEXTS)
     by_item = {entry["item_id"]: entry["score"] for entry in reply.json["scores"]}
     assert (
-        distance([by_item[f"item-{index}"] for index in range(len(TEXTS))], scored.scores) <= 1e-6
+        distance([by_item[f"item-{index}"] for index in range(len(TEXTS))], scored.scores)
+        <= ROUNDING
     )
     reply = await http.post(f"/v1/extract/{CLASSIFIER}", {"items": items[:2]})
     assert {entry["label"] for entry in reply.json["items"][0]["classifications"]} == {
@@ -153,7 +158,7 @@ async def test_rerank(http: Http, client: shoal.Client) -> None:
         scored = client.score(model, "q", TEXTS, scale="probability", top_n=5)
         assert [result["index"] for result in reply.json["results"]] == scored.ranking.tolist()
         found = [result["relevance_score"] for result in reply.json["results"]]
-        assert distance(found, scored.scores[scored.ranking]) <= 1e-7
+        assert distance(found, scored.scores[scored.ranking]) <= ROUNDING
     reply = await http.post(
         "/v1/rerank",
         {"model": LATE, "query": "what", "documents": TEXTS, "top_k": None, "truncation": True},
@@ -166,22 +171,22 @@ async def test_rerank(http: Http, client: shoal.Client) -> None:
 
 async def test_tei(http: Http, client: shoal.Client, wanted: NDArray[np.float32]) -> None:
     reply = await http.post(f"/tei/{MINILM}/embed", {"inputs": TEXTS})
-    assert distance(reply.json, wanted) <= 1e-7
+    assert distance(reply.json, wanted) <= ROUNDING
     assert int(reply.headers["x-compute-tokens"]) > len(TEXTS)
-    assert distance((await http.post(f"/tei/{MINILM}", {"inputs": TEXTS})).json, wanted) <= 1e-7
+    assert distance((await http.post(f"/tei/{MINILM}", {"inputs": TEXTS})).json, wanted) <= ROUNDING
     found = (
         await http.post(
             f"/tei/{MINILM}/similarity",
             {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[:3]}},
         )
     ).json
-    assert distance(found, wanted[:3] @ wanted[0]) <= 1e-6
+    assert distance(found, wanted[:3] @ wanted[0]) <= ROUNDING
     ranks = (
         await http.post(f"/tei/{RANKER}/rerank", {"query": "q", "texts": TEXTS, "raw_scores": True})
     ).json
     logits = client.score(RANKER, "q", TEXTS, scale="logit")
     assert [rank["index"] for rank in ranks] == logits.ranking.tolist()
-    assert distance([rank["score"] for rank in ranks], logits.scores[logits.ranking]) <= 1e-6
+    assert distance([rank["score"] for rank in ranks], logits.scores[logits.ranking]) <= ROUNDING
     labels = (await http.post(f"/tei/{CLASSIFIER}/predict", {"inputs": "a"})).json
     assert abs(sum(label["score"] for label in labels) - 1) < 1e-5
     assert labels[0]["score"] == max(label["score"] for label in labels)
@@ -198,31 +203,35 @@ async def test_cohere(http: Http, client: shoal.Client, wanted: NDArray[np.float
         "/v2/embed", {"model": MINILM, "texts": TEXTS, "embedding_types": kinds}
     )
     found = reply.json["embeddings"]
-    assert distance(found["float"], wanted) <= 1e-7
-    stored = {
-        "int8": client.encode(MINILM, TEXTS, data_type="int8").dense,
-        "ubinary": client.encode(MINILM, TEXTS, data_type="binary").dense,
-    }
-    for kind, rows in stored.items():
+    assert distance(found["float"], wanted) <= ROUNDING
+    int8 = client.encode(MINILM, TEXTS, data_type="int8").dense
+    certain = np.abs(wanted) > ROUNDING
+    for kind in ("int8", "ubinary"):
         alone = (
             await http.post(
                 "/v2/embed", {"model": MINILM, "texts": TEXTS, "embedding_types": [kind]}
             )
-        ).json
-        assert alone["embeddings"][kind] == found[kind] == rows.tolist()
+        ).json["embeddings"]
+        assert list(alone) == [kind]
+        for rows in (found[kind], alone[kind]):
+            if kind == "int8":
+                assert distance(rows, int8) <= 1, "one step, where rounding decides"
+            else:
+                signs = np.unpackbits(np.array(rows, np.uint8), axis=1)
+                assert np.array_equal(signs[certain], (wanted > 0)[certain])
     first = (
         await http.post(
             "/v1/embed", {"model": MINILM, "texts": TEXTS, "input_type": "search_document"}
         )
     ).json
-    assert distance(first["embeddings"], wanted) <= 1e-7
+    assert distance(first["embeddings"], wanted) <= ROUNDING
     own = (await http.post("/v1/classify", {"model": CLASSIFIER, "inputs": TEXTS})).json[
         "classifications"
     ]
     for one, labels in zip(own, client.classify(CLASSIFIER, TEXTS), strict=True):
         assert {
             name: label["confidence"] for name, label in one["labels"].items()
-        } == pytest.approx(scored_labels(labels), abs=1e-6)
+        } == pytest.approx(scored_labels(labels), abs=ROUNDING)
         assert (one["prediction"], one["classification_type"]) == (
             labels.labels[0].label,
             "single-label",
@@ -240,7 +249,7 @@ async def test_cohere(http: Http, client: shoal.Client, wanted: NDArray[np.float
     ).json
     labels = client.classify(CLASSIFIER, TEXTS[:2], ["first", "second"], multi_label=False)[0]
     assert given["classifications"][0]["labels"]["first"]["confidence"] == pytest.approx(
-        scored_labels(labels)["first"], abs=1e-6
+        scored_labels(labels)["first"], abs=ROUNDING
     )
     reply = await http.post("/v2/embed", {"model": MINILM, "texts": ["a", ""]})
     assert (reply.status, reply.json) == (400, {"message": "texts[1] is empty"})
@@ -260,12 +269,12 @@ async def test_huggingface(http: Http, client: shoal.Client, wanted: NDArray[np.
             ).json,
             wanted,
         )
-        <= 1e-7
+        <= ROUNDING
     )
     found = (await http.post(f"/models/{CLASSIFIER}", {"inputs": TEXTS[:3], "parameters": {}})).json
     for one, labels in zip(found, client.classify(CLASSIFIER, TEXTS[:3]), strict=True):
         assert {label["label"]: label["score"] for label in one} == pytest.approx(
-            scored_labels(labels), abs=1e-6
+            scored_labels(labels), abs=ROUNDING
         )
     parameters = {
         "candidate_labels": ["fish", "wood"],
@@ -279,7 +288,7 @@ async def test_huggingface(http: Http, client: shoal.Client, wanted: NDArray[np.
         CLASSIFIER, TEXTS[:1], ["fish", "wood"], hypothesis="About {}.", multi_label=True
     )[0]
     assert {label["label"]: label["score"] for label in found} == pytest.approx(
-        scored_labels(labels), abs=1e-6
+        scored_labels(labels), abs=ROUNDING
     )
     for strategy in ("simple", "none"):
         parameters = {"aggregation_strategy": strategy}
@@ -306,9 +315,9 @@ async def test_huggingface(http: Http, client: shoal.Client, wanted: NDArray[np.
 
 async def test_ollama(http: Http, wanted: NDArray[np.float32]) -> None:
     reply = await http.post("/api/embed", {"model": f"{MINILM}:latest", "input": TEXTS})
-    assert distance(reply.json["embeddings"], wanted) <= 1e-7
+    assert distance(reply.json["embeddings"], wanted) <= ROUNDING
     reply = await http.post("/api/embeddings", {"model": MINILM, "prompt": TEXTS[0]})
-    assert distance(reply.json["embedding"], wanted[0]) <= 1e-6
+    assert distance(reply.json["embedding"], wanted[0]) <= ROUNDING
     assert MINILM in [model["name"] for model in (await http.get("/api/tags")).json["models"]]
     assert MINILM in [model["name"] for model in (await http.get("/api/ps")).json["models"]]
     assert (await http.post("/api/show", {"model": MINILM})).json["model_info"][
@@ -326,7 +335,7 @@ async def test_jina(http: Http, client: shoal.Client) -> None:
         "/v1/multi-vector", {"model": LATE, "input": TEXTS[:3], "input_type": "query"}
     )
     for entry, rows in zip(reply.json["data"], late, strict=True):
-        assert distance(entry["embeddings"], rows) <= 1e-7
+        assert distance(entry["embeddings"], rows) <= ROUNDING
     reply = await http.post(
         "/v1/embeddings", {"model": MINILM, "input": "a", "return_multivector": True}
     )
@@ -341,7 +350,7 @@ async def test_jina(http: Http, client: shoal.Client) -> None:
     ):
         assert (one["prediction"], one["score"]) == (
             labels.labels[0].label,
-            pytest.approx(labels.labels[0].score, abs=1e-6),
+            pytest.approx(labels.labels[0].score, abs=ROUNDING),
         )
     reply = await http.post("/v1/classify", {"model": MINILM, "input": ["a"]})
     assert (reply.status, reply.json["error"]["param"]) == (400, "labels")
