@@ -43,7 +43,7 @@ from services.worker.memory.residency import Residency
 from services.worker.mesh.link import Identity, Link
 from services.worker.metrics import WorkerMetrics
 from services.worker.presence import Presence
-from services.worker.scheduling.batcher import Limits
+from services.worker.scheduling.batcher import Caller, Limits
 from services.worker.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,11 @@ class Worker:
         delivery = self._delivery = Delivery(link, tasks, residency.release, waste=waste)
         streamed = self._streamed = StreamedParts(link, tasks, threads.streaming)
         fair = partial(
-            Preparation, threads.finishing, clock=time.monotonic, size=attrgetter("finish_bytes")
+            Preparation,
+            threads.finishing,
+            clock=time.monotonic,
+            serves_others=self._serves_others,
+            size=attrgetter("finish_bytes"),
         )
         fp32 = Fp32Fallback(threads.fp32, unix_time=link.clock.now)
         finisher = Finisher(delivery, streamed, fair, fp32, wake, unix_time=link.clock.now)
@@ -231,6 +235,10 @@ class Worker:
             request_heartbeat=heartbeat.send_soon,
             stop=stop,
         )
+
+    def _serves_others(self, caller: Caller) -> bool:
+        """Ask the runner, which is made after the finisher and exists when jobs are finished."""
+        return self._runner.serves_others(caller)
 
     async def serve(self) -> None:
         """Serve until `stop` is set or the device is lost."""

@@ -118,7 +118,11 @@ class Bench:
         self.begin, self.begun = threading.Event(), threading.Event()
         size = attrgetter("finish_bytes")
         self.queue = Preparation(
-            Preparers(threads, 1), self._finish, clock=lambda: self.now, size=size
+            Preparers(threads, 1),
+            self._finish,
+            clock=lambda: self.now,
+            serves_others=lambda _: False,
+            size=size,
         )
         self._resident = Resident("org/fake", FakeModel(), 0.0, 0.0, 0.0)
 

@@ -315,10 +315,13 @@ def test_model_is_computing_until_its_batch_is_collected() -> None:
         b.runner.start()
         b.launched(1)
         assert b.runner.is_computing("org/fake")
+        assert b.runner.serves_others(("other", False))
+        assert not b.runner.serves_others(job.flow.caller)
         b.queue.end_one()
         b.wait_for_outcomes(job)
         assert not b.runner.is_computing("org/fake")
         assert not b.runner.is_computing("org/other")
+        assert not b.runner.serves_others(("other", False))
 
 
 def test_callers_are_charged_for_a_batch_when_it_is_launched() -> None:

@@ -36,6 +36,7 @@ from services.worker.jobs.pulling.reading import (
     reading_of,
 )
 from services.worker.memory.resident import Resident
+from services.worker.scheduling.batcher import Caller
 from services.worker.scheduling.turns import REMEMBERED_SECONDS
 from tests.support.waiting import wait_until
 from tests.worker.fakes import (
@@ -63,10 +64,19 @@ class Bench:
         self.held_up: dict[str, threading.Event] = {}
         self.begun: dict[str, threading.Event] = {}
         self.slices: dict[str, int] = {}
+        self.rests: list[float] = []
+        self.computed_for: Caller | None = None
+        """The caller of the batch on the device."""
         preparers = Preparers(
             threads, count, MAX_SLOW_AWAY if is_slow else MAX_AWAY, is_slow=is_slow
         )
-        self.preparation = Preparation(preparers, self._prepare, clock=lambda: self.now)
+        self.preparation = Preparation(
+            preparers,
+            self._prepare,
+            clock=lambda: self.now,
+            serves_others=lambda caller: self.computed_for not in (None, caller),
+            rest=self.rests.append,
+        )
         self._resident = Resident("org/fake", FakeModel(), 0.0, 0.0, 0.0)
 
     def held(self, name: str, tenant: str, read_bytes: int = 100) -> HeldJob:
@@ -334,7 +344,9 @@ def test_small_batch_of_any_callers_is_prepared_together() -> None:
         calls.append([held.job.job_id for held in jobs])
 
     with bench(1) as one, ThreadPoolExecutor(1) as threads:
-        preparation = Preparation(Preparers(threads, 1), prepare, clock=lambda: 0.0)
+        preparation = Preparation(
+            Preparers(threads, 1), prepare, clock=lambda: 0.0, serves_others=lambda _: False
+        )
         preparation.add([one.held("a", "first"), one.held("b", "second"), one.held("c", "first")])
         wait_until(lambda: not preparation.waiting())
         preparation.add(
@@ -424,20 +436,28 @@ def test_documents_in_chunks_count_by_their_text() -> None:
     assert reading_of(job, payload, has_images=False).bytes == 100 + 3 * PDF_PAGE_BYTES
 
 
-def test_preparing_thread_releases_the_interpreter_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preparing_thread_releases_the_interpreter_lock() -> None:
     """NumPy releases the lock for microseconds, so CPython never forces a release: the loop waited
     for the whole job.
     """
-    naps: list[float] = []
-    monkeypatch.setattr(preparing, "sleep", naps.append)
     with bench(1) as one:
         large = one.large("large", "heavy", slices=10)
         one.held_up["large"].set()
         one.preparation.add([large])
         wait_until(lambda: one.done == ["large"])
-    assert naps == [preparing.GIL_RELEASE_SECONDS] * 10, (
-        "a slice takes longer than BREATH_SECONDS here"
-    )
+    assert one.rests == [preparing.GIL_RELEASE_SECONDS] * 10, "a slice takes 10 ms here"
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_thread_rests_while_the_device_computes_for_another_caller(is_own: bool) -> None:
+    with bench(1) as one:
+        large = one.large("large", "heavy", slices=10)
+        one.computed_for = large.flow.caller if is_own else ("light", False)
+        one.held_up["large"].set()
+        one.preparation.add([large])
+        wait_until(lambda: one.done == ["large"])
+    rest = preparing.GIL_RELEASE_SECONDS if is_own else preparing.MAX_REST_SECONDS
+    assert one.rests == [rest] * 10
 
 
 def test_estimated_tokens_are_at_most_the_models_maximum() -> None:

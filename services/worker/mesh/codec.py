@@ -72,6 +72,7 @@ from libs.models.work import (
     TokenizeWork,
     ToolCall,
     Turn,
+    in_slices,
     never_cancelled,
 )
 from libs.serving.calls.status import MAX_FIELD, MAX_MESSAGE
@@ -243,7 +244,8 @@ def result_of(
         image_tokens: The part of `tokens` that is from images.
         embedding_id: The id of the vectors of an EncodeResult.
         cut: Paths in the job of texts of which tokens were cut.
-        go_on: Called before each item of an extraction.
+        check_cancelled: Called before each item, and within large ones; its exception ends the
+            work.
     """
     items = {found[0] for path in cut if (found := _ITEM.match(path))}
     usage = inference_pb2.Usage(
@@ -271,7 +273,7 @@ def result_of(
         case ExtractResult():
             for item in result.items:
                 check_cancelled()
-                message.extract.results.append(_extraction(item))
+                message.extract.results.append(_extraction(item, check_cancelled))
             usage.output_tokens = result.output_tokens
             answer = message.extract
         case TokenizeResult():
@@ -764,15 +766,15 @@ def _tokenization(text: Tokenization) -> inference_pb2.Tokenization:
     )
 
 
-def _extraction(item: Extraction) -> inference_pb2.Extraction:
+def _extraction(item: Extraction, check_cancelled: CancelCheck) -> inference_pb2.Extraction:
     return inference_pb2.Extraction(
-        entities=[_entity(found) for found in item.entities],
+        entities=[_entity(found) for found in in_slices(item.entities, check_cancelled)],
         labels=[inference_pb2.LabelScore(label=one.label, score=one.score) for one in item.labels],
         relations=[
             inference_pb2.Relation(
                 head=_entity(one.head), tail=_entity(one.tail), label=one.label, score=one.score
             )
-            for one in item.relations
+            for one in in_slices(item.relations, check_cancelled)
         ],
         regions=[
             inference_pb2.Region(
@@ -784,7 +786,7 @@ def _extraction(item: Extraction) -> inference_pb2.Extraction:
                 score=one.score,
                 polygon=one.polygon,
             )
-            for one in item.regions
+            for one in in_slices(item.regions, check_cancelled)
         ],
         text=item.text,
         finish_reason=_FINISHES[item.finish],

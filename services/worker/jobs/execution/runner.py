@@ -54,6 +54,7 @@ from services.worker.jobs.waste import Waste
 from services.worker.scheduling.batcher import (
     MIN_CHARGE_SECONDS,
     Batch,
+    Caller,
     Flow,
     Group,
     Limits,
@@ -187,7 +188,8 @@ class Runner:
         self._jobs: dict[int, HeldJob] = {}
         self._meters: dict[str, Meter] = {}
         self._free_at = 0.0
-        self._computing: list[str] = []  # the model of each batch that was cut and is not over
+        # The model and the callers of each batch that was cut and is not over.
+        self._computing: list[tuple[str, frozenset[Caller]]] = []
         self._stopping = False
         # A daemon: a forward pass cannot be cancelled and must not delay shutdown beyond the grace
         # period.
@@ -237,7 +239,14 @@ class Runner:
         that are unwanted now. Any thread.
         """
         with self._condition:
-            return model in self._computing
+            return any(model == other for other, _ in self._computing)
+
+    def serves_others(self, caller: Caller) -> bool:
+        """Return whether a batch that was cut and is not over has sequences of another caller. Any
+        thread.
+        """
+        with self._condition:
+            return any(callers - {caller} for _, callers in self._computing)
 
     @property
     def busy_seconds(self) -> float:
@@ -292,7 +301,7 @@ class Runner:
                     now = self._clock()
                     self._cut_at = now if has_waited else None
                     self._free_at = now + self._min_seconds(batch)
-                    self._computing.append(batch.group.model)
+                    self._computing.append(_model_and_callers(batch))
                     self._outcomes.device_changed()
                     return batch
                 self._free_at = 0.0
@@ -357,7 +366,7 @@ class Runner:
             )
             batch = self._waiting_room.take(self.limits, self._clock(), self._budget_tokens)
             if batch is not None:
-                self._computing.append(batch.group.model)
+                self._computing.append(_model_and_callers(batch))
                 self._outcomes.device_changed()
             return batch
 
@@ -519,7 +528,7 @@ class Runner:
             )
             if batch is not None:
                 self._free_at += self._min_seconds(batch)
-                self._computing.append(batch.group.model)
+                self._computing.append(_model_and_callers(batch))
                 self._outcomes.device_changed()
         return batch
 
@@ -696,7 +705,7 @@ class Runner:
             broken.setdefault(held, outcome)
         finished = [held for held in dict.fromkeys(jobs) if held.is_complete]
         with self._condition:
-            self._computing.remove(batch.group.model)
+            self._computing.remove(_model_and_callers(batch))
             if self._stopping:
                 return
             for held, waiting in unfinished:
@@ -708,3 +717,7 @@ class Runner:
             self._outcomes.failed(held, error)
         if finished:
             self._outcomes.finished(finished, is_idle=is_idle)
+
+
+def _model_and_callers(batch: Batch) -> tuple[str, frozenset[Caller]]:
+    return batch.group.model, frozenset(flow.caller for flow in batch.weighed)

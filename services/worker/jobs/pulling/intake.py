@@ -78,7 +78,9 @@ class Intake:
         self._runner = runner
         self._finisher = finisher
         self._preparations = {
-            kind: Preparation(own, self._prepare, clock=time.monotonic)
+            kind: Preparation(
+                own, self._prepare, clock=time.monotonic, serves_others=runner.serves_others
+            )
             for kind, own in preparers.items()
         }
         self._wake = wake

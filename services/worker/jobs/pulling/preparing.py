@@ -62,11 +62,24 @@ whole job (86 ms seen for 666 items).
 
 GIL_RELEASE_SECONDS: Final = 1e-4
 
+REST_RATIO: Final = 2.0
+"""While the device computes a batch of another caller, a thread rests this many seconds for each
+second it has worked. Forward passes on a CPU need the same cores, and on every device the
+interpreter lock hundreds of times: next to a thread that holds it they take two to three times as
+long.
+"""
+
+MAX_REST_SECONDS: Final = 0.01
+"""Maximum length of one rest."""
+
 Size = Callable[[HeldJob], int]
 """Returns the bytes by which jobs share the cost of a portion."""
 
 GiveWay = Callable[[], None]
 """A yield point, to be called often. Returns when the jobs of less-served callers are prepared."""
+
+ServesOthers = Callable[[Caller], bool]
+"""Returns whether the device computes a batch with work of another caller than this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +128,9 @@ class Preparation:
     Args:
         prepare: Called on the preparers' threads with jobs of one batch.
         clock: Monotonic seconds.
+        serves_others: While it returns true, a thread rests REST_RATIO of its time.
         size: Returns the bytes by which jobs share the cost of a portion.
+        rest: Suspends the calling thread for a number of seconds.
     """
 
     def __init__(
@@ -124,9 +139,13 @@ class Preparation:
         prepare: Callable[[list[HeldJob], GiveWay], None],
         *,
         clock: Callable[[], float],
+        serves_others: ServesOthers,
         size: Size = attrgetter("read_bytes"),
+        rest: Callable[[float], None] = sleep,
     ) -> None:
         self._size = size
+        self._serves_others = serves_others
+        self._rest = rest
         self._threads = preparers.threads
         self._max_away = preparers.max_away
         self._is_slow = preparers.is_slow
@@ -264,10 +283,13 @@ class Preparation:
 
         def give_way() -> None:
             nonlocal charged, released_at
-            now = self._clock()
-            if now - released_at >= GIL_RELEASE_INTERVAL_SECONDS:
-                sleep(GIL_RELEASE_SECONDS)
-                released_at = now
+            worked = self._clock() - released_at
+            if worked >= GIL_RELEASE_INTERVAL_SECONDS:
+                rests = self._serves_others(caller)
+                self._rest(
+                    min(worked * REST_RATIO, MAX_REST_SECONDS) if rests else GIL_RELEASE_SECONDS
+                )
+                released_at = self._clock()
             if self._is_slow:
                 return
             self._between_steps(run)

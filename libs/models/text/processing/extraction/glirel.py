@@ -36,6 +36,7 @@ from libs.models.work import (
     Span,
     SparseRow,
     Work,
+    in_slices,
     never_cancelled,
 )
 
@@ -122,7 +123,9 @@ class GlirelProcessor:
         threshold = THRESHOLD if work.threshold is None else work.threshold
         most = max_relations(prepared.answer_bytes, MAX_RELATIONS)
         items = (
-            _relations(text, given, pairs, notes.labels, next(logits), threshold, most)
+            _relations(
+                text, given, pairs, notes.labels, next(logits), threshold, most, check_cancelled
+            )
             if len(pairs.heads)
             else Extraction()
             for text, given, pairs in zip(work.texts, _given(work), notes.pairs, strict=True)
@@ -209,6 +212,7 @@ def _relations(
     logits: NDArray[np.float32] | SparseRow,
     threshold: float,
     most: int,
+    check_cancelled: CancelCheck,
 ) -> Extraction:
     """Return the best relations of one text first, `most` at most.
 
@@ -222,8 +226,9 @@ def _relations(
     entities = [known[row] for row in pairs.rows]
     found = tuple(
         Relation(entities[pairs.heads[pair]], entities[pairs.tails[pair]], labels[label], score)
-        for pair, label, score in zip(
-            *divmod(places, len(labels)), scores.reshape(-1)[ranked].tolist(), strict=True
+        for pair, label, score in in_slices(
+            zip(*divmod(places, len(labels)), scores.reshape(-1)[ranked].tolist(), strict=True),
+            check_cancelled,
         )
     )
     return Extraction(relations=found, truncated=is_cut)
