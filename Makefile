@@ -39,8 +39,17 @@ demo: $(VENV)/.demo native ## Start the mesh, search, rerank and classify real t
 example: $(VENV)/.demo native ## Run an example (docs/examples.md): make example NAME=taxonomy ARGS='--limit 100'; or graph, rag, chunks, migration, photos, pages
 	$(BIN)/python -m examples.$(or $(NAME),rag) $(ARGS)
 
+# Tests marked `alone` measure memory or delays of whole processes, which other tests would change.
+# pytest exits with 5 if ARGS select none of a part.
 test: $(VENV)/.dev native k8s-tools ## Run the tests (real redis-server, real gRPC, a real model)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(WITHOUT) $(ARGS)
+	@ran=0; failed=0; \
+	run() { \
+	  $(BIN)/python -m pytest "$$@" $(WITHOUT) $(ARGS); code=$$?; \
+	  case $$code in 0) ran=1;; 5) ;; *) failed=1;; esac; \
+	}; \
+	run -m "not alone" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder; \
+	run -m alone; \
+	[ $$failed = 0 ] && [ $$ran = 1 ]
 
 # Always runs: the script checks whether the sources have changed.
 native: | $(BIN)/python ## Compile the kernels in C++ for this machine's CPU, if a compiler is found; without them torch's operators are used

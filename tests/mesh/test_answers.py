@@ -20,6 +20,8 @@ from tests.support.cluster import Cluster
 from tests.support.peak import Peak
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.alone
+
 RELATIONS: Final = "random/glirel"
 ENTITIES, LABELS, ITEMS = 120, 60, 200
 ATTACK_SECONDS: Final = 120.0

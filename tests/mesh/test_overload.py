@@ -9,11 +9,14 @@ import asyncio
 from pathlib import Path
 
 import psutil
+import pytest
 
 from benchmarks.stress.overload import ENVIRONMENT, MODEL, Asker, Tally
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.cluster import Cluster
 from tests.support.texts import texts
+
+pytestmark = pytest.mark.alone
 
 SECONDS = 4.0
 OVERLOAD = 4.0

@@ -21,6 +21,8 @@ from tests.support.cluster import Cluster
 from tests.support.peak import Peak
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.alone
+
 MODEL = "random/clip-slow"
 ROUNDS = 3
 TIMEOUT = 100.0

@@ -24,6 +24,8 @@ from tests.serving.parts import GET_MESH, HEALTH, Calls, connected, server_of
 from tests.support.cluster import Cluster, lasting_port
 from tests.support.peak import Peak, resident_bytes
 
+pytestmark = pytest.mark.alone
+
 MIB = 1024 * 1024
 MAX_GROWTH = 192 * MIB
 """Maximum growth of a process that is sent 1.1 GiB. Cutting off takes milliseconds, and longer on a

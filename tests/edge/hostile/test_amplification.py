@@ -46,6 +46,8 @@ from tests.edge.test_server import BODY, EMBED, until
 from tests.serving.parts import CLIENT, ROAMING, write_tokens
 from tests.support.peak import Peak
 
+pytestmark = pytest.mark.alone
+
 LOADED_MACHINE: Final = 5
 """The factor of allowed delays while other processes use the cores."""
 MAX_FACTOR: Final = 16

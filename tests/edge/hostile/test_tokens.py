@@ -26,6 +26,8 @@ from tests.edge.parts import MODEL, Script, edge, tokenized
 from tests.edge.test_tei_grpc import Channel, serving
 from tests.support.peak import Peak
 
+pytestmark = pytest.mark.alone
+
 LOADED_MACHINE: Final = 5
 """How many times longer a wait may be where other processes use the cores; the scripted router
 takes a core, too.
