@@ -194,8 +194,11 @@ def test_address_is_read_from_the_environment(
 def test_client_connects_once_the_router_starts() -> None:
     port = free_port()
     with shoal.Client(f"127.0.0.1:{port}") as client:
-        with pytest.raises(errors.CannotConnect):
+        with pytest.raises((errors.CannotConnect, errors.DeadlinePassed)) as caught:
             client.healthy(timeout=4.0)
+        # The last try may have had too little time to be refused.
+        reason = getattr(caught.value, "earlier", None) or caught.value
+        assert isinstance(reason, errors.CannotConnect)
         # In a separate process: a server in this one would share gRPC's threads, and with them the
         # client's connection.
         command = [sys.executable, "-m", "tests.api.fake_router", str(port)]
