@@ -6,7 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
+from services.edge import app, routers
 from services.edge.ports import tei_grpc
+
+
+@pytest.fixture(autouse=True)
+def _probes_outlast_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start edges as ready. The scripted router shares the process with the edge, so that a pause
+    of the process would be one of the router, which the edge then has for lost.
+    """
+    monkeypatch.setattr(routers, "PROBE_SECONDS", 60.0)
+    monkeypatch.setattr(app, "START_SECONDS", 120.0)
 
 
 @pytest.fixture

@@ -406,7 +406,7 @@ async def test_caller_is_identified_before_its_message_is_read() -> None:
         asked.append(dict(metadata))
         raise Unauthenticated("the token is not known")
 
-    intake = Intake(Budget(1 << 20), Callers(refuse))
+    intake = Intake(Budget(1 << 20), Callers(refuse, lambda: 0.0))
     server = TeiServer(cast(Routers, None), lambda: NAMES, State(), intake=intake)
     await server.start("127.0.0.1:0", Security())
     try:
@@ -421,7 +421,7 @@ async def test_caller_is_identified_before_its_message_is_read() -> None:
         await server.stop(0)
     assert [each["authorization"] for each in asked] == [
         "Bearer token"
-    ]  # and remembered for a second
+    ]  # and remembered: no time passes
 
 
 async def test_call_that_ends_without_a_message_is_refused() -> None:
