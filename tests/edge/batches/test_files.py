@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from services.edge import server
 from services.edge.batches import store as stores
 from services.edge.batches.context import new_id
 from services.edge.batches.objects import BatchRecord, FileRecord, Piece, make_id
@@ -28,7 +29,9 @@ from tests.edge.test_server import until
 
 
 @pytest.fixture
-async def http(tmp_path: Path) -> AsyncIterator[Http]:
+async def http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Http]:
+    # The rest of a refused upload is read as long as the test sends it, so that it gets the answer.
+    monkeypatch.setattr(server, "LINGER_SECONDS", 60.0)
     batches = BatchSettings(url=str(tmp_path / "files"), file_bytes=6 << 20, tenant_bytes=8 << 20)
     async with edge(Script(), batches=batches) as http:
         yield http
