@@ -53,7 +53,7 @@ async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
 
     yield make
     for client in made:
-        await asyncio.wait_for(client.close(), 10)
+        await asyncio.wait_for(client.close(), 60)
 
 
 class Ran:

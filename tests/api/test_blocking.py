@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -145,7 +146,7 @@ _, status = os.wait()
 assert status == 0, status
 """
     subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], check=True, timeout=20, env=_environment()
+        [sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120, env=_environment()
     )
     assert len(router.calls) == 2
 
@@ -193,8 +194,11 @@ def test_address_is_read_from_the_environment(
 def test_client_connects_once_the_router_starts() -> None:
     port = free_port()
     with shoal.Client(f"127.0.0.1:{port}") as client:
-        with pytest.raises(errors.CannotConnect):
-            client.healthy(timeout=1.5)
+        with pytest.raises((errors.CannotConnect, errors.DeadlinePassed)) as caught:
+            client.healthy(timeout=4.0)
+        # The last try may have had too little time to be refused.
+        reason = getattr(caught.value, "earlier", None) or caught.value
+        assert isinstance(reason, errors.CannotConnect)
         # In a separate process: a server in this one would share gRPC's threads, and with them the
         # client's connection.
         command = [sys.executable, "-m", "tests.api.fake_router", str(port)]
@@ -204,7 +208,8 @@ def test_client_connects_once_the_router_starts() -> None:
             try:
                 assert process.stdout is not None
                 process.stdout.readline()
-                for _ in range(15):  # tries that are short, as failing over is
+                end = time.monotonic() + 60
+                while time.monotonic() < end:  # tries that are short, as failing over is
                     with suppress(errors.ShoalError):
                         assert client.healthy(timeout=0.2)
                         return

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -27,7 +27,9 @@ from PIL import Image
 from pyarrow import parquet
 from shoal.cli import console, plugins
 from shoal.cli.operation.tables import model_size
+from shoal.cli.options import MAX_SILENT_SECONDS, REACH_SECONDS, reachable
 from shoal.drawing import drawn
+from shoal.errors import CannotConnect, DeadlinePassed
 from shoal.results import Region
 from shoal.status import Model, ModelPlace
 
@@ -594,6 +596,34 @@ def test_connection_options(run: Run, router: FakeRouter) -> None:
         "Bearer secret",
     )
     assert round(call.seconds_left, 1) <= 7  # gRPC rounds deadlines up.
+
+
+class LateClient:
+    """A client of a router that answers the second question whether it is healthy.
+
+    Attributes:
+        timeouts: The timeout of each question.
+    """
+
+    address = "127.0.0.1:1"
+
+    def __init__(self, answers: int) -> None:
+        self._answers = answers
+        self.timeouts: list[float] = []
+
+    def healthy(self, *, timeout: float) -> bool:
+        self.timeouts.append(timeout)
+        if len(self.timeouts) < self._answers:
+            raise DeadlinePassed("no answer within the timeout")
+        return True
+
+
+def test_router_that_answers_late_is_awaited() -> None:
+    client = LateClient(2)
+    reachable(cast(Any, client))
+    assert client.timeouts == [REACH_SECONDS, MAX_SILENT_SECONDS - REACH_SECONDS]
+    with pytest.raises(CannotConnect, match=f"127.0.0.1:1 within {MAX_SILENT_SECONDS:g} s"):
+        reachable(cast(Any, LateClient(3)))
 
 
 def test_unreachable_router_is_reported(run: Run, nobody: str) -> None:

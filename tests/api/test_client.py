@@ -388,7 +388,7 @@ async def test_first_failure_ends_the_other_parts(connect: Connect, router: Fake
     router.refusals = [invalid] * 50
     router.gate.set()
     with pytest.raises(errors.InputTooLong) as caught:
-        await asyncio.wait_for(work, 10)
+        await asyncio.wait_for(work, 60)
     assert len(router.calls) < 50
     assert caught.value.field.startswith("items[")
 
@@ -513,13 +513,13 @@ async def test_invalid_argument_is_reported_with_its_field(
 
 async def test_tenant_and_token_and_deadline_are_sent(connect: Connect, router: FakeRouter) -> None:
     tokens = iter(["one", "two"])
-    client = connect(router.address, tenant="search", token=lambda: next(tokens), timeout=9.0)
+    client = connect(router.address, tenant="search", token=lambda: next(tokens), timeout=90.0)
     await client.do("encode", MODEL, "x")
-    await client.do("encode", MODEL, "x", timeout=4.0)
+    await client.do("encode", MODEL, "x", timeout=40.0)
     assert [call.metadata["x-shoal-tenant"] for call in router.calls] == ["search", "search"]
     assert [call.metadata["authorization"] for call in router.calls] == ["Bearer one", "Bearer two"]
-    assert round(router.calls[0].seconds_left, 1) <= 9.0  # gRPC rounds deadlines up.
-    assert round(router.calls[1].seconds_left, 1) <= 4.0
+    assert 41.0 < router.calls[0].seconds_left <= 91.0  # gRPC rounds deadlines up.
+    assert router.calls[1].seconds_left <= 41.0
     assert router.calls[0].metadata["user-agent"].startswith("shoal-python/")
     assert router.calls[0].metadata["x-shoal-max-answer-bytes"] == "-1", (
         "its channels read messages of any size"

@@ -211,6 +211,6 @@ def test_child_makes_its_own_client(router: FakeRouter) -> None:
         target=seen_by_child, args=(handle, id(client), answers)
     )
     child.start()
-    child.join(30)
+    child.join(120)
     assert child.exitcode == 0
     assert answers.get()

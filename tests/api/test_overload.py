@@ -79,12 +79,19 @@ def test_retries_of_many_clients_stay_within_the_budget(
                 pool.submit(one_request)
         return outcomes
 
+    began = time.monotonic()
     with ThreadPoolExecutor(4) as clients:
         outcomes = sum(clients.map(one_client, range(4)), Counter[str]())
-    assert outcomes.total() == len(full.tries) == 240
-    assert outcomes["OK"] >= 240 / 5
+    seconds = time.monotonic() - began
+    assert outcomes.total() == 240
     assert set(outcomes) <= {"OK", "QUEUE_FULL", "RATE_LIMITED", "DEADLINE_PASSED"}
-    assert 1.0 < full.tries.total() / 240 <= 1.2
+    # On a busy machine the time of a request may pass before it arrives, or after it was admitted.
+    late = outcomes["DEADLINE_PASSED"]
+    assert 240 - late <= len(full.tries) <= 240
+    assert outcomes["OK"] >= full.tries.total() // 5 - late
+    # The requests take 5 s; for each second more, the budgets of four clients get 0.5 tokens each.
+    allowed = 240 / 5 + 4 * 0.5 * max(0.0, seconds - 5.0)
+    assert 0 < full.tries.total() - len(full.tries) <= allowed
     pauses = [
         later - earlier for times in full.times.values() for earlier, later in pairwise(times)
     ]

@@ -197,7 +197,7 @@ async def test_first_failure_ends_the_other_streams(connect: Connect, router: Fa
         )
     ]
     with pytest.raises(errors.InputTooLong):
-        await asyncio.wait_for(work, 10)
+        await asyncio.wait_for(work, 60)
     await asyncio.to_thread(wait_until, lambda: router.halves == 0, what="the others to be ended")
     assert methods(router) == ["EncodeStream"] * 4, "and not asked for again"
 

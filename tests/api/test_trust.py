@@ -15,6 +15,7 @@ import shoal
 from shoal import errors
 from shoal.transport.trust import Trust, Watched, tls_from, token_from
 
+from services.local.settings import free_port
 from tests.api.conftest import Connect
 from tests.api.fake_router import MODEL, FakeRouter, serving
 from tests.support.certificates import Certificates
@@ -95,14 +96,15 @@ def test_old_connection_is_closed_when_its_last_call_has_ended(certificates: Cer
 async def test_another_authority_counts_without_a_new_client(
     connect: Connect, certificates: Certificates
 ) -> None:
-    with serving(FakeRouter(), credentials=server_credentials(certificates)) as router:
+    port = free_port()
+    credentials = server_credentials(certificates)
+    with serving(FakeRouter(), port=port, credentials=credentials) as router:
         client = connect(router.address, tls=tls_of(certificates))
         await client.do("encode", MODEL, "x")
     for file in certificates.directory.iterdir():
         file.unlink()
     renewed = Certificates(certificates.directory)
     renewed.issue("client")
-    port = int(router.address.rpartition(":")[2])
     with serving(FakeRouter(), port=port, credentials=server_credentials(renewed)):
         await client.do("encode", MODEL, "x")
 

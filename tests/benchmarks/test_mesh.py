@@ -103,7 +103,7 @@ async def test_closed_loops_send_every_text() -> None:
     sent.clear()
     await timed_singles(encode, texts, 4, turns=8)
     assert sorted(sent) == sorted(texts * 2)
-    assert await steadily(encode, texts * 32, 0.01) > 0
+    assert await steadily(encode, texts * 32, 1.0) > 0
 
 
 def test_mesh_is_compared_with_the_forward_of_the_same_run() -> None:

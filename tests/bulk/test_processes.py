@@ -23,18 +23,40 @@ from tests.support.waiting import wait_until
 ROWS = 2000
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+class Router:
     """A fake router in its own process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.address = self._next_line()
+
+    def hold(self, row: int | None) -> None:
+        """Hold calls for this row and the following ones from now on; None: for no row."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n" if row is None else f"{row}\n")
+        self._process.stdin.flush()
+        self._next_line()
+
+    def _next_line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+@pytest.fixture(scope="module")
+def router() -> Iterator[Router]:
     with subprocess.Popen(
         [sys.executable, "-m", "tests.bulk.router"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
+        yield Router(process)
         process.communicate()
+
+
+@pytest.fixture
+def address(router: Router) -> str:
+    return router.address
 
 
 def command(*arguments: object, kib: int = 0) -> list[str]:
@@ -48,16 +70,19 @@ def encode(address: str, source: Path, output: Path) -> list[object]:
     return ["run", "encode", MODEL, *files, "--address", address]
 
 
-def test_killed_jobs_lose_and_repeat_no_row(address: str, tmp_path: Path) -> None:
+def test_killed_jobs_lose_and_repeat_no_row(router: Router, tmp_path: Path) -> None:
+    address = router.address
     source = write_parquet(tmp_path / "in.parquet", ROWS, group=700)
     out, seed = tmp_path / "out", time.time_ns()
     chance = random.Random(seed)
     print(f"seed {seed}")  # of the moments of the kills
     committed: dict[str, int] = {}
     for kill in range(2):
+        # No job ends before it is killed, however long this process waits for a core.
+        router.hold(20 * 35 * (kill + 1))
         with subprocess.Popen(command(*encode(address, source, out))) as process:
             least = len(committed) + chance.randint(1, 25)
-            wait_until(lambda least=least: len(parts(out)) >= least, 60)  # type: ignore[misc]
+            wait_until(lambda least=least: len(parts(out)) >= least, 120)  # type: ignore[misc]
             time.sleep(chance.random() * 0.02)
             process.kill()
         found = {part.name: part.stat().st_ino for part in parts(out)}
@@ -65,6 +90,7 @@ def test_killed_jobs_lose_and_repeat_no_row(address: str, tmp_path: Path) -> Non
         committed = found
     assert len(committed) < ROWS // 20, "the job ended before it was killed"
     assert manifest_of(out).is_interrupted(Folder(out))
+    router.hold(None)
     subprocess.run(command("resume", out, "--address", address), check=True)
     assert committed.items() <= {part.name: part.stat().st_ino for part in parts(out)}.items()
     rows = table(out)

@@ -125,7 +125,7 @@ class Page:
                 if fields.get("event") == name:
                     found: dict[str, Any] = json.loads(fields["data"])
                     return found
-            size = int(await asyncio.wait_for(self._reader.readline(), 10), 16)
+            size = int(await asyncio.wait_for(self._reader.readline(), 60), 16)
             if not size:
                 raise EOFError
             self._text += (await self._reader.readexactly(size + 2))[:-2].decode()
@@ -636,11 +636,11 @@ async def test_unreachable_mesh_is_reported_and_recovers() -> None:
 
 
 async def test_open_pages_do_not_delay_a_drain() -> None:
-    async with console(busy()) as http:
+    async with console(busy(), grace_seconds=60.0) as http:
         page = await Page(http).__aenter__()
         await page.next()
         begin = asyncio.get_running_loop().time()
-    assert asyncio.get_running_loop().time() - begin < 4
+    assert asyncio.get_running_loop().time() - begin < 30
     await page.__aexit__()
 
 

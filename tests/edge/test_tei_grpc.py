@@ -5,7 +5,8 @@ with scripted answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,7 @@ from services.edge.intake.budget import Budget
 from services.edge.intake.callers import Callers
 from services.edge.intake.reading import Intake
 from services.edge.messages.names import Names, Target
-from services.edge.ports.tei_grpc import MESSAGE_BYTES, TeiServer
+from services.edge.ports.tei_grpc import MAX_TOGETHER, MESSAGE_BYTES, TeiServer
 from services.edge.routers import Routers
 from services.edge.settings import Settings
 from services.edge.teiv1 import tei_pb2 as tei
@@ -61,6 +62,8 @@ from tests.edge.test_server import until
 from tests.support.certificates import Certificates
 
 CODE = grpc.StatusCode
+CALL_SECONDS = 50
+"""The deadline of a call, below the edge's default."""
 NAMES = Names(
     {"embed": Target(MODEL), "rerank": Target("org/ranker"), "predict": Target("org/classifier")}
 )
@@ -85,7 +88,7 @@ class Channel:
     async def one(self, path: str, request: Message, **more: Any) -> Any:
         write, read = self._types(path)
         return await self.channel.unary_unary(f"/tei.v1.{path}", write, read)(
-            request, timeout=20, **more
+            request, timeout=CALL_SECONDS, **more
         )
 
     async def many(self, path: str, requests: Sequence[Message]) -> list[Any]:
@@ -93,14 +96,14 @@ class Channel:
         return [
             reply
             async for reply in self.channel.stream_stream(f"/tei.v1.{path}", write, read)(
-                iter(requests), timeout=20
+                iter(requests), timeout=CALL_SECONDS
             )
         ]
 
     async def all(self, path: str, requests: Sequence[Message]) -> Any:
         write, read = self._types(path)
         return await self.channel.stream_unary(f"/tei.v1.{path}", write, read)(
-            iter(requests), timeout=20
+            iter(requests), timeout=CALL_SECONDS
         )
 
 
@@ -185,20 +188,28 @@ async def test_sparse_and_all() -> None:
         )
 
 
-async def test_stream_is_answered_in_order_and_in_batches() -> None:
+async def test_stream_is_answered_in_order_and_in_batches(
+    messages_read: Callable[[], int],
+) -> None:
     def encode(request: pb.EncodeRequest) -> pb.EncodeResponse:
         rows = np.array([[float(item.text)] * WIDTH for item in request.items], np.float32)
         return pb.EncodeResponse(dense=dense(rows), usage=pb.Usage(input_tokens=len(request.items)))
 
-    script = Script(encode=encode)
+    async def answer_later() -> None:
+        """Wait until the next request can have as many messages as may share one."""
+        asked = sum(len(request.items) for request in script.requests)
+        await until(lambda: messages_read() >= min(1500, asked + MAX_TOGETHER + 1))
+
+    script = Script(encode=encode, act=answer_later)
     async with serving(script) as tei_at:
         texts = [str(number) for number in range(1500)]
         replies = await tei_at.many(
             "Embed/EmbedStream", [tei.EmbedRequest(inputs=text, truncate=True) for text in texts]
         )
         assert [reply.embeddings[0] for reply in replies] == list(range(1500))
-        assert len(script.requests) < 500
+        assert len(script.requests) <= 1 + math.ceil(1499 / MAX_TOGETHER)
         script.requests.clear()
+        script.act = None
         mixed = [
             tei.EmbedRequest(inputs=str(number), truncate=number % 2 == 0) for number in range(20)
         ]
@@ -385,7 +396,7 @@ async def test_credential_and_id_are_passed_to_the_router() -> None:
             "id-1",
             "acme",
         )
-        assert script.seconds[0] < 25  # not the default of 60
+        assert script.seconds[0] < CALL_SECONDS + 5  # not the default of 60
 
 
 async def test_caller_is_identified_before_its_message_is_read() -> None:
@@ -395,7 +406,7 @@ async def test_caller_is_identified_before_its_message_is_read() -> None:
         asked.append(dict(metadata))
         raise Unauthenticated("the token is not known")
 
-    intake = Intake(Budget(1 << 20), Callers(refuse))
+    intake = Intake(Budget(1 << 20), Callers(refuse, lambda: 0.0))
     server = TeiServer(cast(Routers, None), lambda: NAMES, State(), intake=intake)
     await server.start("127.0.0.1:0", Security())
     try:
@@ -403,19 +414,21 @@ async def test_caller_is_identified_before_its_message_is_read() -> None:
             metadata = (("authorization", "Bearer token"),)
             for path in ("Embed/Embed", "Embed/EmbedStream", "Rerank/RerankStream"):
                 call: Any = channel.stream_stream(f"/tei.v1.{path}")(
-                    timeout=20, metadata=metadata
+                    timeout=CALL_SECONDS, metadata=metadata
                 )  # and sends nothing
                 assert await code_of(call.read()) == CODE.UNAUTHENTICATED
     finally:
         await server.stop(0)
     assert [each["authorization"] for each in asked] == [
         "Bearer token"
-    ]  # and remembered for a second
+    ]  # and remembered: no time passes
 
 
 async def test_call_that_ends_without_a_message_is_refused() -> None:
     async with serving(Script()) as tei_at:
-        call: Any = tei_at.channel.stream_unary("/tei.v1.Embed/Embed")(iter(()), timeout=20)
+        call: Any = tei_at.channel.stream_unary("/tei.v1.Embed/Embed")(
+            iter(()), timeout=CALL_SECONDS
+        )
         assert await code_of(call) == CODE.INVALID_ARGUMENT
 
 

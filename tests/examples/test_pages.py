@@ -58,7 +58,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def wait_until_ready(url: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         try:
             urllib.request.urlopen(url)

@@ -228,7 +228,7 @@ class Caller:
                 forms, entities = 3 * (verb in ("encode", "generation")), 2 * (verb == "relations")
                 warm = Recipe(
                     verb, shared=("words", 5), labels=2, forms=forms, entities=entities,
-                    adapter=adapter, deadline=30.0
+                    adapter=adapter, deadline=120.0
                 )  # fmt: skip
                 self._call(warm.path, warm.body(), "good", warm.deadline).result()
         self._expected = self._vectors(self._good())

@@ -18,13 +18,13 @@ from tests.fuzz.target import Broken, Internal, Target
 TARGETS = {target.name: target for target in known.TARGETS}
 
 
-def tried(name: str, folder: Path) -> Row:
-    (row,) = run.run([TARGETS[name]], 1.0, 1, folder, lambda row, done: None, fork=False)
+def tried(name: str, folder: Path, seconds: float = 1.0) -> Row:
+    (row,) = run.run([TARGETS[name]], seconds, 1, folder, lambda row, done: None, fork=False)
     return row
 
 
 def test_exceptions_are_saved_once_per_place(tmp_path: Path) -> None:
-    row = tried("fails", tmp_path)
+    row = tried("fails", tmp_path, 4.0)
     assert row.inputs > 100
     assert (row.count("wrong"), row.count("internal")) == (1, 1)
     for finding in row.findings:
@@ -62,7 +62,7 @@ def test_command_reports_and_replays_inputs(tmp_path: Path) -> None:
     done = command(
         "--json",
         "--seconds",
-        "0.5",
+        "2",
         "--seed",
         "1",
         "--target",

@@ -84,7 +84,7 @@ def helm(*words: str, values: Sequence[Path] = ()) -> subprocess.CompletedProces
         "there is no helm, so nothing of charts/ can be tested: make k8s-tools"
     )
     command = [found, *words, *(f"--values={file}" for file in values)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     done.stderr = "".join(
         line for line in done.stderr.splitlines(True) if "found symbolic link in path" not in line
     )

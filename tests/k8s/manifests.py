@@ -98,7 +98,11 @@ def _built(folder: Path) -> tuple[Object, ...]:
         "there is no kubectl, so nothing of k8s/ can be tested: make k8s-tools"
     )
     done = subprocess.run(
-        [kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=False
+        [kubectl, "kustomize", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "kustomize warns"

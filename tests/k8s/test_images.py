@@ -31,7 +31,7 @@ def test_hadolint_finds_nothing() -> None:
         [hadolint, "--failure-threshold", "style", FILE],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr

@@ -82,7 +82,7 @@ def test_text_is_encoded_over_http(mesh: Mesh) -> None:
 def test_prometheus_scrapes_every_annotated_pod(mesh: Mesh) -> None:
     for pod in (mesh.router, mesh.scheduler, mesh.worker, mesh.edge):
         port = pod.ports[port_number(pod.workload, "metrics")]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             assert b"# TYPE shoal_" in answer.read()
 
 
@@ -93,7 +93,7 @@ def test_second_worker_joins_and_the_first_one_drains(mesh: Mesh) -> None:
     with shoal.Client(mesh.address) as client:
         second = mesh.node.pod(mesh.worker.workload)
         start_worker(second)
-        wait_until(lambda: len(client.mesh().workers) == 2, 30, "both workers to be seen")
+        wait_until(lambda: len(client.mesh().workers) == 2, 120, "both workers to be seen")
         over = threading.Event()
         failures: list[Exception] = []
         asked = 0
@@ -110,16 +110,16 @@ def test_second_worker_joins_and_the_first_one_drains(mesh: Mesh) -> None:
 
         asker = threading.Thread(target=ask)
         asker.start()
-        wait_until(lambda: asked > 5 or bool(failures), 30, "answers")
+        wait_until(lambda: asked > 5 or bool(failures), 120, "answers")
         status = mesh.worker.stop()
         answered = asked
         wait_until(
-            lambda: asked > answered + 5 or bool(failures), 30, "answers of the second worker"
+            lambda: asked > answered + 5 or bool(failures), 120, "answers of the second worker"
         )
         over.set()
         asker.join()
         assert (status, failures) == (0, [])
-        wait_until(lambda: len(client.mesh().workers) == 1, 30, "the first worker to be forgotten")
+        wait_until(lambda: len(client.mesh().workers) == 1, 120, "the first worker to be forgotten")
         mesh.worker = second
 
 

@@ -62,5 +62,5 @@ def test_renewed_certificate_is_taken_by_a_start_in_the_same_pod(redis: Pod) -> 
 def shown(pod: Pod) -> str:
     """The certificate that it shows, or none where it cannot."""
     return (
-        ssl.get_server_certificate(("127.0.0.1", pod.ports[6379]), timeout=10) if has_tls() else ""
+        ssl.get_server_certificate(("127.0.0.1", pod.ports[6379]), timeout=60) if has_tls() else ""
     )

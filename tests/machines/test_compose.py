@@ -180,11 +180,11 @@ def test_services_of_the_cpu_profile_answer_a_request(http: str) -> None:
 
     def answers() -> bool:
         try:
-            with urllib.request.urlopen(f"{http}/v1/embeddings", body, timeout=30) as answer:
+            with urllib.request.urlopen(f"{http}/v1/embeddings", body, timeout=120) as answer:
                 found.append(len(json.load(answer)["data"][0]["embedding"]))
         except OSError:
             return False
         return True
 
-    wait_until(answers, 60.0, "an answer over HTTP")
+    wait_until(answers, 240.0, "an answer over HTTP")
     assert found == [384]

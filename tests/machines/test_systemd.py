@@ -95,7 +95,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", *units],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     said = [line for line in done.stderr.splitlines() if str(tmp_path) in line or "shoal" in line]

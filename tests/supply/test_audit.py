@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from services.local.settings import free_port
 from tools.distributions import ROOT, SupplyError
 from tools.supply.audit import read_accepted
 
@@ -103,12 +103,14 @@ def test_its_time_is_over(osv: str, tmp_path: Path) -> None:
 
 
 def test_without_a_service_one_line_says_so() -> None:
-    nowhere = f"http://127.0.0.1:{free_port()}/v1/query"
-    done = audited(nowhere)
-    assert done.returncode == 0
-    assert done.stdout.startswith("not audited: ")
-    assert done.stdout.count("\n") == 1
-    assert audited(nowhere, "--strict").returncode == 1
+    with socket.socket() as held:  # bound and not listening: no other process can answer there
+        held.bind(("127.0.0.1", 0))
+        nowhere = f"http://127.0.0.1:{held.getsockname()[1]}/v1/query"
+        done = audited(nowhere)
+        assert done.returncode == 0
+        assert done.stdout.startswith("not audited: ")
+        assert done.stdout.count("\n") == 1
+        assert audited(nowhere, "--strict").returncode == 1
 
 
 @pytest.mark.parametrize(

@@ -490,11 +490,12 @@ async def test_token_is_not_stored_and_awaited_after_a_restart(
             await asyncio.sleep(1.0)
             assert len(script.requests) == before
             path_of = f"/v1/batches/{batch['id']}"
-            for _ in range(600):
-                found = (await http.get(path_of, **red)).json
-                if found["status"] == "completed":
-                    break
-                await asyncio.sleep(0.05)
+
+            async def is_completed() -> bool:
+                return bool((await http.get(path_of, **red)).json["status"] == "completed")
+
+            await until(is_completed, timeout=300.0)
+            found = (await http.get(path_of, **red)).json
             assert found["request_counts"] == {"total": 4, "completed": 4, "failed": 0}
             done = await results(http, found["output_file_id"], **red)
     assert Counter(one["custom_id"] for one in done) == Counter(f"id-{n}" for n in range(4))
@@ -515,13 +516,13 @@ async def test_few_answers_are_put_together_at_a_time() -> None:
         if most == asgi.JOIN_THREADS:
             loop.call_soon_threadsafe(is_full.set)
         yield b"a"
-        may_end.wait(30.0)
+        may_end.wait(120.0)
         with lock:
             running_now -= 1
         yield b"b"
 
     cancelled = [asyncio.create_task(application._join(pieces())) for _ in range(3)]
-    await asyncio.wait_for(is_full.wait(), 30.0)
+    await asyncio.wait_for(is_full.wait(), 60.0)
     for task in cancelled:
         task.cancel()
     await asyncio.gather(*cancelled, return_exceptions=True)

@@ -208,7 +208,7 @@ async def test_batch_that_ends_while_a_chunk_is_prepared_sends_nothing(
         return await real_credential(*args, **kwargs)
 
     def read(content: Content, offset: int, size: int) -> bytes:
-        asyncio.run_coroutine_threadsafe(stop(), loop).result(10.0)
+        asyncio.run_coroutine_threadsafe(stop(), loop).result(60.0)
         return real_read(content, offset, size)
 
     async def stop() -> None:
@@ -325,10 +325,10 @@ async def test_leases_are_renewed_while_the_storage_is_slow(
     monkeypatch.setattr(Lease, "renew", renew)
     running = asyncio.create_task(harness.run(batch.id))
     try:
-        await asyncio.wait_for(started.wait(), 30.0)
+        await asyncio.wait_for(started.wait(), 60.0)
         blocked = [asyncio.create_task(harness.context.io(is_free.wait)) for _ in range(8)]
         is_blocked = True
-        await asyncio.wait_for(renewed.wait(), 30.0)
+        await asyncio.wait_for(renewed.wait(), 60.0)
     finally:
         is_free.set()
     await asyncio.gather(*blocked)
@@ -419,7 +419,7 @@ async def test_request_in_flight_is_in_memory_without_its_line(
 
     async def execute(path: str, body: bytes, *args: Any) -> Executed:
         assert len(body) > size
-        for _ in range(200):  # the thread that prepared the line can hold it a moment longer
+        for _ in range(1000):  # the thread that prepared the line can hold it a moment longer
             await asyncio.sleep(0.05)
             held.append(tracemalloc.get_traced_memory()[0])
             if held[-1] < 2.2 * size:
@@ -429,7 +429,7 @@ async def test_request_in_flight_is_in_memory_without_its_line(
     monkeypatch.setattr(runner, "_execute", execute)
     tracemalloc.start()
     try:
-        await asyncio.wait_for(runner.run(), 60.0)
+        await asyncio.wait_for(runner.run(), 120.0)
     finally:
         tracemalloc.stop()
     # The body, and the piece of the input that the next chunk may need.

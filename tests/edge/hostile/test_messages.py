@@ -69,7 +69,7 @@ async def test_very_long_conversation_does_not_delay_other_callers(size: int) ->
     body = b'{"model":"org/model","messages":[' + b",".join([message] * count) + b"]}"
     async with edge_process(Script(act=refuse_turns)) as process:
         peak, begin = Peak(process.pid), process.cpu_seconds
-        async with measured_delay(process.http) as delays:
+        async with measured_delay(process) as delays:
             reply = await process.http.post(CHAT, body)
             answered = len(delays)
             while len(delays) < answered + 3:  # noqa: ASYNC110
@@ -79,9 +79,7 @@ async def test_very_long_conversation_does_not_delay_other_callers(size: int) ->
         assert (
             process.cpu_seconds - begin < 1.0
         )  # 7 s and 27 s, when each message was a pattern of its path
-        assert (
-            max(delays) < 20 * MAX_DELAY_SECONDS
-        )  # 8 s and 26 s; other tests may run at the same time
+        assert max(delays) < 5 * MAX_DELAY_SECONDS  # 8 s and 26 s
 
 
 @pytest.mark.parametrize(

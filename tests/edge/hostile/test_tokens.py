@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
@@ -23,15 +24,14 @@ from tests.edge.hostile.process import (
     measured_delay,
 )
 from tests.edge.parts import MODEL, Script, edge, tokenized
+from tests.edge.test_server import until
 from tests.edge.test_tei_grpc import Channel, serving
 from tests.support.peak import Peak
 
 pytestmark = pytest.mark.alone
 
 LOADED_MACHINE: Final = 5
-"""How many times longer a wait may be where other processes use the cores; the scripted router
-takes a core, too.
-"""
+"""The factor of allowed delays on slow cores that other processes use, too."""
 MAX_FACTOR: Final = 16
 """Memory that an identified caller's request may cost, in multiples of its bytes, in addition to
 MAX_GROWTH_BYTES.
@@ -72,7 +72,7 @@ async def test_answer_of_very_many_tokens_costs_little_memory_and_delays_no_othe
     monkeypatch.setattr("tests.edge.parts.tokenized", lambda request: made)
     async with edge_process(Script()) as process:
         peak = Peak(process.pid)
-        async with measured_delay(process.http) as delays:
+        async with measured_delay(process) as delays:
             reply = await process.http.post(path, body)
         assert reply.status == 200
         assert reply.body.count(b"33") >= texts * len(MAX_TEXT), "each token has its id"
@@ -89,15 +89,22 @@ async def test_tei_s_grpc_answers_the_longest_text_within_the_bound() -> None:
         grpc.aio.insecure_channel(address, options) as channel,
     ):
         peak = Peak(process.pid)
-        async with measured_delay(process.http) as delays:
+        async with measured_delay(process) as delays:
             reply = await Channel(channel).one("Tokenize/Tokenize", message)
         assert len(reply.tokens) == len(MAX_TEXT) + 2
         assert peak.grown < MAX_FACTOR * message.ByteSize() + MAX_GROWTH_BYTES
         assert max(delays) < MAX_DELAY_SECONDS * LOADED_MACHINE
 
 
-async def test_long_texts_of_a_stream_are_not_asked_for_in_one_request() -> None:
-    script = Script()
+async def test_long_texts_of_a_stream_are_not_asked_for_in_one_request(
+    messages_read: Callable[[], int],
+) -> None:
+    async def answer_later() -> None:
+        """Wait until the next request can have several messages."""
+        asked = sum(len(request.texts) for request in script.requests)
+        await until(lambda: messages_read() >= min(12, asked + 3))
+
+    script = Script(act=answer_later)
     async with serving(script) as tei_at:
         messages = [tei.EncodeRequest(inputs=MAX_TEXT[: len(MAX_TEXT) // 2])] * 12
         replies = await tei_at.many("Tokenize/TokenizeStream", messages)

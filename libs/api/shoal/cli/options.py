@@ -30,8 +30,10 @@ from shoal.transport.addresses import DEFAULT_ADDRESS, DEFAULT_PORT
 from shoal.transport.trust import Tls, TokenFile
 
 PANEL = "Connection"
-# A command fails if its router does not answer within this time.
+# A command fails if no router can be connected within this time.
 REACH_SECONDS = 3.0
+# A command fails if a server refuses no connection, and does not answer within this time either.
+MAX_SILENT_SECONDS = 10.0
 
 C = TypeVar("C", Client, AsyncClient)
 OpenClient = Callable[[], Client]
@@ -237,13 +239,27 @@ def reachable(client: Client) -> Client:
             passed.earlier, CannotConnect
         ):  # The last try had too little time to find the cause.
             raise _explained(passed.earlier, client.address) from None
-        raise _explained(
-            CannotConnect(f"no router answers at {client.address} within {REACH_SECONDS:g} s"),
-            client.address,
-        ) from None
+        _wait_for_answer(client)
     except ShoalError:
         pass  # A router answers. The command's own request reports its error better.
     return client
+
+
+def _wait_for_answer(client: Client) -> None:
+    """Wait longer for a server that refuses no connection, because a busy router answers late.
+
+    Raises CannotConnect if it does not answer, or is a web server.
+    """
+    silent = CannotConnect(f"no router answers at {client.address} within {MAX_SILENT_SECONDS:g} s")
+    explained = _explained(silent, client.address)
+    if explained is not silent:
+        raise explained from None
+    try:
+        client.healthy(timeout=MAX_SILENT_SECONDS - REACH_SECONDS)
+    except (CannotConnect, DeadlinePassed):
+        raise silent from None
+    except ShoalError:
+        pass
 
 
 def _explained(error: CannotConnect, addresses: str) -> CannotConnect:
@@ -265,7 +281,9 @@ def _speaks_http(address: str) -> bool:
         return False
     with (
         suppress(OSError),
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1.0) as connection,
+        socket.create_connection(
+            (host.strip("[]"), int(port)), timeout=REACH_SECONDS
+        ) as connection,
     ):
         connection.sendall(b"HEAD / HTTP/1.1\r\nHost: shoal\r\nConnection: close\r\n\r\n")
         return connection.recv(7) == b"HTTP/1."
