@@ -38,7 +38,7 @@ from tests.router.parts import (
 )
 from tests.support.redis import RedisServer
 
-SECONDS = 30.0
+SECONDS = 120.0
 ID = "00000000000000000000000000000001"
 PARENT = f"00-{ID}-0000000000000001-01"
 
@@ -272,12 +272,13 @@ async def test_invalid_message_ends_stream(redis_url: str, wrong: str) -> None:
 async def test_stream_ends_at_its_age_when_its_calls_are_answered(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multiplex, "MAX_STREAM_SECONDS", 1.0)
+    monkeypatch.setattr(multiplex, "MAX_STREAM_SECONDS", 3.0)
     async with serving(redis_url) as (client, worker):
         worker.hold()
         stream = Stream(client)
         await stream.send(call(1, "text"))
-        await asyncio.sleep(1.5)  # the age itself
+        await until(lambda: worker.jobs, "the job", timeout=SECONDS)
+        await asyncio.sleep(3.5)  # the age itself
         worker.resume()
         assert await stream.vectors(1) == {1: vector("text")}
         assert await stream.end() is grpc.StatusCode.OK

@@ -144,13 +144,15 @@ async def leading(redis_url: str) -> AsyncIterator[Fleet]:
     fence = await scheduler.lead("s1", last_ms=60_000)
     assert fence is not None
 
-    async def plan() -> None:
-        for number in count(1):
-            await scheduler.note_plan(
-                fence, (fence << 32) + number, {MODEL: "it is left where it is"}
-            )
-            await asyncio.sleep(0.2)
+    async def note(number: int) -> None:
+        await scheduler.note_plan(fence, (fence << 32) + number, {MODEL: "it is left where it is"})
 
+    async def plan() -> None:
+        for number in count(2):
+            await asyncio.sleep(0.2)
+            await note(number)
+
+    await note(1)  # a router that starts now finds a leader
     planning = asyncio.create_task(plan())
     try:
         yield scheduler
@@ -208,8 +210,8 @@ async def test_order_reaches_a_worker_whose_pull_waits(redis_url: str) -> None:
         FakeWorker(one.address, "w1", on_disk=[card()]).working() as fake,
     ):
         await two.sees("w1")
-        fake.hold_beats()
-        await two.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL), timeout=10)
+        await fake.hold_beats()
+        await two.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL), timeout=60)
         assert fake.beats_asked >= 1
         assert [directive.load_model for directive in fake.directives] == [MODEL]
 
@@ -219,7 +221,7 @@ async def test_notification_for_a_worker_is_kept_until_its_next_pull(redis_url: 
         router(redis_url) as client,
         FakeWorker(client.address, "w1", models=[card()]).working() as fake,
     ):
-        fake.hold_beats()
+        await fake.hold_beats()
         fake.hold()
         call = asyncio.create_task(client.encode("busy"))
         await until(lambda: fake.batches, "the batch to be pulled")
