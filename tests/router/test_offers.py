@@ -15,6 +15,7 @@ from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
 
 from libs.fleet import Fleet, FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey, connect
+from services.router.lanes import wakeups
 from services.router.lanes.offers import LED_MS, is_led, may_offer
 from services.router.lanes.pull import SEEN_MS
 from services.router.lanes.wakeups import CLAIM_MS
@@ -261,6 +262,14 @@ async def test_heartbeat_response_has_waiting_tokens(redis_url: str) -> None:
         fake.resume()
 
 
+@pytest.fixture
+def _claims_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is slow to load what it has claimed keeps its claim."""
+    monkeypatch.setattr(wakeups, "CLAIM_MS", 600_000)
+    monkeypatch.setattr(wakeups, "ADAPTER_CLAIM_MS", 600_000)
+
+
+@pytest.mark.usefixtures("_claims_last")
 async def test_adapter_is_loaded_by_the_worker_that_has_the_model(redis_url: str) -> None:
     async with (
         router(redis_url) as client,
@@ -276,6 +285,7 @@ async def test_adapter_is_loaded_by_the_worker_that_has_the_model(redis_url: str
         assert len(full.claims) == 1
 
 
+@pytest.mark.usefixtures("_claims_last")
 async def test_cold_model_is_loaded_with_the_adapter_by_one_worker(redis_url: str) -> None:
     async with (
         router(redis_url) as client,
