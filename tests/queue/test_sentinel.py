@@ -33,7 +33,7 @@ Connect = Callable[..., Redis]
 
 @pytest.fixture(autouse=True)
 def _sentinels_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of these tests answer or are dead; none is waited for in vain."""
+    """Wait long for the Sentinels of these tests, which answer or are dead."""
     monkeypatch.setattr(sentinel_connections, "SENTINEL_SECONDS", 30.0)
 
 

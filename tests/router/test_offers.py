@@ -264,7 +264,7 @@ async def test_heartbeat_response_has_waiting_tokens(redis_url: str) -> None:
 
 @pytest.fixture
 def _claims_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that is slow to load what it has claimed keeps its claim."""
+    """Let a worker keep its claim even if it loads slowly."""
     monkeypatch.setattr(wakeups, "CLAIM_MS", 600_000)
     monkeypatch.setattr(wakeups, "ADAPTER_CLAIM_MS", 600_000)
 

@@ -69,7 +69,7 @@ class Mesh:
 @pytest.fixture(autouse=True)
 def _leads_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler that is slow to plan keeps its lead, unless the test takes it away."""
-    monkeypatch.setitem(Fleet.lead.__kwdefaults__, "last_ms", 600_000)
+    monkeypatch.setattr(Fleet.lead, "__kwdefaults__", {"last_ms": 600_000})
 
 
 @pytest.fixture
