@@ -190,7 +190,11 @@ def large_answer(job: worker_pb2.Job) -> worker_pb2.JobResult:
 async def test_answers_that_a_frozen_client_does_not_read_count_until_it_does(
     redis_url: str,
 ) -> None:
-    async with router(redis_url, in_flight_bytes=64 << 20) as client, working(client) as worker:
+    async with (
+        router(redis_url, in_flight_bytes=64 << 20) as client,
+        # One job a batch: all answers together may be more than one message of a worker may have.
+        FakeWorker(client.address, models=[card()], budget_tokens=1).working() as worker,
+    ):
         worker.answer = large_answer
         worker.hold()
         command = (sys.executable, "-c", SLOW_CLIENT, client.address, MODEL)
