@@ -124,11 +124,14 @@ async def test_router_without_aliases_lets_others_restore_them_before_it_writes(
     await redis.flushall()
     monkeypatch.setattr(alias_store, "RESTORE_SECONDS", 600.0)
     writing = asyncio.create_task(other.set(aliases_pb2.Alias(name="mine", model=NEW)))
+    async with asyncio.timeout(60):
+        while not other.is_settling:  # until it has read an empty Redis  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     done, _ = await asyncio.wait([writing], timeout=0.2)
     assert not done
     settling = [other.is_settling]
     await store.refresh()
-    await asyncio.wait_for(writing, 30)
+    await asyncio.wait_for(writing, 120)
     settling.append(other.is_settling)
     assert settling == [True, False]
     await store.refresh()
@@ -141,7 +144,7 @@ async def test_empty_redis_is_trusted_after_a_while(
     monkeypatch.setattr(alias_store, "RESTORE_SECONDS", 3.0)
     await store.refresh()
     assert store.is_settling
-    await asyncio.wait_for(other.set(docs()), 30)
+    await asyncio.wait_for(other.set(docs()), 120)
     await store.refresh()
     assert models(store) == {"docs": OLD}
 
@@ -170,7 +173,7 @@ async def test_change_waits_for_routers_with_an_older_revision(
     done, _ = await asyncio.wait([waiting], timeout=0.2)
     assert not done
     await other.refresh()
-    await asyncio.wait_for(waiting, 30)
+    await asyncio.wait_for(waiting, 120)
 
 
 async def test_change_does_not_wait_for_routers_that_must_read_first(
@@ -183,7 +186,7 @@ async def test_change_does_not_wait_for_routers_that_must_read_first(
     monkeypatch.setattr(alias_store, "MAX_ALIASES_AGE_SECONDS", -1.0)
     staleness.append(other.is_stale)
     assert staleness == [True, False, True]
-    await asyncio.wait_for(store.wait_until_used(await store.set(docs())), 30)
+    await asyncio.wait_for(store.wait_until_used(await store.set(docs())), 120)
 
 
 async def test_change_does_not_wait_for_removed_routers(
@@ -193,4 +196,4 @@ async def test_change_does_not_wait_for_removed_routers(
     await other.refresh()
     revision = await store.set(docs())
     await store.forget_router("router-b")
-    await asyncio.wait_for(store.wait_until_used(revision), 30)
+    await asyncio.wait_for(store.wait_until_used(revision), 120)

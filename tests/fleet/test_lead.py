@@ -18,7 +18,7 @@ LANE = LaneKey("cpu", "org/model")
 LOAD = worker_pb2.Directive(load_model="org/model", plan=1)
 
 
-async def lead(fleet: Fleet, name: str = "a", *, last_ms: int = 10_000) -> int:
+async def lead(fleet: Fleet, name: str = "a", *, last_ms: int = 600_000) -> int:
     fence = await fleet.lead(name, last_ms=last_ms)
     assert fence is not None
     return fence
@@ -26,7 +26,7 @@ async def lead(fleet: Fleet, name: str = "a", *, last_ms: int = 10_000) -> int:
 
 async def test_one_leads_at_a_time(fleet: Fleet, other: Fleet) -> None:
     fences = await asyncio.gather(
-        *(one.lead(f"s{number}") for number, one in enumerate([fleet, other] * 20))
+        *(one.lead(f"s{number}", last_ms=600_000) for number, one in enumerate([fleet, other] * 20))
     )
     (fence,) = {fence for fence in fences if fence is not None}
     assert fences.count(None) == 39
@@ -41,7 +41,7 @@ async def test_one_leads_at_a_time(fleet: Fleet, other: Fleet) -> None:
 
 async def test_later_leader_has_a_higher_number(fleet: Fleet, other: Fleet, redis: Redis) -> None:
     first = await lead(fleet, last_ms=1)
-    while (second := await other.lead("b")) is None:
+    while (second := await other.lead("b", last_ms=600_000)) is None:
         pass
     assert second > first
     assert await fleet.lead("a", first) is None
@@ -71,7 +71,7 @@ async def test_order_of_a_former_leader_is_refused(fleet: Fleet, other: Fleet) -
         await fleet.note_plan(old, 1, {"org/model": "too late"})
     assert await fleet.orders("w", "1", 0) == []
     assert await fleet.plan_notes() == {}
-    assert await fleet.claim(LANE, "v", 10_000)  # nor did the refused order take the claim
+    assert await fleet.claim(LANE, "v", 600_000)  # nor did the refused order take the claim
     assert await other.order("w", "1", LOAD, fence=new)
     assert len(await fleet.orders("w", "1", 0)) == 1
     assert await fleet.order(
@@ -86,7 +86,7 @@ async def test_no_scheduler_leads_without_the_lock(fleet: Fleet) -> None:
 
 async def test_order_and_a_claim_exclude_each_other(fleet: Fleet, other: Fleet) -> None:
     fence = await lead(fleet)
-    assert await other.claim(LANE, "v", 10_000)
+    assert await other.claim(LANE, "v", 600_000)
     assert await fleet.order("w", "1", LOAD, fence=fence, lane=LANE) == 0
     assert await fleet.orders("w", "1", 0) == []
     assert await fleet.order(
@@ -94,7 +94,7 @@ async def test_order_and_a_claim_exclude_each_other(fleet: Fleet, other: Fleet) 
     )  # it loads the model already, or has lost it since
     assert await other.release_claim(LANE, "v")
     assert await fleet.order("w", "1", LOAD, fence=fence, lane=LANE)
-    assert not await other.claim(LANE, "v", 10_000)
+    assert not await other.claim(LANE, "v", 600_000)
     assert await other.release_claim(LANE, "w")  # the ordered worker failed
 
 
@@ -102,10 +102,10 @@ async def test_further_copy_is_ordered_in_spite_of_a_claim_that_the_plan_knew_of
     fleet: Fleet, other: Fleet
 ) -> None:
     fence = await lead(fleet)
-    assert await other.claim(LANE, "v", 10_000)
+    assert await other.claim(LANE, "v", 600_000)
     assert await fleet.order("w", "1", LOAD, fence=fence, lane=LANE, known=["u"]) == 0
     assert await fleet.order("w", "1", LOAD, fence=fence, lane=LANE, known=["u", "v"])
-    assert not await other.claim(LANE, "x", 10_000)
+    assert not await other.claim(LANE, "x", 600_000)
 
 
 async def test_order_notifies_its_worker(fleet: Fleet, redis: Redis) -> None:

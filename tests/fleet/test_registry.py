@@ -372,10 +372,10 @@ async def test_everything_in_the_registry_expires(fleet: Fleet, redis: Redis) ->
             on_disk=[holds(COLD)],
         )
     )
-    await fleet.claim(LANE, "w", 10_000)
+    await fleet.claim(LANE, "w", 600_000)
     await fleet.order("w", "1", worker_pb2.Directive(drain=True))
     await fleet.router_heartbeat("a")
-    fence = await fleet.lead("s")
+    fence = await fleet.lead("s", last_ms=600_000)
     assert fence is not None
     await fleet.note_plan(fence, fence << 32, {"org/model": "it waits"})
     keys = await redis.keys("*")

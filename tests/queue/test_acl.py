@@ -109,10 +109,10 @@ async def as_a_router(redis: Redis) -> None:
     assert await lanes.take_replies(0.01) == []
     streamed_texts = make_lanes(redis, clock, "a").streamed_texts()
     reported = asyncio.create_task(anext(streamed_texts))
-    for _ in range(50):  # until it listens
-        await make_lanes(redis, clock, "b").publish_streamed("a", b"more")
-        if (await asyncio.wait([reported], timeout=0.1))[0]:
-            break
+    async with asyncio.timeout(60):
+        while not reported.done():  # until it listens
+            await make_lanes(redis, clock, "b").publish_streamed("a", b"more")
+            await asyncio.wait([reported], timeout=0.1)
     assert await reported == b"more"
     await streamed_texts.aclose()
     held = await lease(lanes, 10)
@@ -162,7 +162,7 @@ async def as_a_scheduler(redis: Redis) -> None:
     await lanes.check()
     wakeups = lanes.wakeups()
     await anext(wakeups)
-    fence = await fleet.lead("s")
+    fence = await fleet.lead("s", last_ms=600_000)
     assert fence is not None
     await Fleet(redis).refresh()  # the worker is alive by this ttl: its models on disk are read
     await fleet.refresh()
@@ -269,7 +269,7 @@ async def test_scheduler_runs_no_lua_but_the_scripts_that_routers_loaded(
     with pytest.raises(NoCapacity, match="start a router"):
         await fleet.lead("s")
     await Fleet(router).router_heartbeat("a")  # its script is missing, so it loads all
-    assert await fleet.lead("s")
+    assert await fleet.lead("s", last_ms=600_000)
     await admin.script_flush()
     with pytest.raises(NoCapacity, match="start a router"):
         await fleet.lead("s")

@@ -15,9 +15,10 @@ from redis.asyncio import Redis
 
 from libs.errors import NoCapacity
 from libs.queue import LaneKey, Lanes, RedisCheck, RedisTrust, UnsuitableRedis, connect, open_all
+from libs.queue import lanes as lanes_module
+from libs.queue.connection import sentinel as sentinel_connections
 from libs.queue.connection.acl import ROUTER
 from libs.queue.keys import LAYOUT, WAKEUP_CHANNEL
-from services.local.settings import free_port
 from tests.queue.parts import LANE, Clock, add, ids, job, lease, make_lanes
 from tests.support.acl import PASSWORD, add_user, refusals
 from tests.support.certificates import Certificates
@@ -28,6 +29,12 @@ from tests.support.waiting import end_tasks, wait_until
 PAGE = Path(__file__).parents[2] / "docs/kubernetes.md"
 T = TypeVar("T")
 Connect = Callable[..., Redis]
+
+
+@pytest.fixture(autouse=True)
+def _sentinels_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait long for the Sentinels of these tests, which answer or are dead."""
+    monkeypatch.setattr(sentinel_connections, "SENTINEL_SECONDS", 30.0)
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ def masters() -> Iterator[tuple[TcpServer, TcpServer]]:
 
 async def eventually(attempt: Callable[[], Awaitable[T]]) -> T:
     """Again and again while it is NoCapacity, as a router does; anything else fails the test."""
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(120):
         while True:
             with suppress(NoCapacity):
                 return await attempt()
@@ -80,7 +87,7 @@ async def test_queue_goes_on_with_the_new_master_when_the_old_one_is_killed(
         deadline_ms = await lanes.now_ms() + 600_000
         assert await add(lanes, job("a", deadline_ms=deadline_ms))
         await asyncio.to_thread(
-            wait_until, lambda: sentinels.replicated() == 2, 20, "the replicas to have the job"
+            wait_until, lambda: sentinels.replicated() == 2, 120, "the replicas to have the job"
         )
         wakeups = lanes.wakeups()
         assert await anext(wakeups) is None
@@ -133,7 +140,7 @@ async def test_failover_by_order_is_nothing_but_a_short_absence(connected: Conne
         await asyncio.to_thread(
             wait_until,
             lambda: lanes.masters.addresses == ("127.0.0.1", sentinels.master()),
-            40,
+            120,
             "everybody to be there",
         )
         assert sentinels.master() != before
@@ -205,7 +212,7 @@ async def test_concurrent_connects_share_one_discovery(
 ) -> None:
     """One of them is gone by now, and none is forgotten (redis-py's own calls lose one)."""
     with FakeSentinel(masters[0].address, delay=0.1) as sentinel:
-        url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}/{SERVICE}"
+        url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/{SERVICE}"
         redis = connected(url, max_connections=16)
         await open_all(redis)
         assert sentinel.asked == 1
@@ -299,11 +306,14 @@ async def test_user_of_our_acl_may_do_what_it_takes(
 
 
 async def test_redis_that_is_a_replica_by_now_or_has_too_few_is_no_capacity(
-    masters: tuple[TcpServer, TcpServer], connected: Connect
+    masters: tuple[TcpServer, TcpServer], connected: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without Sentinels, as behind the one address of a managed Redis: also for what waits there,
     and for scripts.
     """
+    monkeypatch.setattr(
+        "libs.queue.connection.client.ANSWER_SECONDS", 120.0
+    )  # longer than the call waits
     server, other = masters
     redis, admin = connected(server.url), connected(server.url)
     lanes = make_lanes(redis, Clock(), "a")
@@ -312,9 +322,10 @@ async def test_redis_that_is_a_replica_by_now_or_has_too_few_is_no_capacity(
     with pytest.raises(NoCapacity, match="accepts no writes"):
         await add(lanes, job("b"))
     await admin.execute_command("CONFIG", "SET", "min-replicas-to-write", 0)
-    waiting = asyncio.create_task(lanes.take_replies(2))
+    monkeypatch.setattr(lanes_module, "MAX_BLOCK_SECONDS", 60.0)
+    waiting = asyncio.create_task(lanes.take_replies(60))
     await asyncio.to_thread(
-        wait_until, lambda: server.blocked_clients() == 1, 10, "the call to wait"
+        wait_until, lambda: server.blocked_clients() == 1, 60, "the call to wait"
     )
     await admin.execute_command("REPLICAOF", *other.address)
     with pytest.raises(NoCapacity):

@@ -182,6 +182,7 @@ class FakeWorker:
         self._go.set()
         self._seq = 0
         self._beats_held = False
+        self._regular_beat = asyncio.Lock()
 
     def hold(self) -> None:
         self._go.clear()
@@ -189,9 +190,12 @@ class FakeWorker:
     def resume(self) -> None:
         self._go.set()
 
-    def hold_beats(self) -> None:
-        """Stop regular heartbeats; send one only when asked or when something has changed."""
-        self._beats_held = True
+    async def hold_beats(self) -> None:
+        """Stop regular heartbeats, after the answer to one that is in flight; send one only when
+        asked or when something has changed.
+        """
+        async with self._regular_beat:
+            self._beats_held = True
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[FakeWorker]:
@@ -277,8 +281,9 @@ class FakeWorker:
         while True:
             await asyncio.sleep(0.3)
             try:
-                if not self._beats_held:
-                    await self.beat()
+                async with self._regular_beat:
+                    if not self._beats_held:
+                        await self.beat()
             except grpc.aio.AioRpcError:
                 continue
 
@@ -393,7 +398,7 @@ class Client:
         model: str = MODEL,
         adapter: str = "",
         pool: str = "",
-        timeout: float = 10.0,
+        timeout: float = 60.0,
         request_id: str = "",
     ) -> pb.EncodeResponse:
         metadata = (("x-request-id", request_id),) if request_id else ()
@@ -521,7 +526,7 @@ async def refused(call: Awaitable[object]) -> Refusal:
 async def until(
     predicate: Callable[[], Awaitable[bool] | object],
     what: str = "the condition",
-    timeout: float = 30.0,
+    timeout: float = 60.0,
 ) -> None:
     """Returns once the predicate (it may be async) is true."""
     end = asyncio.get_running_loop().time() + timeout

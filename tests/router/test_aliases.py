@@ -43,14 +43,14 @@ class Operator:
     ) -> int:
         alias = aliases_pb2.Alias(name="docs", model=model, next_model=next_model)
         request = aliases_pb2.SetAliasRequest(alias=alias, expect_revision=expect_revision)
-        return (await self._stub.SetAlias(request, timeout=30)).alias.revision
+        return (await self._stub.SetAlias(request, timeout=120)).alias.revision
 
     async def remove(self) -> bool:
         request = aliases_pb2.RemoveAliasRequest(name="docs")
-        return (await self._stub.RemoveAlias(request, timeout=30)).removed
+        return (await self._stub.RemoveAlias(request, timeout=120)).removed
 
     async def list(self) -> dict[str, str]:
-        response = await self._stub.ListAliases(aliases_pb2.ListAliasesRequest(), timeout=30)
+        response = await self._stub.ListAliases(aliases_pb2.ListAliasesRequest(), timeout=120)
         return {alias.name: alias.model for alias in response.aliases}
 
 
@@ -73,15 +73,15 @@ async def test_alias_is_resolved_in_every_call(redis_url: str) -> None:
         expected = pb.ResolvedAlias(model=OLD, next_model=NEW, revision=revision)
         text = pb.Item(text="a")
         calls = client.inference
-        assert (await calls.Encode(by_alias("a"), timeout=30)).alias == expected
-        streamed = [part async for part in calls.EncodeStream(by_alias("a", "b"), timeout=30)]
+        assert (await calls.Encode(by_alias("a"), timeout=120)).alias == expected
+        streamed = [part async for part in calls.EncodeStream(by_alias("a", "b"), timeout=120)]
         assert streamed
         assert [part.alias for part in streamed] == [expected] * len(streamed)
         score = pb.ScoreRequest(model="docs", query=text, documents=[text])
-        assert (await calls.Score(score, timeout=30)).alias == expected
+        assert (await calls.Score(score, timeout=120)).alias == expected
         tokenize = pb.TokenizeRequest(model="docs", texts=["a"])
-        assert (await calls.Tokenize(tokenize, timeout=30)).alias == expected
-        model = await client.models.GetModel(models_pb2.GetModelRequest(model="docs"), timeout=30)
+        assert (await calls.Tokenize(tokenize, timeout=120)).alias == expected
+        model = await client.models.GetModel(models_pb2.GetModelRequest(model="docs"), timeout=120)
         assert model.model.model == OLD
 
 
@@ -90,11 +90,11 @@ async def test_moved_alias_is_answered_by_the_new_model_at_once(redis_url: str) 
         for model in (OLD, NEW, OLD):
             await operator.set(model)
             assert await operator.list() == {"docs": model}
-            answer = await client.inference.Encode(by_alias("a"), timeout=30)
+            answer = await client.inference.Encode(by_alias("a"), timeout=120)
             assert answer.alias.model == model
         assert await operator.remove()
         assert not await operator.remove()
-        refusal = await refused(client.inference.Encode(by_alias("a"), timeout=30))
+        refusal = await refused(client.inference.Encode(by_alias("a"), timeout=120))
         assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, "model")
         assert "alias of the mesh" in refusal.message
 
@@ -102,7 +102,7 @@ async def test_moved_alias_is_answered_by_the_new_model_at_once(redis_url: str) 
 async def test_answer_by_a_model_has_no_alias(redis_url: str) -> None:
     async with mesh(redis_url) as (client, operator):
         await operator.set(NEW)
-        answer = await client.inference.Encode(encode_request("a"), timeout=30)
+        answer = await client.inference.Encode(encode_request("a"), timeout=120)
         assert not answer.HasField("alias")
 
 
@@ -111,7 +111,7 @@ async def test_retry_after_a_switch_is_answered_by_the_new_model(redis_url: str)
         metadata = (("x-request-id", "the-same"),)
         for model in (OLD, NEW):
             await operator.set(model)
-            answer = await client.inference.Encode(by_alias("a"), timeout=30, metadata=metadata)
+            answer = await client.inference.Encode(by_alias("a"), timeout=120, metadata=metadata)
             assert answer.alias.model == model
 
 

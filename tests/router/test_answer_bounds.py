@@ -185,18 +185,18 @@ async def test_router_refuses_unreadable_answers_before_any_work(
         await client.sees("w1")
         async with grpc.aio.insecure_channel(client.address) as channel:
             stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
-            refusal = await refused(stub.Encode(request, timeout=20))
+            refusal = await refused(stub.Encode(request, timeout=120))
             assert (refusal.code, refusal.field) == (grpc.StatusCode.INVALID_ARGUMENT, "items")
             assert not worker.jobs
             assert (
-                sum([part.dense.shape[0] async for part in stub.EncodeStream(request, timeout=20)])
+                sum([part.dense.shape[0] async for part in stub.EncodeStream(request, timeout=120)])
                 == 300
             )
         async with grpc.aio.insecure_channel(
             client.address, [("grpc.max_receive_message_length", -1)]
         ) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            answer = await stub.Encode(request, timeout=20, metadata=ANY_ANSWER)
+            answer = await stub.Encode(request, timeout=120, metadata=ANY_ANSWER)
             assert answer.dense.shape[0] == 300
 
 

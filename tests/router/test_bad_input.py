@@ -716,10 +716,11 @@ async def test_wait_beyond_the_deadline_is_refused_where_the_speed_is_known(redi
         router(redis_url) as client,
         FakeWorker(client.address, models=[card()], tokens_per_second=200.0).working() as worker,
     ):
+        await client.sees("w1")
         worker.hold()
         ahead = asyncio.create_task(client.encode(*["x" * 1500] * 20))
         await until(lambda: has_queued(client, 8000), "the work to be seen")
-        refusal = await refused(client.encode("late", timeout=5.0))
+        refusal = await refused(client.encode("late", timeout=20.0))
         assert (refusal.code, refusal.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
         assert refusal.retry_seconds > 1
         patient = asyncio.create_task(client.encode("patient", timeout=500))

@@ -12,7 +12,9 @@ import pytest
 from shoal.v1 import worker_pb2
 
 from libs.fleet.versions import OLDEST_WIRE_VERSION, WIRE_VERSION, check_worker
+from libs.serving import server
 from services.router.lanes import pull
+from services.router.lanes.pending_pulls import PendingPulls
 from tests.router.parts import (
     MODEL,
     Client,
@@ -28,7 +30,7 @@ from tests.router.parts import (
 
 
 def asking(
-    worker_id: str = "w1", *, wait_seconds: float = 5.0, wire_version: int = WIRE_VERSION
+    worker_id: str = "w1", *, wait_seconds: float = 120.0, wire_version: int = WIRE_VERSION
 ) -> worker_pb2.PullRequest:
     return worker_pb2.PullRequest(
         worker_id=worker_id, epoch="e", pool="cpu",
@@ -58,9 +60,9 @@ async def test_cancellation_reaches_worker_before_its_next_heartbeat(
         worker = await stack.enter_async_context(
             FakeWorker(clients[-1].address, models=[card()]).working()
         )
-        worker.hold_beats()
+        await worker.hold_beats()
         worker.hold()
-        leaving = asyncio.create_task(clients[0].encode("leaves", timeout=30))
+        leaving = asyncio.create_task(clients[0].encode("leaves", timeout=120))
         await until(lambda: worker.jobs, "the worker to hold the job")
         asking_again = asyncio.ensure_future(worker_stub(clients[-1].channel).Pull(asking()))
         await asyncio.sleep(0.1)
@@ -75,10 +77,10 @@ async def test_dead_workers_jobs_are_recovered_while_others_wait(redis_url: str)
     """I6: nothing else wakes them, no heartbeat and no new work."""
     async with router(redis_url, lease_ms=1000) as client:
         stub = worker_stub(client.channel)
-        asking_again = asyncio.create_task(client.encode("kept", timeout=30))
+        asking_again = asyncio.create_task(client.encode("kept", timeout=120))
         leased = await stub.Pull(asking("dead"))
         began = time.monotonic()
-        taken = await stub.Pull(asking("alive", wait_seconds=10))
+        taken = await stub.Pull(asking("alive"))
         print(f"back {time.monotonic() - began:.2f} s after the lease of 1 s began")
         assert list(taken.jobs) == list(leased.jobs)
         assert taken.batch_id != leased.batch_id
@@ -90,7 +92,7 @@ async def test_batch_of_dead_router_is_given_again_by_another(
 ) -> None:
     """The batch is given at once, not after the lease has expired."""
     async with router(redis_url, router_id="r1", lease_ms=600_000) as client:
-        waiting = asyncio.create_task(client.encode("kept", timeout=30))
+        waiting = asyncio.create_task(client.encode("kept", timeout=120))
         named = asking()
         named.batch_id = "e-1"
         async with router(redis_url, router_id="r2", lease_ms=600_000) as dies:
@@ -124,28 +126,34 @@ async def test_pull_response_has_redis_time(redis_url: str) -> None:
         assert abs(answer.now_unix_ms / 1000 - time.time()) < 60
 
 
-async def test_waiting_pull_of_a_worker_that_drains_ends_at_once(redis_url: str) -> None:
+async def test_waiting_pull_of_a_worker_that_drains_ends_at_once(
+    redis_url: str, pending_pulls: list[PendingPulls]
+) -> None:
     async with router(redis_url) as client:
         stub = worker_stub(client.channel)
-        waiting = [asyncio.ensure_future(stub.Pull(asking(wait_seconds=10))) for _ in range(2)]
-        other = asyncio.ensure_future(stub.Pull(asking("w2", wait_seconds=10)))
-        await asyncio.sleep(0.2)
+        waiting = [asyncio.ensure_future(stub.Pull(asking())) for _ in range(2)]
+        other = asyncio.ensure_future(stub.Pull(asking("w2")))
+        await until(lambda: len(pending_pulls[0]) == 3, "the pulls to wait")
         await stub.Heartbeat(beating(draining=True))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert [answer.batch_id for answer in await asyncio.gather(*waiting)] == ["", ""]
         assert not other.done()
-        leaving = asyncio.create_task(client.encode("for the other", timeout=30))
-        async with asyncio.timeout(5):
+        leaving = asyncio.create_task(client.encode("for the other", timeout=120))
+        async with asyncio.timeout(60):
             assert len((await other).jobs) == 1
         leaving.cancel()
 
 
-async def test_router_at_the_end_of_its_grace_sends_clients_to_another_one(redis_url: str) -> None:
+async def test_router_at_the_end_of_its_grace_sends_clients_to_another_one(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The time in which the last answers are sent; it ends as soon as they are.
+    monkeypatch.setattr(server, "_HANG_UP_SECONDS", 60.0)
     async with router(redis_url, router_id="r1") as staying:
         async with router(redis_url, router_id="r2", grace_seconds=0.2) as going:
             client = Client(going.address)  # `going` is closed before its router ends
             waiting = asyncio.create_task(
-                refused(client.encode("in flight", request_id="same", timeout=30))
+                refused(client.encode("in flight", request_id="same", timeout=120))
             )
 
             async def is_queued() -> bool:
@@ -159,31 +167,31 @@ async def test_router_at_the_end_of_its_grace_sends_clients_to_another_one(redis
         assert (await staying.lane()).cancelled_jobs == 0
         # Its job is where it was: who asks again waits for that, and not for a second one.
         async with FakeWorker(staying.address, models=[card()]).working():
-            answer = await staying.encode("in flight", request_id="same", timeout=30)
+            answer = await staying.encode("in flight", request_id="same", timeout=120)
             assert answer.dense.data == vector("in flight")
             lane = await staying.lane()
             assert lane.enqueued_jobs == 1
 
 
 async def test_long_polls_end_when_a_router_drains_though_calls_are_in_flight(
-    redis_url: str,
+    redis_url: str, pending_pulls: list[PendingPulls]
 ) -> None:
     async with AsyncExitStack() as stack:
-        address = (await stack.enter_async_context(router(redis_url, grace_seconds=20.0))).address
+        address = (await stack.enter_async_context(router(redis_url, grace_seconds=120.0))).address
         client = Client(address)
-        calling = asyncio.create_task(client.encode("in flight", timeout=30))
+        calling = asyncio.create_task(client.encode("in flight", timeout=120))
 
         async def is_queued() -> bool:
             return (await client.lane()).queued_jobs == 1
 
         await until(is_queued, "the job")
         stub = worker_stub(client.channel)
-        pulled = worker_pb2.PullRequest.FromString(asking(wait_seconds=10).SerializeToString())
+        pulled = worker_pb2.PullRequest.FromString(asking().SerializeToString())
         del pulled.lanes[:]
         waiting = asyncio.ensure_future(stub.Pull(pulled))
-        await asyncio.sleep(0.1)
+        await until(lambda: len(pending_pulls[0]) == 1, "the pull to wait")
         leaving = asyncio.create_task(stack.aclose())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert not (await waiting).batch_id
         assert not calling.done()
         # It still hands out what its calls in flight need.

@@ -111,8 +111,8 @@ async def test_vectors_of_a_worker_that_does_not_check_are_refused(
         request = changed(encode_request("a", "b"), expect_embedding_id=f"{ID}.float32")
         async with worker.working():
             for call in (
-                client.inference.Encode(request, timeout=10),
-                client.inference.EncodeStream(request, timeout=10).read(),
+                client.inference.Encode(request, timeout=120),
+                client.inference.EncodeStream(request, timeout=120).read(),
             ):
                 refusal = await refused(call)
                 assert refusal.code == grpc.StatusCode.FAILED_PRECONDITION
@@ -127,7 +127,7 @@ async def test_expectation_reaches_the_worker_in_every_job(redis_url: str) -> No
         worker.answer = lambda job: with_id(job, f"{ID}.float32")
         request = changed(encode_request(*["a" * 90] * 5_000), expect_embedding_id=ID)
         async with worker.working():
-            reply = await client.inference.Encode(request, timeout=30)
+            reply = await client.inference.Encode(request, timeout=120)
         assert re.fullmatch(f"{ID}.float32", reply.embedding_id)
         assert len(worker.jobs) > 1
         assert {job.encode.expect_embedding_id for job in worker.jobs} == {ID}

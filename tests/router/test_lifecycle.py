@@ -18,7 +18,6 @@ from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
 from libs.fleet import Fleet
 from libs.serving import LIVENESS
 from libs.versions import WIRE_VERSION
-from services.local.settings import free_port
 from tests.router.parts import (
     MODEL,
     Client,
@@ -46,7 +45,7 @@ async def is_serving(client: Client) -> bool:
 async def test_router_survives_redis_restart(durable: bool) -> None:
     with RedisServer(durable=durable) as server:
         async with router(server.url) as client:
-            waiting = asyncio.create_task(client.encode("before", timeout=30))
+            waiting = asyncio.create_task(client.encode("before", timeout=120))
             await until(lambda: has_jobs(client), "the job to be queued")
             server.kill()
             await until(lambda: not_serving(client), "health to turn")
@@ -94,11 +93,10 @@ async def test_reflection_lists_the_services(redis_url: str) -> None:
 
 
 async def test_drain_finishes_calls_in_flight_and_refuses_new_ones(redis_url: str) -> None:
-    address = f"127.0.0.1:{free_port()}"
     environment = {
         **os.environ,
         "PYTHONPATH": f"{ROOT}:{ROOT / 'libs/api'}",
-        "SHOAL_ADDRESS": address,
+        "SHOAL_ADDRESS": "127.0.0.1:0",
         "SHOAL_REDIS_URL": redis_url,
     }
     process = await asyncio.create_subprocess_exec(
@@ -109,10 +107,15 @@ async def test_drain_finishes_calls_in_flight_and_refuses_new_ones(redis_url: st
         env=environment,
         stderr=asyncio.subprocess.PIPE,
     )
-    client = Client(address)
+    assert process.stderr is not None
+    client: Client | None = None
+    lines: list[dict[str, str]] = []
     try:
-        await asyncio.wait_for(client.channel.channel_ready(), 20)
-        async with FakeWorker(address, models=[card()]).working() as worker:
+        async with asyncio.timeout(120):
+            while not lines or lines[-1]["message"] != "listening":
+                lines.append(json.loads(await process.stderr.readline()))
+        client = Client(lines[-1]["address"])
+        async with FakeWorker(client.address, models=[card()]).working() as worker:
             worker.hold()
             waiting = asyncio.create_task(client.encode("in flight"))
             await until(lambda: worker.jobs, "the worker to hold the job")
@@ -123,16 +126,17 @@ async def test_drain_finishes_calls_in_flight_and_refuses_new_ones(redis_url: st
             assert refusal.retry_seconds > 0
             worker.resume()
             assert (await waiting).dense.data == vector("in flight")
-            _, log = await asyncio.wait_for(process.communicate(), 20)
+            _, log = await asyncio.wait_for(process.communicate(), 120)
             assert process.returncode == 0
-            lines = [json.loads(line) for line in log.decode().splitlines()]
+            lines += [json.loads(line) for line in log.decode().splitlines()]
             assert [line["outcome"] for line in lines if line["message"] == "call"].count("OK") == 1
             assert "in flight" not in log.decode()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-        await client.close()
+        if client is not None:
+            await client.close()
 
 
 async def test_taken_address_is_named(redis_url: str) -> None:
@@ -151,7 +155,7 @@ async def test_taken_address_is_named(redis_url: str) -> None:
             env=environment,
             stderr=asyncio.subprocess.PIPE,
         )
-        _, log = await asyncio.wait_for(process.communicate(), 20)
+        _, log = await asyncio.wait_for(process.communicate(), 120)
         assert process.returncode == 2
         assert client.address in log.decode().splitlines()[-1]
 
@@ -336,7 +340,7 @@ async def test_invalid_worker_calls_are_refused(redis_url: str) -> None:
 
 
 async def test_long_pull_that_is_given_up_loses_no_job(redis_url: str) -> None:
-    async with router(redis_url) as client:
+    async with router(redis_url, lease_ms=600_000) as client:  # it is not the lease's end
         stub = worker_stub(client.channel)
         lane = worker_pb2.Lane(pool="cpu", model=MODEL)
         pull = worker_pb2.PullRequest(

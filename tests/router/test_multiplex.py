@@ -23,7 +23,7 @@ from shoal.v1 import multiplex_pb2
 from libs.serving import Security
 from libs.serving.calls import multiplex
 from libs.serving.calls.interceptor import Interceptor
-from services.router import app
+from services.router import app, service
 from services.router.settings import Settings
 from tests.router.parts import (
     MODEL,
@@ -38,7 +38,7 @@ from tests.router.parts import (
 )
 from tests.support.redis import RedisServer
 
-SECONDS = 30.0
+SECONDS = 120.0
 ID = "00000000000000000000000000000001"
 PARENT = f"00-{ID}-0000000000000001-01"
 
@@ -221,11 +221,17 @@ async def test_abandoned_call_is_cancelled_at_worker(redis_url: str, how: str) -
         stream.cut()
 
 
-async def test_call_has_its_own_deadline(redis_url: str) -> None:
+async def test_call_has_its_own_deadline(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router's deadline is long before the client's here: a call that is late by the client's
+    is ended without an answer.
+    """
+    monkeypatch.setattr(service, "_deadline_seconds", lambda client, default: client / 100)
     async with serving(redis_url) as (client, worker):
         worker.hold()
         stream = Stream(client)
-        await stream.send(call(1, "waits"), call(2, "late", timeout_seconds=0.5))
+        await stream.send(
+            call(1, "waits", timeout_seconds=100 * SECONDS), call(2, "late", timeout_seconds=50.0)
+        )
         assert reason((await stream.answers(1))[2]) == "DEADLINE_PASSED"
         worker.resume()
         assert await stream.vectors(1) == {1: vector("waits")}
@@ -272,12 +278,13 @@ async def test_invalid_message_ends_stream(redis_url: str, wrong: str) -> None:
 async def test_stream_ends_at_its_age_when_its_calls_are_answered(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multiplex, "MAX_STREAM_SECONDS", 1.0)
+    monkeypatch.setattr(multiplex, "MAX_STREAM_SECONDS", 3.0)
     async with serving(redis_url) as (client, worker):
         worker.hold()
         stream = Stream(client)
         await stream.send(call(1, "text"))
-        await asyncio.sleep(1.5)  # the age itself
+        await until(lambda: worker.jobs, "the job", timeout=SECONDS)
+        await asyncio.sleep(3.5)  # the age itself
         worker.resume()
         assert await stream.vectors(1) == {1: vector("text")}
         assert await stream.end() is grpc.StatusCode.OK

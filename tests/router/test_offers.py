@@ -15,6 +15,7 @@ from shoal.v1 import mesh_pb2, models_pb2, worker_pb2
 
 from libs.fleet import Fleet, FleetSnapshot, LeaderRecord, WorkerModelRecord, WorkerRecord
 from libs.queue import LaneGauges, LaneKey, connect
+from services.router.lanes import wakeups
 from services.router.lanes.offers import LED_MS, is_led, may_offer
 from services.router.lanes.pull import SEEN_MS
 from services.router.lanes.wakeups import CLAIM_MS
@@ -144,13 +145,15 @@ async def leading(redis_url: str) -> AsyncIterator[Fleet]:
     fence = await scheduler.lead("s1", last_ms=60_000)
     assert fence is not None
 
-    async def plan() -> None:
-        for number in count(1):
-            await scheduler.note_plan(
-                fence, (fence << 32) + number, {MODEL: "it is left where it is"}
-            )
-            await asyncio.sleep(0.2)
+    async def note(number: int) -> None:
+        await scheduler.note_plan(fence, (fence << 32) + number, {MODEL: "it is left where it is"})
 
+    async def plan() -> None:
+        for number in count(2):
+            await asyncio.sleep(0.2)
+            await note(number)
+
+    await note(1)  # a router that starts now finds a leader
     planning = asyncio.create_task(plan())
     try:
         yield scheduler
@@ -208,8 +211,8 @@ async def test_order_reaches_a_worker_whose_pull_waits(redis_url: str) -> None:
         FakeWorker(one.address, "w1", on_disk=[card()]).working() as fake,
     ):
         await two.sees("w1")
-        fake.hold_beats()
-        await two.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL), timeout=10)
+        await fake.hold_beats()
+        await two.models.LoadModel(models_pb2.LoadModelRequest(model=MODEL), timeout=60)
         assert fake.beats_asked >= 1
         assert [directive.load_model for directive in fake.directives] == [MODEL]
 
@@ -219,7 +222,7 @@ async def test_notification_for_a_worker_is_kept_until_its_next_pull(redis_url: 
         router(redis_url) as client,
         FakeWorker(client.address, "w1", models=[card()]).working() as fake,
     ):
-        fake.hold_beats()
+        await fake.hold_beats()
         fake.hold()
         call = asyncio.create_task(client.encode("busy"))
         await until(lambda: fake.batches, "the batch to be pulled")
@@ -259,6 +262,14 @@ async def test_heartbeat_response_has_waiting_tokens(redis_url: str) -> None:
         fake.resume()
 
 
+@pytest.fixture
+def _claims_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker keep its claim even if it loads slowly."""
+    monkeypatch.setattr(wakeups, "CLAIM_MS", 600_000)
+    monkeypatch.setattr(wakeups, "ADAPTER_CLAIM_MS", 600_000)
+
+
+@pytest.mark.usefixtures("_claims_last")
 async def test_adapter_is_loaded_by_the_worker_that_has_the_model(redis_url: str) -> None:
     async with (
         router(redis_url) as client,
@@ -274,6 +285,7 @@ async def test_adapter_is_loaded_by_the_worker_that_has_the_model(redis_url: str
         assert len(full.claims) == 1
 
 
+@pytest.mark.usefixtures("_claims_last")
 async def test_cold_model_is_loaded_with_the_adapter_by_one_worker(redis_url: str) -> None:
     async with (
         router(redis_url) as client,

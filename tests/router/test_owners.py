@@ -114,8 +114,9 @@ async def test_other_workers_batches_cannot_be_answered_or_released(
 
 
 async def test_worker_id_belongs_to_one_credential_at_every_router(
-    tokens: Path, server: RedisServer, redis: Redis
+    tokens: Path, server: RedisServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(app, "TTL_MS", 600_000)  # a worker has its name while the test runs
     async with AsyncExitStack() as stack:
         callers: dict[tuple[str, str], Caller] = {}
         for router_id in ("a", "b"):
@@ -124,7 +125,7 @@ async def test_worker_id_belongs_to_one_credential_at_every_router(
                 "127.0.0.1:0",
                 security=Security(tokens=tokens),
                 redis_url=server.url,
-                lease_ms=3_000,
+                lease_ms=600_000,
                 grace_seconds=1.0,
             )
             address = await stack.enter_async_context(app.running(settings))

@@ -109,9 +109,12 @@ async def test_worker_that_sends_a_heartbeat_elsewhere_keeps_its_leases(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watched(redis, monkeypatch) as (watching, fleet, lanes, background):
-        await breaks(watching)
-        await later(fleet, lanes.clock_ms())
+        broke_ms = lanes.clock_ms()
+        await later(fleet, broke_ms)
         await fleet.report(worker_pb2.HeartbeatRequest(worker_id="w", epoch="e", pool="cpu"))
+        with monkeypatch.context() as earlier:  # the grace must not end before the heartbeat
+            earlier.setattr(lanes, "clock_ms", lambda: broke_ms)
+            await breaks(watching)
         await background.finished()
         assert not (await lanes.renew(LANE, "w", ["e-1"]))[0].lost
         assert "w" in fleet.snapshot.workers

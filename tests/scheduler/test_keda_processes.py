@@ -43,7 +43,7 @@ from tests.support.waiting import end_tasks
 POOL: Final = "cpu"
 TEXTS: Final = texts(64, shortest=30, longest=60, seed=8)
 REQUEST_TEXTS: Final = 4
-STEP_SECONDS: Final = 180.0
+STEP_SECONDS: Final = 600.0
 """Real seconds until there must be three workers. Without a bound, the load would never end."""
 full = pytest.mark.skipif(
     os.environ.get("SHOAL_KEDA") != "full", reason="takes minutes: SHOAL_KEDA=full"
@@ -215,7 +215,7 @@ class Mesh:
             return 0
         return sum(not worker.is_going for worker in snapshot.fleet.workers.values())
 
-    async def until(self, condition: Callable[[], bool], what: str, seconds: float = 90) -> None:
+    async def until(self, condition: Callable[[], bool], what: str, seconds: float = 300) -> None:
         """Real seconds."""
         end = time.monotonic() + seconds
         while not condition():

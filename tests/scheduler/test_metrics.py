@@ -24,7 +24,7 @@ Numbers = dict[tuple[str, str], float]
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as decision:
+    with urllib.request.urlopen(url, timeout=60) as decision:
         return decision.read().decode()
 
 

@@ -125,7 +125,7 @@ class Stream:
             pass
 
     async def settled(self, before: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.scene.clock.waits == before and not self.reader.done():  # noqa: ASYNC110 - gRPC has no event for it
                 await asyncio.sleep(0)
 
@@ -141,12 +141,12 @@ class Stream:
 
     async def received(self, messages: int) -> None:
         """The handler may wait again before its message has crossed the connection."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.messages) < messages and not self.reader.done():  # noqa: ASYNC110 - gRPC has no event for it
                 await asyncio.sleep(0.001)
 
     async def ended(self) -> grpc.StatusCode:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.call.code()
 
     async def results(self) -> list[bool]:

@@ -58,7 +58,7 @@ async def value(channel: grpc.aio.Channel) -> int:
 
 async def ready(channel: grpc.aio.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async for status in stub.Watch(health_pb2.HealthCheckRequest(service="readiness")):
             if status.status == health_pb2.HealthCheckResponse.SERVING:
                 return
@@ -82,7 +82,7 @@ async def test_from_a_job_to_a_push_and_the_same_number_everywhere() -> None:
                 for number in range(2)
             ]
             assert await lanes.enqueue(LANE, [jobs], max_tokens=1 << 40, notify=True) == [True]
-            assert (await asyncio.wait_for(stream.read(), 10)).result
+            assert (await asyncio.wait_for(stream.read(), 60)).result
             # In one step, to as many as there may be.
             assert await value(channel) == 7
             assert (await scrape(addresses.metrics))["shoal_desired_workers", "l4-spot"] == 7
@@ -91,10 +91,9 @@ async def test_from_a_job_to_a_push_and_the_same_number_everywhere() -> None:
                 worker_id="a", epoch="1", pool="l4-spot", device="cuda", memory_bytes=1 << 30
             )
             report.models.add(model=LANE.model, state=models_pb2.MODEL_STATE_LOADING)
-            await Fleet(redis).report(report)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while (await scrape(addresses.metrics))["shoal_live_workers", "l4-spot"] != 1:
-                    pass
+                    await Fleet(redis).report(report)  # again, or it would count as silent
             server.kill()  # the last answers stay available
             assert await value(channel) == 7
             assert (await method(channel, "IsActive")(REFERENCE)).result

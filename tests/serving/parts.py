@@ -142,12 +142,12 @@ class Caller:
             self.metadata.append(("x-shoal-tenant", tenant))
 
     async def call(
-        self, method: str, request: Any = b"", timeout: float = 20.0, **more: Any
+        self, method: str, request: Any = b"", timeout: float = 120.0, **more: Any
     ) -> bytes:
         """Return the reply's bytes."""
         return cast(bytes, await self.start(method, request, timeout, **more))
 
-    def start(self, method: str, request: Any = b"", timeout: float = 20.0, **more: Any) -> Any:
+    def start(self, method: str, request: Any = b"", timeout: float = 120.0, **more: Any) -> Any:
         body = request if isinstance(request, bytes) else request.SerializeToString()
         said: Any = self._channel.unary_unary(method)
         return said(body, timeout=timeout, metadata=self.metadata, **more)
@@ -155,9 +155,9 @@ class Caller:
     def without_request(self, method: str) -> Any:
         """Start a call without a request."""
         said: Any = self._channel.stream_unary(method)
-        return said(timeout=20.0, metadata=self.metadata)
+        return said(timeout=120.0, metadata=self.metadata)
 
-    def stream(self, method: str, request: bytes = b"", timeout: float = 20.0) -> Any:
+    def stream(self, method: str, request: bytes = b"", timeout: float = 120.0) -> Any:
         said: Any = self._channel.unary_stream(method)
         return said(request, timeout=timeout, metadata=self.metadata)
 
@@ -165,7 +165,7 @@ class Caller:
         self,
         method: str,
         request: Any = b"",
-        timeout: float = 20.0,
+        timeout: float = 120.0,
         *,
         is_stream: bool | None = None,
     ) -> grpc.StatusCode:

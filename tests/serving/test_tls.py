@@ -33,7 +33,7 @@ def shown(address: str) -> int:
     context.set_alpn_protocols(["h2"])
     host, _, port = address.rpartition(":")
     with (
-        socket.create_connection((host, int(port)), 10) as plain,
+        socket.create_connection((host, int(port)), 60) as plain,
         context.wrap_socket(plain) as connection,
     ):
         der = connection.getpeercert(binary_form=True)

@@ -24,7 +24,7 @@ from tests.support.redis import RedisServer
 from tests.support.waiting import wait_until
 
 SERVICE = "mymaster"
-DOWN_MS = 1500
+DOWN_MS = 4000
 """Milliseconds without a reply after which a server counts as down. With 1,000, a busy machine let
 a healthy server appear down.
 """
@@ -88,7 +88,7 @@ class SentinelSet:
 
     def client(self, port: int) -> Redis:
         password = self._sentinel_password if port in self.sentinels else self._password
-        return Redis(port=port, password=password or None, socket_timeout=5.0, protocol=2)
+        return Redis(port=port, password=password or None, socket_timeout=60.0, protocol=2)
 
     def replicated(self) -> int:
         """Return the number of replicas that have caught up with the master."""
@@ -101,13 +101,13 @@ class SentinelSet:
         """Order a failover as an operator does. Returns once the Sentinels name another master."""
         before = self.master()
         with self.client(self.sentinels[0]) as sentinel:
-            wait_until(lambda: _is_taken(sentinel), 20, "the Sentinel to take the order")
+            wait_until(lambda: _is_taken(sentinel), 120, "the Sentinel to take the order")
         self.wait_for_another(before)
 
     def wait_for_another(self, before: int) -> None:
         wait_until(
             lambda: self.master() != before and self.role(self.master()) == "master",
-            40,
+            120,
             "another master",
         )
 
@@ -154,7 +154,7 @@ class SentinelSet:
                 self.start(port)
             for port in self.sentinels:
                 self._start_sentinel(port)
-            wait_until(self._is_ready, 40, "the Sentinels to know each other and the replicas")
+            wait_until(self._is_ready, 120, "the Sentinels to know each other and the replicas")
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -195,7 +195,7 @@ class SentinelSet:
 
     def _run(self, port: int, command: Sequence[str]) -> None:
         self._processes[port] = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        wait_until(lambda: self._answers(port), 10, "a server to answer")
+        wait_until(lambda: self._answers(port), 120, "a server to answer")
 
     def _answers(self, port: int) -> bool:
         try:

@@ -24,7 +24,7 @@ def main() -> None:
     trace.set_tracer_provider(provider)
     with (
         trace.get_tracer("application").start_as_current_span("search") as span,
-        Client(addresses, timeout=20.0) as client,
+        Client(addresses, timeout=120.0) as client,
     ):
         print(f"{span.get_span_context().trace_id:032x}")
         try:

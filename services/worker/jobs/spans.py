@@ -18,6 +18,11 @@ from shoal.v1 import worker_pb2
 from libs.errors import ShoalError
 from libs.telemetry import traces
 
+CLOCK_READS: Final = 5
+"""Maximum number of times that both clocks are read."""
+MAX_CLOCK_GAP_SECONDS: Final = 0.001
+"""Maximum time between the reads of both clocks that belong together."""
+
 
 class JobSpan:
     """The span `process <lane>`, from the pull until the answer is queued for sending. Does nothing
@@ -98,4 +103,13 @@ def batch(
 
 
 def _unix_ns(moment: float) -> int:
-    return time.time_ns() - int((time.monotonic() - moment) * 1e9)
+    """Return the Unix time of a moment of the monotonic clock.
+
+    The clocks are read again if this thread was suspended between them, which would make the moment
+    seem earlier.
+    """
+    for _ in range(CLOCK_READS):
+        before, now, after = time.monotonic(), time.time_ns(), time.monotonic()
+        if after - before < MAX_CLOCK_GAP_SECONDS:
+            break
+    return now - int((before - moment) * 1e9)
