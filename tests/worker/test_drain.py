@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from shoal.v1 import worker_pb2
 
+from services.worker.jobs.pulling import puller
 from services.worker.mesh.link import Link
-from tests.worker.fakes import SLOW, FakeLanes, FakeRouter, encode_job, until
+from tests.worker.fakes import HANG_SECONDS, SLOW, FakeLanes, FakeRouter, encode_job, until
 from tests.worker.running import MODEL, RunningWorker, worker
 
 
@@ -97,11 +98,14 @@ async def test_no_pull_is_sent_once_the_worker_stops(
         assert bay.done is not None
         await bay.done
         assert len(sent) == before
-        assert router.waiting == 0
+        await until(lambda: router.waiting == 0, "the router to end the pulls")
         assert lanes.heartbeats[-1].leaving
 
 
-async def test_batch_received_after_the_stop_is_returned(tmp_path: Path) -> None:
+async def test_batch_received_after_the_stop_is_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(puller, "_LAST_PULLS_SECONDS", HANG_SECONDS)
     async with resting(tmp_path, ends_pulls=False) as (bay, lanes, _):
         bay.stop.set()  # from now on the worker briefly waits for its pulls
         lanes.put(MODEL, encode_job("late", SLOW))
