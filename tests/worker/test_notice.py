@@ -246,7 +246,7 @@ async def test_worker_with_a_notice_stops_before_its_own_grace_period_ends(
     tmp_path: Path, notice: Path
 ) -> None:
     lanes, root = FakeLanes(), tmp_path / "models"
-    changes = {"spot": f"file:{notice}", "grace_seconds": 100 * HANG_SECONDS}
+    changes = {"spot": f"file:{notice}", "grace_seconds": 5 * HANG_SECONDS}
     async with routers(lanes) as running, worker(root, running, **changes) as bay:  # type: ignore[arg-type]
         lanes.put(MODEL, encode_job("slow", SLOW))
         await until(lambda: any("slow" in jobs for jobs in lanes.leased.values()))
