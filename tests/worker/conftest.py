@@ -7,6 +7,7 @@ import pytest
 from services.worker import app
 from services.worker.machine import notice
 from services.worker.memory import graphs
+from services.worker.mesh import link
 from tests.worker.fakes import HANG_SECONDS
 
 
@@ -19,3 +20,6 @@ def _peers_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "_GOODBYE_SECONDS", HANG_SECONDS)
     monkeypatch.setattr(graphs, "_GRANT_SECONDS", HANG_SECONDS)
     monkeypatch.setattr(notice, "_TIMEOUT_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(link, "HEARTBEAT_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(link, "COMPLETE_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(link, "PULL_MARGIN_SECONDS", HANG_SECONDS)

@@ -15,6 +15,7 @@ from services.worker import app
 from services.worker.__main__ import main
 from services.worker.app import serve
 from services.worker.machine.device import Device
+from services.worker.mesh import link
 from services.worker.settings import Settings, Shelf
 from tests.worker.fakes import HANG_SECONDS, FakeModel, FakeRouter, checkpoint
 
@@ -84,4 +85,6 @@ async def worker(
 if __name__ == "__main__":
     # The test and its routers share the cores with this process (tests/worker/conftest.py).
     app._HAND_BACK_SECONDS = app._GOODBYE_SECONDS = HANG_SECONDS  # type: ignore[misc]
+    link.HEARTBEAT_SECONDS = link.COMPLETE_SECONDS = HANG_SECONDS  # type: ignore[misc]
+    link.PULL_MARGIN_SECONDS = HANG_SECONDS  # type: ignore[misc]
     main(lambda settings: fake_device(RunningWorker()))

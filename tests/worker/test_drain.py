@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,12 +27,14 @@ class EndedLanes(FakeLanes):
 
 class CountingRouter(FakeRouter):
     """Counts waiting pulls. `ends_pulls`: ends those of a draining worker, as routers do from wire
-    version 1 on.
+    version 1 on. Batches are sent while `sends_batches` is set.
     """
 
     def __init__(self, lanes: EndedLanes, *, ends_pulls: bool) -> None:
         super().__init__(lanes)
         self.waiting = 0
+        self.sends_batches = asyncio.Event()
+        self.sends_batches.set()
         self._own_lanes = lanes
         self._ends_pulls = ends_pulls
 
@@ -40,7 +43,10 @@ class CountingRouter(FakeRouter):
     ) -> worker_pb2.PullResponse:
         self.waiting += 1
         try:
-            return await super().Pull(request, context)
+            response = await super().Pull(request, context)
+            if response.batch_id:
+                await self.sends_batches.wait()
+            return response
         finally:
             self.waiting -= 1
 
@@ -106,9 +112,12 @@ async def test_batch_received_after_the_stop_is_returned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(puller, "_LAST_PULLS_SECONDS", HANG_SECONDS)
-    async with resting(tmp_path, ends_pulls=False) as (bay, lanes, _):
-        bay.stop.set()  # from now on the worker briefly waits for its pulls
+    async with resting(tmp_path, ends_pulls=False) as (bay, lanes, router):
+        router.sends_batches.clear()
         lanes.put(MODEL, encode_job("late", SLOW))
+        await until(lambda: any("late" in jobs for jobs in lanes.leased.values()))
+        bay.stop.set()  # from now on the worker briefly waits for its pulls
+        router.sends_batches.set()
         await until(lambda: lanes.handed_back == ["late"])
         assert bay.done is not None
         await bay.done
