@@ -47,6 +47,8 @@ _MIN_ANSWER_SECONDS: Final = 60
 """By the clock, for an answer: a machine may be busy with other things."""
 _CANCEL_POLL_SECONDS: Final = 0.1
 """How often a caller that waits for an answer may end that."""
+_EXIT_SECONDS: Final = 10.0
+"""For a process that closed its pipes to end: on a busy machine its last steps may take seconds."""
 _WAIT_SECONDS: Final = 60.0
 """For a process to become free."""
 _KINDS: Final = {
@@ -207,7 +209,7 @@ class _Process:
 
     def _lost(self) -> _Lost:
         try:
-            code = self._child.wait(1.0)
+            code = self._child.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             return _Lost("it stopped answering")
         if code == -signal.SIGXCPU:

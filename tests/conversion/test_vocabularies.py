@@ -293,7 +293,7 @@ def test_bpe_of_llama_gives_the_ids_of_sentencepiece(tmp_path: Path) -> None:
         text=True,
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=600,
     )
     mine = made_of(
         {
@@ -344,7 +344,7 @@ def test_marian_gives_the_ids_and_texts_of_transformers(tmp_path: Path) -> None:
         text=True,
         check=True,
         capture_output=True,
-        timeout=300,
+        timeout=600,
     )
     ids, decoded = json.loads(run.stdout)
     files = {name: (tmp_path / name).read_bytes() for name in ("source.spm", "vocab.json")}

@@ -125,11 +125,8 @@ def test_html_of_5_mb_is_read_in_bounded_memory_and_pages() -> None:
     reader = DocumentReader(1, Bounds(memory=512 << 20))
     document = reader.open(data, FIELD)
     texts = [document.text(number) for number in range(1, document.length + 1)]
-    peak = max(
-        child.memory_info().rss
-        for child in psutil.Process().children()
-        if "child.py" in " ".join(child.cmdline())
-    )
+    (process,) = (one for one in reader._pool.idle if one.key == document.key)
+    peak = psutil.Process(process._child.pid).memory_info().rss
     reader.close()
     assert peak < 400 << 20
     assert all(len(text.encode()) <= limits.TEXT_BYTES for text in texts)

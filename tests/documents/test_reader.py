@@ -22,6 +22,7 @@ import pytest
 from libs.documents import limits
 from libs.documents.reader import Bounds, DocumentReader
 from libs.errors import InvalidInput
+from tests.documents.processes import has_ended, reading_processes
 from tests.support import pdfs
 from tests.support.waiting import wait_until
 
@@ -35,12 +36,6 @@ def reader() -> Iterator[DocumentReader]:
     made = DocumentReader(2)
     yield made
     made.close()
-
-
-def children() -> list[psutil.Process]:
-    return [
-        child for child in psutil.Process().children() if "child.py" in " ".join(child.cmdline())
-    ]
 
 
 def drawn(reader: DocumentReader, data: bytes) -> None:
@@ -107,14 +102,10 @@ def test_strange_documents_are_read_or_refused_within_bounds(name: str) -> None:
 
 def test_process_that_is_killed_takes_one_call_with_it_at_most(reader: DocumentReader) -> None:
     document = reader.open(GOOD, FIELD)
-    killed = children()
+    killed = reading_processes()
     for child in killed:
         os.kill(child.pid, signal.SIGKILL)
-    wait_until(
-        lambda: all(
-            not child.is_running() or child.status() == psutil.STATUS_ZOMBIE for child in killed
-        )
-    )
+    wait_until(lambda: all(map(has_ended, killed)))
     assert document.text(1) == "first page", "another process reads it again"
 
 
@@ -142,12 +133,14 @@ def test_process_is_ended_when_no_caller_waits_for_its_answer(reader: DocumentRe
 
     document = reader.metered(lambda *_: None, cancel).open(pdfs.slow(operations=90), FIELD)
     (size,) = document.sizes(1, 1, 144)
-    before = children()
+    (own,) = (process for process in reader._pool.idle if process.key == document.key)
+    others = [process for process in reader._pool.idle if process is not own]
     is_cancelled.set()
     with pytest.raises(Cancelled):
         document.draw(1, 144, size)
-    ended = [child for child in before if not child.is_running()]
-    assert len(ended) == 1
+    assert own not in reader._pool.idle
+    assert not own.is_alive
+    assert [process in reader._pool.idle for process in others] == [True] * len(others)
     assert reader.open(GOOD, FIELD).text(1) == "first page"
 
 
@@ -164,21 +157,24 @@ def test_processor_time_of_a_document_is_measured(reader: DocumentReader) -> Non
     assert not seconds, "only the reader that was metered reports"
 
 
-def test_no_process_reads_two_documents_and_there_are_few(reader: DocumentReader) -> None:
+def test_no_process_reads_two_documents_and_there_are_few(
+    reader: DocumentReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("libs.documents.reader._WAIT_SECONDS", 600.0)
     files = [pdfs.document([f"number {number}"]) for number in range(8)]
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda data: reader.open(data, FIELD).text(1), files * 3))
     assert found == [f"number {number}" for number in range(8)] * 3
-    assert len(children()) <= 3, "those of two at most, and one that is being replaced"
+    assert len(reading_processes()) <= 3, "those of two at most, and one that is being replaced"
 
 
 def test_process_has_no_environment_and_tight_limits(reader: DocumentReader) -> None:
     reader.open(GOOD, FIELD)
-    child = children()[-1]
+    child = reading_processes()[-1]
     assert child.environ() == {}
     for name, most in ((psutil.RLIMIT_AS, limits.MEMORY_BYTES), (psutil.RLIMIT_FSIZE, 0)):
         wait_until(partial(lambda kind, bound: child.rlimit(kind) == (bound, bound), name, most))
-    assert child.rlimit(psutil.RLIMIT_NOFILE)[0] <= 8
+    wait_until(lambda: child.rlimit(psutil.RLIMIT_NOFILE)[0] <= 8)
     assert child.num_fds() >= child.rlimit(psutil.RLIMIT_NOFILE)[0], (
         "no descriptor is left for a file or a socket"
     )

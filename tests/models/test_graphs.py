@@ -821,12 +821,12 @@ def test_capture_is_alone_or_not_at_all() -> None:
         assert is_alone
         thread = threading.Thread(target=load)
         thread.start()
-        begun.wait(10)
+        begun.wait(120)
         assert not over.is_set()
         with alone() as again:
             assert not again
         assert not over.is_set()
-    assert over.wait(10)
-    thread.join(10)
+    assert over.wait(120)
+    thread.join(120)
     with alone() as is_alone:
         assert is_alone

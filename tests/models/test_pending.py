@@ -205,7 +205,7 @@ def test_model_does_not_leave_while_the_device_computes_with_it(
     wait_until(lambda: queue.submissions[0].is_awaited)
     assert leaving.is_alive()
     queue.end_one()
-    leaving.join(30)
+    leaving.join(120)
     assert not leaving.is_alive()
     assert_equal(batch.collect(), wanted)
 

@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
             start, end = int(first), int(last) + 1
         if name.endswith(_LARGE) and start >= self.hub.free_bytes:
             self.hub.waiting.release()
-            self.hub.gate.wait(60)
+            self.hub.gate.wait(120)
         body = bytearray(content[start:end])
         if self.hub.flip[name]:
             self.hub.flip[name] -= 1

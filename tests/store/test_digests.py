@@ -287,7 +287,7 @@ def test_large_files_are_hashed_on_several_threads(
     before = digest(model)
     monkeypatch.setattr(digests, "LARGE_FILE_BYTES", 100)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    together = threading.Barrier(4, timeout=10)
+    together = threading.Barrier(4, timeout=120)
     hash_file = FileDigests._hash
 
     def waiting(path: Path, *rest: object) -> str:

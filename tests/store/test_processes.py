@@ -56,9 +56,9 @@ def test_two_processes_with_four_threads_download_once(
     with fetching(hub, root, 4) as first, fetching(hub, root, 4) as second:
         go(first)
         go(second)
-        assert hub.waiting.acquire(timeout=30)
+        assert hub.waiting.acquire(timeout=120)
         hub.gate.set()
-        found = [json.loads(process.communicate(timeout=60)[0]) for process in (first, second)]
+        found = [json.loads(process.communicate(timeout=120)[0]) for process in (first, second)]
     assert found == [[str(root / "models" / MODEL)] * 4] * 2
     assert same(root / "models" / MODEL, model)
     assert hub.sent["model.safetensors"] == (model / "model.safetensors").stat().st_size
@@ -72,7 +72,7 @@ def test_who_waits_for_another_process_sees_its_progress(
     seen: list[Progress] = []
     with fetching(hub, root, 1) as other:
         go(other)
-        assert hub.waiting.acquire(timeout=30)
+        assert hub.waiting.acquire(timeout=120)
         calls = len(hub.calls)
 
         def report(progress: Progress) -> None:
@@ -81,7 +81,7 @@ def test_who_waits_for_another_process_sees_its_progress(
                 hub.gate.set()
 
         make_store().get(MODEL, report)
-        assert other.wait(30) == 0
+        assert other.wait(120) == 0
     assert any(0 < progress.done < progress.total for progress in seen)
     assert f"/api/models/{MODEL}" not in hub.calls[calls:]
 
@@ -94,7 +94,7 @@ def test_killed_download_leaves_nothing_to_see_and_is_resumed(
         go(killed)
         wait_until(
             lambda: (Cache(root).progress(MODEL) or Progress(0, 0)).done >= hub.free_bytes,
-            30,
+            120,
             "six ranges to arrive",
         )
         killed.kill()

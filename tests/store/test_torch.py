@@ -148,7 +148,7 @@ def test_killed_conversion_resumes_without_a_download(
         assert fetching.stdin is not None
         fetching.stdin.write(b"go\n")
         fetching.stdin.flush()
-        wait_until(record.exists, 60, "a checkpoint to be converted")
+        wait_until(record.exists, 300, "a checkpoint to be converted")
         fetching.kill()
     sent = dict(hub.sent)
     copy = make_store().get(MODEL, ignore)

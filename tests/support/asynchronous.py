@@ -48,7 +48,7 @@ class FakeSubmission:
 
     def wait(self) -> None:
         self.is_awaited = True
-        assert self._ended.wait(30), "the fake device was not told to end the batch"
+        assert self._ended.wait(60), "the fake device was not told to end the batch"
         if self.error is not None:
             raise self.error
 
@@ -73,6 +73,14 @@ class FakeQueue:
     def pending(self) -> int:
         """Batches that were launched and have not ended."""
         return len(self._pending)
+
+    @property
+    def first_seconds(self) -> float:
+        """The time for which the device has computed the first of its batches; 0 without one."""
+        with self._lock:
+            if not self._pending:
+                return 0.0
+            return time.monotonic() - max(self._pending[0].began, self._ended_at)
 
     def begin(self) -> None:
         self._began = time.monotonic()

@@ -45,6 +45,8 @@ CREEPING = "\N{SNAIL}"
 LASTING = "\N{HOURGLASS}"
 STUCK = "\N{LOCK}"
 MAX_TOKENS = 1000
+HANG_SECONDS = 120.0
+"""Limit of waits that only ends a test that hangs, also on a machine that is much slower."""
 
 
 class FakeModel:
@@ -118,7 +120,7 @@ class FakeModel:
         self.started.set()
         letters = {chr(token) for sequence in sequences for token in sequence.ids}
         if SLOW in letters:
-            self.gate.wait(30)
+            self.gate.wait(HANG_SECONDS)
         while LAYERED in letters and not self.gate.wait(0.001):
             yield_point()
         if POISON in letters:
@@ -147,7 +149,7 @@ class FakeModel:
                 time.sleep(0.001)
                 check_cancelled()
             if STUCK in texts:
-                self.gate.wait(30)
+                self.gate.wait(HANG_SECONDS)
         finally:
             self.lasting -= LASTING in texts or STUCK in texts
         rows = (
@@ -203,7 +205,7 @@ def vector(text: str) -> list[float]:
 
 
 def encode_job(
-    job_id: str, *texts: str, seconds: float = 30.0, first_item: int = 0
+    job_id: str, *texts: str, seconds: float = 600.0, first_item: int = 0
 ) -> worker_pb2.Job:
     now = time.time() * 1000
     return worker_pb2.Job(
@@ -244,6 +246,8 @@ class FakeLanes:
     must_beat: bool = False
     """Whether the next pull's reply requests a heartbeat."""
     rung: asyncio.Event = field(default_factory=asyncio.Event)
+    ahead_seconds: float = 0.0
+    """How far the routers' clock is ahead of the machine's."""
 
     def put(self, model: str, *jobs: worker_pb2.Job, adapter: str = "") -> None:
         for job in jobs:
@@ -266,7 +270,21 @@ class FakeLanes:
             else {}
         )
 
+    def advance_clock(self, seconds: float) -> None:
+        """Move the routers' clock ahead, and let the worker know with the reply to a pull. Jobs
+        then expire at this point of a test, however long the steps before it took.
+        """
+        self.ahead_seconds += seconds
+        self.must_beat = True
+        self.rung.set()
+
     def lease(self, request: worker_pb2.PullRequest) -> worker_pb2.PullResponse | None:
+        response = self._lease(request)
+        if response is not None and self.ahead_seconds:
+            response.now_unix_ms = int((time.time() + self.ahead_seconds) * 1000)
+        return response
+
+    def _lease(self, request: worker_pb2.PullRequest) -> worker_pb2.PullResponse | None:
         if self.must_beat:
             self.must_beat = False
             return worker_pb2.PullResponse(beat=True)
@@ -397,7 +415,7 @@ async def routers(lanes: FakeLanes, count: int = 1) -> AsyncIterator[list[FakeRo
 
 
 async def until(
-    predicate: Callable[[], bool], what: str = "the condition", timeout: float = 30.0
+    predicate: Callable[[], bool], what: str = "the condition", timeout: float = HANG_SECONDS
 ) -> None:
     """Wait until `predicate()` is true."""
     end = time.monotonic() + timeout

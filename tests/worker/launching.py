@@ -168,7 +168,11 @@ class LaunchBench:
             raise RuntimeError("device lost")
 
     def held(
-        self, *texts: str, seconds: float = 30.0, tenant: str = "", resident: Resident | None = None
+        self,
+        *texts: str,
+        seconds: float = 600.0,
+        tenant: str = "",
+        resident: Resident | None = None,
     ) -> HeldJob:
         job = encode_job("job", *texts, seconds=seconds)
         job.tenant = tenant

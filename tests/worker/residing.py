@@ -23,7 +23,7 @@ from services.worker.memory.files import ModelFiles
 from services.worker.memory.residency import LOAD_SECONDS, Residency
 from services.worker.memory.resident import Resident
 from services.worker.settings import Shelf
-from tests.worker.fakes import FakeModel, checkpoint, until
+from tests.worker.fakes import HANG_SECONDS, FakeModel, checkpoint, until
 
 
 class Checkpoints:
@@ -61,7 +61,7 @@ class Checkpoints:
     def load(self, directory: Path, name: str, base: Path | None = None, /) -> FakeModel:
         self.loads.append(name)
         gate = self.gates[name].pop(0) if self.gates.get(name) else self.gate
-        gate.wait(10)
+        gate.wait(HANG_SECONDS)
         if name in self.errors:
             raise self.errors[name]
         model = self.make(name, self.sizes.get(name, 100))
@@ -147,12 +147,21 @@ async def failed(residency: Residency, model: str) -> str:
 
 
 async def unloaded(residency: Residency, *models: str) -> None:
+    """Evict models, and wait until each has left and its memory is free."""
     for model in models:
         residency.evict(model)
         await until(
-            lambda model=model: state(residency, model) != models_pb2.MODEL_STATE_RESIDENT,  # type: ignore[misc]
+            lambda model=model: model not in residency._space.unloading,  # type: ignore[misc]
             f"{model} to leave",
         )
+        assert state(residency, model) != models_pb2.MODEL_STATE_RESIDENT
+
+
+def limit_loads(residency: Residency, seconds: float) -> None:
+    """Set the time limit of the loads that begin from now on: a short one for a load that hangs,
+    and none that matters for the others, which take as long as the machine needs.
+    """
+    residency._loader._load_seconds = residency._space._wait_seconds = seconds
 
 
 async def loaded(residency: Residency, *models: str) -> None:

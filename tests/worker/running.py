@@ -11,11 +11,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from services.worker import app
 from services.worker.__main__ import main
 from services.worker.app import serve
 from services.worker.machine.device import Device
+from services.worker.mesh import link
 from services.worker.settings import Settings, Shelf
-from tests.worker.fakes import FakeModel, FakeRouter, checkpoint
+from tests.worker.fakes import HANG_SECONDS, FakeModel, FakeRouter, checkpoint
 
 MODEL = "org/fake"
 
@@ -81,4 +83,8 @@ async def worker(
 
 
 if __name__ == "__main__":
+    # The test and its routers share the cores with this process (tests/worker/conftest.py).
+    app._HAND_BACK_SECONDS = app._GOODBYE_SECONDS = HANG_SECONDS  # type: ignore[misc]
+    link.HEARTBEAT_SECONDS = link.COMPLETE_SECONDS = HANG_SECONDS  # type: ignore[misc]
+    link.PULL_MARGIN_SECONDS = HANG_SECONDS  # type: ignore[misc]
     main(lambda settings: fake_device(RunningWorker()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -60,19 +59,7 @@ def test_times_convert_to_the_machine_clock() -> None:
     assert clocks.clock.local(9007) == pytest.approx(5007)
 
 
-class SkewedLanes(FakeLanes):
-    """Routers with a clock `ahead` seconds ahead of the worker's."""
-
-    ahead_seconds = 0.0
-
-    def lease(self, request: worker_pb2.PullRequest) -> worker_pb2.PullResponse | None:
-        response = super().lease(request)
-        if response is not None:
-            response.now_unix_ms = int((time.time() + self.ahead_seconds) * 1000)
-        return response
-
-
-def skewed(lanes: SkewedLanes, job_id: str, *, seconds: float) -> worker_pb2.Job:
+def skewed(lanes: FakeLanes, job_id: str, *, seconds: float) -> worker_pb2.Job:
     """Make a job that was queued now and expires in `seconds`, by the routers' clock."""
     job = encode_job(job_id, "abc", seconds=seconds + lanes.ahead_seconds)
     job.queued_unix_ms += int(lanes.ahead_seconds * 1000)
@@ -83,8 +70,7 @@ def skewed(lanes: SkewedLanes, job_id: str, *, seconds: float) -> worker_pb2.Job
 async def test_worker_with_a_wrong_clock_applies_deadlines_correctly(
     tmp_path: Path, ahead_seconds: float
 ) -> None:
-    lanes = SkewedLanes()
-    lanes.ahead_seconds = ahead_seconds
+    lanes = FakeLanes(ahead_seconds=ahead_seconds)
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         lanes.put(MODEL, skewed(lanes, "good", seconds=60), skewed(lanes, "dead", seconds=-5))
         await until(lambda: {"good", "dead"} <= lanes.answers.keys())
@@ -96,8 +82,7 @@ async def test_worker_with_a_wrong_clock_applies_deadlines_correctly(
 
 
 async def test_worker_with_a_fast_clock_keeps_retrying_answers(tmp_path: Path) -> None:
-    lanes = SkewedLanes()
-    lanes.ahead_seconds = -600.0
+    lanes = FakeLanes(ahead_seconds=-600.0)
     async with routers(lanes) as running, worker(tmp_path, running) as bay:
         running[0].refuse_completes = True
         lanes.put(MODEL, skewed(lanes, "good", seconds=60))

@@ -68,12 +68,12 @@ def test_load_does_not_change_the_device_threads_thread_count() -> None:
     def device_thread() -> None:
         use_threads(2)
         entered.set()
-        loaded.wait(10)
+        loaded.wait(120)
         torch.ones(64, 64) @ torch.ones(64, 64)
         found.append(torch.get_num_threads())
 
     def load() -> None:
-        entered.wait(10)
+        entered.wait(120)
         use_threads(1)
         loaded.set()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 from shoal.v1 import worker_pb2
 
+from services.worker.jobs.pulling import puller
 from services.worker.mesh.link import Link
-from tests.worker.fakes import SLOW, FakeLanes, FakeRouter, encode_job, until
+from tests.worker.fakes import HANG_SECONDS, SLOW, FakeLanes, FakeRouter, encode_job, until
 from tests.worker.running import MODEL, RunningWorker, worker
 
 
@@ -25,12 +27,14 @@ class EndedLanes(FakeLanes):
 
 class CountingRouter(FakeRouter):
     """Counts waiting pulls. `ends_pulls`: ends those of a draining worker, as routers do from wire
-    version 1 on.
+    version 1 on. Batches are sent while `sends_batches` is set.
     """
 
     def __init__(self, lanes: EndedLanes, *, ends_pulls: bool) -> None:
         super().__init__(lanes)
         self.waiting = 0
+        self.sends_batches = asyncio.Event()
+        self.sends_batches.set()
         self._own_lanes = lanes
         self._ends_pulls = ends_pulls
 
@@ -39,7 +43,10 @@ class CountingRouter(FakeRouter):
     ) -> worker_pb2.PullResponse:
         self.waiting += 1
         try:
-            return await super().Pull(request, context)
+            response = await super().Pull(request, context)
+            if response.batch_id:
+                await self.sends_batches.wait()
+            return response
         finally:
             self.waiting -= 1
 
@@ -97,14 +104,20 @@ async def test_no_pull_is_sent_once_the_worker_stops(
         assert bay.done is not None
         await bay.done
         assert len(sent) == before
-        assert router.waiting == 0
+        await until(lambda: router.waiting == 0, "the router to end the pulls")
         assert lanes.heartbeats[-1].leaving
 
 
-async def test_batch_received_after_the_stop_is_returned(tmp_path: Path) -> None:
-    async with resting(tmp_path, ends_pulls=False) as (bay, lanes, _):
-        bay.stop.set()  # from now on the worker briefly waits for its pulls
+async def test_batch_received_after_the_stop_is_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(puller, "_LAST_PULLS_SECONDS", HANG_SECONDS)
+    async with resting(tmp_path, ends_pulls=False) as (bay, lanes, router):
+        router.sends_batches.clear()
         lanes.put(MODEL, encode_job("late", SLOW))
+        await until(lambda: any("late" in jobs for jobs in lanes.leased.values()))
+        bay.stop.set()  # from now on the worker briefly waits for its pulls
+        router.sends_batches.set()
         await until(lambda: lanes.handed_back == ["late"])
         assert bay.done is not None
         await bay.done

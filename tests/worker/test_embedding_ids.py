@@ -19,7 +19,7 @@ from libs.store.digests import FilesDigest, ListedFiles
 from services.worker.memory import files
 from services.worker.memory.files import ModelFiles
 from services.worker.memory.resident import LoadedAdapter, Resident
-from tests.worker.fakes import FakeLanes, FakeModel, encode_job, routers, until
+from tests.worker.fakes import HANG_SECONDS, FakeLanes, FakeModel, encode_job, routers, until
 from tests.worker.residing import Checkpoints, failed, residency, unloaded
 from tests.worker.residing import loaded as load
 from tests.worker.running import MODEL, worker
@@ -105,7 +105,7 @@ async def test_files_are_listed_before_the_model_is_read(tmp_path: Path) -> None
         hash_files = ModelFiles.hash_files
 
         def late(listed: Sequence[ListedFiles], stop: threading.Event) -> FilesDigest:
-            started.wait(10)
+            started.wait(HANG_SECONDS)
             return hash_files(r._loader._files, listed, stop)
 
         r._loader._files.hash_files = late  # type: ignore[method-assign]
@@ -146,7 +146,7 @@ async def test_slow_hashing_does_not_fail_a_load(tmp_path: Path) -> None:
             return FakeModel(name, size)
 
         def slow(listed: Sequence[ListedFiles], stop: threading.Event) -> FilesDigest:
-            release.wait(10)
+            release.wait(HANG_SECONDS)
             return hash_files(listed, stop)
 
         store.make = read
@@ -186,6 +186,7 @@ async def test_failed_load_raises_its_own_error_and_stops_hashing(tmp_path: Path
         r._loader._files.hash_files = recorded  # type: ignore[method-assign]
         r.load("org/a")
         assert "broken" in await failed(r, "org/a")
+        await until(lambda: bool(stopped), "the hashing thread to begin")
         assert [stop.is_set() for stop in stopped] == [True]
 
 

@@ -16,7 +16,7 @@ from shoal.v1 import worker_pb2
 from libs.errors import NoCapacity
 from services.worker.mesh import exchange
 from services.worker.mesh.link import Identity, Link
-from tests.worker.fakes import FakeLanes, FakeRouter, encode_job, routers, until
+from tests.worker.fakes import HANG_SECONDS, FakeLanes, FakeRouter, encode_job, routers, until
 from tests.worker.running import MODEL, worker
 
 
@@ -65,7 +65,7 @@ async def test_cancelled_call_is_cancelled_at_the_router() -> None:
         pulling = asyncio.create_task(calls.pull(pull()))
         await until(lambda: bool(router.lanes.pulls))
         pulling.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_SECONDS):
             await ended.wait()
         assert router.streams == 1
     await router.stop()
@@ -149,10 +149,10 @@ async def test_write_to_a_closed_stream_does_not_hide_the_routers_status(
     stream: Any = FakeStream(*statuses)
     calls = exchange.Exchange(NO_CHANNEL, stream, ())
     with pytest.raises(grpc.aio.AioRpcError) as reported:
-        await calls.call("pull", pull(), 30.0)
+        await calls.call("pull", pull(), HANG_SECONDS)
     assert (reported.value.code(), reported.value.details()) == OF_THE_ROUTER
     with pytest.raises(grpc.aio.AioRpcError) as again:
-        await calls.call("pull", pull(), 30.0)
+        await calls.call("pull", pull(), HANG_SECONDS)
     assert again.value.code() is grpc.StatusCode.PERMISSION_DENIED
     calls.close()
     assert stream.is_cancelled
@@ -223,6 +223,6 @@ def pull() -> worker_pb2.PullRequest:
         lanes=lanes,
         budget_tokens=9,
         budget_jobs=9,
-        wait_seconds=8,
+        wait_seconds=60,
         batch_id="e-1",
     )

@@ -26,6 +26,7 @@ from services.worker.jobs.pulling.preparing import (
 from services.worker.memory.resident import Resident
 from tests.support.waiting import wait_until
 from tests.worker.fakes import (
+    HANG_SECONDS,
     LASTING,
     STUCK,
     FakeLanes,
@@ -39,7 +40,7 @@ from tests.worker.fakes import (
 from tests.worker.running import MODEL, RunningWorker, worker
 
 
-def job(name: str, tenant: str, text: str, seconds: float = 30.0) -> worker_pb2.Job:
+def job(name: str, tenant: str, text: str, seconds: float = 600.0) -> worker_pb2.Job:
     made = encode_job(name, text, seconds=seconds)
     made.tenant = tenant
     return made
@@ -47,14 +48,17 @@ def job(name: str, tenant: str, text: str, seconds: float = 30.0) -> worker_pb2.
 
 @asynccontextmanager
 async def busy(
-    root: Path, text: str, monkeypatch: pytest.MonkeyPatch, *, seconds: float = 30.0
+    root: Path, text: str, monkeypatch: pytest.MonkeyPatch, *, seconds: float = 600.0
 ) -> AsyncIterator[tuple[FakeLanes, RunningWorker]]:
     """Occupy the finishing thread with an answer that does not end by itself. No answer is small
     enough for the device thread.
     """
     monkeypatch.setattr(finisher, "SMALL_OUTPUT_BYTES", 0)
     lanes = FakeLanes()
-    async with routers(lanes) as running, worker(root, running, threads=2) as bay:
+    async with (
+        routers(lanes) as running,
+        worker(root, running, threads=2, grace_seconds=0.0) as bay,
+    ):
         lanes.put(MODEL, job("heavy", "heavy", text, seconds))
         await until(lambda: bool(bay.models) and bay.model.lasting == 1)
         yield lanes, bay
@@ -97,7 +101,8 @@ async def test_answer_of_a_cancelled_job_is_abandoned(
 async def test_answer_of_an_expired_job_is_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with busy(tmp_path, LASTING, monkeypatch, seconds=1.0) as (lanes, bay):
+    async with busy(tmp_path, LASTING, monkeypatch, seconds=120.0) as (lanes, bay):
+        lanes.advance_clock(300.0)
         await until(lambda: "heavy" in lanes.answers)
         assert (
             "the deadline passed before the job was finished"
@@ -141,7 +146,7 @@ class Bench:
 
     def _finish(self, jobs: list[HeldJob], give_way: GiveWay) -> None:
         self.begun.set()
-        assert self.begin.wait(20)
+        assert self.begin.wait(HANG_SECONDS)
         self.portions.append([held.job.job_id for held in jobs])
         for held in jobs:
             for _ in range(int(held.job.job_id.partition(" ")[2])):
@@ -154,10 +159,10 @@ def test_jobs_with_large_outputs_are_finished_separately() -> None:
     with ThreadPoolExecutor(1 + MAX_AWAY) as threads:
         bench = Bench(threads)
         bench.queue.add([bench.held("first 100", "a", SMALL_BYTES + 1)])
-        assert bench.begun.wait(20)
+        assert bench.begun.wait(HANG_SECONDS)
         bench.queue.add([bench.held("heavy 100", "a", SMALL_BYTES), bench.held("light 1", "b", 1)])
         bench.begin.set()
-        wait_until(lambda: len(bench.done) == 3, 20, "all answers")
+        wait_until(lambda: len(bench.done) == 3, what="all answers")
         assert bench.portions == [["first 100"], ["light 1"], ["heavy 100"]]
         assert bench.done == ["light 1", "first 100", "heavy 100"]
 
@@ -167,5 +172,5 @@ def test_small_answers_of_one_batch_are_delivered_together() -> None:
         bench = Bench(threads)
         bench.begin.set()
         bench.queue.add([bench.held("one 1", "a", 100), bench.held("two 1", "b", 100)])
-        wait_until(lambda: len(bench.done) == 2, 20, "both answers")
+        wait_until(lambda: len(bench.done) == 2, what="both answers")
         assert bench.portions == [["one 1", "two 1"]]

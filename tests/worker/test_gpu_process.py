@@ -55,7 +55,7 @@ def started(memory: str, device: str, **variables: str) -> dict[str, object]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert run.returncode == 2, run.stderr
     found: dict[str, object] = json.loads(run.stdout)

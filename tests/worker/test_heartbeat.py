@@ -37,7 +37,11 @@ async def send_orders(lanes: FakeLanes, *orders: worker_pb2.Directive, **queued:
 
 
 def line(lanes: FakeLanes, model: str = MODEL) -> worker_pb2.WorkerModel:
-    return next(one for one in lanes.heartbeats[-1].models if one.model == model)
+    """Return the model's entry in the last heartbeat, empty if it is not there yet."""
+    return next(
+        (one for one in lanes.heartbeats[-1].models if one.model == model),
+        worker_pb2.WorkerModel(),
+    )
 
 
 async def test_orders_of_an_older_plan_are_ignored(tmp_path: Path) -> None:

@@ -35,6 +35,15 @@ from tests.worker.fakes import (
 from tests.worker.launching import LaunchingModel, end_all, launch_bench, out_of_memory
 
 
+def end_long(queue: FakeQueue) -> bool:
+    """End the first batch once the device has had it for 10 ms: the next one is launched ahead of
+    batches that take a millisecond or more. Return False.
+    """
+    if queue.first_seconds >= 0.01:
+        queue.end_one()
+    return False
+
+
 def outputs(held: HeldJob) -> list[list[float]]:
     return [np.asarray(held.outputs[index]).tolist() for index in range(len(held.ready.sequences))]
 
@@ -228,7 +237,7 @@ def test_lost_device_ends_the_thread_with_its_error() -> None:
         b.queue.end_one(RuntimeError("CUDA error: an illegal memory access was encountered"))
         b.queue.end_one(RuntimeError("CUDA error: an illegal memory access was encountered"))
         with pytest.raises(RuntimeError, match="device lost"):
-            b.runner.ended.result(10)
+            b.runner.ended.result(120)
         assert not b.outcomes.of
 
 
@@ -302,7 +311,7 @@ def test_stopping_runner_waits_for_the_device_and_reports_nothing() -> None:
         wait_until(lambda: b.queue.submissions[1].is_awaited)
         assert not b.runner.ended.done()
         b.queue.end_one()
-        b.runner.ended.result(10)
+        b.runner.ended.result(120)
         assert not b.outcomes.of
         assert b.log == ["launch a", "launch b", "collect a", "collect b"]
 
@@ -386,7 +395,7 @@ def test_every_job_has_exactly_one_outcome(
         b.model.at_launch = lambda name: failing("launch", fails_at_launch)
         b.model.at_collect = lambda name: failing("collect", fails_at_collect)
         jobs = [
-            b.held(*some, seconds=0.0 if number in late else 30.0)
+            b.held(*some, seconds=0.0 if number in late else 600.0)
             for number, some in enumerate(texts)
         ]
         half = len(jobs) // 2
@@ -440,7 +449,7 @@ async def test_worker_with_two_batches_in_flight_answers_every_job_and_drains(
             *(encode_job(name, text) for name, text in texts.items()),
             encode_job("bad", POISON),
         )
-        await until(lambda: end_all(queue) or len(lanes.answers) == len(texts) + 1)
+        await until(lambda: end_long(queue) or len(lanes.answers) == len(texts) + 1)
         lanes.put("org/fake", *(encode_job(name, text) for name, text in late.items()))
         await until(lambda: queue.pending == 2 and not any(lanes.queued.values()))
         stop.set()

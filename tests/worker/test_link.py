@@ -35,6 +35,7 @@ from tests.worker.running import MODEL, worker
 
 SECRET = "s3cret-of-the-worker"
 OTHER = "another-s3cret-of-the-worker"
+REFUSED = "a router refuses this worker's token or certificate"
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,7 @@ async def test_worker_continues_with_renewed_certificates(tmp_path: Path) -> Non
         lanes.put(MODEL, encode_job("before", "a"))
         await until(lambda: "before" in lanes.answers)
         lanes.put(MODEL, encode_job("across", SLOW))
-        await asyncio.to_thread(bay.model.started.wait, 10)
+        await until(lambda: len(bay.model.batches) == 2)
         for file in certificates.directory.iterdir():
             file.unlink()
         # Another authority: connections with the old files would fail.
@@ -120,8 +121,7 @@ async def test_unauthorised_worker_retries_and_logs_once_a_minute(
         worker(tmp_path / "models", [router], trust=trust) as bay,
     ):
         lanes.put(MODEL, encode_job("j1", "a"))
-        refused = "a router refuses this worker's token or certificate"
-        await until(lambda: refused in caplog.text)
+        await until(lambda: REFUSED in caplog.text)
         write_tokens(tokens, SECRET, role="client")  # known, but not as a worker
         await asyncio.sleep(0.3)
         assert "j1" not in lanes.answers
@@ -134,11 +134,13 @@ async def test_unauthorised_worker_retries_and_logs_once_a_minute(
         await until(lambda: "j2" in lanes.answers)
         assert bay.done is not None
         assert not bay.done.done()
-    assert caplog.text.count(refused) == 1
+    assert caplog.text.count(REFUSED) == 1
     assert SECRET not in caplog.text
 
 
-async def test_answers_wait_for_a_valid_token(tmp_path: Path) -> None:
+async def test_answers_wait_for_a_valid_token(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tokens, mine = tmp_path / "tokens.yaml", tmp_path / "token"
     write_tokens(tokens, SECRET)
     mine.write_text(SECRET)
@@ -151,7 +153,7 @@ async def test_answers_wait_for_a_valid_token(tmp_path: Path) -> None:
         lanes.put(MODEL, encode_job("j1", SLOW))
         await asyncio.to_thread(_started, bay)
         write_tokens(tokens, OTHER)
-        await asyncio.sleep(0.1)
+        await until(lambda: REFUSED in caplog.text, "the router to refuse the old token")
         bay.model.gate.set()
         await asyncio.sleep(0.3)
         assert "j1" not in lanes.answers

@@ -12,13 +12,14 @@ import torch
 from shoal.v1 import models_pb2
 
 from services.worker.memory.loading import RELIEFS_FOR_A_LOAD, UNMEASURED_ACTIVATION_BYTES_PER_TOKEN
-from services.worker.memory.residency import Residency
+from services.worker.memory.residency import LOAD_SECONDS, Residency
 from tests.worker.fakes import FakeModel, FakeParked
 from tests.worker.residing import (
     Checkpoints,
     ManualClock,
     failed,
     held,
+    limit_loads,
     line,
     loaded,
     residency,
@@ -201,11 +202,13 @@ async def test_resume_is_retried_after_evicting_an_idle_model(
 async def test_warm_model_stays_warm_if_memory_is_not_free_in_time(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, "org/a", "org/b")
     store.has_copies = True
-    async with residency(store, 100, host_bytes=400, load_seconds=0.05, shares_memory=False) as r:
+    async with residency(store, 100, host_bytes=400, shares_memory=False) as r:
         await loaded(r, "org/a", "org/b")
         busy = held(r, "org/b")
+        limit_loads(r, 0.05)
         r.load("org/a")
         await failed(r, "org/a")
+        limit_loads(r, LOAD_SECONDS)
         found = line(r, "org/a")
         assert (found.failure.reason, found.host_bytes) == ("NO_CAPACITY", 100)
         r.release(busy)

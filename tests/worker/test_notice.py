@@ -34,7 +34,16 @@ from services.worker.machine.notice import (
     stops_at,
 )
 from services.worker.settings import Settings
-from tests.worker.fakes import SLOW, FakeLanes, encode_job, routers, until, vector, vectors
+from tests.worker.fakes import (
+    HANG_SECONDS,
+    SLOW,
+    FakeLanes,
+    encode_job,
+    routers,
+    until,
+    vector,
+    vectors,
+)
 from tests.worker.running import MODEL, worker
 
 seconds = st.floats(0, 600)
@@ -197,39 +206,53 @@ def test_stop_leaves_time_to_serve_and_to_shut_down(
     assert left == 0 or now + left <= gone_at - LAST_SECONDS + 1e-6
 
 
-async def test_worker_with_a_notice_keeps_serving_and_stops_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the path of a notice that a worker looks for often."""
     monkeypatch.setattr("services.worker.app.noticed", partial(noticed, interval_seconds=0.05))
-    path = tmp_path / "notice"
-    root = tmp_path / "models"
-    lanes = FakeLanes()
-    changes = {"spot": f"file:{path}", "grace_seconds": 6.0}
+    return tmp_path / "notice"
+
+
+def announce(notice: Path, seconds: float) -> None:
+    """Write that the machine is preempted in this time."""
+    notice.write_text(datetime.fromtimestamp(time.time() + seconds, UTC).isoformat())
+
+
+async def test_worker_with_a_notice_keeps_serving_and_loads_no_model(
+    tmp_path: Path, notice: Path
+) -> None:
+    lanes, root, changes = FakeLanes(), tmp_path / "models", {"spot": f"file:{notice}"}
     async with routers(lanes) as running, worker(root, running, "org/cold", **changes) as bay:  # type: ignore[arg-type]
         lanes.put(MODEL, encode_job("before", "before"))
         await until(lambda: "before" in lanes.answers)
         assert not lanes.heartbeats[-1].HasField("preempted_in_seconds")
-        gone_at = time.time() + 9
-        path.write_text(datetime.fromtimestamp(gone_at, UTC).isoformat())
+        announce(notice, 600.0)
         await until(lambda: lanes.heartbeats[-1].HasField("preempted_in_seconds"))
-        assert 0 < lanes.heartbeats[-1].preempted_in_seconds <= 9
-        # It serves its models and loads no new ones.
+        assert 0 < lanes.heartbeats[-1].preempted_in_seconds <= 600
         lanes.to_tell = worker_pb2.HeartbeatResponse(
             directives=[worker_pb2.Directive(seq=1, load_model="org/cold")]
         )
         lanes.put("org/cold", encode_job("cold", "cold"))
         lanes.put(MODEL, encode_job("meanwhile", "meanwhile"))
         await until(lambda: "meanwhile" in lanes.answers)
-        lanes.put(MODEL, encode_job("slow", SLOW))
-        await until(lambda: any("slow" in jobs for jobs in lanes.leased.values()))
         await until(lambda: lanes.heartbeats[-1].directive_seq == 1)
         assert vectors(lanes.answer_of("meanwhile")) == [vector("meanwhile")]
         assert not lanes.heartbeats[-1].draining
+        assert list(bay.models) == [MODEL]
+        assert lanes.queued["org/cold"]
+
+
+async def test_worker_with_a_notice_stops_before_its_own_grace_period_ends(
+    tmp_path: Path, notice: Path
+) -> None:
+    lanes, root = FakeLanes(), tmp_path / "models"
+    changes = {"spot": f"file:{notice}", "grace_seconds": 5 * HANG_SECONDS}
+    async with routers(lanes) as running, worker(root, running, **changes) as bay:  # type: ignore[arg-type]
+        lanes.put(MODEL, encode_job("slow", SLOW))
+        await until(lambda: any("slow" in jobs for jobs in lanes.leased.values()))
+        announce(notice, LAST_SECONDS + 1.0)
         assert bay.done is not None
-        await asyncio.wait_for(asyncio.shield(bay.done), 15)
-        assert time.time() < gone_at
+        await asyncio.wait_for(asyncio.shield(bay.done), HANG_SECONDS)
         assert lanes.heartbeats[-1].leaving
         assert lanes.handed_back == ["slow"]
         assert not any(lanes.leased.values())
-        assert list(bay.models) == [MODEL]
-        assert lanes.queued["org/cold"]

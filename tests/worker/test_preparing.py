@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -41,6 +42,7 @@ from services.worker.scheduling.turns import REMEMBERED_SECONDS
 from tests.support.waiting import wait_until
 from tests.worker.fakes import (
     CREEPING,
+    HANG_SECONDS,
     FakeLanes,
     FakeModel,
     encode_job,
@@ -67,6 +69,8 @@ class Bench:
         self.rests: list[float] = []
         self.computed_for: Caller | None = None
         """The caller of the batch on the device."""
+        self.yielding: set[str] = set()
+        """Jobs that do not end before another, but yield until then."""
         preparers = Preparers(
             threads, count, MAX_SLOW_AWAY if is_slow else MAX_AWAY, is_slow=is_slow
         )
@@ -99,10 +103,15 @@ class Bench:
             name = held.job.job_id
             self.begun[name].set()
             if name in self.held_up:
-                assert self.held_up[name].wait(20)
+                assert self.held_up[name].wait(HANG_SECONDS)
             for _ in range(self.slices.get(name, 1)):
                 self.now += 0.01
                 give_way()
+            end = time.monotonic() + HANG_SECONDS
+            while not self.done and name in self.yielding:
+                assert time.monotonic() < end, f"{name} gives way, and no other job is done"
+                give_way()
+                time.sleep(0.001)
             self.done.append(name)
 
 
@@ -119,6 +128,7 @@ def bench(count: int, *, is_slow: bool = False) -> Iterator[Bench]:
 def test_small_job_finishes_before_large_ones_that_occupy_all_threads(count: int) -> None:
     with bench(count) as one:
         names = [f"large {number}" for number in range(count * 3)]
+        one.yielding.update(names)
         for name in names:
             one.preparation.add([one.large(name, "heavy")])
         wait_until(lambda: sum(one.begun[name].is_set() for name in names) == count)
@@ -478,11 +488,14 @@ def test_estimated_tokens_are_at_most_the_models_maximum() -> None:
 
 @asynccontextmanager
 async def busy(
-    root: Path, *, seconds: float = 30.0
+    root: Path, *, seconds: float = 600.0
 ) -> AsyncIterator[tuple[FakeLanes, RunningWorker]]:
     """Run a worker that prepares an endless job with more tokens than a lane may have here."""
     lanes = FakeLanes()
-    async with routers(lanes) as running, worker(root, running, threads=2) as bay:
+    async with (
+        routers(lanes) as running,
+        worker(root, running, threads=2, grace_seconds=0.0) as bay,
+    ):
         heavy = encode_job("heavy", CREEPING * 1000, seconds=seconds)
         heavy.tenant = "heavy"
         lanes.put(MODEL, heavy)
@@ -511,7 +524,8 @@ async def test_preparation_of_a_cancelled_job_is_abandoned(tmp_path: Path) -> No
 
 
 async def test_preparation_of_an_expired_job_is_abandoned(tmp_path: Path) -> None:
-    async with busy(tmp_path, seconds=0.5) as (lanes, bay):
+    async with busy(tmp_path, seconds=120.0) as (lanes, bay):
+        lanes.advance_clock(300.0)
         await until(lambda: "heavy" in lanes.answers)
         assert "deadline" in lanes.answer_of("heavy").failure.message
         assert not bay.model.creeping

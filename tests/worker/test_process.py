@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.worker.fakes import (
+    HANG_SECONDS,
     SLOW,
     FakeLanes,
     FakeRouter,
@@ -60,12 +61,12 @@ async def test_sigterm_finishes_or_returns_jobs_and_exits_with_0(tmp_path: Path)
         process(tmp_path, running, SHOAL_GRACE_SECONDS="0.5") as worker,
     ):
         lanes.put(MODEL, encode_job("quick", "quick"))
-        await until(lambda: "quick" in lanes.answers, timeout=30)
+        await until(lambda: "quick" in lanes.answers)
         assert vectors(lanes.answer_of("quick")) == [vector("quick")]
         lanes.put(MODEL, encode_job("endless", SLOW))
         await until(lambda: any("endless" in jobs for jobs in lanes.leased.values()))
         worker.send_signal(signal.SIGTERM)
-        _, errors = await asyncio.wait_for(worker.communicate(), 20)
+        _, errors = await asyncio.wait_for(worker.communicate(), HANG_SECONDS)
         assert worker.returncode == 0
         assert lanes.handed_back == ["endless"]
         assert lanes.heartbeats[-1].leaving
@@ -77,11 +78,11 @@ async def test_second_signal_exits_immediately(tmp_path: Path) -> None:
     lanes = FakeLanes()
     async with routers(lanes) as running, process(tmp_path, running) as worker:
         lanes.put(MODEL, encode_job("endless", SLOW))
-        await until(lambda: any("endless" in jobs for jobs in lanes.leased.values()), timeout=30)
+        await until(lambda: any("endless" in jobs for jobs in lanes.leased.values()))
         worker.send_signal(signal.SIGTERM)
         await until(lambda: lanes.heartbeats[-1].draining)
         worker.send_signal(signal.SIGINT)
-        await asyncio.wait_for(worker.communicate(), 20)
+        await asyncio.wait_for(worker.communicate(), HANG_SECONDS)
         assert worker.returncode == 128 + signal.SIGINT
 
 
@@ -89,7 +90,7 @@ async def test_invalid_settings_are_explained(tmp_path: Path) -> None:
     async with process(
         tmp_path, [], "services.worker", SHOAL_ROUTERS="127.0.0.1:1", SHOAL_THREADS="none"
     ) as worker:
-        _, errors = await asyncio.wait_for(worker.communicate(), 30)
+        _, errors = await asyncio.wait_for(worker.communicate(), HANG_SECONDS)
         assert worker.returncode == 2
         assert (
             errors.decode().strip()

@@ -40,7 +40,7 @@ def growth(way: str) -> int:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     )
     return int(run.stdout)
 

@@ -20,8 +20,8 @@ from libs.store.cache import Cache
 from libs.store.download import Transfer
 from libs.store.objects import ObjectStore
 from services.worker.memory.residency import MAX_DOWNLOADS
-from tests.worker.fakes import checkpoint, until
-from tests.worker.residing import Checkpoints, held, line, loaded, residency, state
+from tests.worker.fakes import HANG_SECONDS, checkpoint, until
+from tests.worker.residing import Checkpoints, ManualClock, held, line, loaded, residency, state
 
 
 async def test_model_is_loaded_while_others_serve(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ async def test_no_further_eviction_while_memory_is_being_freed(
 
     def trim() -> None:
         begun.set()
-        may_end.wait(10)
+        may_end.wait(HANG_SECONDS)
 
     async with residency(
         Checkpoints(tmp_path, "org/a", "org/b", "org/c"), trim=trim, policy=lru
@@ -152,7 +152,9 @@ async def test_loads_that_need_each_others_memory_all_end(tmp_path: Path) -> Non
 
 
 async def test_models_are_offered_only_if_memory_is_available(tmp_path: Path) -> None:
-    async with residency(Checkpoints(tmp_path, "org/a", "org/b"), memory_bytes=200) as r:
+    async with residency(
+        Checkpoints(tmp_path, "org/a", "org/b"), memory_bytes=200, clock=ManualClock()
+    ) as r:
         assert r.can_load()
         await loaded(r, "org/a", "org/b")
         assert r.can_load(), "an idle model may go"
@@ -216,7 +218,7 @@ class _Slow:
 
     def read(self, file: RemoteFile, start: int, end: int) -> bytes:
         if file.path.endswith(".safetensors"):
-            assert self.gate.wait(10)
+            assert self.gate.wait(HANG_SECONDS)
         return self.remote.read(file, start, end)
 
     def on_disk(self, files: Sequence[RemoteFile]) -> Path | None:

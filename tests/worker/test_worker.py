@@ -339,6 +339,7 @@ async def test_freed_memory_is_trimmed_in_a_thread_while_serving(
     async with routers(FakeLanes()) as running:
         async with worker(tmp_path, running):
             await until(lambda: times >= 3)
+        await asyncio.get_running_loop().shutdown_default_executor()  # one may be in progress
         ended_at = times
         await asyncio.sleep(0.1)
     assert times == ended_at
