@@ -9,7 +9,7 @@ from typing import Any
 
 
 def wait_until(
-    predicate: Callable[[], bool], timeout: float = 30.0, what: str = "the condition"
+    predicate: Callable[[], bool], timeout: float = 60.0, what: str = "the condition"
 ) -> None:
     """Returns once `predicate()` is true; fails after `timeout` seconds, naming `what`."""
     end = time.monotonic() + timeout
