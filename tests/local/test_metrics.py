@@ -40,7 +40,7 @@ async def test_one_page_has_the_metrics_of_every_process(monkeypatch: pytest.Mon
     )
     async with running(settings) as mesh:
         everyone = {"router", "scheduler", "worker-0", "worker-1", "edge"}
-        # A process that has no core for some seconds counts as down meanwhile.
+        # A process that has no core for some seconds counts as down for them.
         for name in ("up", "process_resident_memory_bytes"):
             await asyncio.to_thread(
                 wait_until,

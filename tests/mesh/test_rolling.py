@@ -194,5 +194,5 @@ async def test_every_process_is_replaced_under_load_without_client_errors(
         old = {pull.epoch for pull in pulls if pull.worker == name and pull.at < stops[name]}
         assert len(old) == 1
         assert len(epochs(pulls, name)) == 2
-        # A router may see late what was on its way, which is at most MAX_PULLS pulls.
+        # A router may log pulls late that were under way, at most MAX_PULLS of them.
         assert sum(pull.epoch in old and pull.at > stops[name] for pull in pulls) <= MAX_PULLS
