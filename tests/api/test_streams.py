@@ -305,3 +305,18 @@ def test_answers_that_do_not_fit_are_errors_of_the_mesh() -> None:
     other.model_revision = "r2"
     with pytest.raises(errors.ModelChanged):
         taken(2, encode_response(1), other)
+
+
+async def test_text_has_the_time_of_its_client(router: FakeRouter) -> None:
+    task = shoal.ReadText()
+    async with shoal.AsyncClient(router.address, timeout=500) as client:
+        assert [part async for part in client.extract_stream(MODEL, "some text", task)]
+        assert [part async for part in client.extract_stream(MODEL, "a", task, timeout=2000)]
+    with shoal.Client(router.address, timeout=500) as client:
+        assert list(client.extract_stream(MODEL, "some text", task))
+        assert list(client.extract_stream(MODEL, "a", task, timeout=2000))
+        with pytest.raises(ValueError, match="above 0"):
+            list(client.extract_stream(MODEL, "some text", task, timeout=0))
+    left = [call.seconds_left for call in router.calls]
+    assert [100 < seconds < 600 for seconds in left] == [True, False] * 2
+    assert [1000 < seconds < 2100 for seconds in left] == [False, True] * 2

@@ -26,7 +26,7 @@ from libs.queue import LaneKey, connect
 from tests.chaos.faults import Fault, Faults
 from tests.chaos.http import HttpClient
 from tests.chaos.models import DENSE
-from tests.chaos.observer import Observer, unfairness
+from tests.chaos.observer import OVERDUE_SECONDS, Observer, unfairness
 from tests.chaos.plan import AT_ONCE, Planned, concerns, kinds, plan
 from tests.chaos.report import Report, percentile, recoveries
 from tests.chaos.stage import (
@@ -78,6 +78,8 @@ class Settings:
     away: float = 1.0
     """Maximum seconds until a killed worker or router is restarted; the minimum is one second less.
     """
+    overdue: float = OVERDUE_SECONDS
+    """Seconds for which an expired lease may remain."""
     keep: bool = False
     """The directory with the logs, even if the run was clean."""
 
@@ -157,7 +159,9 @@ async def _run(settings: Settings, directory: Path, checkpoints: Path, watch: Wa
         text, expected = answers.example()
         faults = Faults(stage, redis, clients["nobody"][0], text, expected)
         harm = Harm(settings, stage, faults, traffic)
-        observer = Observer(redis, harm.is_calm, stage.queue_slots)
+        observer = Observer(
+            redis, harm.is_calm, stage.queue_slots, overdue_seconds=settings.overdue
+        )
         looking = asyncio.create_task(observer.run())
         stack.push_async_callback(end_tasks, [looking])
         before = sum(lane.done() for lane in await observer.snapshots())
@@ -315,7 +319,7 @@ async def _fairness(stage: Stage, observer: Observer, clients: Clients) -> list[
     """I7: with all workers frozen every tenant queues up; in which order will they be served?"""
     stage.cluster.signal(stage.cluster.workers, signal.SIGSTOP)
     asking = [
-        asyncio.create_task(of_tenant[0].encode(DENSE, [f"{tenant} {'x' * number}"], timeout=60))
+        asyncio.create_task(of_tenant[0].encode(DENSE, [f"{tenant} {'x' * number}"], timeout=180))
         for number in range(BACKLOG)
         for tenant, of_tenant in clients.items()
     ]
@@ -335,7 +339,7 @@ async def _fairness(stage: Stage, observer: Observer, clients: Clients) -> list[
 
 async def _order(observer: Observer, expected: int) -> list[str]:
     """Wait for `expected` jobs, and check the order of those that wait."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while True:
             lane = next(
                 (lane for lane in await observer.snapshots() if lane.name == LANE.name), None

@@ -99,9 +99,10 @@ class Links:
             if ends == name or name.startswith(ends) or name.endswith(ends)
         ]
 
-    async def set(self, names: Collection[str], way: Way) -> None:
-        """Returns when they are so."""
-        await self._ask({"links": list(names), "way": asdict(way)})
+    async def set(self, names: Collection[str], way: Way) -> int:
+        """Returns when they are so, with the number of their connections."""
+        answer = await self._ask({"links": list(names), "way": asdict(way)})
+        return answer["connections"]
 
     async def _ask(self, message: object) -> dict[str, int]:
         process = self._process

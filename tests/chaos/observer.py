@@ -142,12 +142,21 @@ class Observer:
 
     Args:
         is_calm: Returns True if expired leases should be reclaimed in time.
+        overdue_seconds: For how long an expired lease may remain.
     """
 
-    def __init__(self, redis: Redis, is_calm: Callable[[], bool], slots: int = 1) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        is_calm: Callable[[], bool],
+        slots: int = 1,
+        *,
+        overdue_seconds: float = OVERDUE_SECONDS,
+    ) -> None:
         self.seen = Seen()
         self._redis = redis
         self._is_calm = is_calm
+        self._overdue_seconds = overdue_seconds
         self._keys = Keys(slots)
         self._slots = slots
 
@@ -222,7 +231,7 @@ class Observer:
         if self._is_calm():
             overdue = max((lane.overdue() for lane in lanes), default=0.0)
             self.seen.overdue = max(self.seen.overdue, overdue)
-            if overdue > OVERDUE_SECONDS:
+            if overdue > self._overdue_seconds:
                 problems.append(
                     f"I6: a lease ran out {overdue:.1f} s ago, and nobody took its jobs back"
                 )

@@ -251,7 +251,7 @@ async def serve() -> None:
         order = json.loads(line)
         for name in order["links"]:
             links[name].set(order["way"])
-        _reply({"set": len(order["links"])})
+        _reply({"connections": sum(len(links[name].connections) for name in order["links"])})
 
 
 def _reply(message: dict[str, int]) -> None:

@@ -32,6 +32,12 @@ def tag_of(lane: LaneKey) -> str:
 async def test_observer_reads_the_lanes_of_all_masters_also_after_a_slot_moved(
     nodes: RedisCluster,
 ) -> None:
+    # A failover by itself, of a master that had no core, may lose what its replica lacks.
+    with nodes.without_failover():
+        await check_lanes(nodes)
+
+
+async def check_lanes(nodes: RedisCluster) -> None:
     assert len({nodes.master_of(tag_of(lane)) for lane in LANES}) == 3
     redis = connect(nodes.url, slots=QUEUE_SLOTS)
     observer = Observer(redis, lambda: True, QUEUE_SLOTS)
@@ -68,7 +74,8 @@ def test_killed_durable_node_returns_with_its_data_as_a_replica(nodes: RedisClus
     replica = nodes.replica_of(master)
     nodes.kill(master)
     nodes.wait_takeover(replica)
-    nodes.restore()
-    assert nodes.replica_of(replica) == master
+    with nodes.without_failover():
+        nodes.restore()
+        assert nodes.replica_of(replica) == master
     with nodes.client(master) as node, pytest.raises(RedisError):
         node.set("key", "a replica takes no writes")

@@ -26,7 +26,7 @@ REDIS_BYTES = 8 << 20
 """Maximum remaining growth of Redis. It uses 5 MB when empty, and a tenth of that is less than one
 of its buffers.
 """
-SECONDS = 60.0
+SECONDS = 180.0
 NAMES = ("edge-0", "router-0", "worker-0", "redis")
 
 
@@ -37,7 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("returned"), models=str(models), edges=1) as running:
         wait_until(
             lambda: post(running, b'{"model": "%s", "input": "a"}' % FORMS.encode()) == 200,
-            60,
+            180,
             "the edge to answer",
         )
         yield running
@@ -48,7 +48,7 @@ def post(cluster: Cluster, body: bytes, encoding: str = "identity") -> int:
     does not listen.
     """
     host, _, port = cluster.http_addresses[0].partition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=60)
+    connection = http.client.HTTPConnection(host, int(port), timeout=300)
     try:
         headers = {"content-type": "application/json", "content-encoding": encoding}
         connection.request("POST", "/v1/embeddings", body, headers)

@@ -69,9 +69,11 @@ def twin(model: str) -> str:
 
 def run(mesh: Cluster, *arguments: str) -> Any:
     """Run a command, and return its JSON output."""
-    ran = CliRunner().invoke(
-        main.build(), [*arguments, "--address", mesh.address, "--timeout", "120", "--json"]
-    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("shoal.cli.options.REACH_SECONDS", 60.0)
+        ran = CliRunner().invoke(
+            main.build(), [*arguments, "--address", mesh.address, "--timeout", "120", "--json"]
+        )
     assert ran.exit_code == 0, ran.output
     return json.loads(ran.stdout)
 

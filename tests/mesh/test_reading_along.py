@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,11 +71,27 @@ def joined(deltas: list[Delta], item: int) -> str:
     return text
 
 
+async def read_in_parts(
+    client: shoal.AsyncClient, texts: list[str], task: shoal.ReadText, least: int
+) -> tuple[list[Delta], ExtractResult]:
+    """Read until every item has at least this number of deltas. Each answer must be complete, but
+    its deltas are fewer if a process has no core while the text is generated.
+    """
+    async with asyncio.timeout(300):
+        while True:
+            deltas, result = await read(client, SUMMARY, texts, task)
+            for item, one in enumerate(result):
+                assert joined(deltas, item) == one.text
+            counts = Counter(delta.item for delta in deltas)
+            if all(counts[item] >= least for item in range(len(texts))):
+                return deltas, result
+
+
 @pytest.mark.parametrize("name", [CHAT, SUMMARY, BEAMS])
 async def test_deltas_add_up_to_the_answer_through_every_router(name: str, mesh: Cluster) -> None:
     task = shoal.ReadText(max_tokens=60)
     for address in mesh.addresses:  # the worker's stream is to one of them
-        async with shoal.AsyncClient(address, timeout=120) as client:
+        async with shoal.AsyncClient(address, timeout=300) as client:
             unary = await client.extract(name, TEXTS, task)
             deltas, result = await read(client, name, TEXTS, task)
             assert all(one.text for one in unary)
@@ -86,11 +102,8 @@ async def test_deltas_add_up_to_the_answer_through_every_router(name: str, mesh:
 
 
 async def test_long_text_is_streamed_before_its_end(mesh: Cluster) -> None:
-    async with shoal.AsyncClient(mesh.address, timeout=120) as client:
-        deltas, result = await read(client, SUMMARY, TEXTS, shoal.ReadText(max_tokens=1500))
-        for item in range(2):
-            assert joined(deltas, item) == result[item].text
-            assert sum(delta.item == item for delta in deltas) >= 2
+    async with shoal.AsyncClient(mesh.address, timeout=300) as client:
+        await read_in_parts(client, TEXTS, shoal.ReadText(max_tokens=1500), 2)
 
 
 @pytest.mark.parametrize("name", [CHAT, BEAMS])
@@ -104,7 +117,7 @@ async def test_http_streams_and_clients_get_the_whole_text_through_every_router(
         "stream": True,
     }
     for address in mesh.addresses:
-        async with shoal.AsyncClient(address, timeout=120) as client, edge(address) as http:
+        async with shoal.AsyncClient(address, timeout=300) as client, edge(address) as http:
             text = (await client.extract(name, TEXTS[:1], shoal.ReadText(max_tokens=60)))[0].text
             assert text
             assert said(events((await http.post("/v1/chat/completions", body)).body)) == text
@@ -115,7 +128,7 @@ async def test_http_streams_and_clients_get_the_whole_text_through_every_router(
 
 
 async def test_beam_search_is_one_delta(mesh: Cluster) -> None:
-    async with shoal.AsyncClient(mesh.address, timeout=120) as client:
+    async with shoal.AsyncClient(mesh.address, timeout=300) as client:
         deltas, result = await read(client, BEAMS, TEXTS, shoal.ReadText(max_tokens=40))
         assert [(delta.item, delta.text) for delta in deltas] == [
             (item, one.text) for item, one in enumerate(result)
@@ -123,7 +136,7 @@ async def test_beam_search_is_one_delta(mesh: Cluster) -> None:
 
 
 async def test_errors_equal_those_of_extract(mesh: Cluster) -> None:
-    async with shoal.AsyncClient(mesh.address, timeout=120) as client:
+    async with shoal.AsyncClient(mesh.address, timeout=300) as client:
         with pytest.raises(errors.InvalidInput) as refused:
             await read(client, SUMMARY, ["a text", "  "], LONG)
         assert refused.value.field == "items[1].text"
@@ -136,21 +149,27 @@ async def test_errors_equal_those_of_extract(mesh: Cluster) -> None:
                 pass
 
 
+async def cancelled(client: shoal.AsyncClient) -> int:
+    return sum(lane.cancelled_jobs for lane in (await client.mesh()).lanes if lane.model == SUMMARY)
+
+
 async def test_abandoned_stream_is_cancelled(mesh: Cluster) -> None:
-    async with shoal.AsyncClient(mesh.address, timeout=120) as client:
+    async with shoal.AsyncClient(mesh.address, timeout=300) as client:
+        before = await cancelled(client)
         stream = client.extract_stream(SUMMARY, TEXTS, shoal.ReadText(max_tokens=4000))
         async for part in stream:
             assert isinstance(part, Delta)
             break
         await stream.aclose()
-        began = time.monotonic()
+        async with asyncio.timeout(60):
+            while await cancelled(client) == before:  # noqa: ASYNC110  # the router counts them
+                await asyncio.sleep(0.02)
         assert (await client.extract(SUMMARY, TEXTS[:1], shoal.ReadText(max_tokens=4)))[0].text
-        assert time.monotonic() - began < 60
 
 
 async def test_slow_reader_gets_longer_deltas(mesh: Cluster) -> None:
-    async with shoal.AsyncClient(mesh.address, timeout=120) as client:
-        quick, result = await read(client, SUMMARY, TEXTS[:1], shoal.ReadText(max_tokens=1500))
+    async with shoal.AsyncClient(mesh.address, timeout=300) as client:
+        _, result = await read_in_parts(client, TEXTS[:1], shoal.ReadText(max_tokens=1500), 5)
         slow = []
         async for part in client.extract_stream(
             SUMMARY, TEXTS[:1], shoal.ReadText(max_tokens=1500)
@@ -159,36 +178,37 @@ async def test_slow_reader_gets_longer_deltas(mesh: Cluster) -> None:
                 slow.append(part)
                 await asyncio.sleep(0.3)
         assert joined(slow, 0) == result[0].text
-        assert len(quick) >= 5
 
 
 def test_blocking_client_streams_text(mesh: Cluster) -> None:
-    with shoal.Client(mesh.address, timeout=120) as client:
-        *deltas, result = client.extract_stream(SUMMARY, TEXTS[:1], LONG)
-        assert isinstance(result, ExtractResult)
-        assert "".join(delta.text for delta in deltas if isinstance(delta, Delta)) == result[0].text
-        assert len(deltas) >= 2
+    with shoal.Client(mesh.address, timeout=300) as client:
+        deltas: list[Delta] = []
+        while len(deltas) < 2:  # fewer if a process has no core while the text is generated
+            *parts, result = client.extract_stream(SUMMARY, TEXTS[:1], LONG)
+            assert isinstance(result, ExtractResult)
+            deltas = [part for part in parts if isinstance(part, Delta)]
+            assert joined(deltas, 0) == result[0].text
 
 
 async def test_killed_workers_text_restarts(models: Path, tmp_path: Path) -> None:
     with Cluster(tmp_path, models=str(models), workers=2) as cluster:
-        async with shoal.AsyncClient(cluster.address, timeout=120) as client:
+        async with shoal.AsyncClient(cluster.address, timeout=300) as client:
             task = shoal.ReadText(max_tokens=1500)
             (alone,) = await client.extract(SUMMARY, TEXTS[:1], task)
-            parts: list[Delta] = []
-            result = None
-            killed = 0.0
-            async for part in client.extract_stream(SUMMARY, TEXTS[:1], task):
-                if isinstance(part, ExtractResult):
-                    result = part
-                    continue
-                parts.append(part)
-                if not killed:
-                    killed = time.monotonic()
-                    for worker in cluster.workers:  # either of them may be generating
-                        await asyncio.to_thread(cluster.kill, worker)
-                    await asyncio.to_thread(cluster.start, cluster.workers[0])
-            assert result is not None
-            assert result[0].text == alone.text
-            assert any(part.restarted for part in parts)
-            assert joined(parts, 0) == alone.text
+            has_restarted = False
+            while not has_restarted:  # a test that waits for a core may kill them too late
+                parts: list[Delta] = []
+                result = None
+                async for part in client.extract_stream(SUMMARY, TEXTS[:1], task):
+                    if isinstance(part, ExtractResult):
+                        result = part
+                        continue
+                    parts.append(part)
+                    if len(parts) == 1:
+                        for worker in cluster.workers:  # either of them may be generating
+                            await asyncio.to_thread(cluster.kill, worker)
+                        await asyncio.to_thread(cluster.start, cluster.workers[0])
+                assert result is not None
+                assert result[0].text == alone.text
+                assert joined(parts, 0) == alone.text
+                has_restarted = any(part.restarted for part in parts)

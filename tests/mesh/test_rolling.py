@@ -7,12 +7,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from numpy.typing import NDArray
 
 from libs.queue import Lanes, connect
+from services.worker.jobs.pulling.pulls import MAX_PULLS
 from tests.parity.checkpoints import SentenceFiles, write_checkpoint
 from tests.support.cluster import Cluster
 from tests.support.texts import texts
@@ -30,8 +31,6 @@ MODEL = "random/bert-embed"
 TEXTS = texts(100, shortest=1, longest=12, seed=11)
 ASKERS = 4
 """Askers for each of two clients."""
-ON_THE_WAY_SECONDS = 0.5
-"""Maximum transit time of a pull on a busy machine."""
 
 
 @dataclass
@@ -53,7 +52,7 @@ async def ask(
         wanted = [generator.randrange(len(TEXTS)) for _ in range(generator.choice((1, 2, 8)))]
         try:
             dense = (
-                await client.encode(MODEL, [TEXTS[index] for index in wanted], timeout=60)
+                await client.encode(MODEL, [TEXTS[index] for index in wanted], timeout=180)
             ).dense
         except shoal.ShoalError as error:
             tally.errors.append(f"{type(error).__name__}: {error}")
@@ -71,7 +70,7 @@ async def load(addresses: Sequence[str]) -> AsyncIterator[Tally]:
         clients = [
             await stack.enter_async_context(shoal.AsyncClient(",".join(order))) for order in orders
         ]
-        expected = (await clients[0].encode(MODEL, TEXTS, timeout=60)).dense
+        expected = (await clients[0].encode(MODEL, TEXTS, timeout=180)).dense
         assert expected is not None
         askers = await stack.enter_async_context(asyncio.TaskGroup())
         for number in range(ASKERS * len(clients)):
@@ -109,12 +108,11 @@ def wait_replaced(cluster: Cluster, name: str) -> None:
     elif name in cluster.schedulers:
         wait_serving(cluster.scheduler_addresses[cluster.schedulers.index(name)])
     else:
-        wait_until(lambda: name in known_workers(cluster), 60, name)
+        wait_until(lambda: name in known_workers(cluster), 180, name)
 
 
-async def replace(cluster: Cluster, name: str, tally: Tally) -> float:
-    """Replace a process. Return when the signal was sent, Unix time."""
-    before, signalled = tally.answered, time.time()
+async def replace(cluster: Cluster, name: str, tally: Tally) -> None:
+    before = tally.answered
     assert await asyncio.to_thread(cluster.stop, name) == 0, f"{name} did not end as it should"
     if name in cluster.workers:
         await asyncio.to_thread(
@@ -123,33 +121,41 @@ async def replace(cluster: Cluster, name: str, tally: Tally) -> float:
     await asyncio.to_thread(cluster.start, name)
     await asyncio.to_thread(wait_replaced, cluster, name)
     await asyncio.to_thread(
-        wait_until, lambda: tally.answered >= before + 20, 60, "the load to go on"
+        wait_until, lambda: tally.answered >= before + 20, 180, "the load to go on"
     )
-    return signalled
 
 
 @dataclass(frozen=True)
 class SeenPull:
+    """`at`: Unix seconds."""
+
     worker: str
     epoch: str
     at: float
 
 
+def logged(cluster: Cluster, name: str, message: str) -> list[tuple[float, dict[str, Any]]]:
+    """Return a process's log lines with this message, with their Unix seconds."""
+    texts = (cluster.directory / f"{name}.log").read_text().splitlines()
+    lines = [json.loads(text) for text in texts if text.startswith("{") and text.endswith("}")]
+    return [
+        (datetime.fromisoformat(line["time"]).timestamp(), line)
+        for line in lines
+        if line["message"] == message
+    ]
+
+
 def seen_pulls(cluster: Cluster) -> list[SeenPull]:
     """Return all pulls that reached a router."""
-    pulls = []
-    for name in cluster.routers:
-        for text in (cluster.directory / f"{name}.log").read_text().splitlines():
-            line = json.loads(text)
-            if line["message"] == "pull":
-                pulls.append(
-                    SeenPull(
-                        line["worker"],
-                        line["epoch"],
-                        datetime.fromisoformat(line["time"]).timestamp(),
-                    )
-                )
-    return pulls
+    return [
+        SeenPull(line["worker"], line["epoch"], at)
+        for name in cluster.routers
+        for at, line in logged(cluster, name, "pull")
+    ]
+
+
+def epochs(pulls: Sequence[SeenPull], worker: str) -> set[str]:
+    return {pull.epoch for pull in pulls if pull.worker == worker}
 
 
 async def test_every_process_is_replaced_under_load_without_client_errors(
@@ -162,25 +168,31 @@ async def test_every_process_is_replaced_under_load_without_client_errors(
         tmp_path, models=str(root), routers=2, workers=2, schedulers=2, each=logs
     ) as cluster:
         names = [*cluster.routers, *cluster.workers, *cluster.schedulers]
-        async with asyncio.timeout(240), load(cluster.addresses) as tally:
-            signalled = {name: await replace(cluster, name, tally) for name in names}
+        async with asyncio.timeout(1200), load(cluster.addresses) as tally:
+            for name in names:
+                await replace(cluster, name, tally)
         redis = connect(cluster.redis_url)
         (lane,) = await Lanes(redis, router_id="observer", dead_result=b"").lane_gauges()
         await redis.aclose()
+        await asyncio.to_thread(
+            wait_until,
+            lambda: all(len(epochs(seen_pulls(cluster), name)) > 1 for name in cluster.workers),
+            60,
+            "each new worker to pull",
+        )
         pulls = seen_pulls(cluster)
+        stops = {
+            name: logged(cluster, name, "the worker is shutting down")[0][0]
+            for name in cluster.workers
+        }
     print(f"{tally.answered} answered, {len(pulls)} pulls")
     assert tally.errors == []
     assert tally.wrong == 0
     assert tally.answered >= 20 * len(names)
     assert (lane.dead, lane.expired, lane.cancelled, lane.done) == (0, 0, 0, lane.enqueued)
     for name in cluster.workers:
-        old = {pull.epoch for pull in pulls if pull.worker == name and pull.at < signalled[name]}
+        old = {pull.epoch for pull in pulls if pull.worker == name and pull.at < stops[name]}
         assert len(old) == 1
-        assert not [
-            pull
-            for pull in pulls
-            if pull.epoch in old and pull.at > signalled[name] + ON_THE_WAY_SECONDS
-        ]
-        assert [pull for pull in pulls if pull.worker == name and pull.epoch not in old], (
-            f"the new {name} has never pulled"
-        )
+        assert len(epochs(pulls, name)) == 2
+        # A router may log pulls late that were under way, at most MAX_PULLS of them.
+        assert sum(pull.epoch in old and pull.at > stops[name] for pull in pulls) <= MAX_PULLS

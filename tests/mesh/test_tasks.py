@@ -119,7 +119,7 @@ def test_unknown_task_is_refused_with_the_models_tasks(
 
 def test_tasks_in_use_are_listed_as_adapters(client: shoal.Client) -> None:
     client.encode(MODEL, TEXTS, adapter="separation", timeout=60)
-    wait_until(lambda: "separation" in client.models.list()[0].places[0].adapters, 10, "the report")
+    wait_until(lambda: "separation" in client.models.list()[0].places[0].adapters, 60, "the report")
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -58,7 +58,7 @@ def test_buf_curl_encodes_by_reflection(mesh: Cluster) -> None:
 def test_health_answers_for_each_service(service: str, mesh: Cluster) -> None:
     with grpc.insecure_channel(mesh.address) as channel:
         answer = health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(service=service), timeout=10
+            health_pb2.HealthCheckRequest(service=service), timeout=60
         )
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
@@ -66,6 +66,6 @@ def test_health_answers_for_each_service(service: str, mesh: Cluster) -> None:
 def test_health_does_not_know_other_services(mesh: Cluster) -> None:
     with grpc.insecure_channel(mesh.address) as channel, pytest.raises(grpc.RpcError) as caught:
         health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(service="shoal.v1.NoService"), timeout=10
+            health_pb2.HealthCheckRequest(service="shoal.v1.NoService"), timeout=60
         )
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND

@@ -59,16 +59,18 @@ def running(started: Cluster) -> Cluster:
         )
 
     with shoal.Client(started.address) as client:
-        client.encode(MODEL, ["a text"] * 20)
-        wait_until(is_all_there, 30, "worker, model, lane and plan")
+        client.encode(MODEL, ["a text"] * 20, timeout=180)
+        wait_until(is_all_there, 60, "worker, model, lane and plan")
     return started
 
 
-def run(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
+def run(cluster: Cluster, *arguments: str, reach_seconds: float = 60.0) -> tuple[int, str, str]:
     """Return the exit code, stdout and stderr of a command."""
-    done = CliRunner().invoke(
-        main.build(), ["top", "--address", cluster.address, *arguments], env={"COLUMNS": "80"}
-    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("shoal.cli.options.REACH_SECONDS", reach_seconds)
+        done = CliRunner().invoke(
+            main.build(), ["top", "--address", cluster.address, *arguments], env={"COLUMNS": "80"}
+        )
     return done.exit_code, done.stdout, done.stderr
 
 
@@ -121,7 +123,7 @@ def test_without_a_terminal_and_without_a_router(running: Cluster) -> None:
     code, out, err = run(running)
     assert (code, out) == (2, "")
     assert "--once or --json" in err
-    code, out, err = run(running, "--once", "--address", "127.0.0.1:1")
+    code, out, err = run(running, "--once", "--address", "127.0.0.1:1", reach_seconds=3.0)
     assert (code, out) == (1, "")
     assert "127.0.0.1:1" in err
     assert "shoal up" in err
@@ -136,7 +138,7 @@ def test_watch_prints_a_json_line_per_poll(running: Cluster) -> None:
         assert process.stdout is not None
         looks = [json.loads(process.stdout.readline()) for _ in range(3)]
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert [look["router_id"] for look in looks] == ["router-0"] * 3
     assert (process.returncode, err) == (0, "")
 
@@ -163,7 +165,7 @@ class Terminal:
             screen = self.screen
             return all(word in screen for word in words) and not (without and without in screen)
 
-        wait_until(is_there, 30.0, f"{words} without {without!r} on the screen")
+        wait_until(is_there, 120.0, f"{words} without {without!r} on the screen")
 
     def _read(self) -> None:
         try:
@@ -208,4 +210,4 @@ def test_live_view_survives_its_router(running: Cluster) -> None:
         running.wait_ready(running.addresses[0])
         terminal.wait_for("worker-0", MODEL, without="STALE")
         terminal.press(b"xq")
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0

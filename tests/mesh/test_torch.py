@@ -116,11 +116,13 @@ def test_torch_checkpoints_answer_like_safetensors(model: str, mesh: Cluster) ->
     with shoal.Client(mesh.address) as client:
         found, wanted = (
             client.encode(model, TEXTS, timeout=120).dense,
-            client.encode(plain(model), TEXTS).dense,
+            client.encode(plain(model), TEXTS, timeout=120).dense,
         )
     assert found is not None
     assert wanted is not None
-    np.testing.assert_array_equal(found, wanted)
+    # A CPU's sums depend on the addresses of weights and on the batches of a request, which
+    # depend on the worker's speed.
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
 
 
 def test_hostile_checkpoint_is_refused_by_name_and_the_worker_continues(
@@ -130,7 +132,7 @@ def test_hostile_checkpoint_is_refused_by_name_and_the_worker_continues(
         with pytest.raises(
             errors.ModelBroken, match=r"pytorch_model\.bin: asks for 'posix\.system'"
         ):
-            client.encode(HOSTILE, TEXTS, timeout=60)
+            client.encode(HOSTILE, TEXTS, timeout=120)
         assert client.encode(plain(LOCAL), TEXTS).dense is not None
     assert not (root / MARKER).exists()
     assert mesh.processes["worker-0"].poll() is None

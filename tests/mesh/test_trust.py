@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import shoal
 from redis.asyncio import Redis
@@ -52,8 +53,8 @@ tokens:
 - {{token: {SECRETS["client token"]}, subject: search, role: client, tenant: search}}
 """
 RELOAD_SECONDS = 2.2
-"""Time until every process has reloaded its files and reconnected (connections last for a
-second).
+"""Time in which every process reloads its files and reconnects (connections last for a second),
+except on a busy machine: then it is refused, and tries again.
 """
 TEXTS = [f"text {number} of some" for number in range(40)]
 ONCE = shoal.RetryPolicy(attempts=1)
@@ -66,7 +67,7 @@ class TrustedCluster(Cluster):
         super().__init__(directory, **options)
         self._certificates = certificates
 
-    def wait_ready(self, address: str, timeout: float = 60.0) -> None:
+    def wait_ready(self, address: str, timeout: float = 180.0) -> None:
         with shoal.Client(address, tls=tls_of(self._certificates, "admin")) as admin:
             wait_until(
                 lambda: len(_workers(admin)) >= len(self.workers), timeout, "workers to report"
@@ -79,7 +80,7 @@ class TrustedCluster(Cluster):
 
 def _workers(admin: shoal.Client) -> list[str]:
     try:
-        return [worker.worker_id for worker in admin.mesh(timeout=1.0).workers]
+        return [worker.worker_id for worker in admin.mesh(timeout=10.0).workers]
     except errors.ShoalError as error:
         print(error)
         return []
@@ -183,19 +184,20 @@ async def test_everything_works_and_redis_refuses_nothing(mesh: Mesh, admin: Red
             found = search.encode(MODEL, TEXTS, priority="bulk").dense
             assert wanted is not None
             assert found is not None
-            assert (wanted == found).all()
+            # Batches depend on the worker's speed, and sums on the batch.
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
             assert [model.model for model in client.models.list()] == [MODEL]
         with mesh.client("admin") as admin:
             assert admin.explain(MODEL).workers
             assert admin.models.load(MODEL).model == MODEL
-            wait_until(lambda: bool(admin.mesh().scheduler), 20, "a scheduler to lead")
+            wait_until(lambda: bool(admin.mesh().scheduler), 60, "a scheduler to lead")
 
     await asyncio.to_thread(use)
     async with grpc.aio.secure_channel(
         mesh.cluster.scheduler_addresses[0], mesh.credentials("scaler")
     ) as channel:
         asked = keda_wire.reference("cpu", "default", {"pool": "cpu"})
-        assert (await keda_wire.method(channel, "GetMetricSpec")(asked, timeout=10)).metricSpecs
+        assert (await keda_wire.method(channel, "GetMetricSpec")(asked, timeout=60)).metricSpecs
     users = {
         line.split(b"user=")[1].split()[0]
         for line in (await admin.execute_command("CLIENT", "LIST")).splitlines()
@@ -240,7 +242,7 @@ async def test_certificate_is_valid_only_for_its_role(mesh: Mesh) -> None:
     await asyncio.to_thread(use)
 
     def work(channel: Any) -> Any:
-        return worker_pb2_grpc.WorkerServiceStub(channel).Pull(pull, timeout=10)
+        return worker_pb2_grpc.WorkerServiceStub(channel).Pull(pull, timeout=60)
 
     def scale(channel: Any) -> Any:
         return keda_wire.method(channel, "GetMetricSpec")(
@@ -263,7 +265,7 @@ async def test_certificate_is_valid_only_for_its_role(mesh: Mesh) -> None:
 def test_untrusted_connections_report_the_reason(
     mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.cli.options.REACH_SECONDS", 2.0)
+    monkeypatch.setattr("shoal.cli.options.REACH_SECONDS", 60.0)
     other = Certificates(tmp_path / "other")
     other.issue("client")
     shutil.copytree(mesh.certificates, tmp_path / "ours")
@@ -292,9 +294,11 @@ def test_untrusted_connections_report_the_reason(
         (ca, "a client certificate", "--tls-cert"),
         ((), "it may require TLS", "--tls-ca"),
     ):
-        run = CliRunner().invoke(
-            build(), ["encode", MODEL, "x", "--address", mesh.address, *options]
-        )
+        with monkeypatch.context() as once:  # else each command tries again for a minute
+            once.setattr("shoal.calls.retry.Attempts.delay", lambda *_, **__: None)
+            run = CliRunner().invoke(
+                build(), ["encode", MODEL, "x", "--address", mesh.address, *options]
+            )
         reported = " ".join(run.output.split())
         assert run.exit_code == 1
         assert words in reported, reported
@@ -319,22 +323,43 @@ def test_all_certificates_and_their_authority_are_replaced_under_traffic(
     ) as answered:
         replace(here / "ca.pem", (here / "ca.pem").read_bytes() + (new / "ca.pem").read_bytes())
         time.sleep(RELOAD_SECONDS)
+        wait_until(
+            lambda: is_admitted(mesh, here, new), 60, "the router to trust the new authority"
+        )
         for file in [*new.glob("*.key"), *new.glob("*.pem")]:
             if file.stem != "ca":
                 replace(here / file.name, file.read_bytes())
         mesh.proxy.renew()
         time.sleep(RELOAD_SECONDS)
+        wait_until(lambda: is_admitted(mesh, new, new), 60, "the router to have a new certificate")
         for name in ("ca.key", "ca.pem"):
             replace(here / name, (new / name).read_bytes())
         mesh.proxy.hang_up()
         time.sleep(RELOAD_SECONDS)
+        wait_until(
+            lambda: not is_admitted(mesh, new, before), 60, "the old authority to be unknown"
+        )
         count = answered()
-        wait_until(lambda: answered() > count + 20, 20, "answers with nothing but new certificates")
+        wait_until(
+            lambda: answered() > count + 20, 120, "answers with nothing but new certificates"
+        )
     outdated = shoal.Client(mesh.address, tls=tls_of(before, "client"), retry=ONCE)
     with outdated, pytest.raises(errors.TlsFailed, match="does not trust"):
         outdated.encode(MODEL, "x")
     with mesh.client("admin") as admin:
-        assert len(admin.mesh().workers) == 2
+        wait_until(lambda: len(admin.mesh().workers) == 2, 60, "both workers to report")
+
+
+def is_admitted(mesh: Mesh, authority: Path, own: Path) -> bool:
+    """Return whether the router admits a client that trusts one folder's authorities and has
+    another's certificate.
+    """
+    tls = shoal.Tls(authority / "ca.pem", own / "admin.pem", own / "admin.key")
+    with shoal.Client(mesh.address, tls=tls, retry=ONCE, timeout=10.0) as client:
+        try:
+            return bool(client.mesh().router_id)
+        except errors.ShoalError:
+            return False
 
 
 class traffic:  # noqa: N801

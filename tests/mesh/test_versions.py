@@ -61,7 +61,7 @@ def running_from(tree: Path) -> dict[str, str]:
 
 
 async def ask(client: shoal.AsyncClient, wanted: list[int]) -> np.ndarray:
-    dense = (await client.encode(MODEL, [TEXTS[index] for index in wanted], timeout=60)).dense
+    dense = (await client.encode(MODEL, [TEXTS[index] for index in wanted], timeout=180)).dense
     assert dense is not None
     return np.asarray(dense)
 
@@ -87,8 +87,8 @@ async def ask_all(clients: list[shoal.AsyncClient], expected: np.ndarray) -> Non
 
 
 async def ends_idle(lanes: Lanes) -> bool:
-    """Return whether within 30 s no jobs remain, and each has ended in one way without error."""
-    for _ in range(300):
+    """Return whether within 120 s no jobs remain, and each has ended in one way without error."""
+    for _ in range(1200):
         (lane,) = await lanes.lane_gauges()
         if (
             lane.queued_tokens == lane.leased_tokens == lane.dead == lane.expired == 0
@@ -147,7 +147,7 @@ async def test_unknown_redis_layout_is_refused(
         env=environment,
         stderr=asyncio.subprocess.PIPE,
     )
-    _, said = await asyncio.wait_for(process.communicate(), 60)
+    _, said = await asyncio.wait_for(process.communicate(), 180)
     await redis.flushall()  # other tests of this process share the server
     assert process.returncode == 2
     last = said.decode().splitlines()[-1]

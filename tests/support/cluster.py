@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -22,6 +24,14 @@ from tests.support.waiting import wait_until
 
 _MODULES = {"router": "services.router", "scheduler": "services.scheduler", "edge": "services.edge"}
 lasting_port = free_port
+
+
+def _is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 60).close()
+    except OSError:
+        return False
+    return True
 
 
 class Cluster:
@@ -53,7 +63,7 @@ class Cluster:
         worker_module: str = "services.worker",
         redis_port: int = 0,
         starter: str = "",
-        start_seconds: float = 60.0,
+        start_seconds: float = 180.0,
     ) -> None:
         self.directory = directory
         self.ports = [lasting_port() for _ in range(routers)]
@@ -107,6 +117,10 @@ class Cluster:
                 self.start(name)
             for address in self.addresses:
                 self.wait_ready(address, self._start_seconds)
+            for port in self.edge_ports:
+                wait_until(
+                    partial(_is_open, port), self._start_seconds, f"the edge at {port} to listen"
+                )
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -142,12 +156,12 @@ class Cluster:
             process.kill()
             process.wait()
 
-    def stop(self, name: str, timeout: float = 30.0) -> int | None:
+    def stop(self, name: str, timeout: float = 90.0) -> int | None:
         """SIGTERM; returns the exit status."""
         self.signal([name], signal.SIGTERM)
         return self.wait(name, timeout)
 
-    def wait(self, name: str, timeout: float = 30.0) -> int | None:
+    def wait(self, name: str, timeout: float = 90.0) -> int | None:
         """Until it has ended by itself; if it does not in time, SIGKILL. Returns the exit
         status.
         """
@@ -172,7 +186,7 @@ class Cluster:
         """SIGCONT; nothing happens to those that were not stopped."""
         self.signal(names, signal.SIGCONT)
 
-    def wait_ready(self, address: str, timeout: float = 60.0) -> None:
+    def wait_ready(self, address: str, timeout: float = 180.0) -> None:
         """Until the router at `address` serves and sees all workers, and models if they have
         any.
         """

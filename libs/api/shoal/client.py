@@ -85,8 +85,9 @@ class AsyncClient(ClientBase):
         """
         plan = ExtractPlan(items, task, Options(model, truncation, "", pool, priority, "raise"))
         with self._caller.streaming() as (address, metadata):
+            seconds = self._caller.seconds(timeout)
             replies = self._transport.stream(
-                address, EXTRACT_STREAM, plan.whole(), timeout=timeout, metadata=metadata
+                address, EXTRACT_STREAM, plan.whole(), timeout=seconds, metadata=metadata
             )
             async with aclosing(replies):
                 async for reply in replies:
@@ -188,8 +189,9 @@ class Client(ClientBase):
         """
         plan = ExtractPlan(items, task, Options(model, truncation, "", pool, priority, "raise"))
         with self._caller.streaming() as (address, metadata):
+            seconds = self._caller.seconds(timeout)
             replies = self._transport.stream(
-                address, EXTRACT_STREAM, plan.whole(), timeout=timeout, metadata=metadata
+                address, EXTRACT_STREAM, plan.whole(), timeout=seconds, metadata=metadata
             )
             with closing(replies):
                 for reply in replies:

@@ -143,6 +143,10 @@ class Caller:
                 self._addresses.failed(address)
             raise
 
+    def seconds(self, timeout: float | None) -> float:
+        """Return the seconds for one request: the client's timeout where the call has none."""
+        return _positive(self._limits.timeout if timeout is None else timeout)
+
     def _split(self, plan: Plan[Q, R, T], places: Sequence[int]) -> list[Sequence[int]]:
         """Return the item indices of each request."""
         lengths = [plan.lengths[index] for index in places]
@@ -202,9 +206,7 @@ class Caller:
     async def _retry(
         self, wire: Wire, send: Send[T], timeout: float | None, metadata: Metadata, span: CallSpan
     ) -> T:
-        deadline = time.monotonic() + _positive(
-            self._limits.timeout if timeout is None else timeout
-        )
+        deadline = time.monotonic() + self.seconds(timeout)
         attempts = Attempts(self._policy, deadline=deadline, addresses=len(self._addresses))
         last: ShoalError | None = None
         while True:
