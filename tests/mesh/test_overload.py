@@ -18,7 +18,9 @@ from tests.support.texts import texts
 
 pytestmark = pytest.mark.alone
 
-SECONDS = 4.0
+SECONDS = 8.0
+DEADLINE = 4.0
+"""Seconds, of which a busy machine may leave the worker or the client without a core for two."""
 OVERLOAD = 4.0
 """Offered load as a multiple of the capacity measured just before, which depends on the machine and
 its other load.
