@@ -315,7 +315,7 @@ async def _fairness(stage: Stage, observer: Observer, clients: Clients) -> list[
     """I7: with all workers frozen every tenant queues up; in which order will they be served?"""
     stage.cluster.signal(stage.cluster.workers, signal.SIGSTOP)
     asking = [
-        asyncio.create_task(of_tenant[0].encode(DENSE, [f"{tenant} {'x' * number}"], timeout=60))
+        asyncio.create_task(of_tenant[0].encode(DENSE, [f"{tenant} {'x' * number}"], timeout=300))
         for number in range(BACKLOG)
         for tenant, of_tenant in clients.items()
     ]
@@ -335,7 +335,7 @@ async def _fairness(stage: Stage, observer: Observer, clients: Clients) -> list[
 
 async def _order(observer: Observer, expected: int) -> list[str]:
     """Wait for `expected` jobs, and check the order of those that wait."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             lane = next(
                 (lane for lane in await observer.snapshots() if lane.name == LANE.name), None

@@ -30,7 +30,7 @@ from tests.chaos.stage import LEASE_SECONDS, NODE_TIMEOUT_SECONDS, QUEUE_SLOTS, 
 from tests.chaos.traffic import Traffic
 from tests.support.redis_cluster import RedisCluster
 
-BACK_SECONDS: Final = 60.0
+BACK_SECONDS: Final = 180.0
 """A process that was started again and does not serve by then has failed the run."""
 NEW_MODEL_SECONDS: Final = 150.0
 """A worker does not try a model again for a minute that it had no room for."""
@@ -176,7 +176,7 @@ class Faults:
 
     async def _stopped(self, fault: Fault) -> AsyncGenerator[None, None]:
         epoch = await self._epoch(fault.target)
-        status = await asyncio.to_thread(self._cluster.stop, fault.target, 40.0)
+        status = await asyncio.to_thread(self._cluster.stop, fault.target, 120.0)
         if status != 0:
             fault.failure = f"{fault.target} ended with status {status} on SIGTERM"
         yield

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -22,6 +24,10 @@ from tests.support.waiting import wait_until
 
 _MODULES = {"router": "services.router", "scheduler": "services.scheduler", "edge": "services.edge"}
 lasting_port = free_port
+OFTEN = (("grpc.max_reconnect_backoff_ms", 1000),)
+"""Options of a channel to a process that may be starting. By default the pauses between attempts to
+connect grow to minutes, longer than the start.
+"""
 
 
 class Cluster:
@@ -53,7 +59,7 @@ class Cluster:
         worker_module: str = "services.worker",
         redis_port: int = 0,
         starter: str = "",
-        start_seconds: float = 60.0,
+        start_seconds: float = 180.0,
     ) -> None:
         self.directory = directory
         self.ports = [lasting_port() for _ in range(routers)]
@@ -107,6 +113,8 @@ class Cluster:
                 self.start(name)
             for address in self.addresses:
                 self.wait_ready(address, self._start_seconds)
+            for port in self.edge_ports:
+                wait_until(partial(_listens, port), self._start_seconds, "the edges to listen")
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -142,7 +150,7 @@ class Cluster:
             process.kill()
             process.wait()
 
-    def stop(self, name: str, timeout: float = 30.0) -> int | None:
+    def stop(self, name: str, timeout: float = 120.0) -> int | None:
         """SIGTERM; returns the exit status."""
         self.signal([name], signal.SIGTERM)
         return self.wait(name, timeout)
@@ -172,7 +180,7 @@ class Cluster:
         """SIGCONT; nothing happens to those that were not stopped."""
         self.signal(names, signal.SIGCONT)
 
-    def wait_ready(self, address: str, timeout: float = 60.0) -> None:
+    def wait_ready(self, address: str, timeout: float = 180.0) -> None:
         """Until the router at `address` serves and sees all workers, and models if they have
         any.
         """
@@ -183,19 +191,23 @@ class Cluster:
         ]
         has_models = any(any(folder.rglob("config.json")) for folder in folders)
 
+        def is_serving() -> bool:
+            # A router that listens is not serving before its first look at the mesh.
+            answer = health.Check(
+                health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=timeout
+            )
+            return answer.status == health_pb2.HealthCheckResponse.SERVING
+
         def is_seen() -> bool:
             seen = mesh.GetMesh(mesh_pb2.GetMeshRequest()).mesh
             return len(seen.workers) >= len(self.workers) and (
                 bool(seen.models) or not has_models or not self.workers
             )
 
-        with grpc.insecure_channel(address) as channel:
+        with grpc.insecure_channel(address, OFTEN) as channel:
             health = health_pb2_grpc.HealthStub(channel)
-            answer = health.Check(
-                health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=timeout
-            )
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
             mesh = mesh_pb2_grpc.MeshServiceStub(channel)
+            wait_until(is_serving, timeout, f"{address} to serve")
             wait_until(is_seen, timeout, "workers and models to be reported")
 
     def last_words(self, lines: int = 25) -> str:
@@ -234,3 +246,12 @@ class Cluster:
                 "SHOAL_EDGE_ID": name,
             }
         return self._environment | {"SHOAL_WORKER_ID": name}
+
+
+def _listens(port: int) -> bool:
+    """Return whether a process accepts connections at a port of this machine."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 10).close()
+    except OSError:
+        return False
+    return True

@@ -42,7 +42,7 @@ class RedisServer:
         """Returns once it answers."""
         self._socket.unlink(missing_ok=True)
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        wait_until(self._answers, 10.0, "redis-server to answer")
+        wait_until(self._answers, 60.0, "redis-server to answer")
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -24,9 +24,9 @@ from tests.support.redis import RedisServer
 from tests.support.waiting import wait_until
 
 SERVICE = "mymaster"
-DOWN_MS = 1500
-"""Milliseconds without a reply after which a server counts as down. With 1,000, a busy machine let
-a healthy server appear down.
+DOWN_MS = 5000
+"""Milliseconds without a reply after which a server counts as down. A busy machine keeps a healthy
+server off its cores for one or two seconds.
 """
 
 
@@ -101,13 +101,13 @@ class SentinelSet:
         """Order a failover as an operator does. Returns once the Sentinels name another master."""
         before = self.master()
         with self.client(self.sentinels[0]) as sentinel:
-            wait_until(lambda: _is_taken(sentinel), 20, "the Sentinel to take the order")
+            wait_until(lambda: _is_taken(sentinel), 60, "the Sentinel to take the order")
         self.wait_for_another(before)
 
     def wait_for_another(self, before: int) -> None:
         wait_until(
             lambda: self.master() != before and self.role(self.master()) == "master",
-            40,
+            90,
             "another master",
         )
 
@@ -154,7 +154,7 @@ class SentinelSet:
                 self.start(port)
             for port in self.sentinels:
                 self._start_sentinel(port)
-            wait_until(self._is_ready, 40, "the Sentinels to know each other and the replicas")
+            wait_until(self._is_ready, 90, "the Sentinels to know each other and the replicas")
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -195,7 +195,7 @@ class SentinelSet:
 
     def _run(self, port: int, command: Sequence[str]) -> None:
         self._processes[port] = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        wait_until(lambda: self._answers(port), 10, "a server to answer")
+        wait_until(lambda: self._answers(port), 60, "a server to answer")
 
     def _answers(self, port: int) -> bool:
         try:
@@ -280,7 +280,7 @@ class FakeSentinel:
 
     def __enter__(self) -> FakeSentinel:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(60)
         return self
 
     def __exit__(
@@ -289,9 +289,9 @@ class FakeSentinel:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     async def _listen(self) -> None:
