@@ -27,6 +27,7 @@ from PIL import Image
 from pyarrow import parquet
 from shoal.cli import console, plugins
 from shoal.cli.operation.tables import model_size
+from shoal.cli.options import BUSY_SECONDS, REACH_SECONDS
 from shoal.drawing import drawn
 from shoal.results import Region
 from shoal.status import Model, ModelPlace
@@ -601,6 +602,22 @@ def test_unreachable_router_is_reported(run: Run, nobody: str) -> None:
     assert (ran.code, ran.out) == (1, "")
     assert nobody in ran.err
     assert "shoal up" in ran.err
+
+
+def test_busy_router_that_answers_late_is_awaited(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy, asked = shoal.Client.healthy, []
+
+    def late(client: shoal.Client, **options: Any) -> bool:
+        asked.append(options["timeout"])
+        if len(asked) == 1:
+            raise shoal.errors.DeadlinePassed("no answer within the timeout")
+        return healthy(client, **options)
+
+    monkeypatch.setattr(shoal.Client, "healthy", late)
+    assert run("encode", MODEL, "x").code == 0
+    assert asked == [REACH_SECONDS, BUSY_SECONDS]
 
 
 def test_error_names_the_line_and_the_remedy(run: Run, router: FakeRouter, tmp_path: Path) -> None:

@@ -30,8 +30,10 @@ from shoal.transport.addresses import DEFAULT_ADDRESS, DEFAULT_PORT
 from shoal.transport.trust import Tls, TokenFile
 
 PANEL = "Connection"
-# A command fails if its router does not answer within this time.
+# A command fails if no router takes its connection within this time.
 REACH_SECONDS = 3.0
+# The further time for a router that has refused nothing: on a busy machine it answers late.
+BUSY_SECONDS = 12.0
 
 C = TypeVar("C", Client, AsyncClient)
 OpenClient = Callable[[], Client]
@@ -229,7 +231,7 @@ def reachable(client: Client) -> Client:
     the command's request.
     """
     try:
-        client.healthy(timeout=REACH_SECONDS)
+        _wait_healthy(client)
     except CannotConnect as error:
         raise _explained(error, client.address) from None
     except DeadlinePassed as passed:
@@ -238,12 +240,24 @@ def reachable(client: Client) -> Client:
         ):  # The last try had too little time to find the cause.
             raise _explained(passed.earlier, client.address) from None
         raise _explained(
-            CannotConnect(f"no router answers at {client.address} within {REACH_SECONDS:g} s"),
+            CannotConnect(
+                f"no router answers at {client.address} within {REACH_SECONDS + BUSY_SECONDS:g} s"
+            ),
             client.address,
         ) from None
     except ShoalError:
         pass  # A router answers. The command's own request reports its error better.
     return client
+
+
+def _wait_healthy(client: Client) -> None:
+    """Raises CannotConnect or DeadlinePassed if no router answers, soon if a connection failed."""
+    try:
+        client.healthy(timeout=REACH_SECONDS)
+    except DeadlinePassed as passed:
+        if isinstance(passed.earlier, CannotConnect):
+            raise
+        client.healthy(timeout=BUSY_SECONDS)
 
 
 def _explained(error: CannotConnect, addresses: str) -> CannotConnect:
