@@ -22,6 +22,7 @@ from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import free_port
 from tests.support.waiting import wait_until
 
+_PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _MODULES = {"router": "services.router", "scheduler": "services.scheduler", "edge": "services.edge"}
 lasting_port = free_port
 OFTEN = (("grpc.max_reconnect_backoff_ms", 1000),)
@@ -199,7 +200,12 @@ class Cluster:
             return answer.status == health_pb2.HealthCheckResponse.SERVING
 
         def is_seen() -> bool:
-            seen = mesh.GetMesh(mesh_pb2.GetMeshRequest()).mesh
+            try:
+                seen = mesh.GetMesh(mesh_pb2.GetMeshRequest()).mesh
+            except grpc.RpcError as error:
+                if error.code() in _PASSING:
+                    return False
+                raise
             return len(seen.workers) >= len(self.workers) and (
                 bool(seen.models) or not has_models or not self.workers
             )
