@@ -39,7 +39,7 @@ from tests.chaos.stage import (
     running,
     running_up,
 )
-from tests.chaos.traffic import Answers, Clients, Tally, Traffic, connected
+from tests.chaos.traffic import PATIENT_SECONDS, Answers, Clients, Tally, Traffic, connected
 from tests.chaos.up import REST_SECONDS
 from tests.support.waiting import end_tasks
 
@@ -65,6 +65,8 @@ class Settings:
     at_once: int = 64
     per_second: float = 300.0
     requests: int = 0
+    patient_seconds: float = PATIENT_SECONDS
+    """The deadline of all requests that are not hasty."""
     clients: int = 2
     """Of each tenant."""
     target: Target = "processes"
@@ -155,6 +157,7 @@ async def _run(settings: Settings, directory: Path, checkpoints: Path, watch: Wa
             http,
             at_once=settings.at_once,
             per_second=settings.per_second,
+            patient_seconds=settings.patient_seconds,
         )
         text, expected = answers.example()
         faults = Faults(stage, redis, clients["nobody"][0], text, expected)

@@ -69,7 +69,7 @@ class Request:
     leaves_after: float
 
 
-def request(seed: int, number: int) -> Request:
+def request(seed: int, number: int, patient_seconds: float = PATIENT_SECONDS) -> Request:
     dice = random.Random(f"{seed}/{number}")
     mood = dice.choices(MOODS, (90, 4, 6))[0]
     verb, model, items, _ = dice.choices(KINDS, [kind[3] for kind in KINDS])[0]
@@ -82,7 +82,7 @@ def request(seed: int, number: int) -> Request:
         tenant=dice.choice(tuple(TENANTS)),
         priority=dice.choices(PRIORITIES, (80, 20))[0],
         mood=mood,
-        seconds=dice.uniform(0.02, 0.6) if mood == "hasty" else PATIENT_SECONDS,
+        seconds=dice.uniform(0.02, 0.6) if mood == "hasty" else patient_seconds,
         leaves_after=dice.uniform(0.0, 0.15) if mood == "fickle" else 0.0,
     )
 
@@ -202,6 +202,7 @@ class Traffic:
         *,
         at_once: int,
         per_second: float,
+        patient_seconds: float = PATIENT_SECONDS,
     ) -> None:
         self.tally = Tally()
         self._seed = seed
@@ -210,6 +211,7 @@ class Traffic:
         self._http = http
         self._at_once = at_once
         self._per_second = per_second
+        self._patient_seconds = patient_seconds
         # Mutable state: the requests in flight, and who watches them.
         self._in_flight: set[int] = set()
         self._watches: list[Watch] = []
@@ -252,7 +254,7 @@ class Traffic:
                 await asyncio.sleep(self._next_at - now)
             if not self._stop.is_set():
                 self.tally.sent += 1
-                await self._make(request(self._seed, self.tally.sent))
+                await self._make(request(self._seed, self.tally.sent, self._patient_seconds))
 
     async def _make(self, wanted: Request) -> None:
         self._in_flight.add(wanted.number)

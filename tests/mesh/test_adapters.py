@@ -115,7 +115,7 @@ def test_adapters_and_the_plain_model_are_served_concurrently(
             for place in model.places
         ]
 
-    wait_until(lambda: places() == [loaded], 10, "the report")
+    wait_until(lambda: places() == [loaded], 60, "the report")
 
 
 def test_more_adapters_than_fit_are_served(client: shoal.Client, reference: Reference) -> None:
@@ -128,7 +128,7 @@ def test_adapters_are_not_models(client: shoal.Client) -> None:
 
 def test_unknown_adapter_is_not_found(client: shoal.Client, reference: Reference) -> None:
     with pytest.raises(shoal.errors.ModelNotFound, match="adapters/unknown") as raised:
-        client.encode(BASE, TEXTS, adapter="adapters/unknown", timeout=30)
+        client.encode(BASE, TEXTS, adapter="adapters/unknown", timeout=60)
     assert raised.value.field == "adapter"
     assert error(client, reference, NONE) <= 1e-5
 
@@ -140,6 +140,6 @@ def test_broken_adapter_error_names_the_tensor_and_its_model_keeps_serving(
         shoal.errors.ModelBroken,
         match=r"adapter_model\.safetensors: tensor .*layer\.5.*query.*lora_",
     ):
-        client.encode(BASE, TEXTS, adapter="adapters/broken", timeout=30)
+        client.encode(BASE, TEXTS, adapter="adapters/broken", timeout=60)
     assert error(client, reference, NONE) <= 1e-5
     assert error(client, reference, ADAPTERS[0]) <= 1e-5

@@ -40,6 +40,9 @@ from tests.support.waiting import wait_until
 
 CODE = grpc.StatusCode
 ROLES = ("client", "admin", "worker", "scaler")
+CALL_SECONDS = 120.0
+TOKEN_SECONDS = 3600.0
+"""Tokens are made before hundreds of calls, each of which may take seconds on a busy machine."""
 LET_IN = {CODE.OK, CODE.INVALID_ARGUMENT, CODE.NOT_FOUND, CODE.FAILED_PRECONDITION}
 """Possible statuses of an empty call that is authorised: the service itself reports missing
 contents.
@@ -138,6 +141,9 @@ class World:
     def token(self, role: str) -> str:
         return f"token-of-a-{role}-0123"
 
+    def jwt(self, role: str) -> str:
+        return self.issuer.token(role=role, seconds=TOKEN_SECONDS)
+
     def security(self, *, asks_callers: bool) -> Security:
         return self.certificates.security(
             asks_callers=asks_callers,
@@ -161,11 +167,9 @@ class World:
             yield Credential(
                 "another tenant, token", role, denied, self.token(role), tenant="other"
             )
-            yield Credential(
-                "another tenant, JWT", role, denied, self.issuer.token(role=role), tenant="other"
-            )
+            yield Credential("another tenant, JWT", role, denied, self.jwt(role), tenant="other")
             yield Credential("right token", role, None, self.token(role), tenant="acme")
-            yield Credential("right JWT", role, None, self.issuer.token(role=role))
+            yield Credential("right JWT", role, None, self.jwt(role))
 
     def shown(self) -> Iterator[Credential]:
         """Yield credentials for a server that requires client certificates."""
@@ -270,12 +274,12 @@ async def row(
         address, certificate, token=credential.token, tenant=credential.tenant
     ) as caller:
         reached = CODE.UNAVAILABLE if credential.refusal == CODE.UNAVAILABLE else CODE.OK
-        assert await caller.code(HEALTH) == reached
+        assert await caller.code(HEALTH, timeout=CALL_SECONDS) == reached
         return [await call(caller, method) for method in wanted]
 
 
 async def call(caller: Caller, method: Method) -> grpc.StatusCode:
-    return await caller.code(method.path, is_stream=method.is_stream)
+    return await caller.code(method.path, timeout=CALL_SECONDS, is_stream=method.is_stream)
 
 
 def test_every_method_has_an_expectation() -> None:
@@ -296,7 +300,7 @@ def test_process_refuses_to_listen_unprotected_beyond_this_machine(
     environ |= {variable: "0.0.0.0:0", "SHOAL_REDIS_URL": server.url}
     environ |= {name: str(world.tokens) for name in other}
     ended = subprocess.run(
-        [sys.executable, "-m", module], env=environ, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", module], env=environ, capture_output=True, text=True, timeout=120
     )
     assert ended.returncode == 2
     last = ended.stderr.strip().splitlines()[-1]
@@ -326,17 +330,17 @@ def test_failed_handshakes_log_nothing(world: World, server: RedisServer, tmp_pa
         )
     try:
         wait_until(
-            lambda: "listening" in (tmp_path / "log").read_text(), 60.0, "the router to listen"
+            lambda: "listening" in (tmp_path / "log").read_text(), 120, "the router to listen"
         )
         for _ in range(100):
             with socket.create_connection(
-                ("127.0.0.1", int(address.rpartition(":")[2])), 10
+                ("127.0.0.1", int(address.rpartition(":")[2])), 60
             ) as connection:
                 connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
                 while connection.recv(1000):  # until the server hangs up
                     pass
     finally:
         router.terminate()
-        assert router.wait(30) == 0
+        assert router.wait(120) == 0
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert 0 < len(lines) < 50

@@ -65,7 +65,7 @@ def mesh(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clu
 @asynccontextmanager
 async def edge(*routers: str) -> AsyncIterator[Http]:
     async with running(
-        Settings(edge_id="edge", address="127.0.0.1:0", routers=routers, deadline_seconds=120.0)
+        Settings(edge_id="edge", address="127.0.0.1:0", routers=routers, deadline_seconds=600.0)
     ) as address:
         yield Http(address)
 
@@ -327,13 +327,13 @@ async def test_client_disconnect_frees_its_memory(models: Path, tmp_path: Path) 
             data = json.dumps(body(SUMMARY, 4000, stream=True)).encode()
             writer.write(head("POST", CHAT_PATH, {"content-length": str(len(data))}) + data)
             assert b"200" in await reader.readline()
-            await until(claimed)
+            await until(claimed, 120)
             writer.close()
 
             async def is_returned() -> bool:
                 return not await claimed()
 
-            await until(is_returned)
+            await until(is_returned, 120)
 
 
 async def test_killed_worker_is_invisible_to_the_client(models: Path, tmp_path: Path) -> None:

@@ -362,6 +362,8 @@ def test_process_drains(tmp_path: Path, mesh: Cluster) -> None:
     environment = os.environ | {
         "SHOAL_ROUTERS": mesh.address,
         "SHOAL_HTTP_ADDRESS": f"127.0.0.1:{port}",
+        "SHOAL_DEADLINE_SECONDS": "300",
+        "SHOAL_GRACE_SECONDS": "300",
     }
     with (tmp_path / "log").open("wb") as log, ThreadPoolExecutor() as pool:
         process = subprocess.Popen(
@@ -376,24 +378,32 @@ def test_process_drains(tmp_path: Path, mesh: Cluster) -> None:
             "--retry-delay",
             "0",
             "--max-time",
-            "120",
+            "300",
         ]
         url = f"http://127.0.0.1:{port}"
         subprocess.run([*curl, f"{url}/readyz"], check=True, capture_output=True)
         body = msgspec.json.encode({"model": MINILM, "input": ["word " * 150] * 64}).decode()
-        answer = pool.submit(
-            subprocess.run,
-            [*curl, f"{url}/v1/embeddings", "-d", body],
-            check=True,
-            capture_output=True,
-        )
-        with shoal.Client(mesh.address) as client:
-            wait_until(
-                lambda: any(lane.leased_tokens for lane in client.mesh().lanes),
-                30,
-                "the call to be in flight",
+        mesh.signal(mesh.workers, signal.SIGSTOP)  # the call cannot be answered before SIGTERM
+        try:
+            answer = pool.submit(
+                subprocess.run,
+                [*curl, f"{url}/v1/embeddings", "-d", body],
+                check=True,
+                capture_output=True,
             )
-        process.send_signal(signal.SIGTERM)
+            with shoal.Client(mesh.address) as client:
+                wait_until(
+                    lambda: any(
+                        lane.queued_tokens or lane.leased_tokens for lane in client.mesh().lanes
+                    ),
+                    60,
+                    "the call to be in flight",
+                )
+            process.send_signal(signal.SIGTERM)
+            wait_until(
+                lambda: "draining" in (tmp_path / "log").read_text(), 60, "the edge to drain"
+            )
+        finally:
+            mesh.resume(mesh.workers)
         assert len(msgspec.json.decode(answer.result().stdout)["data"]) == 64
-        assert process.wait(30) == 0
-    assert "draining" in (tmp_path / "log").read_text()
+        assert process.wait(120) == 0

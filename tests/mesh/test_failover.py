@@ -8,6 +8,7 @@ import asyncio
 import signal
 from pathlib import Path
 
+import numpy as np
 import shoal
 
 from libs.queue.keys import WAKEUP_CHANNEL
@@ -55,7 +56,7 @@ async def test_killed_master_returns_as_a_replica_without_lost_requests(tmp_path
 
                 async def more(answers: int, what: str) -> None:
                     wanted = tally.answered + answers
-                    await asyncio.to_thread(wait_until, lambda: tally.answered >= wanted, 60, what)
+                    await asyncio.to_thread(wait_until, lambda: tally.answered >= wanted, 180, what)
 
                 await more(50, "answers")
                 before = sentinels.master()
@@ -71,7 +72,7 @@ async def test_killed_master_returns_as_a_replica_without_lost_requests(tmp_path
                 await asyncio.to_thread(
                     wait_until,
                     lambda: sentinels.role(before) == "slave",
-                    60,
+                    120,
                     "the old master to follow",
                 )
                 await more(50, "answers after the old master came back")
@@ -79,14 +80,14 @@ async def test_killed_master_returns_as_a_replica_without_lost_requests(tmp_path
             await asyncio.to_thread(
                 wait_until,
                 lambda: listeners(sentinels, sentinels.master()) == 3,
-                20,
+                120,
                 "everybody to listen at the new master",
             )
             assert listeners(sentinels, before) == 0
             with shoal.Client(cluster.address) as client:
                 wait_until(
                     lambda: all(not lane.queued_tokens for lane in client.mesh().lanes),
-                    20,
+                    120,
                     "the lanes to be empty",
                 )
             assert [name for name in processes if cluster.processes[name].poll() is not None] == []
@@ -117,23 +118,23 @@ async def test_request_survives_a_failover_that_lost_everything(tmp_path: Path) 
             async with shoal.AsyncClient(
                 cluster.address, retry=shoal.RetryPolicy(attempts=1)
             ) as client:
-                expected = (await client.encode(MODEL, ["text"], timeout=60)).dense
+                expected = (await client.encode(MODEL, ["text"], timeout=300)).dense
                 cluster.signal(cluster.workers, signal.SIGSTOP)
-                call = asyncio.create_task(client.encode(MODEL, ["text"], timeout=60))
+                call = asyncio.create_task(client.encode(MODEL, ["text"], timeout=300))
                 with old.client() as admin:
                     await asyncio.to_thread(
-                        wait_until, lambda: bool(admin.keys("*:pay")), 20, "the job to be there"
+                        wait_until, lambda: bool(admin.keys("*:pay")), 60, "the job to be there"
                     )
                 sentinel.master = new.address
                 old.kill()
                 await asyncio.to_thread(
                     wait_until,
                     lambda: "jobs queued again" in log.read_text(),
-                    40,
+                    120,
                     "the job to be queued again",
                 )
                 cluster.resume(cluster.workers)
                 dense = (await call).dense
     assert expected is not None
     assert dense is not None
-    assert (dense == expected).all()
+    np.testing.assert_allclose(dense, expected, atol=1e-6)

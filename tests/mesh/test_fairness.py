@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -25,9 +25,11 @@ from shoal.v1 import (
     models_pb2_grpc,
 )
 
-from libs.models import CancelCheck, Head, InputSequence, Output, Prepared, Work, YieldPoint
-from libs.models.work import never_cancelled, never_yield
+from libs.models import Head, InputSequence, Output, YieldPoint
+from libs.models.work import never_yield
 from services.worker.app import serve
+from services.worker.jobs.execution.runner import Runner
+from services.worker.jobs.held import HeldJob
 from services.worker.machine.device import Device
 from services.worker.settings import Settings, Shelf
 from tests.support.cluster import Cluster
@@ -42,19 +44,16 @@ pull instead of two.
 """
 HEAVY_REQUESTS = 200
 """Requests for twenty batches."""
+REQUEST_SECONDS = 600.0
+WAIT_SECONDS = 60.0
 
 
 class SteppedModel(FakeModel):
-    """Waits for permission before each batch, and records prepared and begun work."""
+    """Waits for permission before each batch, and records begun work."""
 
     def __init__(self, name: str, device: SteppedDevice) -> None:
         super().__init__(name)
         self._device = device
-
-    def prepare(self, work: Work, check_cancelled: CancelCheck = never_cancelled) -> Prepared:
-        prepared = super().prepare(work, check_cancelled)
-        self._device.prepared.extend(sequence.tokens for sequence in prepared.sequences)
-        return prepared
 
     def forward(
         self, head: Head, sequences: list[InputSequence], yield_point: YieldPoint = never_yield
@@ -66,11 +65,13 @@ class SteppedModel(FakeModel):
 
 
 class SteppedDevice:
-    """`begun` has the lengths in each batch, in order. The last one is running or was the last."""
+    """`begun` has the lengths in each batch, in order. The last one is running or was the last.
+    `queued` has the lengths of all texts that wait or waited for the device.
+    """
 
     def __init__(self) -> None:
         self.leave = threading.Semaphore(0)
-        self.prepared: list[int] = []
+        self.queued: list[int] = []
         self.begun: list[list[int]] = []
 
     def load(self, directory: Path, name: str, base: Path | None = None, /) -> FakeModel:
@@ -82,8 +83,25 @@ class SteppedDevice:
 
 @pytest.fixture(scope="module")
 def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("fair"), models="", workers=0) as cluster:
+    # However long the device waits for permission, the router refuses nothing as too late.
+    patient = {"SHOAL_MAX_QUEUED_SECONDS": str(REQUEST_SECONDS)}
+    directory = tmp_path_factory.mktemp("fair")
+    with Cluster(directory, models="", workers=0, environment=patient) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> SteppedDevice:
+    """Return a device that notes the texts that the worker's runner has queued for it."""
+    made, add = SteppedDevice(), Runner.add
+
+    def noted(runner: Runner, jobs: Collection[HeldJob]) -> None:
+        lengths = [sequence.tokens for held in jobs for sequence in held.ready.sequences]
+        add(runner, jobs)
+        made.queued.extend(lengths)
+
+    monkeypatch.setattr(Runner, "add", noted)
+    return made
 
 
 class Clients:
@@ -101,7 +119,9 @@ class Clients:
     def ask(self, model: str, tenant: str, text: str) -> Awaitable[inference_pb2.EncodeResponse]:
         """Send a request. It is on its way on return."""
         request = inference_pb2.EncodeRequest(model=model, items=[inference_pb2.Item(text=text)])
-        return self._inference.Encode(request, timeout=60, metadata=(("x-shoal-tenant", tenant),))
+        return self._inference.Encode(
+            request, timeout=REQUEST_SECONDS, metadata=(("x-shoal-tenant", tenant),)
+        )
 
     async def enqueued(self, model: str, at_least: int = 0) -> int:
         """Wait until `at_least` jobs were ever enqueued, and return their number."""
@@ -151,12 +171,11 @@ async def worker(root: Path, router: Cluster, device: SteppedDevice) -> AsyncIte
 
 @pytest.mark.parametrize(("model", "tenant"), [(LIGHT, "a"), (LIGHT, "b"), (HOT, "b")])
 async def test_light_client_is_served_after_the_running_batch(
-    tmp_path: Path, router: Cluster, model: str, tenant: str
+    tmp_path: Path, router: Cluster, device: SteppedDevice, model: str, tenant: str
 ) -> None:
     """The light client uses another model, or is another tenant of the model. It is pulled despite
     the backlog.
     """
-    device = SteppedDevice()
     async with AsyncExitStack() as stack:
         clients = Clients(
             await stack.enter_async_context(grpc.aio.insecure_channel(router.address))
@@ -164,33 +183,22 @@ async def test_light_client_is_served_after_the_running_batch(
         await stack.enter_async_context(worker(tmp_path, router, device))
         device.leave.release(2)
         for name in (HOT, LIGHT):
-            await clients.ask(name, "a", HEAVY_TEXT)
-        await asyncio.wait_for(clients.priced(), 20)
+            # Of a third tenant: how long these two take must not count for the others' turns.
+            await clients.ask(name, "first", HEAVY_TEXT)
+        await asyncio.wait_for(clients.priced(), WAIT_SECONDS)
         before = {name: await clients.enqueued(name, 1) for name in (HOT, LIGHT)}
         heavy = [clients.ask(HOT, "a", HEAVY_TEXT) for _ in range(HEAVY_REQUESTS)]
-        await asyncio.wait_for(clients.enqueued(HOT, before[HOT] + HEAVY_REQUESTS), 20)
+        await asyncio.wait_for(clients.enqueued(HOT, before[HOT] + HEAVY_REQUESTS), WAIT_SECONDS)
         before[HOT] += HEAVY_REQUESTS
+        await until(lambda: len(device.begun) == 3, "a heavy batch to run", WAIT_SECONDS)
         light = clients.ask(model, tenant, LIGHT_TEXT)
-        await asyncio.wait_for(clients.enqueued(model, before[model] + 1), 20)
-        waited = len(device.begun)
-        await until(lambda: len(LIGHT_TEXT) in device.prepared)
-        while len(LIGHT_TEXT) not in device.begun[-1]:
-            began = len(device.begun)
-            await _settled(device)
-            device.leave.release()
-            await until(lambda began=began: len(device.begun) > began)  # type: ignore[misc]
-        assert len(device.begun) - waited - 1 == 0, device.begun
+        await asyncio.wait_for(clients.enqueued(model, before[model] + 1), WAIT_SECONDS)
+        await until(lambda: len(LIGHT_TEXT) in device.queued, "the light text", WAIT_SECONDS)
+        assert len(device.begun) == 3, "the heavy batch waits for permission"
+        device.leave.release()
+        await until(lambda: len(device.begun) == 4, "the next batch", WAIT_SECONDS)
         assert device.begun[-1] == [len(LIGHT_TEXT)], (
-            "its batch is not filled with the work of others"
+            "its batch is the next, and is not filled with the work of others"
         )
         device.let_all_go()
         await asyncio.gather(light, *heavy)
-
-
-async def _settled(device: SteppedDevice) -> None:
-    """Wait until the light client's text has arrived, or no more texts arrive."""
-    seen = -1
-    while len(LIGHT_TEXT) not in device.prepared and len(device.prepared) > seen:
-        seen = len(device.prepared)
-        await asyncio.sleep(0.3)
-    await asyncio.sleep(0.1)  # prepared jobs are now waiting for the device

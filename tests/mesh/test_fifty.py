@@ -43,6 +43,7 @@ from tests.parity.recipes import RECIPES
 from tests.parity.reference_hub import HUB
 from tests.support.cluster import Cluster
 from tests.support.texts import texts
+from tests.support.waiting import wait_until
 
 REQUESTS = 600
 MIN_ROUTING_MARGIN = 1e-5
@@ -207,14 +208,17 @@ def test_fifty_models_on_one_worker_answer_as_alone(
 ) -> None:
     asked = requests(cards)
     with shoal.Client(
-        one_worker.address, timeout=240.0
+        one_worker.address, timeout=600.0
     ) as client:  # correct answers matter, not fast ones
         with ThreadPoolExecutor(24) as pool:
             answers = list(
                 pool.map(lambda request: numbers(request, cards[request.model], client), asked)
             )
-        resident = [model for model in client.models.list() if model.state == "resident"]
-    assert len(resident) >= 50
+
+        def resident() -> int:
+            return sum(model.state == "resident" for model in client.models.list())
+
+        wait_until(lambda: resident() >= 50, 60, "fifty models to be reported")
     assert len(answers) == REQUESTS
     models = {
         model: load_model(checkpoints / model, model, torch.device("cpu"), torch.float32)

@@ -70,7 +70,7 @@ def test_checkpoint_decides_the_truncated_end_of_a_long_text(
     assert start is not None
     assert end is not None
     assert relative_error(ours.astype(np.float32), theirs) <= 1e-5
-    np.testing.assert_array_equal(ours, start)
+    assert relative_error(ours.astype(np.float32), start.astype(np.float32)) <= 1e-6
     assert relative_error(ours.astype(np.float32), end.astype(np.float32)) > 0.01
 
 

@@ -28,6 +28,7 @@ from tests.parity import (
     test_gliner2,
 )
 from tests.parity.gliner_models import LABELS, TEXTS, Reference, make_reference
+from tests.support.waiting import wait_until
 
 # The packages emit many warnings.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -240,7 +241,8 @@ def test_all_parts_of_a_schema(
             set(instance) == {"name", "kind", "rights"} for instance in one.json.get("licence", ())
         )
     assert kinds == {"entity", "relation", "class", "structure"}
-    assert client.models.get(f"random/{name}").card.tasks == ("entities", "structure")  # type: ignore[union-attr]
+    wait_until(lambda: bool(tasks_of(client, f"random/{name}")), 60, "the card")
+    assert tasks_of(client, f"random/{name}") == ("entities", "structure")
     assert client.entities(f"random/{name}", gliner2_models.TEXTS, ["person"], threshold=0.2)[
         0
     ].entities
@@ -249,6 +251,12 @@ def test_all_parts_of_a_schema(
     assert caught.value.field == "structure.relations[0].label"
     with pytest.raises(errors.TaskNotSupported):
         client.classify(f"random/{name}", ["a"], ["b"])
+
+
+def tasks_of(client: shoal.Client, name: str) -> tuple[str, ...]:
+    """Return the tasks in a model's card; none before a worker has reported it."""
+    cards = [model.card for model in client.models.list() if model.model == name]
+    return cards[0].tasks if cards and cards[0] is not None else ()
 
 
 def of_schema(found: shoal.Extraction) -> results.Extraction:

@@ -21,7 +21,7 @@ async def test_sigterm_of_a_worker_under_load_loses_nothing(tmp_path: Path, mode
     request is answered.
     """
     with Cluster(tmp_path, models=models, workers=2) as cluster:
-        async with shoal.AsyncClient(cluster.address) as client:
+        async with shoal.AsyncClient(cluster.address, timeout=180) as client:
             await client.encode(MINILM, TEXTS)
             calls = [
                 asyncio.create_task(client.encode(MINILM, TEXTS[index % 60]))
@@ -40,10 +40,10 @@ def test_model_is_loaded_pinned_and_evicted_by_order(client: shoal.Client) -> No
     assert client.models.pin(name).places[0].pinned
     assert not client.models.pin(name, pinned=False).places[0].pinned
     assert client.models.evict(name)
-    wait_until(lambda: client.models.get(name).state == "cold", 20, "the model to be unloaded")
+    wait_until(lambda: client.models.get(name).state == "cold", 60, "the model to be unloaded")
     dense = client.encode(name, ["it comes back when asked for"]).dense
     assert dense is not None
-    assert client.models.get(name).state == "resident"
+    wait_until(lambda: client.models.get(name).state == "resident", 60, "its report")
 
 
 def test_broken_checkpoint_is_refused_with_its_reason_and_others_continue(
@@ -65,7 +65,7 @@ def test_broken_checkpoint_is_refused_with_its_reason_and_others_continue(
         assert caught.value.reason == "MODEL_LOAD_FAILED"
         assert "model.safetensors" in str(caught.value)
         assert client.encode(MINILM, ["text"]).dense is not None
-        assert client.models.get("my/broken").state == "failed"
+        wait_until(lambda: client.models.get("my/broken").state == "failed", 60, "its report")
 
 
 def test_client_disconnect_cancels_its_jobs(mesh: Cluster) -> None:
@@ -82,7 +82,7 @@ def test_client_disconnect_cancels_its_jobs(mesh: Cluster) -> None:
     with shoal.Client(mesh.address) as client:
         wait_until(
             lambda: all(lane.queued_tokens == 0 for lane in client.mesh().lanes),
-            20,
+            60,
             "the lane to be empty",
         )
 
@@ -90,11 +90,11 @@ def test_client_disconnect_cancels_its_jobs(mesh: Cluster) -> None:
 async def test_jobs_of_a_killed_worker_are_answered_before_its_leases_expire(
     tmp_path: Path, models: str
 ) -> None:
-    """Leases last for ten minutes here, and no request waits longer than one."""
+    """Leases last for ten minutes here, and no request waits longer than three."""
     with Cluster(
         tmp_path, models=models, workers=2, environment={"SHOAL_LEASE_MS": "600000"}
     ) as cluster:
-        async with shoal.AsyncClient(cluster.address, timeout=60) as client:
+        async with shoal.AsyncClient(cluster.address, timeout=180) as client:
             await asyncio.gather(*(client.encode(MINILM, TEXTS) for _ in range(8)))
             calls = [
                 asyncio.create_task(client.encode(MINILM, TEXTS[index % 60]))

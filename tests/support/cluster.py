@@ -22,8 +22,13 @@ from services.local.redis_server import find_redis_server, redis_arguments
 from services.local.settings import free_port
 from tests.support.waiting import wait_until
 
+_PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _MODULES = {"router": "services.router", "scheduler": "services.scheduler", "edge": "services.edge"}
 lasting_port = free_port
+OFTEN = (("grpc.max_reconnect_backoff_ms", 1000),)
+"""Options of a channel to a process that may be starting. By default the pauses between attempts to
+connect grow to minutes, longer than the start.
+"""
 
 
 def _is_open(port: int) -> bool:
@@ -197,19 +202,28 @@ class Cluster:
         ]
         has_models = any(any(folder.rglob("config.json")) for folder in folders)
 
+        def is_serving() -> bool:
+            # A router that listens is not serving before its first look at the mesh.
+            answer = health.Check(
+                health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=timeout
+            )
+            return answer.status == health_pb2.HealthCheckResponse.SERVING
+
         def is_seen() -> bool:
-            seen = mesh.GetMesh(mesh_pb2.GetMeshRequest()).mesh
+            try:
+                seen = mesh.GetMesh(mesh_pb2.GetMeshRequest()).mesh
+            except grpc.RpcError as error:
+                if error.code() in _PASSING:
+                    return False
+                raise
             return len(seen.workers) >= len(self.workers) and (
                 bool(seen.models) or not has_models or not self.workers
             )
 
-        with grpc.insecure_channel(address) as channel:
+        with grpc.insecure_channel(address, OFTEN) as channel:
             health = health_pb2_grpc.HealthStub(channel)
-            answer = health.Check(
-                health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=timeout
-            )
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
             mesh = mesh_pb2_grpc.MeshServiceStub(channel)
+            wait_until(is_serving, timeout, f"{address} to serve")
             wait_until(is_seen, timeout, "workers and models to be reported")
 
     def last_words(self, lines: int = 25) -> str:
@@ -248,3 +262,12 @@ class Cluster:
                 "SHOAL_EDGE_ID": name,
             }
         return self._environment | {"SHOAL_WORKER_ID": name}
+
+
+def _listens(port: int) -> bool:
+    """Return whether a process accepts connections at a port of this machine."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 10).close()
+    except OSError:
+        return False
+    return True

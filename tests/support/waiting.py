@@ -11,7 +11,10 @@ from typing import Any
 def wait_until(
     predicate: Callable[[], bool], timeout: float = 60.0, what: str = "the condition"
 ) -> None:
-    """Returns once `predicate()` is true; fails after `timeout` seconds, naming `what`."""
+    """Returns once `predicate()` is true; fails after `timeout` seconds, naming `what`.
+
+    The timeout only bounds a hang: on a busy machine any step may take seconds.
+    """
     end = time.monotonic() + timeout
     while not predicate():
         if time.monotonic() > end:
