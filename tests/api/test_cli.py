@@ -633,22 +633,6 @@ def test_unreachable_router_is_reported(run: Run, nobody: str) -> None:
     assert "shoal up" in ran.err
 
 
-def test_busy_router_that_answers_late_is_awaited(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    healthy, asked = shoal.Client.healthy, []
-
-    def late(client: shoal.Client, **options: Any) -> bool:
-        asked.append(options["timeout"])
-        if len(asked) == 1:
-            raise shoal.errors.DeadlinePassed("no answer within the timeout")
-        return healthy(client, **options)
-
-    monkeypatch.setattr(shoal.Client, "healthy", late)
-    assert run("encode", MODEL, "x").code == 0
-    assert asked == [REACH_SECONDS, BUSY_SECONDS]
-
-
 def test_error_names_the_line_and_the_remedy(run: Run, router: FakeRouter, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("one\ntwo\nthree\n")
     too_long = Refusal(

@@ -231,7 +231,7 @@ def reachable(client: Client) -> Client:
     the command's request.
     """
     try:
-        _wait_healthy(client)
+        client.healthy(timeout=REACH_SECONDS)
     except CannotConnect as error:
         raise _explained(error, client.address) from None
     except DeadlinePassed as passed:
