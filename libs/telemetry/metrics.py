@@ -72,6 +72,12 @@ HTTP_REQUESTS: Final = Counter("shoal_http_requests",
 HTTP_REQUEST_SECONDS: Final = Histogram("shoal_http_request_seconds",
 "From a request's head until its answer is written.",
                                         ("route",), buckets=SECONDS, registry=REGISTRY)  # fmt: skip
+HTTP_BATCHES_ENDED: Final = Counter("shoal_http_batches_ended",
+"Batches of OpenAI's API that this edge ended, by status: completed, failed, cancelled, expired.",
+                                    ("status",), registry=REGISTRY)  # fmt: skip
+HTTP_BATCH_REQUESTS: Final = Counter("shoal_http_batch_requests",
+"Requests of batches that got a result from this edge, by outcome: ok, failed (also by expiry).",
+                                     ("outcome",), registry=REGISTRY)  # fmt: skip
 
 # Of routers.
 
@@ -270,6 +276,12 @@ HTTP_HELD_BYTES: Final = Series(
 )
 HTTP_ROUTER_UP: Final = Series(
     "shoal_http_router_up", "1: a router answered this edge's last check."
+)
+HTTP_BATCHES_ACTIVE: Final = Series(
+    "shoal_http_batches_active", "Batches of OpenAI's API that this edge runs."
+)
+HTTP_BATCH_REQUESTS_IN_FLIGHT: Final = Series(
+    "shoal_http_batch_requests_in_flight", "Requests of batches that this edge waits for."
 )
 
 # Of workers.

@@ -245,6 +245,9 @@ class Edge:
         )
         yield metrics.HTTP_HELD_BYTES.family({(): self.state.held_bytes})
         yield metrics.HTTP_ROUTER_UP.family({(): self.state.is_ready})
+        if self.batches is not None:
+            yield metrics.HTTP_BATCHES_ACTIVE.family({(): self.batches.active})
+            yield metrics.HTTP_BATCH_REQUESTS_IN_FLIGHT.family({(): self.batches.in_flight})
 
     def _ready(self) -> Answer:
         status = 200 if self.state.is_ready else 503

@@ -17,12 +17,18 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
 from libs.errors import NoCapacity
+from libs.serving import Security
 from services.edge.app import running
+from services.edge.batches.objects import BatchError, BatchRecord, Counts, Status, make_id
+from services.edge.batches.settings import BatchSettings
+from services.edge.batches.store import Store, tenant_key
 from services.edge.settings import Settings
 from tests.edge import fake_mesh
 from tests.edge.fake_mesh import FakeMesh
@@ -144,13 +150,17 @@ async def _check(browser: str, only: str, *, short: bool) -> int:
         ),
         "many": fake_mesh.many(),
         "guarded": fake_mesh.busy(),
+        "tenants": fake_mesh.busy(),
     }
     fakes["empty"].mesh.router_id = "router-7c9f"
     fakes["busy"].word_seconds = 0.05
     fakes["guarded"].tokens = {"admin-token": "admin", "client-token": "client"}
     async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        batches = {"tenants": _stored_batches(folder)}
+        security = {"tenants": _tenants(folder)}
         addresses = {
-            name: await stack.enter_async_context(fake_mesh.routing(fake))
+            name: await stack.enter_async_context(fake_mesh.routing(fake, security.get(name)))
             for name, fake in fakes.items()
         }
         addresses["gone"] = "127.0.0.1:9"
@@ -162,6 +172,7 @@ async def _check(browser: str, only: str, *, short: bool) -> int:
                 routers=(router,),
                 console=True,
                 grace_seconds=1.0,
+                batches=batches.get(name, BatchSettings()),
             )
             urls[name] = f"http://{await stack.enter_async_context(running(settings))}"
         environment = {
@@ -186,6 +197,62 @@ async def _check(browser: str, only: str, *, short: bool) -> int:
             print(f"a WatchMesh for every page: {watched}", file=sys.stderr)
             return 1
     return 1 if status else 0
+
+
+def _tenants(folder: Path) -> Security:
+    """Return the tokens of two tenants, named after them."""
+    path = folder / "tokens.yaml"
+    tokens = [
+        {"token": f"token-of-the-{name}-tenant", "subject": name, "role": "client", "tenant": name}
+        for name in ("red", "blue")
+    ]
+    path.write_text(json.dumps({"tokens": tokens}))
+    path.chmod(0o600)
+    return Security(tokens=path)
+
+
+def _stored_batches(folder: Path) -> BatchSettings:
+    """Store two ended batches of the tenant red and one of the tenant blue."""
+    settings = BatchSettings(url=str(folder / "files"))
+    store = Store(settings.location)
+    store.prepare()
+    error = BatchError(code="invalid_json", message="the line is not JSON", line=3)
+    _store_ended(store, "red", 1, "completed", "BAAI/bge-m3", Counts(1_250, 1_243, 7))
+    _store_ended(store, "red", 2, "failed", "", Counts(), [error])
+    _store_ended(store, "blue", 3, "completed", "blue/model", Counts(1, 1, 0))
+    return settings
+
+
+def _store_ended(
+    store: Store,
+    tenant: str,
+    number: int,
+    status: Status,
+    model: str,
+    counts: Counts,
+    errors: list[BatchError] | None = None,
+) -> None:
+    now = int(time.time())
+    record = BatchRecord(
+        id=make_id("batch_", now, f"{number:032x}"),
+        endpoint="/v1/embeddings",
+        input_file_id=make_id("file-", now, f"{number:032x}"),
+        completion_window="24h",
+        created_at=now,
+        expires_at=now + 86_400,
+        output_id=make_id("file-", now, f"{number + 10:032x}"),
+        errors_id=make_id("file-", now, f"{number + 20:032x}"),
+        output_seconds=86_400,
+        status=status,
+        model=model,
+        counts=counts,
+        errors=errors or [],
+        stored_bytes=counts.failed,
+    )
+    own = store.tenant(tenant_key(tenant))
+    own.create_batch(record)
+    own.end_batch(record)
+    own.deactivate(record.id)
 
 
 if __name__ == "__main__":

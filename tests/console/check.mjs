@@ -76,6 +76,9 @@ async function record(page, name) {
     );
     faults.push(`${name} is ${over} px wider than a phone: ${wide.join(", ")}`);
   }
+  // The bar of views has a fixed position, so it does not widen the document.
+  const ends = await page.evaluate(() => Math.max(...[...document.querySelectorAll("nav a")].map((one) => one.getBoundingClientRect().right)));
+  if (ends > PHONE.width) faults.push(`the views in ${name} end at ${ends} px on a phone`);
   await inspect(page, `${name} phone`);
   await shoot(page, `${name}-phone-dark`);
   await page.emulateMedia({ colorScheme: "light", reducedMotion: "reduce" });
@@ -149,6 +152,23 @@ function lastHour() {
     p50: slots.map((at) => 14 * wave(at) * (bad(at) ? 6 : 1)), p99: slots.map((at) => 61 * wave(at + 3) * (bad(at) ? 9 : 1)),
   };
   return { step_seconds: 10, first: now - 3600, now, steps, requests };
+}
+
+// A page of batches in every state, as the API lists them. Numbers are large and names long.
+function manyBatches(count, hasMore) {
+  const now = Math.floor(Date.now() / 1000);
+  const statuses = ["in_progress", "validating", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"];
+  const data = Array.from({ length: count }, (_, at) => {
+    const status = statuses[at % statuses.length];
+    const total = ["validating", "failed"].includes(status) ? 0 : 50_000;
+    const completed = status === "completed" ? 49_988 : total / 2;
+    const errors = status === "failed" ? { object: "list", data: Array.from({ length: 25 }, (_, line) => ({ code: "invalid_json", message: "the line is not <b>JSON</b>", line: line + 1, param: null })) } : null;
+    return {
+      id: `batch_6a0f0000${String(at).padStart(32, "0")}`, object: "batch", endpoint: at % 3 ? "/v1/embeddings" : "/v1/chat/completions", model: total ? (at % 2 ? "BAAI/bge-m3" : "org/a-model-with-a-rather-long-name-for-a-narrow-column") : null,
+      status, errors, created_at: now - at * 3600, error_file_id: status === "completed" ? `file-6a0f0000${"1".repeat(32)}` : null, request_counts: { total, completed, failed: status === "completed" ? 12 : 0 },
+    };
+  });
+  return { object: "list", data, first_id: data[0].id, last_id: data[count - 1].id, has_more: hasMore };
 }
 
 const parts = {
@@ -495,6 +515,64 @@ const parts = {
     await has(empty, "This edge has received no requests since its start.");
     await record(empty, "history-empty");
     await empty.close();
+  },
+
+  async batches() {
+    // The real API behind tokens of two tenants.
+    const page = await open("tenants", "#/batches", { allows: ["401", "403"] });
+    await page.locator(".problem", { hasText: "This mesh requires a token" }).waitFor();
+    await record(page, "batches-guarded");
+    const enter = async (value) => {
+      await page.getByRole("button", { name: "Token", exact: true }).click();
+      await page.getByLabel("Token", { exact: true }).last().fill(value);
+      await page.getByRole("button", { name: "Save" }).click();
+    };
+    await enter("token-of-the-red-tenant");
+    await counted(page, ".batches tbody tr", 2);
+    const text = await page.locator("main").innerText();
+    for (const wanted of ["BAAI/bge-m3", "1,243 done", "7 failed", "1,250 in total", "Completed", "no model", "none counted"]) assert.ok(text.includes(wanted), wanted);
+    assert.ok(!text.includes("blue"));
+    await page.getByText("1 error", { exact: true }).click();
+    await has(page, "Line 3: The line is not JSON.");
+    await page.getByText("7 failed requests").click();
+    await has(page, "The errors of requests are in the file");
+    await record(page, "batches-tenant");
+    // Another tenant's token replaces the list at once.
+    await enter("token-of-the-blue-tenant");
+    await page.locator(".batches tbody tr", { hasText: "blue/model" }).waitFor();
+    assert.equal(await page.locator(".batches tbody tr").count(), 1);
+    assert.ok(!(await page.locator("main").innerText()).includes("BAAI/bge-m3"));
+    await page.close();
+    // Every state, and pages.
+    const many = await open("busy", "#/mesh");
+    await many.route("**/v1/batches?limit=20", (route) => route.fulfill({ json: manyBatches(20, true) }));
+    await many.route("**/v1/batches?limit=100", (route) => route.fulfill({ json: manyBatches(100, true) }));
+    await many.locator(".worker").first().waitFor();
+    await many.keyboard.press("g");
+    await many.keyboard.press("b");
+    await counted(many, ".batches tbody tr", 20);
+    for (const word of ["In progress", "Validating", "Finalizing", "Completed", "Failed", "Expired", "Cancelling", "Cancelled"]) await many.locator(".batches .state", { hasText: new RegExp(`^${word}$`) }).first().waitFor();
+    await many.getByText("25 errors").first().click();
+    await has(many, "5 more.");
+    await record(many, "batches-many");
+    await many.getByRole("button", { name: "Show more" }).click();
+    await counted(many, ".batches tbody tr", 100);
+    await has(many, "These are the newest 100.");
+    assert.equal(await many.locator(".batches b").count(), 0);
+    await many.getByRole("button", { name: "BAAI/bge-m3" }).first().click();
+    await many.getByRole("dialog", { name: "BAAI/bge-m3" }).waitFor();
+    await many.goBack();
+    await many.getByRole("dialog").waitFor({ state: "detached" });
+    await many.close();
+    // No batches, and an edge without storage.
+    const none = await open("busy", "#/batches", { allows: ["404"] });
+    await has(none, "This edge serves no batches");
+    await record(none, "batches-unserved");
+    await none.route("**/v1/batches?*", (route) => route.fulfill({ json: { object: "list", data: [], first_id: null, last_id: null, has_more: false } }));
+    await none.reload();
+    await has(none, "No batches");
+    await record(none, "batches-none");
+    await none.close();
   },
 
   async address() {

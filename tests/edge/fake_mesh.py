@@ -31,7 +31,7 @@ from shoal.v1 import (
 from shoal.v1 import inference_pb2 as pb
 
 from libs.errors import ModelBroken, ModelNotFound, NoCapacity, PermissionDenied, Unauthenticated
-from libs.serving import Service, serving
+from libs.serving import Security, Service, serving
 from services.router.operators.callers import CallerService
 from tests.edge.parts import dense, ragged, scores, sparse, tokenized
 
@@ -668,8 +668,12 @@ def many(count: int = 1000) -> FakeMesh:
 
 
 @asynccontextmanager
-async def routing(fake: FakeMesh) -> AsyncIterator[str]:
-    """Serve the fake's services at the yielded address."""
+async def routing(fake: FakeMesh, security: Security | None = None) -> AsyncIterator[str]:
+    """Serve the fake's services at the yielded address.
+
+    Args:
+        security: The credentials of callers, checked as by a router.
+    """
     services = [
         Service(
             "shoal.v1.InferenceService",
@@ -688,6 +692,6 @@ async def routing(fake: FakeMesh) -> AsyncIterator[str]:
             partial(mesh_pb2_grpc.add_MeshServiceServicer_to_server, FakeMeshService(fake)),
         ),
     ]
-    async with serving("127.0.0.1:0", services, grace_seconds=0.1) as server:
+    async with serving("127.0.0.1:0", services, security=security, grace_seconds=0.1) as server:
         await server.set_health(True)
         yield server.address

@@ -34,6 +34,7 @@ from tests.telemetry.receiver import receiving
 from tools.k8s import dashboards
 
 MODEL, BROKEN = "random/embed", "random/broken"
+COMPLETED_BATCH = 'shoal_http_batches_ended_total{status="completed"} > 0'
 ROOT = Path(__file__).resolve().parents[2]
 EXPRESSIONS: dict[str, str] = {
     rule["alert"]: rule["expr"]
@@ -104,6 +105,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
         }
         each = {name: {"SHOAL_METRICS_ADDRESS": address} for name, address in addresses.items()}
+        each["edge-0"]["SHOAL_BATCHES_URL"] = str(directory / "batches")
         cluster = Cluster(
             directory / "mesh", models=str(directory / "models"), routers=2, schedulers=2,
             workers=2, edges=1,
@@ -162,12 +164,14 @@ def _live(cluster: Cluster, prometheus: Prometheus) -> Seen:
             (0.06, 0.12, 0.25, 0.5)
         )  # the first is that of a quiet machine; of a busy one, jobs reach a device later
         await_alerts(OF_LOAD, 90.0, lambda: _load(cluster, client, next(patience)))
+        _start_batch(cluster, MODEL)
         queries: dict[str, list[dict[str, Any]]] = {}
 
         def all_have_data() -> bool:
             _over_http(cluster, MODEL)
             client.encode(MODEL, ["a text"])  # it is resident again, and workers wait for more
             queries.update({query: prometheus.query(query) for _, query in dashboards.queries()})
+            queries[COMPLETED_BATCH] = prometheus.query(COMPLETED_BATCH)
             return all(map(_has_numbers, queries.values()))
 
         with suppress(AssertionError):  # the tests say which are missing
@@ -208,6 +212,26 @@ def _over_http(cluster: Cluster, model: str) -> None:
         suppress(urllib.error.HTTPError),
         urllib.request.urlopen(f"http://{cluster.http_addresses[0]}/v1/embeddings", body, 30),
     ):
+        pass
+
+
+def _start_batch(cluster: Cluster, model: str) -> None:
+    """Upload a file with one request and start a batch of it."""
+    edge = f"http://{cluster.http_addresses[0]}"
+    body = {"model": model, "input": "a text"}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}
+    form = (
+        '--a\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        '--a\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n'
+        f"{json.dumps(line)}\r\n--a--\r\n"
+    )
+    upload = urllib.request.Request(
+        f"{edge}/v1/files", form.encode(), {"content-type": "multipart/form-data; boundary=a"}
+    )
+    with urllib.request.urlopen(upload, timeout=30) as reply:
+        file = json.load(reply)["id"]
+    batch = {"input_file_id": file, "endpoint": line["url"], "completion_window": "24h"}
+    with urllib.request.urlopen(f"{edge}/v1/batches", json.dumps(batch).encode(), 30):
         pass
 
 
@@ -258,6 +282,10 @@ def test_every_panel_has_data(seen: Seen, where: str, query: str) -> None:
     values = [float(sample["value"][1]) for sample in seen.queries[query]]
     assert values, f"{where}: nothing for {query}"
     assert any(not math.isnan(value) for value in values), f"{where}: no number for {query}"
+
+
+def test_completed_batch_is_counted(seen: Seen) -> None:
+    assert seen.queries[COMPLETED_BATCH]
 
 
 @pytest.mark.parametrize("alert", [name for name in EXPRESSIONS if name not in OF_PROMTOOL])

@@ -195,6 +195,17 @@ HTTP = Dashboard(
         "Memory of an edge that bodies in flight take."),
         Panel("Routers seen", "short", {"{{instance}}": "shoal_http_router_up"},
         "0: the edge reaches no serving router."),
+        Panel("Batches running", "short", {"{{instance}}": "shoal_http_batches_active"},
+        "Batches of OpenAI's API that each edge runs; an edge without storage for them has none."),
+        Panel("Batches ended", "short",
+        {"{{status}}": "sum by (status) (increase(shoal_http_batches_ended_total[1h]))"},
+              "In the last hour, by status."),
+        Panel("Requests of batches", "reqps",
+        {"{{outcome}}": rate("shoal_http_batch_requests_total", "outcome")},
+              "Results stored per second; failed includes requests of expired batches."),
+        Panel("Requests of batches in flight", "short",
+        {"{{instance}}": "shoal_http_batch_requests_in_flight"},
+              "Requests of batches that each edge waits for."),
     ],
 )  # fmt: skip
 

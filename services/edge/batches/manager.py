@@ -12,10 +12,11 @@ from typing import Final
 
 from shoal.bulk.failures import StorageError
 
+from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.edge.batches.context import Context
 from services.edge.batches.leases import Lease, LeaseLost, Observed, latest_generations
-from services.edge.batches.objects import BATCH_ID, BatchRecord, created_at
+from services.edge.batches.objects import BATCH_ID, ENDED, BatchRecord, created_at
 from services.edge.batches.runner import CANCEL, Execute, Gate, Runner
 from services.edge.batches.store import TenantStore
 
@@ -64,6 +65,21 @@ class Manager:
         self._starts: dict[str, float] = {}
         self._waits: dict[str, float] = {}
         self._turns: dict[str, float] = {}
+        # Series exist before the first event, so that the rate of the first one is not lost.
+        for status in ENDED:
+            metrics.HTTP_BATCHES_ENDED.labels(status)
+        for outcome in ("ok", "failed"):
+            metrics.HTTP_BATCH_REQUESTS.labels(outcome)
+
+    @property
+    def active(self) -> int:
+        """The number of batches that this edge runs."""
+        return len(self._tasks)
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests of batches that were sent and are not answered."""
+        return self._gate.in_flight
 
     def wake(self) -> None:
         """Look for batches now: one was created, or a token has arrived."""

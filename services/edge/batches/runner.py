@@ -28,6 +28,7 @@ from shoal.bulk.flow import Flow
 from shoal.bulk.places import Place
 from shoal.transport.wire import Metadata
 
+from libs.telemetry import metrics
 from libs.telemetry.logs import fields
 from services.edge.batches import lines
 from services.edge.batches.context import Context, QuotaExceeded
@@ -109,6 +110,11 @@ class Gate:
         self._running: Counter[Sender] = Counter()
         self._tenants: Counter[str] = Counter()
         self._waiting: dict[Sender, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests that were sent and are not answered."""
+        return self._total
 
     def limit(self, sender: Sender) -> int:
         """Return how many requests a sender may have in flight."""
@@ -488,7 +494,7 @@ class Runner:
             self.record.errors = [BatchError(code="storage_quota_exceeded", message=str(error))]
             self._set_stop("failed")
             return
-        if await self._context.io(data.create, name, part):
+        if await self._context.io(_create_part, data, name, part):
             self._add_part(index, _counts_of(part))
         else:
             self._add_part(index, _counts_of(await self._context.io(data.read, name)))
@@ -522,7 +528,7 @@ class Runner:
                 await self._context.io(self._store.create_file, file, pieces)
         ended = msgspec.structs.replace(record, status=status)
         setattr(ended, f"{status}_at", now)
-        await self._context.io(self._store.end_batch, ended)
+        await self._context.io(_commit_end, self._store, ended)
         self.record = ended
         await self._context.io(self._store.deactivate, record.id)
         await self._context.io(self._lease.delete)
@@ -630,6 +636,25 @@ def _read_lines(content: Content, chunk: Chunk) -> list[tuple[int, bytes]]:
 def _save_parts(data: Place, parts: dict[int, PartCounts]) -> None:
     """Store the counts of committed parts. Blocks."""
     data.replace(_PARTS, msgspec.json.encode(parts))
+
+
+def _create_part(data: Place, name: str, part: bytes) -> bool:
+    """Store a part and count its requests, unless another edge has stored it. Blocks.
+
+    The thread that stores it also counts, because the runner may be cancelled while it waits.
+    """
+    is_first = data.create(name, part)
+    if is_first:
+        counts = _counts_of(part)
+        metrics.HTTP_BATCH_REQUESTS.labels("ok").inc(counts.completed)
+        metrics.HTTP_BATCH_REQUESTS.labels("failed").inc(counts.failed)
+    return is_first
+
+
+def _commit_end(store: TenantStore, record: BatchRecord) -> None:
+    """Commit the end of a batch and count it, unless another edge has ended the batch. Blocks."""
+    if store.end_batch(record):
+        metrics.HTTP_BATCHES_ENDED.labels(record.status).inc()
 
 
 def _part_name(index: int) -> str:

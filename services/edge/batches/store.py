@@ -279,9 +279,9 @@ class TenantStore:
         """Replace the record of a batch that has not ended."""
         self._records().replace(record.id + _JSON, msgspec.json.encode(record))
 
-    def end_batch(self, record: BatchRecord) -> None:
-        """Commit the end of a batch, unless it has ended before."""
-        self._records().create(record.id + _END, msgspec.json.encode(record))
+    def end_batch(self, record: BatchRecord) -> bool:
+        """Commit the end of a batch. Return False, and change nothing, if it has ended before."""
+        return self._records().create(record.id + _END, msgspec.json.encode(record))
 
     def deactivate(self, identity: str) -> None:
         """Remove the name by which edges find a batch."""

@@ -241,12 +241,12 @@ async def test_batch_without_space_fails_also_after_a_restart(
     )
     real, ends = TenantStore.end_batch, 0
 
-    def end_batch(store: TenantStore, record: BatchRecord) -> None:
+    def end_batch(store: TenantStore, record: BatchRecord) -> bool:
         nonlocal ends
         ends += 1
         if ends == 1:
             raise StorageError("the edge dies")
-        real(store, record)
+        return real(store, record)
 
     monkeypatch.setattr(TenantStore, "end_batch", end_batch)
     with pytest.raises(StorageError):

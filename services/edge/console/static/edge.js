@@ -26,11 +26,11 @@ export function headers(more = {}) {
   return { "x-shoal-console": "1", ...(own ? { authorization: `Bearer ${own}` } : {}), ...more };
 }
 
-// Every failure: reason, message, field.
+// Every failure: reason, message, field, and the HTTP status (0: no response).
 export class Failure extends Error {
-  constructor(reason, message, field = "", requestId = "") {
+  constructor(reason, message, field = "", requestId = "", status = 0) {
     super(message);
-    Object.assign(this, { reason, field, requestId });
+    Object.assign(this, { reason, field, requestId, status });
   }
 }
 
@@ -42,10 +42,13 @@ export async function failureOf(response) {
     // Not JSON: a proxy's page.
   }
   const requestId = response.headers.get("x-request-id") || "";
+  const { status } = response;
   const { error = {}, detail } = content;
-  if (error.reason) return new Failure(error.reason, error.message, error.field, requestId);
-  if (detail && detail.code) return new Failure(detail.code, detail.message, "", requestId);
-  return new Failure(error.code || "", error.message || `The edge answered ${response.status}.`, "", requestId);
+  if (error.reason) return new Failure(error.reason, error.message, error.field, requestId, status);
+  if (detail && detail.code) return new Failure(detail.code, detail.message, "", requestId, status);
+  // OpenAI's errors have a code instead of a reason.
+  const reason = status === 401 ? "UNAUTHENTICATED" : error.code || "";
+  return new Failure(reason, error.message || `The edge answered ${status}.`, "", requestId, status);
 }
 
 export async function send(path, options = {}) {
@@ -105,3 +108,6 @@ export async function chat(body, take, signal) {
 
 // The last hour and the last requests through this edge.
 export const past = async () => (await send("/console/history")).json();
+
+// The newest batches of the tenant of this tab's token, by the API that clients use.
+export const batches = async (limit) => (await send(`/v1/batches?limit=${limit}`)).json();

@@ -5,20 +5,21 @@ import { setToken, token } from "./edge.js";
 import { follow, useMesh } from "./mesh.js";
 import { Dialog, Icon, Notices } from "./parts.js";
 import { cure, seconds, sentence, title } from "./text.js";
+import { BatchesView } from "./views/batches.js";
 import { ChatView } from "./views/chat.js";
 import { HistoryView } from "./views/history.js";
 import { MeshView } from "./views/mesh.js";
 import { ModelDrawer, ModelsView } from "./views/models.js";
 import { PlaygroundView } from "./views/playground.js";
 
-const VIEWS = [["mesh", "Mesh", MeshView], ["history", "History", HistoryView], ["models", "Models", ModelsView], ["playground", "Playground", PlaygroundView], ["chat", "Chat", ChatView]];
+const VIEWS = [["mesh", "Mesh", MeshView], ["history", "History", HistoryView], ["models", "Models", ModelsView], ["playground", "Playground", PlaygroundView], ["chat", "Chat", ChatView], ["batches", "Batches", BatchesView]];
 // Views for admins only, and views that work without watching the mesh.
 const NEEDS_ADMIN = ["mesh", "history"];
-const TRIES = ["playground", "chat"];
+const WITHOUT_MESH = ["playground", "chat", "batches"];
 const THEMES = [["", "system", "the system's"], ["light", "sun", "light"], ["dark", "moon", "dark"]];
 // Connection failures; their titles apply to all views.
 const CONNECTION_FAILURES = ["CANNOT_CONNECT", "NO_EDGE", "UNAUTHENTICATED", "PERMISSION_DENIED"];
-const GOES = { gm: "mesh", gh: "history", gc: "models", gp: "playground", gt: "chat" };
+const GOES = { gm: "mesh", gh: "history", gc: "models", gp: "playground", gt: "chat", gb: "batches" };
 const KEYS = [
   ["/", "Search"],
   ["g m", "Mesh"],
@@ -26,6 +27,7 @@ const KEYS = [
   ["g c", "Models (the catalogue)"],
   ["g p", "Playground"],
   ["g t", "Chat (talk)"],
+  ["g b", "Batches"],
   ["↑ ↓", "Move through the list of models"],
   ["Enter", "Open a model"],
   ["Ctrl Enter", "Run the request"],
@@ -172,9 +174,9 @@ function Page() {
       ${NEEDS_ADMIN.includes(where.view) && isRefused
         ? html`<div class="view"><section class="card"><div class="empty"><h1>Watching the mesh requires the role admin</h1>
             <p>${cure("PERMISSION_DENIED")}</p></div></section></div>`
-        : !TRIES.includes(where.view) && mesh.status === "connecting"
+        : !WITHOUT_MESH.includes(where.view) && mesh.status === "connecting"
           ? html`<div class="view"><p class="muted waiting" role="status">Loading the mesh …</p></div>`
-          : !TRIES.includes(where.view) && mesh.status === "lost" && !mesh.seen
+          : !WITHOUT_MESH.includes(where.view) && mesh.status === "lost" && !mesh.seen
             ? html`<div class="view"><section class="card"><div class="empty"><h1>No mesh to show</h1><p>${again}</p></div></section></div>`
             : html`<${View} key=${`${where.view} ${where.epoch}`} query=${where.query} go=${go} open=${open} />`}
     </main>

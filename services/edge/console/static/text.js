@@ -34,6 +34,8 @@ export const milliseconds = (value) => (value < 10 ? value.toFixed(2) : value < 
 
 export const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
 
+export const dayAndTime = (at) => new Date(at * 1000).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+
 export const plural = (value, one, many = `${one}s`) => `${number(value)} ${value === 1 ? one : many}`;
 
 export const share = (part, whole) => (whole > 0 ? Math.min(100, (100 * part) / whole) : 0);
@@ -89,6 +91,17 @@ export const STATES = {
   cold: ["Cold", "idle"],
   failed: ["Failed", "bad"],
   absent: ["Absent", "idle"],
+};
+
+export const BATCH_STATES = {
+  validating: ["Validating", "accent"],
+  in_progress: ["In progress", "accent"],
+  finalizing: ["Finalizing", "accent"],
+  completed: ["Completed", "good"],
+  failed: ["Failed", "bad"],
+  expired: ["Expired", "bad"],
+  cancelling: ["Cancelling", "warn"],
+  cancelled: ["Cancelled", "idle"],
 };
 
 // Explanations of the terms of lanes.
