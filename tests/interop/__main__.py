@@ -66,7 +66,7 @@ KEPT_HEADERS: Final = (
 )
 STORED: Final = ("/v1/files", "/v1/batches")
 """Paths of objects that exist only in this mesh, so that their requests cannot be replayed."""
-HEAD_LINES: Final = 4
+HEAD_LINES: Final = 2
 """The lines of the table before its rows."""
 CLASSIFIER: Final = "random/bert-classes"
 TAGGER: Final = "random/bert-entities"
@@ -213,12 +213,9 @@ async def run(wanted: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
         edge = Edge(settings, routers)
         recorder = Recorder(edge.application)
         limited = Limited(edge.application)
-        tokens = tokenizer_of_openai()
-        reader = (
-            Edge(replace(settings, vocabulary=read_vocabulary(tokens.read_bytes())), routers)
-            if tokens is not None
-            else edge
-        )
+        tokens = await asyncio.to_thread(tokenizer_of_openai)
+        vocabulary = read_vocabulary(tokens.read_bytes())
+        reader = Edge(replace(settings, vocabulary=vocabulary), routers)
         await edge.poll()
         await reader.poll()
         await stack.enter_async_context(edge.running_batches())
@@ -240,7 +237,7 @@ async def run(wanted: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
             "INTEROP_TEI_GRPC": tei.address,
             "INTEROP_EXPECTED": str(expected),
             "PYTHONPATH": str(SCRIPTS),
-            "TIKTOKEN_CACHE_DIR": str(tokens.parent) if tokens is not None else "",
+            "TIKTOKEN_CACHE_DIR": str(tokens.parent),
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             "ANONYMIZED_TELEMETRY": "False",
             "HAYSTACK_TELEMETRY_ENABLED": "False",
@@ -342,7 +339,9 @@ def _scores(result: Any) -> dict[str, float]:
 
 
 def merged(page: str, text: str) -> str:
-    """Return the page with the rows of `text`; rows of clients that did not run stay."""
+    """Return the page with the rows of `text`. Rows of clients that did not run stay, with the date
+    on which they were seen.
+    """
     old = re.search(r"<!-- interop -->\n(.*?)\n<!-- /interop -->", page, flags=re.DOTALL)
     assert old is not None
     rows: dict[str, list[str]] = {client_of(line): [] for line in rows_of(old[1])}
@@ -364,11 +363,11 @@ def client_of(line: str) -> str:
 
 
 def table(rows: Sequence[tuple[str, list[dict[str, Any]]]]) -> str:
+    """Return a table with a row for each call, seen today."""
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
     lines = [
-        f"Seen on {datetime.now(UTC):%Y-%m-%d}:",
-        "",
-        "| client | call | largest difference to `shoal.Client` |",
-        "| --- | --- | --- |",
+        "| client | call | largest difference to `shoal.Client` | seen |",
+        "| --- | --- | --- | --- |",
     ]
     for name, found in rows:
         for row in found:
@@ -376,7 +375,8 @@ def table(rows: Sequence[tuple[str, list[dict[str, Any]]]]) -> str:
             said = error or (
                 "as expected" if row["difference"] is None else f"{row['difference']:.1e}"
             )
-            lines.append(f"| {name} | {row['call']} | {said if row['difference'] != 0 else '0'} |")
+            shown = said if row["difference"] != 0 else "0"
+            lines.append(f"| {name} | {row['call']} | {shown} | {today} |")
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 SCRIPTS: Final = Path(__file__).parent / "clients"
 ENVIRONMENTS: Final = ROOT / ".cache/interop"
+PIP: Final = ("-m", "pip", "--disable-pip-version-check")
 
 
 @dataclass(frozen=True)
@@ -171,18 +172,7 @@ def install(client: Client) -> Path:
     if not done.exists():
         subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
         for arguments in client.install:
-            subprocess.run(
-                [
-                    str(python),
-                    "-m",
-                    "pip",
-                    "--disable-pip-version-check",
-                    "install",
-                    "-q",
-                    *arguments,
-                ],
-                check=True,
-            )
+            subprocess.run([str(python), *PIP, "install", "-q", *arguments], check=True)
         done.touch()
     return python
 
@@ -216,6 +206,14 @@ def versions(client: Client, program: Path) -> str:
     return reported.stdout.strip() + client.note
 
 
-def tokenizer_of_openai() -> Path | None:
-    """Return the path of the cl100k_base file, which llama-index-core and litellm contain."""
-    return next(ENVIRONMENTS.glob(f"*/lib/python*/site-packages/**/{CL100K}"), None)
+def tokenizer_of_openai() -> Path:
+    """Return the path of the cl100k_base file, which llama-index-core and litellm contain. Install
+    llama-index-core without its requirements if no environment contains either.
+    """
+    found = next(ENVIRONMENTS.glob(f"**/site-packages/**/{CL100K}"), None)
+    if found is not None:
+        return found
+    place = ENVIRONMENTS / "tokenizer/site-packages"
+    command = ["install", "-q", "--no-deps", "--target", str(place), "llama-index-core"]
+    subprocess.run([sys.executable, *PIP, *command], check=True)
+    return next(place.glob(f"**/{CL100K}"))
