@@ -99,7 +99,7 @@ def arguments(given: Sequence[str] | None) -> Options:
         "--model",
         default="",
         metavar="MODEL",
-        help="a model of texts and images, such as openai/clip-vit-base-patch32",
+        help="a model that reads texts and images, such as openai/clip-vit-base-patch32",
     )
     parser.add_argument("--photos", type=Path, metavar="FOLDER", help="your photographs")
     parser.add_argument(

@@ -268,7 +268,7 @@ def reference_run(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Callable[[], object]:
-    """One tensor of all images, or one an image where sizes differ and the model takes no
+    """One tensor of all images, or one per image where sizes differ and the model takes no
     padding.
     """
     images = [Image.open(BytesIO(data)).convert("RGB") for data in pictures]

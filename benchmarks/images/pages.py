@@ -183,7 +183,7 @@ def measure_pages(
 def pages(
     tower: Tower, files: Sequence[bytes], rounds: int, layers: int, dtype: str, device: torch.device
 ) -> Pages:
-    """Raises ValueError if both engines do not give the same rows."""
+    """Raise ValueError if both engines do not give the same rows."""
     with tempfile.TemporaryDirectory() as name:
         torch.manual_seed(0)
         model, processor = tower.make(Path(name), layers)

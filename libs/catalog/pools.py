@@ -189,7 +189,7 @@ def read_pools(path: Path) -> Pools:
 
 
 def check_cards(pools: Pools, catalog: Catalog) -> None:
-    """Raises InvalidInput, naming file and line, for a card with a pool that is not in the file."""
+    """Raise InvalidInput, naming file and line, for a card with a pool that is not in the file."""
     for overrides in catalog.cards():
         for name in overrides.pools or ():
             if pools.is_configured and name not in pools.by_name:

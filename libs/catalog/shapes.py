@@ -75,7 +75,7 @@ class Shape(Protocol[Value]):
     """A validator of one type of value."""
 
     def read(self, node: yaml.Node, at: At) -> Value:
-        """Parses a value. Raises InvalidInput naming file, line and key."""
+        """Parse a value. Raises InvalidInput naming file, line and key."""
 
     def schema(self) -> Schema:
         """Return the JSON schema (draft 7) of such values."""

@@ -54,7 +54,7 @@ class Converted:
 def convert(
     root: Path, into: Path, steps: Sequence[Step], on_progress: OnProgress
 ) -> tuple[Converted, ...]:
-    """Writes the outputs of all steps to the directory `into`; sources are files of the checkpoint
+    """Write the outputs of all steps to the directory `into`; sources are files of the checkpoint
     `root`, which may be `into`.
 
     Raises ModelBroken naming the file that is refused, and NoCapacity where a retry may help.
@@ -239,7 +239,7 @@ def _write_record(into: Path, done: Iterable[Converted]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a file by one atomic rename."""
+    """Write a file by one atomic rename."""
     part = path.with_name(f"{path.name}.part")
     with part.open("w", encoding="utf-8") as file:
         file.write(text)

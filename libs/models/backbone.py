@@ -1,5 +1,5 @@
-"""An encoder and the heads after it. A text model has one backbone; a model of texts and images
-(CLIP) has one for each.
+"""An encoder and the heads after it. A text model has one backbone; a model that reads texts and
+images (CLIP) has one for each.
 """
 
 from __future__ import annotations

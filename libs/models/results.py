@@ -196,7 +196,7 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's text and log probability. `top`: the likeliest alternatives, in descending
+    """A token's text and log probability. `top`: the most likely alternatives, in descending
     order.
     """
 

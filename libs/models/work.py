@@ -279,7 +279,7 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Sampling of tokens. None: the checkpoint's default, or else neutral. `temperature` 0: the
-    likeliest token.
+    most likely token.
     """
 
     temperature: float | None = None
@@ -527,7 +527,7 @@ class SparseRow:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """The log probability of a generated token, and of the likeliest alternatives in descending
+    """The log probability of a generated token, and of the most likely alternatives in descending
     order.
     """
 

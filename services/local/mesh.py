@@ -158,7 +158,7 @@ def _children(
 
 
 async def _stop(children: Sequence[tuple[Role, Child]]) -> None:
-    """Stops the edge and then the router first: they drain, which needs all other processes to
+    """Stop the edge and then the router first: they drain, which needs all other processes to
     answer the calls in flight.
     """
     for role in STOP_ORDER:
@@ -270,7 +270,7 @@ def _device(settings: Settings, worker: int) -> dict[str, str]:
 
 
 async def _or_failure(children: Sequence[Child], work: Coroutine[None, None, None]) -> None:
-    """Runs `work`. Raises NoCapacity if a child ends first, or MESH_START_SECONDS pass: a child
+    """Run `work`. Raises NoCapacity if a child ends first, or MESH_START_SECONDS pass: a child
     that fails at the start would fail again.
     """
     working = asyncio.create_task(work)
@@ -298,7 +298,7 @@ async def _or_failure(children: Sequence[Child], work: Coroutine[None, None, Non
 
 
 async def _ready(address: str, certificates: Path | None, workers: int, http_address: str) -> None:
-    """Returns when the router answers, all workers have reported to it, and the edge listens."""
+    """Return when the router answers, all workers have reported to it, and the edge listens."""
     if http_address:
         await _listens(http_address)
     async with _channel(address, certificates) as channel:

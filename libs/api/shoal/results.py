@@ -64,7 +64,7 @@ class ResolvedAlias(AliasModels):
 
     Attributes:
         model: The model that answered.
-        next_model: The model to which the alias is being changed; empty: no change is under way.
+        next_model: The model to which the alias is being changed; empty: no change is in progress.
         previous_model: The model before the last change; empty: no change, or it is finished.
         revision: Revision of the alias.
     """
@@ -88,7 +88,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vectors:
-    """One row an item, in the requested data type.
+    """One row per item, in the requested data type.
 
     `array` is [items, dimensions] of float32 (also for "bfloat16", which numpy does not have),
     float16, int8 or uint8; for "binary" it is uint8 [items, ceil(dimensions / 8)], eight numbers a
@@ -316,7 +316,7 @@ class EncodeResult:
 
     @property
     def multi_vector(self) -> Ragged:
-        """One matrix of token vectors an item."""
+        """One matrix of token vectors per item."""
         return (
             self._multi_vector if self._multi_vector is not None else self._missing("multi_vector")
         )
@@ -467,7 +467,7 @@ class ToolCall:
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """A token's text, with U+FFFD for a part of a character, and its log probability. `top`: the
-    likeliest tokens in its place.
+    most likely tokens in its place.
     """
 
     text: str

@@ -381,7 +381,7 @@ def tensor_entries(directory: Path, name: str) -> dict[str, TensorEntry]:
 
 
 def _refuse_crowd(header: bytes, name: str) -> None:
-    """Raises ModelBroken for more objects or entries of lists than MAX_TENSORS tensors have, before
+    """Raise ModelBroken for more objects or entries of lists than MAX_TENSORS tensors have, before
     an object is made of one.
     """
     tensors = header.count(b"{") - 1

@@ -165,7 +165,7 @@ def refuse_sampling(work: GenerationWork, card: Card) -> None:
     for name, was_set in is_set.items():
         if was_set:
             raise TaskNotSupported(
-                f"{card.model} always returns the likeliest answer: remove {name}",
+                f"{card.model} always returns the most likely answer: remove {name}",
                 field=name,
             )
 

@@ -143,7 +143,7 @@ class Tls:
             raise ValueError("mutual TLS needs both certificate_chain and private_key")
 
     def read(self) -> Pem:
-        """Raises ValueError, naming the file, if one cannot be read or parsed, or if the key is not
+        """Raise ValueError, naming the file, if one cannot be read or parsed, or if the key is not
         that of the certificate.
         """
         pem = Pem(
@@ -246,7 +246,7 @@ class Trust:
     """
 
     def check(self, addresses: Iterable[str]) -> None:
-        """Raises ValueError if files cannot be used, or the token would be sent unencrypted to
+        """Raise ValueError if files cannot be used, or the token would be sent unencrypted to
         another machine.
         """
         if self.tls is not None:

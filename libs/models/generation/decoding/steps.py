@@ -129,7 +129,7 @@ class StepForward:
         )
 
     def run(self, shape: StepShape, buffer: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the likeliest next tokens, [sequences] int64, and all scores, [sequences,
+        """Return the most likely next tokens, [sequences] int64, and all scores, [sequences,
         vocabulary] float32, without waiting for the device.
         """
         batch, places = shape.batch(buffer)

@@ -1,6 +1,6 @@
 """All tokens of a long text, which is tokenised in overlapping pieces where the tokenizer is local.
 
-The library takes some 600 bytes a token while it tokenises, and a token may be one byte of the
+The library takes some 600 bytes per token while it tokenises, and a token may be one byte of the
 text, so one call for a MiB would take 600 MB. A piece ends where its tokens no longer depend on the
 text after it (`cutting.py`), and the next one begins some characters before that place. Both are
 joined there only if a word begins there in both and they have the same tokens before it. Otherwise,
