@@ -31,7 +31,7 @@ class PillowImage(Protocol):
 
 # An image: a file, a file's bytes (PNG, JPEG, WebP, TIFF, GIF, BMP, AVIF), a Pillow image, or uint8
 # [height, width, 3].
-Picture: TypeAlias = Path | bytes | PillowImage | NDArray[np.uint8]
+ImageData: TypeAlias = Path | bytes | PillowImage | NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,13 @@ class Parts:
     this?", Path("page.png"))`.
     """
 
-    pieces: tuple[str | Picture | Document, ...]
+    pieces: tuple[str | ImageData | Document, ...]
 
-    def __init__(self, *pieces: str | Picture | Document) -> None:
+    def __init__(self, *pieces: str | ImageData | Document) -> None:
         object.__setattr__(self, "pieces", pieces)
 
 
-Item: TypeAlias = str | Picture | Document | Parts
+Item: TypeAlias = str | ImageData | Document | Parts
 Items: TypeAlias = Item | Iterable[Item]
 Role = Literal["query", "document"]
 Truncation = Literal["none", "end", "start"]

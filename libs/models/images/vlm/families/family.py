@@ -19,8 +19,8 @@ from libs.models.images.processing import ImageProcessing
 from libs.models.images.vlm.blocks import BlockSpec
 from libs.models.images.vlm.connectors import Connector
 from libs.models.images.vlm.heads import Use
+from libs.models.images.vlm.image_converter import ImageConverter
 from libs.models.images.vlm.parts import Prompts
-from libs.models.images.vlm.pictures import Pictures
 from libs.models.layers.encoder import PackedEncoder
 from libs.models.layers.spec import Config, EncoderSpec
 from libs.models.text.processing.static import TokenWeights
@@ -61,7 +61,7 @@ class VisionLanguageSpec:
         connector: Builds the connector (image tower to text encoder) from the tensors of
             `Family.CONNECTOR`.
         heads: Builds the heads, by name, from the tensors of `Family.HEADS` and the text encoder.
-        pictures: How many tokens an image has, and how it is tiled.
+        image_converter: Converts images to tower inputs, and counts their tokens.
         prompts: The texts before and after the parts of an item.
         mark: The image token, such as "<image>".
         framed: Whether the tokenizer's special tokens are added around `prompts`.
@@ -78,7 +78,7 @@ class VisionLanguageSpec:
     processing: ImageProcessing
     connector: Callable[[State, torch.dtype], Connector]
     heads: Callable[[State, PackedEncoder], Mapping[str, ModelHead]]
-    pictures: Pictures
+    image_converter: ImageConverter
     prompts: Prompts
     mark: str
     framed: bool = False

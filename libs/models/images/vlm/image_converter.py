@@ -38,8 +38,8 @@ class Laid:
     grid: Grid | None = None
 
 
-class Pictures(Protocol):
-    """Image input of a model. Thread-safe. `field`: the item's path, for errors."""
+class ImageConverter(Protocol):
+    """Converts the images of a model. Thread-safe. `field`: the item's path, for errors."""
 
     def lay(self, height: int, width: int, field: str) -> Laid:
         """Return the tokens of an image of this size. Raises InvalidInput if the model cannot
