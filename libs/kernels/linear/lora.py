@@ -2,10 +2,10 @@
 (multi-LoRA).
 
 Rows of one adapter are contiguous, and the host knows where they begin, so nothing here
-synchronises with the device. On a CPU each adapter's rows take two separate low-rank products, which is
-the least arithmetic. On an accelerator, where a launch costs more than that, the factors of the
-batch's adapters are concatenated: two products for all rows, with the other adapters' ranks masked
-to zero between them.
+synchronises with the device. On a CPU each adapter's rows take two separate low-rank products,
+which is the least arithmetic. On an accelerator, where a launch costs more than that, the factors
+of the batch's adapters are concatenated: two products for all rows, with the other adapters' ranks
+masked to zero between them.
 """
 
 from __future__ import annotations
