@@ -61,8 +61,11 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The mesh's pools. `default`: the pool of models for which the catalog names none. `by_name`
-    is empty without a file.
+    """The mesh's pools.
+
+    Attributes:
+        by_name: The pools of the file; empty without one.
+        default: The pool of models for which the catalog names none.
     """
 
     default: str = DEFAULT

@@ -36,8 +36,13 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The record of one conversion. `left_out`: entries that are no tensors. `tied`: names that are
-    not written, each with its equal. `converter`: version of our rules and of the library."""
+    """The record of one conversion.
+
+    Attributes:
+        left_out: Entries that are no tensors.
+        tied: Names that are not written, each with its equal.
+        converter: Version of our rules and of the library.
+    """
 
     source: str
     source_bytes: int

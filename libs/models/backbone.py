@@ -55,8 +55,10 @@ class PreemptedTower(SampledTower, Protocol):
 
 @runtime_checkable
 class LayeredTower(PreemptedTower, Protocol):
-    """A tower that splits a batch into several forwards. `chunk_tokens`: most tower tokens of one
-    forward, unless one input has more.
+    """A tower that splits a batch into several forwards.
+
+    Attributes:
+        chunk_tokens: Most tower tokens of one forward, unless one input has more.
     """
 
     chunk_tokens: int

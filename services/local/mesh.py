@@ -52,13 +52,17 @@ _Service: TypeAlias = tuple[Role, str, list[str], dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class LocalMesh:
-    """A running mesh. `address` is where clients call, `scheduler_address` where KEDA would ask
-    (empty: no scheduler), `http_address` where clients of HTTP do (empty: no edge),
-    `tei_grpc_address` those of TEI's gRPC (empty: none). `metrics_address` where the metrics of all
-    processes are one page (empty: nowhere).
+    """A running mesh.
 
-    `logs`: the folder with a file for each process. `certificates`: where its certificates are, if
-    it uses TLS.
+    Attributes:
+        address: The router's address, for clients.
+        scheduler_address: The address of KEDA's external scaler; empty without a scheduler.
+        http_address: The edge's address for HTTP; empty without an edge.
+        tei_grpc_address: The edge's address for TEI's gRPC; empty without it.
+        metrics_address: The address of one page with the metrics of all processes; empty without
+            it.
+        logs: The folder with a log file for each process.
+        certificates: The folder of the certificates, if the mesh uses TLS.
     """
 
     address: str

@@ -234,10 +234,11 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """A process that `shoal up` supervises. `state`: "running", "restarting", or "given up" after
-    it ended too often.
+    """A process that `shoal up` supervises.
 
-    `detail`: how it last ended, and the last line of its log; empty if it has never ended.
+    Attributes:
+        state: "running", "restarting", or "given up" after it ended too often.
+        detail: How it last ended, and the last line of its log; empty if it has never ended.
     """
 
     name: str
@@ -263,8 +264,11 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class PlacementReason:
-    """Why a worker is or is not chosen. `score`: from 1 (resident) to 0 (absent), less the share of
-    time that the worker is busy."""
+    """Why a worker is or is not chosen.
+
+    Attributes:
+        score: From 1 (resident) to 0 (absent), less the share of time that the worker is busy.
+    """
 
     worker_id: str
     pool: str

@@ -63,8 +63,9 @@ class Config:
     """A JSON object of the checkpoint. A key that is missing or null has the default; a value of
     another type is an error.
 
-    `file`: the file's path from the checkpoint's root, and the keys that lead to the object, for
-    error messages.
+    Attributes:
+        file: The file's path from the checkpoint's root, and the keys that lead to the object, for
+            error messages.
     """
 
     file: str

@@ -25,12 +25,15 @@ _FEW = 2  # adapters; up to this many, separate products are faster than masks o
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """One adapter's factors for one linear layer: x -> (x a') b. `a`: [rank, inputs]; `b`: [rank,
-    outputs], including its scale.
+    """One adapter's factors for one linear layer: x -> (x a') b.
 
     `gain` and `shift`, [outputs], for an adapter that also scales the layer's weights (DoRA): the
     layer's result y becomes y gain + shift before the product is added; the shift preserves the
     layer's bias. None: y stays.
+
+    Attributes:
+        a: [rank, inputs].
+        b: [rank, outputs], including the adapter's scale.
     """
 
     a: Tensor
@@ -53,8 +56,10 @@ class Rows:
     """The assignment of a batch's rows to adapters, for each number of rows that a layer may
     receive: all tokens, or one per sequence.
 
-    Rows without an adapter are in no segment. `memo`: a cache of masks, computed once per batch and
-    shared by all layers.
+    Rows without an adapter are in no segment.
+
+    Attributes:
+        memo: A cache of masks, computed once per batch and shared by all layers.
     """
 
     segments: Mapping[int, tuple[Segment, ...]]
@@ -103,8 +108,10 @@ def _segments(adapters: Sequence[int | None], lengths: Sequence[int]) -> tuple[S
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The updates of a batch's adapters to one linear layer. `parts`: by adapter number, for
-    adapters of this layer.
+    """The updates of a batch's adapters to one linear layer.
+
+    Attributes:
+        parts: The factors by adapter number, for adapters of this layer.
     """
 
     rows: Rows

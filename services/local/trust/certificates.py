@@ -48,8 +48,10 @@ _CLOCK_SKEW: Final = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """The holder of a certificate. `name`: for a client or admin its tenant, for the others their
-    name in logs.
+    """The holder of a certificate.
+
+    Attributes:
+        name: The tenant of a client or admin; the name in logs of other parties.
     """
 
     role: str

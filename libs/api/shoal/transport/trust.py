@@ -125,12 +125,14 @@ class Pem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files or their contents. `root_certificates` None: the system's; the certificate chain
-    and key are for mutual TLS. `server_name`: the name in the server's certificate, where it is not
-    that of the address.
+    """PEM files or their contents. The certificate chain and key are for mutual TLS.
 
     Files are read again when they change: new calls then use a new connection, those in flight
     finish on the old one.
+
+    Attributes:
+        root_certificates: The authorities to trust; None: the system's.
+        server_name: The name in the server's certificate, if it differs from the address.
     """
 
     root_certificates: str | Path | bytes | None = field(default=None, repr=False)

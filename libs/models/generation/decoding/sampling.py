@@ -48,7 +48,11 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The next token of a sampled row of scores. `step`: number of tokens generated before it."""
+    """The next token of a sampled row of scores.
+
+    Attributes:
+        step: Number of tokens generated before it.
+    """
 
     sampler: Sampler
     step: int

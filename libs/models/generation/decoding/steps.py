@@ -44,8 +44,11 @@ class StepRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The shape of a step's inputs. `sequences`: with unused slots. `width`: pages of the longest
-    possible sequence.
+    """The shape of a step's inputs.
+
+    Attributes:
+        sequences: Number of sequences, unused slots included.
+        width: Pages of the longest possible sequence.
     """
 
     sequences: int

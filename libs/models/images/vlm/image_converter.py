@@ -54,8 +54,11 @@ class ImageConverter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OneSize:
-    """Each image becomes one tower input of the training size. `mark`: the image token; `rows`:
-    rows of the connector.
+    """Each image becomes one tower input of the training size.
+
+    Attributes:
+        mark: The image token.
+        rows: Rows of the connector.
     """
 
     processing: ImageProcessing

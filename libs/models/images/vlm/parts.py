@@ -112,8 +112,9 @@ class Prompts:
 class Recalled:
     """The cached state of one job's items, for the head that will process them.
 
-    `images`: decoded images by the file's digest, if items share images, such as a query's image
-    before each document of a pair model. None: items share no images.
+    Attributes:
+        images: Decoded images by the file's digest, if items share images, such as a query's image
+            before each document of a pair model. None: items share no images.
     """
 
     head: Head
@@ -125,8 +126,10 @@ class Recalled:
 class PartsInput:
     """Converts items to sequences. Thread-safe.
 
-    `text.limit`: longest sequence. `mark`: id of the image token, which texts must not contain.
-    `most`: maximum patches of an item.
+    Attributes:
+        text: Tokenises texts; `text.limit` is the maximum tokens of a sequence.
+        mark: Id of the image token, which texts must not contain.
+        most: Maximum patches of an item.
     """
 
     text: TextProcessor

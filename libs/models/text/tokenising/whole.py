@@ -41,8 +41,11 @@ NEAR tokens of ordinary text.
 class Rows:
     """Tokens in order, special ones included.
 
-    `first` to `end`: those of the text. `starts`, `ends`: code points, meaningful for those of the
-    text alone. `word_starts`: whether a token begins a word.
+    The tokens of the text are `first` to `end`.
+
+    Attributes:
+        starts, ends: Offsets in code points, meaningful only for the tokens of the text.
+        word_starts: Whether a token begins a word.
     """
 
     ids: NDArray[np.uint32]
