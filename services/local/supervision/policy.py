@@ -37,7 +37,7 @@ class History:
     Attributes:
         ends: The times, in monotonic seconds, at which it ended within the last WINDOW_SECONDS.
         restarts: Number of restarts since the mesh started.
-        since: The time of its last restart.
+        since: The start of its last run.
         was_settled: Whether its last run was longer than SETTLED_SECONDS.
     """
 
