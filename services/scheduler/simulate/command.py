@@ -271,7 +271,7 @@ def record_command(
         Path | None, typer.Option(envvar="SHOAL_TLS_KEY", help="PEM file of its key.")
     ] = None,
 ) -> None:
-    """Record the requests of a running mesh, to be replayed: one line a job, exact to about a
+    """Record the requests of a running mesh, to be replayed: one line per job, exact to about a
     second.
     """
     recorder = record.Recorder()

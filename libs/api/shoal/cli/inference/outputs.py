@@ -1,5 +1,5 @@
-"""Writes results to files: .npy, .npz and .parquet for vectors, .jsonl for all results, one line an
-item.
+"""Writes results to files: .npy, .npz and .parquet for vectors, .jsonl for all results, one line
+per item.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def compare(
 @migrate.command()
 @connected
 def switch(open_client: OpenClient, alias: AliasName, as_json: Json = False) -> None:
-    """Let the new model answer: requests that are sent afterwards get its vectors."""
+    """Serve the alias from the new model: requests that are sent afterwards get its vectors."""
     _print_moved(open_client().aliases.switch(alias), as_json)
 
 
@@ -200,7 +200,7 @@ def rollback(open_client: OpenClient, alias: AliasName, as_json: Json = False) -
 @migrate.command()
 @connected
 def finish(open_client: OpenClient, alias: AliasName, as_json: Json = False) -> None:
-    """End a change: keep the model that answers now, and forget the other one."""
+    """End a change: keep the model that serves the alias now, and drop the other one."""
     found = open_client().aliases.finish(alias)
     if as_json:
         emit(asdict(found))
